@@ -42,10 +42,10 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from services.learner.journal.audit import audit
+from services.learner.journal.audit import audit_journal
 from services.learner.journal.integrity import CORRUPT
-from services.learner.journal.row_codec import accounts
-from services.learner.journal.schema import FILE_NAME as JOURNAL
+from services.learner.journal.row_codec import count_fates
+from services.learner.journal.schema import JOURNAL_FILE as JOURNAL
 from services.learner.journal.schema import LOST_WITH_DISK
 from tests.faults.kills.fork_server import ForkServer, fork_server, tail
 from tests.faults.kills.killed_run import Death, KilledRun
@@ -281,7 +281,7 @@ class Campaign:
 
     async def _went_on(self, run: KilledRun) -> tuple[str, str]:
         with closing(sqlite3.connect(run.run_dir / JOURNAL)) as db:
-            fates = accounts(db)
+            fates = count_fates(db)
             rows = db.execute(
                 "SELECT group_id, attempt_index, try, content_digest FROM trajectories"
             )
@@ -302,7 +302,7 @@ class Campaign:
         on, so that nobody can train them again: its books are all there is to look at.
         """
         with closing(sqlite3.connect(run.run_dir / JOURNAL)) as db:
-            books = audit(db)
+            books = audit_journal(db)
             sql = "SELECT 1 FROM sqlite_master WHERE name = 'attic'"
             if db.execute(sql).fetchone() is None:
                 return "" if books.holds else str(books)

@@ -153,11 +153,11 @@ async def _gateway_call(
 ) -> Call:
     key = AttemptKey("benchmark", attempt, 0)
     request = OpenRequest(key, json.dumps(TASK), opening=1, budget_s=600.0)
-    episode = await stack.enter_async_context(environment.open(request))
+    episode = await stack.enter_async_context(environment.open_episode(request))
     arguments = json.dumps(ARGUMENTS)
 
     async def call() -> None:
-        result = await episode.call(NAME, arguments, 30.0)
+        result = await episode.call_tool(NAME, arguments, 30.0)
         assert result.outcome == "ok", result
 
     return call

@@ -25,12 +25,12 @@ from typing import Any
 import numpy as np
 
 from services.learner.groups.types import GroupSpec, Lease, Purpose
-from services.learner.journal.connection import connect
-from services.learner.journal.progress_mark import FILE_NAME as MARK
-from services.learner.journal.progress_mark import Mark, Position
-from services.learner.journal.schema import FILE_NAME, Plan
-from services.learner.journal.startup_check import check
-from services.learner.journal.store import Journal, hold, open_journal
+from services.learner.journal.connection import connect_journal
+from services.learner.journal.progress_mark import MARK_FILE as MARK
+from services.learner.journal.progress_mark import Position, ProgressMark
+from services.learner.journal.schema import JOURNAL_FILE, Plan
+from services.learner.journal.startup_check import check_journal
+from services.learner.journal.store import Journal, lock_journal, open_journal
 from services.learner.sampling.tasks import Task
 from services.learner.trajectory import Trajectory, TurnTiming, content_digest
 from services.learner.types import AttemptKey, Author, PolicyId, Span, StopReason
@@ -41,16 +41,16 @@ TOKENS, TURNS = 2000, 12
 POLICY = PolicyId(1, 0, b"f" * 16)
 
 
-class TimedMark(Mark):
+class TimedMark(ProgressMark):
     """A mark that knows how long each of its notes took."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
         self.seconds: list[float] = []
 
-    def note(self, position: Position) -> None:
+    def note_commit(self, position: Position) -> None:
         began = time.perf_counter()
-        super().note(position)
+        super().note_commit(position)
         self.seconds.append(time.perf_counter() - began)
 
 
@@ -84,10 +84,10 @@ async def fill(journal: Journal, trajectories: int) -> list[float]:
     for number in range(trajectories // GROUP):
         spec = spec_of(number)
         lease = Lease(spec.group_id, spec, (), POLICY, "w0", 0.0)
-        await journal.leased(lease, "i", spec.group_id, 1)
+        await journal.add_lease(lease, "i", spec.group_id, 1)
         made = [trajectory_of(spec.group_id, index) for index in range(GROUP)]
         began = time.perf_counter()
-        await asyncio.gather(*(journal.receive(each) for each in made))
+        await asyncio.gather(*(journal.add_trajectory(each) for each in made))
         seconds.append(time.perf_counter() - began)
         groups.append(spec.group_id)
         if len(groups) == STEP:
@@ -100,7 +100,7 @@ async def fill(journal: Journal, trajectories: int) -> list[float]:
 
 def pages_s(path: Path) -> float:
     began = time.perf_counter()
-    with closing(connect(path, read_only=True)) as db:
+    with closing(connect_journal(path, read_only=True)) as db:
         db.execute("PRAGMA integrity_check").fetchall()
     return time.perf_counter() - began
 
@@ -108,11 +108,11 @@ def pages_s(path: Path) -> float:
 async def measured(folder: Path, trajectories: int) -> dict[str, Any]:
     await open_journal(folder).close()
     mark = TimedMark(folder / MARK)
-    journal = Journal(folder / FILE_NAME, mark, hold(folder))
+    journal = Journal(folder / JOURNAL_FILE, mark, lock_journal(folder))
     commits = await fill(journal, trajectories)
     await journal.close()
     began, cpu = time.perf_counter(), time.process_time()
-    found = check(folder, limit_s=3600)
+    found = check_journal(folder, limit_s=3600)
     start_s, cpu_s = time.perf_counter() - began, time.process_time() - cpu
     assert found.position is not None and found.position.acknowledged == trajectories
     commit, noted = statistics.median(commits), statistics.median(mark.seconds)
@@ -122,9 +122,9 @@ async def measured(folder: Path, trajectories: int) -> dict[str, Any]:
         "mark_share": round(noted / commit, 2),
         "start_s": round(start_s, 2),
         "start_cpu_us": round(1e6 * cpu_s / trajectories, 1),
-        "pages_share": round(pages_s(folder / FILE_NAME) / start_s, 2),
+        "pages_share": round(pages_s(folder / JOURNAL_FILE) / start_s, 2),
         "trajectories": trajectories,
-        "journal_mb": round((folder / FILE_NAME).stat().st_size / 1e6),
+        "journal_mb": round((folder / JOURNAL_FILE).stat().st_size / 1e6),
     }
 
 

@@ -35,7 +35,7 @@ from flotilla.launcher.v1.run_service_pb2_grpc import RunServiceStub
 from services.common import rpc
 from services.launcher import launcher_address
 from services.launcher.security import certificates
-from services.launcher.store.ledger import Store
+from services.launcher.store.ledger import Ledger
 from tests.launcher.harness import spec
 
 ROOT = Path(__file__).parents[1]
@@ -52,7 +52,7 @@ class Bench:
     """A launcher that runs, and a run of it."""
 
     runs: Path
-    address: launcher_address.Address
+    address: launcher_address.LauncherAddress
     stub: Any
     run_id: str = ""
     waited: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
@@ -87,9 +87,9 @@ async def launcher() -> AsyncGenerator[Bench]:
             await process.wait()
 
 
-def address_of(runs: Path) -> launcher_address.Address:
+def address_of(runs: Path) -> launcher_address.LauncherAddress:
     deadline = time.monotonic() + DEADLINE_S
-    while (address := launcher_address.read(runs)) is None:
+    while (address := launcher_address.read_address(runs)) is None:
         if time.monotonic() > deadline:
             raise RuntimeError("the launcher does not serve")
         time.sleep(0.05)
@@ -111,10 +111,10 @@ async def begin(bench: Bench) -> None:
 async def heart(bench: Bench) -> AsyncGenerator[Call]:
     """Heartbeats at the run's own registry, as of a rollout that somebody has started by hand."""
     member, store = (
-        certificates.load_run(bench.runs, bench.run_id),
-        Store(bench.runs / "launcher.sqlite"),
+        certificates.load_identity(bench.runs, bench.run_id),
+        Ledger(bench.runs / "launcher.sqlite"),
     )
-    stored = store.get(bench.run_id)
+    stored = store.get_run(bench.run_id)
     store.close()
     assert member is not None and stored is not None
     who: dict[str, Any] = {"run_id": bench.run_id, "service": "rollout", "replica": 9}

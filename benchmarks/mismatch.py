@@ -24,12 +24,12 @@ from services.learner.config.rank import RankConfig
 from services.learner.guard.dtype_bounds import BOUNDS
 from services.learner.guard.probes import probe_batch
 from services.learner.guard.types import Probe, ProbeResult
-from services.learner.rank.compare_command import Comparing
-from services.learner.rank.model import load
+from services.learner.rank.compare_command import CompareCommand
+from services.learner.rank.model import load_policy
 from services.learner.rank.publish import WeightSlots
 from services.learner.types import TrainBatch
 from services.rollout.adapters.vllm import VllmEngine
-from services.rollout.adapters.vllm_options import Model
+from services.rollout.adapters.vllm_options import ServedModel
 from services.rollout.config.rollout import EngineConfig
 from services.rollout.types import PolicyId, Publication, Sampling
 
@@ -65,14 +65,14 @@ async def measure(
     """Print one line for each temperature."""
     length = min(512, AutoConfig.from_pretrained(str(model)).max_position_embeddings)
     config = PolicyConfig(model=str(model), dtype=dtype, max_model_len=length)
-    policy = load(config, rank)
-    engine = await VllmEngine.start(settings, served(config))
+    policy = load_policy(config, rank)
+    engine = await VllmEngine.start_engine(settings, served(config))
     try:
         with tempfile.TemporaryDirectory() as folder:
             slots = WeightSlots(
                 policy.named_parameters(), policy.compute_dtype, Path(folder), "bench"
             )
-            path, fingerprint, manifest = slots.write(0)
+            path, fingerprint, manifest = slots.write_version(0)
             publication = Publication(
                 policy=PolicyId(1, 0, fingerprint),
                 manifest=manifest,
@@ -82,19 +82,19 @@ async def measure(
                 canary_token_ids=np.zeros(0, np.int32),
                 timeout_s=60.0,
             )
-            await engine.load(publication, path)
-            comparing = Comparing(policy, slots, config, rank)
+            await engine.load_weights(publication, path)
+            comparing = CompareCommand(policy, slots, config, rank)
             for temperature in (1.0, 0.7):
                 batch = await sampled(engine, model, samples, temperature, length)
-                found = comparing.compare(batch, 0, diagnose=False).versions[0]
+                found = comparing.run_comparison(batch, 0, diagnose=False).versions[0]
                 show(dtype, temperature, found)
     finally:
         await engine.close()
 
 
-def served(config: PolicyConfig) -> Model:
+def served(config: PolicyConfig) -> ServedModel:
     tokenizer: Any = AutoTokenizer.from_pretrained(config.model)
-    return Model(Path(config.model), config, [tokenizer.convert_tokens_to_ids("<|im_end|>")])
+    return ServedModel(Path(config.model), config, [tokenizer.convert_tokens_to_ids("<|im_end|>")])
 
 
 async def sampled(

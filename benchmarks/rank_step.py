@@ -34,7 +34,7 @@ from services.common.spec import PolicyConfig
 from services.learner.config.algorithm import AlgorithmConfig
 from services.learner.config.learner import OptimizerConfig
 from services.learner.config.rank import RankConfig
-from services.learner.rank.model import Policy, load
+from services.learner.rank.model import Policy, load_policy
 from services.learner.rank.optimizer import Optimizer
 from services.learner.rank.step import Trainer
 from services.learner.types import TrainBatch, TrainSequence
@@ -118,7 +118,7 @@ def train(shape: str, given: argparse.Namespace, peak: float) -> dict[str, Any]:
         resident = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
         started = time.monotonic()
-        result = trainer.train(random_batch(step, given.attempts, given.length), lr=1e-6)
+        result = trainer.train_step(random_batch(step, given.attempts, given.length), lr=1e-6)
         torch.cuda.synchronize()
         seconds.append(time.monotonic() - started)
         if result.skipped:
@@ -158,7 +158,7 @@ def loaded(shape: str, length: int, folder: Path, rank: RankConfig) -> Policy:
     del model
     torch.cuda.empty_cache()
     policy = PolicyConfig(model=str(folder), dtype="bfloat16", max_model_len=length)
-    return load(policy, rank)
+    return load_policy(policy, rank)
 
 
 def random_batch(step: int, attempts: int, length: int) -> TrainBatch:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from services.common.config import load_spec, parse
+from services.common.config import load_spec, parse_config
 from services.env_gateway.config.gateway import EnvGatewayConfig
 from services.env_gateway.episodes.task_format import parse_task
 from services.env_gateway.grading.grader import load_digests
@@ -25,7 +25,7 @@ def test_every_section_of_the_example_is_valid() -> None:
         ("rollout", RolloutConfig),
         ("learner", LearnerConfig),
     ):
-        parse(section, spec[name], where=name)
+        parse_config(section, spec[name], where=name)
 
 
 @pytest.mark.parametrize("task", TASKS, ids=lambda task: str(task["key"]))

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 
 import pytest
 
-from services.common.config import Model, canonical_json, parse
+from services.common.config import ConfigModel, canonical_json, parse_config
 from services.common.errors import ConfigError
 from services.common.spec import SharedConfig
 from services.env_gateway.config.gateway import EnvGatewayConfig
@@ -16,7 +16,7 @@ from services.launcher.config.launcher import LauncherConfig
 from services.learner.config.learner import LearnerConfig
 from services.rollout.config.rollout import RolloutConfig
 
-ROOTS: dict[str, type[Model]] = {
+ROOTS: dict[str, type[ConfigModel]] = {
     "": SharedConfig,
     "env_gateway": EnvGatewayConfig,
     "rollout": RolloutConfig,
@@ -94,7 +94,7 @@ class Number:
     def refusal(self, value: Any) -> str:
         """What is said against a value; empty when it is taken."""
         try:
-            parse(ROOTS[self.root], self.wrap(value), where="spec", section=self.root)
+            parse_config(ROOTS[self.root], self.wrap(value), where="spec", section=self.root)
         except ConfigError as error:
             problems = str(error).splitlines()[1:]
             assert all(self.key in problem for problem in problems), f"{value}: {error}"
@@ -112,7 +112,7 @@ def _member(table: str, name: str, outer: Callable[[Any], Any], value: Any) -> A
 
 def numbers(root: str, annotation: Any, key: str, wrap: Callable[[Any], Any]) -> Iterator[Number]:
     origin, inner = get_origin(annotation), get_args(annotation)
-    if isinstance(annotation, type) and issubclass(annotation, Model):
+    if isinstance(annotation, type) and issubclass(annotation, ConfigModel):
         for name, field in annotation.model_fields.items():
             down = partial(_member, key, name, wrap)
             yield from numbers(root, field.annotation, _joined(key, name), down)
@@ -138,7 +138,7 @@ def numbers(root: str, annotation: Any, key: str, wrap: Callable[[Any], Any]) ->
 
 
 def _is_table(annotation: Any) -> bool:
-    return isinstance(annotation, type) and issubclass(annotation, Model)
+    return isinstance(annotation, type) and issubclass(annotation, ConfigModel)
 
 
 NUMBERS = [
@@ -195,7 +195,7 @@ def test_a_number_that_json_cannot_say_is_named_by_its_whole_key() -> None:
 def test_a_clip_below_no_ratio_and_a_run_of_no_steps_are_refused() -> None:
     table = {**SCAFFOLD["learner"], "steps": 0, "algorithm": {"clip_low": 1.5}}
     with pytest.raises(ConfigError) as caught:
-        parse(LearnerConfig, table, where="spec", section="learner")
+        parse_config(LearnerConfig, table, where="spec", section="learner")
     assert "learner.steps: Input should be greater than or equal to 1; got 0" in str(caught.value)
     assert "learner.algorithm.clip_low: Input should be less than or equal to 1; got 1.5" in str(
         caught.value

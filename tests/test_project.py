@@ -10,7 +10,7 @@ from typing import Any, get_args
 
 import pytest
 
-from services.common.config import Model, canonical_json, load_spec
+from services.common.config import ConfigModel, canonical_json, load_spec
 from services.launcher import plan as plans
 from services.launcher.control import spec_check
 from tools.requirements import pins
@@ -53,7 +53,7 @@ def test_openenv_has_an_environment_with_the_mcp_that_it_needs() -> None:
     assert versions["mcp"].startswith("1.")
 
 
-def config_models(service: str) -> Iterator[type[Model]]:
+def config_models(service: str) -> Iterator[type[ConfigModel]]:
     """Those that the modules of a service's `config` name, and those that their fields hold."""
     package = importlib.import_module(f"services.{service}.config")
     names = [module.name for module in pkgutil.iter_modules(package.__path__)]
@@ -63,7 +63,11 @@ def config_models(service: str) -> Iterator[type[Model]]:
     while waiting:
         value = waiting.pop()
         waiting += get_args(value)
-        if not isinstance(value, type) or not issubclass(value, Model) or value in seen | {Model}:
+        if (
+            not isinstance(value, type)
+            or not issubclass(value, ConfigModel)
+            or value in seen | {ConfigModel}
+        ):
             continue
         seen.add(value)
         waiting += [field.annotation for field in value.model_fields.values()]
@@ -99,8 +103,8 @@ SPECS = sorted(p for p in (ROOT / "deploy/runs").glob("*.toml") if p.stem != "vl
 
 @pytest.mark.parametrize("path", SPECS, ids=lambda path: path.stem)
 async def test_every_run_spec_is_valid_for_every_service(path: Path) -> None:
-    plan = plans.read_spec(canonical_json(load_spec(path)))
-    await spec_check.check(plan)
+    plan = plans.parse_spec(canonical_json(load_spec(path)))
+    await spec_check.check_spec(plan)
 
 
 def test_every_command_line_option_has_a_reader() -> None:

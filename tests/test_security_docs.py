@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
 
-from services.common.config import Model
+from services.common.config import ConfigModel
 from services.env_gateway.config.gateway import EnvGatewayConfig
 from services.launcher.config.launcher import LauncherConfig
 from services.learner.config.learner import IntakeConfig, LearnerConfig
@@ -15,11 +15,11 @@ PAGE = (ROOT / "docs/security.md").read_text()
 SECTIONS = {"env_gateway": EnvGatewayConfig, "launcher": LauncherConfig, "learner": LearnerConfig}
 
 
-def keys_of(cls: type[Model], prefix: str) -> Iterator[str]:
+def keys_of(cls: type[ConfigModel], prefix: str) -> Iterator[str]:
     for name, field in cls.model_fields.items():
         yield f"{prefix}.{name}"
         for each in (field.annotation, *get_args(field.annotation)):
-            if isinstance(each, type) and issubclass(each, Model):
+            if isinstance(each, type) and issubclass(each, ConfigModel):
                 yield from keys_of(each, f"{prefix}.{name}")
 
 

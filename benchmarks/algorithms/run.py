@@ -15,7 +15,7 @@ from environments.scenario import Scenario, data_id, scenario
 from services.common.spec import PolicyConfig
 from services.learner.config.learner import OptimizerConfig
 from services.learner.config.rank import RankConfig
-from services.learner.rank.model import Policy, load
+from services.learner.rank.model import Policy, load_policy
 from services.learner.rank.optimizer import Optimizer, learning_rate
 from services.learner.rank.step import Trainer
 from services.learner.types import StopReason, TrainBatch, TrainSequence
@@ -60,7 +60,7 @@ def train(case: Case, seed: int, plan: Plan, folder: Path) -> list[float]:
     torch.set_num_threads(1)
     torch.manual_seed(seed)
     rank = RankConfig()
-    policy = load(PolicyConfig(model=str(folder), dtype="float32", max_model_len=512), rank)
+    policy = load_policy(PolicyConfig(model=str(folder), dtype="float32", max_model_len=512), rank)
     optimizer = Optimizer(policy.named_parameters(), OPTIMIZER)
     trainer = Trainer(policy, optimizer, case.algorithm, rank)
     sampler = Sampler(folder, seed)
@@ -68,7 +68,7 @@ def train(case: Case, seed: int, plan: Plan, folder: Path) -> list[float]:
     scores: list[float] = []
     for step in range(1, plan.steps + 1):
         batch = train_batch(step, waiting.popleft())
-        trainer.train(batch, learning_rate(OPTIMIZER, step, plan.steps))
+        trainer.train_step(batch, learning_rate(OPTIMIZER, step, plan.steps))
         sampler.adopt(policy)
         if step in plan.evaluated:
             scores.append(sampler.score())

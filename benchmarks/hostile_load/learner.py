@@ -9,10 +9,10 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from services.common.config import parse
+from services.common.config import parse_config
 from services.common.spec import SharedConfig
 from services.learner.app import run_learner
-from services.learner.dependencies import Vendors
+from services.learner.dependencies import LearnerDependencies
 from services.learner.ranks.fake import FakeRanks
 from services.learner.tracking.adapters.jsonl import JsonlTracker
 from tests.learner.support import TOKENIZER, free_port, make_config, make_runtime
@@ -27,10 +27,12 @@ async def main(folder: Path) -> None:
     )
     address = f"127.0.0.1:{free_port()}"
     runtime = make_runtime(folder, config, listen=address)
-    runtime = replace(runtime, shared=parse(SharedConfig, SHARED, where="benchmark"))
+    runtime = replace(runtime, shared=parse_config(SharedConfig, SHARED, where="benchmark"))
     tracker = JsonlTracker(folder / "run" / "metrics.jsonl")
     print(json.dumps({"address": address}), flush=True)
-    await run_learner(runtime, Vendors(FakeRanks(folder / "weights"), tracker, TOKENIZER))
+    await run_learner(
+        runtime, LearnerDependencies(FakeRanks(folder / "weights"), tracker, TOKENIZER)
+    )
 
 
 if __name__ == "__main__":

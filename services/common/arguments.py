@@ -12,7 +12,7 @@ from typing import Any
 from pydantic_core import PydanticUndefined
 
 from services.common.auth import check_token
-from services.common.config import Model
+from services.common.config import ConfigModel
 from services.common.errors import ConfigError
 from services.common.tls import CA_FILE, CERTIFICATE_FILE, KEY_FILE, TLS_VARIABLE
 
@@ -42,9 +42,11 @@ class Arguments:
 
 
 def parse_arguments(
-    service: str, config_cls: type[Model], doc: str, argv: Sequence[str]
+    service: str, config_cls: type[ConfigModel], doc: str, argv: Sequence[str]
 ) -> Arguments:
-    """Exits with code 2 and a message on a wrong command line, as argparse does."""
+    """Parse a command line.
+
+    A wrong one ends the process with code 2 and a message, as argparse does."""
     parser = _parser(service, config_cls, doc)
     known, rest = parser.parse_known_args(argv)
     for word in rest:
@@ -70,7 +72,7 @@ def parse_arguments(
 
 
 def read_token(file: Path | None) -> str:
-    """The bearer token from `file`, else from the environment. Raises ConfigError."""
+    """Return the bearer token from `file`, else from the environment. Raises ConfigError."""
     if file is None:
         token = os.environ.get(TOKEN_VARIABLE, "")
         if not token:
@@ -85,7 +87,7 @@ def read_token(file: Path | None) -> str:
         raise ConfigError(f"cannot read the token file {file}: {error}") from error
 
 
-def _parser(service: str, config_cls: type[Model], doc: str) -> argparse.ArgumentParser:
+def _parser(service: str, config_cls: type[ConfigModel], doc: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=f"python -m services.{service}",
         description=doc,
@@ -103,49 +105,56 @@ def _parser(service: str, config_cls: type[Model], doc: str) -> argparse.Argumen
     )
     add("--check-config", action="store_true", help="say whether the spec is valid, and exit")
     add("--print-config", action="store_true", help="print its own part, whole, as JSON, and exit")
-    add("--run-id", type=_run_id, help="default: the spec's name and the time")
+    add("--run-id", type=_parse_run_id, help="default: the spec's name and the time")
     add("--run-dir", type=Path, help="where files of the run go (default: runs/RUN_ID)")
-    add("--replica", type=_replica, default=0, help="number of this process among its equals")
+    add("--replica", type=_parse_replica, default=0, help="number of this process among its equals")
     listen_help = "port 0 = a free one; beyond loopback only with TLS"
     add("--listen", default="127.0.0.1:0", metavar="HOST:PORT", help=listen_help)
     reached_help = "where others reach this machine, if not at the address listened on"
-    add("--advertise", type=_advertise, metavar="HOST[:PORT]", help=reached_help)
+    add("--advertise", type=_parse_advertise, metavar="HOST[:PORT]", help=reached_help)
     add("--metrics-listen", metavar="HOST:PORT", help="serve Prometheus metrics there")
     add("--registry", metavar="HOST:PORT", help="the launcher; tells where peers are")
     peer_help = "address of another service, in place of a registry; repeatable"
-    add("--peer", type=_peer, action="append", default=[], metavar="NAME=HOST:PORT", help=peer_help)
+    add(
+        "--peer",
+        type=_parse_peer,
+        action="append",
+        default=[],
+        metavar="NAME=HOST:PORT",
+        help=peer_help,
+    )
     add("--token-file", type=Path, help=f"bearer token of the run (default: ${TOKEN_VARIABLE})")
     tls_help = f"folder with {CA_FILE}, {CERTIFICATE_FILE}, {KEY_FILE} (default: ${TLS_VARIABLE})"
     add("--tls-dir", type=Path, help=tls_help)
     return parser
 
 
-def _run_id(text: str) -> str:
+def _parse_run_id(text: str) -> str:
     if not _RUN_ID.fullmatch(text):
         raise argparse.ArgumentTypeError("use up to 128 of a-z 0-9 . _ -, a letter or digit first")
     return text
 
 
-def _replica(text: str) -> int:
+def _parse_replica(text: str) -> int:
     if not text.isdecimal():
         raise argparse.ArgumentTypeError("use a whole number from 0")
     return int(text)
 
 
-def _peer(text: str) -> tuple[str, str]:
+def _parse_peer(text: str) -> tuple[str, str]:
     name, equals, address = text.partition("=")
     if not equals or not name or not address.rpartition(":")[2].isdecimal():
         raise argparse.ArgumentTypeError("write NAME=HOST:PORT, as in learner=127.0.0.1:7000")
     return name, address
 
 
-def _advertise(text: str) -> str:
+def _parse_advertise(text: str) -> str:
     if not text or any(character.isspace() or character in "/@" for character in text):
         raise argparse.ArgumentTypeError("write HOST or HOST:PORT, as in 203.0.113.7")
     return text
 
 
-def _epilog(service: str, config_cls: type[Model]) -> str:
+def _epilog(service: str, config_cls: type[ConfigModel]) -> str:
     keys = [f"  --{service}.{key}={value}" for key, value in _keys(config_cls)]
     return "\n".join(
         [
@@ -159,10 +168,10 @@ def _epilog(service: str, config_cls: type[Model]) -> str:
     )
 
 
-def _keys(config_cls: type[Model]) -> Iterator[tuple[str, str]]:
+def _keys(config_cls: type[ConfigModel]) -> Iterator[tuple[str, str]]:
     for name, field in config_cls.model_fields.items():
         annotation: Any = field.annotation
-        if isinstance(annotation, type) and issubclass(annotation, Model):
+        if isinstance(annotation, type) and issubclass(annotation, ConfigModel):
             for key, value in _keys(annotation):
                 yield f"{name}.{key}", value
         elif field.default is PydanticUndefined:

@@ -14,7 +14,9 @@ _TOKEN = re.compile(r"[A-Za-z0-9._~+/=-]{16,512}")
 
 
 def check_token(token: str) -> str:
-    """`token` if it can be a bearer token; raises ConfigError, which does not repeat it."""
+    """Return `token` if it can be a bearer token.
+
+    Raises ConfigError, which does not repeat it."""
     if not _TOKEN.fullmatch(token):
         raise ConfigError(
             "the token must be 16-512 characters of A-Z a-z 0-9 . _ ~ + / = - without spaces or"
@@ -25,18 +27,18 @@ def check_token(token: str) -> str:
 
 
 def bearer(token: str) -> str:
-    """The value of the authorization header."""
+    """Return the value of the authorization header."""
     return f"Bearer {check_token(token)}"
 
 
 class Authenticator:
-    """Compares what a call brought with the one token, in constant time."""
+    """The check that a call carries the one token; comparisons take constant time."""
 
     def __init__(self, token: str) -> None:
         self._expected = bearer(token).encode()
 
     def check(self, metadata: Iterable[tuple[str, str | bytes]]) -> None:
-        """Raises ServiceError UNAUTHENTICATED unless exactly the right token is there, once."""
+        """Raise ServiceError UNAUTHENTICATED unless exactly the right token is there, once."""
         given = [value for key, value in metadata if key == HEADER]
         if len(given) == 1:
             value = given[0]

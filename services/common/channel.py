@@ -21,7 +21,7 @@ MetadataSource = Callable[[], Mapping[str, str]]
 
 
 class CallDefaults:
-    """What is added to each call that leaves a channel."""
+    """Token, metadata and deadlines that are added to each call of a channel."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class CallDefaults:
         pairs: list[tuple[str, str | bytes]] = [self._authorization]
         if self._metadata is not None:
             pairs.extend(self._metadata().items())
-        traceparent = trace.outgoing()
+        traceparent = trace.current_traceparent()
         if traceparent is not None:
             pairs.append((trace.HEADER, traceparent))
         if given:
@@ -50,10 +50,9 @@ class CallDefaults:
 
 
 class Channel(grpc.aio.Channel):
-    """Delegates to the channel that `current` returns at the time of each call.
+    """Delegate of the channel that `current` returns at the time of each call.
 
-    A stub made once thereby follows a peer that comes back under another address.
-    """
+    A stub made once thereby follows a peer that comes back under another address."""
 
     def __init__(self, current: Callable[[], grpc.aio.Channel], defaults: CallDefaults) -> None:
         self._current = current

@@ -1,8 +1,7 @@
-"""The environment that a process of ours starts another one with: what is allowed, and no more.
+"""The environment of child processes: the variables that are allowed, and no more.
 
 Everything that starts a process takes it from here (tests/common/test_process_starts.py): a
-variable that nobody has thought of stays where it is.
-"""
+variable that nobody has thought of stays where it is."""
 
 import os
 import re
@@ -44,14 +43,13 @@ _OURS = (
 def child_environment(
     *also: str, ours: bool = False, environ: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """Return what of `environ`, that of this process unless given, a child gets.
+    """Return the part of `environ` that a child gets; the default is this process's environment.
 
     `ours` is for a process of this project, and adds what engines and ranks read. `also` names
-    variables that this child has a use for, secrets among them; `NAME_*` is all that begin so.
-    """
+    variables that this child has a use for, secrets among them; `NAME_*` is all that begin so."""
     given = os.environ if environ is None else environ
-    common = _pattern((*_ANYBODY, *_OURS) if ours else _ANYBODY)
-    named = _pattern(also)
+    common = _compile_names((*_ANYBODY, *_OURS) if ours else _ANYBODY)
+    named = _compile_names(also)
     return {
         name: value
         for name, value in given.items()
@@ -75,10 +73,12 @@ def seen_by_children(*also: str) -> Generator[None]:
 
 
 @cache
-def _pattern(names: tuple[str, ...]) -> re.Pattern[str]:
+def _compile_names(names: tuple[str, ...]) -> re.Pattern[str]:
     return re.compile("|".join(re.escape(name).replace(r"\*", ".*") for name in names) or r"(?!)")
 
 
 def _is_secret(name: str, value: str) -> bool:
-    """By its name; but a file that holds a secret is none, and neither is a number of tokens."""
+    """Judge a variable by its name and its value.
+
+    The path of a file that holds a secret is none, and neither is a number of tokens."""
     return is_secret_name(name) and bool(secret_values({name: value}))

@@ -17,7 +17,7 @@ import pydantic
 from pydantic_core import ErrorDetails
 
 from services.common.errors import ConfigError
-from services.common.spec_files import find_files
+from services.common.spec_files import resolve_spec_files
 
 SECRET_KEY = re.compile(r"token|secret|password|api_?key|webhook", re.IGNORECASE)
 # A spec that nobody has to write to a file for another process.
@@ -25,8 +25,8 @@ STANDARD_INPUT = Path("-")
 _SHOWN_CHARACTERS = 80
 
 
-class Model(pydantic.BaseModel):
-    """Base of every configuration table: frozen, and nothing passes that it does not name."""
+class ConfigModel(pydantic.BaseModel):
+    """Base of every configuration table: frozen, and closed to keys that it does not name."""
 
     model_config = pydantic.ConfigDict(
         frozen=True,
@@ -37,18 +37,17 @@ class Model(pydantic.BaseModel):
     )
 
 
-M = TypeVar("M", bound=Model)
+M = TypeVar("M", bound=ConfigModel)
 
 
 def load_spec(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """The run spec in `path` (TOML, or JSON by its suffix; `-` is JSON on standard input) with
-    `--a.b=value` overrides applied.
+    """Load the run spec in `path` and apply `--a.b=value` overrides to it.
 
-    `{seed}` inside any string becomes the value of the top-level key `seed`, and a file that lies
-    beside the spec is named from here. Raises ConfigError.
-    """
+    The file is TOML, or JSON by its suffix; `-` is JSON on standard input. `{seed}` inside any
+    string becomes the value of the top-level key `seed`, and a file that lies beside the spec is
+    named from here. Raises ConfigError."""
     spec = _read(path)
-    find_files(spec, path.parent)
+    resolve_spec_files(spec, path.parent)
     for override in overrides:
         apply_override(spec, override)
     seed = spec.get("seed", 0)
@@ -57,31 +56,32 @@ def load_spec(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
     return spec
 
 
-def parse(cls: type[M], data: Mapping[str, Any], *, where: str, section: str = "") -> M:
-    """`data` as a `cls`. Types are strict (`"8"` is no number); raises ConfigError listing every
-    problem with the dotted name of its key, as one types it: `section` is the name of the table
-    that `data` is, and `where` names the file."""
+def parse_config(cls: type[M], data: Mapping[str, Any], *, where: str, section: str = "") -> M:
+    """Parse `data` as a `cls`. Types are strict: `"8"` is no number.
+
+    Raises ConfigError, which lists every problem with the dotted name of its key, as one types it:
+    `section` is the name of the table that `data` is, and `where` names the file."""
     prefix = tuple(section.split(".")) if section else ()
     try:
-        text = _dumped(_table_of(data, prefix, where), where, prefix)
+        text = _dump_json(_table_of(data, prefix, where), where, prefix)
         return cls.model_validate_json(text, strict=True)
     except pydantic.ValidationError as error:
         problems = error.errors(include_url=False, include_context=False)
-    raise _refusal(where, [_problem(cls, problem, prefix) for problem in problems])
+    raise _refusal(where, [_describe_problem(cls, problem, prefix) for problem in problems])
 
 
 def canonical_json(spec: Mapping[str, Any], *, where: str = "spec") -> str:
-    """The one JSON text of a spec: sorted keys, no spaces, finite numbers only."""
-    return _dumped(spec, where, ())
+    """Return the one JSON text of a spec: sorted keys, no spaces, finite numbers only."""
+    return _dump_json(spec, where, ())
 
 
-def _dumped(spec: Mapping[str, Any], where: str, prefix: Sequence[str]) -> str:
+def _dump_json(spec: Mapping[str, Any], where: str, prefix: Sequence[str]) -> str:
     try:
         return json.dumps(
             spec, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
         )
     except (TypeError, ValueError) as error:
-        unfit = [f"{'.'.join((*prefix, *key))}: {why}" for key, why in _unfit(spec)]
+        unfit = [f"{'.'.join((*prefix, *key))}: {why}" for key, why in _find_unfit(spec)]
         raise _refusal(where, unfit or [f"not expressible as JSON: {error}"]) from error
 
 
@@ -92,14 +92,14 @@ def _table_of(data: Any, prefix: Sequence[str], where: str) -> Mapping[str, Any]
     raise _refusal(where, [f"{name}: expected a table; got {_shown(data)}"])
 
 
-def _unfit(value: Any, key: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Each value that JSON has no word for, with its key and what to do."""
+def _find_unfit(value: Any, key: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Yield the key of each value that JSON cannot express, and what to do about it."""
     if isinstance(value, Mapping):
         for name, item in value.items():
-            yield from _unfit(item, (*key, str(name)))
+            yield from _find_unfit(item, (*key, str(name)))
     elif isinstance(value, list | tuple):
         for number, item in enumerate(value):
-            yield from _unfit(item, (*key, str(number)))
+            yield from _find_unfit(item, (*key, str(number)))
     elif isinstance(value, float) and not math.isfinite(value):
         yield key, f"must be a finite number; got {value} (leave the key out for its default)"
     elif isinstance(value, date | time):
@@ -107,12 +107,12 @@ def _unfit(value: Any, key: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, .
 
 
 def spec_sha256(spec: Mapping[str, Any]) -> bytes:
-    """The identity of a spec: SHA-256 of its canonical JSON."""
+    """Return the identity of a spec: SHA-256 of its canonical JSON."""
     return hashlib.sha256(canonical_json(spec).encode()).digest()
 
 
 def did_you_mean(word: str, known: Sequence[str]) -> str:
-    """The end of an error message about an unknown name."""
+    """Return the end of an error message about an unknown name."""
     close = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
     if close:
         return f"; did you mean {close[0]!r}?"
@@ -147,18 +147,18 @@ def apply_override(spec: dict[str, Any], override: str) -> None:
     for depth, part in enumerate(parts[:-1]):
         where = ".".join(parts[: depth + 1])
         if isinstance(node, list):
-            node = node[_index(node, part, override)]
+            node = node[_parse_index(node, part, override)]
         else:
             node = node.setdefault(part, {})
         if not isinstance(node, dict | list):
             raise ConfigError(f"override {override!r}: {where} is a value, not a table")
     if isinstance(node, list):
-        node[_index(node, parts[-1], override)] = _value(text)
+        node[_parse_index(node, parts[-1], override)] = _parse_value(text)
     else:
-        node[parts[-1]] = _value(text)
+        node[parts[-1]] = _parse_value(text)
 
 
-def _index(items: list[Any], part: str, override: str) -> int:
+def _parse_index(items: list[Any], part: str, override: str) -> int:
     if not part.isdecimal() or int(part) >= len(items):
         raise ConfigError(
             f"override {override!r}: {part!r} is not one of the {len(items)} indices of the list"
@@ -166,8 +166,8 @@ def _index(items: list[Any], part: str, override: str) -> int:
     return int(part)
 
 
-def _value(text: str) -> Any:
-    """A TOML value where `text` is one, else the text itself."""
+def _parse_value(text: str) -> Any:
+    """Return a TOML value where `text` is one, else the text itself."""
     try:
         parsed = tomllib.loads(f"value = {text}")
     except (ValueError, RecursionError):
@@ -192,16 +192,18 @@ def _refusal(where: str, problems: Sequence[str]) -> ConfigError:
     return ConfigError("\n".join([f"{where}: {count}", *(f"  {each}" for each in problems)]))
 
 
-def _problem(cls: type[Model], error: ErrorDetails, prefix: Sequence[str]) -> str:
+def _describe_problem(cls: type[ConfigModel], error: ErrorDetails, prefix: Sequence[str]) -> str:
     location = error["loc"]
     name = ".".join(str(part) for part in (*prefix, *location)) or "(top level)"
     if error["type"] == "extra_forbidden":
-        return f"{name}: unknown key{did_you_mean(str(location[-1]), _fields(cls, location[:-1]))}"
+        return (
+            f"{name}: unknown key{did_you_mean(str(location[-1]), _known_keys(cls, location[:-1]))}"
+        )
     if error["type"] == "missing":
         return f"{name}: missing; it has no default"
     message = error["msg"].removeprefix("Value error, ")
     key, colon, rest = message.partition(": ")
-    if colon and key.partition(".")[0] in _fields(cls, location):
+    if colon and key.partition(".")[0] in _known_keys(cls, location):
         # A validator of a whole table that names one of its keys.
         name, message = f"{name}.{key}" if location or prefix else key, rest
     if SECRET_KEY.search(name) or isinstance(error["input"], dict | list):
@@ -214,12 +216,12 @@ def _shown(value: Any) -> str:
     return f"{shown[:_SHOWN_CHARACTERS]}..." if len(shown) > _SHOWN_CHARACTERS else shown
 
 
-def _fields(cls: type[Model], location: Sequence[int | str]) -> list[str]:
-    """The keys known at `location`; where a union leaves several tables, those of all of them."""
+def _known_keys(cls: type[ConfigModel], location: Sequence[int | str]) -> list[str]:
+    """Return the keys known at `location`; at a union of several tables, those of all of them."""
     tables: list[type[pydantic.BaseModel]] = [cls]
     for part in location:
         fields = [table.model_fields.get(str(part)) for table in tables]
-        below = [model for field in fields if field for model in _models(field.annotation)]
+        below = [model for field in fields if field for model in _find_models(field.annotation)]
         # List indices, dict keys and the names of union branches lead to no other table.
         tables = below or tables
     return sorted({_key(table, name) for table in tables for name in table.model_fields})
@@ -229,9 +231,9 @@ def _key(table: type[pydantic.BaseModel], name: str) -> str:
     return table.model_fields[name].alias or name
 
 
-def _models(annotation: Any) -> Iterator[type[pydantic.BaseModel]]:
+def _find_models(annotation: Any) -> Iterator[type[pydantic.BaseModel]]:
     if isinstance(annotation, type) and issubclass(annotation, pydantic.BaseModel):
         yield annotation
     elif get_origin(annotation) in (Annotated, Union, types.UnionType, list, dict, tuple):
         for argument in get_args(annotation):
-            yield from _models(argument)
+            yield from _find_models(argument)

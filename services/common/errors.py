@@ -34,4 +34,4 @@ class ServiceError(Exception):
 
 
 class ConfigError(ValueError):
-    """What the user configured cannot work; the message names the file, the key and the fix."""
+    """A mistake in the configuration; the message names the file, the key and the fix."""

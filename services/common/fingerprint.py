@@ -1,4 +1,4 @@
-"""What a policy publication is identified by: the numpy reference of its digests."""
+"""Digests that identify a policy publication: the numpy reference."""
 
 import hashlib
 import json
@@ -30,34 +30,33 @@ class TensorEntry:
 
 
 def checksum64(data: NDArray[np.uint8]) -> int:
-    """A 64-bit checksum of bytes that a GPU can compute as fast as it reads them.
+    """Return a 64-bit checksum of bytes that a GPU can compute as fast as it reads them.
 
     With w_i the little-endian 64-bit words of the zero-padded data, modulo 2^64:
     sum_i w_i * (((i + 1) * 0x9E3779B97F4A7C15) | 1) + nbytes * 0xD6E8FEB86659FD93.
     The multipliers are odd, so that every changed word changes the sum; they differ, so that
-    swapped words do. Not cryptographic: it finds accidents, and SHA-256 signs the list of sums.
-    """
+    swapped words do. Not cryptographic: it finds accidents, and SHA-256 signs the list of sums."""
     flat = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
     whole = flat.size // 8 * 8
     words = flat[:whole].view("<u8")
     total = flat.size * _LENGTH_MULTIPLIER
     for start in range(0, words.size, _CHUNK_WORDS):
-        total += _weighted(words[start : start + _CHUNK_WORDS], start)
+        total += _weighted_sum(words[start : start + _CHUNK_WORDS], start)
     if whole < flat.size:
         last = np.zeros(8, np.uint8)
         last[: flat.size - whole] = flat[whole:]
-        total += _weighted(last.view("<u8"), words.size)
+        total += _weighted_sum(last.view("<u8"), words.size)
     return total & _MASK
 
 
-def _weighted(words: NDArray[np.uint64], start: int) -> int:
+def _weighted_sum(words: NDArray[np.uint64], start: int) -> int:
     index = np.arange(start + 1, start + 1 + words.size, dtype=np.uint64)
     multipliers = index * np.uint64(_MULTIPLIER) | np.uint64(1)
     return int(np.sum(words * multipliers, dtype=np.uint64))
 
 
-def fingerprint(entries: Sequence[TensorEntry], total_bytes: int) -> bytes:
-    """SHA-256 over the manifest of a publication, in its order."""
+def compute_fingerprint(entries: Sequence[TensorEntry], total_bytes: int) -> bytes:
+    """Return SHA-256 over the manifest of a publication, in its order."""
     rows: list[Any] = [
         [entry.name, entry.dtype, list(entry.shape), entry.offset_bytes, entry.checksum]
         for entry in entries
@@ -69,14 +68,16 @@ def fingerprint(entries: Sequence[TensorEntry], total_bytes: int) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class TokenizerDigests:
-    """`whole` decides; the parts, empty where a side does not know them, say what differs."""
+    """Digests of a tokenizer.
+
+    `whole` decides; the parts, empty where a side does not know them, say what differs."""
 
     whole: bytes
     tokenizer_json: bytes = b""
     chat_template: bytes = b""
 
-    def differing(self, other: "TokenizerDigests") -> tuple[str, ...]:
-        """Names of the parts that both know and that are not the same."""
+    def differing_parts(self, other: "TokenizerDigests") -> tuple[str, ...]:
+        """Return the names of the parts that both sides know and that are not the same."""
         pairs = {
             "tokenizer.json": (self.tokenizer_json, other.tokenizer_json),
             "the chat template": (self.chat_template, other.chat_template),
@@ -85,7 +86,7 @@ class TokenizerDigests:
 
 
 def tokenizer_digests(folder: Path) -> TokenizerDigests:
-    """`tokenizer_digest` and SHA-256 of each part alone. Raises FileNotFoundError."""
+    """Return `tokenizer_digest`, and SHA-256 of each part alone. Raises FileNotFoundError."""
     return TokenizerDigests(
         tokenizer_digest(folder),
         hashlib.sha256((folder / "tokenizer.json").read_bytes()).digest(),
@@ -94,11 +95,10 @@ def tokenizer_digests(folder: Path) -> TokenizerDigests:
 
 
 def tokenizer_digest(folder: Path) -> bytes:
-    """SHA-256 of tokenizer.json and the chat template of a model folder.
+    """Return SHA-256 of tokenizer.json and the chat template of a model folder.
 
     Two sides with the same digest turn the same messages into the same token ids. Raises
-    FileNotFoundError without a tokenizer.json; a tokenizer without a template has an empty one.
-    """
+    FileNotFoundError without a tokenizer.json; a tokenizer without a template has an empty one."""
     digest = hashlib.sha256((folder / "tokenizer.json").read_bytes())
     digest.update(b"\0")
     digest.update(_chat_template(folder).encode())

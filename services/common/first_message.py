@@ -17,16 +17,15 @@ _MOMENT_S = 2.0
 
 
 class FirstMessages:
-    """Reads the first messages of one server's calls."""
+    """Reader of the first messages of one server's calls."""
 
     def __init__(self) -> None:
         self._waiting = 0
 
     async def read(self, raw: AsyncIterator[bytes]) -> bytes | None:
-        """The next message of a stream that has brought none; None where it ends.
+        """Return the next message of a stream that has brought none; None where it ends.
 
-        Raises ServiceError STREAM_STALLED.
-        """
+        Raises ServiceError STREAM_STALLED."""
         patience_s = _SLOW_S if self._waiting < _MOST_SLOW else _MOMENT_S
         self._waiting += 1
         try:

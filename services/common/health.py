@@ -17,13 +17,13 @@ MOST_WATCHES = 256
 
 
 class Health(health_pb2_grpc.HealthServicer):
-    """Answers for the whole server (the empty service name); starts as NOT_SERVING."""
+    """Health of the whole server (the empty service name); it starts as NOT_SERVING."""
 
     def __init__(self) -> None:
         self._serving = False
         self._changed = asyncio.Event()
 
-    def set(self, serving: bool) -> None:
+    def set_serving(self, serving: bool) -> None:
         self._serving = serving
         self._changed.set()
         self._changed = asyncio.Event()

@@ -1,10 +1,9 @@
-"""Asks a service whether it serves, as container engines do:
+"""Ask a service whether it serves, as container engines do:
 
     python -m services.common.healthcheck --address 127.0.0.1:50051
 
-It answers with its exit code: 0 it serves, 1 it does not, or not yet, 2 the question is wrong.
-Under TLS it shows the service's own certificate, which only processes beside the service have.
-"""
+The exit code answers: 0 it serves, 1 it does not, or not yet, 2 the question is wrong. Under TLS
+the command shows the service's own certificate, which only processes beside the service have."""
 
 import argparse
 import asyncio
@@ -26,9 +25,10 @@ SERVING, NOT_SERVING, WRONG = 0, 1, 2
 PORT = 50051
 
 
-async def ask(address: str, tls: Tls | None, timeout_s: float, *, peer: str = "") -> str:
-    """Why the service does not serve; empty when it does. `peer` is whose certificate it has, if
-    `tls` is not its own. Raises ConfigError."""
+async def check_health(address: str, tls: Tls | None, timeout_s: float, *, peer: str = "") -> str:
+    """Return why the service does not serve; empty when it does.
+
+    `peer` is the service whose certificate it has, if `tls` is not its own. Raises ConfigError."""
     own = tls.name.partition(".")[0] if tls is not None else ""
     async with plain_channel(address, wait_for_ready=False, tls=tls, peer=peer or own) as channel:
         stub: Any = health_pb2_grpc.HealthStub(channel)
@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = _parser().parse_args(argv)
     folder = given.tls_dir if given.tls_dir and given.tls_dir.exists() else None
     try:
-        reason = asyncio.run(ask(given.address, read_tls(folder), given.timeout))
+        reason = asyncio.run(check_health(given.address, read_tls(folder), given.timeout))
     except ConfigError as error:
         say(f"error: {error}", file=sys.stderr)
         return WRONG

@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
-from services.common.parsing import ASIDE_BYTES, aside
+from services.common.parsing import ASIDE_BYTES, run_aside
 
 T = TypeVar("T")
 
@@ -12,17 +12,17 @@ T = TypeVar("T")
 _EACH_BYTES = 16
 
 
-async def aside_of(value: object, work: Callable[[], T]) -> T:
+async def run_aside_for(value: object, work: Callable[[], T]) -> T:
     """Do the work on a JSON value, in a thread when it is large. Nobody may change it meanwhile."""
-    return await aside(size_of(value), work)
+    return await run_aside(estimate_size(value), work)
 
 
 async def dump_json_aside(value: Any) -> bytes:
     """Return a value as JSON. Raises ValueError, TypeError or RecursionError where it is none."""
-    return await aside_of(value, lambda: json.dumps(value).encode())
+    return await run_aside_for(value, lambda: json.dumps(value).encode())
 
 
-def size_of(value: object) -> int:
+def estimate_size(value: object) -> int:
     """Return roughly the bytes of a JSON value as text. The count stops above ASIDE_BYTES, so that
     it takes no time that matters."""
     size, left = 0, [value]

@@ -1,4 +1,4 @@
-"""From the first signal or command to the end of the process."""
+"""The life of a service process, from the first signal or command to its end."""
 
 import asyncio
 import faulthandler
@@ -13,7 +13,12 @@ from types import FrameType
 import grpc.aio
 
 from services.common.log import get_logger
-from services.common.run_membership import Identity, Membership, RegistryContract, Status
+from services.common.run_membership import (
+    Membership,
+    RegistryContract,
+    ReplicaIdentity,
+    ReplicaStatus,
+)
 
 # What a stop may take before the process is ended without further ado.
 _STOP_GRACE_S = 5.0
@@ -23,18 +28,19 @@ _log = get_logger(__name__)
 
 
 class Lifecycle:
-    """Sets `drain` on SIGTERM, SIGINT, the launcher's word or its silence; ends at once on a
-    second signal."""
+    """Setter of `drain`: on SIGTERM, SIGINT, the launcher's word or its silence.
+
+    A second signal ends the process at once."""
 
     def __init__(
         self,
         drain: asyncio.Event,
-        identity: Identity,
+        identity: ReplicaIdentity,
         contract: RegistryContract | None,
         registry_channel: grpc.aio.Channel | None,
     ) -> None:
         # What the replica says of itself; asked at each heartbeat.
-        self.status: Callable[[], Status] = Status
+        self.status: Callable[[], ReplicaStatus] = ReplicaStatus
         # Where this process serves Prometheus, if it does.
         self.metrics_address = ""
         # The newest metrics that the launcher has sent.
@@ -52,7 +58,8 @@ class Lifecycle:
         self._signalled_at: float | None = None
 
     def install_signals(self) -> None:
-        """Not the loop's own handlers: those wait for a loop that may be blocked."""
+        """Install signal handlers, not the loop's own: those wait for a loop that may be
+        blocked."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
         # Stacks of all threads on stderr, for whoever wonders what the process is doing.
@@ -80,19 +87,19 @@ class Lifecycle:
             status=lambda: self.status(),
             drain=self.drain,
             stop=self.stop,
-            told=self._hear,
+            told=self._keep_launcher_metrics,
             metrics_address=self.metrics_address,
         )
         self._membership = asyncio.create_task(membership.run(address), name="membership")
         self._membership.add_done_callback(self._membership_ended)
 
-    def hurry(self) -> None:
+    def hurry_heartbeat(self) -> None:
         """Send the next heartbeat now. May be called from any thread."""
         if self._member is not None:
             with suppress(RuntimeError):  # the loop has closed: the process is ending as it is
-                self._loop.call_soon_threadsafe(self._member.hurry)
+                self._loop.call_soon_threadsafe(self._member.hurry_heartbeat)
 
-    def _hear(self, metrics: Mapping[str, float]) -> None:
+    def _keep_launcher_metrics(self, metrics: Mapping[str, float]) -> None:
         self.told = metrics
 
     async def _leave(self) -> None:
@@ -101,12 +108,13 @@ class Lifecycle:
         self._membership.cancel()
         await asyncio.gather(self._membership, return_exceptions=True)
         if not self._stopped:
-            await self._member.farewell()
+            await self._member.send_last_heartbeat()
 
     @contextmanager
     def loading(self) -> Generator[None]:
-        """While the block runs nothing is in hand that a drain could save: it stops the process
-        instead, whatever that waits for."""
+        """Mark a block with nothing in hand that a drain could save.
+
+        A drain then stops the process instead, whatever that waits for."""
         self._loading = True
         if self._drain.is_set():
             self.stop("drained before it began")

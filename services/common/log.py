@@ -10,8 +10,8 @@ from typing import Any
 
 import structlog
 
-from services.common.secret_values import MIN_CHARACTERS, forms, secret_values
-from services.common.text import json_line, visible
+from services.common.secret_values import MIN_CHARACTERS, secret_values, written_forms
+from services.common.text import json_line, make_visible
 
 MAX_LINE_BYTES = 16 * 1024
 _MAX_VALUE_CHARACTERS = 4 * 1024
@@ -47,7 +47,7 @@ def setup(
     for value in secret_values(os.environ):
         add_secret(value)
     identity = {"service": service, "replica": replica, "run_id": run_id}
-    render = readable if (sys.stderr.isatty() if pretty is None else pretty) else _json
+    render = format_event if (sys.stderr.isatty() if pretty is None else pretty) else _event_to_json
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
@@ -72,7 +72,7 @@ def setup(
 
 
 def get_logger(name: str) -> structlog.stdlib.BoundLogger:
-    """A logger whose lines name `name` (a module) as their origin."""
+    """Return a logger whose lines name `name` (a module) as their origin."""
     return structlog.stdlib.get_logger(name)
 
 
@@ -91,12 +91,12 @@ def add_secret(value: str) -> None:
     if len(value) >= MIN_CHARACTERS and value not in _secrets:
         _secrets.add(value)
         # The longest first: one may be part of another.
-        _hidden[:] = sorted({*_hidden, *forms(value)}, key=len, reverse=True)
+        _hidden[:] = sorted({*_hidden, *written_forms(value)}, key=len, reverse=True)
 
 
 def redact(text: str) -> str:
-    """`text` without known secrets, however they are written, bearer tokens, and passwords of
-    URLs."""
+    """Return `text` without secrets: known ones, however they are written, bearer tokens, and
+    passwords of URLs."""
     for form in _hidden:
         text = text.replace(form, _HIDDEN)
     return _PASSWORD.sub(f"://{_HIDDEN}@", _BEARER.sub(f"Bearer {_HIDDEN}", text))
@@ -104,13 +104,13 @@ def redact(text: str) -> str:
 
 def _render_with(render: Any) -> structlog.typing.Processor:
     def process(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> str:
-        return render({key: _clean(key, value) for key, value in event.items()})
+        return render({key: _clean_value(key, value) for key, value in event.items()})
 
     return process
 
 
-def _clean(key: str, value: Any) -> Any:
-    """A value made fit for a line: secrets hidden first, for a cut could leave half of one."""
+def _clean_value(key: str, value: Any) -> Any:
+    """Make a value fit for a line: secrets are hidden first, for a cut could leave half of one."""
     if _SECRET_FIELD.match(key):
         return _HIDDEN
     if value is None or isinstance(value, bool | int | float):
@@ -122,18 +122,19 @@ def _clean(key: str, value: Any) -> Any:
     if len(clean) > _MAX_VALUE_CHARACTERS:
         cut = len(clean) - _MAX_VALUE_CHARACTERS
         return f"{clean[:_MAX_VALUE_CHARACTERS]}... ({cut} characters cut)"
-    return clean if isinstance(value, str) else _loaded(clean)
+    return clean if isinstance(value, str) else _load_cleaned(clean)
 
 
-def _loaded(clean: str) -> Any:
-    """The value, or its text where what was hidden is no part of a string: a secret of digits."""
+def _load_cleaned(clean: str) -> Any:
+    """Return the value, or its text where what was hidden is no part of a string: a secret of
+    digits."""
     try:
         return json.loads(clean)
     except ValueError:
         return clean
 
 
-def _json(event: Mapping[str, Any]) -> str:
+def _event_to_json(event: Mapping[str, Any]) -> str:
     line = json_line(event, default=repr)
     size = len(line.encode(errors="replace"))
     if size <= MAX_LINE_BYTES:
@@ -147,12 +148,12 @@ def _json(event: Mapping[str, Any]) -> str:
     return cut if len(cut) <= MAX_LINE_BYTES else json.dumps(last, ensure_ascii=True)
 
 
-def readable(event: Mapping[str, Any]) -> str:
-    """An event as people read it: time, level, what happened, and key=value."""
+def format_event(event: Mapping[str, Any]) -> str:
+    """Format an event for people: time, level, what happened, and key=value."""
     rest = dict(event)
     head = [str(rest.pop(key, "")) for key in ("timestamp", "level", "event")]
     trace = rest.pop("exception", None)
     pairs = [f"{key}={value}" for key, value in rest.items() if key not in ("run_id", "logger")]
     line = " ".join([head[0][11:19], f"{head[1]:7}", head[2], *pairs])[:MAX_LINE_BYTES]
-    line = visible(line, lines=False)
-    return f"{line}\n{visible(str(trace))}" if trace else line
+    line = make_visible(line, lines=False)
+    return f"{line}\n{make_visible(str(trace))}" if trace else line

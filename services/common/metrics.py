@@ -8,7 +8,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from services.common.errors import ConfigError
-from services.common.network import is_loopback, split
+from services.common.network import is_loopback, split_host_port
 
 _SECONDS = (0.001, 0.005, 0.025, 0.1, 0.5, 2.5, 10.0, 60.0)
 
@@ -20,10 +20,9 @@ _seconds = Histogram("flotilla_rpc_seconds", "Time to answer a call", ["method"]
 
 @cache
 def rpc_observer(method: str) -> Callable[[str, float], None]:
-    """A function (status code name, seconds) that counts one answered call of `method`.
+    """Return a function (status code name, seconds) that counts one answered call of `method`.
 
-    Looking up a labelled metric costs more than counting, hence one lookup per method and code.
-    """
+    Looking up a labelled metric costs more than counting, hence one lookup per method and code."""
     seconds = _seconds.labels(method).observe
 
     @cache
@@ -40,8 +39,8 @@ def rpc_observer(method: str) -> Callable[[str, float], None]:
 Values = Mapping[tuple[str, ...], float]
 
 
-class _Shown(Collector):
-    """What the parts of this process have shown last, for whoever scrapes next."""
+class _FamilyCollector(Collector):
+    """Collector of the families that the parts of this process have shown last."""
 
     def __init__(self) -> None:
         self._families: dict[str, Sequence[Metric]] = {}
@@ -58,34 +57,38 @@ class _Shown(Collector):
             yield from families
 
 
-_shown = _Shown()
+_shown = _FamilyCollector()
 REGISTRY.register(_shown)
 
 
 def show(part: str, families: Sequence[Metric]) -> None:
-    """Replace what `part` of this process shows. For numbers that it counts anyway: hot paths then
-    pay nothing for them."""
+    """Replace the families that `part` of this process shows.
+
+    This is for numbers that it counts anyway: hot paths then pay nothing for them."""
     _shown.show(part, families)
 
 
 def counter(name: str, help: str, labels: Sequence[str], values: Values) -> Metric:
-    """A family of totals since the start of the process, one for each tuple of label values."""
-    return _filled(CounterMetricFamily(name, help, labels=labels), values)
+    """Return a family of totals since the start of the process, one for each tuple of label
+    values."""
+    return _fill_family(CounterMetricFamily(name, help, labels=labels), values)
 
 
 def gauge(name: str, help: str, labels: Sequence[str], values: Values) -> Metric:
-    """A family of values of this moment."""
-    return _filled(GaugeMetricFamily(name, help, labels=labels), values)
+    """Return a family of values of this moment."""
+    return _fill_family(GaugeMetricFamily(name, help, labels=labels), values)
 
 
-def _filled(family: CounterMetricFamily | GaugeMetricFamily, values: Values) -> Metric:
+def _fill_family(family: CounterMetricFamily | GaugeMetricFamily, values: Values) -> Metric:
     for labels, value in values.items():
         family.add_metric(labels, value)
     return family
 
 
 def seconds_histogram(name: str, help: str, *labels: str) -> Callable[..., Callable[[float], None]]:
-    """A histogram of seconds; the result takes label values and returns where to put seconds."""
+    """Register a histogram of seconds.
+
+    The result takes label values and returns the function that observes seconds."""
     histogram = Histogram(name, help, labels, buckets=_SECONDS)
 
     @cache
@@ -96,7 +99,9 @@ def seconds_histogram(name: str, help: str, *labels: str) -> Callable[..., Calla
 
 
 def event_counter(name: str, help: str, *labels: str) -> Callable[..., Callable[[], None]]:
-    """A total of events; the result takes label values and returns what counts one more."""
+    """Register a total of events.
+
+    The result takes label values and returns the function that counts one more."""
     counter = Counter(name, help, labels)
 
     @cache
@@ -108,7 +113,7 @@ def event_counter(name: str, help: str, *labels: str) -> Callable[..., Callable[
 
 def start_http(listen: str) -> str:
     """Serve /metrics from a thread of its own; returns the address. Raises ConfigError."""
-    host, port = split(listen, "metrics")
+    host, port = split_host_port(listen, "metrics")
     if not is_loopback(host):
         raise ConfigError(
             f"refusing to serve metrics on {listen}: they are plain text, for loopback only; use"

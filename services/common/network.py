@@ -1,8 +1,7 @@
-"""Which addresses may be listened on and dialled.
+"""Addresses that may be listened on and dialled.
 
 Without TLS everything a service says is readable on the wire, and so is its token: only loopback
-will do, which no other machine can reach.
-"""
+will do, which no other machine can reach."""
 
 import ipaddress
 
@@ -12,8 +11,8 @@ _ANY = {"0.0.0.0", "::"}
 
 
 def check_listen(address: str, *, encrypted: bool = False) -> tuple[str, int]:
-    """`host:port` split; raises ConfigError where it is beyond loopback and not `encrypted`."""
-    host, port = split(address, "listen")
+    """Split `host:port`. Raises ConfigError where it is beyond loopback and not `encrypted`."""
+    host, port = split_host_port(address, "listen")
     if not encrypted and not is_loopback(host):
         raise ConfigError(
             f"refusing to listen on {address}: without TLS only loopback is allowed; pass"
@@ -24,8 +23,8 @@ def check_listen(address: str, *, encrypted: bool = False) -> tuple[str, int]:
 
 
 def check_dial(address: str, *, encrypted: bool) -> None:
-    """Raises ConfigError where calls to `address` would leave this machine as plain text."""
-    host, _ = split(address, "peer")
+    """Raise ConfigError where calls to `address` would leave this machine as plain text."""
+    host, _ = split_host_port(address, "peer")
     if not encrypted and not is_loopback(host):
         raise ConfigError(
             f"refusing to call {address}: beyond loopback a token may travel only under TLS; pass"
@@ -33,29 +32,31 @@ def check_dial(address: str, *, encrypted: bool) -> None:
         )
 
 
-def advertised(host: str, port: int, advertise: str | None) -> str:
-    """What to tell others after listening on `host` and `port`: `advertise` is a host, or
-    host:port where the port is mapped to another one too. Raises ConfigError."""
+def advertised_address(host: str, port: int, advertise: str | None) -> str:
+    """Return the address to tell others after listening on `host` and `port`.
+
+    `advertise` is a host, or host:port where the port is mapped to another one too. Raises
+    ConfigError."""
     if advertise is None:
         if host in _ANY:
             raise ConfigError(
                 f"listening on {host} says nothing about how others reach this machine: pass"
                 " --advertise HOST"
             )
-        return joined(host, port)
+        return join_host_port(host, port)
     mapped, colon, outer = advertise.rpartition(":")
     if colon and outer.isdecimal() and (":" not in mapped or mapped.endswith("]")):
-        return joined(_bare(mapped), int(outer))
-    return joined(_bare(advertise), port)
+        return join_host_port(_strip_brackets(mapped), int(outer))
+    return join_host_port(_strip_brackets(advertise), port)
 
 
-def joined(host: str, port: int) -> str:
-    """host:port, in brackets where the host has colons itself."""
+def join_host_port(host: str, port: int) -> str:
+    """Return host:port, with brackets where the host has colons itself."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only processes of this machine can be there."""
+    """Return True if only processes of this machine can be there."""
     if host == "localhost":
         return True
     try:
@@ -64,14 +65,14 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def split(address: str, what: str) -> tuple[str, int]:
-    """host:port of a `what` address, without brackets; raises ConfigError."""
+def split_host_port(address: str, what: str) -> tuple[str, int]:
+    """Split host:port of a `what` address, without brackets. Raises ConfigError."""
     host, colon, port = address.rpartition(":")
-    bare = _bare(host)
+    bare = _strip_brackets(host)
     if not colon or not bare or not port.isdecimal() or int(port) > 65535:
         raise ConfigError(f"{what} address {address!r}: write host:port, as in 127.0.0.1:0")
     return bare, int(port)
 
 
-def _bare(host: str) -> str:
+def _strip_brackets(host: str) -> str:
     return host.removeprefix("[").removesuffix("]")

@@ -1,5 +1,7 @@
-"""Ranges of the numbers of a configuration. Each number has one, with both ends: what lies outside
-is a slip of the hand, and is told before anything starts."""
+"""Ranges of the numbers of a configuration.
+
+Each number has one, with both ends: a value outside is a slip of the hand, and is reported before
+anything starts."""
 
 from typing import Annotated
 

@@ -10,18 +10,18 @@ _FILES = 65536
 _CONNECTIONS_SHARE = 4
 
 
-def allow() -> None:
+def raise_file_limit() -> None:
     """Raise the soft limit as far as this process may."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != resource.RLIM_INFINITY and soft < _most():
-        resource.setrlimit(resource.RLIMIT_NOFILE, (_most(), hard))
+    if soft != resource.RLIM_INFINITY and soft < _max_files():
+        resource.setrlimit(resource.RLIMIT_NOFILE, (_max_files(), hard))
 
 
 def most_connections() -> int:
-    """How many connections one server may hold."""
-    return _most() // _CONNECTIONS_SHARE
+    """Return how many connections one server may hold."""
+    return _max_files() // _CONNECTIONS_SHARE
 
 
-def _most() -> int:
+def _max_files() -> int:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     return _FILES if hard == resource.RLIM_INFINITY else min(_FILES, hard)

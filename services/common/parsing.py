@@ -38,8 +38,8 @@ class TooLargeError(ParseError):
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """How much one text may hold: `values` counts values, keys and containers, and `depth` how far
+class TextLimits:
+    """Bounds of one text: `values` counts values, keys and containers, and `depth` how far
     containers nest."""
 
     bytes: int
@@ -47,7 +47,7 @@ class Limits:
     depth: int = 100
 
 
-def parse_json(text: str | bytes, limits: Limits, *, strict: bool = False) -> Any:
+def parse_json(text: str | bytes, limits: TextLimits, *, strict: bool = False) -> Any:
     """Return the value of a JSON text; a strict one repeats no key and has finite numbers only.
     Raises ParseError."""
     data = text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass")
@@ -61,32 +61,33 @@ def parse_json(text: str | bytes, limits: Limits, *, strict: bool = False) -> An
         raise ParseError(str(error)) from None
 
 
-async def parse_json_aside(text: str | bytes, limits: Limits, *, strict: bool = False) -> Any:
-    """The same off the event loop for a text that takes long. Raises ParseError."""
-    return await aside(len(text), lambda: parse_json(text, limits, strict=strict))
+async def parse_json_aside(text: str | bytes, limits: TextLimits, *, strict: bool = False) -> Any:
+    """Call `parse_json` off the event loop for a text that takes long. Raises ParseError."""
+    return await run_aside(len(text), lambda: parse_json(text, limits, strict=strict))
 
 
-async def aside(size: int, work: Callable[[], T]) -> T:
+async def run_aside(size: int, work: Callable[[], T]) -> T:
     """Do the work on `size` bytes, in a thread when they are many."""
     return await asyncio.to_thread(work) if size > ASIDE_BYTES else work()
 
 
-def check_json(data: bytes, limits: Limits) -> None:
-    """Raises TooLargeError. Counts at first what stands in strings as well, which is cheaper and
-    mostly enough."""
+def check_json(data: bytes, limits: TextLimits) -> None:
+    """Raise TooLargeError where a JSON text exceeds the limits.
+
+    Marks inside strings are counted at first as well, which is cheaper and mostly enough."""
     if len(data) > limits.bytes:
         raise TooLargeError(f"it has {len(data)} bytes, more than {limits.bytes}")
     openers = data.count(b"[") + data.count(b"{")
-    if _marks(data) < limits.values and openers <= limits.depth:
+    if _count_marks(data) < limits.values and openers <= limits.depth:
         return
     structure = _outside_strings(data, limits)
-    if _marks(structure) >= limits.values:
+    if _count_marks(structure) >= limits.values:
         raise _too_many(limits)
-    if _deeper(structure, limits.depth):
+    if _is_deeper(structure, limits.depth):
         raise TooLargeError(f"it is nested more than {limits.depth} deep")
 
 
-def parse_literal(text: str, limits: Limits) -> Any:
+def parse_literal(text: str, limits: TextLimits) -> Any:
     """Return the value of a Python literal, such as a list that was printed. Raises ParseError."""
     size = len(text.encode("utf-8", "surrogatepass"))
     if size > limits.bytes:
@@ -101,15 +102,15 @@ def parse_literal(text: str, limits: Limits) -> Any:
         raise ParseError(f"it is no literal: {error!r}"[:500]) from None
 
 
-def integer(digits: str) -> int:
-    """An integer of JSON, of up to 512 digits. Raises ValueError."""
+def parse_integer(digits: str) -> int:
+    """Parse an integer of JSON, of up to 512 digits. Raises ValueError."""
     if len(digits) > _DIGITS:
         raise ValueError(f"an integer of {len(digits)} digits is too long; {_DIGITS} are allowed")
     return int(digits)
 
 
-def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object of JSON, in one pass. Raises ValueError for a key that is repeated."""
+def make_unique_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Make an object of JSON, in one pass. Raises ValueError for a key that is repeated."""
     result = dict(pairs)
     if len(result) == len(pairs):
         return result
@@ -121,21 +122,23 @@ def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     raise AssertionError("a key is missing and none is repeated")
 
 
-def _marks(data: bytes) -> int:
+def _count_marks(data: bytes) -> int:
     return sum(data.count(mark) for mark in _STRUCTURE)
 
 
-def _outside_strings(data: bytes, limits: Limits) -> bytes:
-    """A JSON text without its strings. Exact as far as the text is JSON, which is as far as a
-    parser reads. Raises TooLargeError when there are more strings than values allowed."""
+def _outside_strings(data: bytes, limits: TextLimits) -> bytes:
+    """Return a JSON text without its strings.
+
+    The result is exact as far as the text is JSON, which is as far as a parser reads. Raises
+    TooLargeError when there are more strings than values allowed."""
     plain = data.replace(b"\\\\", b"").replace(b'\\"', b"")
     if plain.count(b'"') > 2 * limits.values:
         raise _too_many(limits)
     return b"".join(plain.split(b'"')[::2])
 
 
-def _deeper(structure: bytes, depth: int) -> bool:
-    """Whether brackets nest deeper: each pass takes away the innermost."""
+def _is_deeper(structure: bytes, depth: int) -> bool:
+    """Return True if brackets nest deeper: each pass takes away the innermost."""
     left = structure.translate(_BRACKETS, _NO_BRACKETS)
     for _ in range(depth):
         if b"[]" not in left:
@@ -144,11 +147,11 @@ def _deeper(structure: bytes, depth: int) -> bool:
     return b"[]" in left or left.count(b"[") > depth
 
 
-def _too_many(limits: Limits) -> TooLargeError:
+def _too_many(limits: TextLimits) -> TooLargeError:
     return TooLargeError(f"it holds more than {limits.values} values")
 
 
-def _finite(text: str) -> float:
+def _parse_finite(text: str) -> float:
     value = float(text)
     if not math.isfinite(value):
         raise ValueError(f"{text[:_SHOWN]} is too large for a number")
@@ -160,10 +163,10 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 # Made once: a decoder costs more than a small object to decode.
-_LENIENT = json.JSONDecoder(parse_int=integer)
+_LENIENT = json.JSONDecoder(parse_int=parse_integer)
 _STRICT = json.JSONDecoder(
-    object_pairs_hook=unique,
+    object_pairs_hook=make_unique_object,
     parse_constant=_refuse_constant,
-    parse_int=integer,
-    parse_float=_finite,
+    parse_int=parse_integer,
+    parse_float=_parse_finite,
 )

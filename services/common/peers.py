@@ -32,11 +32,10 @@ class RegistryContract:
 
 
 class Peers:
-    """Resolves services to channels: by fixed addresses, else by the registry.
+    """Channels to services, found by fixed addresses, else by the registry.
 
     Of several replicas of a service it stays with one as long as that one is registered; callers
-    with different `replica` numbers are spread over them.
-    """
+    with different `replica` numbers are spread over them."""
 
     def __init__(
         self,
@@ -66,14 +65,13 @@ class Peers:
         timeout_s: float = DEFAULT_TIMEOUT_S,
         stream_timeout_s: float = DEFAULT_STREAM_TIMEOUT_S,
     ) -> grpc.aio.Channel:
-        """A channel to `service`; waits until the service is there.
+        """Return a channel to `service`; wait until the service is there.
 
         It follows the service to new addresses, so stubs made from it stay good. Calls behave as
         on `rpc.channel`, but where the registry resolves the service, a call to one that has gone
         fails with UNAVAILABLE after some seconds instead of waiting for it: the next one may
         already go to its successor. Raises ConfigError if nothing can resolve `service`, or if it
-        is beyond loopback and there is no TLS.
-        """
+        is beyond loopback and there is no TLS."""
         peer = self._peers.get(service)
         if peer is None:
             peer = self._peers[service] = self._resolve(service)
@@ -93,7 +91,7 @@ class Peers:
         if service in self._fixed:
             peer.move(self._fixed[service], wait_for_ready=True)
         elif self._registry is not None and self._registry_channel is not None:
-            peer.task = asyncio.create_task(self._follow(peer), name=f"resolve-{service}")
+            peer.task = asyncio.create_task(self._follow_registry(peer), name=f"resolve-{service}")
         else:
             raise ConfigError(
                 f"nobody knows where {service} is: pass --peer {service}=HOST:PORT, or"
@@ -101,7 +99,7 @@ class Peers:
             )
         return peer
 
-    async def _follow(self, peer: "_Peer") -> None:
+    async def _follow_registry(self, peer: "_Peer") -> None:
         assert self._registry is not None
         stub = self._registry.stub(self._registry_channel)
         request = self._registry.messages.ResolvePeersRequest(
@@ -165,7 +163,7 @@ class _Peer:
             closing.add_done_callback(self._closing.discard)
 
     def refuse(self, refusal: ConfigError) -> None:
-        """Whoever asks for it from here on gets this."""
+        """Refuse the peer to whoever asks for it from here on."""
         _log.error("a peer may not be called", peer=self.service, error=str(refusal))
         self.refusal = refusal
         self.known.set()

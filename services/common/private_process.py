@@ -1,4 +1,4 @@
-"""What a process of ours does first, so that what it knows stays with its user."""
+"""First steps of a process of ours, so that what it knows stays with its user."""
 
 import os
 import resource
@@ -9,8 +9,8 @@ _NO_DUMP = 1
 
 
 def keep_private() -> None:
-    """Files that this process and its children make are for their user alone, and none of them
-    leaves a core dump."""
+    """Make the files of this process and its children for their user alone, and let none of them
+    leave a core dump."""
     os.umask(0o077)
     refuse_core_dumps()
 

@@ -30,7 +30,7 @@ from services.common.errors import ConfigError, ServiceError
 from services.common.health import METHODS as HEALTH_METHODS
 from services.common.health import MOST_WATCHES, Health
 from services.common.health import WATCH as HEALTH_WATCH
-from services.common.network import advertised, check_dial, check_listen
+from services.common.network import advertised_address, check_dial, check_listen
 from services.common.rpc_handlers import Interceptor, abort
 from services.common.tls import Tls, channel_credentials, server_credentials
 
@@ -41,12 +41,12 @@ __all__ = [
     "Serving",
     "abort",
     "channel",
-    "duration",
     "plain_channel",
-    "seconds",
     "server",
     "service_error",
     "serving",
+    "to_duration",
+    "to_seconds",
 ]
 
 # Contracts keep messages at or under 1 MiB; the slack is for the fields around a full chunk.
@@ -108,13 +108,12 @@ REQUEST_STREAMS = [
 def plain_channel(
     address: str, *, wait_for_ready: bool = True, tls: Tls | None = None, peer: str = ""
 ) -> grpc.aio.Channel:
-    """A channel with the right options that adds nothing to calls.
+    """Open a channel with the right options that adds nothing to calls.
 
     With `wait_for_ready` a call to an absent peer waits until its deadline; without, it is tried
     for some 3 seconds and fails with UNAVAILABLE. With `tls` the other side must have the
     certificate of the run's service `peer`, whatever its address is. Raises ConfigError beyond
-    loopback without `tls`.
-    """
+    loopback without `tls`."""
     check_dial(address, encrypted=tls is not None)
     retried = {"name": [{}], "waitForReady": wait_for_ready, "retryPolicy": _RETRY_POLICY}
     once = {"name": REQUEST_STREAMS, "waitForReady": wait_for_ready}
@@ -139,11 +138,10 @@ def channel(
     tls: Tls | None = None,
     peer: str = "",
 ) -> grpc.aio.Channel:
-    """A channel whose calls carry the token, trace context, `metadata()` and a deadline.
+    """Open a channel whose calls carry the token, trace context, `metadata()` and a deadline.
 
     The deadline is `timeout_s`, for calls with a stream `stream_timeout_s`, where the caller
-    gives none. The rest is as for `plain_channel`.
-    """
+    gives none. The rest is as for `plain_channel`."""
     inner = plain_channel(address, wait_for_ready=wait_for_ready, tls=tls, peer=peer)
     return Channel(lambda: inner, CallDefaults(token, metadata, timeout_s, stream_timeout_s))
 
@@ -154,14 +152,13 @@ def server(
     unauthenticated: Collection[str] = HEALTH_METHODS,
     most_streams: Mapping[str, int] | None = None,
 ) -> grpc.aio.Server:
-    """A server that answers only calls with `token`, except to the methods in `unauthenticated`
-    (full names, as in /grpc.health.v1.Health/Check). Of a method that streams its answer so many
-    calls as `most_streams` says run at once, MOST_STREAMS where it says nothing.
+    """Make a server that answers only calls with `token`, except to the methods in
+    `unauthenticated` (full names, as in /grpc.health.v1.Health/Check).
 
-    A ServiceError raised by a handler reaches the caller as it is; any other exception as
-    INTERNAL with a random id that the log explains. Streams of requests must be read by
-    iteration, not by `context.read()`.
-    """
+    Of a method that streams its answer, `most_streams` says how many calls run at once;
+    MOST_STREAMS where it says nothing. A ServiceError raised by a handler reaches the caller as
+    it is; any other exception as INTERNAL with a random id that the log explains. Streams of
+    requests must be read by iteration, not by `context.read()`."""
     streams = {HEALTH_WATCH: MOST_WATCHES, **(most_streams or {})}
     interceptor = Interceptor(Authenticator(token), unauthenticated, streams)
     most = ("grpc.max_allowed_incoming_connections", open_files.most_connections())
@@ -176,7 +173,7 @@ class Serving:
     health: Health
 
     def set_serving(self, serving: bool) -> None:
-        self.health.set(serving)
+        self.health.set_serving(serving)
 
 
 @asynccontextmanager
@@ -196,7 +193,7 @@ async def serving(
     finish. Raises ConfigError if `listen` is taken, or beyond loopback without `tls`.
     """
     host, _ = check_listen(listen, encrypted=tls is not None)
-    advertised(host, 0, advertise)  # complains before anything is open
+    advertised_address(host, 0, advertise)  # complains before anything is open
     health = Health()
     health_pb2_grpc.add_HealthServicer_to_server(health, server)
     try:
@@ -208,17 +205,17 @@ async def serving(
         raise ConfigError(
             f"cannot listen on {listen}: another process has the port; stop it, or use port 0"
         ) from error
-    open_files.allow()
+    open_files.raise_file_limit()
     await server.start()
     try:
-        yield Serving(advertised(host, port, advertise), health)
+        yield Serving(advertised_address(host, port, advertise), health)
     finally:
-        health.set(False)
+        health.set_serving(False)
         await server.stop(grace_s)
 
 
 def service_error(error: grpc.aio.AioRpcError) -> ServiceError | None:
-    """The ServiceError behind a failed call, if a service of ours raised it."""
+    """Return the ServiceError behind a failed call, if a service of ours raised it."""
     try:
         status = rpc_status.from_call(error)  # pyright: ignore[reportArgumentType]
     except ValueError:  # details that contradict the status: not ours
@@ -236,20 +233,19 @@ def service_error(error: grpc.aio.AioRpcError) -> ServiceError | None:
                 metadata=dict(info.metadata),
             )
         elif detail.Unpack(retry):
-            retry_delay_s = seconds(retry.retry_delay)
+            retry_delay_s = to_seconds(retry.retry_delay)
     if found is not None:
         found.retry_delay_s = retry_delay_s
     return found
 
 
-async def last_of(
+async def read_last_message(
     call: grpc.aio.UnaryStreamCall[Any, T], abandoned: Callable[[T], object]
 ) -> T | None:
-    """The last message of a stream, read to its end; None if there was none.
+    """Return the last message of a stream, read to its end; None if there was none.
 
     `abandoned` is told the last message so far when the reading is cancelled: the server may have
-    finished by then, and would not hear of it.
-    """
+    finished by then, and would not hear of it."""
     last: T | None = None
     try:
         async for message in call:
@@ -264,13 +260,13 @@ async def last_of(
     return last
 
 
-def duration(seconds: float) -> duration_pb2.Duration:
-    """`seconds` as a protobuf Duration."""
+def to_duration(seconds: float) -> duration_pb2.Duration:
+    """Return `seconds` as a protobuf Duration."""
     message = duration_pb2.Duration()
     message.FromNanoseconds(round(seconds * 1e9))
     return message
 
 
-def seconds(duration: duration_pb2.Duration) -> float:
-    """A protobuf Duration in seconds."""
+def to_seconds(duration: duration_pb2.Duration) -> float:
+    """Return a protobuf Duration in seconds."""
     return duration.seconds + duration.nanos / 1e9

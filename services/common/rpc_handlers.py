@@ -1,9 +1,8 @@
-"""What every answered call goes through: token, parsing, trace, metrics, errors.
+"""Steps of every answered call: token, parsing, trace, metrics, errors.
 
 One interceptor does all of it, and wraps each method once: a stack of five costs five times as
 much. To gRPC every call is a stream of requests, which it reads only when it is asked to: of a
-caller without the token nothing is read at all, and nobody's message is waited for without end.
-"""
+caller without the token nothing is read at all, and nobody's message is waited for without end."""
 
 from __future__ import annotations  # gRPC's generic classes are so only for type checkers
 
@@ -43,8 +42,9 @@ _log = get_logger(__name__)
 
 
 class Interceptor(grpc.aio.ServerInterceptor):
-    """Wraps every handler; methods in `unauthenticated` need no token. Of a method that streams its
-    answer at most `most_streams` run at once, or MOST_STREAMS."""
+    """Wrapper of every handler; methods in `unauthenticated` need no token.
+
+    Of a method that streams its answer at most `most_streams` run at once, or MOST_STREAMS."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class Interceptor(grpc.aio.ServerInterceptor):
             try:
                 self._authenticator.check(metadata)
             except ServiceError as refusal:
-                return call.refused(refusal)
+                return call.make_refusing_handler(refusal)
         return call.handler
 
 
@@ -108,8 +108,8 @@ class _Call:
             behaviour, None, self._inner.response_serializer
         )
 
-    def refused(self, refusal: ServiceError) -> grpc.RpcMethodHandler[Any, Any]:
-        """A handler that answers with `refusal`, and reads nothing."""
+    def make_refusing_handler(self, refusal: ServiceError) -> grpc.RpcMethodHandler[Any, Any]:
+        """Return a handler that answers with `refusal`, and reads nothing."""
 
         async def refuse(_raw: Any, context: Context) -> NoReturn:
             async with _Answer(self._method, self._observe, context):
@@ -121,16 +121,16 @@ class _Call:
         inner = self._inner
         behaviour = inner.stream_unary if inner.request_streaming else inner.unary_unary
         async with _Answer(self._method, self._observe, context):
-            with self._continued(context):
-                return await _awaited(behaviour(await self._request(raw), context))
+            with self._continue_trace(context):
+                return await _awaited(behaviour(await self._read_request(raw), context))
 
     async def _stream(self, raw: Any, context: Context) -> AsyncGenerator[Any]:
         inner = self._inner
         behaviour = inner.stream_stream if inner.request_streaming else inner.unary_stream
         async with _Answer(self._method, self._observe, context):
             self._count(context)
-            with self._continued(context):
-                result = behaviour(await self._request(raw), context)
+            with self._continue_trace(context):
+                result = behaviour(await self._read_request(raw), context)
                 if not inspect.isasyncgen(result):  # a coroutine that calls context.write()
                     await _awaited(result)
                     return
@@ -150,7 +150,7 @@ class _Call:
     def _uncount(self, context: object) -> None:
         self._streams -= 1
 
-    def _continued(self, context: Context) -> AbstractContextManager[object]:
+    def _continue_trace(self, context: Context) -> AbstractContextManager[object]:
         """Take up the caller's trace, and open a span where wanted."""
         metadata: Any = context.invocation_metadata() or ()
         for key, value in metadata:
@@ -158,15 +158,15 @@ class _Call:
                 trace.continue_from(str(value))
         return trace.span(self._method)
 
-    async def _request(self, raw: AsyncIterator[bytes]) -> Any:
+    async def _read_request(self, raw: AsyncIterator[bytes]) -> Any:
         if self._inner.request_streaming:
-            return self._parsed(raw)
+            return self._parse_stream(raw)
         message = await self._first_messages.read(raw)
         if message is None:
             raise _refusal(_Code.INVALID_ARGUMENT, "MALFORMED_MESSAGE", "a call without a message")
         return self._parse(message)
 
-    async def _parsed(self, raw: AsyncIterator[bytes]) -> AsyncIterator[Any]:
+    async def _parse_stream(self, raw: AsyncIterator[bytes]) -> AsyncIterator[Any]:
         message = await self._first_messages.read(raw)
         if message is None:
             return
@@ -188,7 +188,7 @@ class _Call:
 
 
 class _Answer:
-    """Around one call: counts it, and turns what it raises into a status."""
+    """Context of one call: it counts the call, and turns what it raises into a status."""
 
     __slots__ = ("_context", "_method", "_observe", "_started")
 
@@ -208,9 +208,9 @@ class _Answer:
         code = _code_set(self._context) if error is None else _code_of(error, self._context)
         self._observe(code, time.perf_counter() - self._started)
         if error is not None:
-            await self._fail(error)
+            await self._end_with_error(error)
 
-    async def _fail(self, error: BaseException) -> None:
+    async def _end_with_error(self, error: BaseException) -> None:
         if isinstance(error, ServiceError):
             await abort(self._context, error)
         if not isinstance(error, Exception) or isinstance(error, grpc.aio.AbortError):
@@ -262,7 +262,7 @@ async def _awaited(result: Any) -> Any:
 
 
 def _code_set(context: Context) -> str:
-    """The status that a handler set instead of raising."""
+    """Return the status that a handler set instead of raising."""
     code: Any = context.code()
     if isinstance(code, grpc.StatusCode):
         return code.name

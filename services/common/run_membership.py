@@ -13,10 +13,17 @@ import grpc.aio
 
 from services.common.log import get_logger
 from services.common.peers import Peers, RegistryContract
-from services.common.rpc import seconds, service_error
+from services.common.rpc import service_error, to_seconds
 from services.common.tls import likely_cause
 
-__all__ = ["Identity", "Membership", "Peers", "RaisedAlarm", "RegistryContract", "Status"]
+__all__ = [
+    "Membership",
+    "Peers",
+    "RaisedAlarm",
+    "RegistryContract",
+    "ReplicaIdentity",
+    "ReplicaStatus",
+]
 
 _CALL_TIMEOUT_S = 5.0
 _FAREWELL_TIMEOUT_S = 2.0
@@ -40,8 +47,8 @@ class RaisedAlarm:
 
 
 @dataclass(slots=True)
-class Status:
-    """What a replica says of itself with each heartbeat."""
+class ReplicaStatus:
+    """Report of a replica about itself, sent with each heartbeat."""
 
     phase: str = "starting"
     serving: bool = False
@@ -52,8 +59,8 @@ class Status:
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
-    """Which process of which run this is; `incarnation` is new for every process."""
+class ReplicaIdentity:
+    """Identity of a process within a run; `incarnation` is new for every process."""
 
     run_id: str
     service: str
@@ -62,20 +69,19 @@ class Identity:
 
 
 class Membership:
-    """Registers an address and sends heartbeats.
+    """Registration of an address, and heartbeats.
 
-    Calls `drain(reason)` when told to, or when no heartbeat has got through for `orphan_after`;
-    calls `stop(reason)` when told to stop or replaced by another incarnation. `told` gets the
-    metrics that the launcher sends along. `status` is asked at each heartbeat.
-    """
+    It calls `drain(reason)` when told to, or when no heartbeat has got through for `orphan_after`,
+    and `stop(reason)` when told to stop or replaced by another incarnation. `told` gets the
+    metrics that the launcher sends along. `status` is asked at each heartbeat."""
 
     def __init__(
         self,
-        identity: Identity,
+        identity: ReplicaIdentity,
         contract: RegistryContract,
         channel: grpc.aio.Channel,
         *,
-        status: Callable[[], Status],
+        status: Callable[[], ReplicaStatus],
         drain: Callable[[str], None],
         stop: Callable[[str], None],
         told: Callable[[Mapping[str, float]], None] | None = None,
@@ -107,9 +113,9 @@ class Membership:
         while True:
             self._hurried.clear()
             try:
-                ended = await self._beat(address)
+                ended = await self._send_heartbeat(address)
             except grpc.aio.AioRpcError as error:
-                ended = self._failed(error)
+                ended = self._note_failure(error)
             else:
                 heard_at, orphaned = self._clock(), False
             if ended:
@@ -120,7 +126,7 @@ class Membership:
                 self._drain(f"no word from the launcher for {self._orphan_after_s:.0f} s{because}")
             await self._pause()
 
-    def hurry(self) -> None:
+    def hurry_heartbeat(self) -> None:
         """Send the next heartbeat now."""
         self._hurried.set()
 
@@ -129,24 +135,26 @@ class Membership:
             async with asyncio.timeout(self._interval_s):
                 await self._hurried.wait()
 
-    async def farewell(self) -> None:
-        """One last heartbeat: how it ended must not be lost between two of them."""
+    async def send_last_heartbeat(self) -> None:
+        """Send one last heartbeat: how the process ended must not be lost between two of them."""
         try:
             async with asyncio.timeout(_FAREWELL_TIMEOUT_S):
-                await self._beat(self._address)
+                await self._send_heartbeat(self._address)
         except TimeoutError:
             _log.warning("the last heartbeat took too long")
         except grpc.aio.AioRpcError as error:
             _log.warning("the last heartbeat failed", code=error.code().name)
 
-    async def _beat(self, address: str) -> bool:
-        """Register or send a heartbeat; true if that was the end."""
+    async def _send_heartbeat(self, address: str) -> bool:
+        """Register or send a heartbeat; return True if that was the end."""
         if not self._registered:
-            response = await self._stub.Register(self._register(address), timeout=_CALL_TIMEOUT_S)
-            self._interval_s = seconds(response.heartbeat_interval) or _INTERVAL_S
-            self._orphan_after_s = seconds(response.orphan_after) or _ORPHAN_AFTER_S
+            response = await self._stub.Register(
+                self._make_registration(address), timeout=_CALL_TIMEOUT_S
+            )
+            self._interval_s = to_seconds(response.heartbeat_interval) or _INTERVAL_S
+            self._orphan_after_s = to_seconds(response.orphan_after) or _ORPHAN_AFTER_S
             self._registered = True
-        response = await self._stub.Heartbeat(self._heartbeat(), timeout=_CALL_TIMEOUT_S)
+        response = await self._stub.Heartbeat(self._make_heartbeat(), timeout=_CALL_TIMEOUT_S)
         if self._told is not None and response.metrics:
             self._told(dict(response.metrics))
         if response.command == self._messages.COMMAND_DRAIN:
@@ -156,7 +164,7 @@ class Membership:
             return True
         return False
 
-    def _failed(self, error: grpc.aio.AioRpcError) -> bool:
+    def _note_failure(self, error: grpc.aio.AioRpcError) -> bool:
         reason = service_error(error)
         if reason is not None and reason.reason == _REPLACED:
             self._stop("another process has taken this replica's place")
@@ -169,23 +177,23 @@ class Membership:
         )
         return False
 
-    def _register(self, address: str) -> Any:
+    def _make_registration(self, address: str) -> Any:
         places = {"address": address, "metrics_address": self._metrics_address}
-        return self._messages.RegisterRequest(**self._who(), **places, pid=os.getpid())
+        return self._messages.RegisterRequest(**self._identity_fields(), **places, pid=os.getpid())
 
-    def _heartbeat(self) -> Any:
+    def _make_heartbeat(self) -> Any:
         status = self._status()
         return self._messages.HeartbeatRequest(
-            **self._who(),
+            **self._identity_fields(),
             phase=status.phase,
             serving=status.serving,
             step=status.step,
             total_steps=status.total_steps,
             metrics=status.metrics,
-            alarms=[_wire(alarm) for alarm in status.alarms],
+            alarms=[_alarm_to_wire(alarm) for alarm in status.alarms],
         )
 
-    def _who(self) -> dict[str, Any]:
+    def _identity_fields(self) -> dict[str, Any]:
         identity = self._identity
         return {
             "run_id": identity.run_id,
@@ -195,6 +203,6 @@ class Membership:
         }
 
 
-def _wire(alarm: RaisedAlarm) -> dict[str, Any]:
-    """As the generated code takes it."""
+def _alarm_to_wire(alarm: RaisedAlarm) -> dict[str, Any]:
+    """Return the alarm as the generated code takes it."""
     return {**asdict(alarm), "severity": f"ALARM_SEVERITY_{alarm.severity.upper()}"}

@@ -1,4 +1,4 @@
-"""What a running service is given."""
+"""The runtime that a service is given."""
 
 import asyncio
 import uuid
@@ -11,25 +11,24 @@ from typing import Any, Generic, TypeVar
 import grpc.aio
 import structlog
 
-from services.common.config import Model
+from services.common.config import ConfigModel
 from services.common.lifecycle import Lifecycle
 from services.common.log import get_logger
 from services.common.peers import Peers
 from services.common.rpc import Serving, serving
-from services.common.run_membership import Status
+from services.common.run_membership import ReplicaStatus
 from services.common.spec import SharedConfig
 from services.common.tls import Tls
 from services.common.watchdog import Watchdog
 
-C = TypeVar("C", bound=Model)
+C = TypeVar("C", bound=ConfigModel)
 
 
 @dataclass
 class Runtime(Generic[C]):
-    """Configuration, identity and surroundings of one service process.
+    """Configuration, identity and environment of one service process.
 
-    When `drain` is set, the service finishes what it has begun, takes nothing new and returns.
-    """
+    When `drain` is set, the service finishes what it has begun, takes nothing new and returns."""
 
     service: str
     config: C
@@ -58,27 +57,27 @@ class Runtime(Generic[C]):
     def worker_id(self) -> str:
         return f"{self.service}-{self.replica}"
 
-    def report(self, status: Callable[[], Status]) -> None:
+    def report_status(self, status: Callable[[], ReplicaStatus]) -> None:
         """Have each heartbeat say what `status` returns at that moment."""
         if self.lifecycle is not None:
             self.lifecycle.status = status
 
-    def hurry(self) -> None:
-        """Send a heartbeat now, for what people must hear of. May be called from any thread."""
+    def hurry_heartbeat(self) -> None:
+        """Send the next heartbeat now, for news that cannot wait. May be called from any thread."""
         if self.lifecycle is not None:
-            self.lifecycle.hurry()
+            self.lifecycle.hurry_heartbeat()
 
     def serving(self, server: grpc.aio.Server) -> AbstractAsyncContextManager[Serving]:
         """Serve where the command line says, under the run's TLS if there is any."""
         return serving(server, self.listen, tls=self.tls, advertise=self.advertise)
 
     @property
-    def told(self) -> Mapping[str, float]:
-        """What the launcher knows of the run and this process does not: `cost/*`."""
+    def launcher_metrics(self) -> Mapping[str, float]:
+        """Metrics that the launcher knows and this process does not: `cost/*`."""
         return {} if self.lifecycle is None else self.lifecycle.told
 
     def loading(self) -> AbstractContextManager[None]:
-        """Around what takes long before anything is in hand: a drain ends the process there."""
+        """Mark a long block before anything is in hand: a drain ends the process there."""
         return nullcontext() if self.lifecycle is None else self.lifecycle.loading()
 
     async def announce(self, address: str) -> None:

@@ -1,4 +1,6 @@
-"""Folders for as long as they are worked in: what a killed process has left goes with the next."""
+"""Folders that exist while they are worked in.
+
+The next process removes what a killed one has left."""
 
 import fcntl
 import os
@@ -13,13 +15,17 @@ _PREFIX = "flotilla-scratch-"
 
 
 @contextmanager
-def scratch(prefix: str = _PREFIX, parent: Path | None = None) -> Generator[tuple[Path, int]]:
-    """The folder, and a descriptor that keeps it: a child that is handed it may work on in the
-    folder when this process has been killed. It is its user's alone, in `parent`, the temporary
-    directory unless given, and what follows `prefix` in its name cannot be guessed."""
+def scratch_folder(
+    prefix: str = _PREFIX, parent: Path | None = None
+) -> Generator[tuple[Path, int]]:
+    """Make a folder; yield it, and a descriptor that keeps it.
+
+    A child that is handed the descriptor may work on in the folder when this process has been
+    killed. The folder is its user's alone, in `parent`, the temporary directory unless given, and
+    what follows `prefix` in its name cannot be guessed."""
     parent = parent or Path(tempfile.gettempdir())
-    _sweep(prefix, parent)
-    folder, keeper = _made(prefix, parent)
+    _remove_abandoned(prefix, parent)
+    folder, keeper = _make_folder(prefix, parent)
     try:
         yield folder, keeper
     finally:
@@ -27,10 +33,10 @@ def scratch(prefix: str = _PREFIX, parent: Path | None = None) -> Generator[tupl
         os.close(keeper)
 
 
-def _made(prefix: str, parent: Path) -> tuple[Path, int]:
+def _make_folder(prefix: str, parent: Path) -> tuple[Path, int]:
     while True:
         folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
-        keeper = _opened(folder)
+        keeper = _open_own(folder)
         if keeper is None:
             continue
         fcntl.flock(keeper, fcntl.LOCK_EX)
@@ -40,8 +46,8 @@ def _made(prefix: str, parent: Path) -> tuple[Path, int]:
         os.close(keeper)
 
 
-def _opened(folder: Path) -> int | None:
-    """None for what is gone, or no folder of ours."""
+def _open_own(folder: Path) -> int | None:
+    """Open a folder of ours; None where it is gone or is not ours."""
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except OSError:
@@ -52,10 +58,10 @@ def _opened(folder: Path) -> int | None:
     return None
 
 
-def _sweep(prefix: str, parent: Path) -> None:
+def _remove_abandoned(prefix: str, parent: Path) -> None:
     """Remove the folders of this user that nobody keeps."""
     for folder in parent.glob(f"{escape(prefix)}*"):
-        keeper = _opened(folder)
+        keeper = _open_own(folder)
         if keeper is None:
             continue
         with suppress(BlockingIOError):

@@ -1,4 +1,4 @@
-"""Which environment variables hold secrets, and what of them a text must not repeat."""
+"""Secrets in environment variables: their names, and their forms that a text must not repeat."""
 
 import base64
 import json
@@ -28,39 +28,42 @@ MIN_CHARACTERS = 8
 
 
 def is_secret_name(name: str) -> bool:
-    """Whether a variable's name says that its value is a secret."""
+    """Return True if a variable's name says that its value is a secret."""
     return name in _OBJECTS or _NAME.search(name) is not None
 
 
-def referenced(value: object) -> Iterator[str]:
-    """Names of the variables that a part of a spec takes secrets from: `$NAME` as a whole string,
-    wherever it stands."""
+def find_references(value: object) -> Iterator[str]:
+    """Yield the names of the variables that a part of a spec takes secrets from.
+
+    A reference is `$NAME` as a whole string, wherever it stands."""
     if isinstance(value, str):
         found = _REFERENCE.fullmatch(value)
         if found is not None:
             yield found[1]
     elif isinstance(value, Mapping):
         for item in cast("Mapping[str, object]", value).values():
-            yield from referenced(item)
+            yield from find_references(item)
     elif isinstance(value, list):
         for item in cast("list[object]", value):
-            yield from referenced(item)
+            yield from find_references(item)
 
 
 def secret_values(environ: Mapping[str, str], also: tuple[str, ...] = ()) -> dict[str, str]:
-    """What is to be hidden, longest first, and the variable that each comes from; `also` names
-    variables whose names do not say that they are secret. Of any other variable it is what opens
-    the way to its URL, such as DATABASE_URL's password."""
+    """Return the texts to hide, longest first, and the variable that each comes from.
+
+    `also` names variables whose names do not say that they are secret. Of any other variable only
+    the credentials in it count, such as the password in DATABASE_URL."""
     found: dict[str, str] = {}
     for name, value in environ.items():
         whole = is_secret_name(name) or name in also
-        parts = _parts(name, value) if whole else credentials(value)
+        parts = _parts(name, value) if whole else find_credentials(value)
         found.update(dict.fromkeys(parts, name))
     return {text: found[text] for text in sorted(found, key=len, reverse=True)}
 
 
-def credentials(text: str) -> Iterator[str]:
-    """Of URLs and settings in a text: passwords, tokens in place of a user, and both together."""
+def find_credentials(text: str) -> Iterator[str]:
+    """Yield the credentials of URLs and settings in a text: passwords, tokens in place of a user,
+    and both together."""
     for user, colon, password in _USER.findall(text):
         secret = password if colon else user
         written = (secret, unquote(secret), f"{user}{colon}{password}@")
@@ -69,9 +72,11 @@ def credentials(text: str) -> Iterator[str]:
         yield from {each for each in (secret, unquote(secret)) if len(each) >= MIN_CHARACTERS}
 
 
-def forms(secret: str) -> frozenset[str]:
-    """All that a secret may be written as: plain, quoted for JSON, Python, HTML and URLs, in
-    hexadecimal, and in base64, which depends on where in a triple of bytes it begins."""
+def written_forms(secret: str) -> frozenset[str]:
+    """Return all forms that a secret may be written in.
+
+    These are plain, quoted for JSON, Python, HTML and URLs, in hexadecimal, and in base64, which
+    depends on where in a triple of bytes it begins."""
     raw = secret.encode(errors="surrogatepass")
     bytewise = "".join(f"%{byte:02X}" for byte in raw)
     quoted = (quote(raw, safe=""), quote(raw), quote_plus(raw), bytewise)
@@ -85,7 +90,8 @@ def forms(secret: str) -> frozenset[str]:
 
 
 def _in_source(secret: str, raw: bytes) -> Iterator[str]:
-    """Between the quotes of languages, and of JSON that is a string in JSON itself."""
+    """Yield a secret as it stands between the quotes of languages, and of JSON that is a string
+    in JSON itself."""
     for ascii_only in (True, False):
         once = json.dumps(secret, ensure_ascii=ascii_only)[1:-1]
         yield from (once, json.dumps(once, ensure_ascii=ascii_only)[1:-1])
@@ -95,18 +101,19 @@ def _in_source(secret: str, raw: bytes) -> Iterator[str]:
 
 
 def _in_base64(raw: bytes, before: int) -> str:
-    """The characters that are the secret's alone, when so many bytes of a triple come before."""
+    """Return the characters that are the secret's alone, after `before` bytes of a triple."""
     whole = base64.b64encode(bytes(before) + raw).decode()
     first, last = -(-before * 8 // 6), (before + len(raw)) * 8 // 6
     return whole[first:last]
 
 
 def _parts(name: str, value: str) -> Iterator[str]:
-    """The value, its secrets if it is a JSON object, and what of a URL servers repeat."""
+    """Yield the value, its secrets if it is a JSON object, and the parts of a URL that servers
+    repeat."""
     # Where a secret lies is none.
     if os.path.exists(value):
         return
-    for text in (value, *_of_object(name, value), *_of_url(value), *credentials(value)):
+    for text in (value, *_of_object(name, value), *_of_url(value), *find_credentials(value)):
         if len(text) >= MIN_CHARACTERS:
             yield text
 

@@ -1,4 +1,4 @@
-"""How a service process starts, runs and ends: arguments, configuration, signals, exit codes."""
+"""The course of a service process: arguments, configuration, signals, exit codes."""
 
 import asyncio
 import json
@@ -18,22 +18,22 @@ import structlog
 
 from services.common import log, metrics, trace
 from services.common.arguments import TOKEN_VARIABLE, Arguments, parse_arguments, read_token
-from services.common.config import STANDARD_INPUT, Model, load_spec, parse
+from services.common.config import STANDARD_INPUT, ConfigModel, load_spec, parse_config
 from services.common.errors import ConfigError, ServiceError
 from services.common.lifecycle import Lifecycle
-from services.common.network import advertised, check_dial, check_listen
+from services.common.network import advertised_address, check_dial, check_listen
 from services.common.peers import Peers
 from services.common.private_process import keep_private
 from services.common.rpc import channel
-from services.common.run_membership import Identity, RegistryContract
+from services.common.run_membership import RegistryContract, ReplicaIdentity
 from services.common.runtime import Runtime
-from services.common.secret_values import referenced, secret_values
+from services.common.secret_values import find_references, secret_values
 from services.common.spec import ServiceConfig, SharedConfig, parse_shared
 from services.common.text import say, say_json
 from services.common.tls import Tls, read_tls
 from services.common.watchdog import Watchdog
 
-__all__ = ["RegistryContract", "Runtime", "entry"]
+__all__ = ["RegistryContract", "Runtime", "run_service_process"]
 
 OK, FAILED, CONFIG, RETRYABLE = 0, 1, 2, 3
 _RETRYABLE_CODES = {
@@ -42,11 +42,11 @@ _RETRYABLE_CODES = {
     grpc.StatusCode.CANCELLED,
 }
 
-C = TypeVar("C", bound=Model)
+C = TypeVar("C", bound=ConfigModel)
 Service = Callable[[Runtime[C]], Awaitable[None]]
 
 
-def entry(
+def run_service_process(
     service: str,
     config_cls: type[C],
     load: Callable[[], Service[C]],
@@ -65,28 +65,27 @@ def entry(
     keep_private()
     arguments = parse_arguments(service, config_cls, doc, sys.argv[1:] if argv is None else argv)
     try:
-        spec, shared, config = _read(service, config_cls, arguments)
+        spec, shared, config = _read_config(service, config_cls, arguments)
         if arguments.check_config:
             say(f"{arguments.config}: the configuration of {service} is valid")
             sys.exit(OK)
         if arguments.print_config:
             say_json(json.loads(config.model_dump_json()))
             sys.exit(OK)
-        surroundings = _surroundings(service, arguments, shared, registry)
+        surroundings = _make_context(service, arguments, shared, registry)
         _hide_named(spec.get(service, {}))
     except ConfigError as error:
         say(f"error: {error}", file=sys.stderr)
         sys.exit(CONFIG)
-    _leave(_exit_code(surroundings, _run(surroundings, spec, shared, config, load)))
+    _exit_at_once(_exit_code(surroundings, _run(surroundings, spec, shared, config, load)))
 
 
-def _leave(code: int) -> NoReturn:
-    """End the process without the interpreter's way out.
+def _exit_at_once(code: int) -> NoReturn:
+    """End the process without the interpreter's own exit.
 
     A service has closed what it opened by now. The interpreter would still wait for threads and run
     the exit handlers of gRPC, vLLM, ZeroMQ and multiprocessing, where a drained process can hang
-    and its exit code be lost to a crash.
-    """
+    and its exit code be lost to a crash."""
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
         # Whoever read it may be gone.
@@ -96,8 +95,8 @@ def _leave(code: int) -> NoReturn:
 
 
 @dataclass(frozen=True, slots=True)
-class _Surroundings:
-    """What a process knows before its event loop runs."""
+class _ProcessContext:
+    """Facts that a process knows before its event loop runs."""
 
     service: str
     arguments: Arguments
@@ -109,7 +108,7 @@ class _Surroundings:
     log: structlog.stdlib.BoundLogger
 
 
-def _read(
+def _read_config(
     service: str, config_cls: type[C], arguments: Arguments
 ) -> tuple[dict[str, Any], SharedConfig, C]:
     where = "spec" if arguments.config == STANDARD_INPUT else str(arguments.config)
@@ -128,19 +127,19 @@ def _read(
 def _parse_own(
     service: str, config_cls: type[C], spec: dict[str, Any], where: str, first: ConfigError | None
 ) -> C:
-    """The service's section; its problems come after those of `first`, all in one error."""
+    """Parse the service's section; its problems come after those of `first`, all in one error."""
     try:
-        return parse(config_cls, spec.get(service, {}), where=where, section=service)
+        return parse_config(config_cls, spec.get(service, {}), where=where, section=service)
     except ConfigError as error:
         raise ConfigError("\n".join(str(each) for each in (first, error) if each)) from error
 
 
-def _surroundings(
+def _make_context(
     service: str,
     arguments: Arguments,
     shared: SharedConfig,
     registry: Callable[[], RegistryContract] | None,
-) -> _Surroundings:
+) -> _ProcessContext:
     if arguments.registry and registry is None:
         raise ConfigError(f"{service} cannot use a registry: pass --peer NAME=HOST:PORT")
     token, tls = read_token(arguments.token_file), read_tls(arguments.tls_dir)
@@ -156,27 +155,28 @@ def _surroundings(
     log.add_secret(token)
     contract = registry() if registry is not None and arguments.registry else None
     logger = log.get_logger(f"services.{service}")
-    return _Surroundings(service, arguments, run_id, run_dir, token, tls, contract, logger)
+    return _ProcessContext(service, arguments, run_id, run_dir, token, tls, contract, logger)
 
 
 def _hide_named(section: object) -> None:
-    """A variable that the spec names is a secret, whatever it is called."""
-    named = tuple(referenced(section))
+    """Keep variables that the spec names out of the log: each is a secret, whatever it is
+    called."""
+    named = tuple(find_references(section))
     for value in secret_values(os.environ, also=named):
         log.add_secret(value)
 
 
 def _check_addresses(arguments: Arguments, *, encrypted: bool) -> None:
-    """Before anything is loaded. Raises ConfigError."""
+    """Check all addresses before anything is loaded. Raises ConfigError."""
     host, port = check_listen(arguments.listen, encrypted=encrypted)
-    advertised(host, port, arguments.advertise)
+    advertised_address(host, port, arguments.advertise)
     for address in (*arguments.peers.values(), arguments.registry):
         if address is not None:
             check_dial(address, encrypted=encrypted)
 
 
 async def _run(
-    around: _Surroundings,
+    around: _ProcessContext,
     spec: dict[str, Any],
     shared: SharedConfig,
     config: C,
@@ -201,7 +201,9 @@ async def _run(
         watchdog=Watchdog(dump_folder=around.run_dir / "stacks"),
         log=around.log,
     )
-    identity = Identity(around.run_id, around.service, arguments.replica, runtime.incarnation)
+    identity = ReplicaIdentity(
+        around.run_id, around.service, arguments.replica, runtime.incarnation
+    )
     lifecycle = Lifecycle(runtime.drain, identity, around.contract, registry)
     runtime.lifecycle = lifecycle
     try:
@@ -212,7 +214,7 @@ async def _run(
             await registry.close()
 
 
-def _peers(around: _Surroundings, registry: grpc.aio.Channel | None) -> Peers:
+def _peers(around: _ProcessContext, registry: grpc.aio.Channel | None) -> Peers:
     return Peers(
         token=around.token,
         run_id=around.run_id,
@@ -224,7 +226,7 @@ def _peers(around: _Surroundings, registry: grpc.aio.Channel | None) -> Peers:
     )
 
 
-def _registry_channel(around: _Surroundings, address: str) -> grpc.aio.Channel:
+def _registry_channel(around: _ProcessContext, address: str) -> grpc.aio.Channel:
     # Not waiting for ready under TLS: a call that waits never says why a handshake fails.
     tls = around.tls
     waits = tls is None
@@ -246,7 +248,7 @@ async def _serve(
         await lifecycle.run(service(runtime))
 
 
-def _exit_code(around: _Surroundings, run: Coroutine[Any, Any, None]) -> int:
+def _exit_code(around: _ProcessContext, run: Coroutine[Any, Any, None]) -> int:
     provider = trace.setup(around.service, around.run_id, around.run_dir / "traces")
     try:
         asyncio.run(run)

@@ -13,39 +13,37 @@ from contextlib import contextmanager
 from glob import escape
 from pathlib import Path
 
-from services.common.scratch import scratch
+from services.common.scratch import scratch_folder
 
 SHARED_MEMORY = Path("/dev/shm")
 
 
 def shared_name(run_id: str, run_dir: Path) -> str:
-    """Begins the name of each folder of that run, and of no other run on this machine.
+    """Return the beginning of the name of each folder of that run, and of no other on this machine.
 
     Two runs of one spec may begin in the same second, in different folders, and have one id; an
-    id may begin another. The digest of the run's folder tells them apart.
-    """
+    id may begin another. The digest of the run's folder tells them apart."""
     digest = hashlib.sha256(os.fsencode(run_dir.resolve())).hexdigest()
     return f"flotilla-{run_id}-{digest[:12]}"
 
 
 @contextmanager
 def private_folder(name: str) -> Generator[Path]:
-    """A folder whose name begins with `name`, for as long as the block runs.
+    """Make a folder whose name begins with `name`, for as long as the block runs.
 
-    What a process that was killed has left under that name is removed first.
-    """
-    with scratch(f"{name}-", SHARED_MEMORY) as (folder, _):
+    What a process that was killed has left under that name is removed first."""
+    with scratch_folder(f"{name}-", SHARED_MEMORY) as (folder, _):
         yield folder
 
 
 def remove_folders(name: str) -> list[Path]:
     """Remove our own folders whose names begin so, in use or not; return what is still there."""
-    for path in _own(name):
+    for path in _own_folders(name):
         shutil.rmtree(path, ignore_errors=True)
-    return _own(name)
+    return _own_folders(name)
 
 
-def _own(name: str) -> list[Path]:
+def _own_folders(name: str) -> list[Path]:
     return [path for path in SHARED_MEMORY.glob(f"{escape(name)}-*") if _is_own(path)]
 
 

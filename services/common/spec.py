@@ -1,11 +1,11 @@
-"""The part of a run spec that every service reads, and which tables belong to whom."""
+"""The part of a run spec that every service reads, and the tables of each service."""
 
 from collections.abc import Mapping
 from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from services.common.config import Model, did_you_mean, parse
+from services.common.config import ConfigModel, did_you_mean, parse_config
 from services.common.errors import ConfigError
 from services.common.number_ranges import MOST_TOKENS, Tokens
 
@@ -14,7 +14,7 @@ SERVICE_SECTIONS = ("env_gateway", "rollout", "learner", "launcher")
 SECTIONS = (*SHARED, *SERVICE_SECTIONS, "prepare")
 
 
-class PolicyConfig(Model):
+class PolicyConfig(ConfigModel):
     """The model that is trained and served."""
 
     # A folder, or an id of the Hugging Face hub.
@@ -37,11 +37,11 @@ class PolicyConfig(Model):
                 raise ValueError(f"rope_scaling.{name}: yarn needs {name}, a number")
         return self
 
-    def positions(self, own: int) -> int:
-        """`max_position_embeddings` under the run's scaling, for a model whose own value is `own`.
+    def scaled_positions(self, own: int) -> int:
+        """Return `max_position_embeddings` under the run's scaling, for a model whose own value is
+        `own`.
 
-        Transformers and vLLM expect YaRN's to be the scaled length; vLLM refuses longer ones.
-        """
+        Transformers and vLLM expect YaRN's to be the scaled length; vLLM refuses longer ones."""
         scaling = self.rope_scaling or {}
         if scaling.get("rope_type") != "yarn":
             return own
@@ -49,7 +49,7 @@ class PolicyConfig(Model):
         return max(own, int(float(scaling["factor"]) * original))
 
 
-class SharedConfig(Model):
+class SharedConfig(ConfigModel):
     """The keys of a run spec that belong to all services."""
 
     # A part of paths and of shared-memory names.
@@ -58,24 +58,26 @@ class SharedConfig(Model):
     policy: PolicyConfig
 
 
-class ServiceConfig(Model):
+class ServiceConfig(ConfigModel):
     """A service's own section that is to fit what all services share."""
 
     def check(self, shared: SharedConfig) -> None:
-        """Raises ConfigError. `--check-config` asks too, before anything is started."""
+        """Raise ConfigError where the section does not fit the shared keys.
+
+        `--check-config` asks too, before anything is started."""
 
 
 def parse_shared(spec: Mapping[str, Any], *, where: str) -> SharedConfig:
-    """The shared keys of a whole spec; refuses top-level keys that nobody knows."""
+    """Parse the shared keys of a whole spec; refuse top-level keys that nobody knows."""
     unknown = [
         f"  {key}: unknown key{did_you_mean(key, SECTIONS)}" for key in spec if key not in SECTIONS
     ]
     given = {key: spec[key] for key in SHARED if key in spec}
     if not unknown:
-        return parse(SharedConfig, given, where=where)
+        return parse_config(SharedConfig, given, where=where)
     lines = [f"{where}: unknown top-level keys", *unknown]
     try:
-        parse(SharedConfig, given, where=where)
+        parse_config(SharedConfig, given, where=where)
     except ConfigError as error:
         lines.append(str(error))
     raise ConfigError("\n".join(lines))

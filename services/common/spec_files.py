@@ -11,12 +11,11 @@ _KEYS = (
 )
 
 
-def find_files(spec: dict[str, Any], folder: Path) -> None:
-    """Have the keys that name a file of `folder`, the spec's, name it from the working directory.
+def resolve_spec_files(spec: dict[str, Any], folder: Path) -> None:
+    """Make the keys that name a file in `folder`, the spec's, name it from the working directory.
 
-    What is not in `folder` stays as it is, and counts from the working directory: so does a file
-    that is named a second time.
-    """
+    Other files keep their names, and count from the working directory: so does a file that is
+    named a second time."""
     for table, key in named_files(spec):
         there = folder / table[key]
         if there.is_file():
@@ -24,7 +23,7 @@ def find_files(spec: dict[str, Any], folder: Path) -> None:
 
 
 def named_files(spec: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
-    """Each such key of a spec that is a text, with the table that it is in."""
+    """Yield each such key of a spec that is a text, with the table that it is in."""
     for *path, key in _KEYS:
         for table in _tables(spec, path):
             if isinstance(table.get(key), str):
@@ -43,6 +42,7 @@ def _tables(node: Any, path: list[str]) -> Iterator[dict[str, Any]]:
 
 
 def _from_here(path: Path) -> Path:
-    """Within the working directory without its name: other machines have another one."""
+    """Return a path within the working directory without its name: other machines have another
+    one."""
     whole, here = path.resolve(), Path.cwd().resolve()
     return whole.relative_to(here) if whole.is_relative_to(here) else whole

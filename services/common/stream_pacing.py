@@ -19,11 +19,10 @@ class StalledError(Exception):
     """A stream brought nothing for too long, or next to nothing all the time."""
 
 
-async def paced(parts: AsyncIterator[M], stall_s: float) -> AsyncGenerator[M]:
-    """The messages of a stream, as long as they keep coming. Raises StalledError.
+async def read_paced(parts: AsyncIterator[M], stall_s: float) -> AsyncGenerator[M]:
+    """Yield the messages of a stream, as long as they keep coming. Raises StalledError.
 
-    What the reader does with a message costs the stream no time.
-    """
+    The time that the reader spends on a message is not counted."""
     now = asyncio.get_running_loop().time
     iterator, received, begun = aiter(parts), 0, now()
     while True:
@@ -44,17 +43,16 @@ async def paced(parts: AsyncIterator[M], stall_s: float) -> AsyncGenerator[M]:
         begun += now() - handed_over
 
 
-class LastWords:
-    """Takes in, within bounds, what refused callers are sending still.
+class RefusedStreamDrain:
+    """Bounded reader of what refused callers are still sending.
 
     A call that is cut off while its caller writes may end there as INTERNAL, without the reason;
-    so do those beyond the few that are heard out at once.
-    """
+    so do those beyond the few that are drained at once."""
 
     def __init__(self) -> None:
         self._heard = 0
 
-    async def hear_out(self, parts: AsyncIterator[Any]) -> None:
+    async def drain_stream(self, parts: AsyncIterator[Any]) -> None:
         if self._heard >= _HEARD_OUT_AT_ONCE:
             return
         self._heard += 1

@@ -40,9 +40,10 @@ _SHOWN_IN_LINES = {code: to for code, to in _SHOWN.items() if chr(code) not in _
 _ACTING = re.compile("[" + re.escape("".join(chr(code) for code in _SHOWN if code >= 0x7F)) + "]")
 
 
-def visible(text: str, *, lines: bool = True) -> str:
-    """`text` with a visible character in the place of each that a terminal would act on. With
-    `lines`, new lines and tabs stay."""
+def make_visible(text: str, *, lines: bool = True) -> str:
+    """Replace each character that a terminal would act on by a visible one.
+
+    With `lines`, new lines and tabs stay."""
     # Not `isprintable` alone: variation selectors are.
     if text.isascii() and text.isprintable():
         return text
@@ -50,7 +51,7 @@ def visible(text: str, *, lines: bool = True) -> str:
 
 
 def json_line(value: Any, *, default: Callable[[Any], Any] | None = None) -> str:
-    """`value` as JSON on one line, in which whatever a terminal would act on is escaped."""
+    """Return `value` as JSON on one line, with whatever a terminal would act on escaped."""
     text = json.dumps(value, ensure_ascii=False, default=default)
     if text.isascii() and text.isprintable():
         return text
@@ -59,7 +60,7 @@ def json_line(value: Any, *, default: Callable[[Any], Any] | None = None) -> str
 
 def say(text: str = "", *, end: str = "\n", file: TextIO | None = None) -> None:
     """Print a text, whoever wrote it, to standard output or `file`."""
-    print(visible(text), end=end, file=file, flush=True)
+    print(make_visible(text), end=end, file=file, flush=True)
 
 
 def say_json(value: Any) -> None:
@@ -68,12 +69,12 @@ def say_json(value: Any) -> None:
 
 
 def one_line(text: str, characters: int) -> str:
-    """All of `text` on one line of printable characters, cut to so many."""
+    """Return all of `text` on one line of printable characters, cut to so many."""
     clean = "".join(c if c.isprintable() else " " for c in _ESCAPES.sub("", text))
     line = " ".join(clean.split())
     return line if len(line) <= characters else f"{line[: characters - 3]}..."
 
 
 def first_line(text: str, characters: int) -> str:
-    """The first line of `text` that says anything, printable, cut to so many characters."""
+    """Return the first line of `text` that says anything, printable, cut to so many characters."""
     return next((line for each in text.splitlines() if (line := one_line(each, characters))), "")

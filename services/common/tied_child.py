@@ -1,10 +1,9 @@
-"""Becomes another command that gets a signal when its parent dies:
+"""Become another command that gets a signal when its parent dies:
 
     tied_child.py PARENT_PID SIGNAL COMMAND...
 
-Run by path, and before anything else: the process is replaced at once. `python` is the interpreter
-that runs this, wherever PATH leads.
-"""
+This is run by path, and before anything else: the process is replaced at once. `python` is the
+interpreter that runs this, wherever PATH leads."""
 
 import ctypes
 import os

@@ -1,8 +1,7 @@
-"""What a node shows of itself and demands of others beyond loopback: mutual TLS within one run.
+"""Mutual TLS within one run: the certificate that a node shows and demands beyond loopback.
 
 Every run has a CA of its own, so that a certificate of it says "of this run". Names are
-SERVICE.RUN_ID.flotilla; callers compare the name, not the address, which may be anything.
-"""
+SERVICE.RUN_ID.flotilla; callers compare the name, not the address, which may be anything."""
 
 import base64
 import json
@@ -51,11 +50,11 @@ class Tls:
     name: str
 
     def name_of(self, service: str) -> str:
-        """The name that another service of the run has in its certificate."""
+        """Return the name that another service of the run has in its certificate."""
         return f"{service}.{self.name.partition('.')[2]}"
 
     def check_is(self, service: str, run_id: str) -> None:
-        """Raises ConfigError if the certificate is of another service or run."""
+        """Raise ConfigError if the certificate is of another service or run."""
         expected = f"{service}.{run_id}.flotilla"
         if self.name != expected:
             raise ConfigError(
@@ -64,29 +63,29 @@ class Tls:
             )
 
     def to_text(self) -> str:
-        """All of it in one line, as FLOTILLA_TLS carries it. It is a secret."""
+        """Return all of it in one line, as FLOTILLA_TLS carries it. It is a secret."""
         parts = {"ca": self.ca, "certificate": self.certificate, "key": self.key}
         content = json.dumps({name: pem.decode() for name, pem in parts.items()})
         return base64.b64encode(content.encode()).decode()
 
 
 def channel_credentials(tls: Tls) -> grpc.ChannelCredentials:
-    """Shows our certificate, and accepts those of the run's CA alone."""
+    """Return credentials that show our certificate, and accept those of the run's CA alone."""
     return grpc.ssl_channel_credentials(tls.ca, tls.key, tls.certificate)
 
 
 def server_credentials(tls: Tls) -> grpc.ServerCredentials:
-    """The same from the other side: a client without a certificate of the run is hung up on."""
+    """Return credentials that hang up on clients without a certificate of the run."""
     return grpc.ssl_server_credentials(
         [(tls.key, tls.certificate)], root_certificates=tls.ca, require_client_auth=True
     )
 
 
 def read_tls(folder: Path | None) -> Tls | None:
-    """Checked TLS files of `folder`, else those in FLOTILLA_TLS, else None. Raises ConfigError.
+    """Return checked TLS files of `folder`, else those in FLOTILLA_TLS, else None.
 
-    The variable is taken out of the environment, so that no child process inherits it.
-    """
+    The variable is taken out of the environment, so that no child process inherits it. Raises
+    ConfigError."""
     text = os.environ.pop(TLS_VARIABLE, "")
     if folder is not None:
         return _from_folder(folder)
@@ -94,7 +93,7 @@ def read_tls(folder: Path | None) -> Tls | None:
 
 
 def from_text(text: str, *, where: str) -> Tls:
-    """The reverse of `to_text`, checked. Raises ConfigError, which does not repeat the text."""
+    """Reverse `to_text`, with checks. Raises ConfigError, which does not repeat the text."""
     try:
         content = json.loads(base64.b64decode(text, validate=True))
         parts = [content[name].encode() for name in ("ca", "certificate", "key")]
@@ -103,11 +102,11 @@ def from_text(text: str, *, where: str) -> Tls:
             f"{where} is not what Tls.to_text writes (base64 of JSON with ca, certificate and"
             f" key); {_MINT}"
         ) from None
-    return _checked(*parts, where=where)
+    return _check_parts(*parts, where=where)
 
 
 def likely_cause(details: str | None) -> str:
-    """What gRPC's text about a failed connection most likely means; "" if it is not known."""
+    """Return the likely meaning of gRPC's text about a failed connection; "" if it is not known."""
     text = details or ""
     return next((cause for sign, cause in _CAUSES.items() if sign in text), "")
 
@@ -122,12 +121,12 @@ def _from_folder(folder: Path) -> Tls:
                 f"--tls-dir {folder}: cannot read {name} ({error.strerror}); the folder holds"
                 f" {CA_FILE}, {CERTIFICATE_FILE} and {KEY_FILE}, {_MINT}"
             ) from error
-    return _checked(*parts, where=f"--tls-dir {folder}")
+    return _check_parts(*parts, where=f"--tls-dir {folder}")
 
 
-def _checked(ca: bytes, certificate: bytes, key: bytes, *, where: str) -> Tls:
+def _check_parts(ca: bytes, certificate: bytes, key: bytes, *, where: str) -> Tls:
     try:
-        shown = _handshake(ca, certificate, key)
+        shown = _try_handshake(ca, certificate, key)
     except ssl.SSLCertVerificationError as error:
         raise ConfigError(f"{where}: {_why_not_valid(error.verify_message)}") from error
     except (ssl.SSLError, UnicodeDecodeError) as error:
@@ -158,9 +157,10 @@ def _why_not_usable(error: Exception) -> str:
     return f"the files are not usable PEM ({reason})"
 
 
-def _handshake(ca: bytes, certificate: bytes, key: bytes) -> dict[str, Any]:
-    """Have the certificate greet itself in memory, as server and as client: what fails here would
-    fail, less clearly, at the first call. Returns what it shows of itself."""
+def _try_handshake(ca: bytes, certificate: bytes, key: bytes) -> dict[str, Any]:
+    """Let the certificate shake hands with itself in memory, as server and as client.
+
+    What fails here would fail, less clearly, at the first call. Returns what it shows of itself."""
     contexts = [ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)]
     with _as_file(certificate) as certificate_file, _as_file(key) as key_file:
         for context in contexts:
@@ -181,7 +181,8 @@ def _handshake(ca: bytes, certificate: bytes, key: bytes) -> dict[str, Any]:
 
 @contextmanager
 def _as_file(content: bytes) -> Generator[str]:
-    """A name for bytes that must not be on a disk: OpenSSL takes certificates from files only."""
+    """Yield a file name for bytes that must not be on a disk: OpenSSL takes certificates from files
+    only."""
     descriptor = os.memfd_create("flotilla-tls", os.MFD_CLOEXEC)
     try:
         os.write(descriptor, content)

@@ -44,8 +44,8 @@ def setup(service: str, run_id: str, folder: Path) -> TracerProvider | None:
     return provider
 
 
-def outgoing() -> str | None:
-    """The traceparent header of the current span, if there is one."""
+def current_traceparent() -> str | None:
+    """Return the traceparent header of the current span, if there is one."""
     if not trace.get_current_span().get_span_context().is_valid:
         return None
     carrier: dict[str, str] = {}
@@ -64,20 +64,21 @@ def continue_from(traceparent: str) -> None:
 def span(
     name: str, attributes: Mapping[str, str | int | float] | None = None
 ) -> AbstractContextManager[object]:
-    """A span around a block: some 30 microseconds, or next to nothing where none are recorded."""
+    """Return a span around a block: some 30 microseconds, or next to nothing where none are
+    recorded."""
     if not _recording:
         return _NOTHING
     return _tracer.start_as_current_span(name, attributes=attributes)
 
 
 def annotate(attributes: Mapping[str, str | int | float]) -> None:
-    """Add what turned out meanwhile to the span around, if it is recorded."""
+    """Add attributes that turned out meanwhile to the current span, if it is recorded."""
     if _recording:
         trace.get_current_span().set_attributes(attributes)
 
 
 class JsonLinesExporter(SpanExporter):
-    """Appends finished spans to a file, one JSON object per line."""
+    """Exporter of finished spans to a file, one JSON object per line."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("a", encoding="utf-8")

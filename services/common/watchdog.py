@@ -1,7 +1,7 @@
-"""Names the stage that stands still, and writes down what every thread and task was doing.
+"""A watchdog that names the stage that stands still, and writes the stacks of all threads and
+tasks.
 
-It never ends anything: whoever decides to kill finds the evidence already there.
-"""
+It never ends anything: whoever decides to kill finds the evidence already there."""
 
 import asyncio
 import faulthandler
@@ -25,7 +25,7 @@ _log = get_logger(__name__)
 
 
 @dataclass(slots=True)
-class _Stages:
+class _OpenStages:
     """All open stages of one name, by a number of their own; `moved_at` is of any of them."""
 
     limit_s: float
@@ -52,17 +52,19 @@ class Stages:
     """
 
     def __init__(self) -> None:
-        self._by_name: dict[str, _Stages] = {}
+        self._by_name: dict[str, _OpenStages] = {}
         self._numbers = itertools.count()
         self._lock = threading.Lock()
 
     def enter(self, name: str, limit_s: float, now: float) -> tuple[str, int]:
-        """Returns what `leave` needs. The newest limit of a name counts for all of it."""
+        """Enter a stage; return the argument for `leave`.
+
+        The newest limit of a name counts for all of it."""
         number = next(self._numbers)
         with self._lock:
             stages = self._by_name.get(name)
             if stages is None:
-                stages = self._by_name[name] = _Stages(limit_s, limit_s)
+                stages = self._by_name[name] = _OpenStages(limit_s, limit_s)
             stages.limit_s = limit_s
             stages.entered_at[number] = now
         return name, number
@@ -72,14 +74,14 @@ class Stages:
         with self._lock:
             del self._by_name[name].entered_at[number]
 
-    def progress(self, name: str, now: float) -> None:
-        """All open stages of this name have moved."""
+    def note_progress(self, name: str, now: float) -> None:
+        """Note that all open stages of this name have moved."""
         with self._lock:
             stages = self._by_name.get(name)
             if stages is not None:
                 stages.moved_at = now
 
-    def standstills(self, now: float) -> list[Standstill]:
+    def take_standstills(self, now: float) -> list[Standstill]:
         found: list[Standstill] = []
         with self._lock:
             for name, stages in self._by_name.items():
@@ -94,7 +96,7 @@ class Stages:
 
 
 class Watchdog:
-    """Looks at the stages from a thread of its own, so that a blocked event loop is seen too."""
+    """Observer of the stages in a thread of its own, so that a blocked event loop is seen too."""
 
     def __init__(
         self,
@@ -119,20 +121,20 @@ class Watchdog:
 
     @contextmanager
     def stage(self, name: str, limit_s: float | None = None) -> Generator[None]:
-        """Report `name` if the block takes longer than the limit without `progress(name)`."""
+        """Report `name` if the block takes longer than the limit without `note_progress(name)`."""
         stage = self._stages.enter(name, limit_s or self.limit_s, self._clock())
         try:
             yield
         finally:
             self._stages.leave(stage)
 
-    def progress(self, name: str) -> None:
-        """The open stages `name` have moved: their time starts again."""
-        self._stages.progress(name, self._clock())
+    def note_progress(self, name: str) -> None:
+        """Note that the open stages `name` have moved: their time starts again."""
+        self._stages.note_progress(name, self._clock())
 
-    def standstills(self, now: float) -> list[Standstill]:
-        """The stages to report at `now`; each call counts as their report."""
-        return self._stages.standstills(now)
+    def take_standstills(self, now: float) -> list[Standstill]:
+        """Return the stages to report at `now`; each call counts as their report."""
+        return self._stages.take_standstills(now)
 
     @contextmanager
     def running(self) -> Generator[None]:
@@ -154,7 +156,7 @@ class Watchdog:
         out.flush()
         faulthandler.dump_traceback(out, all_threads=True)
         if self._loop is not None:
-            out.write(_tasks(self._loop))
+            out.write(_format_tasks(self._loop))
         out.flush()
 
     def _watch(self) -> None:
@@ -162,10 +164,10 @@ class Watchdog:
         while loop is not None and not self._stop.wait(self._interval_s):
             if loop.is_closed():
                 return
-            for standstill in self.standstills(self._clock()):
+            for standstill in self.take_standstills(self._clock()):
                 self._report(standstill)
             try:
-                loop.call_soon_threadsafe(self.progress, EVENT_LOOP)
+                loop.call_soon_threadsafe(self.note_progress, EVENT_LOOP)
             except RuntimeError:  # closed in between: nothing is left to watch
                 return
 
@@ -175,12 +177,12 @@ class Watchdog:
             stage=standstill.stage,
             seconds=round(standstill.seconds, 1),
             open=standstill.count,
-            stacks=self._write(standstill.stage),
+            stacks=self._write_dump(standstill.stage),
         )
         self.on_standstill(standstill)
 
-    def _write(self, stage: str) -> str:
-        """Write the dump; returns where it is."""
+    def _write_dump(self, stage: str) -> str:
+        """Write the dump; return where it is."""
         if self._dump_folder is None:
             self.dump(sys.__stderr__ or sys.stderr)
             return "stderr"
@@ -195,7 +197,7 @@ class Watchdog:
         return str(path)
 
 
-def _tasks(loop: asyncio.AbstractEventLoop) -> str:
+def _format_tasks(loop: asyncio.AbstractEventLoop) -> str:
     text = io.StringIO()
     text.write("\nasyncio tasks\n")
     for task in asyncio.all_tasks(loop):

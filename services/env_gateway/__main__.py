@@ -1,4 +1,4 @@
-"""Starts the environment gateway: `python -m services.env_gateway --config SPEC`."""
+"""Start the environment gateway: `python -m services.env_gateway --config SPEC`."""
 
 import asyncio
 import gc
@@ -6,9 +6,9 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import TYPE_CHECKING
 
-from services.common.run_membership import Status
-from services.common.service_main import RegistryContract, Runtime, entry
-from services.env_gateway.api.alarms import LateHeartbeats
+from services.common.run_membership import ReplicaStatus
+from services.common.service_main import RegistryContract, Runtime, run_service_process
+from services.env_gateway.api.alarms import HeartbeatAlarms
 from services.env_gateway.config.gateway import EnvGatewayConfig
 from services.env_gateway.ports import Backend
 
@@ -24,7 +24,7 @@ It is the only place with concurrency limits, retries and verifiers. Alone:
 
 
 def load() -> Callable[[Runtime[EnvGatewayConfig]], Awaitable[None]]:
-    return serve
+    return serve_gateway
 
 
 def registry() -> RegistryContract:
@@ -33,7 +33,7 @@ def registry() -> RegistryContract:
     return RegistryContract(registry_service_pb2_grpc.RegistryServiceStub, registry_service_pb2)
 
 
-async def serve(runtime: Runtime[EnvGatewayConfig]) -> None:
+async def serve_gateway(runtime: Runtime[EnvGatewayConfig]) -> None:
     """Serve until drained, then close every environment."""
     from flotilla.env_gateway.v1 import episode_service_pb2_grpc
     from services.common import rpc
@@ -41,40 +41,42 @@ async def serve(runtime: Runtime[EnvGatewayConfig]) -> None:
 
     runtime.watchdog.limit_s = runtime.config.stall_s
     async with AsyncExitStack() as stack:
-        gateway = await _gateway(runtime, stack)
+        gateway = await _build_gateway(runtime, stack)
         streams = most_streams(runtime.config.limits)
         server = rpc.server(token=runtime.token, most_streams=streams)
         service = EpisodeService(gateway, runtime.drain.set)
         episode_service_pb2_grpc.add_EpisodeServiceServicer_to_server(service, server)
         serving = await stack.enter_async_context(runtime.serving(server))
-        alarms = LateHeartbeats()
-        keeping = asyncio.create_task(_keep(gateway, alarms, runtime.hurry))
+        alarms = HeartbeatAlarms()
+        keeping = asyncio.create_task(
+            _run_background_loops(gateway, alarms, runtime.hurry_heartbeat)
+        )
         # What is there now, stays. To search it for garbage would hold the loop for 40 ms, whenever
         # what strangers send makes Python do so.
         gc.collect()
         gc.freeze()
         serving.set_serving(True)
-        runtime.report(lambda: _status(runtime, alarms))
+        runtime.report_status(lambda: _current_status(runtime, alarms))
         await runtime.announce(serving.address)
         runtime.log.info(
             "serving", address=serving.address, backends=sorted(runtime.config.backend_names)
         )
-        await _until_drained(runtime, keeping)
+        await _wait_until_drained(runtime, keeping)
         serving.set_serving(False)
         await gateway.drain(runtime.config.drain_s)
 
 
-def _status(runtime: Runtime[EnvGatewayConfig], alarms: LateHeartbeats) -> Status:
+def _current_status(runtime: Runtime[EnvGatewayConfig], alarms: HeartbeatAlarms) -> ReplicaStatus:
     draining = runtime.drain.is_set()
     phase = "draining" if draining else "serving"
-    return Status(phase, serving=not draining, alarms=alarms.raised)
+    return ReplicaStatus(phase, serving=not draining, alarms=alarms.raised)
 
 
-async def _gateway(runtime: Runtime[EnvGatewayConfig], stack: AsyncExitStack) -> "Gateway":
-    """With what it needs, which `stack` then closes."""
-    from services.env_gateway.adapters.image_scaling import scale
+async def _build_gateway(runtime: Runtime[EnvGatewayConfig], stack: AsyncExitStack) -> "Gateway":
+    """Build the gateway with everything it needs; `stack` closes those parts at the end."""
+    from services.env_gateway.adapters.image_scaling import scale_image
     from services.env_gateway.episodes.gateway import Gateway
-    from services.env_gateway.episodes.instance_journal import Journal
+    from services.env_gateway.episodes.instance_journal import InstanceJournal
     from services.env_gateway.grading.grader import VerifierRunner, load_digests, load_verifiers
     from services.env_gateway.verify.pool import VerifierPool
 
@@ -88,9 +90,9 @@ async def _gateway(runtime: Runtime[EnvGatewayConfig], stack: AsyncExitStack) ->
         weight_of=config.weight_of,
     )
     stack.push_async_callback(pool.close)
-    await pool.start()
-    backends = await stack.enter_async_context(_backends(config))
-    journal = Journal(runtime.run_dir / f"{runtime.worker_id}.sqlite")
+    await pool.start_workers()
+    backends = await stack.enter_async_context(_open_backends(config))
+    journal = InstanceJournal(runtime.run_dir / f"{runtime.worker_id}.sqlite")
     stack.callback(journal.close)
     digests = load_digests(verifiers.digests)
     return Gateway(
@@ -100,24 +102,29 @@ async def _gateway(runtime: Runtime[EnvGatewayConfig], stack: AsyncExitStack) ->
         journal,
         incarnation=f"{runtime.run_id}.{runtime.worker_id}.{runtime.incarnation[:8]}",
         watchdog=runtime.watchdog,
-        scale=scale,
+        scale=scale_image,
         sandbox_limits=pool.sandbox_limits,
     )
 
 
-async def _keep(gateway: "Gateway", alarms: LateHeartbeats, hurry: Callable[[], None]) -> None:
-    """All that a gateway does unasked, for ever."""
+async def _run_background_loops(
+    gateway: "Gateway", alarms: HeartbeatAlarms, hurry: Callable[[], None]
+) -> None:
+    """Run the gateway's background loops: lease expiry, event-loop lag, metrics and alarms.
+    Never returns."""
     from services.env_gateway.api import prometheus, status
 
     async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(gateway.run())
-        tasks.create_task(prometheus.watch_loop())
-        tasks.create_task(status.keep_showing(gateway))
-        tasks.create_task(status.keep_alarms(gateway, alarms, hurry))
+        tasks.create_task(gateway.run_lease_loop())
+        tasks.create_task(prometheus.measure_loop_lag())
+        tasks.create_task(status.export_metrics_forever(gateway))
+        tasks.create_task(status.update_alarms_forever(gateway, alarms, hurry))
 
 
-async def _until_drained(runtime: Runtime[EnvGatewayConfig], keeping: asyncio.Task[None]) -> None:
-    """Raises what ended the gateway's own loop, should that happen first."""
+async def _wait_until_drained(
+    runtime: Runtime[EnvGatewayConfig], keeping: asyncio.Task[None]
+) -> None:
+    """Wait for the drain. If a background loop fails first, raise its error."""
     drained = asyncio.create_task(runtime.drain.wait())
     done, _ = await asyncio.wait({drained, keeping}, return_when=asyncio.FIRST_COMPLETED)
     if keeping in done:
@@ -129,14 +136,14 @@ async def _until_drained(runtime: Runtime[EnvGatewayConfig], keeping: asyncio.Ta
 
 
 @asynccontextmanager
-async def _backends(config: EnvGatewayConfig) -> AsyncGenerator[Mapping[str, Backend]]:
-    """The backends that the configuration uses."""
-    from services.env_gateway.adapters.build import build
+async def _open_backends(config: EnvGatewayConfig) -> AsyncGenerator[Mapping[str, Backend]]:
+    """Open the backends that the configuration uses, and close them at the end."""
+    from services.env_gateway.adapters.build import build_backend
 
     backends: dict[str, Backend] = {}
     try:
         for name in sorted(config.backend_names):
-            backends[name] = build(name, config.backends, max_calls=config.limits.max_calls)
+            backends[name] = build_backend(name, config.backends, max_calls=config.limits.max_calls)
         yield backends
     finally:
         for backend in backends.values():
@@ -144,4 +151,4 @@ async def _backends(config: EnvGatewayConfig) -> AsyncGenerator[Mapping[str, Bac
 
 
 if __name__ == "__main__":
-    entry("env_gateway", EnvGatewayConfig, load, doc=_DOC, registry=registry)
+    run_service_process("env_gateway", EnvGatewayConfig, load, doc=_DOC, registry=registry)

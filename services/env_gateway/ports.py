@@ -1,4 +1,4 @@
-"""What the gateway asks of environments and of verifiers, in its own words."""
+"""The gateway's interface to environments and to verifiers, in its own terms."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,8 +18,8 @@ class Tool:
     idempotent: bool = False
 
     @property
-    def repeatable(self) -> bool:
-        """Whether a call that may have been executed can be sent again without harm."""
+    def is_repeatable(self) -> bool:
+        """True when a call that may have been executed can be sent again without harm."""
         return self.read_only or self.idempotent
 
 
@@ -30,7 +30,8 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Media:
-    """`data` is empty when the bytes are to be fetched by hash; `size` counts them either way."""
+    """A picture or other binary part. `data` is empty when the bytes are to be fetched by hash;
+    `size` counts them either way."""
 
     data: bytes
     mime: str
@@ -48,7 +49,7 @@ Part = Text | Media
 
 @dataclass(frozen=True, slots=True)
 class CallResult:
-    """What a tool answered; with `is_error` the parts are what the policy is told."""
+    """The answer to a tool call; with `is_error`, its parts are the error shown to the policy."""
 
     parts: tuple[Part, ...]
     is_error: bool = False
@@ -63,13 +64,13 @@ class Rows:
 
 
 class BackendError(Exception):
-    """An environment could not be reached, or refused.
+    """Failure to reach an environment, or its refusal.
 
-    `delivered` is False when the request was certainly not executed and None when that is unknown.
-    `lost` means that the instance is gone for good; `invalid` that the same request can never
-    succeed; `bad_arguments` that the environment refused the arguments before executing anything;
-    `unreachable` that nothing answered, or a proxy in the environment's stead.
-    """
+    `delivered` is False when the request was certainly not executed and None when that is
+    unknown. `lost` means that the instance is gone for good; `invalid` that the same request
+    can never succeed; `bad_arguments` that the environment refused the arguments before
+    executing anything; `unreachable` that nothing answered, or a proxy in the environment's
+    stead."""
 
     def __init__(
         self,
@@ -93,18 +94,19 @@ class BackendError(Exception):
         self.unreachable = unreachable
 
     @property
-    def refused(self) -> bool:
-        """Nothing was done, and the same may be done later: too much at once, or nobody there."""
+    def is_refusal(self) -> bool:
+        """True when nothing was done and a later attempt may succeed: too much at once, or no
+        server there."""
         absent = self.unreachable and self.delivered is False
         return (self.kind == "throttled" or absent) and not (self.lost or self.invalid)
 
 
 class QueryError(Exception):
-    """The database refused the statement; the message is SQLite's."""
+    """The database's refusal of a statement; the message is SQLite's."""
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class CheckReport:
     """Checks that a verifier returned with its score, where nothing that it prints can reach."""
 
     passed: tuple[str, ...]
@@ -115,12 +117,11 @@ class Report:
 class Execution:
     """One run of a verifier.
 
-    `error` says why it could not run to its end; `retryable` whether another run may differ; `ran`
-    whether it was begun at all; `cut` whether it printed more than `stdout` holds.
-    """
+    `error` is the reason why it could not run to its end; `retryable` is set if another run may
+    differ, `ran` if it was begun at all, `cut` if it printed more than `stdout` holds."""
 
     result: Any = None
-    report: Report | None = None
+    report: CheckReport | None = None
     stdout: str = ""
     cut: bool = False
     error: str | None = None
@@ -132,7 +133,7 @@ class Execution:
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """What there is to grade besides the final state. `conversation` is a JSON array."""
+    """The material to grade besides the final state. `conversation` is a JSON array."""
 
     task: Task
     final_answer: str | None
@@ -155,28 +156,33 @@ class Instance(Protocol):
     def data_version(self) -> str: ...
 
     async def list_tools(self, *, timeout_s: float) -> Sequence[Tool]:
-        """Show that the instance is ready, and say which tools it has."""
+        """Show that the instance is ready, and return its tools."""
         ...
 
-    async def observe(self, *, timeout_s: float) -> Sequence[Part]:
-        """What the environment shows at the start, such as a first screenshot; often nothing."""
+    async def get_first_observation(self, *, timeout_s: float) -> Sequence[Part]:
+        """Return what the environment shows at the start, such as a first screenshot; often
+        nothing."""
         ...
 
-    async def call(
+    async def call_tool(
         self, name: str, arguments: Mapping[str, Any], *, timeout_s: float
     ) -> CallResult: ...
 
-    async def grade(self, submission: Submission, *, timeout_s: float) -> Execution | None:
-        """Grade where the environment lives; None leaves the task's verifier to the gateway. Asked
-        again with the same object when it has raised BackendError."""
+    async def grade_submission(
+        self, submission: Submission, *, timeout_s: float
+    ) -> Execution | None:
+        """Grade where the environment lives; return None to leave the task's verifier to the
+        gateway. After a BackendError it is called again with the same object."""
         ...
 
-    async def query(self, db: str, sql: str, args: Sequence[SqlValue], *, timeout_s: float) -> Rows:
+    async def query_database(
+        self, db: str, sql: str, args: Sequence[SqlValue], *, timeout_s: float
+    ) -> Rows:
         """Read from the "seed" or the "current" database; QueryError if SQL is at fault."""
         ...
 
-    async def snapshot(self, db: str, *, timeout_s: float) -> bytes | None:
-        """The whole database as a SQLite file, or None where it is cheaper to ask queries."""
+    async def snapshot_database(self, db: str, *, timeout_s: float) -> bytes | None:
+        """Return the whole database as a SQLite file, or None where queries are cheaper."""
         ...
 
     async def close(self, *, timeout_s: float) -> None:
@@ -185,30 +191,29 @@ class Instance(Protocol):
 
 
 @runtime_checkable
-class Watched(Protocol):
-    """An instance whose backend can tell, without reaching the instance, whether it still runs."""
+class SupportsLiveness(Protocol):
+    """An instance whose backend knows, without reaching the instance, whether it still runs."""
 
-    async def alive(self, *, timeout_s: float) -> bool:
-        """Raises BackendError when that is not known."""
+    async def is_alive(self, *, timeout_s: float) -> bool:
+        """Return True while the instance runs. Raises BackendError when that is not known."""
         ...
 
 
 @runtime_checkable
-class Mortal(Protocol):
-    """An instance that knows without asking anybody when it has ended."""
+class SupportsEndReason(Protocol):
+    """An instance that knows by itself when it has ended."""
 
     @property
-    def ended(self) -> str | None:
-        """Why; None while it is not known to have."""
+    def end_reason(self) -> str | None:
+        """The reason why it has ended; None while no end is known."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class Provision:
-    """One instance to create, tagged with its `episode_id`, which names run and gateway.
+class ProvisionRequest:
+    """Request for one instance, tagged with its `episode_id`, which names run and gateway.
 
-    `ttl_s` is for backends that can end an instance by themselves.
-    """
+    `ttl_s` is for backends that can end an instance by themselves."""
 
     episode_id: str
     task: Task
@@ -225,19 +230,20 @@ class Orphan:
 
 class Backend(Protocol):
     @property
-    def apart(self) -> bool:
-        """Whether each instance is a machine or a process of its own, which can hang by itself."""
+    def isolates_instances(self) -> bool:
+        """True where each instance is a machine or a process of its own, which can hang by
+        itself."""
         ...
 
-    def serves(self, env_key: str) -> bool:
-        """Whether the environment may exist here; False is certain."""
+    def serves_environment(self, env_key: str) -> bool:
+        """Return False if the environment certainly does not exist here, True if it may."""
         ...
 
-    async def provision(self, request: Provision, *, timeout_s: float) -> Instance:
+    async def provision_instance(self, request: ProvisionRequest, *, timeout_s: float) -> Instance:
         """Create an instance. Safe to repeat with the same `episode_id`."""
         ...
 
-    async def reclaim(self, orphan: Orphan, *, timeout_s: float) -> None:
+    async def reclaim_orphan(self, orphan: Orphan, *, timeout_s: float) -> None:
         """Delete an instance of which only the tag may be known; succeeds when there is none."""
         ...
 
@@ -248,21 +254,21 @@ class Backend(Protocol):
 
 @runtime_checkable
 class HeartbeatBackend(Protocol):
-    """A backend that ends instances of which it does not hear for a while."""
+    """A backend that ends instances whose heartbeats are missing for a while."""
 
     @property
-    def late(self) -> int:
-        """How many instances it has not confirmed to have heard of for most of their time."""
+    def late_count(self) -> int:
+        """The number of instances without a confirmed heartbeat for most of their time."""
         ...
 
     @property
-    def beating(self) -> int:
-        """How many instances it has to hear of."""
+    def beating_count(self) -> int:
+        """The number of instances that need heartbeats."""
         ...
 
     @property
     def last_failure(self) -> str:
-        """What the newest heartbeat that failed was told; empty while none has."""
+        """The error of the newest heartbeat that failed; empty while none has."""
         ...
 
 
@@ -274,12 +280,11 @@ SnapshotFn = Callable[[str], Awaitable[bytes | None]]
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """A verifier, the arguments it is given besides `env`, and how it sees the final state.
+    """A verifier, its arguments besides `env`, and its access to the final state.
 
-    `call` makes tool calls that only read; without it there are none to make.
-    One that is not `trusted` may try anything to get at more than that. `run_id` is whose share of
-    the processes it takes.
-    """
+    `call` makes tool calls that only read; without it there are none to make. A verifier that
+    is not `trusted` may try anything to get at more than that. `run_id` names the run whose
+    share of the processes it takes."""
 
     source: str
     function: str
@@ -292,8 +297,8 @@ class Verification:
 
 
 class Grader(Protocol):
-    async def execute(self, verification: Verification, *, timeout_s: float) -> Execution:
-        """Raises BackendError for what the environment fails to answer the verifier."""
+    async def run_verifier(self, verification: Verification, *, timeout_s: float) -> Execution:
+        """Run a verifier. Raises BackendError when the environment fails to answer it."""
         ...
 
     async def close(self) -> None: ...

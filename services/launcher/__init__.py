@@ -1,1 +1,2 @@
-"""Turns one run spec into running services, keeps them so, and tells them where their peers are."""
+"""The launcher: turns one run spec into running services, keeps them running, and tells them
+where their peers are."""

@@ -1,4 +1,5 @@
-"""Starts a launcher: `python -m services.launcher`. `flotilla train` does so by itself."""
+"""Entry point of a launcher: `python -m services.launcher`. `flotilla train` starts one by
+itself."""
 
 import argparse
 import asyncio
@@ -16,27 +17,27 @@ import grpc.aio
 from flotilla.launcher.v1 import registry_service_pb2_grpc, run_service_pb2_grpc
 from services.common import log, rpc
 from services.common.errors import ConfigError
-from services.common.network import advertised, is_loopback, split
+from services.common.network import advertised_address, is_loopback, split_host_port
 from services.common.private_process import keep_private
 from services.common.text import say
 from services.launcher import launcher_address
-from services.launcher.api.registry_server import RunRegistries
+from services.launcher.api.registry_server import GrpcRegistryHost
 from services.launcher.api.run_service import RegistryService, RunService
 from services.launcher.backends.local.backend import LocalBackend
-from services.launcher.control.budget import meter
-from services.launcher.control.event_publisher import Teller
-from services.launcher.control.launcher import Equipment, Launcher
+from services.launcher.control.budget import meter_cost
+from services.launcher.control.event_publisher import EventPublisher
+from services.launcher.control.launcher import Launcher, LauncherDependencies
 from services.launcher.doctor.start_gate import doctor_gate
-from services.launcher.notify.build import notifying
-from services.launcher.ports import Backend, BackendError, Backends, Hooks
+from services.launcher.notify.build import open_notifier
+from services.launcher.ports import Backend, BackendError, BackendFactories, LauncherHooks
 from services.launcher.security import certificates
-from services.launcher.store.ledger import LedgerError, Store
+from services.launcher.store.ledger import Ledger, LedgerError
 
 _CLOSE_GRACE_S = 30.0
 _IDLE_CHECK_S = 0.5
 
 
-def arguments() -> argparse.ArgumentParser:
+def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m services.launcher",
         description="Starts, watches and ends runs; serves RunService and RegistryService.",
@@ -58,8 +59,9 @@ def arguments() -> argparse.ArgumentParser:
 
 
 @contextmanager
-def alone(runs: Path) -> Generator[bool]:
-    """Hold the folder's lock. False: another launcher has it. A dead one's lock is free."""
+def hold_folder_lock(runs: Path) -> Generator[bool]:
+    """Hold the folder's lock; yield False if another launcher has it. A dead one's lock is
+    free."""
     with (runs / "launcher.lock").open("a") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -70,68 +72,75 @@ def alone(runs: Path) -> Generator[bool]:
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
-    """How a launcher serves."""
+class ServeOptions:
+    """Settings with which a launcher serves."""
 
     runs: Path
     listen: str
     advertise: str | None
     idle_exit: float | None
-    backends: Backends
-    hooks: Hooks
+    backends: BackendFactories
+    hooks: LauncherHooks
 
 
-async def serve(options: Options) -> None:
+async def serve_launcher(options: ServeOptions) -> None:
     """Take over what a dead launcher left, then serve until told to stop."""
     stop, runs = asyncio.Event(), options.runs
-    store = Store(runs / "launcher.sqlite")
+    store = Ledger(runs / "launcher.sqlite")
     # Registries need the launcher, which needs registries.
-    registries = RunRegistries(runs, lambda run_id, server: add_registry(launcher, run_id, server))
-    launcher = Launcher(runs, store, Equipment(options.backends, registries, options.hooks))
+    registries = GrpcRegistryHost(
+        runs, lambda run_id, server: add_registry(launcher, run_id, server)
+    )
+    launcher = Launcher(
+        runs, store, LauncherDependencies(options.backends, registries, options.hooks)
+    )
 
     def on_signal() -> None:
         if stop.is_set():
-            launcher.hurry()
+            launcher.end_all_now()
         stop.set()
 
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, on_signal)
-    await launcher.recover()
-    teller = Teller(store, options.hooks.observers)
-    watches = [asyncio.create_task(teller.run()), asyncio.create_task(launcher.watch_for_leaks())]
-    async with _reachable(options, launcher):
-        await _until_told(stop, launcher, options.idle_exit)
+    await launcher.recover_runs()
+    teller = EventPublisher(store, options.hooks.observers)
+    watches = [
+        asyncio.create_task(teller.publish_forever()),
+        asyncio.create_task(launcher.watch_for_leaks()),
+    ]
+    async with _serve_runs(options, launcher):
+        await _wait_until_told(stop, launcher, options.idle_exit)
         await launcher.close(_CLOSE_GRACE_S)
     for watch in watches:
         watch.cancel()
     await asyncio.gather(*watches, return_exceptions=True)
-    await teller.tell()
+    await teller.publish_pending()
     store.close()
 
 
 @asynccontextmanager
-async def _reachable(options: Options, launcher: Launcher) -> AsyncGenerator[None]:
+async def _serve_runs(options: ServeOptions, launcher: Launcher) -> AsyncGenerator[None]:
     """Serve RunService, with launcher.json for its clients; beyond loopback under TLS."""
-    own = certificates.of_launcher(options.runs)
+    own = certificates.load_launcher_identity(options.runs)
     log.add_secret(own.token)
     server = rpc.server(token=own.token)
     run_service_pb2_grpc.add_RunServiceServicer_to_server(RunService(launcher), server)
-    alone_here = is_loopback(split(options.listen, "listen")[0])
-    tls = None if alone_here else own.tls(certificates.LAUNCHER)
-    client = None if alone_here else own.tls(certificates.CLIENT)
+    alone_here = is_loopback(split_host_port(options.listen, "listen")[0])
+    tls = None if alone_here else own.tls_for(certificates.LAUNCHER)
+    client = None if alone_here else own.tls_for(certificates.CLIENT)
     at = rpc.serving(server, options.listen, tls=tls, advertise=options.advertise, grace_s=1.0)
     async with at as serving:
         serving.set_serving(True)
         there = (options.runs, serving.address, own.token, client)
-        with launcher_address.written(*there, listen=options.listen):
+        with launcher_address.published_address(*there, listen=options.listen):
             yield
 
 
-async def serve_and_notify(options: Options) -> None:
-    """Serve, and tell people what becomes of the runs, the last word included."""
-    async with notifying(options.runs) as notifier:
+async def serve_and_notify(options: ServeOptions) -> None:
+    """Serve, and notify people of what becomes of the runs, the last message included."""
+    async with open_notifier(options.runs) as notifier:
         hooks = replace(options.hooks, observers=(*options.hooks.observers, notifier))
-        await serve(replace(options, hooks=hooks))
+        await serve_launcher(replace(options, hooks=hooks))
 
 
 def add_registry(launcher: Launcher, run_id: str, server: grpc.aio.Server) -> None:
@@ -139,12 +148,12 @@ def add_registry(launcher: Launcher, run_id: str, server: grpc.aio.Server) -> No
     registry_service_pb2_grpc.add_RegistryServiceServicer_to_server(registry, server)
 
 
-def backends(runs: Path) -> Backends:
-    """What `launcher.backend` may name."""
-    return {"local": lambda: LocalBackend(runs), "sky": lambda: _sky(runs)}
+def backend_factories(runs: Path) -> BackendFactories:
+    """Make the table of backends that `launcher.backend` may name."""
+    return {"local": lambda: LocalBackend(runs), "sky": lambda: _make_sky_backend(runs)}
 
 
-def _sky(runs: Path) -> Backend:
+def _make_sky_backend(runs: Path) -> Backend:
     from services.launcher.backends.sky.backend import SkyBackend
     from services.launcher.backends.sky.sdk import SkyClient
 
@@ -154,10 +163,12 @@ def _sky(runs: Path) -> Backend:
     return SkyBackend(runs, root=root, client=SkyClient())
 
 
-async def _until_told(stop: asyncio.Event, launcher: Launcher, idle_exit: float | None) -> None:
+async def _wait_until_told(
+    stop: asyncio.Event, launcher: Launcher, idle_exit: float | None
+) -> None:
     while not stop.is_set():
         idle_s = time.monotonic() - launcher.idle_since
-        if idle_exit is not None and launcher.idle and idle_s > idle_exit:
+        if idle_exit is not None and launcher.is_idle and idle_s > idle_exit:
             return
         try:
             async with asyncio.timeout(_IDLE_CHECK_S):
@@ -167,26 +178,28 @@ async def _until_told(stop: asyncio.Event, launcher: Launcher, idle_exit: float 
 
 
 def main() -> int:
-    """Exit codes: 0 stopped as told, 1 another launcher has the folder, or it cannot be kept."""
-    given = arguments().parse_args()
+    """Run a launcher and return its exit code.
+
+    Exit codes: 0 stopped as told, 1 another launcher has the folder, or it cannot be kept."""
+    given = build_parser().parse_args()
     runs = Path(given.runs).resolve()
     runs.mkdir(parents=True, exist_ok=True)
     log.setup("launcher", "")
-    with alone(runs) as alone_here:
+    with hold_folder_lock(runs) as alone_here:
         if not alone_here:
             say(f"error: another launcher is running for {runs}", file=sys.stderr)
             return 1
-        options = Options(
+        options = ServeOptions(
             runs=runs,
             listen=given.listen,
             advertise=given.advertise,
             idle_exit=given.idle_exit,
-            backends=backends(runs),
-            hooks=Hooks(gate=doctor_gate, meter=meter),
+            backends=backend_factories(runs),
+            hooks=LauncherHooks(gate=doctor_gate, meter=meter_cost),
         )
         try:
             # Before the runs of a dead launcher are taken over.
-            advertised(split(given.listen, "listen")[0], 0, given.advertise)
+            advertised_address(split_host_port(given.listen, "listen")[0], 0, given.advertise)
             asyncio.run(serve_and_notify(options))
         except (BackendError, ConfigError, LedgerError) as error:
             say(f"error: {error}", file=sys.stderr)

@@ -1,5 +1,5 @@
-"""The launcher's clock: seconds since the epoch, so that deadlines outlive a launcher, which do not
-jump while it lives."""
+"""The launcher's clock: seconds since the epoch, so that deadlines outlive a launcher. It
+does not jump while the launcher lives."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""`runs/launcher.json`: where the launcher of a runs folder is, for the command line."""
+"""`runs/launcher.json`: the address of the launcher of a runs folder, for the command line."""
 
 import json
 import os
@@ -10,18 +10,18 @@ from pathlib import Path
 import psutil
 
 from services.common.errors import ConfigError
-from services.common.network import joined, split
+from services.common.network import join_host_port, split_host_port
 from services.common.tls import Tls, from_text
 
 REMOTE_VARIABLE = "FLOTILLA_LAUNCHER"
-_NAME = "launcher.json"
-_HERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+_ADDRESS_FILE = "launcher.json"
+_LOOPBACK_OF_WILDCARD = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
 @dataclass(frozen=True, slots=True)
-class Address:
-    """A launcher that runs: how to reach it, and its process. `tls` is a client's, for a launcher
-    that serves beyond loopback; `listen` is what it was told to listen on."""
+class LauncherAddress:
+    """Address and process of a running launcher. `tls` is a client's, for a launcher that
+    serves beyond loopback; `listen` is what it was told to listen on."""
 
     address: str
     token: str
@@ -31,26 +31,30 @@ class Address:
     listen: str = ""
 
     @property
-    def here(self) -> str:
-        """Where the processes beside it reach it: others may come by another machine, or through a
-        firewall."""
-        host, port = split(self.listen or self.address, "listen")
+    def local_address(self) -> str:
+        """Address for the processes beside it. Others may come by way of another machine, or
+        through a firewall."""
+        host, port = split_host_port(self.listen or self.address, "listen")
         # Any free port is known only from the address.
-        return joined(_HERE.get(host, host), port or split(self.address, "launcher")[1])
+        return join_host_port(
+            _LOOPBACK_OF_WILDCARD.get(host, host),
+            port or split_host_port(self.address, "launcher")[1],
+        )
 
 
 @contextmanager
-def written(
+def published_address(
     runs: Path, address: str, token: str, tls: Tls | None = None, *, listen: str = ""
 ) -> Generator[None]:
-    """Have the file there, readable by its owner alone, for as long as the launcher serves."""
+    """Keep the file in place, readable by its owner alone, for as long as the launcher
+    serves."""
     started = psutil.Process().create_time()
     content = {"address": address, "token": token, "pid": os.getpid(), "started": started}
     if tls is not None:
         content["tls"] = tls.to_text()
     if listen:
         content["listen"] = listen
-    path, draft = runs / _NAME, runs / f".{_NAME}.{os.getpid()}"
+    path, draft = runs / _ADDRESS_FILE, runs / f".{_ADDRESS_FILE}.{os.getpid()}"
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "w") as file:
         json.dump(content, file)
@@ -61,11 +65,11 @@ def written(
         path.unlink(missing_ok=True)
 
 
-def from_environment() -> Address | None:
-    """A launcher elsewhere: the content of its launcher.json, in FLOTILLA_LAUNCHER.
+def address_from_environment() -> LauncherAddress | None:
+    """Read the address of a launcher elsewhere from FLOTILLA_LAUNCHER, which holds the
+    content of its launcher.json.
 
-    Raises ConfigError for what is not that, without showing it: it holds secrets.
-    """
+    Raises ConfigError for anything else, without showing it: it holds secrets."""
     text = os.environ.get(REMOTE_VARIABLE, "").strip()
     if not text:
         return None
@@ -76,17 +80,18 @@ def from_environment() -> Address | None:
         raise ConfigError(
             f"{REMOTE_VARIABLE} is not the content of a launcher's runs/launcher.json"
         ) from None
-    return Address(
+    return LauncherAddress(
         address, token, 0, from_text(tls, where=REMOTE_VARIABLE) if tls else None, elsewhere=True
     )
 
 
-def read(runs: Path) -> Address | None:
-    """The launcher of a runs folder; None if none runs. A dead one's file counts for nothing.
+def read_address(runs: Path) -> LauncherAddress | None:
+    """Return the launcher of a runs folder; None if none runs. A dead one's file counts for
+    nothing.
 
     Raises ConfigError if its certificate has expired."""
     try:
-        content = json.loads((runs / _NAME).read_text())
+        content = json.loads((runs / _ADDRESS_FILE).read_text())
         process = psutil.Process(content["pid"])
         alive = abs(process.create_time() - content["started"]) < 1.0
         zombie = process.status() == psutil.STATUS_ZOMBIE
@@ -95,7 +100,7 @@ def read(runs: Path) -> Address | None:
     if not alive or zombie:
         return None
     text = content.get("tls")
-    tls = from_text(text, where=str(runs / _NAME)) if text else None
-    return Address(
+    tls = from_text(text, where=str(runs / _ADDRESS_FILE)) if text else None
+    return LauncherAddress(
         content["address"], content["token"], content["pid"], tls, listen=content.get("listen", "")
     )

@@ -1,4 +1,4 @@
-"""From a run spec to the commands of its replicas, pure."""
+"""Translation of a run spec into the commands of its replicas. Pure."""
 
 import hashlib
 from collections.abc import Collection, Mapping
@@ -7,15 +7,15 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from services.common.config import canonical_json, parse
-from services.common.interpreter import python
-from services.common.parsing import Limits, ParseError, TooLargeError, parse_json
+from services.common.config import canonical_json, parse_config
+from services.common.interpreter import python_command
+from services.common.parsing import ParseError, TextLimits, TooLargeError, parse_json
 from services.common.spec import parse_shared
 from services.launcher.config.launcher import LauncherConfig
-from services.launcher.state import LEARNER, Key, RunMode
+from services.launcher.state import LEARNER, ReplicaKey, RunMode
 
 SPEC_FILE = "spec.json"
-_LIMITS = Limits(bytes=2**21, values=2**16)
+_LIMITS = TextLimits(bytes=2**21, values=2**16)
 
 
 class BadSpecError(ValueError):
@@ -23,8 +23,8 @@ class BadSpecError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """A run spec as the launcher understands it. `text` is its canonical JSON."""
+class RunPlan:
+    """Run spec as the launcher understands it. `text` is its canonical JSON."""
 
     name: str
     text: str
@@ -36,7 +36,7 @@ class Plan:
         return hashlib.sha256(self.text.encode()).digest()
 
 
-def read_spec(text: str) -> Plan:
+def parse_spec(text: str) -> RunPlan:
     """Parse what the launcher needs of a spec. Raises BadSpecError or ConfigError."""
     try:
         spec = parse_json(text, _LIMITS, strict=True)
@@ -47,12 +47,15 @@ def read_spec(text: str) -> Plan:
     if not isinstance(spec, dict):
         raise BadSpecError("the spec is not a JSON object")
     name = parse_shared(spec, where="spec").name
-    config = parse(LauncherConfig, spec.get("launcher", {}), where="spec", section="launcher")
-    return Plan(name=name, text=canonical_json(spec), spec=spec, config=config)
+    config = parse_config(
+        LauncherConfig, spec.get("launcher", {}), where="spec", section="launcher"
+    )
+    return RunPlan(name=name, text=canonical_json(spec), spec=spec, config=config)
 
 
-def run_id(name: str, now: datetime, taken: Collection[str]) -> str:
-    """Spec name and UTC time; a number behind it where that is taken."""
+def make_run_id(name: str, now: datetime, taken: Collection[str]) -> str:
+    """Make a run id of the spec name and the UTC time; a number is appended where that is
+    taken."""
     first = f"{name}-{now:%Y%m%d-%H%M%S}"
     if first not in taken:
         return first
@@ -63,19 +66,22 @@ def run_id(name: str, now: datetime, taken: Collection[str]) -> str:
 
 
 def check_command(modules: Mapping[str, str], service: str) -> tuple[str, ...]:
-    """The command by which a service validates its own part of a spec, on its standard input: a
-    file would stay behind where the launcher is killed."""
+    """Return the command by which a service validates its own part of a spec.
+
+    The spec goes to its standard input: a file would stay behind if the launcher were
+    killed."""
     entry = modules.get(service, f"services.{service}")
-    return python("-m", entry, "--config", "-", "--check-config")
+    return python_command("-m", entry, "--config", "-", "--check-config")
 
 
 def replica_command(
-    config: LauncherConfig, key: Key, run_dir: Path, registry: str, mode: RunMode
+    config: LauncherConfig, key: ReplicaKey, run_dir: Path, registry: str, mode: RunMode
 ) -> tuple[str, ...]:
-    """The command of one replica. Secrets are not part of it: anybody can read a command line."""
+    """Return the command of one replica. Secrets are not part of it: anybody can read a
+    command line."""
     service, index = key
     command = (
-        *python("-m", config.modules.get(service, f"services.{service}")),
+        *python_command("-m", config.modules.get(service, f"services.{service}")),
         *("--config", str(run_dir / SPEC_FILE)),
         *("--run-id", run_dir.name),
         *("--run-dir", str(run_dir)),
@@ -89,6 +95,6 @@ def replica_command(
     return command
 
 
-def log_path(run_dir: Path, key: Key) -> Path:
-    """Where a replica's output goes."""
+def log_path(run_dir: Path, key: ReplicaKey) -> Path:
+    """Return the path of a replica's log, which holds its output."""
     return run_dir / "logs" / f"{key[0]}-{key[1]}.log"

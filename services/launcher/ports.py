@@ -1,5 +1,4 @@
-"""What the launcher needs from whatever runs processes, and whom it asks and tells, in its own
-words."""
+"""The launcher's ports: the backends that run processes, and those whom it asks and informs."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -8,25 +7,26 @@ from pathlib import Path
 from typing import Protocol
 
 from services.launcher.config.launcher import LauncherConfig
-from services.launcher.state import Cost, Exit, Key, Outcome, Run, RunMode, Unit
-from services.launcher.store.ledger import Event, StoredRun
+from services.launcher.state import Cost, ExitStatus, Outcome, ReplicaKey, Run, RunMode, Unit
+from services.launcher.store.ledger import RunEvent, StoredRun
 
 
 class BackendError(Exception):
-    """A replica cannot be started, now or later; the message says why."""
+    """A replica cannot be started, now or later. The message says why."""
 
 
 class CapacityError(BackendError):
-    """Nobody has such a machine at present. Another attempt may find one, perhaps elsewhere."""
+    """No such machine is available at present. Another attempt may find one, perhaps
+    elsewhere."""
 
 
 class SetupError(BackendError):
-    """There was a machine, and it could not be made ready. Another one may do."""
+    """There was a machine, and it could not be made ready. Another one may work."""
 
 
 class StartLostError(BackendError):
-    """Somebody else ended it before it was started, or the backend broke over it: next time it may
-    come true. Counts like a crash of the replica."""
+    """Somebody else ended the replica before it was started, or the backend failed during
+    the start. The next start may succeed. It counts as a crash of the replica."""
 
 
 class BackendUnreachable(Exception):
@@ -37,15 +37,15 @@ class BackendUnreachable(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
-    """One replica to start. `secrets` are for it alone and are written nowhere.
+class LaunchSpec:
+    """Specification of one replica to start. `secrets` are for it alone and are written
+    nowhere.
 
-    `command` is for this machine, and so are the variables that it `inherits`. A backend of other
-    machines makes its own of the rest.
-    """
+    `command` is for this machine, and so are the variables that it `inherits`. A backend of
+    other machines builds its own from the rest."""
 
     run_id: str
-    key: Key
+    key: ReplicaKey
     command: tuple[str, ...]
     secrets: Mapping[str, str]
     log: Path
@@ -61,13 +61,15 @@ class Launch:
 
     @property
     def name(self) -> str:
-        """Unique among all that the backend runs, and the same for every start of the replica."""
+        """Name of the replica, unique among all that the backend runs and the same for every
+        start."""
         return f"{self.run_id}/{self.key[0]}-{self.key[1]}"
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
-    """What a backend would use for one replica: for people, and its own task file if it has one."""
+class ResourceOffer:
+    """Resources that a backend would use for one replica: for people, with the task file of
+    the backend if it has one."""
 
     resources: str
     task_yaml: str = ""
@@ -76,17 +78,17 @@ class Offer:
 
 
 @dataclass(frozen=True, slots=True)
-class Evidence:
-    """What a backend found when it was asked whether anything of a run is left."""
+class CleanupEvidence:
+    """Result of asking a backend whether anything of a run is left."""
 
     gone: bool
     detail: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Stray:
-    """Something that is ours and of no active run, by its name at the backend. `run_id` is empty
-    where the name does not say whose it is."""
+class StrayResource:
+    """Resource that is ours and belongs to no active run, by its name at the backend.
+    `run_id` is empty if the name does not say whose it is."""
 
     name: str
     run_id: str = ""
@@ -95,108 +97,114 @@ class Stray:
 
 
 class Backend(Protocol):
-    """Runs replicas somewhere. All methods may be repeated; a name identifies a replica.
+    """Backend that runs replicas somewhere. All methods may be repeated; a name identifies a
+    replica.
 
-    Output of a replica is appended to `Launch.log`, wherever it runs.
-    """
+    Output of a replica is appended to `LaunchSpec.log`, wherever it runs."""
 
-    async def offer(self, launch: Launch) -> Offer:
-        """Say what starting this would use. Raises BackendError when it cannot be had."""
+    async def offer_resources(self, launch: LaunchSpec) -> ResourceOffer:
+        """Return the resources that starting this would use. Raises BackendError if they
+        cannot be had."""
         ...
 
-    async def start(self, launch: Launch) -> Unit:
+    async def start_replica(self, launch: LaunchSpec) -> Unit:
         """Start a replica; may take minutes on machines that must be found first.
 
-        Raises CapacityError, SetupError, StartLostError, BackendError. What it leaves where it
-        fails or is cancelled, `undo` ends.
-        """
+        Raises CapacityError, SetupError, StartLostError, BackendError. `undo_start` ends
+        what a failed or cancelled start leaves."""
         ...
 
-    async def attach(self, launch: Launch, unit: Unit) -> bool:
+    async def attach_replica(self, launch: LaunchSpec, unit: Unit) -> bool:
         """Take over a replica that an earlier launcher started. False: it is gone.
 
         After True the unit may be waited for, drained and killed like one of our own.
         """
         ...
 
-    async def find(self, launch: Launch) -> Unit | None:
-        """The replica that a start of this has left, if any: nobody wrote down what came of it."""
+    async def find_replica(self, launch: LaunchSpec) -> Unit | None:
+        """Return the replica that a start of this has left, if any. Nobody recorded the
+        result of that start."""
         ...
 
-    async def undo(self, launch: Launch) -> None:
-        """End what a start of this has left, if anything: nobody wants it any more."""
+    async def undo_start(self, launch: LaunchSpec) -> None:
+        """End what a start of this has left, if anything. It is no longer wanted."""
         ...
 
-    async def price(self, launch: Launch) -> float | None:
-        """US dollars per hour of the machines that the replica has now; None where that is not
-        known."""
+    async def price_per_hour(self, launch: LaunchSpec) -> float | None:
+        """Return the price of the replica's present machines in US dollars per hour; None if
+        it is not known."""
         ...
 
-    async def wait(self, unit: Unit) -> Exit:
+    async def wait_for_exit(self, unit: Unit) -> ExitStatus:
         """Return once the replica *and all it started* are gone."""
         ...
 
-    async def drain(self, unit: Unit) -> None:
-        """Ask it to finish and exit, by the platform's own means if there are any."""
+    async def drain_replica(self, unit: Unit) -> None:
+        """Ask the replica to finish and exit, by the platform's own means if there are any."""
         ...
 
-    async def kill(self, unit: Unit) -> None:
-        """End it and all it started, now."""
+    async def kill_replica(self, unit: Unit) -> None:
+        """End the replica and all it started, now."""
         ...
 
-    async def orphans(self, known: Collection[Unit]) -> list[Unit]:
-        """What still runs of these, and of what an earlier launcher started here unrecorded."""
+    async def list_orphans(self, known: Collection[Unit]) -> list[Unit]:
+        """Return those of the known units that still run, and those that an earlier launcher
+        started here unrecorded."""
         ...
 
-    async def end(self, unit: Unit, grace_s: float) -> None:
-        """End an orphan: ask, wait for as long as `grace_s`, then kill."""
+    async def end_orphan(self, unit: Unit, grace_s: float) -> None:
+        """End an orphan: ask, wait for up to `grace_s`, then kill."""
         ...
 
-    async def clean(self, run_id: str) -> Evidence:
+    async def clean_run(self, run_id: str) -> CleanupEvidence:
         """Free what a run that has ended left behind, then look whether anything is left."""
         ...
 
-    async def strays(self, active: Collection[str]) -> list[Stray]:
-        """What is ours and of no run in `active`. Runs may be begun, and become active, while this
-        looks: whether one is active counts only after it has looked."""
+    async def list_strays(self, active: Collection[str]) -> list[StrayResource]:
+        """List what is ours and belongs to no run in `active`.
+
+        Runs may begin and become active during the look. A run counts as active or not only
+        after the look."""
         ...
 
-    async def reap(self, active: Collection[str]) -> list[str]:
-        """End the strays; say what that was. Called now and then."""
+    async def reap_strays(self, active: Collection[str]) -> list[str]:
+        """End the strays and return what was ended. Called periodically."""
         ...
 
 
 # By the name in `launcher.backend`. Called once, when the first run needs it; raises BackendError
 # with the way to get it where this environment lacks it.
-Backends = Mapping[str, Callable[[], Backend]]
+BackendFactories = Mapping[str, Callable[[], Backend]]
 
 
 class Registry(Protocol):
-    """Where a run's replicas register, and what they need to be let in."""
+    """Registry of a run: the address at which its replicas register, and the secrets that
+    admit them."""
 
     @property
     def address(self) -> str: ...
 
-    def secrets(self, service: str) -> Mapping[str, str]:
-        """What a replica of this service needs, by variable: the run's token, its part of TLS."""
+    def secrets_for(self, service: str) -> Mapping[str, str]:
+        """Return the secrets that a replica of this service needs, by variable: the run's
+        token, its part of TLS."""
         ...
 
 
-class Registries(Protocol):
-    """Serves a registry for each run, which only the run's own processes may call."""
+class RegistryHost(Protocol):
+    """Host that serves a registry for each run, which only the run's own processes may call."""
 
-    async def open(self, run_id: str, config: LauncherConfig, remembered: str) -> Registry:
-        """Serve a run, where it was served before if that is remembered and still free. A run has
-        the token that it had, or a new one."""
+    async def open_registry(self, run_id: str, config: LauncherConfig, remembered: str) -> Registry:
+        """Serve a run, at its remembered address if that is still free. A run keeps the
+        token that it had, or gets a new one."""
         ...
 
     async def close(self, run_id: str, *, forget: bool) -> None:
-        """Serve it no more; with `forget` its token and certificates are gone for ever."""
+        """Stop serving it; with `forget` its token and certificates are gone for ever."""
         ...
 
 
 class UnitPhase(StrEnum):
-    """Where a replica's machine is on its way, as its watcher says."""
+    """Phases of a replica's machine, as its watcher reports them."""
 
     SETUP = "setup"
     RUNNING = "running"
@@ -206,52 +214,54 @@ class UnitPhase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class UnitReport:
-    """What the watcher on a replica's machine says; `exit` once it is EXITED."""
+    """Report of the watcher on a replica's machine; `exit` is set once it is EXITED."""
 
     phase: UnitPhase
-    exit: Exit | None = None
+    exit: ExitStatus | None = None
     hostname: str = ""
     restarts: int = 0
 
 
-class RefusedError(Exception):
-    """A run must not start; the message says what is wrong and how to mend it."""
+class RunRefusedError(Exception):
+    """A run must not start. The message says what is wrong and how to fix it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Intent:
-    """A run that is about to start, before anything costs money."""
+class PendingRun:
+    """Run that is about to start, before anything costs money."""
 
     run: Run
     run_dir: Path
     spec_json: str
     config: LauncherConfig
-    launches: tuple[Launch, ...]
+    launches: tuple[LaunchSpec, ...]
 
 
-class Gate(Protocol):
-    """Asked in PREFLIGHT, again by a successor of a launcher that died there."""
+class StartGate(Protocol):
+    """Check that is called in PREFLIGHT, and again by a successor of a launcher that died
+    there."""
 
-    async def __call__(self, intent: Intent) -> Sequence[str]:
-        """Let the run start, with what people should know of it. Raises RefusedError."""
+    async def __call__(self, intent: PendingRun) -> Sequence[str]:
+        """Let the run start and return what people should know of it. Raises
+        RunRefusedError."""
         ...
 
 
-class Observer(Protocol):
-    """Told of everything that happens to a run, once it is committed, in order.
+class RunObserver(Protocol):
+    """Observer of everything that happens to a run, once it is committed, in order.
 
-    At least once: what a launcher did not see through, its successor tells again. Event.number
-    identifies an event of a run. `progress` events are not told.
-    """
+    Delivery is at least once: events that a launcher did not see through are repeated by its
+    successor. RunEvent.number identifies an event of a run. `progress` events are not
+    delivered."""
 
-    async def __call__(self, stored: StoredRun, event: Event) -> None:
-        """Deal with one event; an exception is logged, and the event counts as told."""
+    async def __call__(self, stored: StoredRun, event: RunEvent) -> None:
+        """Handle one event. An exception is logged, and the event counts as delivered."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class Tick:
-    """A run as it was for `passed_s` seconds, up to now; `prices` is $/h of one replica."""
+class MeterTick:
+    """State of a run over the last `passed_s` seconds; `prices` is $/h of one replica."""
 
     run: Run
     config: LauncherConfig
@@ -263,8 +273,8 @@ class Tick:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """What a run has cost by now; with `stop` it is drained towards that outcome."""
+class MeterVerdict:
+    """Cost of a run so far; with `stop` the run is drained towards that outcome."""
 
     cost: Cost
     stop: Outcome | None = None
@@ -272,19 +282,19 @@ class Verdict:
     note: str = ""
 
 
-class Meter(Protocol):
-    """Called every minute and whenever a replica comes or goes. Pure."""
+class CostMeter(Protocol):
+    """Cost meter, called every minute and whenever a replica comes or goes. Pure."""
 
-    def __call__(self, tick: Tick) -> Verdict: ...
+    def __call__(self, tick: MeterTick) -> MeterVerdict: ...
 
 
 @dataclass(frozen=True, slots=True)
-class Hooks:
-    """Whom a launcher asks and tells. All are optional."""
+class LauncherHooks:
+    """Gate, meter and observers of a launcher. All are optional."""
 
-    gate: Gate | None = None
-    meter: Meter | None = None
-    observers: tuple[Observer, ...] = ()
+    gate: StartGate | None = None
+    meter: CostMeter | None = None
+    observers: tuple[RunObserver, ...] = ()
 
 
-NO_HOOKS = Hooks()
+NO_HOOKS = LauncherHooks()

@@ -1,27 +1,28 @@
-"""How far a run has come and what is the matter with it, as its replicas say; and who is woken by a
-change."""
+"""Progress and alarms of a run, as its replicas report them, and the signal that wakes
+whoever waits for a change."""
 
 import asyncio
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from services.launcher.state import LEARNER, Key
+from services.launcher.state import LEARNER, ReplicaKey
 
 
-class Signal:
-    """Wakes everybody who waits for the next change."""
+class ChangeSignal:
+    """Signal that wakes everybody who waits for the next change."""
 
     def __init__(self) -> None:
         self._event = asyncio.Event()
 
-    def notify(self) -> None:
+    def notify_all(self) -> None:
         self._event.set()
         self._event = asyncio.Event()
 
     @property
-    def next(self) -> asyncio.Event:
-        """Take this *before* looking, then wait for it: no change is missed."""
+    def next_change(self) -> asyncio.Event:
+        """Event of the next change. Take it *before* looking, then wait for it: no change is
+        missed."""
         return self._event
 
 
@@ -41,7 +42,7 @@ class Alarm:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far the learner says the run has come."""
+    """The run's progress as the learner reports it."""
 
     phase: str = ""
     step: int = 0
@@ -50,30 +51,34 @@ class Progress:
     # Of all services.
     alarms: tuple[Alarm, ...] = ()
 
-    def after(self, known: "Progress") -> "Progress":
-        """With the figures that only learners before this one told: one that evaluates says nothing
-        of training."""
+    def with_metrics_of(self, known: "Progress") -> "Progress":
+        """Add the metrics that only earlier learners reported: a learner that evaluates
+        reports nothing of training."""
         return replace(self, metrics={**known.metrics, **self.metrics})
 
-    def body(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         head = {"phase": self.phase, "step": self.step, "total_steps": self.total_steps}
         return {**head, "metrics": dict(self.metrics)}
 
 
 class RaisedAlarms:
-    """What the replicas of a run have raised: each tells its own, with every heartbeat."""
+    """Alarms that the replicas of a run have raised. Each replica reports its own, with
+    every heartbeat."""
 
     def __init__(self, known: Iterable[Alarm]) -> None:
-        """`known` is what an earlier launcher was told. Which replica it was of shows once these
-        speak for themselves: until then it is the first one's."""
-        self._by_replica: dict[Key, tuple[Alarm, ...]] = {}
+        """Start from the `known` alarms, those that an earlier launcher was told.
+
+        The replica that raised each shows once the replicas report for themselves. Until
+        then it is taken for the service's first."""
+        self._by_replica: dict[ReplicaKey, tuple[Alarm, ...]] = {}
         for alarm in known:
             key = (alarm.service, 0)
             self._by_replica[key] = (*self._by_replica.get(key, ()), alarm)
 
     @property
-    def all(self) -> tuple[Alarm, ...]:
-        """The learner's first. Of those of one name only one: several gateways may see the same."""
+    def all_alarms(self) -> tuple[Alarm, ...]:
+        """All alarms, the learner's first. Of those with one name only one is kept: several
+        gateways may see the same."""
         ordered = sorted(self._by_replica, key=lambda key: (key[0] != LEARNER, key))
         named: dict[tuple[str, str], Alarm] = {}
         for key in ordered:
@@ -81,8 +86,9 @@ class RaisedAlarms:
                 named.setdefault((alarm.rule, alarm.scope), alarm)
         return tuple(named.values())
 
-    def told(self, key: Key, alarms: Iterable[Alarm], step: int) -> None:
-        """All that a replica has raised now; only the learner knows at which step of the run."""
+    def replace_alarms(self, key: ReplicaKey, alarms: Iterable[Alarm], step: int) -> None:
+        """Replace all that a replica has raised. Only the learner knows at which step of the
+        run that was."""
         if key[0] == LEARNER:
             self._by_replica[key] = tuple(alarms)
             return
@@ -91,7 +97,7 @@ class RaisedAlarms:
             replace(a, service=key[0], step=known.get((a.rule, a.scope), step)) for a in alarms
         )
 
-    def gone(self, key: Key) -> None:
-        """A replica has ended, and what it had raised with it; a learner's last words stay."""
+    def drop_alarms(self, key: ReplicaKey) -> None:
+        """Drop the alarms of a replica that has ended. A learner's last alarms stay."""
         if key[0] != LEARNER:
             self._by_replica.pop(key, None)

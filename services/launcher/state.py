@@ -1,8 +1,8 @@
-"""A run as the launcher sees it: what is known of it and what is wanted of it. Pure.
+"""State of a run as the launcher sees it: what is known of it and what is wanted of it.
+Pure.
 
-`facts.py` says how what happens changes that, `decide.py` compares the two. The clock is an
-argument: seconds since the epoch.
-"""
+`transitions.py` defines how events change the state, `reconcile.py` compares what is known
+with what is wanted. The clock is an argument: seconds since the epoch."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -20,11 +20,11 @@ KILL_AGAIN_S = 2.0
 # For so long launchers look again for what a run may have left; then it is for people.
 SUSPECTED_FOR_S = 24 * 3600.0
 
-Key = tuple[str, int]
+ReplicaKey = tuple[str, int]
 
 
 class RunState(StrEnum):
-    """Where a run is on its way."""
+    """Stages of a run's life."""
 
     PREFLIGHT = "preflight"
     PROVISIONING = "provisioning"
@@ -37,12 +37,12 @@ class RunState(StrEnum):
     STOPPED = "stopped"
 
     @property
-    def ended(self) -> bool:
+    def has_ended(self) -> bool:
         return self in (RunState.COMPLETED, RunState.FAILED, RunState.STOPPED)
 
 
 class Outcome(StrEnum):
-    """Why a run ended, whatever became of its machines."""
+    """Reason why a run ended, independent of what became of its machines."""
 
     NONE = ""
     COMPLETED = "completed"
@@ -56,7 +56,7 @@ class Outcome(StrEnum):
 
 
 class Cleanup(StrEnum):
-    """What became of a run's machines, whatever the outcome."""
+    """State of the cleanup of a run's machines, independent of the outcome."""
 
     PENDING = "pending"
     VERIFYING = "verifying"
@@ -66,7 +66,7 @@ class Cleanup(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """US dollars: spent so far, by service too, and per hour at present."""
+    """Cost in US dollars: spent so far, also by service, and per hour at present."""
 
     accrued: float = 0.0
     per_hour: float = 0.0
@@ -74,7 +74,7 @@ class Cost:
 
 
 # The state that a run drained towards an outcome ends in.
-ENDS = {
+FINAL_STATES = {
     Outcome.COMPLETED: RunState.COMPLETED,
     Outcome.FAILED: RunState.FAILED,
     Outcome.REFUSED: RunState.FAILED,
@@ -86,14 +86,14 @@ ENDS = {
 
 
 class RunMode(StrEnum):
-    """What a run is started for."""
+    """Purpose of a run."""
 
     TRAIN = "train"
     EVAL_ONLY = "eval_only"
 
 
 class ReplicaState(StrEnum):
-    """Where one process of a service is on its way."""
+    """Stages of one replica's life."""
 
     STARTING = "starting"
     RUNNING = "running"
@@ -103,16 +103,16 @@ class ReplicaState(StrEnum):
     FAILED = "failed"
 
     @property
-    def over(self) -> bool:
+    def is_over(self) -> bool:
         return self in (ReplicaState.STOPPED, ReplicaState.FAILED)
 
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """One started replica as its backend finds it again: by name, by (pid, start time), by `ref`.
+    """One started replica as its backend finds it again: by name, by (pid, start time), by
+    `ref`.
 
-    `ref` is the backend's own: a job's number, a cluster's name.
-    """
+    `ref` belongs to the backend: a job's number, a cluster's name."""
 
     name: str
     pid: int = 0
@@ -121,13 +121,13 @@ class Unit:
 
 
 @dataclass(frozen=True, slots=True)
-class Exit:
-    """How a unit ended: exit code (negative: killed by that signal) and its last log lines.
+class ExitStatus:
+    """Exit of a unit: its exit code (negative: killed by that signal) and its last log
+    lines.
 
-    The code is None where nobody saw it: of a process that outlived the launcher it belonged to.
-    `preempted`: its machine was taken away, which is no failure of its own. `unready`: its machine
-    was there, and its setup failed. Where it never `began`, `tail` says why.
-    """
+    The code is None if nobody saw it, as of a process that outlived its launcher.
+    `preempted`: its machine was taken away, which is no failure of its own. `unready`: its
+    machine was there, and its setup failed. If it never `began`, `tail` says why."""
 
     code: int | None
     tail: str = ""
@@ -141,10 +141,10 @@ class Replica:
     """One process of a service.
 
     `due` depends on the state. STARTING: must serve by then; RESTARTING: start again then;
-    DRAINING: killed then. `failures` are the times of recent failures, `attempt` is the number of
-    the request for a machine that is under way or next, `setups` are those that failed since it
-    last served. `price` is what its machines cost, US dollars per hour, where they are known.
-    """
+    DRAINING: killed then. `failures` are the times of recent failures. `attempt` is the
+    number of the request for a machine that is under way or next. `setups` counts the setups
+    that failed since it last served. `price` is the price of its machines in US dollars per
+    hour, if it is known."""
 
     service: str
     index: int
@@ -166,12 +166,12 @@ class Replica:
     exited: bool = False
 
     @property
-    def live(self) -> bool:
-        """Whether it is started and costs what it costs."""
+    def is_live(self) -> bool:
+        """True while it is started and incurs cost."""
         return self.unit is not None
 
     @property
-    def key(self) -> Key:
+    def key(self) -> ReplicaKey:
         return (self.service, self.index)
 
     @property
@@ -180,8 +180,8 @@ class Replica:
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
-    """How patient the launcher is, in seconds and counts."""
+class LifecyclePolicy:
+    """Time limits and retry limits of the launcher, in seconds and counts."""
 
     max_restarts: int = 5
     restart_window_s: float = 600.0
@@ -197,20 +197,19 @@ class Policy:
     # How long it is looked for what an ended run may have left.
     clean_s: float = 600.0
 
-    def backoff(self, failures: int) -> float:
+    def restart_delay_s(self, failures: int) -> float:
         return min(self.backoff_max_s, self.backoff_s * 2 ** (failures - 1))
 
-    def attempt_backoff(self, failures: int) -> float:
+    def attempt_delay_s(self, failures: int) -> float:
         return self.attempt_backoff_s * 2 ** (failures - 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What is known of a run and what is wanted of it.
+    """Known and wanted state of a run.
 
-    `outcome` is what it drains towards, `drain_by` when draining is over at the latest.
-    `clean_at` is when what is left of it is next looked for, `clean_by` until when.
-    """
+    `outcome` is what it drains towards, `drain_by` is when draining ends at the latest.
+    `clean_at` is the time of the next look for its remains, `clean_by` that of the last."""
 
     run_id: str
     name: str
@@ -231,58 +230,58 @@ class Run:
     # What it cost up to `metered`.
     cost: Cost = field(default_factory=Cost)
     metered: float = 0.0
-    replicas: Mapping[Key, Replica] = field(default_factory=dict[Key, Replica])
+    replicas: Mapping[ReplicaKey, Replica] = field(default_factory=dict[ReplicaKey, Replica])
 
     @property
-    def goal(self) -> RunState | None:
-        """The state in which it will have ended, once that is known."""
-        return ENDS.get(self.outcome)
+    def target_state(self) -> RunState | None:
+        """Final state of the run, once it is known."""
+        return FINAL_STATES.get(self.outcome)
 
     @property
-    def ending(self) -> bool:
-        return self.state in (RunState.DRAINING, RunState.TEARDOWN) or self.state.ended
+    def is_ending(self) -> bool:
+        return self.state in (RunState.DRAINING, RunState.TEARDOWN) or self.state.has_ended
 
-    def of(self, service: str) -> list[Replica]:
-        """The replicas of a service in order of their index."""
+    def replicas_of(self, service: str) -> list[Replica]:
+        """Return the replicas of a service in order of their index."""
         found = [replica for replica in self.replicas.values() if replica.service == service]
         return sorted(found, key=lambda replica: replica.index)
 
-    def put(self, replicas: Iterable[Replica]) -> "Run":
+    def with_replicas(self, replicas: Iterable[Replica]) -> "Run":
         changed = {replica.key: replica for replica in replicas}
         return replace(self, replicas={**self.replicas, **changed})
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class StartReplica:
     """Start a process for this replica."""
 
-    key: Key
+    key: ReplicaKey
 
 
 @dataclass(frozen=True, slots=True)
-class Drain:
+class DrainReplica:
     """Ask this replica to finish and exit."""
 
-    key: Key
+    key: ReplicaKey
 
 
 @dataclass(frozen=True, slots=True)
-class Kill:
+class KillReplica:
     """End this replica and all its children now."""
 
-    key: Key
+    key: ReplicaKey
 
 
 @dataclass(frozen=True, slots=True)
-class Clean:
+class CleanRun:
     """Free what is left of the run, and look for it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Note:
-    """Something that people want to read in the run's events."""
+class RunNote:
+    """Message for people in the run's events."""
 
     text: str
 
 
-Action = Start | Drain | Kill | Clean | Note
+RunAction = StartReplica | DrainReplica | KillReplica | CleanRun | RunNote

@@ -1,7 +1,8 @@
-"""Puts a learner together out of its parts, and runs it."""
+"""Composition root: build a learner from its dependencies, and run it."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
 from typing import Any
 
 import grpc.aio
@@ -13,46 +14,45 @@ from flotilla.learner.v1 import (
 )
 from services.common import rpc
 from services.common.errors import ConfigError
-from services.common.run_membership import RaisedAlarm
-from services.common.run_membership import Status as ReplicaStatus
+from services.common.run_membership import RaisedAlarm, ReplicaStatus
 from services.common.runtime import Runtime
 from services.learner.alarms.alarms import Alarms
-from services.learner.api.decode import Limits
+from services.learner.api.decode import TokenLimits
 from services.learner.api.group_service import GroupService
 from services.learner.api.policy_service import PolicyService
 from services.learner.api.rank_service import RankService
 from services.learner.checkpoints import remote_claim
 from services.learner.checkpoints.export import export_newest
-from services.learner.checkpoints.remote import NoUploads, elsewhere
+from services.learner.checkpoints.remote import NullUploader, remote_target_of
 from services.learner.checkpoints.remote_upload import Identity
 from services.learner.checkpoints.remote_uploads import UploadedCheckpoints
 from services.learner.config.learner import LearnerConfig
-from services.learner.dependencies import Vendors
-from services.learner.groups.dispatcher import Dispatcher
+from services.learner.dependencies import LearnerDependencies
+from services.learner.groups.dispatcher import GroupDispatcher
 from services.learner.groups.restore import start_dispatcher
-from services.learner.guard.guard import META, Guard
+from services.learner.guard.guard import GUARD_META, MismatchGuard
 from services.learner.journal.connection import JournalError
-from services.learner.journal.row_codec import accounts
+from services.learner.journal.row_codec import count_fates
 from services.learner.journal.store import Journal, open_journal
 from services.learner.ports import Ranks
-from services.learner.ranks.machines import dismissed
+from services.learner.ranks.machines import dismiss_at_end
 from services.learner.run.clock import RunClock
-from services.learner.run.context import Parts
+from services.learner.run.context import RunContext
 from services.learner.run.eval_report import EvalSet
 from services.learner.run.resume_checks import check_tasks_are_the_same, check_tokenizer_is_the_same
-from services.learner.run.status import Phase, Status
+from services.learner.run.status import LearnerStatus, Phase
 from services.learner.run.task_files import load_task_files
-from services.learner.run.train_loop import Loop
-from services.learner.tracking.prometheus import shower
-from services.learner.tracking.recorder import ALARMS_META, tracked_run
+from services.learner.run.train_loop import TrainLoop
+from services.learner.tracking.prometheus import make_metrics_exporter
+from services.learner.tracking.recorder import ALARMS_META, load_tracked_run
 from services.learner.types import ModelInfo
-from services.learner.weights.publisher import CANARY_TOLERANCE, Broadcast
+from services.learner.weights.publisher import CANARY_TOLERANCE, WeightBroadcast
 
 # That one heartbeat carries.
-_MOST_ALARMS = 64
+_MAX_ALARMS = 64
 
 
-async def run_learner(runtime: Runtime[LearnerConfig], vendors: Vendors) -> None:
+async def run_learner(runtime: Runtime[LearnerConfig], vendors: LearnerDependencies) -> None:
     """Serve and train until the run is done or drained."""
     config = runtime.config
     tasks, eval_sets = load_task_files(config, runtime.shared.seed)
@@ -64,13 +64,13 @@ async def run_learner(runtime: Runtime[LearnerConfig], vendors: Vendors) -> None
         await check_tokenizer_is_the_same(journal, vendors.tokenizer)
         if config.mode == "train":
             await check_tasks_are_the_same(journal, tasks, config, runtime.shared.seed)
-        place = elsewhere(vendors.store, runtime)
-        await remote_claim.check(place, journal, runtime.run_id)
+        place = remote_target_of(vendors.store, runtime)
+        await remote_claim.check_claims(place, journal, runtime.run_id)
         dispatcher = await start_dispatcher(config, journal, tasks, runtime.shared.seed)
         who = Identity(runtime.run_id, dispatcher.run_epoch, runtime.incarnation)
-        uploads = await remote_claim.begin(place, journal, who)
+        uploads = await remote_claim.claim_epoch(place, journal, who)
         try:
-            done = await _serve(runtime, vendors, journal, dispatcher, eval_sets, uploads)
+            done = await _serve_and_train(runtime, vendors, journal, dispatcher, eval_sets, uploads)
             if done and config.mode == "train":
                 await export_newest(journal, runtime.run_dir, vendors.export)
             await uploads.finish(config.checkpoint.remote_exit_s)
@@ -80,54 +80,54 @@ async def run_learner(runtime: Runtime[LearnerConfig], vendors: Vendors) -> None
         await journal.close()
 
 
-async def _serve(
+async def _serve_and_train(
     runtime: Runtime[LearnerConfig],
-    vendors: Vendors,
+    vendors: LearnerDependencies,
     journal: Journal,
-    dispatcher: Dispatcher,
+    dispatcher: GroupDispatcher,
     eval_sets: list[EvalSet],
-    uploads: NoUploads,
+    uploads: NullUploader,
 ) -> bool:
-    """True when the run is done, False when it was drained before."""
+    """Serve and train. Return True when the run is done, False when it was drained before."""
     config = runtime.config
     runtime.watchdog.limit_s = config.stall_s
-    status = Status(total_steps=config.steps)
-    limits: asyncio.Future[Limits] = asyncio.get_running_loop().create_future()
-    broadcast = Broadcast(
+    status = LearnerStatus(total_steps=config.steps)
+    limits: asyncio.Future[TokenLimits] = asyncio.get_running_loop().create_future()
+    broadcast = WeightBroadcast(
         canary_tolerance=CANARY_TOLERANCE[runtime.shared.policy.dtype],
         attach_grace_s=config.attach_grace_s,
     )
-    parts = await _parts(
+    parts = await _build_context(
         runtime, vendors, journal, dispatcher, broadcast, status, eval_sets, uploads
     )
-    server = _server(runtime, vendors, parts, limits)
+    server = _build_server(runtime, vendors, parts, limits)
     async with runtime.serving(server) as serving:
 
-        def loaded(info: ModelInfo) -> None:
-            limits.set_result(Limits(info.vocab_size, runtime.shared.policy.max_model_len))
+        def accept_calls(info: ModelInfo) -> None:
+            limits.set_result(TokenLimits(info.vocab_size, runtime.shared.policy.max_model_len))
             serving.set_serving(True)
 
-        runtime.report(lambda: _heartbeat(status, parts.alarms, serving=limits.done()))
+        runtime.report_status(partial(_heartbeat_status, status, parts.alarms, limits))
         await runtime.announce(serving.address)
         runtime.log.info("serving", address=serving.address, run_epoch=dispatcher.run_epoch)
-        loop = Loop(parts, on_loaded=loaded)
+        loop = TrainLoop(parts, on_loaded=accept_calls)
         try:
-            with dismissed(vendors.roll):
-                return await _run(loop, parts, runtime)
+            with dismiss_at_end(vendors.roll):
+                return await _run_with_helpers(loop, parts, runtime)
         finally:
             serving.set_serving(False)
             # Calls that wait would hold up the server's end.
-            await dispatcher.drain()
+            await dispatcher.stop_leasing()
             broadcast.close()
 
 
-def _server(
+def _build_server(
     runtime: Runtime[LearnerConfig],
-    vendors: Vendors,
-    parts: Parts,
-    limits: asyncio.Future[Limits],
+    vendors: LearnerDependencies,
+    parts: RunContext,
+    limits: asyncio.Future[TokenLimits],
 ) -> grpc.aio.Server:
-    """All services, not started yet."""
+    """Build the server with all services, not started yet."""
     server = rpc.server(token=runtime.token)
     group_service_pb2_grpc.add_GroupServiceServicer_to_server(
         GroupService(
@@ -158,24 +158,24 @@ def _server(
     return server
 
 
-async def _parts(
+async def _build_context(
     runtime: Runtime[LearnerConfig],
-    vendors: Vendors,
+    vendors: LearnerDependencies,
     journal: Journal,
-    dispatcher: Dispatcher,
-    broadcast: Broadcast,
-    status: Status,
+    dispatcher: GroupDispatcher,
+    broadcast: WeightBroadcast,
+    status: LearnerStatus,
     eval_sets: list[EvalSet],
-    uploads: NoUploads,
-) -> Parts:
+    uploads: NullUploader,
+) -> RunContext:
     config, run_epoch = runtime.config, dispatcher.run_epoch
-    meta = await journal.meta()
-    tracked = await tracked_run(journal)
-    dispatcher.tally.received_before = (await journal.read(accounts))["acknowledged"]
-    await asyncio.to_thread(vendors.tracker.open, tracked)
-    alarms = _alarms(runtime, vendors, journal, meta.get(ALARMS_META, {}))
+    meta = await journal.read_meta()
+    tracked = await load_tracked_run(journal)
+    dispatcher.tally.received_before = (await journal.run_read(count_fates))["acknowledged"]
+    await asyncio.to_thread(vendors.tracker.open_run, tracked)
+    alarms = _build_alarms(runtime, vendors, journal, meta.get(ALARMS_META, {}))
     status.flags = lambda: alarms.metrics
-    return Parts(
+    return RunContext(
         config=config,
         seed=runtime.shared.seed,
         run_dir=runtime.run_dir,
@@ -183,24 +183,24 @@ async def _parts(
         journal=journal,
         dispatcher=dispatcher,
         broadcast=broadcast,
-        guard=_guard(runtime, vendors.ranks, journal, run_epoch, meta.get(META, {})),
+        guard=_build_guard(runtime, vendors.ranks, journal, run_epoch, meta.get(GUARD_META, {})),
         snapshots=vendors.snapshots,
-        checkpoints=_checkpoints(runtime, journal, uploads, run_epoch),
+        checkpoints=_build_checkpoints(runtime, journal, uploads, run_epoch),
         uploads=uploads,
         eval_sets=eval_sets,
         tracker=vendors.tracker,
         tracked=tracked,
         alarms=alarms,
         status=status,
-        clock=RunClock.resumed(meta.get("seconds", {})),
+        clock=RunClock.from_seconds(meta.get("seconds", {})),
         watchdog=runtime.watchdog,
         drain=runtime.drain,
-        told=lambda: runtime.told,
+        launcher_metrics=lambda: runtime.launcher_metrics,
     )
 
 
-def _checkpoints(
-    runtime: Runtime[LearnerConfig], journal: Journal, uploads: NoUploads, run_epoch: int
+def _build_checkpoints(
+    runtime: Runtime[LearnerConfig], journal: Journal, uploads: NullUploader, run_epoch: int
 ) -> UploadedCheckpoints:
     return UploadedCheckpoints(
         uploads,
@@ -212,21 +212,26 @@ def _checkpoints(
     )
 
 
-def _guard(
+def _build_guard(
     runtime: Runtime[LearnerConfig],
     ranks: Ranks,
     journal: Journal,
     run_epoch: int,
     state: dict[str, Any],
-) -> Guard:
+) -> MismatchGuard:
     config, policy = runtime.config, runtime.shared.policy
-    return Guard(config, policy, ranks, journal, runtime.run_dir, run_epoch=run_epoch, state=state)
+    return MismatchGuard(
+        config, policy, ranks, journal, runtime.run_dir, run_epoch=run_epoch, state=state
+    )
 
 
-def _alarms(
-    runtime: Runtime[LearnerConfig], vendors: Vendors, journal: Journal, remembered: dict[str, Any]
+def _build_alarms(
+    runtime: Runtime[LearnerConfig],
+    vendors: LearnerDependencies,
+    journal: Journal,
+    remembered: dict[str, Any],
 ) -> Alarms:
-    """Told of standstills and of damage, that of before included."""
+    """Build the alarms; they hear of standstills and of damage, earlier damage included."""
     config = runtime.config
     alarms = Alarms(
         config.alarms,
@@ -234,37 +239,48 @@ def _alarms(
         max_staleness=config.max_staleness,
         remembered=remembered,
     )
-    alarms.on_change = runtime.hurry
-    runtime.watchdog.on_standstill = alarms.standstill
+    alarms.on_change = runtime.hurry_heartbeat
+    runtime.watchdog.on_standstill = alarms.report_standstill
     for incident in journal.incidents.newest:
-        alarms.damage(incident)
-    journal.incidents.on_report = alarms.damage
+        alarms.report_damage(incident)
+    journal.incidents.on_report = alarms.report_damage
     return alarms
 
 
-def _heartbeat(status: Status, alarms: Alarms, *, serving: bool) -> ReplicaStatus:
-    """What a heartbeat says of the run as it is now."""
+def _heartbeat_status(
+    status: LearnerStatus, alarms: Alarms, limits: asyncio.Future[TokenLimits]
+) -> ReplicaStatus:
+    """Return the run's status for a heartbeat. The learner serves once `limits` are known."""
     raised = [
         RaisedAlarm(v.rule, v.scope, v.severity, alarm.step, v.cause, v.fix)
-        for alarm in alarms.raised[:_MOST_ALARMS]
+        for alarm in alarms.raised[:_MAX_ALARMS]
         for v in (alarm.verdict,)
     ]
-    head = (status.phase, serving, status.step, status.total_steps)
+    head = (status.phase, limits.done(), status.step, status.total_steps)
     return ReplicaStatus(*head, metrics=status.metrics, alarms=raised)
 
 
-async def _run(loop: Loop, parts: Parts, runtime: Runtime[LearnerConfig]) -> bool:
-    """The loop, with what runs beside it; the first failure of any ends all. True when it is done,
-    False when it was drained."""
+async def _run_with_helpers(
+    loop: TrainLoop, parts: RunContext, runtime: Runtime[LearnerConfig]
+) -> bool:
+    """Run the loop, with what runs beside it; the first failure of any ends all.
+
+    Return True when it is done, False when it was drained."""
     dispatcher, status = parts.dispatcher, parts.status
-    main = asyncio.create_task(loop.run(), name="loop")
+    main = asyncio.create_task(loop.run_until_done(), name="loop")
     beside = [
-        asyncio.create_task(_every(min(1.0, dispatcher.book.rules.ttl_s / 4), dispatcher.expire)),
-        asyncio.create_task(_when(runtime.drain, dispatcher.drain)),
-        asyncio.create_task(parts.journal.broken()),
-        asyncio.create_task(parts.guard.watch()),
-        asyncio.create_task(parts.uploads.fenced()),
-        asyncio.create_task(_show(shower(dispatcher, status, runtime.watchdog, parts.alarms))),
+        asyncio.create_task(
+            _repeat_every(min(1.0, dispatcher.book.rules.ttl_s / 4), dispatcher.expire_overdue)
+        ),
+        asyncio.create_task(_run_when_set(runtime.drain, dispatcher.stop_leasing)),
+        asyncio.create_task(parts.journal.wait_until_broken()),
+        asyncio.create_task(parts.guard.wait_for_mismatch()),
+        asyncio.create_task(parts.uploads.wait_until_fenced()),
+        asyncio.create_task(
+            _export_metrics(
+                make_metrics_exporter(dispatcher, status, runtime.watchdog, parts.alarms)
+            )
+        ),
     ]
     try:
         running: set[asyncio.Task[Any]] = {main, *beside}
@@ -275,8 +291,8 @@ async def _run(loop: Loop, parts: Parts, runtime: Runtime[LearnerConfig]) -> boo
         return main.result()
     except Exception as error:
         status.error = str(error)[:2000]
-        parts.alarms.failed(status.error or repr(error))
-        status.enter(Phase.FAILED)
+        parts.alarms.report_failure(status.error or repr(error))
+        status.enter_phase(Phase.FAILED)
         raise
     finally:
         for task in (main, *beside):
@@ -284,18 +300,20 @@ async def _run(loop: Loop, parts: Parts, runtime: Runtime[LearnerConfig]) -> boo
         await asyncio.gather(main, *beside, return_exceptions=True)
 
 
-async def _show(show: Callable[[], None]) -> None:
+async def _export_metrics(show: Callable[[], None]) -> None:
     while True:
         show()
         await asyncio.sleep(1.0)
 
 
-async def _every(seconds: float, work: Callable[[], Awaitable[None]]) -> None:
+async def _repeat_every(seconds: float, work: Callable[[], Awaitable[None]]) -> None:
     while True:
         await asyncio.sleep(seconds)
         await work()
 
 
-async def _when(event: asyncio.Event, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+async def _run_when_set(
+    event: asyncio.Event, work: Callable[[], Coroutine[Any, Any, None]]
+) -> None:
     await event.wait()
     await work()

@@ -1,30 +1,30 @@
-"""What a learner is given from outside."""
+"""Dependencies of a learner: what it is given from outside."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from services.common.fingerprint import TokenizerDigests
-from services.learner.ports import AlarmSink, Ranks, RemoteStore, Snapshots, Tracker
-from services.learner.ranks.machines import Roll
+from services.learner.ports import AlarmSink, Ranks, RemoteStore, SnapshotServer, Tracker
+from services.learner.ranks.machines import MachineRoster
 
 
-class Vendors:
-    """What a learner is given from outside: ranks, trackers, WeightService, the tokenizer."""
+class LearnerDependencies:
+    """Dependencies of a learner: ranks, trackers, WeightService, the tokenizer."""
 
     def __init__(
         self,
         ranks: Ranks,
         tracker: Tracker,
         tokenizer: TokenizerDigests | bytes,
-        snapshots: Snapshots | None = None,
+        snapshots: SnapshotServer | None = None,
         weight_server: str | None = None,
         store: RemoteStore | None = None,
         alarm_sinks: Sequence[AlarmSink] = (),
         export: Callable[[Path, Path], None] | None = None,
-        roll: Roll | None = None,
+        roll: MachineRoster | None = None,
     ) -> None:
-        """`export` writes the model of a checkpoint's folder to a folder of its own, `roll` is
-        that of further machines."""
+        """Collect them; `export` writes the model of a checkpoint's folder to a folder of its
+        own, `roll` is that of further machines."""
         self.ranks = ranks
         self.tracker = tracker
         if isinstance(tokenizer, bytes):

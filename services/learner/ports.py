@@ -1,4 +1,4 @@
-"""What the learner needs from the world, in its own words."""
+"""Interfaces to what the learner needs from the world, in its own words."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,15 +28,15 @@ class Ranks(Protocol):
     One call at a time. Every method raises RankError when a rank died.
     """
 
-    async def start(self, checkpoint: Path | None) -> ModelInfo:
+    async def start_ranks(self, checkpoint: Path | None) -> ModelInfo:
         """Load the model, or model and optimizer from a checkpoint folder, and get ready."""
         ...
 
-    async def train(self, batch: TrainBatch) -> StepResult:
+    async def train_step(self, batch: TrainBatch) -> StepResult:
         """Make the optimizer updates of one step. Deterministic given state and batch."""
         ...
 
-    async def compare(self, batch: TrainBatch, *, diagnose: bool = False) -> Comparison:
+    async def compare_batch(self, batch: TrainBatch, *, diagnose: bool = False) -> Comparison:
         """Score a batch again, each sequence with the weights of version `batch.step - 1 -
         staleness`, and compare with the behaviour logprobs. Changes nothing.
 
@@ -44,11 +44,11 @@ class Ranks(Protocol):
         """
         ...
 
-    async def publish(self, version: int) -> Publication:
+    async def publish_weights(self, version: int) -> Publication:
         """Write the current weights into shared memory and score the canary."""
         ...
 
-    async def save(self, directory: Path) -> CheckpointFiles:
+    async def save_checkpoint(self, directory: Path) -> CheckpointFiles:
         """Write model and optimizer state under `directory` and fsync them."""
         ...
 
@@ -57,17 +57,17 @@ class Ranks(Protocol):
         ...
 
 
-class Snapshots(Protocol):
-    """Serves publications to workers that do not share memory with the learner."""
+class SnapshotServer(Protocol):
+    """Server of publications, for workers that do not share memory with the learner."""
 
-    async def announce(self, publication: Publication, policy_id: PolicyId) -> None:
+    async def serve_publication(self, publication: Publication, policy_id: PolicyId) -> None:
         """Have a publication ready under its name; call it before workers are told of it."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class TrackedRun:
-    """What a tracker has to know of the run's earlier starts, from the journal."""
+    """Facts from the journal that a tracker has to know of the run's earlier starts."""
 
     # The same in every start of a run, and of no other run.
     tracker_id: str
@@ -77,13 +77,13 @@ class TrackedRun:
 
 
 class Tracker(Protocol):
-    """Where metrics go. `step` is the number of optimizer steps behind the policy."""
+    """Destination of metrics. `step` is the number of optimizer steps behind the policy."""
 
-    def open(self, run: TrackedRun) -> None:
+    def open_run(self, run: TrackedRun) -> None:
         """Get ready, once, before the first point. Raises ConfigError for what a user must mend."""
         ...
 
-    def log(
+    def log_metrics(
         self, step: int, metrics: Mapping[str, float], histograms: Mapping[str, Histogram]
     ) -> None:
         """Take a point. Never blocks and never raises for what the network or a disk does."""
@@ -95,9 +95,9 @@ class Tracker(Protocol):
 
 
 class AlarmSink(Protocol):
-    """Where alarms go, besides the log."""
+    """Destination of alarms, besides the log."""
 
-    def send(self, alarm: Alarm) -> None:
+    def send_alarm(self, alarm: Alarm) -> None:
         """Pass it on. Called from several threads; never blocks, and never raises."""
         ...
 
@@ -106,38 +106,37 @@ class AlarmSink(Protocol):
         ...
 
 
-class RemoteError(Exception):
+class RemoteStoreError(Exception):
     """A store did not do what it was asked to; the message names its URL, and what to look at."""
 
 
-class RemoteRefusedError(RemoteError):
-    """It will not do so later either: no permission, no such bucket."""
+class RemoteStoreRefusedError(RemoteStoreError):
+    """The store will not do it later either: no permission, no such bucket."""
 
 
 class RemoteStore(Protocol):
-    """The folder of one run in a store elsewhere. Names are relative to it, parts joined by `/`.
+    """Folder of one run in a remote store. Names are relative to it, parts joined by `/`.
 
-    Blocks: call it from threads. Everything raises RemoteRefusedError where trying again is in
-    vain, else RemoteError.
-    """
+    Blocks: call it from threads. Every method raises RemoteStoreRefusedError if trying again is
+    in vain, else RemoteStoreError."""
 
     @property
     def url(self) -> str: ...
 
-    def names(self, folder: str) -> list[str]:
-        """Of all files below a folder, in order; none when there is no such folder."""
+    def list_files(self, folder: str) -> list[str]:
+        """List all files below a folder, in order; none when there is no such folder."""
         ...
 
     def read(self, name: str) -> bytes | None:
-        """A small file; None when there is none."""
+        """Read a small file; None when there is none."""
         ...
 
     def write(self, name: str, data: bytes) -> None:
-        """A small file, in one piece where the store can."""
+        """Write a small file, in one piece if the store can."""
         ...
 
     def size(self, name: str) -> int | None:
-        """In bytes; None when there is no such file."""
+        """Return the size in bytes; None when there is no such file."""
         ...
 
     def upload(self, path: Path, name: str, sent: Callable[[int], None]) -> None:
@@ -149,9 +148,9 @@ class RemoteStore(Protocol):
         ...
 
     def remove(self, names: Sequence[str]) -> None:
-        """What is not there any more is no error."""
+        """Remove files; one that is not there any more is no error."""
         ...
 
     def drop_unfinished(self) -> None:
-        """Let go of what the store keeps of uploads that never ended, where it keeps any."""
+        """Discard what the store keeps of uploads that never ended, if it keeps any."""
         ...

@@ -1,9 +1,8 @@
 """One finished or failed try as the learner keeps it, and its form in the journal.
 
-The journal holds what a person may want to read as JSON (`summary`) and the arrays as one
-blob (`payload`): for each sequence its int32 token ids, then its float32 logprobs, both
-little-endian.
-"""
+The journal holds what a person may want to read as JSON (`summary_json`) and the arrays as one
+blob (`array_bytes`): for each sequence its int32 token ids, then its float32 logprobs, both
+little-endian."""
 
 import hashlib
 import json
@@ -29,7 +28,7 @@ PASS_REWARD = 1.0
 
 @dataclass(frozen=True, slots=True)
 class TurnTiming:
-    """Where the time of one turn went."""
+    """Times of one turn, and its tokens."""
 
     generate_s: float
     tools_s: float
@@ -39,7 +38,7 @@ class TurnTiming:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What happened in one attempt; `tool_errors` by the gateway's outcome names."""
+    """Counts of what happened in one attempt; `tool_errors` by the gateway's outcome names."""
 
     turns: int = 0
     tool_calls: int = 0
@@ -69,7 +68,7 @@ class Media:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What an attempt ran on and against; digests in hex."""
+    """Circumstances of an attempt: what it ran on and against; digests in hex."""
 
     env_key: str = ""
     task_key: str = ""
@@ -107,7 +106,7 @@ class Trajectory:
 
     @property
     def policies(self) -> tuple[PolicyId, ...]:
-        """Every policy that wrote any of it, in order of appearance, with repeats."""
+        """Policies that wrote any of it, in order of appearance, with repeats."""
         return tuple(
             span.policy
             for sequence in self.sequences
@@ -121,7 +120,7 @@ class Trajectory:
 
 
 def policy_mask(sequence: Sequence) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """True on the tokens that a policy wrote, shape [tokens]."""
+    """Return a mask that is True on the tokens that a policy wrote, shape [tokens]."""
     by_policy = [span.author is Author.POLICY for span in sequence.spans]
     lengths = [span.length for span in sequence.spans]
     return np.repeat(np.array(by_policy, dtype=np.bool_), lengths)
@@ -137,13 +136,13 @@ def content_digest(sequences: Items[Sequence]) -> bytes:
 
 
 def record_digest(trajectory: Trajectory) -> bytes:
-    """Tells two contents under one key apart: the arrays and the outcome."""
+    """Return a digest of arrays and outcome that tells two contents under one key apart."""
     outcome = [trajectory.reward, trajectory.failure, trajectory.stop_reason]
     return hashlib.sha256(trajectory.content_digest + json.dumps(outcome).encode()).digest()
 
 
-def summary(trajectory: Trajectory) -> str:
-    """Everything but the arrays, as JSON."""
+def summary_json(trajectory: Trajectory) -> str:
+    """Encode everything but the arrays as JSON."""
     counts = trajectory.counts
     return json.dumps(
         {
@@ -159,7 +158,7 @@ def summary(trajectory: Trajectory) -> str:
                 [turn.generate_s, turn.tools_s, turn.prompt_tokens, turn.generated_tokens]
                 for turn in trajectory.turns
             ],
-            "counts": {name: _plain(getattr(counts, name)) for name in Counts.__slots__},
+            "counts": {name: _to_plain(getattr(counts, name)) for name in Counts.__slots__},
             "facts": {name: getattr(trajectory.facts, name) for name in Facts.__slots__},
             "sequences": [
                 {"tokens": len(s.token_ids), "spans": [_span_row(span) for span in s.spans]}
@@ -173,8 +172,8 @@ def summary(trajectory: Trajectory) -> str:
     )
 
 
-def payload(trajectory: Trajectory) -> bytes:
-    """The arrays alone."""
+def array_bytes(trajectory: Trajectory) -> bytes:
+    """Encode the arrays alone."""
     parts: list[bytes] = []
     for sequence in trajectory.sequences:
         parts.append(sequence.token_ids.astype("<i4").tobytes())
@@ -182,7 +181,7 @@ def payload(trajectory: Trajectory) -> bytes:
     return b"".join(parts)
 
 
-def restore(
+def restore_trajectory(
     key: AttemptKey,
     reward: float | None,
     failure: str | None,
@@ -190,13 +189,13 @@ def restore(
     text: str,
     arrays: bytes | None,
 ) -> Trajectory:
-    """A trajectory from its journal row; without sequences when `arrays` was pruned."""
+    """Restore a trajectory from its journal row; without sequences when `arrays` was pruned."""
     data = json.loads(text)
     rows = data["sequences"] if arrays is not None else []
     return Trajectory(
         key=key,
         lease_id=data["lease_id"],
-        sequences=_sequences(rows, arrays or b""),
+        sequences=_rows_to_sequences(rows, arrays or b""),
         content_digest=digest,
         reward=reward,
         failure=FailureKind(failure) if failure else None,
@@ -210,11 +209,11 @@ def restore(
         turns=tuple(TurnTiming(*row) for row in data["turns"]),
         counts=Counts(**data["counts"]),
         facts=Facts(**data["facts"]),
-        media=tuple(tuple(_media(item) for item in items) for items in data["media"]),
+        media=tuple(tuple(_row_to_media(item) for item in items) for items in data["media"]),
     )
 
 
-def _media(item: dict[str, Any]) -> Media:
+def _row_to_media(item: dict[str, Any]) -> Media:
     return Media(
         item["sha256"],
         item["mime"],
@@ -224,7 +223,7 @@ def _media(item: dict[str, Any]) -> Media:
     )
 
 
-def _plain(value: object) -> object:
+def _to_plain(value: object) -> object:
     return dict(value) if isinstance(value, Mapping) else value
 
 
@@ -234,17 +233,17 @@ def _span_row(span: Span) -> list[Any]:
     return [span.author, span.length, named, span.temperature]
 
 
-def _span(row: list[Any]) -> Span:
+def _row_to_span(row: list[Any]) -> Span:
     author, length, named, temperature = row
     policy = PolicyId(named[0], named[1], bytes.fromhex(named[2])) if named else None
     return Span(Author(author), length, policy, temperature)
 
 
-def _sequences(rows: list[dict[str, Any]], arrays: bytes) -> tuple[Sequence, ...]:
+def _rows_to_sequences(rows: list[dict[str, Any]], arrays: bytes) -> tuple[Sequence, ...]:
     found: list[Sequence] = []
     offset = 0
     for row in rows:
-        spans = tuple(_span(span) for span in row["spans"])
+        spans = tuple(_row_to_span(span) for span in row["spans"])
         written = sum(span.length for span in spans if span.author is Author.POLICY)
         token_ids = np.frombuffer(arrays, dtype="<i4", count=row["tokens"], offset=offset)
         offset += token_ids.nbytes

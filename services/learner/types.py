@@ -21,7 +21,7 @@ class PolicyId:
 
 
 class StopReason(StrEnum):
-    """Why an attempt that counts came to its end."""
+    """Reason why an attempt that counts came to its end."""
 
     DONE = "done"
     MAX_TURNS = "max_turns"
@@ -31,7 +31,7 @@ class StopReason(StrEnum):
 
 
 class FailureKind(StrEnum):
-    """Why an attempt does not count."""
+    """Reason why an attempt does not count."""
 
     ENV_LOST = "env_lost"
     ENGINE_ERROR = "engine_error"
@@ -42,7 +42,7 @@ class FailureKind(StrEnum):
 
 
 class Author(StrEnum):
-    """Who wrote a run of tokens."""
+    """Author of a run of tokens."""
 
     PROMPT = "prompt"
     POLICY = "policy"
@@ -61,7 +61,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Sequence:
-    """What the policy could see at once. `logprobs` are of the policy's tokens alone, in order."""
+    """Tokens that the policy saw at once. `logprobs` are of its own tokens alone, in order."""
 
     token_ids: NDArray[np.int32]
     spans: tuple[Span, ...]
@@ -98,7 +98,7 @@ class TrainSequence:
 
 @dataclass(frozen=True, slots=True)
 class StepSettings:
-    """What was decided about one step when it was planned, and is journaled with its plan."""
+    """Decisions about one step, made when it was planned and journaled with its plan."""
 
     # Tokens whose ratio trainer / sampler lies outside [1 / x, x] get no gradient, on top of what
     # `[learner.algorithm.correction]` says.
@@ -107,7 +107,7 @@ class StepSettings:
 
 @dataclass(frozen=True, slots=True)
 class TrainBatch:
-    """What one step trains on: graded attempts of complete groups, grouped by id."""
+    """Batch that one step trains on: graded attempts of complete groups, grouped by id."""
 
     step: int
     sequences: tuple[TrainSequence, ...]
@@ -116,7 +116,7 @@ class TrainBatch:
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
-    """How values are spread: `counts[i]` of them lie in [edges[i], edges[i + 1])."""
+    """Distribution of values: `counts[i]` of them lie in [edges[i], edges[i + 1])."""
 
     edges: tuple[float, ...]
     counts: tuple[int, ...]
@@ -137,7 +137,7 @@ class VersionMismatch:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What one optimizer step did; `metrics` carries the `policy/*` and `mismatch/*` names."""
+    """Result of one optimizer step; `metrics` carries the `policy/*` and `mismatch/*` names."""
 
     metrics: Mapping[str, float]
     seconds: float
@@ -150,7 +150,7 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """What the ranks loaded."""
+    """Facts about the model that the ranks loaded."""
 
     parameters: int
     vocab_size: int

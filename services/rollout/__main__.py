@@ -1,4 +1,4 @@
-"""Starts a rollout worker: `python -m services.rollout --config SPEC`."""
+"""The entry of a rollout worker: `python -m services.rollout --config SPEC`."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from services.common.errors import ConfigError
-from services.common.run_membership import Status
-from services.common.service_main import RegistryContract, Runtime, entry
+from services.common.run_membership import ReplicaStatus
+from services.common.service_main import RegistryContract, Runtime, run_service_process
 from services.common.shared_memory import private_folder, shared_name
 from services.rollout.config.rollout import RolloutConfig
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from services.rollout.episodes.episode import AttemptRunner
     from services.rollout.episodes.prompt import PromptBuilder
     from services.rollout.ports import Engine
-    from services.rollout.work.weight_updater import PolicyFollower
+    from services.rollout.work.weight_updater import WeightUpdater
     from services.rollout.work.worker import Worker
 
 DOC = """Samples trajectories with vLLM: leases groups of attempts from the learner, plays them in
@@ -38,8 +38,8 @@ STATUS_INTERVAL_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class _Model:
-    """What the model's folder says without its weights."""
+class _ModelFolder:
+    """Contents of the model's folder without its weights."""
 
     folder: Path
     tokenizer: "TransformersTokenizer"
@@ -47,17 +47,17 @@ class _Model:
 
 
 @dataclass(frozen=True, slots=True)
-class _Parts:
-    """What runs side by side in a worker process."""
+class _WorkerParts:
+    """Parts that run side by side in a worker process."""
 
     environment: "GatewayEnvironment"
-    follower: "PolicyFollower"
+    follower: "WeightUpdater"
     worker: "Worker"
     service: "RolloutService"
 
 
 def load() -> Callable[[Runtime[RolloutConfig]], Awaitable[None]]:
-    return serve
+    return serve_rollout
 
 
 def registry() -> RegistryContract:
@@ -66,12 +66,12 @@ def registry() -> RegistryContract:
     return RegistryContract(registry_service_pb2_grpc.RegistryServiceStub, registry_service_pb2)
 
 
-async def serve(runtime: Runtime[RolloutConfig]) -> None:
+async def serve_rollout(runtime: Runtime[RolloutConfig]) -> None:
     """Work until drained; raises what makes going on pointless."""
     from flotilla.rollout.v1 import rollout_service_pb2_grpc
     from services.common import rpc
     from services.rollout.ports import EngineDead
-    from services.rollout.work.task_groups import unless, until_first
+    from services.rollout.work.task_groups import run_unless, run_until_first
 
     runtime.watchdog.limit_s = runtime.config.stall_s
     async with AsyncExitStack() as stack:
@@ -82,23 +82,23 @@ async def serve(runtime: Runtime[RolloutConfig]) -> None:
         memory = stack.enter_context(private_folder(name))
         stack.push_async_callback(engine.close)
         # Peers may never come; a drain must not wait for them.
-        parts = await unless(runtime.drain, _connect(runtime, model, engine, memory))
+        parts = await run_unless(runtime.drain, _connect_peers(runtime, model, engine, memory))
         if parts is None:
             return
-        stack.push_async_callback(parts.environment.all_closed)
+        stack.push_async_callback(parts.environment.wait_until_closed)
         server = rpc.server(token=runtime.token, most_streams=parts.service.MOST_STREAMS)
         rollout_service_pb2_grpc.add_RolloutServiceServicer_to_server(parts.service, server)
         serving = await stack.enter_async_context(runtime.serving(server))
-        runtime.report(lambda: _status(parts.service))
+        runtime.report_status(lambda: _make_status(parts.service))
         await runtime.announce(serving.address)
         runtime.log.info("serving", address=serving.address, worker=runtime.worker_id)
         try:
-            await until_first(
-                parts.worker.run(runtime.drain),
-                parts.follower.run(),
+            await run_until_first(
+                parts.worker.run_until_drained(runtime.drain),
+                parts.follower.keep_updating(),
                 parts.environment.keep_renewing(),
-                _watch(engine),
-                _report(parts, engine, serving),
+                _watch_engine(engine),
+                _keep_reporting(parts, engine, serving),
             )
         except EngineDead as error:
             # A Ctrl-C reaches the engine's own process too: no failure when draining anyway.
@@ -106,19 +106,19 @@ async def serve(runtime: Runtime[RolloutConfig]) -> None:
                 raise _engine_dead(error) from error
 
 
-async def _connect(
-    runtime: Runtime[RolloutConfig], model: "_Model", engine: "Engine", memory: Path
-) -> "_Parts":
+async def _connect_peers(
+    runtime: Runtime[RolloutConfig], model: "_ModelFolder", engine: "Engine", memory: Path
+) -> "_WorkerParts":
     from services.common import rpc
     from services.rollout.adapters.env_gateway import GatewayEnvironment
     from services.rollout.adapters.learner import GroupClient, PolicyClient, RunEpoch
     from services.rollout.episodes.episode import AttemptRunner
-    from services.rollout.work.weight_updater import PolicyFollower
+    from services.rollout.work.weight_updater import WeightUpdater
 
     config, watchdog = runtime.config, runtime.watchdog
     learner = await runtime.peers.channel("learner")
     gateway = await runtime.peers.channel("env_gateway")
-    identity, epoch = _identity(runtime, model.folder), RunEpoch()
+    identity, epoch = _make_identity(runtime, model.folder), RunEpoch()
     environment = GatewayEnvironment(
         gateway,
         run_id=runtime.run_id,
@@ -130,19 +130,19 @@ async def _connect(
     )
     weights = partial(rpc.channel, token=runtime.token, tls=runtime.tls, peer="learner")
     feed = PolicyClient(learner, identity, epoch, weights=weights)
-    follower = PolicyFollower(feed, engine, memory / "staged.safetensors", watchdog)
+    follower = WeightUpdater(feed, engine, memory / "staged.safetensors", watchdog)
     groups = GroupClient(learner, identity, epoch)
-    return _parts(runtime, engine, environment, groups, runner, follower)
+    return _make_parts(runtime, engine, environment, groups, runner, follower)
 
 
-def _parts(
+def _make_parts(
     runtime: Runtime[RolloutConfig],
     engine: "Engine",
     environment: "GatewayEnvironment",
     groups: "GroupClient",
     runner: "AttemptRunner",
-    follower: "PolicyFollower",
-) -> "_Parts":
+    follower: "WeightUpdater",
+) -> "_WorkerParts":
     from services.rollout.api.rollout_service import RolloutService
     from services.rollout.work.worker import Worker
 
@@ -153,7 +153,7 @@ def _parts(
         lambda: engine.policy,
         config.options,
         watchdog=runtime.watchdog,
-        settled=follower.settled,
+        settled=follower.wait_until_judged,
     )
     service = RolloutService(
         runtime.worker_id,
@@ -164,17 +164,17 @@ def _parts(
         runtime.drain,
         config.attempt_timeout_s,
     )
-    return _Parts(environment, follower, worker, service)
+    return _WorkerParts(environment, follower, worker, service)
 
 
-async def _watch(engine: "Engine") -> None:
+async def _watch_engine(engine: "Engine") -> None:
     from services.rollout.ports import EngineDead
 
-    raise EngineDead(await engine.died())
+    raise EngineDead(await engine.wait_until_dead())
 
 
 def _engine_dead(error: Exception) -> Exception:
-    """What makes the process end with the exit code of "may work if tried again"."""
+    """Return the error that ends the process with the exit code of "may work if tried again"."""
     import grpc
 
     from services.common.errors import ServiceError
@@ -184,22 +184,22 @@ def _engine_dead(error: Exception) -> Exception:
     )
 
 
-def _status(service: "RolloutService") -> Status:
+def _make_status(service: "RolloutService") -> ReplicaStatus:
     ready = service.phase in ("sampling", "updating")
-    return Status(service.phase, ready, metrics=service.metrics())
+    return ReplicaStatus(service.phase, ready, metrics=service.collect_metrics())
 
 
-async def _report(parts: "_Parts", engine: "Engine", serving: "Serving") -> None:
+async def _keep_reporting(parts: "_WorkerParts", engine: "Engine", serving: "Serving") -> None:
     """Keep health and metrics in line with what the worker does."""
     from services.rollout.api import prometheus
 
     while True:
-        prometheus.show(parts.worker, engine.policy.version if engine.policy else -1)
-        serving.set_serving(_status(parts.service).serving)
+        prometheus.show_worker_metrics(parts.worker, engine.policy.version if engine.policy else -1)
+        serving.set_serving(_make_status(parts.service).serving)
         await asyncio.sleep(STATUS_INTERVAL_S)
 
 
-def _read_model(runtime: Runtime[RolloutConfig]) -> "_Model":
+def _read_model(runtime: Runtime[RolloutConfig]) -> "_ModelFolder":
     from services.rollout.adapters.tokenizer import load_tokenizer, model_folder
     from services.rollout.episodes.prompt import PromptBuilder
     from services.rollout.ports import TemplateError
@@ -212,27 +212,29 @@ def _read_model(runtime: Runtime[RolloutConfig]) -> "_Model":
             trust_remote_code=policy.trust_remote_code,
             template_options=prompt.template_options,
         )
-        return _Model(folder, tokenizer, PromptBuilder(tokenizer, prompt.profile))
+        return _ModelFolder(folder, tokenizer, PromptBuilder(tokenizer, prompt.profile))
     except (OSError, TemplateError) as error:
         raise ConfigError(f"policy.model: {error}") from error
 
 
-async def _start_engine(runtime: Runtime[RolloutConfig], model: "_Model") -> "Engine":
+async def _start_engine(runtime: Runtime[RolloutConfig], model: "_ModelFolder") -> "Engine":
     config = runtime.config
     if config.engine.kind == "fake":
         from services.rollout.adapters.fake import FakeEngine
 
         return FakeEngine(model.tokenizer, model.prompts.turn_end_id)
     from services.rollout.adapters.vllm import VllmEngine
-    from services.rollout.adapters.vllm_options import Model
+    from services.rollout.adapters.vllm_options import ServedModel
 
     # Nothing but the policy's own end of turn: a stop at `</tool_call>` would cut thinking and
     # arguments that name the tag, and the policy would never learn to end its turn.
     stop = [model.prompts.turn_end_id]
-    return await VllmEngine.start(config.engine, Model(model.folder, runtime.shared.policy, stop))
+    return await VllmEngine.start_engine(
+        config.engine, ServedModel(model.folder, runtime.shared.policy, stop)
+    )
 
 
-def _identity(runtime: Runtime[RolloutConfig], folder: Path) -> "WorkerIdentity":
+def _make_identity(runtime: Runtime[RolloutConfig], folder: Path) -> "WorkerIdentity":
     from services.common.fingerprint import tokenizer_digests
     from services.rollout.adapters.learner import WorkerIdentity
 
@@ -245,4 +247,4 @@ def _identity(runtime: Runtime[RolloutConfig], folder: Path) -> "WorkerIdentity"
 
 
 if __name__ == "__main__":
-    entry("rollout", RolloutConfig, load, doc=DOC, registry=registry)
+    run_service_process("rollout", RolloutConfig, load, doc=DOC, registry=registry)

@@ -1,4 +1,4 @@
-"""What a rollout worker needs from the world, in its own words."""
+"""Ports of a rollout worker: engine, environment, learner and tokenizer, in its own words."""
 
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -46,26 +46,25 @@ class EnvironmentLost(Exception):
 
 
 class TemplateError(ValueError):
-    """The chat template or the tokenizer cannot render what the policy is to read; says why."""
+    """The chat template or the tokenizer cannot render the next input; the message says why."""
 
 
 class Tokenizer(Protocol):
-    """Text to token ids and back, and the model's chat template."""
+    """Conversion of text to token ids and back, and the model's chat template."""
 
     @property
     def control_tokens(self) -> Sequence[str]:
-        """The tokens that structure a conversation, such as `<|im_end|>`, as text."""
+        """Tokens that structure a conversation, such as `<|im_end|>`, as text."""
         ...
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of `text`; control tokens in it become their ids, nothing is added.
+        """Return the token ids of `text`; control tokens in it become their ids, nothing is added.
 
-        Raises TemplateError.
-        """
+        Raises TemplateError."""
         ...
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of `ids`, control tokens included."""
+        """Return the text of `ids`, control tokens included."""
         ...
 
     def apply_chat_template(
@@ -74,16 +73,16 @@ class Tokenizer(Protocol):
         tools: Sequence[Mapping[str, Any]] | None,
         add_generation_prompt: bool,
     ) -> str:
-        """The conversation as the model reads it, as text. Raises TemplateError."""
+        """Return the conversation as the model reads it, as text. Raises TemplateError."""
         ...
 
 
 class Engine(Protocol):
-    """Samples from the policy and takes new weights while it does."""
+    """Engine that samples from the policy and takes new weights while it does."""
 
     @property
     def policy(self) -> "PolicyId | None":
-        """The weights that new requests are answered with; None before the first load."""
+        """Weights that new requests are answered with; None before the first load."""
         ...
 
     async def generate(
@@ -93,28 +92,26 @@ class Engine(Protocol):
         max_tokens: int,
         timeout_s: float = inf,
     ) -> "Completion":
-        """One policy turn, up to the end-of-turn token (included) or `max_tokens`.
+        """Sample one policy turn, up to the end-of-turn token (included) or `max_tokens`.
 
-        After `timeout_s` it is given back as far as it was sampled. Cancelling aborts the request.
-        Raises EngineError.
-        """
+        After `timeout_s` the turn is returned as far as it was sampled. Cancelling aborts the
+        request. Raises EngineError."""
         ...
 
-    async def load(self, publication: "Publication", path: Path) -> None:
+    async def load_weights(self, publication: "Publication", path: Path) -> None:
         """Serve these verified weights from the next token on; requests in flight go on.
 
         With `publication.reload` nothing that was computed before is used any more.
 
-        On EngineDead the weights are torn and nothing is served any more.
-        """
+        On EngineDead the weights are torn and nothing is served any more."""
         ...
 
-    async def score(self, token_ids: "NDArray[np.int32]") -> "NDArray[np.float32]":
-        """Logprobs of tokens 1..n-1 given those before them, at temperature 1."""
+    async def compute_logprobs(self, token_ids: "NDArray[np.int32]") -> "NDArray[np.float32]":
+        """Return logprobs of tokens 1..n-1 given those before them, at temperature 1."""
         ...
 
-    async def died(self) -> str:
-        """Return, with the reason, when the engine cannot serve any more."""
+    async def wait_until_dead(self) -> str:
+        """Wait until the engine cannot serve any more; return the reason."""
         ...
 
     async def close(self) -> None: ...
@@ -126,20 +123,22 @@ class Episode(Protocol):
     @property
     def info(self) -> "EpisodeInfo": ...
 
-    async def call(self, name: str, arguments_json: str, timeout_s: float) -> "ToolResult":
+    async def call_tool(self, name: str, arguments_json: str, timeout_s: float) -> "ToolResult":
         """Execute one tool call. Raises EnvironmentLost."""
         ...
 
-    async def grade(self, final_answer: str | None, transcript: bytes, timeout_s: float) -> "Grade":
+    async def request_grade(
+        self, final_answer: str | None, transcript: bytes, timeout_s: float
+    ) -> "Grade":
         """Grade the final state. Raises EnvironmentLost."""
         ...
 
 
 class Environment(Protocol):
-    """Where episodes are opened."""
+    """Source of episodes."""
 
-    def open(self, request: "OpenRequest") -> AbstractAsyncContextManager[Episode]:
-        """An episode that is closed on every way out. Raises EnvironmentLost on entry."""
+    def open_episode(self, request: "OpenRequest") -> AbstractAsyncContextManager[Episode]:
+        """Open an episode that is closed on every way out. Raises EnvironmentLost on entry."""
         ...
 
 
@@ -152,40 +151,41 @@ class LearnerRefused(Exception):
 
 
 class Learner(Protocol):
-    """Where work comes from and goes to. Calls outlast a restart of the learner.
+    """Source of leases and sink of trajectories. Calls outlast a restart of the learner.
 
-    Every method raises LearnerRefused on a refusal that repeating does not cure.
-    """
+    Every method raises LearnerRefused on a refusal that repeating does not cure."""
 
-    async def lease(self, holding: "PolicyId", free_attempts: int) -> "Lease | None":
-        """Wait a while for leave to sample a group."""
+    async def lease_group(self, holding: "PolicyId", free_attempts: int) -> "Lease | None":
+        """Wait a while for a lease of a group."""
         ...
 
-    async def renew(self, lease_ids: Sequence[str]) -> Collection[str]:
-        """Keep leases alive; returns those that are lost."""
+    async def renew_leases(self, lease_ids: Sequence[str]) -> Collection[str]:
+        """Keep leases alive; return those that are lost."""
         ...
 
-    async def release(self, lease_ids: Sequence[str]) -> None:
+    async def release_leases(self, lease_ids: Sequence[str]) -> None:
         """Give leases back at once."""
         ...
 
-    async def withdraw(self) -> None:
-        """Give back what a `lease` that was cancelled may have been granted all the same."""
+    async def withdraw_poll(self) -> None:
+        """Give back a lease that a cancelled `lease_group` may have been granted all the same."""
         ...
 
-    async def submit(self, lease: "Lease", trajectory: "Trajectory", timeout_s: float) -> bool:
-        """Hand in a try; True when its group is complete. Raises LeaseLost."""
+    async def submit_trajectory(
+        self, lease: "Lease", trajectory: "Trajectory", timeout_s: float
+    ) -> bool:
+        """Submit a try; True when its group is complete. Raises LeaseLost."""
         ...
 
 
 class PolicyFeed(Protocol):
-    """Where new weights are announced and fetched."""
+    """Source of new weights: announcements and bytes."""
 
-    def attach(self, holding: "PolicyId | None") -> AsyncIterator["Publication"]:
-        """What to serve from now on, newest last; ends when the connection does."""
+    def stream_publications(self, holding: "PolicyId | None") -> AsyncIterator["Publication"]:
+        """Yield the weights to serve from now on, newest last; end when the connection does."""
         ...
 
-    async def report(
+    async def report_update(
         self,
         publication: "Publication",
         outcome: "UpdateOutcome",
@@ -193,12 +193,13 @@ class PolicyFeed(Protocol):
         detail: str,
         probed: "Sequence[Completion]" = (),
     ) -> bool:
-        """Say what became of it, with the answers to its probes; False when these weights must
-        not be served."""
+        """Report the outcome of an update, with the answers to its probes.
+
+        Returns False when these weights must not be served."""
         ...
 
-    def fetch(self, publication: "Publication", offset: int) -> AsyncGenerator[bytes]:
-        """Its bytes from `offset` on. Raises TransportFailed."""
+    def fetch_weights(self, publication: "Publication", offset: int) -> AsyncGenerator[bytes]:
+        """Yield the bytes of a publication from `offset` on. Raises TransportFailed."""
         ...
 
 

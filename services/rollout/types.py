@@ -13,7 +13,7 @@ from services.common.fingerprint import TensorEntry
 
 @dataclass(frozen=True, slots=True)
 class PromptFacts:
-    """What the environment says about itself; `current_date` is its own clock, or empty."""
+    """Facts that the environment states; `current_date` is its own clock, or empty."""
 
     prompt: str
     current_date: str
@@ -22,7 +22,7 @@ class PromptFacts:
 
     @property
     def task(self) -> str:
-        """What the user says: the prompt, then what there is to see."""
+        """The text of the user: the prompt, then what there is to see."""
         return "\n\n".join([self.prompt, *self.shown])
 
 
@@ -46,19 +46,19 @@ class PolicyId:
 
     @property
     def label(self) -> str:
-        """How the engine names these weights, and the salt of its prefix cache."""
+        """Name of these weights in the engine, and salt of its prefix cache."""
         return f"{self.run_epoch}:{self.version}"
 
 
 class Purpose(StrEnum):
-    """What the sampled trajectories are for."""
+    """Purpose of the sampled trajectories."""
 
     TRAIN = "train"
     EVAL = "eval"
 
 
 class StopReason(StrEnum):
-    """Why an attempt that counts came to its end."""
+    """Reason for the end of an attempt that counts."""
 
     DONE = "done"
     MAX_TURNS = "max_turns"
@@ -68,7 +68,7 @@ class StopReason(StrEnum):
 
 
 class FailureKind(StrEnum):
-    """Why an attempt does not count."""
+    """Reason why an attempt does not count."""
 
     ENV_LOST = "env_lost"
     ENGINE_ERROR = "engine_error"
@@ -79,7 +79,7 @@ class FailureKind(StrEnum):
 
 
 class Author(StrEnum):
-    """Who wrote a run of tokens."""
+    """Author of a run of tokens."""
 
     PROMPT = "prompt"
     POLICY = "policy"
@@ -87,7 +87,7 @@ class Author(StrEnum):
 
 
 class ToolOutcome(StrEnum):
-    """What became of a tool call."""
+    """Outcome of a tool call."""
 
     OK = "ok"
     TOOL_ERROR = "tool_error"
@@ -100,7 +100,7 @@ class ToolOutcome(StrEnum):
 
 
 class UpdateOutcome(StrEnum):
-    """What became of new weights. Only `ENGINE_FAILED` means that the old ones are gone."""
+    """Outcome of a weight update. Only `ENGINE_FAILED` means that the old weights are gone."""
 
     APPLIED = "applied"
     FINGERPRINT_MISMATCH = "fingerprint_mismatch"
@@ -110,7 +110,7 @@ class UpdateOutcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How to sample. Temperature 0 is greedy; `top_k` 0 is off."""
+    """Sampling parameters. Temperature 0 is greedy; `top_k` 0 is off."""
 
     temperature: float
     seed: int = 0
@@ -144,7 +144,7 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """A continuation that the learner wants to see, to judge the engine by."""
+    """A continuation that the learner asks for to judge the engine."""
 
     token_ids: NDArray[np.int32]
     max_tokens: int
@@ -187,7 +187,7 @@ class LeasedAttempt:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """Leave to sample one group. Durations are remaining ones, in seconds."""
+    """Permission to sample one group. Durations are remaining ones, in seconds."""
 
     lease_id: str
     group_id: str
@@ -206,7 +206,7 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class OpenRequest:
-    """What it takes to open an episode; `budget_s` covers everything, grading included."""
+    """Parameters of an episode to open; `budget_s` covers everything, grading included."""
 
     key: AttemptKey
     task_json: str
@@ -216,7 +216,7 @@ class OpenRequest:
 
 @dataclass(frozen=True, slots=True)
 class EpisodeInfo:
-    """What an open episode says about itself."""
+    """Description of an open episode, as the gateway gives it."""
 
     episode_id: str
     tools: tuple[Tool, ...]
@@ -238,7 +238,7 @@ class ToolResult:
 
 @dataclass(frozen=True, slots=True)
 class Grade:
-    """A reward, or why there is none. Exactly one of `reward` and `no_grade` is set."""
+    """A reward, or the reason for its absence. Exactly one of `reward` and `no_grade` is set."""
 
     reward: float | None
     no_grade: str = ""
@@ -261,7 +261,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class TurnTiming:
-    """Where the time of one turn went."""
+    """Times of one turn, and its tokens."""
 
     generate_s: float
     tools_s: float
@@ -270,8 +270,8 @@ class TurnTiming:
 
 
 @dataclass(slots=True)
-class Counts:
-    """What happened in one attempt; keys of `tool_errors` are tool outcomes."""
+class AttemptCounts:
+    """Counts of one attempt; keys of `tool_errors` are tool outcomes."""
 
     turns: int = 0
     tool_calls: int = 0
@@ -296,7 +296,7 @@ class Trajectory:
     token_ids: NDArray[np.int32]
     spans: tuple[Span, ...]
     logprobs: NDArray[np.float32]
-    counts: Counts
+    counts: AttemptCounts
     turns: tuple[TurnTiming, ...] = ()
     grade: Grade | None = None
     failure: FailureKind | None = None
@@ -306,5 +306,5 @@ class Trajectory:
     digests: Mapping[str, bytes] = field(default_factory=dict[str, bytes])
 
     @property
-    def graded(self) -> bool:
+    def is_graded(self) -> bool:
         return self.grade is not None and self.grade.reward is not None

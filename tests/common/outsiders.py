@@ -26,13 +26,13 @@ def run() -> RunIdentity:
 
 @cache
 def other_run() -> RunIdentity:
-    return certificates.mint_run("another-run")
+    return certificates.mint_identity("another-run")
 
 
 @cache
 def same_name() -> RunIdentity:
     """Of a CA that anybody could have made: the names are right."""
-    return certificates.mint_run(RUN)
+    return certificates.mint_identity(RUN)
 
 
 @cache
@@ -40,11 +40,11 @@ def of_one_authority() -> tuple[RunIdentity, Tls, Tls]:
     """A run, and two rollouts of its own CA: one expired, one whose time has not come."""
     now = datetime.now(UTC)
     authority = certificates._Authority(RUN, now)  # pyright: ignore[reportPrivateUsage]
-    members = {service: authority.member(service) for service in certificates.MEMBERS}
+    members = {service: authority.issue_member(service) for service in certificates.MEMBERS}
     strangers: list[Tls] = []
-    for shift in (-certificates.VALID - timedelta(days=1), timedelta(days=1)):
+    for shift in (-certificates.VALIDITY - timedelta(days=1), timedelta(days=1)):
         authority._now = now + shift  # pyright: ignore[reportPrivateUsage]
-        strangers.append(authority.member("rollout"))
+        strangers.append(authority.issue_member("rollout"))
     return RunIdentity(RUN, "the-token-of-this-run", members), strangers[0], strangers[1]
 
 
@@ -64,22 +64,22 @@ def outsiders() -> Mapping[str, Open]:
     return {
         "plain text": lambda address, _: grpc.aio.insecure_channel(address, options=_OPTIONS),
         "no certificate": _secure(None),
-        "another run's certificate": _secure(other_run().tls("rollout")),
-        "another CA's certificate of the same name": _secure(same_name().tls("rollout")),
+        "another run's certificate": _secure(other_run().tls_for("rollout")),
+        "another CA's certificate of the same name": _secure(same_name().tls_for("rollout")),
         "an expired certificate": _secure(expired),
         "a certificate from tomorrow": _secure(too_early),
-        "another run's CA": _whole(other_run().tls("rollout")),
+        "another run's CA": _whole(other_run().tls_for("rollout")),
     }
 
 
 def member(address: str, service: str) -> grpc.aio.Channel:
     """As a rollout of the run, without a token."""
-    return _secure(run().tls("rollout"))(address, service)
+    return _secure(run().tls_for("rollout"))(address, service)
 
 
 def _secure(shown: Tls | None) -> Open:
     """Trusts the run, and shows a certificate of its own."""
-    ours = run().tls("rollout")
+    ours = run().tls_for("rollout")
     pair = (shown.key, shown.certificate) if shown else (None, None)
     credentials = grpc.ssl_channel_credentials(ours.ca, *pair)
     return lambda address, service: _channel(address, credentials, ours.name_of(service))
@@ -87,7 +87,7 @@ def _secure(shown: Tls | None) -> Open:
 
 def _whole(shown: Tls) -> Open:
     """Trusts its own CA as well."""
-    name = run().tls("rollout").name_of
+    name = run().tls_for("rollout").name_of
     return lambda address, service: _channel(address, channel_credentials(shown), name(service))
 
 

@@ -9,7 +9,7 @@ import grpc
 from flotilla.launcher.v1 import registry_service_pb2 as pb
 from flotilla.launcher.v1 import registry_service_pb2_grpc as pb_grpc
 from services.common.errors import ServiceError
-from services.common.rpc import duration
+from services.common.rpc import to_duration
 from services.common.run_membership import RegistryContract
 
 
@@ -33,7 +33,7 @@ class FakeRegistry(pb_grpc.RegistryServiceServicer):
     async def Register(self, request: pb.RegisterRequest, context: Any) -> pb.RegisterResponse:
         self.registered.append(request)
         return pb.RegisterResponse(
-            heartbeat_interval=duration(self.interval_s), orphan_after=duration(0.4)
+            heartbeat_interval=to_duration(self.interval_s), orphan_after=to_duration(0.4)
         )
 
     async def Heartbeat(self, request: pb.HeartbeatRequest, context: Any) -> pb.HeartbeatResponse:

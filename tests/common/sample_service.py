@@ -7,13 +7,13 @@ import threading
 import time
 
 from services.common import rpc
-from services.common.config import Model
-from services.common.run_membership import Status
-from services.common.service_main import Runtime, entry
+from services.common.config import ConfigModel
+from services.common.run_membership import ReplicaStatus
+from services.common.service_main import Runtime, run_service_process
 from tests.common.registry import contract
 
 
-class SampleConfig(Model):
+class SampleConfig(ConfigModel):
     mode: str = "serve"
     count: int = 1
 
@@ -45,7 +45,9 @@ async def run(runtime: Runtime[SampleConfig]) -> None:
             time.sleep(3600)  # noqa: ASYNC251 (it blocks the loop, as imports do)
     async with runtime.serving(rpc.server(token=runtime.token)) as serving:
         serving.set_serving(True)
-        runtime.report(lambda: Status("serving", serving=True, step=runtime.config.count))
+        runtime.report_status(
+            lambda: ReplicaStatus("serving", serving=True, step=runtime.config.count)
+        )
         await runtime.announce(serving.address)
         runtime.log.info("ready", address=serving.address, model=runtime.shared.policy.model)
         await runtime.drain.wait()
@@ -55,4 +57,4 @@ async def run(runtime: Runtime[SampleConfig]) -> None:
 
 
 if __name__ == "__main__":
-    entry("rollout", SampleConfig, lambda: run, doc="A sample.", registry=contract)
+    run_service_process("rollout", SampleConfig, lambda: run, doc="A sample.", registry=contract)

@@ -10,12 +10,12 @@ import pytest
 from pydantic import Field
 
 from services.common.arguments import parse_arguments
-from services.common.config import Model, canonical_json, load_spec, parse
+from services.common.config import ConfigModel, canonical_json, load_spec, parse_config
 from services.common.errors import ConfigError
 from services.common.spec import parse_shared
 
 
-class Optimizer(Model):
+class Optimizer(ConfigModel):
     """As services have them."""
 
     lr: float = 1e-6
@@ -62,13 +62,13 @@ def test_b52_a_run_id_that_is_no_plain_name_is_refused(
 )
 def test_b53_unknown_keys_and_wrong_types_are_refused_by_name(given: Any, why: str) -> None:
     with pytest.raises(ConfigError, match=why):
-        parse(Optimizer, given, where="spec")
+        parse_config(Optimizer, given, where="spec")
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 def test_b53_numbers_that_are_none_are_refused(value: float) -> None:
     with pytest.raises(ConfigError, match="lr: must be a finite number"):
-        parse(Optimizer, {"lr": value}, where="spec")
+        parse_config(Optimizer, {"lr": value}, where="spec")
 
 
 BOMB = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(

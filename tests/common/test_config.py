@@ -10,28 +10,28 @@ from hypothesis import strategies as st
 from pydantic import Field, ValidationError, model_validator
 
 from services.common.config import (
-    Model,
+    ConfigModel,
     apply_override,
     canonical_json,
     load_spec,
-    parse,
+    parse_config,
     spec_sha256,
 )
 from services.common.errors import ConfigError
 from services.common.spec import SharedConfig, parse_shared
 
 
-class Engine(Model):
+class Engine(ConfigModel):
     max_num_seqs: int = Field(default=64, ge=1)
     dtype: Literal["float32", "bfloat16"] = "float32"
 
 
-class Backend(Model):
+class Backend(ConfigModel):
     url: str
     folder: Path = Path("x")
 
 
-class Config(Model):
+class Config(ConfigModel):
     engine: Engine = Engine()
     backends: tuple[Backend, ...] = ()
     by_name: dict[str, Backend] = Field(default_factory=dict[str, Backend])
@@ -132,7 +132,7 @@ def test_every_problem_is_listed_with_its_key_and_a_guess() -> None:
         "api_key": "sk-live-SECRET",
     }
     with pytest.raises(ConfigError) as caught:
-        parse(Config, data, where="spec.toml [rollout]")
+        parse_config(Config, data, where="spec.toml [rollout]")
     text = str(caught.value)
     assert text.startswith("spec.toml [rollout]: 7 problems")
     assert "engine.max_num_seq: unknown key; did you mean 'max_num_seqs'?" in text
@@ -148,16 +148,16 @@ def test_every_problem_is_listed_with_its_key_and_a_guess() -> None:
 def test_keys_are_named_as_one_types_them_from_the_top_of_the_spec() -> None:
     data: Any = {"engine": {"max_num_seqs": 0}, "lr": "x"}
     with pytest.raises(ConfigError) as caught:
-        parse(Config, data, where="spec.toml", section="rollout")
+        parse_config(Config, data, where="spec.toml", section="rollout")
     assert "\n  rollout.engine.max_num_seqs: Input should be" in str(caught.value)
     assert "\n  rollout.lr: Input should be a valid number" in str(caught.value)
     wrong: Any
     for wrong in (3, [1]):
         with pytest.raises(ConfigError, match="rollout: expected a table; got"):
-            parse(Config, wrong, where="spec.toml", section="rollout")
+            parse_config(Config, wrong, where="spec.toml", section="rollout")
 
 
-class Pair(Model):
+class Pair(ConfigModel):
     low: int = 0
     high: int = 1
 
@@ -168,24 +168,26 @@ class Pair(Model):
         return self
 
 
-class Pairs(Model):
+class Pairs(ConfigModel):
     pair: Pair = Pair()
 
 
 def test_a_check_of_a_whole_table_names_its_key_too() -> None:
     with pytest.raises(ConfigError, match=r"\n  a\.pair\.low: 3 is above high"):
-        parse(Pairs, {"pair": {"low": 3}}, where="spec", section="a")
+        parse_config(Pairs, {"pair": {"low": 3}}, where="spec", section="a")
 
 
 def test_lists_become_tuples_and_strings_paths() -> None:
-    config = parse(Config, {"backends": [{"url": "u", "folder": "/x"}], "lr": 1}, where="spec")
+    config = parse_config(
+        Config, {"backends": [{"url": "u", "folder": "/x"}], "lr": 1}, where="spec"
+    )
     assert config.backends == (Backend(url="u", folder=Path("/x")),)
     assert config.lr == 1.0
 
 
 def test_a_config_cannot_be_changed() -> None:
     with pytest.raises(ValidationError):
-        parse(Config, {}, where="spec").lr = 2.0
+        parse_config(Config, {}, where="spec").lr = 2.0
 
 
 def test_the_shared_part_ignores_other_sections_and_refuses_unknown_ones() -> None:
@@ -203,7 +205,7 @@ def test_the_shared_part_ignores_other_sections_and_refuses_unknown_ones() -> No
 def test_a_name_that_could_leave_its_folder_is_refused(name: str) -> None:
     data = {"name": name, "policy": {"model": "m", "max_model_len": 8}}
     with pytest.raises(ConfigError, match="name: "):
-        parse(SharedConfig, data, where="spec")
+        parse_config(SharedConfig, data, where="spec")
 
 
 scalars = st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text()
@@ -222,7 +224,7 @@ def test_the_canonical_text_does_not_depend_on_order(
 @given(tables)
 def test_whatever_the_data_parsing_ends_in_a_config_or_a_config_error(data: dict[str, Any]) -> None:
     try:
-        parse(Config, data, where="spec")
+        parse_config(Config, data, where="spec")
     except ConfigError as error:
         assert str(error).startswith("spec: ")
 

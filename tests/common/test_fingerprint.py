@@ -11,7 +11,12 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from services.common import fingerprint as module
-from services.common.fingerprint import TensorEntry, checksum64, fingerprint, tokenizer_digest
+from services.common.fingerprint import (
+    TensorEntry,
+    checksum64,
+    compute_fingerprint,
+    tokenizer_digest,
+)
 from services.common.host_identity import host_digest
 
 MASK = 2**64 - 1
@@ -68,7 +73,7 @@ ENTRY = TensorEntry("model.norm.weight", "float32", (2, 3), 128, 2**64 - 1)
 
 def test_the_fingerprint_is_the_digest_of_a_known_text() -> None:
     text = '[["model.norm.weight","float32",[2,3],128,18446744073709551615],152]'
-    assert fingerprint([ENTRY], 152) == hashlib.sha256(text.encode()).digest()
+    assert compute_fingerprint([ENTRY], 152) == hashlib.sha256(text.encode()).digest()
 
 
 def test_every_field_order_and_size_count() -> None:
@@ -79,9 +84,9 @@ def test_every_field_order_and_size_count() -> None:
         TensorEntry("model.norm.weight", "float32", (2, 3), 0, 1),
         ENTRY,
     ]
-    digests = {fingerprint([entry], 152) for entry in changes}
-    digests |= {fingerprint(changes, 152), fingerprint(changes[::-1], 152)}
-    assert len(digests | {fingerprint([ENTRY], 153)}) == 8
+    digests = {compute_fingerprint([entry], 152) for entry in changes}
+    digests |= {compute_fingerprint(changes, 152), compute_fingerprint(changes[::-1], 152)}
+    assert len(digests | {compute_fingerprint([ENTRY], 153)}) == 8
 
 
 def test_the_tokenizer_digest_follows_tokens_and_template(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from services.common import rpc
-from services.common.healthcheck import ask, main
+from services.common.healthcheck import check_health, main
 from services.common.tls import TLS_VARIABLE, Tls
 from tests.common.echo import TOKEN
 from tests.common.outsiders import run
@@ -34,12 +34,12 @@ async def test_a_service_is_healthy_from_when_it_serves_until_it_drains() -> Non
         nowhere = ("--tls-dir", "/nowhere")
         assert await asked(serving.address, *nowhere) == (0, f"{serving.address}: serving")
         serving.set_serving(False)
-        assert "NOT_SERVING" in await ask(serving.address, None, 5.0)
-    assert await ask(serving.address, None, 5.0) == "nothing listens there (any more)"
+        assert "NOT_SERVING" in await check_health(serving.address, None, 5.0)
+    assert await check_health(serving.address, None, 5.0) == "nothing listens there (any more)"
 
 
 async def test_under_tls_it_shows_the_services_own_certificate(tmp_path: Path) -> None:
-    tls = run().tls("learner")
+    tls = run().tls_for("learner")
     for name, content in (("ca", tls.ca), ("cert", tls.certificate), ("key", tls.key)):
         (tmp_path / f"{name}.pem").write_bytes(content)
     async with rpc.serving(rpc.server(token=TOKEN), "127.0.0.1:0", tls=tls) as serving:
@@ -53,14 +53,14 @@ async def test_under_tls_it_shows_the_services_own_certificate(tmp_path: Path) -
     ("shown", "reason"),
     [
         (None, "wants TLS (--tls-dir)"),
-        (run().tls("rollout"), "another service of the run answers at this address"),
+        (run().tls_for("rollout"), "another service of the run answers at this address"),
     ],
 )
 async def test_who_shows_something_else_is_told_why(shown: Tls | None, reason: str) -> None:
-    own = run().tls("learner")
+    own = run().tls_for("learner")
     async with rpc.serving(rpc.server(token=TOKEN), "127.0.0.1:0", tls=own) as serving:
         serving.set_serving(True)
-        assert reason in await ask(serving.address, shown, 5.0)
+        assert reason in await check_health(serving.address, shown, 5.0)
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "192.0.2.1:50051"])

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import grpc.aio
 
-from services.common.interpreter import tied
+from services.common.interpreter import tied_command
 from tests.common.conftest import until
 
 ROOT = Path(__file__).parents[2]
@@ -21,7 +21,7 @@ async def test_children_start_whole_beside_the_threads_of_grpc() -> None:
     await server.start()
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         calling = asyncio.create_task(_call_for_ever(channel))
-        codes = [await _code(*tied(signal.SIGTERM, "true")) for _ in range(20)]
+        codes = [await _code(*tied_command(signal.SIGTERM, "true")) for _ in range(20)]
         calling.cancel()
     await server.stop(None)
     assert set(codes) == {0}
@@ -42,8 +42,8 @@ async def test_a_tied_child_hears_of_the_death_of_its_parent() -> None:
     child = "import os, signal, sys; print(os.getpid(), flush=True); signal.pause()"
     parent = (
         "import signal, subprocess, sys\n"
-        "from services.common.interpreter import tied\n"
-        f"subprocess.run(tied(signal.SIGTERM, sys.executable, '-c', {child!r}))"
+        "from services.common.interpreter import tied_command\n"
+        f"subprocess.run(tied_command(signal.SIGTERM, sys.executable, '-c', {child!r}))"
     )
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", parent), cwd=ROOT, stdout=asyncio.subprocess.PIPE
@@ -65,7 +65,7 @@ def _runs(pid: int) -> bool:
 async def test_python_is_the_interpreter_that_runs_us_with_its_packages() -> None:
     program = "import sys; print(sys.executable, sys.prefix)"
     process = await asyncio.create_subprocess_exec(
-        *tied(signal.SIGKILL, "python", "-c", program),
+        *tied_command(signal.SIGKILL, "python", "-c", program),
         env={"PATH": os.defpath},
         stdout=asyncio.subprocess.PIPE,
     )

@@ -17,7 +17,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from flotilla.launcher.v1 import registry_service_pb2 as pb
 from flotilla.launcher.v1 import registry_service_pb2_grpc as pb_grpc
 from services.common import rpc
-from services.common.service_main import entry
+from services.common.service_main import run_service_process
 from services.launcher.security import certificates
 from tests.common import echo
 from tests.common.conftest import until
@@ -150,7 +150,7 @@ def answer(capsys: pytest.CaptureFixture[str], tmp_path: Path, *arguments: str) 
     # That is for the life of a process, and this one is the tests'.
     kept = mock.patch("services.common.service_main.keep_private")
     with kept as called, pytest.raises(SystemExit) as exit_:
-        entry("rollout", SampleConfig, lambda: run, doc="A sample.", argv=given)
+        run_service_process("rollout", SampleConfig, lambda: run, doc="A sample.", argv=given)
     called.assert_called_once_with()
     captured = capsys.readouterr()
     return exit_.value.code, captured.out + captured.err
@@ -200,8 +200,8 @@ def test_the_command_line_answers_with_the_fix(
 
 
 async def test_a_process_serves_a_run_beyond_loopback(start: Start, tmp_path: Path) -> None:
-    certificates.store_run(tmp_path, run_identity())
-    folder = str(certificates.folder_of(tmp_path, RUN) / "rollout")
+    certificates.store_identity(tmp_path, run_identity())
+    folder = str(certificates.identity_folder(tmp_path, RUN) / "rollout")
     process = await start(
         *("--run-id", RUN, "--tls-dir", folder),
         *("--listen", "0.0.0.0:0", "--advertise", beyond_loopback()),
@@ -233,8 +233,8 @@ def test_a_certificate_that_nobody_would_accept_is_told_at_once(
     says: str,
 ) -> None:
     monkeypatch.setenv("FLOTILLA_TOKEN", echo.TOKEN)
-    certificates.store_run(tmp_path, run_identity())
-    folder = certificates.folder_of(tmp_path, RUN) / service
+    certificates.store_identity(tmp_path, run_identity())
+    folder = certificates.identity_folder(tmp_path, RUN) / service
     code, output = answer(capsys, tmp_path, *arguments, "--tls-dir", str(folder))
     assert (code, says in output) == (2, True), output
 

@@ -15,7 +15,7 @@ from flotilla.launcher.v1 import registry_service_pb2_grpc as pb_grpc
 from services.common import rpc
 from services.common.errors import ConfigError
 from services.common.peers import Peers
-from services.common.run_membership import Identity, Membership, RaisedAlarm, Status
+from services.common.run_membership import Membership, RaisedAlarm, ReplicaIdentity, ReplicaStatus
 from tests.common import echo
 from tests.common.conftest import until
 from tests.common.registry import FakeRegistry, contract, refusal
@@ -26,7 +26,7 @@ class Member:
     """One replica under test and what its membership asked of it."""
 
     registry: FakeRegistry
-    status: Status = field(default_factory=Status)
+    status: ReplicaStatus = field(default_factory=ReplicaStatus)
     drained: list[str] = field(default_factory=list[str])
     stopped: list[str] = field(default_factory=list[str])
     told: list[Mapping[str, float]] = field(default_factory=list[Mapping[str, float]])
@@ -49,7 +49,7 @@ async def member() -> AsyncGenerator[Member]:
     async with registry_server() as (fake, channel):
         one = Member(fake)
         membership = one.membership = Membership(
-            Identity("run", "rollout", 1, "i1"),
+            ReplicaIdentity("run", "rollout", 1, "i1"),
             contract(),
             channel,
             status=lambda: one.status,
@@ -65,7 +65,7 @@ async def member() -> AsyncGenerator[Member]:
 
 async def test_a_member_registers_once_and_reports_its_status() -> None:
     async with member() as one:
-        one.status = Status("training", True, 3, 9, {"loss": 0.5})
+        one.status = ReplicaStatus("training", True, 3, 9, {"loss": 0.5})
         await until(lambda: any(beat.step == 3 for beat in one.registry.heartbeats))
         (registered,) = one.registry.registered
         assert (registered.service, registered.replica) == ("rollout", 1)
@@ -82,8 +82,8 @@ async def test_a_member_in_a_hurry_tells_its_alarms_without_waiting_for_its_turn
         assert one.membership is not None
         for number in (1, 2):
             alarm = RaisedAlarm("solved", f"env{number}", "notice", number, "why", "how")
-            one.status = Status(alarms=[alarm])
-            one.membership.hurry()
+            one.status = ReplicaStatus(alarms=[alarm])
+            one.membership.hurry_heartbeat()
             await until(lambda told=number: len(one.registry.heartbeats) > told)
             (told,) = one.registry.heartbeats[-1].alarms
             assert (told.scope, told.severity) == (f"env{number}", alarm_pb.ALARM_SEVERITY_NOTICE)

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
-from services.common.stream_pacing import StalledError, paced
+from services.common.stream_pacing import StalledError, read_paced
 
 
 class Part:
@@ -24,7 +24,7 @@ async def stream(*pauses_and_sizes: tuple[float, int]) -> AsyncIterator[Part]:
 
 async def taken(parts: AsyncIterator[Part], stall_s: float, each_s: float = 0.0) -> Sequence[int]:
     sizes: list[int] = []
-    async for part in paced(parts, stall_s):
+    async for part in read_paced(parts, stall_s):
         await asyncio.sleep(each_s)
         sizes.append(part.ByteSize())
     return sizes

@@ -13,15 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.common.parsing import (
-    Limits,
     ParseError,
+    TextLimits,
     TooLargeError,
     parse_json,
     parse_json_aside,
     parse_literal,
 )
 
-LIMITS = Limits(bytes=2**24, values=2**16)
+LIMITS = TextLimits(bytes=2**24, values=2**16)
 JSON = st.recursive(
     st.none()
     | st.booleans()
@@ -59,7 +59,7 @@ def depth_of(value: Any) -> int:
 def test_the_count_of_values_and_depth_is_that_of_what_is_built(
     value: Any, most: int, depth: int
 ) -> None:
-    limits = Limits(bytes=2**20, values=most, depth=depth)
+    limits = TextLimits(bytes=2**20, values=most, depth=depth)
     if values_in(value) > 2 * most or depth_of(value) > depth:
         with pytest.raises(TooLargeError):
             parse_json(json.dumps(value), limits)
@@ -129,11 +129,11 @@ def test_brackets_and_commas_in_a_long_string_are_no_values() -> None:
 )
 def test_what_is_no_literal_is_refused(text: str) -> None:
     with pytest.raises(ParseError):
-        parse_literal(text, Limits(bytes=2**15, values=4096))
+        parse_literal(text, TextLimits(bytes=2**15, values=4096))
 
 
 def test_a_literal_is_bounded() -> None:
-    limits = Limits(bytes=100, values=5)
+    limits = TextLimits(bytes=100, values=5)
     assert parse_literal("['a', ('b', 1.5)]", limits) == ["a", ("b", 1.5)]
     with pytest.raises(TooLargeError, match="more than 5 values"):
         parse_literal("[1,2,3,4,5,6]", limits)
@@ -142,10 +142,10 @@ def test_a_literal_is_bounded() -> None:
 
 
 def test_a_literal_that_python_warns_of_is_no_warning_of_ours() -> None:
-    assert parse_literal(r"'\d'", Limits(bytes=100, values=5)) == r"\d"
+    assert parse_literal(r"'\d'", TextLimits(bytes=100, values=5)) == r"\d"
 
 
-ANSWERS = Limits(bytes=2**24, values=2**18)
+ANSWERS = TextLimits(bytes=2**24, values=2**18)
 LONG = {
     "lists": b"[" + b"[]," * 130_000 + b"1]",
     "objects": b"[" + b'{"":0},' * 87_000 + b"1]",

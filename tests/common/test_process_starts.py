@@ -9,10 +9,10 @@ from tests.common.process_starts import ALLOWED, starts
 ROOT = Path(__file__).parents[2]
 # By file and function: why that start has another environment.
 REASONS = {
-    ("services/launcher/cli/launcher_client.py", "_spawn"): (
+    ("services/launcher/cli/launcher_client.py", "_spawn_launcher"): (
         "the launcher, which hands to each service of its runs what that has a use for"
     ),
-    ("services/launcher/agent/parent_death_reaper.py", "guarded"): (
+    ("services/launcher/agent/parent_death_reaper.py", "cleaned_up_after_death"): (
         "a fork of the watcher that runs no other program"
     ),
     ("services/common/tied_child.py", "main"): (

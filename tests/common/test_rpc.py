@@ -168,7 +168,7 @@ async def test_a_trace_goes_on_in_the_service_that_is_called(serve: Serve) -> No
     seen: list[str | None] = []
 
     async def remember(request: StringValue, context: Any) -> StringValue:
-        seen.append(trace.outgoing())
+        seen.append(trace.current_traceparent())
         return request
 
     channel = await serve(Echo=remember)
@@ -243,7 +243,7 @@ async def test_a_listen_address_without_host_or_port_is_refused(listen: str) -> 
 
 @given(st.floats(min_value=-1e9, max_value=1e9))
 def test_durations_survive_the_wire_to_the_nanosecond(value: float) -> None:
-    assert rpc.seconds(rpc.duration(value)) == pytest.approx(value, abs=1e-6)
+    assert rpc.to_seconds(rpc.to_duration(value)) == pytest.approx(value, abs=1e-6)
 
 
 class failing_server:

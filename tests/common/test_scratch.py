@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from services.common.scratch import scratch
+from services.common.scratch import scratch_folder
 
 # Says its folder, and lives on in it; with a word, as the child that it has handed the folder to.
 KEEPER = """
 import subprocess, sys, time
-from services.common.scratch import scratch
-with scratch() as (folder, keeper):
+from services.common.scratch import scratch_folder
+with scratch_folder() as (folder, keeper):
     (folder / "file").write_text("")
     if sys.argv[1:]:
         child = subprocess.Popen(["sleep", "600"], pass_fds=[keeper], stdout=subprocess.DEVNULL)
@@ -33,9 +33,9 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_folder_is_there_for_as_long_as_it_is_used(tmp_path: Path) -> None:
-    with scratch() as (folder, _):
+    with scratch_folder() as (folder, _):
         assert folder.parent == tmp_path and folder.is_dir()
-        with scratch() as (other, _):
+        with scratch_folder() as (other, _):
             assert folder.is_dir() and other != folder
     assert not list(tmp_path.iterdir())
 
@@ -49,7 +49,7 @@ def test_what_is_no_folder_of_this_user_holds_nobody_up_and_stays(tmp_path: Path
     link.symlink_to(mine)
     # To open it without O_DIRECTORY would wait for who writes.
     os.mkfifo(pipe)
-    with scratch():
+    with scratch_folder():
         pass
     assert link.is_symlink() and pipe.is_fifo() and (mine / "file").exists()
 
@@ -60,7 +60,7 @@ def test_root_sweeps_no_folder_of_another_user(tmp_path: Path) -> None:
     theirs.mkdir()
     (theirs / "file").write_text("theirs")
     os.chown(theirs, 63_999, 63_999)
-    with scratch():
+    with scratch_folder():
         pass
     assert (theirs / "file").exists()
 
@@ -75,17 +75,17 @@ def test_what_a_killed_process_has_left_goes_with_the_next_unless_a_child_works_
     ]
     said = [process.stdout.readline().split() for process in running if process.stdout]
     (_, orphan), (child, kept) = said
-    with scratch():
+    with scratch_folder():
         assert Path(orphan, "file").exists(), "its process is there"
     for process in running:
         process.kill()
         process.communicate()
-    with scratch():
+    with scratch_folder():
         assert not Path(orphan).exists()
         assert Path(kept, "file").exists(), "the child is there"
     subprocess.run(["kill", "-9", child], check=True)
     deadline = time.monotonic() + 20
     while Path(kept).exists() and time.monotonic() < deadline:
-        with scratch():
+        with scratch_folder():
             time.sleep(0.01)
     assert not Path(kept).exists()

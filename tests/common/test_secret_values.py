@@ -9,7 +9,12 @@ from urllib.parse import quote, quote_plus
 
 import pytest
 
-from services.common.secret_values import forms, is_secret_name, referenced, secret_values
+from services.common.secret_values import (
+    find_references,
+    is_secret_name,
+    secret_values,
+    written_forms,
+)
 
 
 @pytest.mark.parametrize(
@@ -99,11 +104,11 @@ def test_a_secret_is_known_in_whatever_is_made_of_the_text_around_it(
         "every byte of a URL": "".join(f"%{byte:02X}" for byte in raw),
         "HTML": html.escape(whole),
     }
-    known = forms(secret)
+    known = written_forms(secret)
     assert [how for how, text in written.items() if not any(f in text for f in known)] == []
     assert min(map(len, known)) >= len(secret), "so little would hide ordinary text"
 
 
 def test_names_in_a_spec_are_found_wherever_they_stand() -> None:
     section = {"a": "$ONE", "b": [{"c": "$TWO_2"}, "x $THREE"], "d": 1, "e": "$four"}
-    assert list(referenced(section)) == ["ONE", "TWO_2"]
+    assert list(find_references(section)) == ["ONE", "TWO_2"]

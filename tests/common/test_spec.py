@@ -12,13 +12,13 @@ def policy(**scaling: str | int | float) -> PolicyConfig:
 
 def test_yarn_scales_the_positions_a_model_was_trained_with() -> None:
     qwen3 = policy(rope_type="yarn", factor=2.0, original_max_position_embeddings=32_768)
-    assert qwen3.positions(40_960) == 65_536
-    assert qwen3.positions(131_072) == 131_072, "never fewer than the model says itself"
+    assert qwen3.scaled_positions(40_960) == 65_536
+    assert qwen3.scaled_positions(131_072) == 131_072, "never fewer than the model says itself"
 
 
 def test_positions_stay_without_yarn() -> None:
-    assert policy().positions(40_960) == 40_960
-    assert policy(rope_type="linear", factor=2.0).positions(40_960) == 40_960
+    assert policy().scaled_positions(40_960) == 40_960
+    assert policy(rope_type="linear", factor=2.0).scaled_positions(40_960) == 40_960
 
 
 @pytest.mark.parametrize("missing", ["factor", "original_max_position_embeddings"])

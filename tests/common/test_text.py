@@ -5,8 +5,8 @@ import json
 
 import pytest
 
-from services.common.log import readable
-from services.common.text import first_line, json_line, one_line, say, visible
+from services.common.log import format_event
+from services.common.text import first_line, json_line, make_visible, one_line, say
 from tests.hostile_text import SURROGATES, assert_harmless
 
 
@@ -53,8 +53,8 @@ def test_the_first_line_is_the_first_that_says_anything() -> None:
     ],
 )
 def test_what_a_terminal_acts_on_is_shown_as_a_character_of_its_own(given: str, shown: str) -> None:
-    assert visible(given) == shown
-    assert visible("a\tb\n", lines=False) == "a␉b␊"
+    assert make_visible(given) == shown
+    assert make_visible("a\tb\n", lines=False) == "a␉b␊"
 
 
 def test_json_is_the_same_value_and_one_harmless_line() -> None:
@@ -80,5 +80,5 @@ def test_what_is_said_of_half_a_character_can_be_written() -> None:
 
 def test_a_value_cannot_forge_a_line_of_the_log() -> None:
     event = {"timestamp": "2026-01-01T12:00:00", "level": "info", "event": "called"}
-    line = readable({**event, "name": "x\n12:00:01 error   forged", "exception": "a\n  b"})
+    line = format_event({**event, "name": "x\n12:00:01 error   forged", "exception": "a\n  b"})
     assert line == "12:00:00 info    called name=x␊12:00:01 error   forged\na\n  b"

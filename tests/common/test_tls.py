@@ -7,7 +7,7 @@ import pytest
 
 from services.common import rpc
 from services.common.errors import ConfigError
-from services.common.network import advertised, check_dial, check_listen
+from services.common.network import advertised_address, check_dial, check_listen
 from services.common.tls import TLS_VARIABLE, Tls, from_text, read_tls
 from tests.common import echo
 from tests.common.outsiders import (
@@ -32,8 +32,8 @@ def write(folder: Path, tls: Tls, **changes: bytes) -> Path:
 def test_the_variable_is_read_once_and_taken_out_of_the_environment(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv(TLS_VARIABLE, run().tls("learner").to_text())
-    assert read_tls(None) == run().tls("learner")
+    monkeypatch.setenv(TLS_VARIABLE, run().tls_for("learner").to_text())
+    assert read_tls(None) == run().tls_for("learner")
     assert TLS_VARIABLE not in os.environ
     assert read_tls(None) is None
 
@@ -41,13 +41,13 @@ def test_the_variable_is_read_once_and_taken_out_of_the_environment(
 def test_a_folder_counts_before_the_variable_which_goes_all_the_same(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv(TLS_VARIABLE, run().tls("learner").to_text())
-    assert read_tls(write(tmp_path, run().tls("rollout"))) == run().tls("rollout")
+    monkeypatch.setenv(TLS_VARIABLE, run().tls_for("learner").to_text())
+    assert read_tls(write(tmp_path, run().tls_for("rollout"))) == run().tls_for("rollout")
     assert TLS_VARIABLE not in os.environ
 
 
 def test_a_file_that_is_missing_is_named(tmp_path: Path) -> None:
-    write(tmp_path, run().tls("learner"))
+    write(tmp_path, run().tls_for("learner"))
     (tmp_path / "key.pem").unlink()
     with pytest.raises(ConfigError, match=r"cannot read key\.pem \(No such file"):
         read_tls(tmp_path)
@@ -56,8 +56,8 @@ def test_a_file_that_is_missing_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"key": run().tls("rollout").key}, "the key is not that of the certificate"),
-        ({"ca": other_run().tls("learner").ca}, "the certificate is not of this CA"),
+        ({"key": run().tls_for("rollout").key}, "the key is not that of the certificate"),
+        ({"ca": other_run().tls_for("learner").ca}, "the certificate is not of this CA"),
         ({"certificate": b"none"}, "not usable PEM"),
         ({"ca": b"\xff"}, "not usable PEM"),
     ],
@@ -66,7 +66,7 @@ def test_files_that_do_not_belong_together_are_told_apart(
     tmp_path: Path, changes: dict[str, bytes], says: str
 ) -> None:
     with pytest.raises(ConfigError, match=says) as caught:
-        read_tls(write(tmp_path, run().tls("learner"), **changes))
+        read_tls(write(tmp_path, run().tls_for("learner"), **changes))
     assert str(tmp_path) in str(caught.value)
     assert "BEGIN" not in str(caught.value)
 
@@ -112,13 +112,13 @@ def test_any_address_will_do_with_tls_and_none_but_loopback_without() -> None:
 def test_others_are_told_where_they_reach_it(
     host: str, advertise: str | None, address: str
 ) -> None:
-    assert advertised(host, 7, advertise) == address
+    assert advertised_address(host, 7, advertise) == address
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::"])
 def test_everywhere_is_no_address_to_tell_others(host: str) -> None:
     with pytest.raises(ConfigError, match="--advertise HOST"):
-        advertised(host, 7, None)
+        advertised_address(host, 7, None)
 
 
 async def test_a_channel_beyond_loopback_is_refused_without_tls() -> None:

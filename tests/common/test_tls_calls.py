@@ -14,7 +14,7 @@ from flotilla.launcher.v1 import registry_service_pb2_grpc as pb_grpc
 from services.common import rpc
 from services.common.errors import ConfigError
 from services.common.peers import Peers
-from services.common.run_membership import Identity, Membership, Status
+from services.common.run_membership import Membership, ReplicaIdentity, ReplicaStatus
 from services.common.tls import Tls, likely_cause
 from tests.common import echo
 from tests.common.conftest import until
@@ -31,7 +31,7 @@ from tests.common.registry import FakeRegistry, contract
 async def echo_at(host: str, service: str | None) -> AsyncGenerator[str]:
     server = rpc.server(token=echo.TOKEN)
     echo.add(server)
-    tls = run().tls(service) if service else None
+    tls = run().tls_for(service) if service else None
     async with rpc.serving(server, f"{host}:0", tls=tls, grace_s=0.0) as serving:
         yield serving.address
 
@@ -40,7 +40,7 @@ async def test_all_kinds_of_calls_work_under_tls() -> None:
     async with (
         echo_at(beyond_loopback(), "env_gateway") as address,
         rpc.channel(
-            address, token=echo.TOKEN, tls=run().tls("rollout"), peer="env_gateway"
+            address, token=echo.TOKEN, tls=run().tls_for("rollout"), peer="env_gateway"
         ) as channel,
     ):
         assert await echo.say(channel, "x") == "x"
@@ -56,9 +56,9 @@ async def test_all_kinds_of_calls_work_under_tls() -> None:
 @pytest.mark.parametrize(
     ("serves", "calls", "peer", "cause"),
     [
-        ("learner", run().tls("rollout"), "env_gateway", "another service of the run"),
-        (None, run().tls("rollout"), "learner", "it speaks plain text"),
-        ("learner", other_run().tls("rollout"), "learner", "its certificate is of another run"),
+        ("learner", run().tls_for("rollout"), "env_gateway", "another service of the run"),
+        (None, run().tls_for("rollout"), "learner", "it speaks plain text"),
+        ("learner", other_run().tls_for("rollout"), "learner", "its certificate is of another run"),
         ("learner", None, "", "wants TLS (--tls-dir)"),
     ],
 )
@@ -80,14 +80,14 @@ def test_a_text_that_says_nothing_has_no_cause() -> None:
 
 async def test_a_channel_under_tls_must_know_whom_to_expect() -> None:
     with pytest.raises(ValueError, match="whose certificate"):
-        rpc.plain_channel("127.0.0.1:7", tls=run().tls("rollout"))
+        rpc.plain_channel("127.0.0.1:7", tls=run().tls_for("rollout"))
 
 
 @asynccontextmanager
 async def registry(fake: FakeRegistry) -> AsyncGenerator[str]:
     server = rpc.server(token=echo.TOKEN)
     pb_grpc.add_RegistryServiceServicer_to_server(fake, server)
-    at = rpc.serving(server, f"{beyond_loopback()}:0", tls=run().tls("launcher"), grace_s=0)
+    at = rpc.serving(server, f"{beyond_loopback()}:0", tls=run().tls_for("launcher"), grace_s=0)
     async with at as serving:
         yield serving.address
 
@@ -101,7 +101,7 @@ async def test_a_peer_is_found_by_its_registry_and_known_by_its_name() -> None:
     async with (
         echo_at(beyond_loopback(), "learner") as address,
         registry(fake) as at,
-        registry_channel(at, run().tls("rollout")) as channel,
+        registry_channel(at, run().tls_for("rollout")) as channel,
     ):
         fake.peers = {0: address}
         peers = Peers(
@@ -109,7 +109,7 @@ async def test_a_peer_is_found_by_its_registry_and_known_by_its_name() -> None:
             run_id=RUN,
             registry=contract(),
             registry_channel=channel,
-            tls=run().tls("rollout"),
+            tls=run().tls_for("rollout"),
         )
         assert await echo.say(await peers.channel("learner"), "found") == "found"
         with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -138,10 +138,10 @@ class Member:
     def __init__(self, channel: grpc.aio.Channel, clock: Callable[[], float]) -> None:
         self.drained: list[str] = []
         self._membership = Membership(
-            Identity(RUN, "rollout", 0, "i"),
+            ReplicaIdentity(RUN, "rollout", 0, "i"),
             contract(),
             channel,
-            status=Status,
+            status=ReplicaStatus,
             drain=self.drained.append,
             stop=lambda _: None,
             clock=clock,
@@ -161,7 +161,7 @@ async def test_a_member_registers_under_tls() -> None:
     fake = FakeRegistry()
     async with (
         registry(fake) as at,
-        registry_channel(at, run().tls("rollout")) as channel,
+        registry_channel(at, run().tls_for("rollout")) as channel,
         Member(channel, lambda: 0.0).running(),
     ):
         await until(lambda: bool(fake.heartbeats))
@@ -171,7 +171,10 @@ async def test_a_member_registers_under_tls() -> None:
 async def test_a_member_with_another_runs_certificate_drains_and_says_why() -> None:
     fake: Any = FakeRegistry()
     times = iter(range(0, 10**6, 1000))
-    async with registry(fake) as at, registry_channel(at, other_run().tls("rollout")) as channel:
+    async with (
+        registry(fake) as at,
+        registry_channel(at, other_run().tls_for("rollout")) as channel,
+    ):
         member = Member(channel, lambda: float(next(times)))
         async with asyncio.timeout(15), member.running():
             while not member.drained:  # noqa: ASYNC110 (nobody there to set an event)
@@ -187,6 +190,8 @@ async def test_a_proxy_of_the_environment_is_not_asked(monkeypatch: pytest.Monke
         monkeypatch.delenv(variable, raising=False)
     async with (
         echo_at(beyond_loopback(), "learner") as address,
-        rpc.channel(address, token=echo.TOKEN, tls=run().tls("rollout"), peer="learner") as channel,
+        rpc.channel(
+            address, token=echo.TOKEN, tls=run().tls_for("rollout"), peer="learner"
+        ) as channel,
     ):
         assert await echo.say(channel, "direct", timeout=5) == "direct"

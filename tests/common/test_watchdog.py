@@ -13,22 +13,22 @@ from services.common.watchdog import Stages, Standstill, Watchdog
 def test_a_stage_is_reported_past_its_limit_and_again_when_the_time_has_doubled() -> None:
     stages = Stages()
     stages.enter("publish", 10, now=0)
-    assert stages.standstills(10) == []
-    assert stages.standstills(11) == [Standstill("publish", 11)]
-    assert stages.standstills(21) == []
-    assert stages.standstills(23) == [Standstill("publish", 23)]
+    assert stages.take_standstills(10) == []
+    assert stages.take_standstills(11) == [Standstill("publish", 11)]
+    assert stages.take_standstills(21) == []
+    assert stages.take_standstills(23) == [Standstill("publish", 23)]
 
 
 def test_progress_and_leaving_end_a_standstill() -> None:
     stages = Stages()
     first = stages.enter("turn", 10, now=0)
     second = stages.enter("turn", 10, now=0)
-    stages.progress("turn", now=8)
-    assert stages.standstills(17) == []
+    stages.note_progress("turn", now=8)
+    assert stages.take_standstills(17) == []
     stages.leave(first)
-    assert stages.standstills(19) == [Standstill("turn", 11)]
+    assert stages.take_standstills(19) == [Standstill("turn", 11)]
     stages.leave(second)
-    assert stages.standstills(1000) == []
+    assert stages.take_standstills(1000) == []
 
 
 async def test_a_stage_that_stands_still_is_named_with_all_stacks(tmp_path: Path) -> None:
@@ -82,20 +82,20 @@ def test_a_stage_that_fails_is_left(error: type[BaseException]) -> None:
     watchdog = Watchdog(limit_s=1, clock=lambda: now)
     with pytest.raises(error), watchdog.stage("x"):
         raise error
-    assert watchdog.standstills(100.0) == []
+    assert watchdog.take_standstills(100.0) == []
 
 
 def test_many_stages_of_one_name_are_one_report() -> None:
     stages = Stages()
     for number in range(300):
         stages.enter("call tool", 10, now=number / 100)
-    assert stages.standstills(11) == [Standstill("call tool", 11, count=300)]
+    assert stages.take_standstills(11) == [Standstill("call tool", 11, count=300)]
 
 
 def test_what_was_reported_is_reported_again_after_it_has_moved() -> None:
     stages = Stages()
     stages.enter("generate", 10, now=0)
-    assert stages.standstills(15) == [Standstill("generate", 15)]
-    stages.progress("generate", now=20)
-    assert stages.standstills(25) == []
-    assert stages.standstills(31) == [Standstill("generate", 11)]
+    assert stages.take_standstills(15) == [Standstill("generate", 15)]
+    stages.note_progress("generate", now=20)
+    assert stages.take_standstills(25) == []
+    assert stages.take_standstills(31) == [Standstill("generate", 11)]

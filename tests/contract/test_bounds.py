@@ -16,7 +16,7 @@ from flotilla.env_gateway.v1 import episode_service_pb2 as episodes_pb
 from flotilla.learner.v1 import group_service_pb2 as groups_pb
 from services.common import open_files, rpc, rpc_handlers
 from services.env_gateway.adapters.fake import FakeBackend
-from services.launcher.control.agent_reports import Units
+from services.launcher.control.agent_reports import AgentReports
 from services.launcher.ports import UnitPhase, UnitReport
 from services.launcher.store.roster import Member, Roster, TooManyMembersError
 from tests.common import echo
@@ -160,14 +160,16 @@ async def test_a_learner_knows_so_many_workers(
 def test_a_launcher_knows_so_many_replicas_and_machines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("services.launcher.store.roster.MOST_MEMBERS", 1)
     monkeypatch.setattr("services.launcher.control.agent_reports.MOST_MEMBERS", 1)
-    roster, units = Roster(), Units()
+    roster, units = Roster(), AgentReports()
     for incarnation in ("a", "b"):
-        roster.register(Member("rollout", 0, incarnation, "x:1"))
-        units.take(("rollout", 0), incarnation, UnitReport(UnitPhase.RUNNING, None, "h", 0))
+        roster.register_member(Member("rollout", 0, incarnation, "x:1"))
+        units.record_report(
+            ("rollout", 0), incarnation, UnitReport(UnitPhase.RUNNING, None, "h", 0)
+        )
     with pytest.raises(TooManyMembersError):
-        roster.register(Member("rollout", 1, "c", "x:1"))
+        roster.register_member(Member("rollout", 1, "c", "x:1"))
     with pytest.raises(TooManyMembersError):
-        units.take(("rollout", 1), "c", UnitReport(UnitPhase.RUNNING, None, "h", 0))
+        units.record_report(("rollout", 1), "c", UnitReport(UnitPhase.RUNNING, None, "h", 0))
 
 
 async def test_a_message_that_is_too_long_is_not_taken_in_for_its_length() -> None:

@@ -61,13 +61,13 @@ class Client:
                 call_seq=seq,
                 name=name,
                 arguments_json=arguments,
-                deadline=rpc.duration(5.0),
+                deadline=rpc.to_duration(5.0),
             )
         )
 
     async def grade(self, episode_id: str, *chunks: bytes) -> pb.GradeResponse:
         async def requests() -> AsyncIterator[pb.GradeRequest]:
-            header = pb.GradeHeader(episode_id=episode_id, deadline=rpc.duration(5.0))
+            header = pb.GradeHeader(episode_id=episode_id, deadline=rpc.to_duration(5.0))
             yield pb.GradeRequest(header=header)
             for chunk in chunks:
                 yield pb.GradeRequest(transcript_chunk=chunk)

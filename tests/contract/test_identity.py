@@ -44,7 +44,7 @@ async def test_every_rpc_wants_the_token_of_the_run_on_loopback_too(token: str |
 @pytest.mark.parametrize("token", TOKENS.values(), ids=TOKENS)
 async def test_a_certificate_does_not_replace_the_token(token: str | None) -> None:
     host = beyond_loopback()
-    async with recording(host, run().tls("learner")) as (recorder, address):
+    async with recording(host, run().tls_for("learner")) as (recorder, address):
         async with member(address, "learner") as channel:
             codes = await refusals(channel, rpcs(), token=token)
         assert codes == {each.path: UNAUTHENTICATED for each in rpcs()}
@@ -55,7 +55,7 @@ async def test_a_certificate_does_not_replace_the_token(token: str | None) -> No
 @pytest.mark.parametrize("beyond", [False, True], ids=["loopback", "beyond loopback"])
 async def test_the_token_does_not_replace_a_certificate(who: str, beyond: bool) -> None:
     host = beyond_loopback() if beyond else "127.0.0.1"
-    async with recording(host, run().tls("learner")) as (recorder, address):
+    async with recording(host, run().tls_for("learner")) as (recorder, address):
         async with outsiders()[who](address, "learner") as channel:
             codes = await refusals(channel, rpcs(), token=run().token)
         assert codes == {each.path: UNAVAILABLE for each in rpcs()}
@@ -64,7 +64,7 @@ async def test_the_token_does_not_replace_a_certificate(who: str, beyond: bool) 
 
 async def test_who_has_both_reaches_every_rpc() -> None:
     host = beyond_loopback()
-    async with recording(host, run().tls("learner")) as (recorder, address):
+    async with recording(host, run().tls_for("learner")) as (recorder, address):
         async with member(address, "learner") as channel:
             assert await refusals(channel, rpcs(), token=run().token) == {}
         assert recorder.reached == [each.path for each in rpcs()]
@@ -74,7 +74,9 @@ async def test_who_has_both_reaches_every_rpc() -> None:
 async def test_health_needs_no_token_but_a_certificate(who: str) -> None:
     check = "/grpc.health.v1.Health/Check"
     server = rpc.server(token=run().token)
-    async with rpc.serving(server, "127.0.0.1:0", tls=run().tls("learner"), grace_s=0) as serving:
+    async with rpc.serving(
+        server, "127.0.0.1:0", tls=run().tls_for("learner"), grace_s=0
+    ) as serving:
         async with member(serving.address, "learner") as channel:
             await channel.unary_unary(check)(b"", timeout=5.0)
         async with outsiders()[who](serving.address, "learner") as channel:

@@ -6,7 +6,7 @@ from flotilla.env_gateway.v1 import episode_service_pb2_grpc
 from services.common import rpc
 from services.env_gateway.adapters.fake import FakeBackend
 from services.env_gateway.api.episode_service import EpisodeService
-from services.learner.sampling.refused_tasks import Refusal, refusal_of
+from services.learner.sampling.refused_tasks import Refusal, common_refusal
 from services.learner.trajectory import Trajectory
 from services.learner.types import AttemptKey, FailureKind
 from services.rollout.adapters.env_gateway import GatewayEnvironment
@@ -31,7 +31,9 @@ async def opened(task: str) -> str:
                 channel, run_id="run", worker_id="w", renew_interval_s=1.0
             )
             with pytest.raises(EnvironmentLost) as caught:
-                async with environment.open(OpenRequest(RolloutKey("g", 0, 0), task, 1, 5.0)):
+                async with environment.open_episode(
+                    OpenRequest(RolloutKey("g", 0, 0), task, 1, 5.0)
+                ):
                     raise AssertionError("it was opened")
             return str(caught.value)
 
@@ -49,7 +51,7 @@ async def test_the_learner_recognises_what_the_gateway_refuses_for_good(
     detail = await opened(task)
     key = AttemptKey("g", 0, 0)
     lost = Trajectory(key, "", (), b"", failure=FailureKind.ENV_LOST, detail=detail)
-    found = refusal_of([lost])
+    found = common_refusal([lost])
     assert found is not None
     assert found[0] is refusal
     assert said in found[1]

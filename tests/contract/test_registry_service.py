@@ -7,7 +7,7 @@ from typing import Any
 import grpc
 
 from flotilla.launcher.v1 import registry_service_pb2, run_service_pb2
-from services.common.rpc import seconds
+from services.common.rpc import to_seconds
 from services.launcher.backends.fake import FakeBackend
 from tests.contract.test_run_service import refusal, units, wish
 from tests.launcher.harness import Served, serving
@@ -53,12 +53,12 @@ async def test_peers_are_those_who_serve_and_every_change_is_told(tmp_path: Path
         assert await watch.next() == []
         gateway = who(run_id, "env_gateway")
         answer = await register(served, gateway, 11)
-        assert seconds(answer.heartbeat_interval) == 0.1
-        assert seconds(answer.orphan_after) == 60.0
+        assert to_seconds(answer.heartbeat_interval) == 0.1
+        assert to_seconds(answer.orphan_after) == 60.0
         assert await beat(served, gateway, serving=False) == PB.COMMAND_NONE
         assert await beat(served, gateway) == PB.COMMAND_NONE
         assert await watch.next() == [("127.0.0.1:11", "a")]
-        backend.finish(unit, 1)
+        backend.finish_unit(unit, 1)
         assert await watch.next() == [], "a dead process is nobody's peer"
         heir = who(run_id, "env_gateway", name="b")
         await register(served, heir, 12)
@@ -101,8 +101,8 @@ async def test_a_drained_replica_is_told_so_and_is_no_peer_any_more(tmp_path: Pa
         assert await beat(served, who(run_id, replica=0, name="r0")) == PB.COMMAND_NONE
         watch.cancel()
         backend.stubborn = False
-        for unit in backend.running("rollout"):
-            backend.finish(unit)
+        for unit in backend.list_running("rollout"):
+            backend.finish_unit(unit)
 
 
 async def test_a_helper_started_by_hand_is_a_peer_and_goes_with_the_run(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from services.common import rpc
 from services.rollout.adapters.fake import FakeEngine
 from services.rollout.api.rollout_service import RolloutService
 from services.rollout.episodes.episode import AttemptRunner
-from services.rollout.work.weight_updater import PolicyFollower
+from services.rollout.work.weight_updater import WeightUpdater
 from services.rollout.work.worker import Worker, WorkerOptions
 from tests.rollout.fakes import TOKEN
 from tests.rollout.support import (
@@ -51,7 +51,7 @@ async def client(environment: FakeEnvironment | None = None) -> AsyncGenerator[C
     service = RolloutService(
         "rollout-0",
         Worker(unused, runner, lambda: fake.policy, WorkerOptions(4, 1.0, 0.1, 5.0)),
-        PolicyFollower(unused, fake, unused),
+        WeightUpdater(unused, fake, unused),
         runner,
         lambda: fake.policy,
         drain,

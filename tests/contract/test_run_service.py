@@ -35,8 +35,8 @@ async def refusal(call: Any) -> tuple[grpc.StatusCode, str, str]:
 async def units(backend: FakeBackend, service: str) -> list[Unit]:
     """The units of a service, once there are any."""
     for _ in range(500):
-        if backend.running(service):
-            return backend.running(service)
+        if backend.list_running(service):
+            return backend.list_running(service)
         await asyncio.sleep(0.01)
     raise AssertionError(f"{service} was never started")
 
@@ -169,7 +169,7 @@ async def test_a_watch_of_a_run_that_ends_ends_with_its_last_state(tmp_path: Pat
         run_id = await served.start(wish())
         [learner] = await units(backend, "learner")
         await say(served, run_id, "learner", phase="done")
-        backend.finish(learner, 0)
+        backend.finish_unit(learner, 0)
         request = run_service_pb2.WatchRunRequest(run_id=run_id)
         events = [event async for event in served.runs.WatchRun(request)]
         assert events[-1].state == run_service_pb2.RUN_STATE_COMPLETED
@@ -200,7 +200,7 @@ async def test_only_a_run_that_has_ended_and_is_not_complete_is_resumed(tmp_path
         code, reason, _ = await refusal(served.runs.StartRun(again))
         assert (code, reason) == (grpc.StatusCode.ALREADY_EXISTS, "RUN_ACTIVE")
         await say(served, run_id, "learner", phase="done")
-        backend.finish(learner, 0)
+        backend.finish_unit(learner, 0)
         await served.ended(run_id)
         code, reason, message = await refusal(served.runs.StartRun(again))
         assert (code, reason) == (grpc.StatusCode.FAILED_PRECONDITION, "NOT_RESUMABLE")
@@ -278,7 +278,7 @@ async def test_a_second_launcher_goes_on_with_what_a_dead_one_left(tmp_path: Pat
         # The first launcher is frozen here, as if dead, while a second takes over its folder.
         heir = FakeBackend()
         async with serving(tmp_path, heir) as second:
-            assert await second.launcher.recover() == []
+            assert await second.launcher.recover_runs() == []
             before = (await served.get(run_id)).replicas
             run = await second.get(run_id)
             assert [replica.pid for replica in run.replicas] == [r.pid for r in before]
@@ -289,7 +289,7 @@ async def test_a_second_launcher_goes_on_with_what_a_dead_one_left(tmp_path: Pat
                 await say(second, run_id, service)
             await second.until(run_id, lambda r: r.state == run_service_pb2.RUN_STATE_RUNNING)
             [unit] = await units(heir, "rollout")
-            heir.finish(unit, 1)
+            heir.finish_unit(unit, 1)
             await second.until(run_id, lambda r: any(p.restarts for p in r.replicas))
             await second.runs.StopRun(run_service_pb2.StopRunRequest(run_id=run_id))
             run = await second.get(run_id)

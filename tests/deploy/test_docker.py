@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from services.launcher.__main__ import arguments
+from services.launcher.__main__ import build_parser
 from tests.deploy.dockerfile import Dockerfile, read
 from tools.requirements import pins
 
@@ -108,7 +108,7 @@ def test_the_launchers_health_is_asked_where_its_command_has_it_serve() -> None:
     # An API server of this host looks for the code outside.
     assert "$PWD:$PWD" in mounts
     assert words[words.index("--workdir") + 1] == "$PWD"
-    given = arguments().parse_args(words[words.index("flotilla-launcher") + 1 :])
+    given = build_parser().parse_args(words[words.index("flotilla-launcher") + 1 :])
     assert not given.listen.startswith("127.") and given.advertise
     health = read(ROOT / "deploy/docker/launcher.Dockerfile").last("HEALTHCHECK").words
     assert health[health.index("--runs") + 1] == str(given.runs)

@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 import pytest
 
-from services.common.config import Model
+from services.common.config import ConfigModel
 from services.launcher.cli.app import app
 from services.launcher.config.launcher import LauncherConfig
 from services.launcher.doctor.probe_list import PROBES
@@ -24,13 +24,13 @@ def text_of(page: str) -> str:
     return (ROOT / page).read_text()
 
 
-def keys_of(cls: type[Model], prefix: str) -> Iterator[str]:
+def keys_of(cls: type[ConfigModel], prefix: str) -> Iterator[str]:
     """All keys below a section, and the tables on the way."""
     for name, field in cls.model_fields.items():
         key = f"{prefix}.{name}"
         yield key
         for model in (field.annotation, *get_args(field.annotation)):
-            if isinstance(model, type) and issubclass(model, Model):
+            if isinstance(model, type) and issubclass(model, ConfigModel):
                 yield from keys_of(model, key)
 
 

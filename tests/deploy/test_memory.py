@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from services.common.config import apply_override, load_spec
-from services.launcher.doctor.findings import Result, Status
+from services.launcher.doctor.findings import ProbeResult, Status
 from tests.launcher.doctor.support import probed, subject
 
 ROOT = Path(__file__).parents[2]
@@ -40,7 +40,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 
 
-async def memory_of(tmp_path: Path, stem: str) -> Result:
+async def memory_of(tmp_path: Path, stem: str) -> ProbeResult:
     """What the doctor says of a spec on the machines that it asks for."""
     (tmp_path / "config.json").write_text(json.dumps(SHAPES[stem]))
     spec = load_spec(ROOT / f"deploy/runs/{stem}.toml")

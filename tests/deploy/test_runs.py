@@ -9,10 +9,10 @@ import pytest
 
 from services.common.config import canonical_json, load_spec
 from services.launcher import plan as plans
-from services.launcher.backends.sky.resources import check, shared_infra
-from services.launcher.cli.prepare import parse_all
+from services.launcher.backends.sky.resources import check_candidates, check_shared_network
+from services.launcher.cli.prepare import parse_prepare_tables
 from services.launcher.control import spec_check
-from services.launcher.plan import BadSpecError, Plan
+from services.launcher.plan import BadSpecError, RunPlan
 
 ROOT = Path(__file__).parents[2]
 SPECS = sorted((ROOT / "deploy/runs").glob("*.toml"))
@@ -26,8 +26,8 @@ def spec_of(path: Path, *overrides: str) -> dict[str, Any]:
     return load_spec(path, overrides)
 
 
-def plan_of(path: Path, *overrides: str) -> Plan:
-    return plans.read_spec(canonical_json(spec_of(path, *overrides)))
+def plan_of(path: Path, *overrides: str) -> RunPlan:
+    return plans.parse_spec(canonical_json(spec_of(path, *overrides)))
 
 
 def test_the_specs_that_are_promised_are_there() -> None:
@@ -42,7 +42,7 @@ def test_a_run_has_the_name_of_its_file(path: Path) -> None:
 
 @pytest.mark.parametrize("path", SPECS, ids=STEMS)
 def test_what_is_prepared_is_prepared_by_modules_that_are_there(path: Path) -> None:
-    for prepare in parse_all(spec_of(path)):
+    for prepare in parse_prepare_tables(spec_of(path)):
         program, *options, module = prepare.command[:4]
         # `-P`: what lies in the working directory hides nothing.
         assert (program, options) == ("python", ["-P", "-m"])
@@ -53,7 +53,7 @@ def test_what_is_prepared_is_prepared_by_modules_that_are_there(path: Path) -> N
 def test_every_task_file_is_prepared_by_the_spec_itself(path: Path) -> None:
     spec = spec_of(path)
     files = {spec["learner"]["tasks"]} | {each["tasks"] for each in spec["learner"]["eval"]["sets"]}
-    words = {word for prepare in parse_all(spec) for word in prepare.command}
+    words = {word for prepare in parse_prepare_tables(spec) for word in prepare.command}
     assert files <= words
 
 
@@ -84,8 +84,8 @@ def test_the_commands_of_a_header_name_the_file_itself_and_keys_that_exist(path:
 @pytest.mark.parametrize("path", ELSEWHERE, ids=[path.stem for path in ELSEWHERE])
 def test_machines_are_asked_for_that_clouds_have(path: Path) -> None:
     sky = plan_of(path).config.sky
-    assert [problem for service in SERVICES for problem in check(sky, service)] == []
-    assert shared_infra(sky) == []
+    assert [problem for service in SERVICES for problem in check_candidates(sky, service)] == []
+    assert check_shared_network(sky) == []
     command = sky.setup.split()
     assert command[0] == "make" or (ROOT / command[1]).is_file()
 
@@ -101,13 +101,13 @@ def test_what_rents_gpus_has_an_end(path: Path) -> None:
 async def test_the_vision_run_is_refused_before_it_is_started_with_what_is_missing() -> None:
     path = ROOT / "deploy/runs/vl-8b.toml"
     with pytest.raises(BadSpecError) as caught:
-        await spec_check.check(plan_of(path))
+        await spec_check.check_spec(plan_of(path))
     said = str(caught.value)
     assert "rollout: error" in said
     assert "the engine is not given pictures yet" in said
     assert "set images = false" in said
     # Everything else of it is right: these two lines are what the vision work has to make true.
-    await spec_check.check(plan_of(path, "--rollout.images=false"))
+    await spec_check.check_spec(plan_of(path, "--rollout.images=false"))
 
 
 def test_what_does_not_train_yet_says_so_in_its_first_lines() -> None:

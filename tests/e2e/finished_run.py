@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM
 from environments.api import ENV_KEYS
 from environments.scenario import Split
 from environments.tasks import make_tasks
-from services.learner.journal.store import reading
+from services.learner.journal.store import open_read_only
 from services.learner.journal.trajectories import keys_of, trajectory_of
 from services.learner.trajectory import Trajectory
 from services.learner.types import Author, Sequence
@@ -59,7 +59,7 @@ class FinishedRun:
     def trajectories(self, where: str = "1") -> list[Trajectory]:
         """Trajectories of the groups that `where` chooses."""
         groups = self.rows(f"SELECT group_id FROM groups WHERE {where} ORDER BY group_id")
-        with reading(self.journal) as db:
+        with open_read_only(self.journal) as db:
             keys = [key for (group,) in groups for key in keys_of(db, group)]
             return [trajectory_of(db, key) for key in keys]
 

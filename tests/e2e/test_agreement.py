@@ -15,14 +15,14 @@ from services.common.spec import PolicyConfig
 from services.learner.config.algorithm import AlgorithmConfig
 from services.learner.config.learner import OptimizerConfig
 from services.learner.config.rank import RankConfig
-from services.learner.rank.data_parallel import Place
-from services.learner.rank.model import Policy, load, score
-from services.learner.rank.rank_setup import Setup, load_models
+from services.learner.rank.data_parallel import RankPlacement
+from services.learner.rank.model import Policy, load_policy, score_tokens
+from services.learner.rank.rank_setup import RankSetup, load_models
 from services.learner.rank.worker import FirstRank
 from services.learner.ranks import protocol
 from services.learner.types import TrainBatch, TrainSequence
 from services.rollout.adapters.vllm import VllmEngine
-from services.rollout.adapters.vllm_options import Model
+from services.rollout.adapters.vllm_options import ServedModel
 from services.rollout.config.rollout import EngineConfig
 from services.rollout.types import Completion, PolicyId, Publication, Sampling
 from tests.e2e.wide_model import VOCAB, make_folder, policy_section
@@ -48,7 +48,7 @@ ATTEMPTS = 4
 @contextmanager
 def ranked(policy: PolicyConfig, folder: Path) -> Generator[tuple[FirstRank, Policy]]:
     """A training rank in this process, with steps large enough to be seen in bfloat16."""
-    setup = Setup(
+    setup = RankSetup(
         name="agreement",
         shm_dir=folder,
         total_steps=1,
@@ -56,7 +56,7 @@ def ranked(policy: PolicyConfig, folder: Path) -> Generator[tuple[FirstRank, Pol
         algorithm=AlgorithmConfig(),
         optimizer=OptimizerConfig(lr=1e-2),
         rank=RankConfig(),
-        place=Place(index=0, count=1, rendezvous=f"file://{folder}/ranks", slot=0, slots=1),
+        place=RankPlacement(index=0, count=1, rendezvous=f"file://{folder}/ranks", slot=0, slots=1),
     )
     models = load_models(setup)
     rank = FirstRank(setup, models)
@@ -68,7 +68,7 @@ def ranked(policy: PolicyConfig, folder: Path) -> Generator[tuple[FirstRank, Pol
 
 def announced(rank: FirstRank, version: int) -> Publication:
     """A publication of the rank as a rollout worker is told of it."""
-    made = protocol.decode_publication(rank.publish({"version": version}))
+    made = protocol.decode_publication(rank.publish_weights({"version": version}))
     return Publication(
         policy=PolicyId(1, version, made.fingerprint),
         manifest=made.manifest,
@@ -105,14 +105,14 @@ def whole(sampled: Completion) -> NDArray[np.int32]:
 
 
 def of_trainer(policy: Policy, token_ids: NDArray[np.int32]) -> NDArray[np.float32]:
-    return score(policy, token_ids, chunk=512)
+    return score_tokens(policy, token_ids, chunk=512)
 
 
 async def sampled_and_checked(
     engine: VllmEngine, policy: Policy, tolerance: float
 ) -> list[Completion]:
     """What engine and trainer say must be the same, of given tokens and of sampled ones."""
-    given = np.abs(await engine.score(GIVEN) - of_trainer(policy, GIVEN))
+    given = np.abs(await engine.compute_logprobs(GIVEN) - of_trainer(policy, GIVEN))
     assert given[:ORIGINAL_POSITIONS].max() < tolerance
     assert given[ORIGINAL_POSITIONS:].max() < tolerance
     asked = [
@@ -136,20 +136,20 @@ async def test_engine_and_trainer_agree_before_and_after_a_step(
     folder = make_folder(tmp_path / "model")
     policy = policy_section(folder, dtype)
     config = EngineConfig(device="cpu", max_num_seqs=ATTEMPTS)
-    engine = await VllmEngine.start(config, Model(folder, policy, [TURN_END]))
+    engine = await VllmEngine.start_engine(config, ServedModel(folder, policy, [TURN_END]))
     try:
         with ranked(policy, tmp_path) as (rank, trained):
             first = announced(rank, 0)
-            await engine.load(first, Path(first.location))
+            await engine.load_weights(first, Path(first.location))
             completions = await sampled_and_checked(engine, trained, tolerance)
             before = of_trainer(trained, GIVEN)
-            rank.train(
+            rank.train_step(
                 protocol.write_batch(tmp_path / "batch.safetensors", trained_on(completions))
             )
             after = of_trainer(trained, GIVEN)
             assert np.abs(after - before).mean() > tolerance, "the step changed too little to tell"
             second = announced(rank, 1)
-            await engine.load(second, Path(second.location))
+            await engine.load_weights(second, Path(second.location))
             await sampled_and_checked(engine, trained, tolerance)
     finally:
         await engine.close()
@@ -161,5 +161,7 @@ def test_the_scaling_reaches_every_position(tmp_path: Path) -> None:
     policy = policy_section(folder, "float32")
     plain = policy.model_copy(update={"rope_scaling": None})
     with torch.no_grad():
-        scaled, unscaled = (of_trainer(load(p, RankConfig()), GIVEN) for p in (policy, plain))
+        scaled, unscaled = (
+            of_trainer(load_policy(p, RankConfig()), GIVEN) for p in (policy, plain)
+        )
     assert np.abs(scaled - unscaled)[ORIGINAL_POSITIONS:].mean() > 0.01

@@ -10,15 +10,15 @@ import pytest
 
 from services.common.spec import PolicyConfig
 from services.learner.config.rank import RankConfig
-from services.learner.guard.diagnosis import Diagnosis, diagnose
+from services.learner.guard.diagnosis import Diagnosis, diagnose_mismatch
 from services.learner.guard.dtype_bounds import BOUNDS
 from services.learner.guard.probes import probe_batch, start_probes
 from services.learner.guard.types import Comparison, ProbeResult
-from services.learner.rank.compare_command import Comparing
-from services.learner.rank.model import Policy, load
+from services.learner.rank.compare_command import CompareCommand
+from services.learner.rank.model import Policy, load_policy
 from services.learner.rank.publish import WeightSlots
 from services.rollout.adapters.vllm import VllmEngine
-from services.rollout.adapters.vllm_options import Model
+from services.rollout.adapters.vllm_options import ServedModel
 from services.rollout.config.rollout import EngineConfig
 from services.rollout.types import PolicyId, Publication, Sampling
 from tests.e2e.wide_model import VOCAB, make_folder, policy_section
@@ -46,12 +46,12 @@ def section(folder: Path, dtype: Literal["float32", "bfloat16"], *, yarn: bool) 
 @asynccontextmanager
 async def engine_of(served: PolicyConfig, folder: Path) -> AsyncGenerator[VllmEngine]:
     """vLLM with the weights of the model, as version 0."""
-    made = Model(Path(served.model), served, [VOCAB - 1])
-    engine = await VllmEngine.start(EngineConfig(device="cpu", max_num_seqs=8), made)
-    policy = load(served, RankConfig())
+    made = ServedModel(Path(served.model), served, [VOCAB - 1])
+    engine = await VllmEngine.start_engine(EngineConfig(device="cpu", max_num_seqs=8), made)
+    policy = load_policy(served, RankConfig())
     slots = WeightSlots(policy.named_parameters(), policy.compute_dtype, folder, "engine")
     try:
-        path, fingerprint, manifest = slots.write(0)
+        path, fingerprint, manifest = slots.write_version(0)
         publication = Publication(
             policy=PolicyId(1, 0, fingerprint),
             manifest=manifest,
@@ -61,12 +61,12 @@ async def engine_of(served: PolicyConfig, folder: Path) -> AsyncGenerator[VllmEn
             canary_token_ids=start_probes(served, VOCAB, 1.0)[0].prompt_token_ids,
             timeout_s=10.0,
         )
-        await engine.load(publication, path)
+        await engine.load_weights(publication, path)
         # As a worker is told to do when its engine is not to be trusted.
-        await engine.load(replace(publication, reload=True), path)
+        await engine.load_weights(replace(publication, reload=True), path)
         yield engine
     finally:
-        slots.remove()
+        slots.unlink_slots()
         await engine.close()
 
 
@@ -75,9 +75,9 @@ class Trainer:
 
     def __init__(self, config: PolicyConfig, folder: Path) -> None:
         self.config = config
-        policy: Policy = load(config, RankConfig())
+        policy: Policy = load_policy(config, RankConfig())
         slots = WeightSlots(policy.named_parameters(), policy.compute_dtype, folder, "trainer")
-        self._comparing = Comparing(policy, slots, config, RankConfig())
+        self._comparing = CompareCommand(policy, slots, config, RankConfig())
 
     async def asks(self, engine: VllmEngine, *, sampled_at: float = TEMPERATURE) -> Comparison:
         """At `sampled_at` an engine samples that was asked for TEMPERATURE."""
@@ -91,18 +91,18 @@ class Trainer:
                 for probe in probes
             ]
         ]
-        return self._comparing.compare(probe_batch(0, probes, answers), 0, diagnose=True)
+        return self._comparing.run_comparison(probe_batch(0, probes, answers), 0, diagnose=True)
 
     async def agrees(self, engine: VllmEngine) -> Comparison:
         comparison = await self.asks(engine)
-        assert not BOUNDS[self.config.dtype].excesses(0, comparison.versions[0])
+        assert not BOUNDS[self.config.dtype].find_excesses(0, comparison.versions[0])
         return comparison
 
     async def names(self, engine: VllmEngine, *, sampled_at: float = TEMPERATURE) -> Diagnosis:
         comparison = await self.asks(engine, sampled_at=sampled_at)
         found = comparison.versions[0]
-        assert BOUNDS[self.config.dtype].excesses(0, found)
-        return diagnose(found, comparison, self.config, TEMPERATURE)
+        assert BOUNDS[self.config.dtype].find_excesses(0, found)
+        return diagnose_mismatch(found, comparison, self.config, TEMPERATURE)
 
 
 async def test_an_engine_without_the_scaling_and_one_at_another_temperature_are_named(

@@ -12,8 +12,8 @@ from services.env_gateway.adapters.embedded.backend import EmbeddedBackend
 from services.env_gateway.config.backends import EmbeddedConfig
 from services.env_gateway.config.gateway import EnvGatewayConfig
 from services.env_gateway.episodes.gateway import Gateway
-from services.env_gateway.episodes.instance_journal import Journal
-from services.env_gateway.episodes.session import Outcome, Session
+from services.env_gateway.episodes.instance_journal import InstanceJournal
+from services.env_gateway.episodes.session import Session, ToolOutcome
 from services.env_gateway.grading.grader import VerifierRunner, load_digests
 from services.env_gateway.ports import Backend
 from services.env_gateway.verify.pool import VerifierPool
@@ -31,9 +31,9 @@ async def grading_gateway(
     settings = config or EnvGatewayConfig()
     unsafe = settings.verifiers.unsafe_local_verifiers
     pool = VerifierPool(size=1, memory_bytes=2**29, unsafe=unsafe)
-    await pool.start()
+    await pool.start_workers()
     runner = VerifierRunner(settings.verifiers, pool, load_digests(DIGESTS))
-    journal = Journal(None)
+    journal = InstanceJournal(None)
     # Unique, as for every start of a gateway: servers remember what they were asked for.
     incarnation = f"run.gw.{uuid.uuid4().hex[:8]}"
     gateway = Gateway(settings, backends, runner, journal, incarnation=incarnation)
@@ -57,15 +57,15 @@ async def embedded_gateway() -> AsyncGenerator[Gateway]:
 
 async def solve(gateway: Gateway, session: Session, task: Mapping[str, Any]) -> None:
     for seq, (name, arguments) in enumerate(plan(task)):
-        answer, _ = await gateway.call(session, seq, name, json.dumps(arguments), 5.0)
-        assert answer.outcome is Outcome.OK, answer
+        answer, _ = await gateway.call_tool(session, seq, name, json.dumps(arguments), 5.0)
+        assert answer.outcome is ToolOutcome.OK, answer
 
 
 async def reward_of(gateway: Gateway, task: Mapping[str, Any], *, act: bool, attempt: int) -> Any:
     session = await opened(gateway, open_spec(attempt, task=json.dumps(task)))
     if act:
         await solve(gateway, session, task)
-    grade = await gateway.grade(session, "", None, 10.0)
+    grade = await gateway.grade_episode(session, "", None, 10.0)
     gateway.close(session.episode.episode_id)
     assert grade.reason is None, grade.detail
     return grade.reward

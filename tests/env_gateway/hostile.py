@@ -13,7 +13,7 @@ import grpc
 from aiohttp import web
 
 from flotilla.env_gateway.v1 import episode_service_pb2 as pb
-from services.env_gateway.adapters.mcp.backend import build
+from services.env_gateway.adapters.mcp.backend import build_mcp_backend
 from services.env_gateway.config.backends import McpConfig
 from services.env_gateway.ports import Execution
 from tests.env_gateway.held import Held, held_loops
@@ -133,7 +133,7 @@ class Hostile:
 @contextmanager
 def hostile_gateway() -> Generator[Hostile]:
     with hostile_server() as server:
-        make = partial(build, McpConfig(url=server.url), max_calls=8)
+        make = partial(build_mcp_backend, McpConfig(url=server.url), max_calls=8)
         mcp = {"url": server.url}
         breaker = {"window": 10_000, "instance_failures": 1000}
         changes: dict[str, Any] = {"backend": "mcp", "backends": {"mcp": mcp}, "breaker": breaker}

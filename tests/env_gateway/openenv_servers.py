@@ -50,5 +50,5 @@ async def cut(backend: Backend, instance_id: str) -> None:
     channel = cast("OpenEnvBackend", backend).channels[instance_id]
     connection = cast("socket.socket", channel.socket.get_extra_info("socket"))
     connection.shutdown(socket.SHUT_RDWR)
-    while channel.open:  # noqa: ASYNC110
+    while channel.is_open:  # noqa: ASYNC110
         await asyncio.sleep(0.001)

@@ -4,12 +4,12 @@ import asyncio
 
 import pytest
 
-from services.env_gateway.verify.process import StartError, WorkerProcess
+from services.env_gateway.verify.process import StartError, VerifierProcess
 from services.env_gateway.verify.sandbox import Sandbox
 
 
 def _problem() -> str | None:
-    sandbox = Sandbox.find(memory_bytes=2**28, cpu_s=5)
+    sandbox = Sandbox.find_installed(memory_bytes=2**28, cpu_s=5)
     if sandbox is None:
         return "bubblewrap is not installed (apt-get install bubblewrap)"
     try:
@@ -20,7 +20,7 @@ def _problem() -> str | None:
 
 
 async def _try(sandbox: Sandbox) -> None:
-    worker = await WorkerProcess.start(sandbox.command())
+    worker = await VerifierProcess.start_process(sandbox.make_command())
     await worker.kill()
 
 

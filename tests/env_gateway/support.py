@@ -10,15 +10,15 @@ from typing import Any
 from services.env_gateway.adapters.fake import FakeGrader
 from services.env_gateway.config.gateway import EnvGatewayConfig
 from services.env_gateway.episodes.gateway import Gateway
-from services.env_gateway.episodes.instance_journal import Journal
-from services.env_gateway.episodes.leases import OpenSpec, State
+from services.env_gateway.episodes.instance_journal import InstanceJournal
+from services.env_gateway.episodes.leases import EpisodeSpec, EpisodeState
 from services.env_gateway.episodes.session import Session
 from services.env_gateway.episodes.task_format import parse_task
 from services.env_gateway.grading.authorship import NOBODY
 from services.env_gateway.grading.grader import VerifierRunner
 from services.env_gateway.grading.printed_results import read_printed
 from services.env_gateway.ports import Backend, Grader
-from services.env_gateway.tools.computer_tool import Scale
+from services.env_gateway.tools.computer_tool import ScaleImage
 
 VERIFIER = "def verify(env, final_answer=None):\n    return 1\n"
 
@@ -34,7 +34,7 @@ def task_json(**changes: Any) -> str:
     return json.dumps(task | changes)
 
 
-def open_spec(attempt: int = 0, *, task: str | None = None, **changes: Any) -> OpenSpec:
+def open_spec(attempt: int = 0, *, task: str | None = None, **changes: Any) -> EpisodeSpec:
     fields: dict[str, Any] = {
         "request_id": f"request-{attempt}-{changes.get('try_index', 0)}",
         "run_id": "run",
@@ -46,7 +46,7 @@ def open_spec(attempt: int = 0, *, task: str | None = None, **changes: Any) -> O
         "task": parse_task(task or task_json()),
         "budget_s": 60.0,
     }
-    return OpenSpec(**(fields | changes))
+    return EpisodeSpec(**(fields | changes))
 
 
 def config(**changes: Any) -> EnvGatewayConfig:
@@ -66,13 +66,13 @@ async def running(
     *,
     journal: Path | None = None,
     incarnation: str = "gw",
-    scale: Scale | None = None,
+    scale: ScaleImage | None = None,
     **changes: Any,
 ) -> AsyncGenerator[Gateway]:
     """A gateway over fakes; its leases expire as configured, and it drains at the end."""
     settings = config(**changes)
     verifiers = VerifierRunner(settings.verifiers, grader or FakeGrader(), frozenset())
-    book = Journal(journal)
+    book = InstanceJournal(journal)
     gateway = Gateway(
         settings,
         {settings.backend: backend},
@@ -81,7 +81,7 @@ async def running(
         incarnation=incarnation,
         scale=scale,
     )
-    loop = asyncio.create_task(gateway.run())
+    loop = asyncio.create_task(gateway.run_lease_loop())
     try:
         yield gateway
     finally:
@@ -99,20 +99,20 @@ async def until(holds: Callable[[], bool]) -> None:
             await asyncio.sleep(0.001)
 
 
-async def states(gateway: Gateway, spec: OpenSpec) -> tuple[Session, list[State]]:
+async def states(gateway: Gateway, spec: EpisodeSpec) -> tuple[Session, list[EpisodeState]]:
     """Open an episode and follow it to READY or FAILED."""
-    session = gateway.open(spec)
-    gateway.join(session)
+    session = gateway.open_episode(spec)
+    gateway.join_opening(session)
     try:
-        return session, [state async for state in session.states()]
+        return session, [state async for state in session.follow_states()]
     finally:
-        gateway.leave(session)
+        gateway.leave_opening(session)
 
 
-async def opened(gateway: Gateway, spec: OpenSpec | None = None) -> Session:
+async def opened(gateway: Gateway, spec: EpisodeSpec | None = None) -> Session:
     """Open an episode and wait until it is ready."""
     session, entered = await states(gateway, spec or open_spec())
-    assert entered[-1] is State.READY, session.failure
+    assert entered[-1] is EpisodeState.READY, session.failure
     return session
 
 

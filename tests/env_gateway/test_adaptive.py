@@ -6,8 +6,8 @@ import pytest
 
 from services.env_gateway.limits.adaptive_concurrency import (
     AdaptiveLimit,
-    Breaker,
     BreakerState,
+    CircuitBreaker,
     TokenBucket,
 )
 
@@ -15,14 +15,14 @@ from services.env_gateway.limits.adaptive_concurrency import (
 def fill(limit: AdaptiveLimit) -> list[int]:
     """Begin as many as may be."""
     begun: list[int] = []
-    while not limit.full:
-        begun.append(limit.begin())
+    while not limit.is_full:
+        begun.append(limit.begin_request())
     return begun
 
 
 def empty(limit: AdaptiveLimit) -> None:
     while limit.in_flight:
-        limit.ended()
+        limit.end_without_evidence()
 
 
 def test_a_limit_in_use_doubles_each_round_until_the_first_overload() -> None:
@@ -30,32 +30,32 @@ def test_a_limit_in_use_doubles_each_round_until_the_first_overload() -> None:
     for expected in (4, 8, 16):
         assert len(fill(limit)) == expected
         for _ in range(expected):
-            limit.succeeded()
-            limit.begin()
+            limit.end_with_success()
+            limit.begin_request()
         empty(limit)
 
 
 def test_after_an_overload_it_falls_by_a_factor_and_grows_by_one_a_round() -> None:
     limit = AdaptiveLimit(start=20, ceiling=100)
-    limit.overloaded(fill(limit)[0])
+    limit.end_with_overload(fill(limit)[0])
     assert limit.limit == 14
     empty(limit)
     for _ in fill(limit):
-        limit.succeeded()
-        limit.begin()
+        limit.end_with_success()
+        limit.begin_request()
     assert limit.limit == 14
-    limit.succeeded()
-    limit.begin()
-    limit.succeeded()
+    limit.end_with_success()
+    limit.begin_request()
+    limit.end_with_success()
     assert limit.limit == 15
 
 
 def test_what_was_in_flight_together_makes_it_fall_only_once() -> None:
     limit = AdaptiveLimit(start=20, ceiling=100)
     for begun in fill(limit)[:15]:
-        limit.overloaded(begun)
+        limit.end_with_overload(begun)
     assert limit.limit == 14
-    limit.overloaded(limit.begin())
+    limit.end_with_overload(limit.begin_request())
     assert limit.limit == 9
 
 
@@ -63,19 +63,19 @@ def test_it_stays_between_one_and_its_ceiling() -> None:
     limit = AdaptiveLimit(start=50, ceiling=8)
     assert limit.limit == 8
     for _ in range(20):
-        limit.overloaded(limit.begin())
+        limit.end_with_overload(limit.begin_request())
     assert (limit.limit, limit.in_flight) == (1, 0)
     for _ in range(1000):
-        limit.begin()
-        limit.succeeded()
+        limit.begin_request()
+        limit.end_with_success()
     assert 1 <= limit.limit <= 8
 
 
 def test_success_far_below_the_limit_says_nothing_about_it() -> None:
     limit = AdaptiveLimit(start=10, ceiling=100)
     for _ in range(100):
-        limit.begin()
-        limit.succeeded()
+        limit.begin_request()
+        limit.end_with_success()
     assert limit.limit == 10
 
 
@@ -90,14 +90,14 @@ def test_it_finds_what_a_server_bears_with_few_refusals() -> None:
         due = sum(end <= now for end in ends)
         ends = [end for end in ends if end > now]
         for _ in range(due):
-            limit.succeeded()
+            limit.end_with_success()
             served += 1
-        while not limit.full and limit.in_flight < 48:
-            begun = limit.begin()
+        while not limit.is_full and limit.in_flight < 48:
+            begun = limit.begin_request()
             if len(ends) < 12:
                 ends.append(now + 0.15 * rng.uniform(0.9, 1.1))
             else:
-                limit.overloaded(begun)
+                limit.end_with_overload(begun)
                 refused += 1
         now += 0.005
     possible = 30.0 / 0.15 * 12
@@ -105,24 +105,24 @@ def test_it_finds_what_a_server_bears_with_few_refusals() -> None:
     assert refused < 0.05 * served
 
 
-def breaker() -> Breaker:
-    return Breaker(window=20, error_rate=0.5, open_s=5.0)
+def breaker() -> CircuitBreaker:
+    return CircuitBreaker(window=20, error_rate=0.5, open_s=5.0)
 
 
-def run(of: Breaker, outcomes: list[bool | None], now: float = 0.0) -> None:
+def run(of: CircuitBreaker, outcomes: list[bool | None], now: float = 0.0) -> None:
     for failed in outcomes:
-        of.end(of.begin(now), failed=failed, now=now)
+        of.end_request(of.begin_request(now), failed=failed, now=now)
 
 
 def test_a_breaker_opens_when_more_than_half_of_the_window_failed() -> None:
     half = breaker()
     run(half, [True, False] * 10)
-    assert half.state(0.0) is BreakerState.CLOSED
+    assert half.state_at(0.0) is BreakerState.CLOSED
     run(half, [True])
-    assert half.state(0.0) is BreakerState.CLOSED
+    assert half.state_at(0.0) is BreakerState.CLOSED
     run(half, [True])
-    assert half.state(0.0) is BreakerState.OPEN
-    assert not half.allows(4.9)
+    assert half.state_at(0.0) is BreakerState.OPEN
+    assert not half.allows_request(4.9)
     assert half.blocked_s(1.0) == 4.0
 
 
@@ -130,46 +130,46 @@ def test_too_few_calls_are_no_evidence() -> None:
     young = breaker()
     run(young, [True] * 19)
     run(young, [None] * 50)
-    assert young.allows(0.0)
+    assert young.allows_request(0.0)
     run(young, [True])
-    assert not young.allows(0.0)
+    assert not young.allows_request(0.0)
 
 
 def test_one_probe_decides_whether_it_closes() -> None:
     probed = breaker()
     run(probed, [True] * 20)
-    assert probed.state(5.0) is BreakerState.HALF_OPEN
-    probe = probed.begin(5.0)
-    assert not probed.allows(5.0)
-    probed.end(probe, failed=True, now=6.0)
-    assert not probed.allows(10.9)
-    probe = probed.begin(11.0)
-    probed.end(probe, failed=False, now=11.5)
-    assert probed.state(11.5) is BreakerState.CLOSED
+    assert probed.state_at(5.0) is BreakerState.HALF_OPEN
+    probe = probed.begin_request(5.0)
+    assert not probed.allows_request(5.0)
+    probed.end_request(probe, failed=True, now=6.0)
+    assert not probed.allows_request(10.9)
+    probe = probed.begin_request(11.0)
+    probed.end_request(probe, failed=False, now=11.5)
+    assert probed.state_at(11.5) is BreakerState.CLOSED
     run(probed, [True] * 19, now=12.0)
-    assert probed.allows(12.0)
+    assert probed.allows_request(12.0)
 
 
 def test_a_probe_that_says_nothing_lets_another_through() -> None:
     probed = breaker()
     run(probed, [True] * 20)
-    probed.end(probed.begin(5.0), failed=None, now=5.1)
-    assert probed.allows(5.1)
+    probed.end_request(probed.begin_request(5.0), failed=None, now=5.1)
+    assert probed.allows_request(5.1)
 
 
 def test_stragglers_from_before_it_opened_decide_nothing() -> None:
     late = breaker()
-    straggler = late.begin(0.0)
+    straggler = late.begin_request(0.0)
     run(late, [True] * 20)
-    late.begin(5.0)
-    late.end(straggler, failed=False, now=5.0)
-    assert late.state(5.0) is BreakerState.HALF_OPEN
-    assert not late.allows(5.0)
+    late.begin_request(5.0)
+    late.end_request(straggler, failed=False, now=5.0)
+    assert late.state_at(5.0) is BreakerState.HALF_OPEN
+    assert not late.allows_request(5.0)
 
 
 def test_a_bucket_gives_a_burst_and_then_its_rate() -> None:
     bucket = TokenBucket(rate=10.0, burst=3)
-    assert [bucket.take(0.0) for _ in range(5)] == pytest.approx([0, 0, 0, 0.1, 0.2])
-    assert bucket.take(0.2) == pytest.approx(0.1)
-    assert bucket.take(100.0) == 0.0
-    assert [bucket.take(100.0) for _ in range(3)] == pytest.approx([0, 0, 0.1])
+    assert [bucket.take_token(0.0) for _ in range(5)] == pytest.approx([0, 0, 0, 0.1, 0.2])
+    assert bucket.take_token(0.2) == pytest.approx(0.1)
+    assert bucket.take_token(100.0) == 0.0
+    assert [bucket.take_token(100.0) for _ in range(3)] == pytest.approx([0, 0, 0.1])

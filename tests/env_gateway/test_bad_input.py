@@ -7,11 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.common.config import parse
+from services.common.config import parse_config
 from services.common.errors import ConfigError
 from services.env_gateway.config.gateway import EnvGatewayConfig
 from services.env_gateway.episodes.task_format import TaskError, parse_task
-from services.env_gateway.grading.verdict import Reason, judge, partial_reward
+from services.env_gateway.grading.verdict import (
+    NoGradeReason,
+    compute_partial_reward,
+    judge_execution,
+)
 from services.env_gateway.ports import Execution
 from services.env_gateway.tools.retry_policy import Backoff, RetryBudget
 from services.env_gateway.verify.source_shape import VerifierError, find_verifier
@@ -108,13 +112,13 @@ def test_any_output_is_parsed(stdout: str) -> None:
     wrapped = f">>> ERROR_ACCUMULATOR >>>\n{stdout}\n<<< ERROR_ACCUMULATOR <<<"
     for text in (stdout, wrapped):
         passed, failed = printed_checks(text)
-        partial = partial_reward(passed, failed)
+        partial = compute_partial_reward(passed, failed)
         assert partial is None or 0.0 <= partial <= 1.0
 
 
 @given(JSON)
 def test_a_reward_is_known_exactly_when_the_result_is_a_number_within_bounds(result: Any) -> None:
-    grade = judge(Execution(result=result), attempts=1)
+    grade = judge_execution(Execution(result=result), attempts=1)
     assert (grade.reward is None) == (grade.reason is not None)
     assert grade.reward is None or abs(grade.reward) <= 1e6
     if isinstance(result, str | list | dict) or result is None:
@@ -125,11 +129,11 @@ def test_a_reward_is_known_exactly_when_the_result_is_a_number_within_bounds(res
     "result", [1e308, -1e308, 1.0000001e6, 10**400, -(2**63), float("nan"), float("-inf")]
 )
 def test_a_reward_that_would_overflow_a_mean_is_no_grade_and_says_so(result: float) -> None:
-    grade = judge(Execution(result=result), attempts=1)
-    assert (grade.reward, grade.reason) == (None, Reason.EXECUTION_FAILED)
+    grade = judge_execution(Execution(result=result), attempts=1)
+    assert (grade.reward, grade.reason) == (None, NoGradeReason.EXECUTION_FAILED)
     assert "a reward is a number from -1e+06 to 1e+06, and 1 is a pass" in grade.detail
     for within in (1e6, -1e6, 0, True, 0.5):
-        assert judge(Execution(result=within), attempts=1).reward == within
+        assert judge_execution(Execution(result=within), attempts=1).reward == within
 
 
 @given(st.floats(0.01, 1.0), st.integers(0, 2**32), st.none() | st.floats(0, 100))
@@ -138,7 +142,7 @@ def test_waits_stay_within_their_bounds(base: float, seed: int, after: float | N
 
     backoff = Backoff(base_s=base, cap_s=5.0, rng=random.Random(seed))
     for _ in range(20):
-        wait = backoff.next(after)
+        wait = backoff.next_wait_s(after)
         assert wait >= base and wait >= (after or 0)
         assert wait <= max(5.0, after or 0)
 
@@ -148,7 +152,7 @@ def test_retries_are_a_share_of_first_attempts() -> None:
     spent = 0
     for _ in range(100):
         budget.deposit()
-        spent += budget.spend()
+        spent += budget.try_spend()
     assert spent <= 12
 
 
@@ -164,4 +168,4 @@ def test_retries_are_a_share_of_first_attempts() -> None:
 )
 def test_a_wrong_section_is_refused(section: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        parse(EnvGatewayConfig, section, where="spec [env_gateway]")
+        parse_config(EnvGatewayConfig, section, where="spec [env_gateway]")

@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.env_gateway.adapters import http_client
-from services.env_gateway.adapters.http_client import ANSWERS, HttpError
+from services.env_gateway.adapters.http_client import DEFAULT_LIMITS, HttpError
 from services.env_gateway.adapters.mcp import wire as mcp_wire
 from services.env_gateway.api import codec
-from services.env_gateway.episodes.session import Answer, MediaStore, Outcome
+from services.env_gateway.episodes.session import CallAnswer, MediaStore, ToolOutcome
 from services.env_gateway.ports import BackendError, Media, Text
 from tests.env_gateway.test_mcp_client import answer, failing, session_with
 
@@ -39,19 +39,19 @@ RESULT = st.fixed_dictionaries(
 @settings(max_examples=300, deadline=None)
 def test_any_result_can_be_sent_or_is_a_fault_of_the_servers(result: dict[str, Any]) -> None:
     try:
-        told = mcp_wire.call_result(result)
+        told = mcp_wire.parse_call_result(result)
     except BackendError as error:
         assert (error.kind, error.delivered) == ("protocol", None)
     else:
-        parts = asyncio.run(MediaStore(2**20).keep(told.parts))
-        codec.encode_answer(Answer(Outcome.OK, parts), replayed=False).SerializeToString()
+        parts = asyncio.run(MediaStore(2**20).store_large_parts(told.parts))
+        codec.encode_answer(CallAnswer(ToolOutcome.OK, parts), replayed=False).SerializeToString()
 
 
 @given(result=st.dictionaries(st.just("tools"), JSON | st.lists(PART | JSON)))
 @settings(max_examples=200, deadline=None)
 def test_any_list_of_tools_is_read_or_a_fault_of_the_servers(result: dict[str, Any]) -> None:
     try:
-        mcp_wire.tools_of(result)
+        mcp_wire.parse_tools(result)
     except BackendError as error:
         assert error.kind == "protocol"
 
@@ -60,7 +60,7 @@ def test_any_list_of_tools_is_read_or_a_fault_of_the_servers(result: dict[str, A
 @settings(max_examples=200, deadline=None)
 def test_any_message_brings_a_result_or_an_error(message: Any) -> None:
     try:
-        assert isinstance(mcp_wire.result_of(message, "tools/call"), dict)
+        assert isinstance(mcp_wire.parse_result(message, "tools/call"), dict)
     except BackendError as error:
         assert error.kind in ("protocol", "jsonrpc")
 
@@ -171,7 +171,7 @@ async def test_400_tools_with_schemas_that_refer_to_themselves_are_listed() -> N
 
 
 def test_an_image_that_is_none_is_passed_on_as_what_came() -> None:
-    (none, lies) = mcp_wire.parts_of(
+    (none, lies) = mcp_wire.parse_parts(
         {
             "content": [
                 {"type": "image", "data": "not base64!", "mimeType": "image/png"},
@@ -194,7 +194,7 @@ async def test_of_an_error_without_an_end_only_the_beginning_is_read() -> None:
 
     async with session_with(failing_for_ever) as (session, _):
         with pytest.raises(HttpError) as caught:
-            await session.request("tools/list", {}, 1.0)
+            await session.send_request("tools/list", {}, 1.0)
     assert (caught.value.status, len(caught.value.body)) == (500, 4000)
 
 
@@ -204,7 +204,7 @@ async def test_lines_of_a_stream_let_others_in_between() -> None:
 
     inside: Any = http_client
     answer = SimpleNamespace(content=SimpleNamespace(iter_any=at_once))
-    reading = asyncio.create_task(inside._read_sse(answer, 1, ANSWERS))
+    reading = asyncio.create_task(inside._read_sse(answer, 1, DEFAULT_LIMITS))
     turns = 0
     while not reading.done():
         await asyncio.sleep(0)

@@ -184,7 +184,7 @@ def test_a_deadline_that_has_passed_ends_the_call_and_one_of_ages_does_not(wire:
 @pytest.mark.parametrize(("seconds", "nanos"), [(0, 0), (-1, 0), (-(2**63), -(2**31)), (0, -1)])
 def test_a_time_that_is_over_is_told_as_over(wire: Wire, seconds: int, nanos: int) -> None:
     """In the messages, where gRPC's own deadline is not asked."""
-    over = rpc.duration(0.0)
+    over = rpc.to_duration(0.0)
     over.seconds, over.nanos = seconds, nanos
     executed = wire.served.backend.steps["call"]
     assert wire.call("add", deadline=over).outcome == pb.TOOL_OUTCOME_DEADLINE
@@ -197,7 +197,7 @@ def test_a_time_that_is_over_is_told_as_over(wire: Wire, seconds: int, nanos: in
 
 
 def test_a_time_of_ages_is_bounded_by_the_gateways_own(wire: Wire) -> None:
-    ages = rpc.duration(0.0)
+    ages = rpc.to_duration(0.0)
     ages.seconds, ages.nanos = 2**63 - 1, 2**31 - 1
     assert wire.call("look", deadline=ages).outcome == pb.TOOL_OUTCOME_OK
     ready = wire.open("ages", budget=ages)[-1]

@@ -5,13 +5,13 @@ import sys
 import pytest
 
 from services.env_gateway.adapters.fake import FakeBackend
-from services.env_gateway.adapters.http_client import http_session, send
+from services.env_gateway.adapters.http_client import exchange_json, open_http_session
 from services.env_gateway.adapters.mcp.stdio import McpStdioBackend
-from services.env_gateway.adapters.supervised_server import SupervisedProcess
+from services.env_gateway.adapters.supervised_server import SupervisedServer
 from services.env_gateway.config.backends import McpConfig
-from services.env_gateway.episodes.leases import State
+from services.env_gateway.episodes.leases import EpisodeState
 from services.env_gateway.episodes.task_format import parse_task
-from services.env_gateway.ports import BackendError, Provision
+from services.env_gateway.ports import BackendError, ProvisionRequest
 from tests.env_gateway.support import open_spec, running, task_json
 
 # A server of mcp 1.x, under the mcp 2.x that is installed here.
@@ -23,8 +23,8 @@ AWAY = BackendError("connect", "http://127.0.0.1:9/mcp cannot be reached", deliv
 async def test_a_stdio_server_that_ends_is_told_with_its_last_words() -> None:
     config = McpConfig(transport="stdio", command=(sys.executable, "-c", OLD_SERVER))
     backend = McpStdioBackend(config)
-    request = Provision("e1", parse_task(task_json()), 60.0)
-    instance = await backend.provision(request, timeout_s=20.0)
+    request = ProvisionRequest("e1", parse_task(task_json()), 60.0)
+    instance = await backend.provision_instance(request, timeout_s=20.0)
     try:
         with pytest.raises(BackendError, match=ENDED) as it:
             await instance.list_tools(timeout_s=20.0)
@@ -34,30 +34,30 @@ async def test_a_stdio_server_that_ends_is_told_with_its_last_words() -> None:
 
 
 async def test_a_supervised_server_that_ends_is_told_with_its_last_words() -> None:
-    address = SupervisedProcess((sys.executable, "-c", OLD_SERVER), start_timeout_s=60.0)
+    address = SupervisedServer((sys.executable, "-c", OLD_SERVER), start_timeout_s=60.0)
     try:
         with pytest.raises(BackendError, match=ENDED):
-            await address.url(60.0)
+            await address.wait_for_url(60.0)
     finally:
         await address.close()
 
 
 async def test_where_nothing_listens_the_address_is_told_and_why() -> None:
-    async with http_session(max_connections=1, headers={}) as http:
+    async with open_http_session(max_connections=1, headers={}) as http:
         with pytest.raises(BackendError, match=r"http://127\.0\.0\.1:9/mcp .* Connection refused"):
-            await send(http, "GET", "http://127.0.0.1:9/mcp", timeout_s=5.0)
+            await exchange_json(http, "GET", "http://127.0.0.1:9/mcp", timeout_s=5.0)
 
 
 async def test_trouble_is_told_while_an_episode_opens_and_forgotten_once_it_has() -> None:
     backend = FakeBackend()
-    backend.fail("provision", AWAY, BackendError("throttled", "too many", delivered=False), AWAY)
+    backend.fail_at("provision", AWAY, BackendError("throttled", "too many", delivered=False), AWAY)
     async with running(backend) as gateway:
-        session = gateway.open(open_spec())
-        gateway.join(session)
-        told = [(state, session.trouble) async for state in session.states()]
-    assert (State.PROVISIONING, str(AWAY)) in told
+        session = gateway.open_episode(open_spec())
+        gateway.join_opening(session)
+        told = [(state, session.trouble) async for state in session.follow_states()]
+    assert (EpisodeState.PROVISIONING, str(AWAY)) in told
     assert all("too many" not in trouble for _, trouble in told), "to wait in a queue is no trouble"
-    assert told[-1] == (State.READY, "")
+    assert told[-1] == (EpisodeState.READY, "")
 
 
 @pytest.mark.parametrize(("delivered", "deleted"), [(False, 0), (None, 1)])
@@ -65,12 +65,12 @@ async def test_what_was_certainly_never_created_is_not_deleted(
     delivered: bool | None, deleted: int
 ) -> None:
     backend = FakeBackend()
-    backend.fail("provision", BackendError("x", "no", delivered=delivered, invalid=True))
+    backend.fail_at("provision", BackendError("x", "no", delivered=delivered, invalid=True))
     async with running(backend) as gateway:
-        session = gateway.open(open_spec())
-        gateway.join(session)
-        assert [state async for state in session.states()][-1] is State.FAILED
-        gateway.leave(session)
+        session = gateway.open_episode(open_spec())
+        gateway.join_opening(session)
+        assert [state async for state in session.follow_states()][-1] is EpisodeState.FAILED
+        gateway.leave_opening(session)
         await gateway.drain(1.0)
         assert backend.steps["close"] == deleted
         assert gateway.opener.created == gateway.closer.closed == 1
@@ -79,13 +79,13 @@ async def test_what_was_certainly_never_created_is_not_deleted(
 async def test_an_episode_that_is_given_up_is_not_waited_for_between_two_attempts() -> None:
     backend = FakeBackend()
     later = BackendError("http", "HTTP 503", delivered=False, retry_after_s=30.0)
-    backend.fail("provision", later)
+    backend.fail_at("provision", later)
     async with running(backend) as gateway:
-        session = gateway.open(open_spec())
-        gateway.join(session)
-        async for _ in session.states():
+        session = gateway.open_episode(open_spec())
+        gateway.join_opening(session)
+        async for _ in session.follow_states():
             if session.trouble:
                 break
-        gateway.leave(session)
+        gateway.leave_opening(session)
         await gateway.drain(5.0)
         assert gateway.opener.created == gateway.closer.closed == 1

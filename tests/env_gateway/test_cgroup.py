@@ -10,7 +10,7 @@ import pytest
 from services.env_gateway.verify import cgroup
 from services.env_gateway.verify.cgroup import ControlGroups
 from services.env_gateway.verify.pool import VerifierPool
-from services.env_gateway.verify.process import Command, StartError, WorkerProcess
+from services.env_gateway.verify.process import ProcessCommand, StartError, VerifierProcess
 from services.env_gateway.verify.sandbox import Sandbox
 from tests.env_gateway.sandboxed import needs_sandbox
 from tests.env_gateway.test_sandbox_start import UNTRUSTED
@@ -46,9 +46,9 @@ def limits(group: Path) -> dict[str, str]:
 
 def test_a_group_limits_what_its_parent_has_controllers_for(tree: Tree) -> None:
     root = tree(a="memory pids")
-    groups = ControlGroups.find(MEMORY)
+    groups = ControlGroups.find_usable(MEMORY)
     assert groups is not None
-    group = groups.make()
+    group = groups.make_group()
     assert group.parent == root / "a"
     assert limits(group) == {"memory.max": str(MEMORY + 2**26), "pids.max": "16"}
     assert set(groups.limits) == {"memory.max", "pids.max"}
@@ -56,13 +56,13 @@ def test_a_group_limits_what_its_parent_has_controllers_for(tree: Tree) -> None:
 
 def test_without_controllers_there_are_no_groups(tree: Tree) -> None:
     tree()
-    assert ControlGroups.find(MEMORY) is None
+    assert ControlGroups.find_usable(MEMORY) is None
 
 
 def test_in_an_older_hierarchy_there_are_no_groups(tree: Tree) -> None:
     root = tree(a="memory pids")
     (root / "cgroup.controllers").unlink()
-    assert ControlGroups.find(MEMORY) is None
+    assert ControlGroups.find_usable(MEMORY) is None
 
 
 def test_where_no_process_gets_in_there_are_no_groups(
@@ -70,7 +70,7 @@ def test_where_no_process_gets_in_there_are_no_groups(
 ) -> None:
     tree(a="memory pids")
     monkeypatch.setattr(cgroup, "_JOIN", 'echo $$ > "$0/no/cgroup.procs" && exec "$@"')
-    assert ControlGroups.find(MEMORY) is None
+    assert ControlGroups.find_usable(MEMORY) is None
 
 
 def test_who_was_delegated_a_group_enables_its_controllers(
@@ -91,8 +91,8 @@ def test_who_was_delegated_a_group_enables_its_controllers(
     monkeypatch.setattr(Path, "write_text", enable)
     monkeypatch.setattr(os, "geteuid", lambda: 7)
     monkeypatch.setattr(cgroup, "_owner", lambda path: 7)
-    groups = ControlGroups.find(MEMORY)
-    assert groups is not None and groups.make().parent == root / "a"
+    groups = ControlGroups.find_usable(MEMORY)
+    assert groups is not None and groups.make_group().parent == root / "a"
     assert set(groups.limits) == {"memory.max", "pids.max", "cpu.max"}
     assert ("own", "+memory") in written and ("a", "+pids") in written
 
@@ -102,7 +102,7 @@ def test_what_a_killed_gateway_left_is_removed(tree: Tree) -> None:
     left, used = (root / "a" / f"flotilla-verifier-{pid}-0" for pid in (2**22 + 1, os.getppid()))
     left.mkdir()
     used.mkdir()
-    ControlGroups.find(MEMORY)
+    ControlGroups.find_usable(MEMORY)
     assert not left.exists() and used.exists()
 
 
@@ -110,7 +110,7 @@ async def test_a_group_that_cannot_be_made_is_a_precise_error(tmp_path: Path) ->
     groups = ControlGroups(tmp_path / "gone", {})
     sandbox = Sandbox("bwrap", memory_bytes=MEMORY, cpu_s=1, groups=groups)
     with pytest.raises(StartError, match="no control group for the sandbox"):
-        sandbox.command()
+        sandbox.make_command()
 
 
 async def test_the_group_of_a_process_that_does_not_start_is_removed(tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ async def test_the_group_of_a_process_that_does_not_start_is_removed(tmp_path: P
         group = tmp_path / str(number)
         group.mkdir()
         with pytest.raises(StartError):
-            await WorkerProcess.start(Command(argv, group=group))
+            await VerifierProcess.start_process(ProcessCommand(argv, group=group))
         assert not group.exists()
 
 
@@ -141,18 +141,22 @@ async def test_all_of_a_sandbox_is_in_its_group_which_ends_with_it(
 ) -> None:
     parent = hierarchy()
     assert parent is not None
-    monkeypatch.setattr(ControlGroups, "find", lambda memory_bytes: ControlGroups(parent, {}))
-    sandbox = Sandbox.find(memory_bytes=MEMORY, cpu_s=5)
+    monkeypatch.setattr(
+        ControlGroups, "find_usable", lambda memory_bytes: ControlGroups(parent, {})
+    )
+    sandbox = Sandbox.find_installed(memory_bytes=MEMORY, cpu_s=5)
     assert sandbox is not None
-    command = sandbox.command()
-    worker = await WorkerProcess.start(command)
+    command = sandbox.make_command()
+    worker = await VerifierProcess.start_process(command)
     assert command.group is not None
     names = members(command.group)
     assert "bwrap" in names and any(name.startswith("python") for name in names)
     await worker.kill()
     assert not command.group.exists()
     pool = VerifierPool(size=2, memory_bytes=MEMORY)
-    executions = await asyncio.gather(*(pool.execute(UNTRUSTED, timeout_s=20.0) for _ in range(4)))
+    executions = await asyncio.gather(
+        *(pool.run_verifier(UNTRUSTED, timeout_s=20.0) for _ in range(4))
+    )
     await pool.close()
     assert [execution.result for execution in executions] == [1] * 4
     assert not list(parent.glob(f"flotilla-verifier-{os.getpid()}-*"))

@@ -10,13 +10,17 @@ import pytest
 from services.common import log
 from services.common.errors import ConfigError
 from services.env_gateway.adapters.embedded.pool import WorkerPool
-from services.env_gateway.adapters.fleet_openenv.process import WorkerProcess
+from services.env_gateway.adapters.fleet_openenv.process import FleetTaskEnvProcess
 from services.env_gateway.adapters.mcp.stdio import McpStdioBackend
-from services.env_gateway.adapters.server_address import connect
-from services.env_gateway.adapters.supervised_server import LastWords, SupervisedProcess, spawn
+from services.env_gateway.adapters.server_address import connect_server
+from services.env_gateway.adapters.supervised_server import (
+    StderrTail,
+    SupervisedServer,
+    spawn_process,
+)
 from services.env_gateway.config.backends import FleetOpenEnvConfig, McpConfig
 from services.env_gateway.episodes.task_format import parse_task
-from services.env_gateway.ports import Provision
+from services.env_gateway.ports import ProvisionRequest
 from tests.env_gateway.support import task_json, until
 
 CANARIES = {
@@ -63,7 +67,9 @@ async def stdio(**env: str) -> dict[str, str]:
     backend = McpStdioBackend(McpConfig(transport="stdio", command=WAITING, env=env))
     try:
         task = parse_task(task_json(data_id="monday"))
-        instance = await backend.provision(Provision("e1", task, 60.0), timeout_s=20.0)
+        instance = await backend.provision_instance(
+            ProvisionRequest("e1", task, 60.0), timeout_s=20.0
+        )
         return await environment(instance._server.process.pid)  # pyright: ignore[reportPrivateUsage]
     finally:
         await backend.close()
@@ -81,10 +87,10 @@ async def test_a_server_over_stdio_gets_its_episode_and_what_the_spec_gives_it()
 
 async def test_a_server_over_http_gets_a_key_of_ours_and_what_the_spec_gives_it() -> None:
     config = McpConfig(command=SERVING, env={"TOKEN": "$GITHUB_PAT"}, start_timeout_s=30.0)
-    address, headers = connect(config, where="env_gateway.backends.mcp")
+    address, headers = connect_server(config, where="env_gateway.backends.mcp")
     try:
-        await address.url(30.0)
-        assert isinstance(address, SupervisedProcess) and address.pid is not None
+        await address.wait_for_url(30.0)
+        assert isinstance(address, SupervisedServer) and address.pid is not None
         found = await environment(address.pid)
         assert seen(found) == {"GITHUB_PAT"}
         assert headers["authorization"] == f"Bearer {found['FLOTILLA_ENV_TOKEN']}"
@@ -95,7 +101,7 @@ async def test_a_server_over_http_gets_a_key_of_ours_and_what_the_spec_gives_it(
 async def test_workers_of_our_own_get_no_secret() -> None:
     pool = WorkerPool(size=1, hang_s=30.0)
     try:
-        worker = await pool.place(30.0)
+        worker = await pool.pick_worker(30.0)
         assert seen(await environment(worker.pid)) == set()
     finally:
         await pool.close()
@@ -103,7 +109,9 @@ async def test_workers_of_our_own_get_no_secret() -> None:
 
 async def test_a_worker_of_fleets_environment_gets_only_its_own_key() -> None:
     own = {"FLEET_API_KEY": CANARIES["FLEET_API_KEY"]}
-    worker = await WorkerProcess.start(WAITING, own, FleetOpenEnvConfig().answers)
+    worker = await FleetTaskEnvProcess.start_process(
+        WAITING, own, FleetOpenEnvConfig().answer_limits
+    )
     try:
         assert seen(await environment(worker.pid)) == {"FLEET_API_KEY"}
     finally:
@@ -115,9 +123,9 @@ async def test_what_a_command_says_is_passed_on_without_the_secrets_that_it_was_
 ) -> None:
     log.add_secret(CANARIES["GITHUB_PAT"])
     says = "import os, sys; sys.stderr.write('x' * 70_000 + os.environ['A'] + '\\nlast words')"
-    process = await spawn((sys.executable, "-c", says), {"A": CANARIES["GITHUB_PAT"]})
-    words = LastWords(process)
-    assert (await words.told()).endswith("last words")
+    process = await spawn_process((sys.executable, "-c", says), {"A": CANARIES["GITHUB_PAT"]})
+    words = StderrTail(process)
+    assert (await words.describe_end()).endswith("last words")
     await words.close()
     said = capfd.readouterr().err
     assert CANARIES["GITHUB_PAT"] not in said and "***\nlast words" in said
@@ -126,7 +134,7 @@ async def test_what_a_command_says_is_passed_on_without_the_secrets_that_it_was_
 def test_a_variable_that_is_given_and_not_set_is_named() -> None:
     config = McpConfig(command=SERVING, env={"TOKEN": "$NOBODY_SET_THIS"})
     with pytest.raises(ConfigError, match=r"mcp\.env\.TOKEN is \$NOBODY_SET_THIS, which is not"):
-        connect(config, where="env_gateway.backends.mcp")
+        connect_server(config, where="env_gateway.backends.mcp")
 
 
 @pytest.mark.parametrize(

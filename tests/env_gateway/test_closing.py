@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from services.env_gateway.adapters.fake import FakeBackend
-from services.env_gateway.api.status import limiters
+from services.env_gateway.api.status import list_limiters
 from services.env_gateway.episodes import instance_deletion
-from services.env_gateway.episodes.instance_journal import Journal
+from services.env_gateway.episodes.instance_journal import InstanceJournal
 from services.env_gateway.ports import BackendError
 from tests.env_gateway.support import open_spec, opened, running, until
 
@@ -21,7 +21,7 @@ async def test_a_pause_of_a_day_that_a_server_asks_for_is_not_kept(
     monkeypatch.setattr(instance_deletion, "_LONGEST_S", 0.05)
     backend = FakeBackend()
     later = BackendError("throttled", "later", delivered=False, retry_after_s=86_400.0)
-    backend.fail("close", later)
+    backend.fail_at("close", later)
     async with running(backend) as gateway:
         session = await opened(gateway)
         gateway.close(session.episode.episode_id)
@@ -31,7 +31,7 @@ async def test_a_pause_of_a_day_that_a_server_asks_for_is_not_kept(
 async def test_a_drain_does_not_wait_for_what_is_refused_for_good() -> None:
     backend = FakeBackend()
     refused = BackendError("auth", "wrong key", delivered=False, invalid=True)
-    backend.fail("close", *[refused] * 100)
+    backend.fail_at("close", *[refused] * 100)
     async with running(backend, close_timeout_s=30.0) as gateway:
         session = await opened(gateway)
         started = time.monotonic()
@@ -43,7 +43,9 @@ async def test_a_drain_does_not_wait_for_what_is_refused_for_good() -> None:
 
 async def test_a_refusal_in_passing_does_not_leave_an_instance_running() -> None:
     backend = FakeBackend()
-    backend.fail("close", BackendError("http", "a 400 of a proxy", delivered=False, invalid=True))
+    backend.fail_at(
+        "close", BackendError("http", "a 400 of a proxy", delivered=False, invalid=True)
+    )
     async with running(backend) as gateway:
         session = await opened(gateway)
         gateway.close(session.episode.episode_id)
@@ -56,16 +58,19 @@ async def test_a_journal_that_cannot_be_written_takes_no_place_for_ever(
     backend = FakeBackend()
     async with running(backend, limits={"max_episodes": 1}) as gateway:
         session = await opened(gateway)
-        forget, failures = Journal.deleted, [sqlite3.OperationalError("disk is full")]
+        forget, failures = (
+            InstanceJournal.record_deleted,
+            [sqlite3.OperationalError("disk is full")],
+        )
 
-        def deleted(journal: Journal, episode_id: str) -> None:
+        def deleted(journal: InstanceJournal, episode_id: str) -> None:
             if failures:
                 raise failures.pop()
             forget(journal, episode_id)
 
-        monkeypatch.setattr(Journal, "deleted", deleted)
+        monkeypatch.setattr(InstanceJournal, "record_deleted", deleted)
         gateway.close(session.episode.episode_id)
-        await until(lambda: not gateway.admission.held)
+        await until(lambda: not gateway.admission.held_places)
 
 
 class Counted(FakeBackend):
@@ -75,9 +80,9 @@ class Counted(FakeBackend):
         super().__init__()
         self.bears, self.closing, self.most, self.refused = bears, 0, 0, 0
 
-    async def step(self, name: str) -> None:
+    async def enter_step(self, name: str) -> None:
         if name != "close":
-            return await super().step(name)
+            return await super().enter_step(name)
         if self.closing >= self.bears:
             self.refused += 1
             raise BackendError("throttled", "too many at once", delivered=False)
@@ -97,7 +102,7 @@ async def test_a_drain_deletes_no_more_at_once_than_are_created_at_once() -> Non
     async with running(backend, limits=LIMITS) as gateway:
         await asyncio.gather(*(opened(gateway, open_spec(i)) for i in range(60)))
         await gateway.drain(0.0)
-        [deletions] = [each for each in limiters(gateway) if each.name == "deletions"]
+        [deletions] = [each for each in list_limiters(gateway) if each.name == "deletions"]
     assert not backend.running
     assert 4 < backend.most <= 8
     assert (deletions.of, deletions.in_flight, deletions.waiting) == ("embedded", 0, 0)
@@ -115,10 +120,10 @@ async def test_deletions_keep_to_the_rate_of_creations() -> None:
 
 async def test_what_a_predecessor_left_is_deleted_as_slowly(tmp_path: Path) -> None:
     backend, path = Counted(), tmp_path / "journal.sqlite"
-    journal = Journal(path)
+    journal = InstanceJournal(path)
     for number in range(40):
-        journal.creating(f"old-{number}", backend="embedded")
-        journal.created(f"old-{number}", f"instance-{number}")
+        journal.record_creating(f"old-{number}", backend="embedded")
+        journal.record_created(f"old-{number}", f"instance-{number}")
     journal.close()
     async with running(backend, journal=path, limits=LIMITS) as gateway:
         await until(lambda: gateway.closer.reclaimed == 40)

@@ -12,18 +12,18 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from services.env_gateway.adapters.fake import FakeBackend
-from services.env_gateway.adapters.image_scaling import scale
+from services.env_gateway.adapters.image_scaling import scale_image
 from services.env_gateway.config.gateway import ScreenConfig
-from services.env_gateway.episodes.session import Outcome
+from services.env_gateway.episodes.session import ToolOutcome
 from services.env_gateway.episodes.task_format import TaskError
 from services.env_gateway.ports import BackendError, CallResult, Media, Part, Text, Tool
 from services.env_gateway.tools.computer_tool import (
     Screen,
-    Size,
-    decoded,
-    media,
-    screen_size,
-    unscaled,
+    ScreenSize,
+    decode_embedded_image,
+    find_screen_size,
+    keep_unscaled,
+    make_media,
 )
 from tests.env_gateway.support import open_spec, opened, running, task_json
 
@@ -36,7 +36,7 @@ THOUSANDTHS = ScreenConfig(coordinates="relative1000")
 def picture(width: int, height: int, kind: str = "PNG") -> Media:
     written = io.BytesIO()
     Image.new("RGB", (width, height), "teal").save(written, kind)
-    return media(written.getvalue(), f"image/{kind.lower()}")
+    return make_media(written.getvalue(), f"image/{kind.lower()}")
 
 
 def size_of(part: Part) -> tuple[int, int]:
@@ -46,12 +46,12 @@ def size_of(part: Part) -> tuple[int, int]:
 
 
 def test_the_resolution_is_read_from_the_description() -> None:
-    assert screen_size(COMPUTER) == Size(1280, 800)
-    assert screen_size(Tool("computer", "A mouse.", "{}")) == Size(1366, 768)
+    assert find_screen_size(COMPUTER) == ScreenSize(1280, 800)
+    assert find_screen_size(Tool("computer", "A mouse.", "{}")) == ScreenSize(1366, 768)
 
 
 def test_thousandths_become_pixels() -> None:
-    screen = Screen(THOUSANDTHS, COMPUTER, unscaled)
+    screen = Screen(THOUSANDTHS, COMPUTER, keep_unscaled)
     arguments = {"action": "drag", "start_coordinate": [0, 0], "coordinate": [500, 999]}
     assert screen.to_pixels(arguments) == {
         "action": "drag",
@@ -61,19 +61,19 @@ def test_thousandths_become_pixels() -> None:
 
 
 def test_a_policy_of_thousandths_is_told_of_a_screen_of_a_thousand() -> None:
-    told = Screen(THOUSANDTHS, COMPUTER, unscaled).describe(COMPUTER)
+    told = Screen(THOUSANDTHS, COMPUTER, keep_unscaled).describe_tool(COMPUTER)
     assert "1000x1000" in told.description and "1280" not in told.description
     assert "x from 0 to 999" in told.description
     assert "1000x1000" in told.input_schema_json
 
 
 def test_a_policy_of_pixels_is_told_the_tool_as_it_is() -> None:
-    assert Screen(ScreenConfig(), COMPUTER, unscaled).describe(COMPUTER) is COMPUTER
+    assert Screen(ScreenConfig(), COMPUTER, keep_unscaled).describe_tool(COMPUTER) is COMPUTER
 
 
 def test_a_policy_that_sees_a_smaller_picture_points_into_that() -> None:
-    screen = Screen(ScreenConfig(max_side=640), COMPUTER, unscaled)
-    assert "640x400" in screen.describe(COMPUTER).description
+    screen = Screen(ScreenConfig(max_side=640), COMPUTER, keep_unscaled)
+    assert "640x400" in screen.describe_tool(COMPUTER).description
     assert screen.to_pixels({"coordinate": [639, 200]}) == {"coordinate": [1278, 400]}
 
 
@@ -82,26 +82,26 @@ def test_a_policy_that_sees_a_smaller_picture_points_into_that() -> None:
 )
 def test_a_point_beside_the_screen_is_told_to_the_policy(point: object) -> None:
     with pytest.raises(TaskError, match="coordinate"):
-        Screen(THOUSANDTHS, COMPUTER, unscaled).to_pixels({"coordinate": point})
+        Screen(THOUSANDTHS, COMPUTER, keep_unscaled).to_pixels({"coordinate": point})
 
 
 @given(st.integers(0, 999), st.integers(0, 999))
 def test_a_point_is_always_on_the_screen(x: int, y: int) -> None:
-    pixel_x, pixel_y = Screen(THOUSANDTHS, COMPUTER, unscaled).to_pixels({"coordinate": [x, y]})[
-        "coordinate"
-    ]
+    pixel_x, pixel_y = Screen(THOUSANDTHS, COMPUTER, keep_unscaled).to_pixels(
+        {"coordinate": [x, y]}
+    )["coordinate"]
     assert 0 <= pixel_x < 1280 and 0 <= pixel_y < 800
 
 
 async def test_a_cursor_position_comes_back_in_the_policys_units() -> None:
-    screen = Screen(THOUSANDTHS, COMPUTER, unscaled)
-    assert await screen.shown_parts([Text("X=640,Y=799")]) == (Text("X=500,Y=998"),)
-    assert await screen.shown_parts([Text("X=1280, Y=800")]) == (Text("X=999,Y=999"),)
+    screen = Screen(THOUSANDTHS, COMPUTER, keep_unscaled)
+    assert await screen.convert_parts([Text("X=640,Y=799")]) == (Text("X=500,Y=998"),)
+    assert await screen.convert_parts([Text("X=1280, Y=800")]) == (Text("X=999,Y=999"),)
 
 
 async def test_a_picture_shrinks_in_proportion_and_gets_its_own_hash() -> None:
     large = picture(1280, 800)
-    [small] = await Screen(ScreenConfig(max_side=640), COMPUTER, scale).shown_parts([large])
+    [small] = await Screen(ScreenConfig(max_side=640), COMPUTER, scale_image).convert_parts([large])
     assert isinstance(small, Media)
     assert (small.width, small.height, small.size) == (640, 400, len(small.data))
     assert size_of(small) == (640, 400)
@@ -110,14 +110,17 @@ async def test_a_picture_shrinks_in_proportion_and_gets_its_own_hash() -> None:
 
 async def test_a_picture_that_fits_is_passed_on_byte_for_byte() -> None:
     jpeg = picture(600, 400, "JPEG")
-    [shown] = await Screen(ScreenConfig(max_side=640), COMPUTER, scale).shown_parts([jpeg])
+    [shown] = await Screen(ScreenConfig(max_side=640), COMPUTER, scale_image).convert_parts([jpeg])
     assert shown is jpeg
 
 
 async def test_a_picture_that_cannot_be_read_is_said_to_be_so() -> None:
-    screen = Screen(ScreenConfig(max_side=64), COMPUTER, scale)
-    broken = [media(b"not a picture", "image/png"), media(picture(99, 99).data[:60], "image/png")]
-    for part in await screen.shown_parts(broken):
+    screen = Screen(ScreenConfig(max_side=64), COMPUTER, scale_image)
+    broken = [
+        make_media(b"not a picture", "image/png"),
+        make_media(picture(99, 99).data[:60], "image/png"),
+    ]
+    for part in await screen.convert_parts(broken):
         assert isinstance(part, Text) and "cannot be read" in part.text
 
 
@@ -125,19 +128,19 @@ def test_a_picture_in_json_text_is_a_picture() -> None:
     data = picture(10, 20).data
     encoded = base64.b64encode(data).decode()
     for value in (encoded, f"data:image/png;base64,{encoded}"):
-        part = decoded(Text(json.dumps({"base64_image": value})))
+        part = decode_embedded_image(Text(json.dumps({"base64_image": value})))
         assert isinstance(part, Media) and (part.data, part.width, part.height) == (data, 10, 20)
 
 
 def test_a_screenshot_that_failed_is_said_to_have_failed() -> None:
     for value in (None, "", "%%%"):
-        part = decoded(Text(json.dumps({"base64_image": value})))
+        part = decode_embedded_image(Text(json.dumps({"base64_image": value})))
         assert isinstance(part, Text) and part.text.startswith("Screenshot capture failed")
 
 
 def test_text_that_only_mentions_a_picture_stays_text() -> None:
     for text in ('say "base64_image"', '["base64_image"]', '{"nested": {"base64_image": 1}}'):
-        assert decoded(Text(text)) == Text(text)
+        assert decode_embedded_image(Text(text)) == Text(text)
 
 
 class ScreenBackend(FakeBackend):
@@ -159,17 +162,19 @@ async def test_an_episode_of_computer_use_shows_and_points_as_configured() -> No
     backend = ScreenBackend()
     screen = {"coordinates": "relative1000", "max_side": 320}
     spec = open_spec(task=task_json(task_modality="computer_use"))
-    async with running(backend, scale=scale, environments={"fake": {"screen": screen}}) as gateway:
+    async with running(
+        backend, scale=scale_image, environments={"fake": {"screen": screen}}
+    ) as gateway:
         session = await opened(gateway, spec)
         assert size_of(session.first_observation[0]) == (320, 200)
         click = json.dumps({"action": "left_click", "coordinate": [500, 500]})
-        answer, _ = await gateway.call(session, 0, "computer", click, 5.0)
+        answer, _ = await gateway.call_tool(session, 0, "computer", click, 5.0)
         beside = json.dumps({"action": "left_click", "coordinate": [1280, 0]})
-        refused, _ = await gateway.call(session, 1, "computer", beside, 5.0)
+        refused, _ = await gateway.call_tool(session, 1, "computer", beside, 5.0)
     assert backend.seen == [{"action": "left_click", "coordinate": [640, 400]}]
     assert size_of(answer.parts[0]) == (320, 200)
     assert answer.parts[1] == Text("X=50,Y=100")
-    assert refused.outcome is Outcome.BAD_ARGUMENTS
+    assert refused.outcome is ToolOutcome.BAD_ARGUMENTS
 
 
 async def test_only_a_look_at_the_screen_is_sent_again_when_its_fate_is_unknown() -> None:
@@ -177,22 +182,24 @@ async def test_only_a_look_at_the_screen_is_sent_again_when_its_fate_is_unknown(
     spec = open_spec(task=task_json(task_modality="computer_use"))
     async with running(backend) as gateway:
         session = await opened(gateway, spec)
-        backend.fail("call", BackendError("cut", "the stream ended", delivered=None))
-        looked, _ = await gateway.call(session, 0, "computer", '{"action": "screenshot"}', 5.0)
-        backend.fail("call", BackendError("cut", "the stream ended", delivered=None))
-        clicked, _ = await gateway.call(session, 1, "computer", '{"action": "left_click"}', 5.0)
-    assert (looked.outcome, looked.attempts) == (Outcome.OK, 2)
-    assert clicked.outcome is Outcome.OUTCOME_UNKNOWN
+        backend.fail_at("call", BackendError("cut", "the stream ended", delivered=None))
+        looked, _ = await gateway.call_tool(session, 0, "computer", '{"action": "screenshot"}', 5.0)
+        backend.fail_at("call", BackendError("cut", "the stream ended", delivered=None))
+        clicked, _ = await gateway.call_tool(
+            session, 1, "computer", '{"action": "left_click"}', 5.0
+        )
+    assert (looked.outcome, looked.attempts) == (ToolOutcome.OK, 2)
+    assert clicked.outcome is ToolOutcome.OUTCOME_UNKNOWN
 
 
 @pytest.mark.parametrize("position", ["X=" + "9" * 5000 + ",Y=1", "X=1,Y=" + "9" * 400])
 async def test_a_position_that_no_screen_has_is_text_like_any_other(position: str) -> None:
-    screen = Screen(THOUSANDTHS, COMPUTER, unscaled)
-    assert await screen.shown_parts([Text(position)]) == (Text(position),)
+    screen = Screen(THOUSANDTHS, COMPUTER, keep_unscaled)
+    assert await screen.convert_parts([Text(position)]) == (Text(position),)
 
 
 async def test_a_screen_of_no_size_is_the_usual_one() -> None:
     tool = Tool("computer", "A screen of 000x000 pixels.", "{}")
-    screen = Screen(THOUSANDTHS, tool, unscaled)
-    assert screen.pixels == Size(1366, 768)
-    assert await screen.shown_parts([Text("X=1,Y=1")]) == (Text("X=0,Y=1"),)
+    screen = Screen(THOUSANDTHS, tool, keep_unscaled)
+    assert screen.pixels == ScreenSize(1366, 768)
+    assert await screen.convert_parts([Text("X=1,Y=1")]) == (Text("X=0,Y=1"),)

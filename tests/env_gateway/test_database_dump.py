@@ -13,7 +13,7 @@ def rebuilt(script: str) -> sqlite3.Connection:
     source = sqlite3.connect(":memory:")
     source.executescript(script)
     schema = dump.parse_schema(source.execute(dump.SCHEMA_SQL).fetchall())
-    content = dump.rebuild(schema, source.execute(dump.dump_sql(schema)).fetchall())
+    content = dump.rebuild_database(schema, source.execute(dump.build_dump_sql(schema)).fetchall())
     assert content is not None
     copy = sqlite3.connect(":memory:")
     copy.deserialize(content)
@@ -36,10 +36,13 @@ def test_rows_and_types_are_those_of_the_original() -> None:
     ],
 )
 def test_what_a_copy_would_lack_is_left_to_the_original(more: str) -> None:
-    with pytest.raises(dump.RefusedError):
+    with pytest.raises(dump.DumpRefusedError):
         rebuilt(TABLES + more)
 
 
 def test_a_dump_of_other_tables_than_those_assumed_is_none() -> None:
     schema = dump.parse_schema([("items", "CREATE TABLE items (id INTEGER PRIMARY KEY)")])
-    assert dump.rebuild(schema, [("", "items", "CREATE TABLE items (id)"), ("items", 1)]) is None
+    assert (
+        dump.rebuild_database(schema, [("", "items", "CREATE TABLE items (id)"), ("items", 1)])
+        is None
+    )

@@ -13,7 +13,7 @@ import pytest
 from aiohttp import web
 
 from services.env_gateway.adapters import http_client
-from services.env_gateway.adapters.http_client import HttpError, http_session, send
+from services.env_gateway.adapters.http_client import HttpError, exchange_json, open_http_session
 from services.env_gateway.adapters.mcp.client import McpSession
 from services.env_gateway.ports import BackendError
 from tests.env_gateway.http_server import serving_app
@@ -45,9 +45,9 @@ async def speaking(speak: Speak) -> AsyncGenerator[str]:
 
 
 async def failure(url: str, timeout_s: float = 2.0) -> BackendError:
-    async with http_session(max_connections=2, headers={}) as http:
+    async with open_http_session(max_connections=2, headers={}) as http:
         with pytest.raises(BackendError) as caught:
-            await send(http, "POST", url, timeout_s=timeout_s, body={})
+            await exchange_json(http, "POST", url, timeout_s=timeout_s, body={})
         return caught.value
 
 
@@ -187,7 +187,7 @@ async def mcp_session(reply: Reply) -> AsyncGenerator[McpSession]:
 
     app = web.Application()
     app.router.add_post("/mcp", post)
-    async with serving_app(app) as url, http_session(max_connections=4, headers={}) as http:
+    async with serving_app(app) as url, open_http_session(max_connections=4, headers={}) as http:
         yield McpSession(http, f"{url}/mcp")
 
 

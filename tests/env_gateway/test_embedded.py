@@ -7,8 +7,8 @@ import pytest
 
 from environments.oracle import plan
 from environments.tasks import make_task
-from services.env_gateway.episodes.leases import State
-from services.env_gateway.episodes.session import Outcome
+from services.env_gateway.episodes.leases import EpisodeState
+from services.env_gateway.episodes.session import ToolOutcome
 from services.env_gateway.ports import Text
 from tests.env_gateway.grading_gateway import ENV_KEYS, embedded_gateway, reward_of
 from tests.env_gateway.support import open_spec, opened, states
@@ -28,8 +28,8 @@ async def test_a_tool_that_refuses_tells_the_policy_why() -> None:
         task = make_task("booking", "train", 0)
         session = await opened(gateway, open_spec(task=json.dumps(task)))
         name = plan(task)[0][0]
-        answer, _ = await gateway.call(session, 0, name, '{"nonsense": 1}', 5.0)
-        assert answer.outcome is Outcome.TOOL_ERROR
+        answer, _ = await gateway.call_tool(session, 0, name, '{"nonsense": 1}', 5.0)
+        assert answer.outcome is ToolOutcome.TOOL_ERROR
         assert isinstance(answer.parts[0], Text) and answer.parts[0].text
 
 
@@ -37,7 +37,7 @@ async def test_data_that_does_not_exist_fails_the_open_at_once() -> None:
     task = make_task("booking", "train", 0) | {"data_id": "nowhere"}
     async with embedded_gateway() as gateway:
         session, entered = await states(gateway, open_spec(task=json.dumps(task)))
-        assert entered[-1] is State.FAILED
+        assert entered[-1] is EpisodeState.FAILED
         assert "nowhere" in (session.failure or "")
 
 
@@ -46,6 +46,6 @@ async def test_hundreds_of_episodes_open_at_once() -> None:
     async with embedded_gateway() as gateway:
         specs = [open_spec(i, task=task, opening=8, group_id=f"g{i // 8}") for i in range(256)]
         sessions = await asyncio.gather(*(opened(gateway, spec) for spec in specs))
-        assert gateway.admission.held == 256
+        assert gateway.admission.held_places == 256
         for session in sessions:
             gateway.close(session.episode.episode_id)

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 from services.env_gateway.adapters.embedded.backend import EmbeddedBackend, EmbeddedInstance
-from services.env_gateway.adapters.embedded.pool import Worker, WorkerPool
+from services.env_gateway.adapters.embedded.pool import EnvironmentWorker, WorkerPool
 from services.env_gateway.config.backends import EmbeddedConfig
 from services.env_gateway.episodes.task_format import Task
-from services.env_gateway.ports import BackendError, Provision, SqlValue
+from services.env_gateway.ports import BackendError, ProvisionRequest, SqlValue
 from tests.env_gateway.support import until
 
 ROOT = Path(__file__).parents[2]
@@ -46,18 +46,20 @@ async def backend(**config: Any) -> AsyncGenerator[EmbeddedBackend]:
 
 async def instance(of: EmbeddedBackend, name: str) -> EmbeddedInstance:
     task = Task(key="t", prompt="p", env_key="booking", data_key="train-000001")
-    return await of.provision(Provision(name, task, ttl_s=60.0), timeout_s=10.0)
+    return await of.provision_instance(ProvisionRequest(name, task, ttl_s=60.0), timeout_s=10.0)
 
 
-async def ask(worker: Worker, op: str = "instances", timeout_s: float = 10.0) -> Mapping[str, Any]:
-    return await worker.request({"op": op}, timeout_s=timeout_s)
+async def ask(
+    worker: EnvironmentWorker, op: str = "instances", timeout_s: float = 10.0
+) -> Mapping[str, Any]:
+    return await worker.send_request({"op": op}, timeout_s=timeout_s)
 
 
 async def test_requests_are_answered_in_order_each_with_its_own_answer() -> None:
     async with pool() as workers:
-        worker = await workers.place(10.0)
+        worker = await workers.pick_worker(10.0)
         opened = [
-            worker.request(
+            worker.send_request(
                 {
                     "op": "open",
                     "instance": f"i{number}",
@@ -86,7 +88,7 @@ async def test_instances_are_spread_over_the_workers() -> None:
 
 async def test_a_call_that_waits_behind_another_has_certainly_not_been_executed() -> None:
     async with pool() as workers:
-        worker = await workers.place(10.0)
+        worker = await workers.pick_worker(10.0)
         await ask(worker)
         os.kill(worker.pid, signal.SIGSTOP)
         outcomes = await asyncio.gather(
@@ -107,7 +109,7 @@ async def test_a_worker_that_is_only_slow_lives_on_with_its_instances() -> None:
             await slow.list_tools(timeout_s=0.05)
         os.kill(worker.pid, signal.SIGCONT)
         assert await slow.list_tools(timeout_s=5.0)
-        assert await slow.alive(timeout_s=1.0)
+        assert await slow.is_alive(timeout_s=1.0)
 
 
 async def test_a_worker_that_hangs_is_ended_and_another_takes_its_place() -> None:
@@ -119,9 +121,9 @@ async def test_a_worker_that_hangs_is_ended_and_another_takes_its_place() -> Non
         with pytest.raises(BackendError) as caught:
             await hung.list_tools(timeout_s=10.0)
         assert (caught.value.lost, caught.value.delivered) == (True, None)
-        assert not await hung.alive(timeout_s=1.0)
+        assert not await hung.is_alive(timeout_s=1.0)
         with pytest.raises(BackendError) as caught:
-            await hung.call("find_bookings", {}, timeout_s=1.0)
+            await hung.call_tool("find_bookings", {}, timeout_s=1.0)
         assert (caught.value.lost, caught.value.delivered) == (True, False)
         assert await well.list_tools(timeout_s=5.0)
         await hung.close(timeout_s=1.0)
@@ -143,7 +145,7 @@ async def test_the_event_loop_goes_on_while_an_app_is_busy() -> None:
 
 async def _endless(of: EmbeddedInstance) -> str:
     try:
-        await of.query("current", ENDLESS, (), timeout_s=10.0)
+        await of.query_database("current", ENDLESS, (), timeout_s=10.0)
     except Exception as error:  # noqa: BLE001 - which one is what the test asks
         return str(error)
     return ""
@@ -153,7 +155,7 @@ async def _endless(of: EmbeddedInstance) -> str:
 async def test_values_of_every_kind_pass_the_pipe_both_ways(value: SqlValue) -> None:
     async with backend(workers=1) as embedded:
         one = await instance(embedded, "values")
-        rows = await one.query("current", "SELECT ?", (value,), timeout_s=5.0)
+        rows = await one.query_database("current", "SELECT ?", (value,), timeout_s=5.0)
         assert [list(row) for row in rows.rows] == [[value]]
 
 
@@ -164,7 +166,7 @@ async def test_what_is_not_json_is_refused_before_it_is_sent() -> None:
     async with backend(workers=1) as embedded:
         one = await instance(embedded, "nested")
         with pytest.raises(BackendError) as caught:
-            await one.call("find_bookings", nested, timeout_s=5.0)
+            await one.call_tool("find_bookings", nested, timeout_s=5.0)
         assert (caught.value.delivered, caught.value.bad_arguments) == (False, True)
         assert await one.list_tools(timeout_s=5.0)
 
@@ -175,16 +177,18 @@ async def test_an_answer_of_too_much_is_refused_and_its_worker_goes_on() -> None
         one = await instance(embedded, "large")
         why = "the answer is too large: it holds more than 262144 values"
         with pytest.raises(BackendError, match=why) as caught:
-            await one.query("current", f"{counted} SELECT i, i, i, i, i FROM n", (), timeout_s=10.0)
+            await one.query_database(
+                "current", f"{counted} SELECT i, i, i, i, i FROM n", (), timeout_s=10.0
+            )
         assert (caught.value.kind, caught.value.invalid) == ("too_large", True)
         assert await one.list_tools(timeout_s=5.0)
 
 
 async def test_an_apps_own_fault_is_told_and_its_neighbours_go_on() -> None:
     async with pool() as workers:
-        worker = await workers.place(10.0)
+        worker = await workers.pick_worker(10.0)
         with pytest.raises(BackendError) as caught:
-            await worker.request({"op": "call", "instance": "never opened"}, timeout_s=5.0)
+            await worker.send_request({"op": "call", "instance": "never opened"}, timeout_s=5.0)
         assert (caught.value.kind, caught.value.delivered) == ("internal", None)
         assert (await ask(worker))["instances"] == []
 
@@ -208,7 +212,7 @@ def test_workers_end_with_a_gateway_that_is_killed() -> None:
             while len(pool.workers) < 2:
                 await asyncio.sleep(0.01)
             for worker in pool.workers:
-                await worker.request({"op": "instances"}, timeout_s=10.0)
+                await worker.send_request({"op": "instances"}, timeout_s=10.0)
             print(*(worker.pid for worker in pool.workers), flush=True)
             await asyncio.sleep(60.0)
 

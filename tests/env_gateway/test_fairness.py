@@ -7,7 +7,7 @@ import pytest
 
 from services.env_gateway.adapters.fake import FakeBackend
 from services.env_gateway.episodes.gateway import Gateway
-from services.env_gateway.episodes.session import Outcome, Session
+from services.env_gateway.episodes.session import Session, ToolOutcome
 from services.env_gateway.ports import Verification
 from services.env_gateway.verify.pool import VerifierPool
 from tests.env_gateway.support import open_spec, opened, running, until
@@ -22,8 +22,8 @@ async def sessions_of(gateway: Gateway, run_id: str, count: int) -> list[Session
 
 async def call(gateway: Gateway, session: Session) -> None:
     seq = session.episode.next_seq
-    answer, _ = await gateway.call(session, seq, "look", "{}", 60.0)
-    assert answer.outcome is Outcome.OK
+    answer, _ = await gateway.call_tool(session, seq, "look", "{}", 60.0)
+    assert answer.outcome is ToolOutcome.OK
 
 
 def done(tasks: list[asyncio.Task[Any]]) -> int:
@@ -69,7 +69,7 @@ async def test_a_creation_waits_for_one_of_another_run_and_not_for_all() -> None
 async def test_a_grade_waits_for_one_of_another_run_and_not_for_all() -> None:
     """In the processes for verifiers here, of which there are few."""
     pool = VerifierPool(size=1, memory_bytes=2**29)
-    await pool.start()
+    await pool.start_workers()
 
     async def none(*_: Any) -> Any:
         raise AssertionError("the verifier looks at nothing")
@@ -77,7 +77,7 @@ async def test_a_grade_waits_for_one_of_another_run_and_not_for_all() -> None:
     async def graded(run_id: str) -> None:
         source = "def verify(env):\n    return 1\n"
         verification = Verification(source, "verify", none, none, {}, trusted=True, run_id=run_id)
-        assert (await pool.execute(verification, timeout_s=10.0)).result == 1
+        assert (await pool.run_verifier(verification, timeout_s=10.0)).result == 1
 
     busy = [asyncio.create_task(graded("busy")) for _ in range(50)]
     await asyncio.sleep(0)
@@ -91,7 +91,7 @@ async def test_a_batch_of_which_one_member_asks_holds_no_places() -> None:
     async with running(FakeBackend(), limits={"batch_wait_s": 0.2}) as gateway:
         first = asyncio.create_task(opened(gateway, open_spec(0, run_id="one", opening=512)))
         await until(lambda: gateway.admission.waiting == 1)
-        assert gateway.admission.held == 0
+        assert gateway.admission.held_places == 0
         await opened(gateway, open_spec(1, run_id="other", request_id="other"))
         assert not first.done()
         # The others never come, and it goes on without them.

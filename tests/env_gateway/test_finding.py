@@ -9,7 +9,7 @@ import pytest
 
 from services.env_gateway.episodes.task_format import TaskError, parse_task
 from services.env_gateway.verify import find_verifier
-from services.env_gateway.verify.find_verifier import Finder
+from services.env_gateway.verify.find_verifier import VerifierFinder
 from services.env_gateway.verify.source_shape import (
     MAX_SOURCE_BYTES,
     VerifierError,
@@ -22,13 +22,13 @@ VERIFIER = "def verify(env, final_answer=None): return 1\n"
 
 
 async def test_a_long_source_is_parsed_in_another_process_and_once() -> None:
-    finder = Finder()
+    finder = VerifierFinder()
     began = time.thread_time()
-    found = await asyncio.gather(*(finder.find(VERIFIER + LONG) for _ in range(8)))
+    found = await asyncio.gather(*(finder.find_function(VERIFIER + LONG) for _ in range(8)))
     assert set(found) == {VerifierFunction("verify", True, False)}
     assert time.thread_time() - began < 0.1
     began = time.monotonic()
-    assert await finder.find(VERIFIER + LONG) == found[0]
+    assert await finder.find_function(VERIFIER + LONG) == found[0]
     assert time.monotonic() - began < 0.02
 
 
@@ -48,18 +48,18 @@ async def test_a_long_source_is_parsed_in_another_process_and_once() -> None:
 async def test_a_source_that_is_no_verifier_is_told(source: str, message: str) -> None:
     for _ in range(2):
         with pytest.raises(VerifierError, match=message):
-            await Finder().find(source)
+            await VerifierFinder().find_function(source)
 
 
 async def test_a_source_that_takes_too_long_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(find_verifier, "_TIMEOUT_S", 0.001)
     with pytest.raises(VerifierError, match=r"does not compile within 0\.001 s"):
-        await Finder().find(VERIFIER + LONG)
+        await VerifierFinder().find_function(VERIFIER + LONG)
 
 
 async def test_a_decorator_of_any_depth_is_only_named() -> None:
     deep = "verifier" + "(1)" * 90
-    assert (await Finder().find(f"@{deep}\n{VERIFIER}")).name == "verify"
+    assert (await VerifierFinder().find_function(f"@{deep}\n{VERIFIER}")).name == "verify"
 
 
 def test_a_task_with_a_longer_verifier_is_refused() -> None:
@@ -69,9 +69,9 @@ def test_a_task_with_a_longer_verifier_is_refused() -> None:
 
 async def test_what_was_found_is_forgotten_some_day(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(find_verifier, "_KEPT", 2)
-    finder: Any = Finder()
+    finder: Any = VerifierFinder()
     for number in range(5):
-        await finder.find(f"{VERIFIER}# {number}")
+        await finder.find_function(f"{VERIFIER}# {number}")
     assert len(finder._known) == 2
 
 

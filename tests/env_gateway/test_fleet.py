@@ -14,13 +14,13 @@ from environments.tasks import make_task
 from services.common.errors import ConfigError
 from services.env_gateway.adapters.fleet import backend as fleet
 from services.env_gateway.adapters.fleet.heartbeats import Heartbeats
-from services.env_gateway.adapters.supervised_server import SupervisedProcess
+from services.env_gateway.adapters.supervised_server import SupervisedServer
 from services.env_gateway.config.backends import FLEET_URL, FleetConfig
 from services.env_gateway.config.gateway import EnvGatewayConfig
-from services.env_gateway.episodes.session import Outcome, Session
+from services.env_gateway.episodes.session import Session, ToolOutcome
 from services.env_gateway.episodes.task_format import parse_task
-from services.env_gateway.grading.verdict import Grade, Reason
-from services.env_gateway.ports import BackendError, Provision
+from services.env_gateway.grading.verdict import Grade, NoGradeReason
+from services.env_gateway.ports import BackendError, ProvisionRequest
 from tests.env_gateway.backends.bench import TIMEOUT_S, Bench
 from tests.env_gateway.backends.fleet_harness import Emulator, fleet_bench
 from tests.env_gateway.grading_gateway import solve
@@ -63,7 +63,7 @@ def test_fleet_itself_is_the_default_and_needs_a_key(monkeypatch: pytest.MonkeyP
     config = EnvGatewayConfig.model_validate(section).backends.fleet
     assert config is not None and config.url == FLEET_URL
     with pytest.raises(ConfigError, match=r"fleet\.api_key_env names FLEET_API_KEY.*export it"):
-        fleet.build(config, max_calls=1)
+        fleet.build_fleet_backend(config, max_calls=1)
 
 
 async def test_an_instance_is_asked_for_as_the_task_says(emulator: Emulator) -> None:
@@ -123,7 +123,7 @@ async def test_a_verifier_is_uploaded_once_for_all_attempts(emulator: Emulator) 
 async def test_a_verifier_gets_the_answer_and_the_conversation(emulator: Emulator) -> None:
     async with fleet_bench(emulator) as bench:
         session = await open_task(bench, verifier_func=ANSWERING)
-        grade = await bench.gateway.grade(session, "42", '{"role": "user"}', TIMEOUT_S)
+        grade = await bench.gateway.grade_episode(session, "42", '{"role": "user"}', TIMEOUT_S)
         assert (grade.reward, grade.stdout) == (0.5, '42|{"role": "user"}\n')
 
 
@@ -136,13 +136,13 @@ async def test_executions_that_fail_are_repeated_until_one_is_a_grade(emulator: 
 @pytest.mark.parametrize(
     ("outcomes", "reason"),
     [
-        (["failed"] * 2, Reason.EXECUTION_FAILED),
-        (["judge_error"] * 2, Reason.JUDGE_ERROR),
-        (["no_result"], Reason.EXECUTION_FAILED),
+        (["failed"] * 2, NoGradeReason.EXECUTION_FAILED),
+        (["judge_error"] * 2, NoGradeReason.JUDGE_ERROR),
+        (["no_result"], NoGradeReason.EXECUTION_FAILED),
     ],
 )
 async def test_what_is_no_grade_is_never_zero(
-    emulator: Emulator, outcomes: list[str], reason: Reason
+    emulator: Emulator, outcomes: list[str], reason: NoGradeReason
 ) -> None:
     section = {"verifiers": {"attempts": len(outcomes)}}
     async with fleet_bench(emulator, section=section) as bench:
@@ -157,7 +157,7 @@ async def test_a_verifier_that_never_ends_costs_its_time_and_gives_no_grade(
     async with fleet_bench(emulator, section=section) as bench:
         source = "def verify(env):\n    while True:\n        continue\n"
         grade = await bench.grade(await open_task(bench, verifier_func=source))
-        assert (grade.reward, grade.reason) == (None, Reason.TIMEOUT), grade
+        assert (grade.reward, grade.reason) == (None, NoGradeReason.TIMEOUT), grade
 
 
 async def test_a_zero_of_an_instance_that_ended_meanwhile_is_no_grade(emulator: Emulator) -> None:
@@ -170,7 +170,7 @@ async def test_a_zero_of_an_instance_that_ended_meanwhile_is_no_grade(emulator: 
         assert session.instance is not None
         await emulator.kill(session.instance.instance_id)
         grade = await grading
-        assert (grade.reward, grade.reason) == (None, Reason.INSTANCE_LOST), grade
+        assert (grade.reward, grade.reason) == (None, NoGradeReason.INSTANCE_LOST), grade
 
 
 async def test_a_proxy_that_fails_while_grading_is_asked_again(emulator: Emulator) -> None:
@@ -191,7 +191,7 @@ async def test_a_runner_whose_gate_has_a_new_token_is_read_all_the_same(
         session = await bench.open()
         await bench.solve(session)
         assert session.instance is not None
-        await session.instance.query("seed", "SELECT 1", (), timeout_s=TIMEOUT_S)
+        await session.instance.query_database("seed", "SELECT 1", (), timeout_s=TIMEOUT_S)
         await asyncio.sleep(1.05)
         await emulator.faults(runner_token="of today")
         assert (await bench.grade(session)).reward == 1.0
@@ -226,21 +226,21 @@ async def test_instances_live_by_heartbeats_and_end_when_the_gateway_is_gone(
         stopped = (await hasty.count())["instances"]["stopped"]
         assert stopped["heartbeat"] == 3
         answer = await bench.call(sessions[0], bench.harness.read_call)
-        assert answer.outcome is Outcome.SESSION_LOST and "heartbeat" in str(answer.parts)
+        assert answer.outcome is ToolOutcome.SESSION_LOST and "heartbeat" in str(answer.parts)
 
 
 async def test_a_heartbeat_learns_that_an_instance_has_ended(emulator: Emulator) -> None:
     async with fleet_bench(emulator) as bench:
         instance = await bench.provision()
         assert isinstance(instance, fleet.FleetInstance)
-        await instance.beat(5.0)
+        await instance.send_heartbeat(5.0)
         await emulator.kill(instance.instance_id)
         with pytest.raises(BackendError) as caught:
-            await instance.beat(5.0)
+            await instance.send_heartbeat(5.0)
         assert caught.value.lost
         asked = (await emulator.count())["requests"]["get_instance"]
         with pytest.raises(BackendError) as caught:
-            await instance.call("find_bookings", {}, timeout_s=TIMEOUT_S)
+            await instance.call_tool("find_bookings", {}, timeout_s=TIMEOUT_S)
         assert caught.value.lost
         assert (await emulator.count())["requests"]["get_instance"] == asked
 
@@ -254,13 +254,13 @@ async def test_a_worker_that_renews_hears_of_an_instance_that_ended_unheard(
         backend.heartbeats = Heartbeats(ttl_s=0.5)
         session = await bench.open()
         held = [session.episode.episode_id]
-        assert bench.gateway.renew("rollout-0", held) == []
+        assert bench.gateway.renew_leases("rollout-0", held) == []
         await hasty.faults(faults=[{"on": ["heartbeat"], "rate": 1.0}])
-        await until(lambda: backend.late == 1)
-        await until(lambda: bench.gateway.renew("rollout-0", held) == held)
+        await until(lambda: backend.late_count == 1)
+        await until(lambda: bench.gateway.renew_leases("rollout-0", held) == held)
         answer = await bench.call(session, bench.harness.read_call)
-        assert answer.outcome is Outcome.SESSION_LOST
-        assert (await bench.grade(session)).reason is Reason.INSTANCE_LOST
+        assert answer.outcome is ToolOutcome.SESSION_LOST
+        assert (await bench.grade(session)).reason is NoGradeReason.INSTANCE_LOST
 
 
 async def test_servers_with_sessions_and_event_streams_serve_as_well(hasty: Emulator) -> None:
@@ -272,12 +272,14 @@ async def test_servers_with_sessions_and_event_streams_serve_as_well(hasty: Emul
 
 async def test_a_supervised_emulator_that_dies_loses_its_instances_and_is_replaced() -> None:
     command = (sys.executable, "-m", "environments.fleet_emulator", "--port", "0")
-    backend = fleet.build(FleetConfig(command=command), max_calls=4)
+    backend = fleet.build_fleet_backend(FleetConfig(command=command), max_calls=4)
     task = parse_task(json.dumps(make_task("booking", "train", 0)))
     try:
         address = backend.address
-        assert isinstance(address, SupervisedProcess)
-        first = await backend.provision(Provision("run.gw.1-1", task, 60.0), timeout_s=30.0)
+        assert isinstance(address, SupervisedServer)
+        first = await backend.provision_instance(
+            ProvisionRequest("run.gw.1-1", task, 60.0), timeout_s=30.0
+        )
         assert await first.list_tools(timeout_s=TIMEOUT_S)
         assert address.pid is not None
         os.killpg(address.pid, signal.SIGKILL)
@@ -286,7 +288,9 @@ async def test_a_supervised_emulator_that_dies_loses_its_instances_and_is_replac
             await first.list_tools(timeout_s=TIMEOUT_S)
         assert caught.value.lost
         await first.close(timeout_s=TIMEOUT_S)
-        second = await backend.provision(Provision("run.gw.1-2", task, 60.0), timeout_s=30.0)
+        second = await backend.provision_instance(
+            ProvisionRequest("run.gw.1-2", task, 60.0), timeout_s=30.0
+        )
         assert await second.list_tools(timeout_s=TIMEOUT_S)
     finally:
         await backend.close()

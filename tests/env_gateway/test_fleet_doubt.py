@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from services.env_gateway.adapters.fleet.backend import FleetBackend
-from services.env_gateway.grading.verdict import Reason
+from services.env_gateway.grading.verdict import NoGradeReason
 from tests.env_gateway.backends.fleet_harness import Emulator, fleet_bench
 
 
@@ -30,7 +30,7 @@ async def test_a_zero_is_no_grade_while_nobody_can_say_that_the_instance_ran(
         session = await bench.open()
         await emulator.faults(faults=[unhealthy("get_instance")])
         grade = await bench.grade(session)
-        assert (grade.reward, grade.reason) == (None, Reason.EXECUTION_FAILED), grade
+        assert (grade.reward, grade.reason) == (None, NoGradeReason.EXECUTION_FAILED), grade
         await emulator.faults()
         assert (await bench.grade(session)).reward == 0.0
 
@@ -61,7 +61,7 @@ async def test_an_instance_whose_time_is_over_gives_no_grade(emulator: Emulator)
         assert session.instance is not None
         await emulator.kill(session.instance.instance_id)
         grade = await bench.grade(session)
-        assert (grade.reward, grade.reason) == (None, Reason.INSTANCE_LOST), grade
+        assert (grade.reward, grade.reason) == (None, NoGradeReason.INSTANCE_LOST), grade
 
 
 async def test_a_wrong_key_does_not_hold_up_a_drain(

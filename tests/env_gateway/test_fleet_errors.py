@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from services.env_gateway.adapters.fleet.errors import classified
-from services.env_gateway.adapters.fleet.wire import duplicate_of
+from services.env_gateway.adapters.fleet.errors import classify_error
+from services.env_gateway.adapters.fleet.wire import find_duplicate_id
 from services.env_gateway.adapters.http_client import HttpError
 
 BAD_GATEWAY = "<html><h1>502 Bad Gateway</h1></html>"
@@ -37,7 +37,7 @@ def error(status: int, detail: Any, retry_after_s: float | None = None) -> HttpE
     ],
 )
 def test_what_cannot_succeed_is_never_asked_again(status: int, detail: Any) -> None:
-    assert classified(error(status, detail)).invalid
+    assert classify_error(error(status, detail)).invalid
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_what_cannot_succeed_is_never_asked_again(status: int, detail: Any) -> N
     ],
 )
 def test_what_may_succeed_later_is_asked_again(status: int, detail: Any) -> None:
-    judged = classified(error(status, detail))
+    judged = classify_error(error(status, detail))
     assert not judged.invalid and not judged.lost and judged.kind != "throttled"
 
 
@@ -70,35 +70,35 @@ def test_what_may_succeed_later_is_asked_again(status: int, detail: Any) -> None
     ],
 )
 def test_a_full_account_is_waited_for(status: int, detail: Any) -> None:
-    judged = classified(error(status, detail))
+    judged = classify_error(error(status, detail))
     assert (judged.kind, judged.invalid) == ("throttled", False)
 
 
 def test_a_throttled_request_says_how_long_to_wait() -> None:
-    assert classified(error(429, "slow down", 7.5)).retry_after_s == 7.5
+    assert classify_error(error(429, "slow down", 7.5)).retry_after_s == 7.5
 
 
 def test_a_refused_key_names_the_setting_that_mends_it() -> None:
-    judged = classified(error(401, {"message": "Invalid or missing API key"}))
+    judged = classify_error(error(401, {"message": "Invalid or missing API key"}))
     assert "Invalid or missing API key" in str(judged)
     assert "env_gateway.backends.fleet.api_key_env" in str(judged)
 
 
 def test_an_error_is_told_in_fleets_own_words() -> None:
-    assert str(classified(error(403, LIMIT))) == f"throttled: HTTP 403: {LIMIT['message']}"
-    assert "502 Bad Gateway" in str(classified(error(502, BAD_GATEWAY)))
+    assert str(classify_error(error(403, LIMIT))) == f"throttled: HTTP 403: {LIMIT['message']}"
+    assert "502 Bad Gateway" in str(classify_error(error(502, BAD_GATEWAY)))
 
 
 def test_a_body_that_nests_without_end_is_judged_by_its_status() -> None:
     body = '{"detail": ' * 2000 + "1" + "}" * 2000
-    assert classified(HttpError(502, body, None)).kind == "http"
+    assert classify_error(HttpError(502, body, None)).kind == "http"
 
 
 def test_a_body_of_backslashes_is_searched_in_one_pass() -> None:
     began = time.process_time()
-    classified(HttpError(500, "\\" * 4000, None))
+    classify_error(HttpError(500, "\\" * 4000, None))
     assert time.process_time() - began < 0.02
 
 
 def test_a_body_nested_deeply_names_no_instance() -> None:
-    assert duplicate_of("[" * 4000) is None
+    assert find_duplicate_id("[" * 4000) is None

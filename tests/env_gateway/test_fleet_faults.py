@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from services.env_gateway.adapters.fleet import tools as fleet_tools
-from services.env_gateway.episodes.leases import State
-from services.env_gateway.episodes.session import Outcome
-from services.env_gateway.grading.verdict import Reason
+from services.env_gateway.episodes.leases import EpisodeState
+from services.env_gateway.episodes.session import ToolOutcome
+from services.env_gateway.grading.verdict import NoGradeReason
 from services.env_gateway.ports import BackendError
 from tests.env_gateway.backends.bench import TIMEOUT_S, Bench
 from tests.env_gateway.backends.fleet_harness import Emulator, fleet_bench
@@ -30,7 +30,7 @@ def fault(on: str, *replies: dict[str, Any] | None, **more: Any) -> dict[str, An
 async def failing_open(bench: Bench, **task: Any) -> str:
     text = task_json(**{**bench.harness.task(0), **task})
     session, entered = await states(bench.gateway, open_spec(task=text))
-    assert entered[-1] is State.FAILED
+    assert entered[-1] is EpisodeState.FAILED
     return session.failure or ""
 
 
@@ -68,7 +68,7 @@ async def test_an_instance_that_is_still_pending_is_waited_for_and_adopted(
         await emulator.faults(create_delay=0.6)
         request = bench.request()
         with pytest.raises(BackendError) as caught:
-            await bench.backend.provision(request, timeout_s=0.2)
+            await bench.backend.provision_instance(request, timeout_s=0.2)
         assert not (caught.value.invalid or caught.value.lost)
         instance = await bench.provision(request)
         assert await instance.list_tools(timeout_s=TIMEOUT_S)
@@ -146,7 +146,7 @@ async def test_a_read_is_repeated_when_the_proxy_fails(emulator: Emulator) -> No
         session = await bench.open()
         await emulator.faults(faults=[fault("call_tool", reply(502), reply(503), reply(504))])
         answer = await bench.call(session, bench.harness.read_call)
-        assert (answer.outcome, answer.attempts) == (Outcome.OK, 4)
+        assert (answer.outcome, answer.attempts) == (ToolOutcome.OK, 4)
 
 
 @pytest.mark.parametrize("applied", [True, False])
@@ -157,10 +157,10 @@ async def test_a_write_is_never_sent_twice_when_the_proxy_fails(
         session = await bench.open()
         await emulator.faults(faults=[fault("call_tool", reply(502, applied=applied))])
         answer = await bench.call(session, bench.harness.write_call)
-        assert (answer.outcome, answer.attempts) == (Outcome.OUTCOME_UNKNOWN, 1)
+        assert (answer.outcome, answer.attempts) == (ToolOutcome.OUTCOME_UNKNOWN, 1)
         executed = (await emulator.count())["tools"]
         assert executed.get(bench.harness.write_call[0], 0) == int(applied)
-        assert (await bench.grade(session)).reason is Reason.TAINTED
+        assert (await bench.grade(session)).reason is NoGradeReason.TAINTED
 
 
 async def test_a_throttled_write_is_sent_again_since_it_was_not_executed(
@@ -172,7 +172,7 @@ async def test_a_throttled_write_is_sent_again_since_it_was_not_executed(
         await emulator.faults(faults=[fault("call_tool", throttled, throttled)])
         answer = await bench.call(session, bench.harness.write_call)
         assert answer.attempts == 3
-        assert answer.outcome in (Outcome.OK, Outcome.TOOL_ERROR)
+        assert answer.outcome in (ToolOutcome.OK, ToolOutcome.TOOL_ERROR)
         assert (await emulator.count())["tools"][bench.harness.write_call[0]] == 1
 
 
@@ -182,9 +182,9 @@ async def test_an_instance_that_dies_during_a_call_is_lost_at_once(emulator: Emu
         await emulator.faults(faults=[fault("call_tool", reply(502, kill=True))])
         started = time.monotonic()
         answer = await bench.call(session, bench.harness.write_call)
-        assert (answer.outcome, answer.attempts) == (Outcome.SESSION_LOST, 1)
+        assert (answer.outcome, answer.attempts) == (ToolOutcome.SESSION_LOST, 1)
         assert time.monotonic() - started < 5.0
-        assert (await bench.grade(session)).reason is Reason.INSTANCE_LOST
+        assert (await bench.grade(session)).reason is NoGradeReason.INSTANCE_LOST
 
 
 async def test_an_address_that_says_404_of_a_running_instance_is_no_loss(
@@ -194,7 +194,7 @@ async def test_an_address_that_says_404_of_a_running_instance_is_no_loss(
         session = await bench.open()
         await emulator.faults(faults=[fault("mcp", *[reply(404)] * 3)])
         answer = await bench.call(session, bench.harness.read_call)
-        assert answer.outcome is Outcome.OK, answer
+        assert answer.outcome is ToolOutcome.OK, answer
         assert (await bench.grade(session)).reward == 0.0
 
 
@@ -261,8 +261,8 @@ async def test_many_episodes_through_a_bad_proxy_are_never_graded_wrongly_and_le
         session = await bench.open(attempt, task=attempt % 3)
         for call in bench.harness.solution(attempt % 3):
             answer = await bench.call(session, call)
-            if answer.outcome is not Outcome.OK:
-                assert answer.outcome in (Outcome.OUTCOME_UNKNOWN, Outcome.NOT_EXECUTED)
+            if answer.outcome is not ToolOutcome.OK:
+                assert answer.outcome in (ToolOutcome.OUTCOME_UNKNOWN, ToolOutcome.NOT_EXECUTED)
                 return None
         return (await bench.grade(session)).reward
 

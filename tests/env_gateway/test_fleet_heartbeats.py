@@ -8,7 +8,7 @@ import pytest
 from services.env_gateway.adapters.fleet import backend as fleet
 from services.env_gateway.config.backends import FleetConfig
 from services.env_gateway.episodes.task_format import parse_task
-from services.env_gateway.ports import Provision
+from services.env_gateway.ports import ProvisionRequest
 from tests.env_gateway.backends.apps import BookingTasks
 from tests.env_gateway.backends.fleet_harness import Emulator
 
@@ -22,8 +22,8 @@ async def create(backend: fleet.FleetBackend, count: int) -> None:
 
     async def one(number: int) -> None:
         async with places:
-            request = Provision(f"run.gw-{number}", task, ttl_s=7200.0)
-            await backend.provision(request, timeout_s=60.0)
+            request = ProvisionRequest(f"run.gw-{number}", task, ttl_s=7200.0)
+            await backend.provision_instance(request, timeout_s=60.0)
 
     await asyncio.gather(*(one(number) for number in range(count)))
 
@@ -33,7 +33,7 @@ async def keep(emulator: Emulator, backend: fleet.FleetBackend) -> None:
     await emulator.faults(faults=[{"on": ["heartbeat"], "delay": LATENCY_S, "rate": 0.01}])
     await asyncio.sleep(60.0 * MINUTES)
     count = await emulator.count()
-    assert (len(count["instances"]["live"]), backend.late) == (INSTANCES, 0)
+    assert (len(count["instances"]["live"]), backend.late_count) == (INSTANCES, 0)
     # A beat every twenty seconds, of which one in a hundred fails.
     assert count["injected"]["heartbeat 502"] >= INSTANCES * MINUTES * 3 / 200
 
@@ -45,7 +45,7 @@ async def test_no_instance_of_two_thousand_ends_at_a_slow_control_plane() -> Non
     emulator.start()
     try:
         config = FleetConfig(**emulator.config(heartbeat_interval_s=60))
-        backend = fleet.build(config, max_calls=64)
+        backend = fleet.build_fleet_backend(config, max_calls=64)
         try:
             await keep(emulator, backend)
         finally:

@@ -16,24 +16,24 @@ import psutil
 import pytest
 
 from services.common.errors import ConfigError
-from services.common.parsing import Limits
+from services.common.parsing import TextLimits
 from services.env_gateway.adapters.fleet_openenv.backend import (
     FleetOpenEnvBackend,
     FleetOpenEnvInstance,
-    build,
+    build_fleet_openenv_backend,
 )
-from services.env_gateway.adapters.fleet_openenv.codec import parts_of
-from services.env_gateway.adapters.fleet_openenv.process import WorkerProcess
+from services.env_gateway.adapters.fleet_openenv.codec import parse_parts
+from services.env_gateway.adapters.fleet_openenv.process import FleetTaskEnvProcess
 from services.env_gateway.config.backends import FleetOpenEnvConfig
 from services.env_gateway.episodes.task_format import parse_task
 from services.env_gateway.ports import (
     BackendError,
+    CheckReport,
     Execution,
     Media,
     Orphan,
-    Provision,
+    ProvisionRequest,
     QueryError,
-    Report,
     Submission,
     Text,
 )
@@ -60,20 +60,22 @@ async def backend(
 ) -> AsyncGenerator[FleetOpenEnvBackend]:
     monkeypatch.setenv("FLEET_API_KEY", "a-key")
     monkeypatch.setenv("FLOTILLA_TOKEN", "the run's own token")
-    backend = build(FleetOpenEnvConfig(url=plane.url, path=str(fork)), max_calls=8)
+    backend = build_fleet_openenv_backend(
+        FleetOpenEnvConfig(url=plane.url, path=str(fork)), max_calls=8
+    )
     yield backend
     await backend.close()
 
 
-def request(**changes: Any) -> Provision:
-    return Provision("run.gw.1-1", parse_task(task_json(**changes)), ttl_s=60.0)
+def request(**changes: Any) -> ProvisionRequest:
+    return ProvisionRequest("run.gw.1-1", parse_task(task_json(**changes)), ttl_s=60.0)
 
 
 @asynccontextmanager
 async def opened(
     backend: FleetOpenEnvBackend, **changes: Any
 ) -> AsyncGenerator[FleetOpenEnvInstance]:
-    instance = await backend.provision(request(**changes), timeout_s=5.0)
+    instance = await backend.provision_instance(request(**changes), timeout_s=5.0)
     try:
         await instance.list_tools(timeout_s=5.0)
         yield instance
@@ -91,18 +93,18 @@ async def test_an_instance_is_named_tagged_called_and_deleted(
         assert instance.env_version == "v7"
         tools = await instance.list_tools(timeout_s=5.0)
         assert [tool.name for tool in tools] == ["echo", "hang", "crash", "fail"]
-        assert await instance.observe(timeout_s=5.0) == ()
-        result = await instance.call("echo", {"value": {"id": 2}}, timeout_s=5.0)
+        assert await instance.get_first_observation(timeout_s=5.0) == ()
+        result = await instance.call_tool("echo", {"value": {"id": 2}}, timeout_s=5.0)
         assert result.parts == (Text('{"id": 2}'),)
         assert not result.is_error
         with pytest.raises(QueryError):
-            await instance.query("seed", "SELECT 1", (), timeout_s=5.0)
+            await instance.query_database("seed", "SELECT 1", (), timeout_s=5.0)
     assert plane.running == {}
 
 
 async def test_what_a_tool_refuses_is_told_as_its_error(backend: FleetOpenEnvBackend) -> None:
     async with opened(backend) as instance:
-        result = await instance.call("echo", {"value": {"error": "no room"}}, timeout_s=5.0)
+        result = await instance.call_tool("echo", {"value": {"error": "no room"}}, timeout_s=5.0)
         assert (result.parts, result.is_error) == ((Text("no room"),), True)
 
 
@@ -118,9 +120,9 @@ async def test_a_call_that_failed_may_have_been_executed_unless_the_tool_was_not
 ) -> None:
     async with opened(backend) as instance:
         with pytest.raises(BackendError) as caught:
-            await instance.call("fail", {"message": message}, timeout_s=5.0)
+            await instance.call_tool("fail", {"message": message}, timeout_s=5.0)
         assert (caught.value.delivered, caught.value.lost) == (delivered, False)
-        assert (await instance.call("echo", {"value": 1}, timeout_s=5.0)).parts == (Text("1"),)
+        assert (await instance.call_tool("echo", {"value": 1}, timeout_s=5.0)).parts == (Text("1"),)
 
 
 async def test_a_deadline_ends_the_process_that_swallows_cancellation(
@@ -128,18 +130,18 @@ async def test_a_deadline_ends_the_process_that_swallows_cancellation(
 ) -> None:
     async with opened(backend) as instance:
         with pytest.raises(BackendError, match="did not answer") as caught:
-            await instance.call("hang", {}, timeout_s=0.2)
+            await instance.call_tool("hang", {}, timeout_s=0.2)
         assert (caught.value.kind, caught.value.delivered) == ("timeout", None)
         assert not psutil.pid_exists(instance.pid)
         with pytest.raises(BackendError) as caught:
-            await instance.call("echo", {"value": 1}, timeout_s=5.0)
+            await instance.call_tool("echo", {"value": 1}, timeout_s=5.0)
         assert (caught.value.delivered, caught.value.lost) == (False, True)
     assert plane.running == {}
 
 
 async def test_a_call_that_is_given_up_ends_the_process(backend: FleetOpenEnvBackend) -> None:
     async with opened(backend) as instance:
-        calling = asyncio.create_task(instance.call("hang", {}, timeout_s=60.0))
+        calling = asyncio.create_task(instance.call_tool("hang", {}, timeout_s=60.0))
         await asyncio.sleep(0.1)
         calling.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -154,7 +156,7 @@ async def test_an_instance_that_has_ended_is_told_from_one_that_fails(
     async with opened(backend) as instance:
         plane.running.clear()
         with pytest.raises(BackendError, match="has no instance") as caught:
-            await instance.call(name, {"message": "failed after 8 attempts"}, timeout_s=5.0)
+            await instance.call_tool(name, {"message": "failed after 8 attempts"}, timeout_s=5.0)
         assert (caught.value.delivered, caught.value.lost) == (False, True)
 
 
@@ -163,10 +165,10 @@ async def test_a_process_that_crashes_loses_the_instance_and_its_grade(
 ) -> None:
     async with opened(backend) as instance:
         with pytest.raises(BackendError, match="ended") as caught:
-            await instance.call("crash", {}, timeout_s=5.0)
+            await instance.call_tool("crash", {}, timeout_s=5.0)
         assert (caught.value.delivered, caught.value.lost) == (None, True)
         submission = Submission(request().task, None, None)
-        execution = await instance.grade(submission, timeout_s=5.0)
+        execution = await instance.grade_submission(submission, timeout_s=5.0)
         assert execution is not None and execution.instance_lost
         assert plane.running
     assert plane.running == {}
@@ -178,7 +180,7 @@ async def test_the_grade_is_fleet_task_envs_with_answer_and_conversation(
     async with opened(backend) as instance:
         submission = Submission(request().task, "42", '[{"role": "user"}]')
         for _ in range(2):
-            execution = await instance.grade(submission, timeout_s=5.0)
+            execution = await instance.grade_submission(submission, timeout_s=5.0)
             assert execution is not None
             assert (execution.result, execution.error) == (1.0, None)
             assert execution.stdout == "42 [{'role': 'user'}]"
@@ -188,8 +190,10 @@ async def test_what_a_verifier_returned_is_known_beside_fleet_task_envs_reward(
     backend: FleetOpenEnvBackend,
 ) -> None:
     async with opened(backend, verifier_func="reported") as instance:
-        execution = await instance.grade(Submission(request().task, "42", None), timeout_s=5.0)
-    assert execution == Execution(result=0.0, report=Report(("a",), ("b",)), stdout="42")
+        execution = await instance.grade_submission(
+            Submission(request().task, "42", None), timeout_s=5.0
+        )
+    assert execution == Execution(result=0.0, report=CheckReport(("a",), ("b",)), stdout="42")
 
 
 async def test_a_reward_that_was_withheld_for_what_was_printed_is_judged_here(
@@ -197,7 +201,7 @@ async def test_a_reward_that_was_withheld_for_what_was_printed_is_judged_here(
 ) -> None:
     """By who may have printed it, which FleetTaskEnv does not ask."""
     async with opened(backend, verifier_func="printed") as instance:
-        execution = await instance.grade(
+        execution = await instance.grade_submission(
             Submission(request().task, "JUDGE ERROR: x", None), timeout_s=5.0
         )
     assert execution == Execution(result=0, stdout="JUDGE ERROR: x")
@@ -205,14 +209,18 @@ async def test_a_reward_that_was_withheld_for_what_was_printed_is_judged_here(
 
 async def test_a_transcript_that_is_none_gives_no_grade(backend: FleetOpenEnvBackend) -> None:
     async with opened(backend) as instance:
-        execution = await instance.grade(Submission(request().task, "42", "[}"), timeout_s=5.0)
+        execution = await instance.grade_submission(
+            Submission(request().task, "42", "[}"), timeout_s=5.0
+        )
         assert execution is not None and execution.result is None
         assert "transcript" in (execution.error or "")
 
 
 async def test_a_grade_that_is_not_known_is_no_result(backend: FleetOpenEnvBackend) -> None:
     async with opened(backend, verifier_func="unknown") as instance:
-        execution = await instance.grade(Submission(request().task, None, None), timeout_s=5.0)
+        execution = await instance.grade_submission(
+            Submission(request().task, None, None), timeout_s=5.0
+        )
         assert execution is not None
         assert (execution.result, execution.error) == (None, "Judge error")
         assert execution.stdout == "None None"
@@ -220,7 +228,7 @@ async def test_a_grade_that_is_not_known_is_no_result(backend: FleetOpenEnvBacke
 
 async def test_a_screen_is_shown_at_the_start(backend: FleetOpenEnvBackend) -> None:
     async with opened(backend, task_modality="browser_use") as instance:
-        (shown,) = await instance.observe(timeout_s=5.0)
+        (shown,) = await instance.get_first_observation(timeout_s=5.0)
         assert isinstance(shown, Media)
         assert (shown.data, shown.mime) == (b"\x89PNG", "image/png")
 
@@ -230,7 +238,7 @@ async def test_an_environment_that_does_not_exist_is_refused_for_good(
 ) -> None:
     others = psutil.Process().children()
     with pytest.raises(BackendError, match="'nowhere' not found") as caught:
-        await backend.provision(request(env_id="nowhere"), timeout_s=5.0)
+        await backend.provision_instance(request(env_id="nowhere"), timeout_s=5.0)
     assert caught.value.invalid
     assert psutil.Process().children() == others
     assert plane.running == {}
@@ -239,7 +247,7 @@ async def test_an_environment_that_does_not_exist_is_refused_for_good(
 async def test_what_is_never_ready_ends_at_the_deadline_and_is_deleted(
     backend: FleetOpenEnvBackend, plane: ControlPlane
 ) -> None:
-    instance = await backend.provision(request(prompt="never ready"), timeout_s=5.0)
+    instance = await backend.provision_instance(request(prompt="never ready"), timeout_s=5.0)
     with pytest.raises(BackendError, match="did not answer"):
         await instance.list_tools(timeout_s=0.2)
     await instance.close(timeout_s=5.0)
@@ -247,7 +255,7 @@ async def test_what_is_never_ready_ends_at_the_deadline_and_is_deleted(
 
 
 async def test_a_reset_that_fails_is_said_so(backend: FleetOpenEnvBackend) -> None:
-    instance = await backend.provision(request(prompt="no tools"), timeout_s=5.0)
+    instance = await backend.provision_instance(request(prompt="no tools"), timeout_s=5.0)
     with pytest.raises(BackendError, match="list_tools returned no tools"):
         await instance.list_tools(timeout_s=5.0)
     await instance.close(timeout_s=5.0)
@@ -256,9 +264,9 @@ async def test_a_reset_that_fails_is_said_so(backend: FleetOpenEnvBackend) -> No
 async def test_an_instance_is_found_by_its_tag_alone(
     backend: FleetOpenEnvBackend, plane: ControlPlane
 ) -> None:
-    instance = await backend.provision(request(), timeout_s=5.0)
+    instance = await backend.provision_instance(request(), timeout_s=5.0)
     os.kill(instance.pid, 9)
-    await backend.reclaim(Orphan("run.gw.1-1"), timeout_s=5.0)
+    await backend.reclaim_orphan(Orphan("run.gw.1-1"), timeout_s=5.0)
     assert plane.running == {}
     await instance.close(timeout_s=5.0)
 
@@ -268,9 +276,9 @@ def test_without_the_fork_the_error_says_where_to_get_it(
 ) -> None:
     monkeypatch.delenv("OPENENV_FORK_PATH", raising=False)
     with pytest.raises(ConfigError, match="OPENENV_FORK_PATH"):
-        build(FleetOpenEnvConfig(), max_calls=1)
+        build_fleet_openenv_backend(FleetOpenEnvConfig(), max_calls=1)
     with pytest.raises(ConfigError, match="holds neither"):
-        build(FleetOpenEnvConfig(path=str(tmp_path)), max_calls=1)
+        build_fleet_openenv_backend(FleetOpenEnvConfig(path=str(tmp_path)), max_calls=1)
 
 
 async def test_an_interpreter_without_the_forks_needs_is_said_so(
@@ -285,9 +293,9 @@ async def test_an_interpreter_without_the_forks_needs_is_said_so(
         (str(tmp_path / "python"), "ended"),
     ):
         config = FleetOpenEnvConfig(url=plane.url, path=str(tmp_path), python=python)
-        backend = build(config, max_calls=1)
+        backend = build_fleet_openenv_backend(config, max_calls=1)
         with pytest.raises(BackendError, match=message):
-            await backend.provision(request(), timeout_s=5.0)
+            await backend.provision_instance(request(), timeout_s=5.0)
         await backend.close()
 
 
@@ -307,15 +315,15 @@ async def test_an_interpreter_without_the_forks_needs_is_said_so(
     ],
 )
 def test_a_result_is_taken_apart_again(result: Any, parts: list[Text]) -> None:
-    assert list(parts_of(result)) == parts
+    assert list(parse_parts(result)) == parts
 
 
 @pytest.mark.parametrize("line", ["[" * 200 + "]" * 200, "[" + "0," * 2**12 + "0]", "{"])
 async def test_an_answer_that_is_too_much_ends_the_process(line: str) -> None:
-    limits = Limits(bytes=2**16, values=2**10)
-    worker = await WorkerProcess.start(("echo", line), {}, limits)
+    limits = TextLimits(bytes=2**16, values=2**10)
+    worker = await FleetTaskEnvProcess.start_process(("echo", line), {}, limits)
     with pytest.raises(BackendError, match="answer cannot be read") as caught:
-        await worker.read(timeout_s=10.0)
+        await worker.read_answer(timeout_s=10.0)
     assert (caught.value.kind, caught.value.lost) == ("protocol", True)
     with pytest.raises(BackendError, match="was ended"):
-        await worker.ask({}, timeout_s=1.0)
+        await worker.send_request({}, timeout_s=1.0)

@@ -6,11 +6,18 @@ from typing import Any
 
 import pytest
 
-from services.env_gateway.adapters.fleet.screen import first_picture
-from services.env_gateway.episodes.leases import State
-from services.env_gateway.episodes.session import Outcome, Session
+from services.env_gateway.adapters.fleet.screen import parse_first_screenshot
+from services.env_gateway.episodes.leases import EpisodeState
+from services.env_gateway.episodes.session import Session, ToolOutcome
 from services.env_gateway.episodes.task_format import parse_task
-from services.env_gateway.ports import BackendError, CallResult, Media, Orphan, Provision, Text
+from services.env_gateway.ports import (
+    BackendError,
+    CallResult,
+    Media,
+    Orphan,
+    ProvisionRequest,
+    Text,
+)
 from tests.env_gateway.backends.bench import TIMEOUT_S, Bench
 from tests.env_gateway.backends.fleet_harness import Emulator, fleet_bench
 from tests.env_gateway.support import open_spec, opened, states
@@ -58,7 +65,7 @@ async def test_the_policy_sees_the_screen_first_and_has_one_tool(
         assert isinstance(shown, Media) and shown.mime == "image/png"
         assert shown.width and shown.height
         answer = await bench.call(session, LOOK)
-        assert answer.outcome is Outcome.OK
+        assert answer.outcome is ToolOutcome.OK
         assert any(isinstance(part, Media) for part in answer.parts)
         assert (await bench.grade(session)).reward == 0.0
 
@@ -71,7 +78,7 @@ async def test_a_task_for_tools_has_no_screen_and_a_joint_one_has_both(
         joint = await open_screen(bench, "joint", 1)
         assert "computer" not in tools.tools and tools.first_observation == ()
         assert set(joint.tools) == {*tools.tools, "computer"}
-        assert (await bench.call(joint, LOOK)).outcome is Outcome.OK
+        assert (await bench.call(joint, LOOK)).outcome is ToolOutcome.OK
         await bench.solve(joint)
         assert (await bench.grade(joint)).reward == 1.0
 
@@ -90,7 +97,7 @@ async def test_a_screen_that_shows_nothing_fails_the_open_and_says_so(emulator: 
         await emulator.faults(pictures="null")
         spec = open_spec(task=task(bench, "computer_use"))
         session, entered = await states(bench.gateway, spec)
-        assert entered[-1] is State.FAILED
+        assert entered[-1] is EpisodeState.FAILED
         assert "the first screenshot is no picture" in (session.failure or "")
 
 
@@ -106,10 +113,10 @@ async def test_a_screen_that_shows_nothing_yet_is_asked_again(emulator: Emulator
 
 async def test_a_browser_that_has_drawn_nothing_is_not_shown() -> None:
     blank = CallResult((Media(b"p" * 100, "image/png", b"h", 100),))
-    assert await first_picture(blank, in_browser=False)
+    assert await parse_first_screenshot(blank, in_browser=False)
     for result, in_browser in ((blank, True), (CallResult((Text("busy"),)), False)):
         with pytest.raises(BackendError) as caught:
-            await first_picture(result, in_browser=in_browser)
+            await parse_first_screenshot(result, in_browser=in_browser)
         assert (caught.value.delivered, caught.value.invalid) == (False, False)
 
 
@@ -126,11 +133,11 @@ async def test_a_browser_of_a_gateway_that_was_killed_is_given_back_too(
     emulator: Emulator,
 ) -> None:
     async with fleet_bench(emulator) as bench:
-        request = Provision("run.gw.browser-1", parse_task(task(bench, "browser_use")), 60.0)
+        request = ProvisionRequest("run.gw.browser-1", parse_task(task(bench, "browser_use")), 60.0)
         instance = await bench.provision(request)
         orphan = Orphan(request.episode_id, instance.instance_id)
         for _ in range(2):
-            await bench.backend.reclaim(orphan, timeout_s=TIMEOUT_S)
+            await bench.backend.reclaim_orphan(orphan, timeout_s=TIMEOUT_S)
         lease = instance.instance_id.split("~")[1]
         assert (await leases(emulator, lease), await bench.running()) == (0, 0)
 
@@ -150,4 +157,4 @@ async def test_an_episode_whose_browser_is_gone_is_lost(emulator: Emulator) -> N
         session = await open_screen(bench, "browser_use")
         await emulator.ask("DELETE", f"/v1/browser/{lease_of(session)}")
         answer = await bench.call(session, LOOK)
-        assert answer.outcome is Outcome.SESSION_LOST and "no browser" in str(answer.parts)
+        assert answer.outcome is ToolOutcome.SESSION_LOST and "no browser" in str(answer.parts)

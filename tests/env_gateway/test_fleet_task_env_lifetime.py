@@ -74,7 +74,9 @@ def test_a_reset_begins_anew_on_another_instance(here: Here) -> None:
 
 
 def test_an_environment_that_cannot_be_had_is_said_so_and_can_be_tried_again(here: Here) -> None:
-    here.backend.fail("provision", BackendError("quota", "all taken", delivered=False, lost=True))
+    here.backend.fail_at(
+        "provision", BackendError("quota", "all taken", delivered=False, lost=True)
+    )
     with here.env() as env:
         with pytest.raises(GatewayError, match="all taken"):
             env.reset()

@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.env_gateway.clients.fleet_shapes import (
+    find_tool_error,
     normalize_schema,
-    openai_tool,
-    tool_error,
-    tool_result,
+    to_openai_tool,
+    to_tool_result,
 )
 from services.env_gateway.ports import Media, Part, Text
 
@@ -43,12 +43,12 @@ JSON = st.recursive(
     ],
 )
 def test_a_result_has_the_recorded_shape(parts: list[Part], result: Any) -> None:
-    assert tool_result(parts, is_error=False) == result
+    assert to_tool_result(parts, is_error=False) == result
 
 
 def test_an_error_is_its_first_text() -> None:
-    assert tool_result([Text("not found"), Text("x")], is_error=True) == {"error": "not found"}
-    assert tool_result([], is_error=True) == {"error": "Tool execution failed"}
+    assert to_tool_result([Text("not found"), Text("x")], is_error=True) == {"error": "not found"}
+    assert to_tool_result([], is_error=True) == {"error": "Tool execution failed"}
 
 
 @pytest.mark.parametrize(
@@ -69,12 +69,12 @@ def test_an_error_is_its_first_text() -> None:
 def test_errors_are_told_from_results_in_all_the_ways_tools_have(
     result: Any, message: str | None
 ) -> None:
-    assert tool_error(result) == message
+    assert find_tool_error(result) == message
 
 
 @given(st.lists(st.text().map(Text)), st.booleans())
 def test_any_texts_are_a_result(parts: list[Text], is_error: bool) -> None:
-    json.dumps(tool_result(parts, is_error=is_error))
+    json.dumps(to_tool_result(parts, is_error=is_error))
 
 
 def test_a_tool_is_in_openais_format() -> None:
@@ -91,7 +91,7 @@ def test_a_tool_is_in_openais_format() -> None:
         },
         "required": ["city"],
     }
-    assert openai_tool("search", "Searches.", json.dumps(schema)) == {
+    assert to_openai_tool("search", "Searches.", json.dumps(schema)) == {
         "type": "function",
         "function": {
             "name": "search",
@@ -112,7 +112,7 @@ def test_a_tool_is_in_openais_format() -> None:
 
 
 def test_a_tool_without_arguments_has_empty_properties() -> None:
-    parameters = openai_tool("now", "", '{"type": "object"}')["function"]["parameters"]
+    parameters = to_openai_tool("now", "", '{"type": "object"}')["function"]["parameters"]
     assert parameters == {"type": "object", "properties": {}, "required": []}
 
 

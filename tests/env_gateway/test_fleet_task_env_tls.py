@@ -14,9 +14,9 @@ from tests.env_gateway.threaded import TOKEN, served
 
 
 def test_an_episode_is_played_under_tls(tmp_path: Path) -> None:
-    certificates.store_run(tmp_path, run())
-    own = certificates.folder_of(tmp_path, RUN) / "rollout"
-    at = served(listen=f"{beyond_loopback()}:0", tls=run().tls("env_gateway"))
+    certificates.store_identity(tmp_path, run())
+    own = certificates.identity_folder(tmp_path, RUN) / "rollout"
+    at = served(listen=f"{beyond_loopback()}:0", tls=run().tls_for("env_gateway"))
     with at as gateway:
         env = Here(gateway).env(tls_dir=own)
         assert env.reset()["step"] == 0

@@ -9,29 +9,33 @@ from typing import Any
 import cloudpickle
 import pytest
 
-from services.env_gateway.adapters.fleet.verifier import arguments_of, bundle_of, execution_of
-from services.env_gateway.grading.verdict import Reason, judge
+from services.env_gateway.adapters.fleet.verifier import (
+    encode_arguments,
+    make_bundle,
+    parse_execution,
+)
+from services.env_gateway.grading.verdict import NoGradeReason, judge_execution
 
 SOURCE = "def verify(env, final_answer=None):\n    return 1\n"
 
 
 def test_equal_verifiers_make_equal_bundles_at_any_time() -> None:
-    first = bundle_of(SOURCE)
-    bundle_of.cache_clear()
+    first = make_bundle(SOURCE)
+    make_bundle.cache_clear()
     time.sleep(0.01)
-    assert bundle_of(SOURCE) == first
-    assert bundle_of(SOURCE + "\n").sha256 != first.sha256
+    assert make_bundle(SOURCE) == first
+    assert make_bundle(SOURCE + "\n").sha256 != first.sha256
 
 
 def test_a_bundle_holds_the_verifier_and_what_it_needs() -> None:
-    with zipfile.ZipFile(io.BytesIO(bundle_of(SOURCE).content)) as archive:
+    with zipfile.ZipFile(io.BytesIO(make_bundle(SOURCE).content)) as archive:
         assert archive.read("verifier.py").decode() == SOURCE
         assert archive.read("requirements.txt").decode() == "fleet-python"
 
 
 @pytest.mark.parametrize("keywords", [{}, {"final_answer": "42"}, {"conversation": None}])
 def test_arguments_are_the_bytes_that_the_sdk_sends(keywords: dict[str, str | None]) -> None:
-    content = base64.b64decode(arguments_of("i1", keywords))
+    content = base64.b64decode(encode_arguments("i1", keywords))
     expected: dict[str, Any] = {"args": (None, {"env": "i1"}), "kwargs": keywords}
     assert cloudpickle.loads(content) == expected
     assert content == cloudpickle.dumps(expected)
@@ -41,15 +45,15 @@ def test_arguments_are_the_bytes_that_the_sdk_sends(keywords: dict[str, str | No
     ("result", "reward"), [(1, 1.0), (0, 0.0), (0.25, 0.25), (True, 1.0), ({"score": 0.5}, 0.5)]
 )
 def test_a_result_is_a_grade(result: object, reward: float) -> None:
-    execution = execution_of({"success": True, "result": result, "stdout": "checked"})
-    grade = judge(execution, attempts=1)
+    execution = parse_execution({"success": True, "result": result, "stdout": "checked"})
+    grade = judge_execution(execution, attempts=1)
     assert (grade.reward, grade.reason, grade.stdout) == (reward, None, "checked")
 
 
 @pytest.mark.parametrize("result", [None, "yes", {"scores": 1}, [1]])
 def test_success_without_a_number_is_no_grade(result: object) -> None:
-    grade = judge(execution_of({"success": True, "result": result}), attempts=1)
-    assert (grade.reward, grade.reason) == (None, Reason.EXECUTION_FAILED)
+    grade = judge_execution(parse_execution({"success": True, "result": result}), attempts=1)
+    assert (grade.reward, grade.reason) == (None, NoGradeReason.EXECUTION_FAILED)
 
 
 @pytest.mark.parametrize(
@@ -64,18 +68,18 @@ def test_success_without_a_number_is_no_grade(result: object) -> None:
     ],
 )
 def test_a_failed_execution_is_no_grade_and_worth_another(answer: object) -> None:
-    execution = execution_of(answer)
+    execution = parse_execution(answer)
     assert execution.retryable
-    assert judge(execution, attempts=1).reason is Reason.EXECUTION_FAILED
+    assert judge_execution(execution, attempts=1).reason is NoGradeReason.EXECUTION_FAILED
 
 
 def test_a_verifier_that_took_too_long_at_fleet_has_timed_out() -> None:
     error = {"type": "TimeoutError", "message": "verifier timed out"}
-    grade = judge(execution_of({"success": False, "error": error}), attempts=1)
-    assert grade.reason is Reason.TIMEOUT
+    grade = judge_execution(parse_execution({"success": False, "error": error}), attempts=1)
+    assert grade.reason is NoGradeReason.TIMEOUT
 
 
 def test_a_judge_that_failed_has_given_no_grade() -> None:
     printed = "JUDGE ERROR: 529 overloaded"
-    execution = execution_of({"success": True, "result": 0, "stdout": printed})
-    assert judge(execution, attempts=1).reason is Reason.JUDGE_ERROR
+    execution = parse_execution({"success": True, "result": 0, "stdout": printed})
+    assert judge_execution(execution, attempts=1).reason is NoGradeReason.JUDGE_ERROR

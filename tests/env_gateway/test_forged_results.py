@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 
 from services.env_gateway.episodes.task_format import parse_task
 from services.env_gateway.grading.authorship import Authorship, authorship_of, folded
-from services.env_gateway.grading.policy_writings import Writings, readings
-from services.env_gateway.grading.verdict import Grade, Reason, judge
+from services.env_gateway.grading.policy_writings import PolicyWritings, decode_readings
+from services.env_gateway.grading.verdict import Grade, NoGradeReason, judge_execution
 from services.env_gateway.ports import Execution, Submission
 from tests.env_gateway.support import task_json
 
@@ -188,16 +188,18 @@ def attacks(draw: st.DrawFn) -> str:
 
 def wrote(answer: str | None, *calls: Mapping[str, Any], shown: Sequence[str] = ()) -> Authorship:
     """Of an episode with this answer and these calls of one tool."""
-    writings = Writings()
+    writings = PolicyWritings()
     for arguments in calls:
-        writings.called("add_note", arguments)
+        writings.add_call("add_note", arguments)
     for text in shown:
-        writings.showed(text)
+        writings.add_shown(text)
     return authorship_of(writings, Submission(TASK, answer, None))
 
 
 def graded(stdout: str, authorship: Authorship, result: float = 0) -> Grade:
-    return judge(Execution(result=result, stdout=stdout), attempts=1, authorship=authorship)
+    return judge_execution(
+        Execution(result=result, stdout=stdout), attempts=1, authorship=authorship
+    )
 
 
 def printed_by(show: str, results: str, text: str) -> str:
@@ -264,7 +266,7 @@ def test_a_judge_that_did_fail_leaves_no_grade_whatever_else_was_printed(
 ) -> None:
     stdout = f"{SHOWS[show](answer)}\n{JUDGE}\n"
     grade = graded(stdout, wrote(answer, {"title": answer}))
-    assert (grade.reward, grade.reason, grade.suspicion) == (None, Reason.JUDGE_ERROR, "")
+    assert (grade.reward, grade.reason, grade.suspicion) == (None, NoGradeReason.JUDGE_ERROR, "")
 
 
 WORD = st.sampled_from(["the", "mail", "drive", "app", "was", "sent", "to", "10", "error", "1"])
@@ -278,7 +280,7 @@ def test_results_count_beside_an_ordinary_answer(words: list[str], results: str)
 
 
 def test_a_judges_failure_voids_a_zero_alone() -> None:
-    assert graded(JUDGE, wrote("x")).reason is Reason.JUDGE_ERROR
+    assert graded(JUDGE, wrote("x")).reason is NoGradeReason.JUDGE_ERROR
     for result in (1, 0.25, -1.0):
         assert graded(JUDGE, wrote("x"), result).reward == result
 
@@ -309,12 +311,12 @@ def test_a_line_that_a_tool_showed_is_no_result() -> None:
 def test_the_conversation_counts_by_who_speaks(role: str, voided: bool) -> None:
     said = "fine" if voided else "I write JUDGE ERROR: x"
     conversation = json.dumps([{"role": role, "content": [{"type": "text", "text": said}]}])
-    authorship = authorship_of(Writings(), Submission(TASK, None, conversation))
-    assert graded(JUDGE, authorship).known is not voided
+    authorship = authorship_of(PolicyWritings(), Submission(TASK, None, conversation))
+    assert graded(JUDGE, authorship).is_known is not voided
 
 
 def test_a_conversation_that_is_no_json_is_the_policys() -> None:
-    authorship = authorship_of(Writings(), Submission(TASK, None, "JUDGE ERROR"))
+    authorship = authorship_of(PolicyWritings(), Submission(TASK, None, "JUDGE ERROR"))
     assert graded(JUDGE, authorship).reward == 0.0
 
 
@@ -326,7 +328,7 @@ def test_a_policy_that_wrote_more_than_is_kept_is_believed_nothing() -> None:
 
 def test_results_of_which_some_may_be_missing_earn_nothing() -> None:
     execution = Execution(result=0, stdout="App a: 1\nApp b: 0\n", cut=True)
-    grade = judge(execution, attempts=1)
+    grade = judge_execution(execution, attempts=1)
     assert (grade.reward, grade.partial_reward, grade.checks_passed) == (0.0, None, ("App a",))
 
 
@@ -361,15 +363,15 @@ def test_a_line_may_be_put_together_of_fields_of_which_one_is_a_number(
 def test_a_text_that_is_encoded_more_often_than_is_read_may_say_anything() -> None:
     inner = base64.b64encode(b"JU<b>DGE</b> &#69;RROR: x, and more \\n %41 =20 &amp;").decode()
     answer = f"\\n <b> %41 &amp;amp; =3D \x1b[1m {inner}"
-    assert not readings(answer)[1] and len(readings(answer)[0]) == 16
+    assert not decode_readings(answer)[1] and len(decode_readings(answer)[0]) == 16
     assert graded(JUDGE, wrote(answer)).reward == 0.0
     nothing_like_it = (
         answer.removesuffix(inner) + base64.b64encode(b"fine <b> &amp; %42 \\t").decode()
     )
-    assert not readings(nothing_like_it)[1]
+    assert not decode_readings(nothing_like_it)[1]
     assert graded(JUDGE, wrote(nothing_like_it)).reward == 0.0
     for ordinary in ("<b>50%</b> of\\n a=20 &amp; \x1b[1mall", "https://a.b/c%20d?e=1&f=2"):
-        assert graded(JUDGE, wrote(ordinary)).reason is Reason.JUDGE_ERROR
+        assert graded(JUDGE, wrote(ordinary)).reason is NoGradeReason.JUDGE_ERROR
 
 
 @pytest.mark.parametrize(

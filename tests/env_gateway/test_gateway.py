@@ -10,15 +10,20 @@ import pytest
 
 from services.env_gateway.adapters.fake import FakeBackend, FakeGrader
 from services.env_gateway.episodes.gateway import Gateway
-from services.env_gateway.episodes.leases import ANSWERS_KEPT, CallSeqError, EpisodeLostError, State
-from services.env_gateway.episodes.session import Outcome, Session
-from services.env_gateway.grading.verdict import Reason
+from services.env_gateway.episodes.leases import (
+    ANSWERS_KEPT,
+    CallSeqError,
+    EpisodeLostError,
+    EpisodeState,
+)
+from services.env_gateway.episodes.session import Session, ToolOutcome
+from services.env_gateway.grading.verdict import NoGradeReason
 from services.env_gateway.ports import BackendError, CallResult, Execution
 from tests.env_gateway.support import open_spec, opened, running, states, task_json, until
 
 
 async def call(gateway: Gateway, session: Session, seq: int, name: str = "add") -> Any:
-    return (await gateway.call(session, seq, name, "{}", 5.0))[0]
+    return (await gateway.call_tool(session, seq, name, "{}", 5.0))[0]
 
 
 async def until_empty(backend: FakeBackend) -> None:
@@ -34,25 +39,25 @@ async def test_an_episode_whose_worker_stops_renewing_is_closed() -> None:
     async with running(backend, lease_ttl_s=0.1) as gateway:
         kept, dropped = await opened(gateway), await opened(gateway, open_spec(1))
         for _ in range(10):
-            assert gateway.renew("rollout-0", [kept.episode.episode_id]) == []
+            assert gateway.renew_leases("rollout-0", [kept.episode.episode_id]) == []
             await asyncio.sleep(0.02)
         assert list(backend.running) == [f"instance-of-{kept.episode.episode_id}"]
         with pytest.raises(EpisodeLostError, match="not renewed"):
-            gateway.session(dropped.episode.episode_id)
+            gateway.get_session(dropped.episode.episode_id)
 
 
 async def test_an_episode_ends_with_its_budget_however_often_it_is_renewed() -> None:
     backend = FakeBackend()
     async with running(backend, lease_ttl_s=0.1) as gateway:
         session = await opened(gateway, open_spec(budget_s=0.15))
-        await until(lambda: gateway.renew("rollout-0", [session.episode.episode_id]) != [])
+        await until(lambda: gateway.renew_leases("rollout-0", [session.episode.episode_id]) != [])
         await until_empty(backend)
 
 
 async def test_a_worker_cannot_renew_what_another_holds() -> None:
     async with running(FakeBackend()) as gateway:
         session = await opened(gateway)
-        lost = gateway.renew("rollout-1", [session.episode.episode_id])
+        lost = gateway.renew_leases("rollout-1", [session.episode.episode_id])
         assert lost == [session.episode.episode_id]
 
 
@@ -63,11 +68,11 @@ async def test_a_repeated_open_joins_and_a_newer_try_replaces() -> None:
         assert await opened(gateway) is first
         second = await opened(gateway, open_spec(try_index=1))
         with pytest.raises(EpisodeLostError, match="replaced"):
-            gateway.session(first.episode.episode_id)
+            gateway.get_session(first.episode.episode_id)
         with pytest.raises(EpisodeLostError, match="replaced"):
-            gateway.open(open_spec())
+            gateway.open_episode(open_spec())
         with pytest.raises(EpisodeLostError, match="try 1"):
-            gateway.open(open_spec(request_id="late"))
+            gateway.open_episode(open_spec(request_id="late"))
         await until(lambda: len(backend.running) == 1)
         assert list(backend.running) == [f"instance-of-{second.episode.episode_id}"]
 
@@ -81,11 +86,11 @@ async def test_giving_up_while_the_instance_is_created_deletes_it_all_the_same()
         opening.cancel()
         await asyncio.wait({opening})
         assert len(gateway.book) == 0
-        await gateway.closer.wait(5.0)
+        await gateway.closer.wait_until_deleted(5.0)
         assert (gateway.opener.created, gateway.closer.closed) == (1, 1)
         assert backend.running == {}
         again = await opened(gateway)
-        assert again.episode.state is State.READY
+        assert again.episode.state is EpisodeState.READY
 
 
 async def test_a_repeat_that_arrives_while_the_call_runs_waits_for_the_same_answer() -> None:
@@ -94,7 +99,7 @@ async def test_a_repeat_that_arrives_while_the_call_runs_waits_for_the_same_answ
     async with running(backend) as gateway:
         session = await opened(gateway)
         answers = await asyncio.gather(
-            *(gateway.call(session, 0, "add", "{}", 5.0) for _ in range(5))
+            *(gateway.call_tool(session, 0, "add", "{}", 5.0) for _ in range(5))
         )
         assert [replayed for _, replayed in answers] == [False, True, True, True, True]
         assert backend.running[str(session.instance and session.instance.instance_id)].executed == {
@@ -111,8 +116,8 @@ async def test_a_call_goes_on_when_its_caller_leaves() -> None:
         await asyncio.sleep(0.005)
         caller.cancel()
         await asyncio.wait({caller})
-        answer, replayed = await gateway.call(session, 0, "add", "{}", 5.0)
-        assert (answer.outcome, replayed) == (Outcome.OK, True)
+        answer, replayed = await gateway.call_tool(session, 0, "add", "{}", 5.0)
+        assert (answer.outcome, replayed) == (ToolOutcome.OK, True)
 
 
 async def test_only_the_newest_answers_are_kept() -> None:
@@ -129,21 +134,26 @@ async def test_only_the_newest_answers_are_kept() -> None:
 @pytest.mark.parametrize(
     ("error", "name", "outcome", "executions"),
     [
-        (failure(delivered=False), "add", Outcome.OK, 2),
-        (failure(delivered=None), "look", Outcome.OK, 2),
-        (failure(delivered=None), "add", Outcome.OUTCOME_UNKNOWN, 1),
-        (failure("throttled", delivered=False, retry_after_s=0.02), "add", Outcome.OK, 2),
-        (failure("throttled", delivered=False, retry_after_s=60.0), "add", Outcome.NOT_EXECUTED, 1),
-        (failure(delivered=False, lost=True), "look", Outcome.SESSION_LOST, 1),
-        (failure(delivered=False, bad_arguments=True), "add", Outcome.BAD_ARGUMENTS, 1),
-        (failure("timeout", delivered=None), "add", Outcome.OUTCOME_UNKNOWN, 1),
+        (failure(delivered=False), "add", ToolOutcome.OK, 2),
+        (failure(delivered=None), "look", ToolOutcome.OK, 2),
+        (failure(delivered=None), "add", ToolOutcome.OUTCOME_UNKNOWN, 1),
+        (failure("throttled", delivered=False, retry_after_s=0.02), "add", ToolOutcome.OK, 2),
+        (
+            failure("throttled", delivered=False, retry_after_s=60.0),
+            "add",
+            ToolOutcome.NOT_EXECUTED,
+            1,
+        ),
+        (failure(delivered=False, lost=True), "look", ToolOutcome.SESSION_LOST, 1),
+        (failure(delivered=False, bad_arguments=True), "add", ToolOutcome.BAD_ARGUMENTS, 1),
+        (failure("timeout", delivered=None), "add", ToolOutcome.OUTCOME_UNKNOWN, 1),
     ],
 )
 async def test_a_failed_call_is_sent_again_only_where_that_is_safe(
-    error: BackendError, name: str, outcome: Outcome, executions: int
+    error: BackendError, name: str, outcome: ToolOutcome, executions: int
 ) -> None:
     backend = FakeBackend()
-    backend.fail("call", error)
+    backend.fail_at("call", error)
     async with running(backend) as gateway:
         session = await opened(gateway)
         answer = await call(gateway, session, 0, name)
@@ -157,20 +167,20 @@ async def test_a_call_that_hangs_ends_with_its_deadline() -> None:
         session = await opened(gateway)
         loop = asyncio.get_running_loop()
         started = loop.time()
-        read = (await gateway.call(session, 0, "look", "{}", 0.1))[0]
-        wrote = (await gateway.call(session, 1, "add", "{}", 0.1))[0]
-        assert (read.outcome, wrote.outcome) == (Outcome.DEADLINE, Outcome.OUTCOME_UNKNOWN)
+        read = (await gateway.call_tool(session, 0, "look", "{}", 0.1))[0]
+        wrote = (await gateway.call_tool(session, 1, "add", "{}", 0.1))[0]
+        assert (read.outcome, wrote.outcome) == (ToolOutcome.DEADLINE, ToolOutcome.OUTCOME_UNKNOWN)
         assert loop.time() - started < 1.0
 
 
 async def test_a_call_of_unknown_outcome_taints_the_grade() -> None:
     backend = FakeBackend()
-    backend.fail("call", failure(delivered=None))
+    backend.fail_at("call", failure(delivered=None))
     async with running(backend) as gateway:
         session = await opened(gateway)
         await call(gateway, session, 0)
-        grade = await gateway.grade(session, None, None, 5.0)
-        assert (grade.reward, grade.reason) == (None, Reason.TAINTED)
+        grade = await gateway.grade_episode(session, None, None, 5.0)
+        assert (grade.reward, grade.reason) == (None, NoGradeReason.TAINTED)
 
 
 @pytest.mark.parametrize("arguments", ["[]", "{", "NaN", '{"a": 1, "a": 2}', "[" * 10_000])
@@ -178,10 +188,10 @@ async def test_arguments_that_are_no_object_never_reach_the_environment(argument
     backend = FakeBackend()
     async with running(backend) as gateway:
         session = await opened(gateway)
-        answer, _ = await gateway.call(session, 0, "add", arguments, 5.0)
-        assert answer.outcome is Outcome.BAD_ARGUMENTS
-        answer, _ = await gateway.call(session, 1, "../../add", "{}", 5.0)
-        assert answer.outcome is Outcome.BAD_TOOL
+        answer, _ = await gateway.call_tool(session, 0, "add", arguments, 5.0)
+        assert answer.outcome is ToolOutcome.BAD_ARGUMENTS
+        answer, _ = await gateway.call_tool(session, 1, "../../add", "{}", 5.0)
+        assert answer.outcome is ToolOutcome.BAD_TOOL
         assert backend.steps["call"] == 0
 
 
@@ -207,8 +217,8 @@ async def test_one_episode_makes_one_call_at_a_time() -> None:
 
 async def test_creation_and_warm_up_are_tried_again() -> None:
     backend = FakeBackend()
-    backend.fail("provision", failure(delivered=None), failure("throttled", delivered=False))
-    backend.fail("list_tools", failure(delivered=False))
+    backend.fail_at("provision", failure(delivered=None), failure("throttled", delivered=False))
+    backend.fail_at("list_tools", failure(delivered=False))
     async with running(backend) as gateway:
         await opened(gateway)
         assert len(backend.running) == 1
@@ -216,12 +226,12 @@ async def test_creation_and_warm_up_are_tried_again() -> None:
 
 async def test_an_environment_that_refuses_fails_the_open_and_frees_its_place() -> None:
     backend = FakeBackend()
-    backend.fail("provision", failure(delivered=False, invalid=True))
+    backend.fail_at("provision", failure(delivered=False, invalid=True))
     async with running(backend, limits={"max_episodes": 1}) as gateway:
         _, entered = await states(gateway, open_spec())
-        assert entered[-1] is State.FAILED
-        await gateway.closer.wait(5.0)
-        assert gateway.admission.held == 0
+        assert entered[-1] is EpisodeState.FAILED
+        await gateway.closer.wait_until_deleted(5.0)
+        assert gateway.admission.held_places == 0
         await opened(gateway, open_spec(1))
 
 
@@ -230,13 +240,13 @@ async def test_closing_is_tried_until_the_instance_is_gone(
 ) -> None:
     monkeypatch.setattr("services.env_gateway.episodes.instance_deletion._BASE_S", 0.001)
     backend = FakeBackend()
-    backend.fail("close", *(failure(delivered=None) for _ in range(4)))
+    backend.fail_at("close", *(failure(delivered=None) for _ in range(4)))
     async with running(backend) as gateway:
         session = await opened(gateway)
         gateway.close(session.episode.episode_id)
-        assert gateway.admission.held == 1
-        await gateway.closer.wait(5.0)
-        assert (backend.running, gateway.admission.held) == ({}, 0)
+        assert gateway.admission.held_places == 1
+        await gateway.closer.wait_until_deleted(5.0)
+        assert (backend.running, gateway.admission.held_places) == ({}, 0)
 
 
 async def test_what_cannot_be_closed_is_closed_by_the_next_start(tmp_path: Path) -> None:
@@ -244,12 +254,12 @@ async def test_what_cannot_be_closed_is_closed_by_the_next_start(tmp_path: Path)
     journal = tmp_path / "gateway.sqlite"
     async with running(backend, journal=journal, incarnation="one", close_timeout_s=0.05) as first:
         await opened(first)
-        backend.fail("close", *(failure(delivered=None) for _ in range(9)))
+        backend.fail_at("close", *(failure(delivered=None) for _ in range(9)))
     assert len(backend.running) == 1
     backend.failures.clear()
     async with running(backend, journal=journal, incarnation="two") as second:
         await until_empty(backend)
-        await second.closer.wait(5.0)
+        await second.closer.wait_until_deleted(5.0)
         assert second.closer.reclaimed == 1
     async with running(backend, journal=journal, incarnation="three") as third:
         await asyncio.sleep(0.01)
@@ -259,22 +269,22 @@ async def test_what_cannot_be_closed_is_closed_by_the_next_start(tmp_path: Path)
 @pytest.mark.parametrize(
     ("execution", "reason"),
     [
-        (Execution(result=None), Reason.EXECUTION_FAILED),
-        (Execution(result=float("nan")), Reason.EXECUTION_FAILED),
-        (Execution(result=10**400), Reason.EXECUTION_FAILED),
-        (Execution(result="1"), Reason.EXECUTION_FAILED),
-        (Execution(error="KeyError"), Reason.EXECUTION_FAILED),
-        (Execution(error="late", timed_out=True), Reason.TIMEOUT),
-        (Execution(error="gone", instance_lost=True), Reason.INSTANCE_LOST),
+        (Execution(result=None), NoGradeReason.EXECUTION_FAILED),
+        (Execution(result=float("nan")), NoGradeReason.EXECUTION_FAILED),
+        (Execution(result=10**400), NoGradeReason.EXECUTION_FAILED),
+        (Execution(result="1"), NoGradeReason.EXECUTION_FAILED),
+        (Execution(error="KeyError"), NoGradeReason.EXECUTION_FAILED),
+        (Execution(error="late", timed_out=True), NoGradeReason.TIMEOUT),
+        (Execution(error="gone", instance_lost=True), NoGradeReason.INSTANCE_LOST),
     ],
 )
 async def test_a_verifier_that_gave_no_number_is_no_grade(
-    execution: Execution, reason: Reason
+    execution: Execution, reason: NoGradeReason
 ) -> None:
     grader = FakeGrader()
     grader.executions.append(execution)
     async with running(FakeBackend(), grader) as gateway:
-        grade = await gateway.grade(await opened(gateway), None, None, 5.0)
+        grade = await gateway.grade_episode(await opened(gateway), None, None, 5.0)
         assert (grade.reward, grade.reason) == (None, reason)
 
 
@@ -282,7 +292,7 @@ async def test_a_judge_that_failed_is_asked_again() -> None:
     grader = FakeGrader()
     grader.executions.append(Execution(result=0, stdout="JUDGE ERROR: overloaded\n"))
     async with running(FakeBackend(), grader) as gateway:
-        grade = await gateway.grade(await opened(gateway), None, None, 5.0)
+        grade = await gateway.grade_episode(await opened(gateway), None, None, 5.0)
         assert (grade.reward, grade.attempts) == (1.0, 2)
 
 
@@ -292,23 +302,23 @@ async def test_a_judge_that_always_fails_is_no_grade() -> None:
     grader.executions.extend([broken] * 2)
     verifiers = {"attempts": 2, "unsafe_local_verifiers": True}
     async with running(FakeBackend(), grader, verifiers=verifiers) as gateway:
-        grade = await gateway.grade(await opened(gateway), None, None, 5.0)
-        assert (grade.reason, grade.detail) == (Reason.JUDGE_ERROR, "overloaded")
+        grade = await gateway.grade_episode(await opened(gateway), None, None, 5.0)
+        assert (grade.reason, grade.detail) == (NoGradeReason.JUDGE_ERROR, "overloaded")
 
 
 async def test_a_grade_that_takes_too_long_is_no_grade() -> None:
     grader = FakeGrader()
     grader.delay_s = 60.0
     async with running(FakeBackend(), grader) as gateway:
-        grade = await gateway.grade(await opened(gateway), None, None, 0.05)
-        assert grade.reason is Reason.TIMEOUT
+        grade = await gateway.grade_episode(await opened(gateway), None, None, 0.05)
+        assert grade.reason is NoGradeReason.TIMEOUT
 
 
 async def test_a_task_without_a_verifier_has_no_grade() -> None:
     async with running(FakeBackend()) as gateway:
         session = await opened(gateway, open_spec(task=task_json(verifier_func=None)))
-        grade = await gateway.grade(session, None, None, 5.0)
-        assert grade.reason is Reason.NO_VERIFIER
+        grade = await gateway.grade_episode(session, None, None, 5.0)
+        assert grade.reason is NoGradeReason.NO_VERIFIER
 
 
 async def test_the_verifier_is_told_only_what_it_asks_for() -> None:
@@ -316,7 +326,7 @@ async def test_the_verifier_is_told_only_what_it_asks_for() -> None:
     source = "def anything(env, conversation=None):\n    return 1\n"
     async with running(FakeBackend(), grader) as gateway:
         session = await opened(gateway, open_spec(task=task_json(verifier_func=source)))
-        await gateway.grade(session, "42", "[]", 5.0)
+        await gateway.grade_episode(session, "42", "[]", 5.0)
     assert grader.seen[0].arguments == {"conversation": "[]"}
     assert grader.seen[0].function == "anything"
 
@@ -331,7 +341,7 @@ async def test_a_drain_waits_for_open_episodes_and_then_closes_them() -> None:
         await draining
         assert backend.running == {}
         with pytest.raises(EpisodeLostError, match="drain"):
-            gateway.session(second.episode.episode_id)
+            gateway.get_session(second.episode.episode_id)
 
 
 @pytest.mark.parametrize("seed", range(15))
@@ -347,17 +357,17 @@ async def test_whatever_workers_do_nothing_leaks_and_no_call_runs_twice(seed: in
         return None
 
     backend.hook = hook
-    backend.fail("provision", *(failure(delivered=None) for _ in range(rng.randrange(3))))
-    backend.fail("list_tools", *(failure(delivered=False) for _ in range(rng.randrange(3))))
+    backend.fail_at("provision", *(failure(delivered=None) for _ in range(rng.randrange(3))))
+    backend.fail_at("list_tools", *(failure(delivered=False) for _ in range(rng.randrange(3))))
 
     async def episode(gateway: Gateway, attempt: int) -> None:
         session = await opened(gateway, open_spec(attempt, opening=4, group_id=f"g{attempt // 4}"))
         for seq in range(rng.randrange(4)):
             arguments = f'{{"attempt": {attempt}, "seq": {seq}}}'
             repeats = rng.randrange(1, 3)
-            calls = [gateway.call(session, seq, "add", arguments, 5.0) for _ in range(repeats)]
+            calls = [gateway.call_tool(session, seq, "add", arguments, 5.0) for _ in range(repeats)]
             await asyncio.gather(*calls)
-        await gateway.grade(session, None, None, 5.0)
+        await gateway.grade_episode(session, None, None, 5.0)
         if rng.random() < 0.7:
             gateway.close(session.episode.episode_id)
 

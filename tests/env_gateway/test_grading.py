@@ -10,7 +10,12 @@ from pydantic import ValidationError
 from services.env_gateway.adapters.fake import FakeBackend, FakeGrader
 from services.env_gateway.config.gateway import VerifiersConfig
 from services.env_gateway.episodes.gateway import Gateway
-from services.env_gateway.grading.verdict import Grade, Reason, judge, partial_reward
+from services.env_gateway.grading.verdict import (
+    Grade,
+    NoGradeReason,
+    compute_partial_reward,
+    judge_execution,
+)
 from services.env_gateway.ports import BackendError, Execution
 from services.env_gateway.verify.pool import VerifierPool
 from services.env_gateway.verify.source_shape import VerifierError, find_verifier
@@ -70,8 +75,8 @@ async def graded(source: str, adds: int, answer: str | None = None, **verifiers:
 async def attempt(gateway: Gateway, source: str, adds: int, answer: str | None = None) -> Grade:
     session = await opened(gateway, open_spec(adds, task=task_json(verifier_func=source)))
     if adds:
-        await gateway.call(session, 0, "add", f'{{"by": {adds}}}', 5.0)
-    return await gateway.grade(session, answer, None, 30.0)
+        await gateway.call_tool(session, 0, "add", f'{{"by": {adds}}}', 5.0)
+    return await gateway.grade_episode(session, answer, None, 30.0)
 
 
 @pytest.mark.parametrize(
@@ -156,25 +161,25 @@ def test_a_partial_reward_that_is_off_cannot_be_the_reward() -> None:
 @pytest.mark.parametrize(
     ("execution", "reason"),
     [
-        (Execution(error="boom"), Reason.EXECUTION_FAILED),
-        (Execution(result=None), Reason.EXECUTION_FAILED),
-        (Execution(result="1"), Reason.EXECUTION_FAILED),
-        (Execution(result=float("nan")), Reason.EXECUTION_FAILED),
-        (Execution(result=10**400), Reason.EXECUTION_FAILED),
-        (Execution(result=0, stdout="x\nJUDGE ERROR: down"), Reason.JUDGE_ERROR),
+        (Execution(error="boom"), NoGradeReason.EXECUTION_FAILED),
+        (Execution(result=None), NoGradeReason.EXECUTION_FAILED),
+        (Execution(result="1"), NoGradeReason.EXECUTION_FAILED),
+        (Execution(result=float("nan")), NoGradeReason.EXECUTION_FAILED),
+        (Execution(result=10**400), NoGradeReason.EXECUTION_FAILED),
+        (Execution(result=0, stdout="x\nJUDGE ERROR: down"), NoGradeReason.JUDGE_ERROR),
         (Execution(result=1, stdout="JUDGE ERROR: down"), None),
         (Execution(result=0, stdout="no JUDGE ERROR: here"), None),
-        (Execution(error="late", timed_out=True), Reason.TIMEOUT),
-        (Execution(error="gone", instance_lost=True), Reason.INSTANCE_LOST),
+        (Execution(error="late", timed_out=True), NoGradeReason.TIMEOUT),
+        (Execution(error="gone", instance_lost=True), NoGradeReason.INSTANCE_LOST),
         (Execution(result=True), None),
         (Execution(result=0), None),
         (Execution(result=0.25), None),
     ],
 )
-def test_what_is_not_known_is_no_grade(execution: Execution, reason: Reason | None) -> None:
-    grade = judge(execution, attempts=1)
+def test_what_is_not_known_is_no_grade(execution: Execution, reason: NoGradeReason | None) -> None:
+    grade = judge_execution(execution, attempts=1)
     assert grade.reason is reason
-    assert grade.known == (reason is None)
+    assert grade.is_known == (reason is None)
 
 
 async def test_each_way_to_have_no_grade_is_told_apart() -> None:
@@ -187,12 +192,12 @@ async def test_each_way_to_have_no_grade_is_told_apart() -> None:
         without = await opened(gateway, open_spec(2, task=task_json(verifier_func=None)))
         broken = await opened(gateway, open_spec(3, task=task_json(verifier_func="def verify(:")))
         sessions = (lost, tainted, without, broken)
-        grades = [await gateway.grade(session, None, None, 5.0) for session in sessions]
+        grades = [await gateway.grade_episode(session, None, None, 5.0) for session in sessions]
     assert [grade.reason for grade in grades] == [
-        Reason.INSTANCE_LOST,
-        Reason.TAINTED,
-        Reason.NO_VERIFIER,
-        Reason.EXECUTION_FAILED,
+        NoGradeReason.INSTANCE_LOST,
+        NoGradeReason.TAINTED,
+        NoGradeReason.NO_VERIFIER,
+        NoGradeReason.EXECUTION_FAILED,
     ]
 
 
@@ -200,9 +205,9 @@ async def test_a_backend_that_loses_the_instance_while_grading_is_told_apart() -
     backend = FakeBackend()
     async with running(backend) as gateway:
         session = await opened(gateway)
-        backend.fail("grade", BackendError("gone", "404", delivered=True, lost=True))
-        grade = await gateway.grade(session, None, None, 5.0)
-    assert grade.reason is Reason.INSTANCE_LOST
+        backend.fail_at("grade", BackendError("gone", "404", delivered=True, lost=True))
+        grade = await gateway.grade_episode(session, None, None, 5.0)
+    assert grade.reason is NoGradeReason.INSTANCE_LOST
 
 
 @pytest.mark.parametrize(
@@ -267,7 +272,7 @@ def test_checks_are_read_from_what_was_printed(
 def test_a_share_is_between_none_and_all(
     passed: set[str], failed: set[str], free: set[str]
 ) -> None:
-    share = partial_reward(passed, failed, free=free)
+    share = compute_partial_reward(passed, failed, free=free)
     assert (share is None) == (not (passed | failed) - free)
     assert share is None or 0 <= share <= 1
 

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from services.env_gateway.adapters.build import build
+from services.env_gateway.adapters.build import build_backend
 from services.env_gateway.config.gateway import EnvGatewayConfig
 from services.env_gateway.episodes.gateway import Gateway
-from services.env_gateway.episodes.session import Outcome
+from services.env_gateway.episodes.session import ToolOutcome
 from tests.env_gateway.backends.embedded_harness import Harness as Embedded
 from tests.env_gateway.backends.fleet_harness import Harness as Fleet
 from tests.env_gateway.backends.harness import BackendHarness
@@ -39,10 +39,10 @@ async def run_episodes(gateway: Gateway, harness: BackendHarness, numbers: range
             text = json.dumps(harness.task(number % 5))
             session = await opened(gateway, open_spec(number, task=text, group_id=f"g{number}"))
             name, arguments = harness.read_call
-            answer, _ = await gateway.call(session, 0, name, json.dumps(arguments), 20.0)
-            assert answer.outcome in (Outcome.OK, Outcome.TOOL_ERROR), answer
+            answer, _ = await gateway.call_tool(session, 0, name, json.dumps(arguments), 20.0)
+            assert answer.outcome in (ToolOutcome.OK, ToolOutcome.TOOL_ERROR), answer
             if number % 10 == 0:
-                assert (await gateway.grade(session, "", None, 20.0)).reward == 0.0
+                assert (await gateway.grade_episode(session, "", None, 20.0)).reward == 0.0
             gateway.close(session.episode.episode_id)
 
     await asyncio.gather(*(episode(number) for number in numbers))
@@ -68,7 +68,7 @@ def rss_bytes() -> int:
 async def grown(harness: BackendHarness, first: int, episodes: int) -> tuple[dict[str, int], int]:
     """Objects and bytes that there are more of after many episodes than after some."""
     config = EnvGatewayConfig.model_validate({"open_timeout_s": 60.0, **harness.settings()})
-    backend = build(config.backend, config.backends, max_calls=64)
+    backend = build_backend(config.backend, config.backends, max_calls=64)
     try:
         async with grading_gateway({config.backend: backend}, config) as gateway:
             await run_episodes(gateway, harness, range(first))
@@ -76,7 +76,7 @@ async def grown(harness: BackendHarness, first: int, episodes: int) -> tuple[dic
             await run_episodes(gateway, harness, range(first, first + episodes))
             after = kept()
             more = {name: n - before.get(name, 0) for name, n in after.items()}
-            assert (len(gateway.book), gateway.admission.held) == (0, 0)
+            assert (len(gateway.book), gateway.admission.held_places) == (0, 0)
             return {n: c for n, c in more.items() if c > 5}, rss_bytes() - bytes_before
     finally:
         await backend.close()

@@ -12,9 +12,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from services.env_gateway.adapters.fake import FakeBackend
 from services.env_gateway.adapters.fleet.heartbeats import Heartbeats
-from services.env_gateway.adapters.fleet.schedule import BeatSchedule
-from services.env_gateway.api.alarms import LateHeartbeats, Lateness
-from services.env_gateway.api.status import keep_alarms
+from services.env_gateway.adapters.fleet.schedule import HeartbeatSchedule
+from services.env_gateway.api.alarms import HeartbeatAlarms, HeartbeatLateness
+from services.env_gateway.api.status import update_alarms_forever
 from services.env_gateway.ports import BackendError
 from tests.env_gateway.support import running
 from tests.env_gateway.virtual_time import in_virtual_time
@@ -62,7 +62,7 @@ class Kept:
     plane: Plane
     name: str
 
-    async def beat(self, timeout_s: float) -> None:
+    async def send_heartbeat(self, timeout_s: float) -> None:
         plane = self.plane
         try:
             async with asyncio.timeout(timeout_s):
@@ -77,7 +77,7 @@ class Kept:
         if refused:
             raise plane.error
 
-    def unheard(self, why: str) -> None:
+    def mark_ended(self, why: str) -> None:
         self.plane.unheard[self.name] = now()
 
 
@@ -85,7 +85,7 @@ async def keep(plane: Plane, instances: int, seconds: float) -> None:
     """All are created within ten seconds."""
     heartbeats = Heartbeats(ttl_s=TTL_S)
     for number in range(instances):
-        heartbeats.watch(f"i{number}", plane.start(f"i{number}"))
+        heartbeats.watch_instance(f"i{number}", plane.start(f"i{number}"))
         await asyncio.sleep(10.0 / instances)
     await asyncio.sleep(seconds)
     await heartbeats.close()
@@ -104,7 +104,7 @@ class Simulation:
 
     def run(self, seconds: float) -> tuple[set[str], set[str]]:
         rng = random.Random(0)
-        schedule = BeatSchedule(ttl_s=TTL_S, rng=rng)
+        schedule = HeartbeatSchedule(ttl_s=TTL_S, rng=rng)
         heard = {f"i{number}": 10.0 * number / self.instances for number in range(self.instances)}
         ended, lost = set[str](), set[str]()
         events = [(at, "create", name) for name, at in heard.items()]
@@ -112,16 +112,16 @@ class Simulation:
             while events and events[0][0] <= at:
                 _, what, name = heapq.heappop(events)
                 if what == "create":
-                    schedule.watch(name, at)
+                    schedule.watch_instance(name, at)
                 elif what == "hear":
                     ended |= {name} if at - heard[name] > TTL_S else set()
                     heard[name] = at
                 elif what == "answer":
-                    schedule.confirmed(name, at)
+                    schedule.confirm_beat(name, at)
                 else:
-                    schedule.failed(name, at, self.retry_after_s)
-            lost.update(schedule.lost(at))
-            for name in schedule.begin(at):
+                    schedule.record_failure(name, at, self.retry_after_s)
+            lost.update(schedule.pop_lost(at))
+            for name in schedule.begin_due_beats(at):
                 took_s = self.latency_s * rng.uniform(0.8, 1.2)
                 refused = rng.random() < self.refused
                 answered_at = at + min(took_s, schedule.timeout_s)
@@ -133,8 +133,8 @@ class Simulation:
         return ended | {name for name, at in heard.items() if seconds - at > TTL_S}, lost
 
 
-def _or(schedule: BeatSchedule, otherwise: float) -> float:
-    at = schedule.next_at()
+def _or(schedule: HeartbeatSchedule, otherwise: float) -> float:
+    at = schedule.next_event_at()
     return otherwise if at is None else at
 
 
@@ -184,18 +184,18 @@ def test_an_instance_of_which_nothing_is_confirmed_in_its_time_is_told_so() -> N
         heartbeats = Heartbeats(ttl_s=TTL_S)
         started = now()
         for name in ("one", "two"):
-            heartbeats.watch(name, plane.start(name))
+            heartbeats.watch_instance(name, plane.start(name))
         await asyncio.sleep(TTL_S * 0.7)
-        assert (heartbeats.late, plane.unheard) == (2, {})
+        assert (heartbeats.late_count, plane.unheard) == (2, {})
         plane.refused = 0.0
         await asyncio.sleep(TTL_S / 3)
-        assert (heartbeats.late, plane.unheard) == (0, {})
+        assert (heartbeats.late_count, plane.unheard) == (0, {})
         plane.refused, heard_at = 1.0, dict(plane.heard_at)
         await asyncio.sleep(TTL_S * 2)
         for name, at in plane.unheard.items():
             assert heard_at[name] + TTL_S <= at <= heard_at[name] + TTL_S + 0.2
         assert plane.unheard.keys() == plane.all_ended() == {"one", "two"}
-        assert heartbeats.late == 0
+        assert heartbeats.late_count == 0
         assert now() > started
         await heartbeats.close()
 
@@ -208,8 +208,8 @@ def test_beats_that_hang_do_not_hold_up_those_of_others() -> None:
     async def five_minutes() -> None:
         heartbeats = Heartbeats(ttl_s=TTL_S)
         for number in range(20):
-            heartbeats.watch(f"silent{number}", silent.start(f"silent{number}"))
-            heartbeats.watch(f"well{number}", plane.start(f"well{number}"))
+            heartbeats.watch_instance(f"silent{number}", silent.start(f"silent{number}"))
+            heartbeats.watch_instance(f"well{number}", plane.start(f"well{number}"))
         await asyncio.sleep(300.0)
         assert plane.all_ended() == set()
         assert len(silent.unheard) == 20
@@ -222,15 +222,15 @@ async def test_heartbeats_go_on_after_a_fault_of_ours() -> None:
     class Broken:
         beats = 0
 
-        async def beat(self, timeout_s: float) -> None:
+        async def send_heartbeat(self, timeout_s: float) -> None:
             self.beats += 1
             raise RuntimeError("a fault")
 
-        def unheard(self, why: str) -> None: ...
+        def mark_ended(self, why: str) -> None: ...
 
     broken = Broken()
     heartbeats = Heartbeats(ttl_s=6.0)
-    heartbeats.watch("broken", broken)
+    heartbeats.watch_instance("broken", broken)
     async with asyncio.timeout(10.0):
         while broken.beats < 3:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
@@ -246,7 +246,7 @@ class ScheduleMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.now = 0.0
-        self.schedule = BeatSchedule(ttl_s=TTL_S, rng=random.Random(0))
+        self.schedule = HeartbeatSchedule(ttl_s=TTL_S, rng=random.Random(0))
         # By instance: when the last confirmed beat was sent, and when its answer came.
         self.heard: dict[str, tuple[float, float]] = {}
         self.due_at: dict[str, float] = {}
@@ -254,10 +254,10 @@ class ScheduleMachine(RuleBasedStateMachine):
         self.count = 0
 
     def act(self) -> None:
-        for name in self.schedule.lost(self.now):
+        for name in self.schedule.pop_lost(self.now):
             assert self.now >= self.heard[name][1] + TTL_S
             self.drop(name)
-        begun = self.schedule.begin(self.now)
+        begun = self.schedule.begin_due_beats(self.now)
         order = [self.heard[name][0] for name in begun]
         assert order == sorted(order), "earliest deadline first"
         for name in begun:
@@ -275,14 +275,14 @@ class ScheduleMachine(RuleBasedStateMachine):
             name = f"i{self.count}"
             self.heard[name] = (self.now, self.now)
             self.due_at[name] = self.now + TTL_S / 3
-            self.schedule.watch(name, self.now)
+            self.schedule.watch_instance(name, self.now)
         self.act()
 
     @precondition(lambda self: self.heard)
     @rule(data=st.data())
     def forget(self, data: st.DataObject) -> None:
         name = data.draw(st.sampled_from(sorted(self.heard)))
-        self.schedule.forget(name)
+        self.schedule.forget_instance(name)
         self.drop(name)
         self.act()
 
@@ -292,11 +292,11 @@ class ScheduleMachine(RuleBasedStateMachine):
         name = data.draw(st.sampled_from(sorted(self.in_flight)))
         sent_at = self.in_flight.pop(name)
         if well:
-            self.schedule.confirmed(name, self.now)
+            self.schedule.confirm_beat(name, self.now)
             self.heard[name] = (sent_at, self.now)
             self.due_at[name] = sent_at + TTL_S / 3
         else:
-            self.schedule.failed(name, self.now, after)
+            self.schedule.record_failure(name, self.now, after)
             self.due_at[name] = self.now
         self.act()
 
@@ -310,7 +310,7 @@ class ScheduleMachine(RuleBasedStateMachine):
         assert len(self.schedule) == len(self.heard)
         assert self.schedule.in_flight == len(self.in_flight) <= 1024
         # Nobody is forgotten: there is a time to look again, or something is under way.
-        assert not self.heard or self.schedule.next_at() is not None
+        assert not self.heard or self.schedule.next_event_at() is not None
 
     @invariant()
     def work_is_conserved(self) -> None:
@@ -325,14 +325,14 @@ TestSchedule = ScheduleMachine.TestCase
 TestSchedule.settings = settings(max_examples=30, stateful_step_count=30, deadline=None)
 
 
-def looked(alarms: LateHeartbeats, late: int, now: float) -> list[str]:
+def looked(alarms: HeartbeatAlarms, late: int, now: float) -> list[str]:
     """The causes of what is raised."""
-    alarms.look({"fleet": Lateness(late, 9, "timeout: no answer\nin 20 s")}, now)
+    alarms.update_alarms({"fleet": HeartbeatLateness(late, 9, "timeout: no answer\nin 20 s")}, now)
     return [alarm.cause for alarm in alarms.raised]
 
 
 def test_late_beats_raise_one_alarm_which_ends_once_none_was_late_for_a_while() -> None:
-    alarms = LateHeartbeats()
+    alarms = HeartbeatAlarms()
     assert looked(alarms, 0, 0.0) == []
     (cause,) = looked(alarms, 3, 1.0)
     assert cause.startswith("3 of 9 instances") and cause.endswith(": timeout: no answer in 20 s")
@@ -345,14 +345,14 @@ def test_late_beats_raise_one_alarm_which_ends_once_none_was_late_for_a_while() 
 
 async def test_a_gateway_tells_of_late_beats_at_once() -> None:
     class Beating(FakeBackend):
-        late, beating, last_failure = 0, 4, "throttled: 429"
+        late_count, beating_count, last_failure = 0, 4, "throttled: 429"
 
-    backend, alarms, changed = Beating(), LateHeartbeats(), asyncio.Event()
+    backend, alarms, changed = Beating(), HeartbeatAlarms(), asyncio.Event()
     async with running(backend) as gateway:
-        keeping = asyncio.create_task(keep_alarms(gateway, alarms, changed.set))
+        keeping = asyncio.create_task(update_alarms_forever(gateway, alarms, changed.set))
         await asyncio.sleep(0.05)
         assert not changed.is_set()
-        backend.late = 2
+        backend.late_count = 2
         async with asyncio.timeout(5):
             await changed.wait()
         keeping.cancel()

@@ -17,15 +17,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.env_gateway.adapters import database_dump as dump
-from services.env_gateway.adapters.fleet.wire import Snapshots, State, rows_of, state_of
-from services.env_gateway.adapters.http_client import http_session
+from services.env_gateway.adapters.fleet.wire import (
+    InitialState,
+    SnapshotCache,
+    parse_initial_state,
+    parse_rows,
+)
+from services.env_gateway.adapters.http_client import open_http_session
 from services.env_gateway.adapters.mcp.backend import McpBackend
 from services.env_gateway.adapters.supervised_server import FixedAddress
 from services.env_gateway.config.backends import McpConfig
 from services.env_gateway.config.gateway import EnvGatewayConfig
 from services.env_gateway.episodes.gateway import Gateway
 from services.env_gateway.episodes.task_format import Task
-from services.env_gateway.grading.verdict import Reason
+from services.env_gateway.grading.verdict import NoGradeReason
 from services.env_gateway.ports import QueryError, Rows
 from tests.env_gateway.grading_gateway import grading_gateway
 from tests.env_gateway.http_server import serving_app
@@ -33,7 +38,7 @@ from tests.env_gateway.support import open_spec, opened
 
 # Barriers that stand behind each other are looked at one by one.
 INSIDE: Any = dump
-STATE = State(("shop", "v1"), "v1", ("shop", "v1", "data"))
+STATE = InitialState(("shop", "v1"), "v1", ("shop", "v1", "data"))
 ITEMS = ("items", "CREATE TABLE items (id INTEGER PRIMARY KEY, name TEXT)")
 FOREVER = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c LIMIT 20000000)"
 
@@ -48,7 +53,7 @@ async def copy_of(
             return Rows((), schema)
         return Rows((), [*(["", *row] for row in schema), *rows])
 
-    return await Snapshots().get("current", STATE, ask)
+    return await SnapshotCache().get_snapshot("current", STATE, ask)
 
 
 def database(content: bytes) -> sqlite3.Connection:
@@ -174,8 +179,8 @@ def test_the_authorizer_refuses_whatever_is_no_table_by_itself(
     sql: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dump, "_LIMITS", {})
-    refused = pytest.raises(dump.RefusedError, match="not authorized")
-    with refused, INSIDE._database() as copy:
+    refused = pytest.raises(dump.DumpRefusedError, match="not authorized")
+    with refused, INSIDE._open_scratch_database() as copy:
         copy.execute(ITEMS[1])
         copy.execute(sql)
 
@@ -194,9 +199,9 @@ def test_while_rows_are_taken_nothing_else_is_done(
     sql: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dump, "_LIMITS", {})
-    monkeypatch.setattr(dump, "_fill", lambda copy, *_: copy.execute(sql))
-    with pytest.raises(dump.RefusedError, match="not authorized"):
-        dump.rebuild(dump.parse_schema([ITEMS]), [["", *ITEMS]])
+    monkeypatch.setattr(dump, "_insert_rows", lambda copy, *_: copy.execute(sql))
+    with pytest.raises(dump.DumpRefusedError, match="not authorized"):
+        dump.rebuild_database(dump.parse_schema([ITEMS]), [["", *ITEMS]])
 
 
 @pytest.mark.parametrize(
@@ -213,12 +218,12 @@ def test_sqlites_own_limits_hold_by_themselves(
 ) -> None:
     monkeypatch.setattr(dump, "_may_declare", lambda *_: sqlite3.SQLITE_OK)
     monkeypatch.setattr(dump, "_CPU_S", 0.05)
-    with pytest.raises(dump.RefusedError, match=why), INSIDE._database() as copy:
+    with pytest.raises(dump.DumpRefusedError, match=why), INSIDE._open_scratch_database() as copy:
         copy.execute(sql).fetchall()
 
 
 def test_a_copy_is_in_memory_and_trusts_no_schema() -> None:
-    with INSIDE._database() as copy:
+    with INSIDE._open_scratch_database() as copy:
         copy.set_authorizer(None)
         assert copy.execute("PRAGMA journal_mode").fetchone() == ("memory",)
         assert copy.execute("PRAGMA trusted_schema").fetchone() == (0,)
@@ -234,16 +239,16 @@ def test_a_copy_is_in_memory_and_trusts_no_schema() -> None:
     ],
 )
 def test_a_schema_is_refused_for_what_it_is(schema: list[tuple[str, str]], why: str) -> None:
-    with pytest.raises(dump.RefusedError, match=why):
+    with pytest.raises(dump.DumpRefusedError, match=why):
         dump.parse_schema(schema)
 
 
 def test_the_statement_that_reads_all_tables_is_bounded() -> None:
     columns = ",".join(f"c{n}" for n in range(1999))
     wide = [(f"t{n}", f"CREATE TABLE t{n} ({columns})") for n in range(70)]
-    assert len(dump.dump_sql(dump.parse_schema(wide[:20]))) < 2**20
-    with pytest.raises(dump.RefusedError, match="more than 1048576 characters of SQL"):
-        dump.dump_sql(dump.parse_schema(wide))
+    assert len(dump.build_dump_sql(dump.parse_schema(wide[:20]))) < 2**20
+    with pytest.raises(dump.DumpRefusedError, match="more than 1048576 characters of SQL"):
+        dump.build_dump_sql(dump.parse_schema(wide))
 
 
 async def test_too_many_rows_tables_or_bytes_are_not_copied() -> None:
@@ -265,7 +270,7 @@ async def test_too_many_rows_tables_or_bytes_are_not_copied() -> None:
 
 async def test_seeds_that_are_kept_are_bounded_in_bytes_and_schemas_in_number() -> None:
     """A server that calls itself another version each time is asked anew each time."""
-    snapshots = Snapshots()
+    snapshots = SnapshotCache()
     rows = [["items", n, "x" * 2**20] for n in range(8)]
 
     async def ask(_db: str, sql: str) -> Rows:
@@ -274,8 +279,8 @@ async def test_seeds_that_are_kept_are_bounded_in_bytes_and_schemas_in_number() 
     for number in range(200):
         if number == 20:
             rows.clear()
-        state = State(("shop", str(number)), "", ("shop", str(number)))
-        assert await snapshots.get("seed", state, ask) is not None
+        state = InitialState(("shop", str(number)), "", ("shop", str(number)))
+        assert await snapshots.get_snapshot("seed", state, ask) is not None
         assert snapshots.kept_bytes <= 64 * 2**20
     assert snapshots.kept_schemas <= 128
 
@@ -283,14 +288,14 @@ async def test_seeds_that_are_kept_are_bounded_in_bytes_and_schemas_in_number() 
 def test_what_a_server_calls_its_versions_is_a_text_or_nothing() -> None:
     task = Task(key="k", prompt="p", env_key="shop", env_version="v1", data_version="v2")
     for told in ([1], {"a": 1}, 7, None, ""):
-        state = state_of({"version": told, "data_version": told}, task)
+        state = parse_initial_state({"version": told, "data_version": told}, task)
         assert (state.env, state.data_version) == (("shop", "v1"), "v2")
         hash(state)
 
 
 def test_an_answer_of_more_rows_than_a_verifier_can_want_is_refused() -> None:
     with pytest.raises(QueryError, match="more than 100000 rows: add a limit"):
-        rows_of({"success": True, "columns": ["a"], "rows": [[1]] * 100_001})
+        parse_rows({"success": True, "columns": ["a"], "rows": [[1]] * 100_001})
 
 
 _ANYTHING = st.recursive(
@@ -360,7 +365,7 @@ async def gateway_over(app: web.Application, timeout_s: float) -> AsyncGenerator
         }
     )
     async with serving_app(app) as url:
-        http = http_session(max_connections=4, headers={})
+        http = open_http_session(max_connections=4, headers={})
         backend = McpBackend(mcp, FixedAddress(url), http)
         async with grading_gateway({"mcp": backend}, config) as gateway:
             yield gateway
@@ -382,7 +387,7 @@ async def test_a_hostile_server_neither_changes_a_file_nor_the_grade(grades: Pat
     app = wire(lambda sql: schema if sql == dump.SCHEMA_SQL else [[0]])
     async with gateway_over(app, 20.0) as gateway:
         session = await opened(gateway, open_spec(task=task()))
-        grade = await gateway.grade(session, "", None, 20.0)
+        grade = await gateway.grade_episode(session, "", None, 20.0)
     assert (grade.reward, grade.reason) == (0.0, None), grade.detail
     assert reward_in(grades) == 0
 
@@ -394,6 +399,6 @@ async def test_a_view_that_is_slow_costs_its_verifier_time_and_nobody_else() -> 
     async with gateway_over(app, 0.5) as gateway:
         session = await opened(gateway, open_spec(task=task()))
         of_the_loop = time.thread_time()
-        grade = await gateway.grade(session, "", None, 20.0)
+        grade = await gateway.grade_episode(session, "", None, 20.0)
         assert time.thread_time() - of_the_loop < 0.3
-    assert (grade.reward, grade.reason) == (None, Reason.TIMEOUT), grade.detail
+    assert (grade.reward, grade.reason) == (None, NoGradeReason.TIMEOUT), grade.detail

@@ -64,7 +64,7 @@ async def executed(source: str, change: str = "", **arguments: str) -> Execution
     asked = Verification(source, function, query, snapshot, arguments, trusted=True)
     pool = VerifierPool(size=1, memory_bytes=2**29)
     try:
-        return await pool.execute(asked, timeout_s=20.0)
+        return await pool.run_verifier(asked, timeout_s=20.0)
     finally:
         await pool.close()
 
@@ -108,8 +108,8 @@ async def test_a_grade_waits_until_what_was_shown_last_is_noted() -> None:
     backend.hook = answer
     async with running(backend, grader) as gateway:
         session = await opened(gateway, open_spec())
-        call = asyncio.create_task(gateway.call(session, 0, "add", '{"by": 1}', 5.0))
+        call = asyncio.create_task(gateway.call_tool(session, 0, "add", '{"by": 1}', 5.0))
         await asked.wait()
-        grade = await gateway.grade(session, "done", None, 30.0)
+        grade = await gateway.grade_episode(session, "done", None, 30.0)
         await call
     assert (grade.reward, grade.suspicion) == (0.0, "JUDGE ERROR: x")

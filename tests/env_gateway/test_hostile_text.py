@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from flotilla.env_gateway.v1 import episode_service_pb2 as pb
 from services.env_gateway.ports import Execution
-from services.env_gateway.verify.protocol import LINE_BYTES, ProtocolError, parse
+from services.env_gateway.verify.protocol import LINE_BYTES, ProtocolError, parse_message
 from tests.env_gateway.held import held_loops
 from tests.env_gateway.hostile import Hostile, hostile_gateway
 from tests.env_gateway.support import task_json
@@ -222,7 +222,7 @@ def test_any_line_of_a_sandbox_is_a_message_or_a_breach(cases: int) -> None:
     @settings(max_examples=cases, deadline=None, suppress_health_check=SUPPRESSED)
     def one(text: str) -> None:
         try:
-            parse(text.encode("utf-8", "surrogatepass"))
+            parse_message(text.encode("utf-8", "surrogatepass"))
         except ProtocolError as error:
             assert str(error)
 

@@ -22,7 +22,7 @@ def admission(places: int, *, waiting: int = 10_000, **by_env: int) -> Admission
 
 def ask(at: Admission, run: str, batch: str, size: int, env: str = "e") -> list[Ticket]:
     """All members of a batch ask."""
-    return [at.request(run, batch, env, size, 0.0)[0] for _ in range(size)]
+    return [at.request_place(run, batch, env, size, 0.0)[0] for _ in range(size)]
 
 
 def are_in(tickets: Sequence[Ticket]) -> bool:
@@ -51,9 +51,9 @@ class AdmissionMachine(RuleBasedStateMachine):
     )
     def request(self, run: str, batch: str, env: str, opening: int) -> None:
         try:
-            ticket, admitted = self.admission.request(run, batch, env, opening, self.now)
+            ticket, admitted = self.admission.request_place(run, batch, env, opening, self.now)
         except OverLimitError:
-            assert opening > self.admission.limit(env)
+            assert opening > self.admission.limit_of(env)
         except QueueFullError:
             assert self.admission.waiting >= 10
         else:
@@ -85,8 +85,8 @@ class AdmissionMachine(RuleBasedStateMachine):
                 members.remove(ticket)
                 if not members:
                     del self.filling[key]
-        self.told(self.admission.release(ticket))
-        self.told(self.admission.release(ticket))
+        self.told(self.admission.release_place(ticket))
+        self.told(self.admission.release_place(ticket))
 
     @rule(passed=st.floats(0, 6))
     def time(self, passed: float) -> None:
@@ -94,14 +94,14 @@ class AdmissionMachine(RuleBasedStateMachine):
         for key, (since, _) in list(self.filling.items()):
             if self.now >= since + WAIT_S:
                 self.finish(key)
-        self.told(self.admission.expire(self.now))
+        self.told(self.admission.expire_batches(self.now))
 
     @invariant()
     def limits_hold(self) -> None:
         admitted = [ticket for ticket in self.tickets if ticket.admitted]
-        assert len(admitted) <= self.admission.held <= 6
+        assert len(admitted) <= self.admission.held_places <= 6
         assert sum(self.tickets[ticket] == "a" for ticket in admitted) <= 4
-        assert self.admission.use_of("a")[0] <= 4
+        assert self.admission.usage_of("a")[0] <= 4
         assert self.admission.waiting == len(self.tickets) - len(admitted)
 
     @invariant()
@@ -110,34 +110,34 @@ class AdmissionMachine(RuleBasedStateMachine):
         members = {ticket for _, members in self.filling.values() for ticket in members}
         if all(ticket in members for ticket in waiting):
             admitted = sum(ticket.admitted for ticket in self.tickets)
-            assert self.admission.held == admitted
+            assert self.admission.held_places == admitted
 
     @invariant()
     def work_is_conserved(self) -> None:
         """Places are idle only while some batch reserves them, and never for its last one."""
         waiting = [ticket for ticket in self.tickets if not ticket.admitted]
-        idle = self.admission.held - (len(self.tickets) - len(waiting))
+        idle = self.admission.held_places - (len(self.tickets) - len(waiting))
         assert idle == 0 or idle < len(waiting)
         first: dict[tuple[str, str], Ticket] = {}
         for members in self.complete.values():
             for ticket in (one for one in members if one in waiting):
                 first.setdefault((ticket.batch.run_id, ticket.batch.env_key), ticket)
-        free = 6 - self.admission.held
-        free_a = 4 - self.admission.use_of("a")[0]
+        free = 6 - self.admission.held_places
+        free_a = 4 - self.admission.usage_of("a")[0]
         for (_, env_key), ticket in first.items():
             room = min(free, free_a) if env_key == "a" else free
             assert room < ticket.batch.missing
 
     def teardown(self) -> None:
-        self.admission.expire(self.now + 100.0)
+        self.admission.expire_batches(self.now + 100.0)
         while self.tickets:
             admitted = [ticket for ticket in self.tickets if ticket.admitted]
             assert admitted, "somebody waits while everything is free"
             for ticket in admitted:
                 del self.tickets[ticket]
-                self.admission.release(ticket)
-            self.admission.expire(self.now + 100.0)
-        assert (self.admission.held, self.admission.waiting) == (0, 0)
+                self.admission.release_place(ticket)
+            self.admission.expire_batches(self.now + 100.0)
+        assert (self.admission.held_places, self.admission.waiting) == (0, 0)
 
 
 TestAdmission = AdmissionMachine.TestCase
@@ -149,26 +149,26 @@ def test_a_batch_is_admitted_when_all_have_asked_and_its_places_are_free() -> No
     (first,) = ask(at, "run", "one", 1)
     batch = ask(at, "run", "two", 4)
     assert not are_in(batch)
-    assert at.release(first) == batch
-    assert (are_in(batch), at.held) == (True, 4)
+    assert at.release_place(first) == batch
+    assert (are_in(batch), at.held_places) == (True, 4)
 
 
 def test_members_that_never_ask_hold_no_places() -> None:
     """One member of a batch of 512 used to hold all places for as long as the batch might come."""
     at = admission(512)
-    alone, _ = at.request("run", "batch", "e", 512, 0.0)
-    assert at.held == 0
+    alone, _ = at.request_place("run", "batch", "e", 512, 0.0)
+    assert at.held_places == 0
     assert are_in(ask(at, "other", "x", 512))
     for ticket in ask(at, "third", "y", 1):
         assert not ticket.admitted
-    assert at.expire(WAIT_S - 0.1) == [] and not alone.admitted
+    assert at.expire_batches(WAIT_S - 0.1) == [] and not alone.admitted
 
 
 def test_a_batch_goes_on_without_members_that_never_ask() -> None:
     at = admission(8)
-    asked = [at.request("run", "batch", "e", 8, 0.0)[0] for _ in range(3)]
-    assert at.expire(WAIT_S) == asked
-    assert (are_in(asked), at.held) == (True, 3)
+    asked = [at.request_place("run", "batch", "e", 8, 0.0)[0] for _ in range(3)]
+    assert at.expire_batches(WAIT_S) == asked
+    assert (are_in(asked), at.held_places) == (True, 3)
 
 
 def test_a_batch_that_waits_for_places_does_not_keep_others_waiting() -> None:
@@ -178,7 +178,7 @@ def test_a_batch_that_waits_for_places_does_not_keep_others_waiting() -> None:
     small = [ask(at, "other", f"s{i}", 1)[0] for i in range(3)]
     # `other` has every place until it has its share, or every second one.
     for released, ticket in enumerate(busy[:4], start=1):
-        at.release(ticket)
+        at.release_place(ticket)
         assert sum(ticket.admitted for ticket in small) >= released // 2
     assert not are_in(large)
 
@@ -204,10 +204,10 @@ def test_small_batches_do_not_starve_a_large_one(size: int, of_run: str) -> None
     released = 0
     while not are_in(large):
         ticket = running.pop(rng.randrange(len(running)))
-        running += [one for one in at.release(ticket) if one not in large]
+        running += [one for one in at.release_place(ticket) if one not in large]
         queued.append(ask(at, "small", f"more{released}", 1)[0])
         released += 1
-        assert at.held <= 32 and released < 200
+        assert at.held_places <= 32 and released < 200
     allowed = 2 * size if of_run == "large" else 40 + 2 * size
     assert released <= allowed + 1
 
@@ -245,9 +245,9 @@ def test_whoever_waits_gets_in_however_others_come_and_go(
             running += waiting.pop(number)
             ask_next()
         assert running, "everybody waits for each other"
-        assert at.held <= 10 and at.use_of("a")[0] <= 8
+        assert at.held_places <= 10 and at.usage_of("a")[0] <= 8
         releases += 1
-        at.release(running.pop(rng.randrange(len(running))))
+        at.release_place(running.pop(rng.randrange(len(running))))
         oldest = min(since[number] for number in waiting)
         assert releases - oldest <= 3 * sum(sizes) + 100
 
@@ -271,6 +271,6 @@ def test_runs_get_equal_shares_of_places_whatever_the_size_of_their_batches() ->
         if step > 1000:
             had.update(run for run, _ in running)
         _, ticket = running.pop(rng.randrange(len(running)))
-        at.release(ticket)
+        at.release_place(ticket)
     shares = [had[run] / had.total() for run in sizes]
     assert shares == pytest.approx([1 / 3] * 3, abs=0.06)

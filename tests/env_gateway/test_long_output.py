@@ -7,8 +7,8 @@ import pytest
 
 from services.env_gateway.episodes.task_format import Task
 from services.env_gateway.grading.authorship import authorship_of
-from services.env_gateway.grading.policy_writings import Phrase, Writings
-from services.env_gateway.grading.verdict import Reason, judge
+from services.env_gateway.grading.policy_writings import Phrase, PolicyWritings
+from services.env_gateway.grading.verdict import NoGradeReason, judge_execution
 from services.env_gateway.ports import Execution, Submission
 from services.env_gateway.verify.worker import Bounded
 from tests.env_gateway.support import printed_checks
@@ -30,7 +30,7 @@ OPENED = ">>> ERROR_ACCUMULATOR >>>\n"
 )
 def test_no_output_holds_the_gateway_up(stdout: str) -> None:
     started = time.perf_counter()
-    assert judge(Execution(result=0, stdout=stdout), attempts=1).reward == 0.0
+    assert judge_execution(Execution(result=0, stdout=stdout), attempts=1).reward == 0.0
     assert time.perf_counter() - started < 0.5
 
 
@@ -46,8 +46,10 @@ def test_checks_are_read_as_before() -> None:
 
 @pytest.mark.parametrize("before", ["", "some text\n", "\n\n  \t"])
 def test_a_judge_that_failed_is_found_at_the_start_of_any_line(before: str) -> None:
-    grade = judge(Execution(result=0, stdout=f"{before}JUDGE ERROR: no\nmore"), attempts=1)
-    assert (grade.reward, grade.reason, grade.detail) == (None, Reason.JUDGE_ERROR, "no")
+    grade = judge_execution(
+        Execution(result=0, stdout=f"{before}JUDGE ERROR: no\nmore"), attempts=1
+    )
+    assert (grade.reward, grade.reason, grade.detail) == (None, NoGradeReason.JUDGE_ERROR, "no")
 
 
 def test_the_end_of_what_a_verifier_prints_is_kept() -> None:
@@ -59,7 +61,10 @@ def test_the_end_of_what_a_verifier_prints_is_kept() -> None:
     kept = printed.getvalue()
     assert len(kept) < 2**18 + 100
     assert kept.startswith("line 0\n") and kept.endswith("line 99999\nJUDGE ERROR: no answer\n")
-    assert judge(Execution(result=0, stdout=kept), attempts=1).reason is Reason.JUDGE_ERROR
+    assert (
+        judge_execution(Execution(result=0, stdout=kept), attempts=1).reason
+        is NoGradeReason.JUDGE_ERROR
+    )
 
 
 def test_one_long_text_is_kept_at_both_ends() -> None:
@@ -71,16 +76,16 @@ def test_one_long_text_is_kept_at_both_ends() -> None:
 
 def test_of_a_longer_output_only_the_end_is_searched_for_checks() -> None:
     checks = f"{OPENED}['a']\n<<< ERROR_ACCUMULATOR <<<\n"
-    assert judge(Execution(result=0, stdout=checks), attempts=1).checks_failed == ("a",)
+    assert judge_execution(Execution(result=0, stdout=checks), attempts=1).checks_failed == ("a",)
     for stdout, failed in ((checks + "x" * 2**19, ()), ("x" * 2**19 + "\n" + checks, ("a",))):
-        grade = judge(Execution(result=0, stdout=stdout), attempts=1)
+        grade = judge_execution(Execution(result=0, stdout=stdout), attempts=1)
         assert (grade.checks_failed, grade.partial_reward) == (failed, None)
 
 
 @pytest.mark.parametrize("items", [["x"] * 4097, ["x" * 2**15]])
 def test_a_list_that_takes_long_to_parse_is_read_by_its_lines(items: list[str]) -> None:
     stdout = f"{OPENED}{items}\n<<< ERROR_ACCUMULATOR <<<\n"
-    grade = judge(Execution(result=0, stdout=stdout), attempts=1)
+    grade = judge_execution(Execution(result=0, stdout=stdout), attempts=1)
     assert grade.checks_failed == (str(items)[:500],)
     assert grade.partial_reward is None
 
@@ -89,5 +94,5 @@ def test_of_a_conversation_that_is_too_long_every_word_is_the_policys() -> None:
     task = Task(key="t", prompt="p", env_key="e")
     for messages, too_many in ((10, False), (2**17, True)):
         told = json.dumps([{"role": "tool"}] * messages)
-        found = authorship_of(Writings(), Submission(task, None, told))
-        assert found.explains(Phrase.FAILED) is too_many
+        found = authorship_of(PolicyWritings(), Submission(task, None, told))
+        assert found.explains_phrase(Phrase.FAILED) is too_many

@@ -12,16 +12,16 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 import pytest
 
 from environments.tasks import make_task
-from services.env_gateway.adapters.http_client import http_session
+from services.env_gateway.adapters.http_client import open_http_session
 from services.env_gateway.adapters.mcp.backend import McpBackend
-from services.env_gateway.adapters.supervised_server import FixedAddress, SupervisedProcess
+from services.env_gateway.adapters.supervised_server import FixedAddress, SupervisedServer
 from services.env_gateway.config.backends import McpConfig
 from services.env_gateway.config.gateway import EnvGatewayConfig
 from services.env_gateway.episodes.gateway import Gateway
-from services.env_gateway.episodes.session import Outcome
+from services.env_gateway.episodes.session import ToolOutcome
 from services.env_gateway.episodes.task_format import parse_task
-from services.env_gateway.grading.verdict import Reason
-from services.env_gateway.ports import BackendError, Provision, Watched
+from services.env_gateway.grading.verdict import NoGradeReason
+from services.env_gateway.ports import BackendError, ProvisionRequest, SupportsLiveness
 from tests.env_gateway.grading_gateway import grading_gateway
 from tests.env_gateway.support import open_spec, opened, until
 
@@ -48,7 +48,7 @@ async def closing(backend: McpBackend) -> AsyncGenerator[McpBackend]:
 
 
 def backend_at(url: str) -> AbstractAsyncContextManager[McpBackend]:
-    http = http_session(max_connections=64, headers={})
+    http = open_http_session(max_connections=64, headers={})
     return closing(McpBackend(CONFIG, FixedAddress(url), http))
 
 
@@ -63,33 +63,33 @@ async def gateway_over(backend: McpBackend) -> AsyncGenerator[Gateway]:
 
 async def instances(backend: McpBackend, url: str) -> set[str]:
     listed = f"{url}/v1/env/instances?status=running"
-    return {body["run_id"] for body in await backend.request("GET", listed, timeout_s=5.0)}
+    return {body["run_id"] for body in await backend.send_request("GET", listed, timeout_s=5.0)}
 
 
-def provision(episode_id: str) -> Provision:
+def provision(episode_id: str) -> ProvisionRequest:
     task = parse_task(json.dumps(make_task("booking", "train", 0)))
-    return Provision(episode_id, task, ttl_s=60.0)
+    return ProvisionRequest(episode_id, task, ttl_s=60.0)
 
 
 async def test_a_server_that_dies_loses_its_episodes_and_new_ones_open() -> None:
-    address = SupervisedProcess(COMMAND, start_timeout_s=30.0)
-    backend = McpBackend(CONFIG, address, http_session(max_connections=4, headers={}))
+    address = SupervisedServer(COMMAND, start_timeout_s=30.0)
+    backend = McpBackend(CONFIG, address, open_http_session(max_connections=4, headers={}))
     async with closing(backend), gateway_over(backend) as gateway:
         task = json.dumps(make_task("booking", "train", 0))
         session = await opened(gateway, open_spec(0, task=task))
         assert address.pid is not None
         os.killpg(address.pid, signal.SIGKILL)
         await until(lambda: address.generation == 1)
-        answer, _ = await gateway.call(session, 0, next(iter(session.tools)), "{}", 5.0)
-        assert answer.outcome is Outcome.SESSION_LOST
-        grade = await gateway.grade(session, None, None, 5.0)
-        assert grade.reason is Reason.INSTANCE_LOST
+        answer, _ = await gateway.call_tool(session, 0, next(iter(session.tools)), "{}", 5.0)
+        assert answer.outcome is ToolOutcome.SESSION_LOST
+        grade = await gateway.grade_episode(session, None, None, 5.0)
+        assert grade.reason is NoGradeReason.INSTANCE_LOST
         await opened(gateway, open_spec(1, task=task))
 
 
 async def test_a_full_server_is_a_queue() -> None:
-    address = SupervisedProcess((*COMMAND, "--max-instances", "1"), start_timeout_s=30.0)
-    backend = McpBackend(CONFIG, address, http_session(max_connections=4, headers={}))
+    address = SupervisedServer((*COMMAND, "--max-instances", "1"), start_timeout_s=30.0)
+    backend = McpBackend(CONFIG, address, open_http_session(max_connections=4, headers={}))
     async with closing(backend), gateway_over(backend) as gateway:
         task = json.dumps(make_task("booking", "train", 0))
         first = await opened(gateway, open_spec(0, task=task))
@@ -103,17 +103,17 @@ async def test_a_full_server_is_a_queue() -> None:
 async def test_whether_an_instance_runs_is_asked_of_the_control_plane(server: str) -> None:
     async with backend_at(server) as backend:
         request = provision(f"run.gw.{os.urandom(4).hex()}")
-        instance = await backend.provision(request, timeout_s=30.0)
-        assert isinstance(instance, Watched)
-        assert await instance.alive(timeout_s=5.0)
+        instance = await backend.provision_instance(request, timeout_s=30.0)
+        assert isinstance(instance, SupportsLiveness)
+        assert await instance.is_alive(timeout_s=5.0)
         await instance.close(timeout_s=5.0)
-        assert not await instance.alive(timeout_s=5.0)
+        assert not await instance.is_alive(timeout_s=5.0)
 
 
 async def test_a_command_that_does_not_serve_is_not_waited_for_for_ever() -> None:
-    address = SupervisedProcess((sys.executable, "-c", "print('hi')"), start_timeout_s=5.0)
+    address = SupervisedServer((sys.executable, "-c", "print('hi')"), start_timeout_s=5.0)
     try:
         with pytest.raises(BackendError, match=r"does not serve: the command ended .*code 0"):
-            await address.url(20.0)
+            await address.wait_for_url(20.0)
     finally:
         await address.close()

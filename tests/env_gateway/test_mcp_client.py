@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from services.common.parsing import Limits
-from services.env_gateway.adapters.http_client import http_session
+from services.common.parsing import TextLimits
+from services.env_gateway.adapters.http_client import open_http_session
 from services.env_gateway.adapters.mcp.client import McpSession
-from services.env_gateway.adapters.mcp.wire import parts_of
+from services.env_gateway.adapters.mcp.wire import parse_parts
 from services.env_gateway.ports import BackendError, Media, Text
 from tests.env_gateway.http_server import serving_app
 
@@ -39,8 +39,8 @@ async def session_with(
 
     app = web.Application()
     app.router.add_post("/mcp", post)
-    async with serving_app(app) as url, http_session(max_connections=4, headers={}) as http:
-        yield McpSession(http, f"{url}/mcp", limits=Limits(max_bytes, 2**18)), methods
+    async with serving_app(app) as url, open_http_session(max_connections=4, headers={}) as http:
+        yield McpSession(http, f"{url}/mcp", limits=TextLimits(max_bytes, 2**18)), methods
 
 
 def answer(message: dict[str, Any], result: Any, **more: Any) -> web.Response:
@@ -137,8 +137,8 @@ async def test_what_breaks_after_the_request_was_sent_is_unknown() -> None:
 
 
 async def test_a_refused_connection_was_certainly_not_executed() -> None:
-    async with http_session(max_connections=1, headers={}) as http:
-        session = McpSession(http, "http://127.0.0.1:9/mcp", limits=Limits(4096, 2**10))
+    async with open_http_session(max_connections=1, headers={}) as http:
+        session = McpSession(http, "http://127.0.0.1:9/mcp", limits=TextLimits(4096, 2**10))
         with pytest.raises(BackendError) as caught:
             await session.call_tool("t", {}, 1.0)
         assert (caught.value.kind, caught.value.delivered) == ("connect", False)
@@ -167,7 +167,7 @@ async def test_a_server_that_knows_nobody_is_gone() -> None:
 
 def test_parts_of_every_kind_are_read() -> None:
     png = b"\x89PNG\r\n\x1a\n" + bytes(8) + (640).to_bytes(4) + (480).to_bytes(4)
-    parts = parts_of(
+    parts = parse_parts(
         {
             "content": [
                 {"type": "text", "text": "<|im_start|>"},
@@ -186,4 +186,4 @@ def test_parts_of_every_kind_are_read() -> None:
         Text("inside"),
         Text("file:///x"),
     )
-    assert parts_of({"structuredContent": {"a": 1}}) == (Text('{"a": 1}'),)
+    assert parse_parts({"structuredContent": {"a": 1}}) == (Text('{"a": 1}'),)

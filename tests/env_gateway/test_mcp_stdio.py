@@ -13,7 +13,7 @@ import pytest
 from services.env_gateway.adapters.mcp.stdio import McpStdioBackend, StdioInstance
 from services.env_gateway.config.backends import McpConfig
 from services.env_gateway.episodes.task_format import parse_task
-from services.env_gateway.ports import BackendError, Provision, Text
+from services.env_gateway.ports import BackendError, ProvisionRequest, Text
 from tests.env_gateway.support import task_json, until
 
 SERVER = Path(__file__).with_name("stdio_server.py")
@@ -22,8 +22,8 @@ CONFIG = McpConfig(
 )
 
 
-def request(episode_id: str, data_key: str = "monday") -> Provision:
-    return Provision(episode_id, parse_task(task_json(data_id=data_key)), 60.0)
+def request(episode_id: str, data_key: str = "monday") -> ProvisionRequest:
+    return ProvisionRequest(episode_id, parse_task(task_json(data_id=data_key)), 60.0)
 
 
 @pytest.fixture
@@ -34,13 +34,13 @@ async def backend() -> AsyncGenerator[McpStdioBackend]:
 
 
 async def started(backend: McpStdioBackend, episode_id: str = "e1") -> StdioInstance:
-    instance = await backend.provision(request(episode_id), timeout_s=20.0)
+    instance = await backend.provision_instance(request(episode_id), timeout_s=20.0)
     await instance.list_tools(timeout_s=20.0)
     return instance
 
 
 async def text(instance: StdioInstance, name: str, **arguments: object) -> str:
-    result = await instance.call(name, arguments, timeout_s=10.0)
+    result = await instance.call_tool(name, arguments, timeout_s=10.0)
     return "".join(part.text for part in result.parts if isinstance(part, Text))
 
 
@@ -53,9 +53,9 @@ def alive(pid: int) -> bool:
 
 
 async def test_tools_are_listed_with_their_class(backend: McpStdioBackend) -> None:
-    instance = await backend.provision(request("e1"), timeout_s=20.0)
+    instance = await backend.provision_instance(request("e1"), timeout_s=20.0)
     tools = {tool.name: tool for tool in await instance.list_tools(timeout_s=20.0)}
-    assert tools["list_notes"].repeatable and not tools["add_note"].repeatable
+    assert tools["list_notes"].is_repeatable and not tools["add_note"].is_repeatable
     assert tools["process_id"].read_only, "by the configuration's word"
     assert json.loads(tools["add_note"].input_schema_json)["required"] == ["text"]
 
@@ -70,21 +70,21 @@ async def test_each_episode_has_a_process_and_knows_its_task(backend: McpStdioBa
 
 async def test_a_repeated_provision_is_the_same_process(backend: McpStdioBackend) -> None:
     one = await started(backend)
-    assert await backend.provision(request("e1"), timeout_s=20.0) is one
+    assert await backend.provision_instance(request("e1"), timeout_s=20.0) is one
 
 
 async def test_a_process_that_has_ended_shows_it_before_anybody_asks(
     backend: McpStdioBackend,
 ) -> None:
     instance = await started(backend)
-    assert instance.ended is None
+    assert instance.end_reason is None
     os.kill(int(await text(instance, "process_id")), signal.SIGKILL)
-    await until(lambda: instance.ended is not None)
+    await until(lambda: instance.end_reason is not None)
 
 
 async def test_a_tool_that_fails_is_data(backend: McpStdioBackend) -> None:
     instance = await started(backend)
-    result = await instance.call("fail", {}, timeout_s=10.0)
+    result = await instance.call_tool("fail", {}, timeout_s=10.0)
     assert result.is_error and "no ink" in str(result.parts)
 
 
@@ -93,7 +93,7 @@ async def test_a_call_over_its_time_is_of_unknown_fate_and_the_next_one_works(
 ) -> None:
     instance = await started(backend)
     with pytest.raises(BackendError) as caught:
-        await instance.call("sleep", {"seconds": 0.6}, timeout_s=0.2)
+        await instance.call_tool("sleep", {"seconds": 0.6}, timeout_s=0.2)
     assert (caught.value.kind, caught.value.delivered) == ("timeout", None)
     assert await text(instance, "add_note", text="later") == "2"
 
@@ -103,10 +103,10 @@ async def test_a_server_that_dies_loses_the_instance_and_hangs_nobody(
 ) -> None:
     instance = await started(backend)
     with pytest.raises(BackendError) as caught:
-        await instance.call("crash", {}, timeout_s=10.0)
+        await instance.call_tool("crash", {}, timeout_s=10.0)
     assert caught.value.lost and caught.value.delivered is None
     with pytest.raises(BackendError) as caught:
-        await instance.call("list_notes", {}, timeout_s=10.0)
+        await instance.call_tool("list_notes", {}, timeout_s=10.0)
     assert caught.value.lost and caught.value.delivered is False
 
 
@@ -128,7 +128,7 @@ async def test_closing_the_backend_ends_every_process() -> None:
 
 async def test_a_command_that_is_no_server_is_lost_at_once() -> None:
     backend = McpStdioBackend(McpConfig(transport="stdio", command=("true",)))
-    instance = await backend.provision(request("e1"), timeout_s=5.0)
+    instance = await backend.provision_instance(request("e1"), timeout_s=5.0)
     with pytest.raises(BackendError) as caught:
         await instance.list_tools(timeout_s=5.0)
     assert caught.value.lost
@@ -142,11 +142,11 @@ def talkative(how: str) -> McpStdioBackend:
 
 async def test_a_line_nested_too_deeply_is_the_last_and_the_process_can_be_ended() -> None:
     backend = talkative("nested")
-    instance = await backend.provision(request("e1"), timeout_s=20.0)
+    instance = await backend.provision_instance(request("e1"), timeout_s=20.0)
     server = instance._server  # pyright: ignore[reportPrivateUsage]
-    await server.request("initialize", {}, 20.0)
+    await server.send_request("initialize", {}, 20.0)
     with pytest.raises(BackendError) as caught:
-        await instance.call("t", {}, timeout_s=20.0)
+        await instance.call_tool("t", {}, timeout_s=20.0)
     assert (caught.value.kind, caught.value.delivered) == ("lost", None)
     assert "a line that is too large: it is nested more than 100 deep" in str(caught.value)
     await instance.close(timeout_s=5.0)
@@ -155,7 +155,7 @@ async def test_a_line_nested_too_deeply_is_the_last_and_the_process_can_be_ended
 
 async def test_a_list_of_tools_without_an_end_ends_in_time() -> None:
     backend = talkative("endless")
-    instance = await backend.provision(request("e1"), timeout_s=20.0)
+    instance = await backend.provision_instance(request("e1"), timeout_s=20.0)
     try:
         async with asyncio.timeout(10.0):
             with pytest.raises(BackendError) as caught:
@@ -167,7 +167,7 @@ async def test_a_list_of_tools_without_an_end_ends_in_time() -> None:
 
 async def test_a_list_of_tools_that_is_none_is_the_servers_fault() -> None:
     backend = talkative("none")
-    instance = await backend.provision(request("e1"), timeout_s=20.0)
+    instance = await backend.provision_instance(request("e1"), timeout_s=20.0)
     with pytest.raises(BackendError, match="not as MCP has it"):
         await instance.list_tools(timeout_s=10.0)
     await backend.close()

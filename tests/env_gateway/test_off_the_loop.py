@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from services.common.large_values import aside_of, dump_json_aside, size_of
+from services.common.large_values import dump_json_aside, estimate_size, run_aside_for
 from services.common.parsing import ASIDE_BYTES
 from services.env_gateway.adapters import database_dump as dump
 from services.env_gateway.adapters.embedded.backend import EmbeddedInstance
-from services.env_gateway.adapters.fleet.screen import first_picture
-from services.env_gateway.adapters.fleet.wire import Snapshots, State
+from services.env_gateway.adapters.fleet.screen import parse_first_screenshot
+from services.env_gateway.adapters.fleet.wire import InitialState, SnapshotCache
 from services.env_gateway.adapters.fleet_openenv.backend import FleetOpenEnvInstance
 from services.env_gateway.adapters.mcp.client import McpSession
 from services.env_gateway.adapters.mcp.stdio import StdioInstance
@@ -29,9 +29,9 @@ from services.env_gateway.episodes.task_format import Task
 from services.env_gateway.grading import grader
 from services.env_gateway.grading.authorship import NOBODY
 from services.env_gateway.ports import CallResult, Execution, Rows, Submission, Text, Tool
-from services.env_gateway.tools.computer_tool import Screen, media, unscaled
-from services.env_gateway.verify.process import WorkerProcess
-from services.env_gateway.verify.protocol import Budget
+from services.env_gateway.tools.computer_tool import Screen, keep_unscaled, make_media
+from services.env_gateway.verify.process import VerifierProcess
+from services.env_gateway.verify.protocol import MessageBudget
 
 MOST_S = 0.01
 VERDICTS: Any = grader
@@ -39,7 +39,7 @@ MIB = 2**20
 PICTURE = base64.b64encode(b"\x89PNG" + b"p" * (11 * MIB)).decode()
 SHOWN = json.dumps({"base64_image": PICTURE})
 MANY = [{"text": "x", "type": "text"}] * 40_000
-SCREEN = Screen(ScreenConfig(), Tool("computer", "A screen.", "{}"), unscaled)
+SCREEN = Screen(ScreenConfig(), Tool("computer", "A screen.", "{}"), keep_unscaled)
 SUBMISSION = Submission(Task(key="t", prompt="p", env_key="e"), "", json.dumps(MANY))
 
 
@@ -52,38 +52,43 @@ def answering(answer: Any) -> Callable[..., Coroutine[Any, Any, Any]]:
 
 def mcp(result: Any) -> Any:
     session = McpSession(None, "http://nowhere")  # pyright: ignore[reportArgumentType]
-    session.request = answering(result)  # pyright: ignore[reportAttributeAccessIssue]
+    session.send_request = answering(result)  # pyright: ignore[reportAttributeAccessIssue]
     return session
 
 
 def stdio(result: Any) -> Any:
-    server: Any = SimpleNamespace(request=answering(result), notify=answering(None))
-    backend: Any = SimpleNamespace(classed=lambda tool: tool)  # pyright: ignore[reportUnknownLambdaType]
+    server: Any = SimpleNamespace(send_request=answering(result), send_notification=answering(None))
+    backend: Any = SimpleNamespace(apply_read_only=lambda tool: tool)  # pyright: ignore[reportUnknownLambdaType]
     request: Any = SimpleNamespace(episode_id="e", task=SUBMISSION.task)
     return StdioInstance(backend, request, server)
 
 
 def openenv(data: Any) -> Any:
-    backend, channel = SimpleNamespace(), SimpleNamespace(request=answering(data), open=True)
+    backend, channel = (
+        SimpleNamespace(),
+        SimpleNamespace(send_request=answering(data), is_open=True),
+    )
     config = OpenEnvConfig(url="http://nowhere", image_fields=("screen",))
     return OpenEnvInstance(backend, config, channel, SUBMISSION.task, {}, data, "i")  # pyright: ignore[reportArgumentType]
 
 
 def fleet_openenv(answer: Any) -> Any:
-    worker: Any = SimpleNamespace(ask=answering(answer), read=answering(answer), pid=1)
+    worker: Any = SimpleNamespace(
+        send_request=answering(answer), read_answer=answering(answer), pid=1
+    )
     request: Any = SimpleNamespace(episode_id="e", task=SUBMISSION.task)
     created = dict.fromkeys(("instance_id", "env_version", "data_version"), "")
     return FleetOpenEnvInstance(None, worker, created, request)  # pyright: ignore[reportArgumentType]
 
 
 def embedded(answer: Any) -> Any:
-    worker: Any = SimpleNamespace(request=answering(answer))
+    worker: Any = SimpleNamespace(send_request=answering(answer))
     return EmbeddedInstance(SimpleNamespace(), worker, "e", "v1")  # pyright: ignore[reportArgumentType]
 
 
 def sandbox() -> Any:
     pipe: Any = SimpleNamespace(write=lambda _: None, drain=answering(None))  # pyright: ignore[reportUnknownLambdaType]
-    return WorkerProcess(SimpleNamespace(stdin=pipe, stdout=pipe))  # pyright: ignore[reportArgumentType]
+    return VerifierProcess(SimpleNamespace(stdin=pipe, stdout=pipe))  # pyright: ignore[reportArgumentType]
 
 
 def hearing(line: bytes) -> Any:
@@ -99,7 +104,7 @@ def copied() -> Awaitable[bytes | None]:
     async def ask(_db: str, sql: str) -> Rows:
         return Rows((), [made] if sql == dump.SCHEMA_SQL else rows)
 
-    return Snapshots().get("current", State(("e", "v"), "v", ("e",)), ask)
+    return SnapshotCache().get_snapshot("current", InitialState(("e", "v"), "v", ("e",)), ask)
 
 
 CONTENT = {"content": [{"type": "image", "mimeType": "image/png", "data": PICTURE}]}
@@ -117,35 +122,43 @@ WORK: dict[str, Callable[[], Awaitable[Any]]] = {
     "a picture over MCP": lambda: mcp(CONTENT).call_tool("look", {}, 9.0),
     "structured content over MCP": lambda: mcp(STRUCTURED).call_tool("look", {}, 9.0),
     "tools over MCP": lambda: mcp(LISTED).list_tools(9.0),
-    "a picture over stdio": lambda: stdio(CONTENT).call("look", {}, timeout_s=9.0),
+    "a picture over stdio": lambda: stdio(CONTENT).call_tool("look", {}, timeout_s=9.0),
     "tools over stdio": lambda: stdio(LISTED).list_tools(timeout_s=9.0),
-    "a picture of OpenEnv's": lambda: openenv(OBSERVED).call("step", {}, timeout_s=9.0),
-    "OpenEnv's first picture": lambda: openenv(OBSERVED).observe(timeout_s=9.0),
+    "a picture of OpenEnv's": lambda: openenv(OBSERVED).call_tool("step", {}, timeout_s=9.0),
+    "OpenEnv's first picture": lambda: openenv(OBSERVED).get_first_observation(timeout_s=9.0),
     "OpenEnv's tools": lambda: openenv(
         {"observation": {"tools": LISTED["tools"]}, "type": "call_tool"}
     ).list_tools(timeout_s=9.0),
     "FleetTaskEnv's picture": lambda: fleet_openenv(
         {"info": {"tool_result": IMAGE}, "done": False}
-    ).call("look", {}, timeout_s=9.0),
+    ).call_tool("look", {}, timeout_s=9.0),
     "FleetTaskEnv's first picture": lambda: fleet_openenv(
         {"observation": {"initial_screenshot": IMAGE}}
-    ).observe(timeout_s=9.0),
+    ).get_first_observation(timeout_s=9.0),
     "FleetTaskEnv's tools": lambda: fleet_openenv({"observation": {"tools": FUNCTIONS}}).list_tools(
         timeout_s=9.0
     ),
-    "a transcript for FleetTaskEnv": lambda: fleet_openenv(GRADED).grade(SUBMISSION, timeout_s=9.0),
-    "rows of an embedded app": lambda: embedded(ROWS).query("current", "", (), timeout_s=9.0),
+    "a transcript for FleetTaskEnv": lambda: fleet_openenv(GRADED).grade_submission(
+        SUBMISSION, timeout_s=9.0
+    ),
+    "rows of an embedded app": lambda: embedded(ROWS).query_database(
+        "current", "", (), timeout_s=9.0
+    ),
     "a copy of an embedded app's database": lambda: embedded(
         {"content": {"base64": PICTURE}}
-    ).snapshot("current", timeout_s=9.0),
+    ).snapshot_database("current", timeout_s=9.0),
     "a copy of a database": copied,
-    "a copy for a verifier": lambda: sandbox()._send(PICTURE),
-    "a line of a sandbox": lambda: hearing(DONE)._receive(Budget()),
-    "what was printed": lambda: VERDICTS._judged(Execution(result=0, stdout=PRINTED), 1, NOBODY),
-    "rows for a verifier": lambda: sandbox()._send(ROWS),
-    "Fleet's first picture": lambda: first_picture(CallResult((Text(SHOWN),)), in_browser=False),
-    "positions in a text": lambda: SCREEN.shown_parts([Text("X=1,Y=1 " * (MIB // 4))]),
-    "a text that is kept": lambda: MediaStore(MIB).keep((Text("é" * (8 * MIB)),)),
+    "a copy for a verifier": lambda: sandbox()._send_message(PICTURE),
+    "a line of a sandbox": lambda: hearing(DONE)._receive_message(MessageBudget()),
+    "what was printed": lambda: VERDICTS._judge_aside(
+        Execution(result=0, stdout=PRINTED), 1, NOBODY
+    ),
+    "rows for a verifier": lambda: sandbox()._send_message(ROWS),
+    "Fleet's first picture": lambda: parse_first_screenshot(
+        CallResult((Text(SHOWN),)), in_browser=False
+    ),
+    "positions in a text": lambda: SCREEN.convert_parts([Text("X=1,Y=1 " * (MIB // 4))]),
+    "a text that is kept": lambda: MediaStore(MIB).store_large_parts((Text("é" * (8 * MIB)),)),
     "a transcript": lambda: conversation_of(bytearray(TRANSCRIPT)),
     "a request": lambda: dump_json_aside(MANY),
 }
@@ -166,7 +179,7 @@ async def test_a_picture_is_the_same_wherever_it_is_decoded() -> None:
     for encoded, data in ((small, b"\x89PNG small"), (PICTURE, base64.b64decode(PICTURE))):
         content = [{"type": "image", "mimeType": "image/png", "data": encoded}]
         told = await mcp({"content": content}).call_tool("look", {}, 9.0)
-        assert told.parts == (media(data, "image/png"),)
+        assert told.parts == (make_media(data, "image/png"),)
 
 
 @pytest.mark.parametrize(
@@ -174,7 +187,7 @@ async def test_a_picture_is_the_same_wherever_it_is_decoded() -> None:
     [None, 1, 1.5, "text", [], {}, [1, [2, {"a": "b"}]], {"a": {"b": [1, 2, 3]}}],
 )
 def test_a_small_value_is_handled_where_it_is(value: object) -> None:
-    assert len(json.dumps(value)) // 4 <= size_of(value) < ASIDE_BYTES
+    assert len(json.dumps(value)) // 4 <= estimate_size(value) < ASIDE_BYTES
 
 
 def test_the_size_of_a_large_value_is_known_without_a_look_at_all_of_it() -> None:
@@ -183,7 +196,7 @@ def test_the_size_of_a_large_value_is_known_without_a_look_at_all_of_it() -> Non
         nested = [nested]
     for value in (nested, MANY, PICTURE, ROWS, list(range(10**6)), dict.fromkeys(range(10**6))):
         began = time.thread_time()
-        assert size_of(value) > ASIDE_BYTES
+        assert estimate_size(value) > ASIDE_BYTES
         assert time.thread_time() - began < 0.03
 
 
@@ -193,7 +206,7 @@ async def test_an_error_off_the_loop_is_an_error() -> None:
 
     for value in ([], MANY):
         with pytest.raises(ValueError, match="why"):
-            await aside_of(value, fail)
+            await run_aside_for(value, fail)
     with pytest.raises(TypeError):
         await dump_json_aside([b"x" * ASIDE_BYTES])
 
@@ -201,8 +214,8 @@ async def test_an_error_off_the_loop_is_an_error() -> None:
 def test_a_value_that_waits_for_its_thread_holds_nobody_up() -> None:
     async def both() -> list[int]:
         order: list[int] = []
-        slow = asyncio.create_task(aside_of(MANY, lambda: time.sleep(0.05) or order.append(2)))
-        await aside_of([], lambda: order.append(1))
+        slow = asyncio.create_task(run_aside_for(MANY, lambda: time.sleep(0.05) or order.append(2)))
+        await run_aside_for([], lambda: order.append(1))
         await slow
         return order
 

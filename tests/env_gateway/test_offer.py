@@ -3,10 +3,10 @@
 import pytest
 
 from services.env_gateway.adapters.fake import FakeBackend, FakeGrader
-from services.env_gateway.episodes.session import Outcome
+from services.env_gateway.episodes.session import ToolOutcome
 from services.env_gateway.episodes.task_format import TaskError, parse_task
 from services.env_gateway.ports import Execution, Text, Tool
-from services.env_gateway.tools.tool_selection import NothingToOfferError, offered
+from services.env_gateway.tools.tool_selection import NothingToOfferError, select_tools
 from tests.env_gateway.support import open_spec, opened, running, task_json
 
 TOOLS = [Tool(name, "", '{"type": "object"}') for name in ("search", "computer", "book")]
@@ -14,7 +14,7 @@ ASKS = "Find the price and call submit_final_answer with it."
 
 
 def names(**task: str) -> list[str]:
-    return list(offered(TOOLS, parse_task(task_json(**task))))
+    return list(select_tools(TOOLS, parse_task(task_json(**task))))
 
 
 def test_tool_use_leaves_the_computer_out() -> None:
@@ -34,7 +34,7 @@ def test_joint_offers_everything() -> None:
 def test_a_screen_modality_without_a_computer_is_refused_with_what_to_check() -> None:
     task = parse_task(task_json(task_modality="computer_use"))
     with pytest.raises(NothingToOfferError, match="no tool 'computer' among its 1"):
-        offered(TOOLS[:1], task)
+        select_tools(TOOLS[:1], task)
 
 
 def test_an_unknown_modality_is_refused() -> None:
@@ -48,7 +48,7 @@ def test_the_final_answer_can_be_submitted_where_the_prompt_asks_for_it() -> Non
 
 def test_an_environments_own_submit_tool_is_not_replaced() -> None:
     own = Tool("submit_final_answer", "ours", '{"type": "object"}')
-    tools = offered([*TOOLS, own], parse_task(task_json(prompt=ASKS)))
+    tools = select_tools([*TOOLS, own], parse_task(task_json(prompt=ASKS)))
     assert tools["submit_final_answer"] is own
 
 
@@ -56,12 +56,12 @@ async def test_a_submitted_answer_ends_the_episode_and_is_what_is_graded() -> No
     backend, grader = FakeBackend(), FakeGrader()
     async with running(backend, grader) as gateway:
         session = await opened(gateway, open_spec(task=task_json(prompt=ASKS)))
-        answer, _ = await gateway.call(
+        answer, _ = await gateway.call_tool(
             session, 0, "submit_final_answer", '{"answer": "42 EUR"}', 5.0
         )
-        assert (answer.outcome, answer.done) == (Outcome.OK, True)
+        assert (answer.outcome, answer.done) == (ToolOutcome.OK, True)
         assert backend.steps["call"] == 0
-        await gateway.grade(session, None, None, 5.0)
+        await gateway.grade_episode(session, None, None, 5.0)
     assert grader.seen[0].arguments == {"final_answer": "42 EUR"}
 
 
@@ -69,16 +69,18 @@ async def test_the_answer_that_a_grade_names_counts_before_the_submitted_one() -
     grader = FakeGrader()
     async with running(FakeBackend(), grader) as gateway:
         session = await opened(gateway, open_spec(task=task_json(prompt=ASKS)))
-        await gateway.call(session, 0, "submit_final_answer", '{"answer": "42"}', 5.0)
-        await gateway.grade(session, "43", None, 5.0)
+        await gateway.call_tool(session, 0, "submit_final_answer", '{"answer": "42"}', 5.0)
+        await gateway.grade_episode(session, "43", None, 5.0)
     assert grader.seen[0].arguments == {"final_answer": "43"}
 
 
 async def test_a_malformed_answer_is_told_to_the_policy() -> None:
     async with running(FakeBackend()) as gateway:
         session = await opened(gateway, open_spec(task=task_json(prompt=ASKS)))
-        answer, _ = await gateway.call(session, 0, "submit_final_answer", '{"answer": 42}', 5.0)
-    assert answer.outcome is Outcome.BAD_ARGUMENTS
+        answer, _ = await gateway.call_tool(
+            session, 0, "submit_final_answer", '{"answer": 42}', 5.0
+        )
+    assert answer.outcome is ToolOutcome.BAD_ARGUMENTS
     assert "a string" in str(answer.parts[0])
 
 
@@ -95,7 +97,7 @@ async def test_a_backends_own_grade_is_taken_before_any_verifier() -> None:
     backend.own_grade = Execution(result=0.25)
     async with running(backend, grader) as gateway:
         session = await opened(gateway, open_spec(task=task_json(verifier_func="")))
-        grade = await gateway.grade(session, None, None, 5.0)
+        grade = await gateway.grade_episode(session, None, None, 5.0)
     assert (grade.reward, grader.seen) == (0.25, [])
 
 
@@ -104,6 +106,6 @@ async def test_a_backends_own_grade_that_fails_is_asked_for_again_and_never_zero
     backend.own_grade = Execution(error="502 from the verifier service", retryable=True)
     async with running(backend, verifiers={"attempts": 2}) as gateway:
         session = await opened(gateway, open_spec())
-        grade = await gateway.grade(session, None, None, 5.0)
+        grade = await gateway.grade_episode(session, None, None, 5.0)
     assert (grade.reward, grade.attempts, backend.steps["grade"]) == (None, 2, 2)
     assert "502" in grade.detail

@@ -15,10 +15,10 @@ from aiohttp import web
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.common.parsing import Limits
+from services.common.parsing import TextLimits
 from services.env_gateway.adapters.openenv import codec
 from services.env_gateway.adapters.openenv.backend import OpenEnvInstance
-from services.env_gateway.adapters.openenv.wire import Channel, Refusal, connect
+from services.env_gateway.adapters.openenv.wire import OpenEnvChannel, OpenEnvError, open_channel
 from services.env_gateway.config.backends import OpenEnvConfig
 from services.env_gateway.episodes.task_format import parse_task
 from services.env_gateway.ports import BackendError, Media, Text
@@ -36,7 +36,7 @@ OBSERVATION = {"type": "observation", "data": {"observation": {"n": 1}, "reward"
 @asynccontextmanager
 async def channel_to(
     script: Script, *, ping_interval_s: float = 20.0, autoping: bool = True
-) -> AsyncGenerator[Channel]:
+) -> AsyncGenerator[OpenEnvChannel]:
     """A session with a server that does what the script says."""
 
     async def handle(request: web.Request) -> web.WebSocketResponse:
@@ -48,12 +48,12 @@ async def channel_to(
     app = web.Application()
     app.router.add_get("/ws", handle)
     async with serving_app(app) as url, aiohttp.ClientSession() as http:
-        channel = await connect(
+        channel = await open_channel(
             http,
             url,
             timeout_s=5.0,
             ping_interval_s=ping_interval_s,
-            limits=Limits(bytes=2**20, values=2**16),
+            limits=TextLimits(bytes=2**20, values=2**16),
         )
         try:
             yield channel
@@ -83,17 +83,17 @@ def refusal(code: str, **data: Any) -> dict[str, Any]:
     return {"type": "error", "data": {"message": "no", "code": code, **data}}
 
 
-async def failure(channel: Channel, timeout_s: float = 5.0) -> BackendError:
+async def failure(channel: OpenEnvChannel, timeout_s: float = 5.0) -> BackendError:
     with pytest.raises(BackendError) as caught:
-        await channel.request("step", {}, timeout_s=timeout_s)
+        await channel.send_request("step", {}, timeout_s=timeout_s)
     return caught.value
 
 
 async def test_a_request_is_answered_and_the_end_is_known_before_the_next() -> None:
     async with channel_to(answering(OBSERVATION)) as channel:
-        assert await channel.request("reset", {}, timeout_s=5.0) == OBSERVATION["data"]
+        assert await channel.send_request("reset", {}, timeout_s=5.0) == OBSERVATION["data"]
         async with asyncio.timeout(5.0):
-            while channel.open:  # noqa: ASYNC110
+            while channel.is_open:  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
         error = await failure(channel)
         assert (error.lost, error.delivered) == (True, False)
@@ -109,11 +109,11 @@ async def test_a_session_that_ends_before_its_episode_shows_it_before_anybody_as
         start: dict[str, Any] = {"observation": {"n": 1}, "done": done}
         backend: Any = None
         instance = OpenEnvInstance(backend, config, channel, task, {}, start, "one")
-        assert instance.ended is None
-        await channel.request("reset", {}, timeout_s=5.0)
-        await until(lambda: not channel.open)
+        assert instance.end_reason is None
+        await channel.send_request("reset", {}, timeout_s=5.0)
+        await until(lambda: not channel.is_open)
         # One that is done has its rewards.
-        assert (instance.ended is None) == done
+        assert (instance.end_reason is None) == done
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ async def test_what_an_error_of_the_server_means(
 ) -> None:
     async with channel_to(answering(refusal(code), OBSERVATION)) as channel:
         error = await failure(channel)
-        assert isinstance(error, Refusal) and error.code == code
+        assert isinstance(error, OpenEnvError) and error.code == code
         assert (error.delivered, error.lost, error.invalid) == (delivered, lost, invalid)
 
 
@@ -173,7 +173,7 @@ async def test_an_answer_to_nothing_ends_the_session() -> None:
         await silent(socket)
 
     async with channel_to(twice) as channel:
-        await channel.request("step", {}, timeout_s=5.0)
+        await channel.send_request("step", {}, timeout_s=5.0)
         await asyncio.sleep(0.05)
         error = await failure(channel)
         assert error.lost and "answers nothing that was asked" in str(error)
@@ -209,7 +209,7 @@ def step(**observation: Any) -> dict[str, Any]:
 def test_a_tool_that_may_go_on_has_an_unknown_outcome(kind: str) -> None:
     failed = {"error_type": kind, "message": "gave up"}
     with pytest.raises(BackendError, match="gave up") as caught:
-        codec.call_result(step(tool_name="t", result=None, error=failed), ())
+        codec.parse_call_result(step(tool_name="t", result=None, error=failed), ())
     assert caught.value.delivered is None
 
 
@@ -223,15 +223,17 @@ def test_a_tool_that_may_go_on_has_an_unknown_outcome(kind: str) -> None:
     ],
 )
 def test_results_are_shown_as_text(result: Any, text: str) -> None:
-    shown = codec.call_result(step(tool_name="t", result=result, error=None), ())
+    shown = codec.parse_call_result(step(tool_name="t", result=result, error=None), ())
     assert (shown.parts, shown.reward, shown.is_error) == ((Text(text),), 0.5, False)
 
 
 def test_images_are_known_in_either_spelling_and_as_data_urls() -> None:
     picture = "iVBORw0KGgo="
     content = [{"type": "image", "data": picture, "mime_type": "image/png"}]
-    listed = codec.call_result(step(tool_name="t", result={"content": content}, error=None), ())
-    shown = codec.observed(
+    listed = codec.parse_call_result(
+        step(tool_name="t", result={"content": content}, error=None), ()
+    )
+    shown = codec.parse_observation(
         step(a=f"data:image/png;base64,{picture}", b=picture, c="data:image/png;base64,?", d=1),
         None,
         ("b",),
@@ -245,19 +247,19 @@ def test_images_are_known_in_either_spelling_and_as_data_urls() -> None:
 
 def test_only_the_fields_that_were_chosen_are_shown() -> None:
     data = step(prompt="Do it.", secret=1, metadata={})
-    assert codec.observed(data, ["prompt"], ()) == (Text('{"prompt": "Do it."}'),)
-    assert codec.observed(data, [], ()) == ()
-    assert codec.observed(step(metadata={}), None, ()) == ()
+    assert codec.parse_observation(data, ["prompt"], ()) == (Text('{"prompt": "Do it."}'),)
+    assert codec.parse_observation(data, [], ()) == ()
+    assert codec.parse_observation(step(metadata={}), None, ()) == ()
 
 
 @pytest.mark.parametrize("reward", ["1", float("nan"), float("inf"), [1], 10**400])
 def test_what_is_no_finite_number_is_shown_as_no_reward(reward: Any) -> None:
     """And kept as one that no grade can be made of: an earlier reward must not stand in for it."""
     data = {**step(tool_name="t", result=1, error=None), "reward": reward}
-    assert codec.call_result(data, ()).reward is None
-    kept = codec.reward_of(data)
+    assert codec.parse_call_result(data, ()).reward is None
+    kept = codec.parse_reward(data)
     assert kept is not None and not math.isfinite(kept)
-    assert codec.reward_of({"reward": None}) is codec.reward_of({}) is None
+    assert codec.parse_reward({"reward": None}) is codec.parse_reward({}) is None
 
 
 JSON = st.recursive(
@@ -271,12 +273,12 @@ JSON = st.recursive(
 @given(data=st.dictionaries(NAMES, JSON, max_size=4))
 def test_whatever_a_server_answers_is_a_result_or_a_precise_failure(data: dict[str, Any]) -> None:
     codec.takes_tool_calls(data)
-    codec.step_tool("act", data)
+    codec.make_step_tool("act", data)
     for read in (
-        partial(codec.call_result, data, ("result",)),
-        partial(codec.observed, data, None, ("result",)),
-        partial(codec.listed_tools, data, ()),
-        partial(codec.printed, data),
+        partial(codec.parse_call_result, data, ("result",)),
+        partial(codec.parse_observation, data, None, ("result",)),
+        partial(codec.parse_tools, data, ()),
+        partial(codec.parse_stdout, data),
     ):
         with suppress(BackendError):
             read()
@@ -285,9 +287,9 @@ def test_whatever_a_server_answers_is_a_result_or_a_precise_failure(data: dict[s
 def test_an_environment_without_tools_says_why() -> None:
     data = {"observation": {"tools": []}, "metadata": {"error": "no server"}}
     with pytest.raises(BackendError, match="lists no tools: no server"):
-        codec.listed_tools(data, ())
+        codec.parse_tools(data, ())
     with pytest.raises(BackendError, match="holds no observation"):
-        codec.listed_tools({"observation": None}, ())
+        codec.parse_tools({"observation": None}, ())
 
 
 @pytest.mark.parametrize(
@@ -306,7 +308,7 @@ def test_a_schema_tells_tool_calls_from_other_actions(action: dict[str, Any], ca
 
 def test_the_tool_of_an_action_leaves_out_what_no_policy_writes() -> None:
     action = {"properties": {"metadata": {}, "message": {}}, "required": ["message"]}
-    tool = codec.step_tool("act", action)
+    tool = codec.make_step_tool("act", action)
     assert json.loads(tool.input_schema_json) == {
         "type": "object",
         "properties": {"message": {}},

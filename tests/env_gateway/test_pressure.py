@@ -9,10 +9,14 @@ import pytest
 
 from services.env_gateway.adapters.fake import FakeBackend, FakeGrader
 from services.env_gateway.episodes.gateway import Gateway
-from services.env_gateway.episodes.session import Answer, Outcome, Session
-from services.env_gateway.grading.verdict import Reason
-from services.env_gateway.limits.adaptive_concurrency import AdaptiveLimit, Breaker, BreakerState
-from services.env_gateway.limits.backend_health import Observer, UsualTime
+from services.env_gateway.episodes.session import CallAnswer, Session, ToolOutcome
+from services.env_gateway.grading.verdict import NoGradeReason
+from services.env_gateway.limits.adaptive_concurrency import (
+    AdaptiveLimit,
+    BreakerState,
+    CircuitBreaker,
+)
+from services.env_gateway.limits.backend_health import RequestObserver, UsualTime
 from services.env_gateway.limits.gates import Gate, NoPlaceError
 from services.env_gateway.ports import BackendError, CallResult
 from tests.env_gateway.support import open_spec, opened, running, task_json, until
@@ -31,14 +35,14 @@ def unreachable() -> BackendError:
 
 async def call(
     gateway: Gateway, session: Session, name: str = "look", timeout_s: float = 10.0
-) -> Answer:
-    return (await gateway.call(session, session.episode.next_seq, name, "{}", timeout_s))[0]
+) -> CallAnswer:
+    return (await gateway.call_tool(session, session.episode.next_seq, name, "{}", timeout_s))[0]
 
 
 def gate(*, limit: int = 2, open_s: float = 5.0) -> Gate:
-    breaker = Breaker(window=4, error_rate=0.5, open_s=open_s)
+    breaker = CircuitBreaker(window=4, error_rate=0.5, open_s=open_s)
     usual = UsualTime(at_least_s=1.0, at_most_s=1.0)
-    return Gate(AdaptiveLimit(start=limit, ceiling=limit), breaker, observer=Observer(usual))
+    return Gate(AdaptiveLimit(start=limit, ceiling=limit), breaker, observer=RequestObserver(usual))
 
 
 def now() -> float:
@@ -48,7 +52,7 @@ def now() -> float:
 async def fail(at: Gate, times: int) -> None:
     for _ in range(times):
         with pytest.raises(BackendError):
-            async with at.passing("run", now() + 1.0):
+            async with at.hold_place("run", now() + 1.0):
                 raise failure(delivered=None)
 
 
@@ -57,7 +61,7 @@ async def test_a_gate_lets_in_as_many_as_the_limit_in_order_of_arrival() -> None
     one = gate(limit=2)
 
     async def work(number: int) -> None:
-        async with one.passing("run", now() + 5.0):
+        async with one.hold_place("run", now() + 5.0):
             entered.append(number)
             assert one.in_flight <= 2
             await asyncio.sleep(0.001)
@@ -69,9 +73,9 @@ async def test_a_gate_lets_in_as_many_as_the_limit_in_order_of_arrival() -> None
 
 async def test_who_gives_up_at_a_gate_leaves_its_place_to_the_next() -> None:
     one = gate(limit=1)
-    async with one.passing("run", now() + 5.0):
+    async with one.hold_place("run", now() + 5.0):
         with pytest.raises(NoPlaceError):
-            async with one.passing("run", now() + 0.01):
+            async with one.hold_place("run", now() + 0.01):
                 raise AssertionError("there was no place")
         waiting = asyncio.create_task(_pass(one))
         given_up = asyncio.create_task(_pass(one))
@@ -83,7 +87,7 @@ async def test_who_gives_up_at_a_gate_leaves_its_place_to_the_next() -> None:
 
 
 async def _pass(at: Gate) -> None:
-    async with at.passing("run", now() + 5.0):
+    async with at.hold_place("run", now() + 5.0):
         await asyncio.sleep(0)
 
 
@@ -93,7 +97,7 @@ async def test_whoever_is_cancelled_when_no_place_is_lost(seed: int) -> None:
     one = gate(limit=3, open_s=0.002)
 
     async def work() -> None:
-        async with one.passing("run", now() + rng.random() * 0.01):
+        async with one.hold_place("run", now() + rng.random() * 0.01):
             await asyncio.sleep(rng.random() * 0.001)
             if rng.random() < 0.4:
                 raise failure(rng.choice(["http", "throttled", "timeout"]), delivered=None)
@@ -104,17 +108,17 @@ async def test_whoever_is_cancelled_when_no_place_is_lost(seed: int) -> None:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
     assert (one.in_flight, one.waiting) == (0, 0)
-    async with one.passing("run", now() + 5.0):
+    async with one.hold_place("run", now() + 5.0):
         assert one.in_flight == 1
 
 
 async def test_an_open_breaker_refuses_at_once_who_cannot_wait_for_it() -> None:
     one = gate(open_s=5.0)
     await fail(one, 4)
-    assert one.breaker is BreakerState.OPEN
+    assert one.breaker_state is BreakerState.OPEN
     started = now()
     with pytest.raises(BackendError) as caught:
-        async with one.passing("run", now() + 1.0):
+        async with one.hold_place("run", now() + 1.0):
             raise AssertionError("the breaker is open")
     assert now() - started < 0.5
     assert (caught.value.kind, caught.value.delivered) == ("unavailable", False)
@@ -128,7 +132,7 @@ async def test_a_breaker_lets_one_try_and_then_all_who_wait() -> None:
 
     async def work() -> None:
         nonlocal trying
-        async with one.passing("run", now() + 5.0):
+        async with one.hold_place("run", now() + 5.0):
             trying += 1
             together.append(trying)
             await asyncio.sleep(0.01)
@@ -137,7 +141,7 @@ async def test_a_breaker_lets_one_try_and_then_all_who_wait() -> None:
     await asyncio.gather(*(work() for _ in range(9)))
     assert together[:2] == [1, 1]
     assert max(together) == 8
-    assert one.breaker is BreakerState.CLOSED
+    assert one.breaker_state is BreakerState.CLOSED
 
 
 async def test_calls_find_what_an_environment_bears_with_few_refusals() -> None:
@@ -156,18 +160,18 @@ async def test_calls_find_what_an_environment_bears_with_few_refusals() -> None:
     async with running(backend, retry=RETRY) as gateway:
         sessions = await asyncio.gather(*(opened(gateway, open_spec(i)) for i in range(48)))
 
-        async def episode(session: Session) -> list[Answer]:
+        async def episode(session: Session) -> list[CallAnswer]:
             return [await call(gateway, session) for _ in range(8)]
 
         answers = await asyncio.gather(*(episode(session) for session in sessions))
-        assert {answer.outcome for made in answers for answer in made} == {Outcome.OK}
+        assert {answer.outcome for made in answers for answer in made} == {ToolOutcome.OK}
         assert refused < 48
-        assert 4 <= gateway.caller.gates.gate("fake").limit <= 48
+        assert 4 <= gateway.caller.gates.call_gate("fake").limit <= 48
 
 
 async def test_an_environment_that_fails_is_left_alone_and_then_tried_again() -> None:
     backend = FakeBackend()
-    backend.fail("call", *(failure(delivered=None) for _ in range(20)))
+    backend.fail_at("call", *(failure(delivered=None) for _ in range(20)))
     breaker = {"open_s": 0.3}
     async with running(backend, breaker=breaker) as gateway:
         session = await opened(gateway)
@@ -175,44 +179,44 @@ async def test_an_environment_that_fails_is_left_alone_and_then_tried_again() ->
             await call(gateway, session, "add")
         steps = backend.steps["call"]
         refused = await call(gateway, session, timeout_s=0.1)
-        assert refused.outcome is Outcome.NOT_EXECUTED
+        assert refused.outcome is ToolOutcome.NOT_EXECUTED
         assert backend.steps["call"] == steps
-        assert (await call(gateway, session)).outcome is Outcome.OK
-        assert gateway.caller.gates.gate("fake").breaker is BreakerState.CLOSED
+        assert (await call(gateway, session)).outcome is ToolOutcome.OK
+        assert gateway.caller.gates.call_gate("fake").breaker_state is BreakerState.CLOSED
 
 
 async def test_one_environment_that_fails_leaves_the_others_alone() -> None:
     backend = FakeBackend()
-    backend.fail("call", *(failure(delivered=None) for _ in range(20)))
+    backend.fail_at("call", *(failure(delivered=None) for _ in range(20)))
     async with running(backend) as gateway:
         bad = await opened(gateway)
         for _ in range(20):
             await call(gateway, bad, "add", timeout_s=0.5)
         other = open_spec(1, task=task_json(env_id="fake2"))
-        assert (await call(gateway, await opened(gateway, other))).outcome is Outcome.OK
+        assert (await call(gateway, await opened(gateway, other))).outcome is ToolOutcome.OK
 
 
 async def test_an_instance_out_of_reach_that_is_gone_is_lost_at_once() -> None:
     backend = FakeBackend()
     async with running(backend, retry=RETRY) as gateway:
         session = await opened(gateway)
-        backend.fail("call", *(unreachable() for _ in range(50)))
+        backend.fail_at("call", *(unreachable() for _ in range(50)))
         backend.running.clear()
         started = now()
         answer = await call(gateway, session, "add", timeout_s=60.0)
-        assert (answer.outcome, answer.attempts) == (Outcome.SESSION_LOST, 3)
+        assert (answer.outcome, answer.attempts) == (ToolOutcome.SESSION_LOST, 3)
         assert now() - started < 5.0
-        grade = await gateway.grade(session, None, None, 5.0)
-        assert (grade.reward, grade.reason) == (None, Reason.INSTANCE_LOST)
+        grade = await gateway.grade_episode(session, None, None, 5.0)
+        assert (grade.reward, grade.reason) == (None, NoGradeReason.INSTANCE_LOST)
 
 
 async def test_an_instance_out_of_reach_that_still_runs_is_tried_on() -> None:
     backend = FakeBackend()
     async with running(backend, retry=RETRY) as gateway:
         session = await opened(gateway)
-        backend.fail("call", *(unreachable() for _ in range(7)))
+        backend.fail_at("call", *(unreachable() for _ in range(7)))
         answer = await call(gateway, session, "add")
-        assert (answer.outcome, answer.attempts) == (Outcome.OK, 8)
+        assert (answer.outcome, answer.attempts) == (ToolOutcome.OK, 8)
 
 
 async def test_failures_that_are_not_in_a_row_are_no_reason_to_ask() -> None:
@@ -221,13 +225,13 @@ async def test_failures_that_are_not_in_a_row_are_no_reason_to_ask() -> None:
         session = await opened(gateway)
         backend.running.clear()
         for _ in range(3):
-            backend.fail("call", unreachable(), unreachable())
-            assert (await call(gateway, session)).outcome is Outcome.OK
+            backend.fail_at("call", unreachable(), unreachable())
+            assert (await call(gateway, session)).outcome is ToolOutcome.OK
 
 
 async def test_too_many_instances_is_a_queue_and_not_a_failure() -> None:
     backend = FakeBackend()
-    backend.fail("provision", *(failure("throttled", retry_after_s=0.1) for _ in range(2)))
+    backend.fail_at("provision", *(failure("throttled", retry_after_s=0.1) for _ in range(2)))
     async with running(backend, open_timeout_s=0.15) as gateway:
         session = await opened(gateway)
         assert backend.steps["provision"] == 3
@@ -236,10 +240,10 @@ async def test_too_many_instances_is_a_queue_and_not_a_failure() -> None:
 
 async def test_a_place_that_never_comes_ends_with_the_episode() -> None:
     backend = FakeBackend()
-    backend.fail("provision", *(failure("throttled", retry_after_s=0.05) for _ in range(100)))
+    backend.fail_at("provision", *(failure("throttled", retry_after_s=0.05) for _ in range(100)))
     async with running(backend, open_timeout_s=0.05) as gateway:
         spec = open_spec(budget_s=0.4)
-        session = gateway.open(spec)
+        session = gateway.open_episode(spec)
         await until(lambda: session.failure is not None)
         assert "throttled" in (session.failure or "")
 
@@ -252,7 +256,7 @@ async def test_creations_in_flight_grow_with_success_and_fall_when_refused() -> 
         await asyncio.gather(*(opened(gateway, open_spec(i)) for i in range(64)))
         grown = gateway.opener.creations["embedded"].gate.limit
         assert 8 <= grown <= 16
-        backend.fail("provision", failure("throttled"))
+        backend.fail_at("provision", failure("throttled"))
         await opened(gateway, open_spec(64))
         assert gateway.opener.creations["embedded"].gate.limit < grown
 
@@ -284,7 +288,7 @@ async def test_one_grade_does_not_wait_behind_another_runs_many() -> None:
         order: list[str] = []
 
         async def graded(session: Session) -> None:
-            await gateway.grade(session, None, None, 30.0)
+            await gateway.grade_episode(session, None, None, 30.0)
             order.append(session.run_id)
 
         waiting = [asyncio.create_task(graded(session)) for session in many]

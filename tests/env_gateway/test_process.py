@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from flotilla.env_gateway.v1 import episode_service_pb2 as pb
-from services.common.parsing import Limits
-from services.env_gateway.adapters.http_client import http_session, send
+from services.common.parsing import TextLimits
+from services.env_gateway.adapters.http_client import exchange_json, open_http_session
 from tests.env_gateway.gateway_process import gateway_process, open_episode, write_spec
 
 SECTION = """
@@ -37,9 +37,11 @@ def environments() -> Iterator[str]:
 
 
 async def running(url: str) -> int:
-    async with http_session(max_connections=1, headers={}) as http:
+    async with open_http_session(max_connections=1, headers={}) as http:
         listed = f"{url}/v1/env/instances?status=running"
-        body, _ = await send(http, "GET", listed, timeout_s=5.0, limits=Limits(2**20, 2**16))
+        body, _ = await exchange_json(
+            http, "GET", listed, timeout_s=5.0, limits=TextLimits(2**20, 2**16)
+        )
         return len(body)
 
 

@@ -8,7 +8,7 @@ from types import ModuleType
 import pytest
 import pytest_asyncio
 
-from services.env_gateway.grading.verdict import judge
+from services.env_gateway.grading.verdict import judge_execution
 from services.env_gateway.ports import Execution
 from tests.env_gateway.escapes import (
     exhausting,
@@ -37,7 +37,7 @@ async def ground() -> AsyncGenerator[Ground]:
 
 
 def no_grade(execution: Execution) -> bool:
-    return not judge(execution, attempts=1).known
+    return not judge_execution(execution, attempts=1).is_known
 
 
 @pytest.mark.parametrize("module", [files, network, kernel, signals, side_channels])

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from services.env_gateway.ports import Rows, Verification
 from services.env_gateway.verify import sandbox, seccomp
-from services.env_gateway.verify.pool import Spares, VerifierPool
-from services.env_gateway.verify.process import Command, StartError, WorkerProcess
-from services.env_gateway.verify.protocol import ProtocolError, parse
+from services.env_gateway.verify.pool import SpareProcesses, VerifierPool
+from services.env_gateway.verify.process import ProcessCommand, StartError, VerifierProcess
+from services.env_gateway.verify.protocol import ProtocolError, parse_message
 from services.env_gateway.verify.sandbox import Sandbox
 from tests.env_gateway.sandboxed import needs_sandbox
 from tests.env_gateway.support import until
@@ -45,7 +45,7 @@ async def test_without_bubblewrap_a_verifier_is_refused_and_both_fixes_are_named
 ) -> None:
     monkeypatch.setenv("PATH", "")
     pool = VerifierPool(size=1, memory_bytes=2**28)
-    execution = await pool.execute(UNTRUSTED, timeout_s=5.0)
+    execution = await pool.run_verifier(UNTRUSTED, timeout_s=5.0)
     await pool.close()
     assert execution.error is not None and not execution.retryable
     assert "apt-get install bubblewrap" in execution.error
@@ -58,7 +58,7 @@ async def test_what_bubblewrap_says_of_a_kernel_that_forbids_it_is_passed_on(
     fake_bubblewrap(tmp_path, "echo 'bwrap: No permissions to create new namespace' >&2; exit 1")
     monkeypatch.setenv("PATH", str(tmp_path))
     pool = VerifierPool(size=1, memory_bytes=2**28)
-    execution = await pool.execute(UNTRUSTED, timeout_s=5.0)
+    execution = await pool.run_verifier(UNTRUSTED, timeout_s=5.0)
     await pool.close()
     assert "bwrap: No permissions to create new namespace" in (execution.error or "")
 
@@ -71,7 +71,7 @@ async def test_unsafe_verifiers_run_where_there_can_be_no_sandbox(
         fake_bubblewrap(tmp_path, "exit 1")
     monkeypatch.setenv("PATH", str(tmp_path))
     pool = VerifierPool(size=1, memory_bytes=2**28, unsafe=True)
-    execution = await pool.execute(UNTRUSTED, timeout_s=5.0)
+    execution = await pool.run_verifier(UNTRUSTED, timeout_s=5.0)
     await pool.close()
     assert execution.result == 1
     assert "etc" in execution.stdout
@@ -80,7 +80,7 @@ async def test_unsafe_verifiers_run_where_there_can_be_no_sandbox(
 @needs_sandbox
 async def test_where_there_can_be_a_sandbox_unsafe_verifiers_run_in_it_all_the_same() -> None:
     pool = VerifierPool(size=1, memory_bytes=2**28, unsafe=True)
-    execution = await pool.execute(UNTRUSTED, timeout_s=20.0)
+    execution = await pool.run_verifier(UNTRUSTED, timeout_s=20.0)
     await pool.close()
     assert execution.result == 1
     assert "work" not in execution.stdout and "home" not in execution.stdout
@@ -94,7 +94,7 @@ async def test_verifiers_that_run_at_once_have_a_process_each_and_leave_none() -
     pool = VerifierPool(size=4, memory_bytes=memory)
     verification = Verification(source, "verify", _query, _snapshot, {})
     executions = await asyncio.gather(
-        *(pool.execute(verification, timeout_s=20.0) for _ in range(24))
+        *(pool.run_verifier(verification, timeout_s=20.0) for _ in range(24))
     )
     await pool.close()
     assert [execution.result for execution in executions] == [1] * 24
@@ -107,44 +107,44 @@ def test_settings_that_forbid_sandboxes_are_told(
     def setting(name: str) -> str:
         return "0" if name == "user.max_user_namespaces" else ""
 
-    monkeypatch.setattr(sandbox, "_setting", setting)
-    assert "user.max_user_namespaces is 0" in sandbox.hint()
+    monkeypatch.setattr(sandbox, "_read_setting", setting)
+    assert "user.max_user_namespaces is 0" in sandbox.kernel_settings_hint()
 
 
-def plain() -> Command:
-    return sandbox.plain(2**28)
+def plain() -> ProcessCommand:
+    return sandbox.plain_command(2**28)
 
 
 async def test_processes_are_started_ahead_and_each_is_handed_out_once() -> None:
-    started: list[WorkerProcess] = []
+    started: list[VerifierProcess] = []
 
-    async def start() -> WorkerProcess:
-        started.append(await WorkerProcess.start(plain()))
+    async def start() -> VerifierProcess:
+        started.append(await VerifierProcess.start_process(plain()))
         return started[-1]
 
-    spares = Spares(start, 1)
-    taken = [await spares.take() for _ in range(3)]
+    spares = SpareProcesses(start, 1)
+    taken = [await spares.take_process() for _ in range(3)]
     assert len({id(worker) for worker in taken}) == 3
     for worker in taken:
         await worker.kill()
     await spares.close()
     assert len(started) == 4
-    assert not any(worker.alive for worker in started)
+    assert not any(worker.is_alive for worker in started)
 
 
 async def test_a_process_that_died_while_it_waited_is_not_handed_out() -> None:
-    started: list[WorkerProcess] = []
+    started: list[VerifierProcess] = []
 
-    async def start() -> WorkerProcess:
-        started.append(await WorkerProcess.start(plain()))
+    async def start() -> VerifierProcess:
+        started.append(await VerifierProcess.start_process(plain()))
         return started[-1]
 
-    spares = Spares(start, 1)
-    first = await spares.take()
+    spares = SpareProcesses(start, 1)
+    first = await spares.take_process()
     await until(lambda: len(started) == 2)
     await started[1].kill()
-    second = await spares.take()
-    assert second.alive
+    second = await spares.take_process()
+    assert second.is_alive
     for worker in (first, second):
         await worker.kill()
     await spares.close()
@@ -154,21 +154,21 @@ async def test_who_gives_up_waiting_leaves_the_process_to_the_next() -> None:
     gate = asyncio.Event()
     starts = 0
 
-    async def start() -> WorkerProcess:
+    async def start() -> VerifierProcess:
         nonlocal starts
         starts += 1
         await gate.wait()
-        return await WorkerProcess.start(plain())
+        return await VerifierProcess.start_process(plain())
 
-    spares = Spares(start, 0)
-    waiting = asyncio.create_task(spares.take())
+    spares = SpareProcesses(start, 0)
+    waiting = asyncio.create_task(spares.take_process())
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
     gate.set()
-    worker = await spares.take()
+    worker = await spares.take_process()
     assert starts == 1
     await worker.kill()
 
@@ -176,13 +176,13 @@ async def test_who_gives_up_waiting_leaves_the_process_to_the_next() -> None:
 async def test_a_start_that_failed_ahead_is_tried_again_when_needed() -> None:
     failures = iter([False, True, False])
 
-    async def start() -> WorkerProcess:
+    async def start() -> VerifierProcess:
         if next(failures, False):
             raise StartError("no")
-        return await WorkerProcess.start(plain())
+        return await VerifierProcess.start_process(plain())
 
-    spares = Spares(start, 1)
-    workers = [await spares.take(), await spares.take()]
+    spares = SpareProcesses(start, 1)
+    workers = [await spares.take_process(), await spares.take_process()]
     for worker in workers:
         await worker.kill()
     await spares.close()
@@ -190,11 +190,11 @@ async def test_a_start_that_failed_ahead_is_tried_again_when_needed() -> None:
 
 async def test_a_program_that_is_no_worker_is_a_precise_error() -> None:
     with pytest.raises(StartError, match="cannot be started"):
-        await WorkerProcess.start(Command(("/nowhere/python",)))
+        await VerifierProcess.start_process(ProcessCommand(("/nowhere/python",)))
     with pytest.raises(StartError, match="broken"):
-        await WorkerProcess.start(Command(("/bin/sh", "-c", "echo broken >&2")))
+        await VerifierProcess.start_process(ProcessCommand(("/bin/sh", "-c", "echo broken >&2")))
     with pytest.raises(StartError, match="something else than JSON"):
-        await WorkerProcess.start(Command(("/bin/echo", "hello")))
+        await VerifierProcess.start_process(ProcessCommand(("/bin/echo", "hello")))
 
 
 GATEWAY = """
@@ -209,7 +209,7 @@ async def snapshot(db):
 async def main():
     source = "def verify(env):\\n    env.db().tables()\\n"
     pool = VerifierPool(size=1, memory_bytes={memory})
-    await pool.execute(Verification(source, "verify", None, snapshot, {{}}), timeout_s=600)
+    await pool.run_verifier(Verification(source, "verify", None, snapshot, {{}}), timeout_s=600)
 
 asyncio.run(main())
 """
@@ -245,7 +245,7 @@ def with_argument(word: str) -> Iterator[int]:
 @given(st.binary() | st.text().map(str.encode))
 def test_any_line_is_a_message_or_an_error(line: bytes) -> None:
     try:
-        parse(line)
+        parse_message(line)
     except ProtocolError as error:
         assert str(error)
 
@@ -254,6 +254,6 @@ def test_on_a_machine_without_a_filter_there_is_no_sandbox(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("platform.machine", lambda: "pdp11")
-    assert seccomp.program() is None
+    assert seccomp.build_program() is None
     with pytest.raises(StartError, match="no filter of system calls for pdp11"):
-        Sandbox("bwrap", memory_bytes=2**28, cpu_s=1).command()
+        Sandbox("bwrap", memory_bytes=2**28, cpu_s=1).make_command()

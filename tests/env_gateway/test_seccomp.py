@@ -37,7 +37,7 @@ def verdict(
     machine: str, number: int, architecture: int | None = None, arguments: Sequence[int] = ()
 ) -> int:
     """What a kernel would return: classic BPF, as far as the filter uses it."""
-    program = seccomp.program(machine)
+    program = seccomp.build_program(machine)
     assert program is not None
     lines = list(struct.iter_unpack("=HBBI", program))
     values = [*arguments, *[0] * (6 - len(arguments))]
@@ -75,10 +75,12 @@ def test_what_a_program_needs_is_allowed_and_what_leads_out_is_not(
 
 @pytest.mark.parametrize(("machine", "architecture"), MACHINES)
 def test_only_what_is_listed_is_allowed(machine: str, architecture: int) -> None:
-    checked = [number for number, _ in syscalls.checked(machine)]
+    checked = [number for number, _ in syscalls.checked_calls(machine)]
     allowed = {number for number in range(2048) if verdict(machine, number) == ALLOWED}
     # Some are allowed with the argument 0.
-    assert set(syscalls.plain(machine)) <= allowed <= {*syscalls.plain(machine), *checked}
+    assert (
+        set(syscalls.plain_calls(machine)) <= allowed <= {*syscalls.plain_calls(machine), *checked}
+    )
     assert len(allowed) < 110
 
 
@@ -154,4 +156,4 @@ def test_only_the_numbers_of_its_own_architecture_count() -> None:
 
 
 def test_on_an_unknown_machine_there_is_no_filter() -> None:
-    assert seccomp.program("pdp11") is None
+    assert seccomp.build_program("pdp11") is None

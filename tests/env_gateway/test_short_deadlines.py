@@ -12,10 +12,10 @@ from typing import Any
 
 from aiohttp import web
 
-from services.env_gateway.adapters.build import build
+from services.env_gateway.adapters.build import build_backend
 from services.env_gateway.config.gateway import EnvGatewayConfig
 from services.env_gateway.episodes.gateway import Gateway
-from services.env_gateway.episodes.session import Answer, Outcome, Session
+from services.env_gateway.episodes.session import CallAnswer, Session, ToolOutcome
 from services.env_gateway.limits.adaptive_concurrency import BreakerState
 from services.env_gateway.ports import Text
 from tests.env_gateway.grading_gateway import grading_gateway
@@ -26,7 +26,7 @@ from tests.env_gateway.support import open_spec, opened
 COMMAND = (sys.executable, str(Path(__file__).with_name("napping_server.py")))
 DAY_S = 86400.0
 # On a busy machine a caller's time may be over before the call was sent.
-UNANSWERED = {Outcome.OUTCOME_UNKNOWN, Outcome.DEADLINE}
+UNANSWERED = {ToolOutcome.OUTCOME_UNKNOWN, ToolOutcome.DEADLINE}
 
 
 @asynccontextmanager
@@ -34,7 +34,7 @@ async def gateway_over(mcp: dict[str, Any], **section: Any) -> AsyncGenerator[Ga
     config = EnvGatewayConfig.model_validate(
         {"backend": "mcp", "backends": {"mcp": mcp}, "close_timeout_s": 2.0, **section}
     )
-    backend = build("mcp", config.backends, max_calls=64)
+    backend = build_backend("mcp", config.backends, max_calls=64)
     try:
         async with grading_gateway({"mcp": backend}, config) as gateway:
             yield gateway
@@ -69,10 +69,10 @@ async def episodes(gateway: Gateway, count: int, **spec: Any) -> list[Session]:
     return await asyncio.gather(*(opened(gateway, one) for one in specs))
 
 
-async def nap(gateway: Gateway, session: Session, seconds: float, timeout_s: float) -> Answer:
+async def nap(gateway: Gateway, session: Session, seconds: float, timeout_s: float) -> CallAnswer:
     arguments = json.dumps({"seconds": seconds})
     seq = session.episode.next_seq
-    return (await gateway.call(session, seq, "nap", arguments, timeout_s))[0]
+    return (await gateway.call_tool(session, seq, "nap", arguments, timeout_s))[0]
 
 
 async def process_of(gateway: Gateway, session: Session) -> int:
@@ -83,10 +83,10 @@ async def process_of(gateway: Gateway, session: Session) -> int:
 
 async def hurried(
     gateway: Gateway, sessions: list[Session], calls: int, timeout_s: float
-) -> set[Outcome]:
+) -> set[ToolOutcome]:
     """So many calls of a tool that takes a day, by callers that wait no longer than that."""
     left = list(range(calls))
-    outcomes: set[Outcome] = set()
+    outcomes: set[ToolOutcome] = set()
 
     async def call(session: Session) -> None:
         while left:
@@ -98,8 +98,8 @@ async def hurried(
 
 
 def pressure(gateway: Gateway) -> tuple[int, BreakerState]:
-    gate = gateway.caller.gates.gate("fake")
-    return gate.limit, gate.breaker
+    gate = gateway.caller.gates.call_gate("fake")
+    return gate.limit, gate.breaker_state
 
 
 async def test_forty_calls_with_short_deadlines_cost_nobody_else_anything() -> None:
@@ -111,7 +111,7 @@ async def test_forty_calls_with_short_deadlines_cost_nobody_else_anything() -> N
         assert await hurried(gateway, sessions, 40, 0.1) <= UNANSWERED
         assert pressure(gateway) == before
         answer = await nap(gateway, other, 0.0, 10.0)
-        assert (answer.outcome, answer.queue_s < 3.0) == (Outcome.OK, True)
+        assert (answer.outcome, answer.queue_s < 3.0) == (ToolOutcome.OK, True)
 
 
 async def test_a_server_that_is_silent_for_longer_than_usual_is_left_alone() -> None:
@@ -121,7 +121,7 @@ async def test_a_server_that_is_silent_for_longer_than_usual_is_left_alone() -> 
         sessions = await episodes(gateway, 16)
         await asyncio.gather(*(nap(gateway, session, 0.0, 10.0) for session in sessions))
         before, _ = pressure(gateway)
-        assert Outcome.NOT_EXECUTED in await hurried(gateway, sessions, 40, 1.0)
+        assert ToolOutcome.NOT_EXECUTED in await hurried(gateway, sessions, 40, 1.0)
         limit, state = pressure(gateway)
         assert (limit < before, state) == (True, BreakerState.OPEN)
 
@@ -140,4 +140,4 @@ async def test_an_instance_that_hangs_does_not_close_the_door_to_the_others() ->
         os.kill(process, signal.SIGCONT)
         assert pressure(gateway) == before
         answer = await nap(gateway, other, 0.0, 10.0)
-        assert (answer.outcome, answer.queue_s < 3.0) == (Outcome.OK, True)
+        assert (answer.outcome, answer.queue_s < 3.0) == (ToolOutcome.OK, True)

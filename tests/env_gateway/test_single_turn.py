@@ -10,13 +10,13 @@ import pytest
 from environments.gsm8k.__main__ import make_tasks
 from environments.gsm8k.dataset import Question
 from flotilla.env_gateway.v1 import episode_service_pb2 as pb
-from services.env_gateway.adapters.build import build
+from services.env_gateway.adapters.build import build_backend
 from services.env_gateway.adapters.fake import FakeBackend
 from services.env_gateway.api import codec
 from services.env_gateway.config.gateway import EnvGatewayConfig
 from services.env_gateway.episodes.gateway import Gateway
-from services.env_gateway.episodes.leases import State
-from services.env_gateway.episodes.session import Outcome
+from services.env_gateway.episodes.leases import EpisodeState
+from services.env_gateway.episodes.session import ToolOutcome
 from tests.env_gateway.grading_gateway import embedded_gateway, grading_gateway
 from tests.env_gateway.support import open_spec, opened, running, states, task_json
 
@@ -49,7 +49,7 @@ async def gateway_over(name: Any) -> AsyncGenerator[Gateway]:
     settings = EnvGatewayConfig.model_validate(
         {"backend": name, "backends": {name: DOORS[name]}, "open_timeout_s": 30.0}
     )
-    backend = build(name, settings.backends, max_calls=8)
+    backend = build_backend(name, settings.backends, max_calls=8)
     try:
         async with grading_gateway({name: backend}, settings) as gateway:
             yield gateway
@@ -74,7 +74,7 @@ async def graded(gateway: Gateway, rule: str, text: str | None, attempt: int) ->
     spec = open_spec(attempt, task=json.dumps(question(rule)))
     session = await opened(gateway, spec)
     assert not session.tools
-    grade = await gateway.grade(session, text, None, 10.0)
+    grade = await gateway.grade_episode(session, text, None, 10.0)
     gateway.close(session.episode.episode_id)
     assert grade.reason is None, grade.detail
     assert len(grade.checks_passed) + len(grade.checks_failed) == 1
@@ -85,8 +85,8 @@ async def test_a_call_in_a_single_turn_finds_no_tool() -> None:
     task = task_json(task_modality="single_turn")
     async with running(FakeBackend()) as gateway:
         session = await opened(gateway, open_spec(task=task))
-        answer, _ = await gateway.call(session, 0, "look", "{}", 1.0)
-        assert answer.outcome is Outcome.BAD_TOOL
+        answer, _ = await gateway.call_tool(session, 0, "look", "{}", 1.0)
+        assert answer.outcome is ToolOutcome.BAD_TOOL
 
 
 async def test_nothing_to_call_is_refused_unless_the_task_wants_nothing() -> None:
@@ -94,11 +94,11 @@ async def test_nothing_to_call_is_refused_unless_the_task_wants_nothing() -> Non
     backend.tools = ()
     async with running(backend) as gateway:
         session, entered = await states(gateway, open_spec(0))
-        assert entered[-1] is State.FAILED
+        assert entered[-1] is EpisodeState.FAILED
         assert '"task_modality": "single_turn"' in (session.failure or "")
         single = task_json(task_modality="single_turn")
         _, entered = await states(gateway, open_spec(1, task=single))
-        assert entered[-1] is State.READY
+        assert entered[-1] is EpisodeState.READY
 
 
 async def test_the_question_is_all_that_the_policy_is_told() -> None:

@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 
 from services.env_gateway.adapters.fake import FakeBackend, FakeGrader
-from services.env_gateway.adapters.fleet.verifier import execution_of
+from services.env_gateway.adapters.fleet.verifier import parse_execution
 from services.env_gateway.api import codec
 from services.env_gateway.episodes.gateway import Gateway
-from services.env_gateway.grading.verdict import Grade, Reason, judge
-from services.env_gateway.ports import CallResult, Execution, Media, Report, Text
+from services.env_gateway.grading.verdict import Grade, NoGradeReason, judge_execution
+from services.env_gateway.ports import CallResult, CheckReport, Execution, Media, Text
 from services.env_gateway.verify.pool import VerifierPool
-from services.env_gateway.verify.protocol import Done, ProtocolError, parse
+from services.env_gateway.verify.protocol import ProtocolError, VerifierDone, parse_message
 from services.env_gateway.verify.worker import Bounded
 from tests.env_gateway.support import open_spec, opened, running, task_json
 
@@ -36,8 +36,8 @@ PARTIAL = {"unsafe_local_verifiers": True, "partial": "printed", "partial_is_rew
 async def attempt(gateway: Gateway, answer: str, *calls: dict[str, Any], task: str = "") -> Grade:
     session = await opened(gateway, open_spec(task=task or task_json()))
     for seq, arguments in enumerate(calls):
-        await gateway.call(session, seq, "add", json.dumps(arguments), 5.0)
-    return await gateway.grade(session, answer, None, 30.0)
+        await gateway.call_tool(session, seq, "add", json.dumps(arguments), 5.0)
+    return await gateway.grade_episode(session, answer, None, 30.0)
 
 
 async def test_a_forged_judges_error_leaves_the_zero_after_one_run_and_is_counted() -> None:
@@ -59,7 +59,7 @@ async def test_a_judges_error_that_nobody_wrote_is_repeated_and_leaves_no_grade(
     async with running(FakeBackend(), grader, verifiers=twice) as gateway:
         grade = await attempt(gateway, "done", {"by": 1, "note": "an error of the app"})
         (status,) = codec.encode_status(gateway).environments
-    assert (grade.reason, grade.attempts, len(grader.seen)) == (Reason.JUDGE_ERROR, 2, 2)
+    assert (grade.reason, grade.attempts, len(grader.seen)) == (NoGradeReason.JUDGE_ERROR, 2, 2)
     assert status.suspects == 0
 
 
@@ -132,7 +132,7 @@ async def test_checks_that_are_returned_are_out_of_reach_of_what_is_printed() ->
 @pytest.mark.parametrize(
     ("result", "expected"),
     [
-        ({"score": 1, "passed": ["a"], "failed": []}, (1, Report(("a",), ()))),
+        ({"score": 1, "passed": ["a"], "failed": []}, (1, CheckReport(("a",), ()))),
         ({"score": 1}, (1, None)),
         ({"score": 0, "passed": "a", "failed": []}, (0, None)),
         (0.5, (0.5, None)),
@@ -140,13 +140,15 @@ async def test_checks_that_are_returned_are_out_of_reach_of_what_is_printed() ->
     ],
 )
 def test_fleet_passes_on_what_a_verifier_returned(result: Any, expected: Any) -> None:
-    execution = execution_of({"success": True, "result": result, "stdout": JUDGED})
+    execution = parse_execution({"success": True, "result": result, "stdout": JUDGED})
     assert (execution.result, execution.report) == expected
 
 
 def test_a_report_is_taken_instead_of_what_was_printed() -> None:
-    execution = Execution(result=0, report=Report(("a",), ("b",)), stdout=f"App c: 1\n{JUDGED}")
-    grade = judge(execution, attempts=1)
+    execution = Execution(
+        result=0, report=CheckReport(("a",), ("b",)), stdout=f"App c: 1\n{JUDGED}"
+    )
+    grade = judge_execution(execution, attempts=1)
     assert (grade.reward, grade.partial_reward, grade.checks_passed) == (0.0, 0.5, ("a",))
 
 
@@ -162,13 +164,15 @@ def test_a_report_is_taken_instead_of_what_was_printed() -> None:
 )
 def test_a_process_may_report_lists_of_texts_and_no_more(result: Any) -> None:
     with pytest.raises(ProtocolError):
-        parse(json.dumps({"done": {"result": result, "stdout": ""}}).encode())
+        parse_message(json.dumps({"done": {"result": result, "stdout": ""}}).encode())
 
 
 def test_a_report_crosses_the_protocol() -> None:
     report = {"score": 0, "passed": ["a"], "failed": []}
-    done = parse(json.dumps({"done": {"result": report, "stdout": "x", "cut": True}}).encode())
-    assert done == Done(report, "x", None, cut=True)
+    done = parse_message(
+        json.dumps({"done": {"result": report, "stdout": "x", "cut": True}}).encode()
+    )
+    assert done == VerifierDone(report, "x", None, cut=True)
 
 
 def test_output_knows_whether_it_is_whole() -> None:

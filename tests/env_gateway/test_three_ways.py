@@ -58,7 +58,7 @@ async def played(bench: Bench, attempt: int) -> Transcript:
     index, how = divmod(attempt, len(PLAYS))
     session = await bench.open(attempt, task=index)
     answers = [await bench.call(session, call) for call in PLAYS[how](TASKS[index])]
-    grade = await bench.gateway.grade(session, "done", None, TIMEOUT_S)
+    grade = await bench.gateway.grade_episode(session, "done", None, TIMEOUT_S)
     tools = session.tools.values()
     return Transcript(
         [(t.name, t.description, t.input_schema_json, t.read_only, t.idempotent) for t in tools],

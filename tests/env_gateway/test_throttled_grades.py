@@ -8,7 +8,7 @@ import pytest
 
 from services.env_gateway.episodes.gateway import Gateway
 from services.env_gateway.episodes.session import Session
-from services.env_gateway.grading.verdict import Grade, Reason
+from services.env_gateway.grading.verdict import Grade, NoGradeReason
 from tests.env_gateway.backends.fleet_harness import Emulator, fleet_bench
 
 
@@ -19,7 +19,7 @@ def throttled(*on: str, rate: float = 0.0, times: int = 0, after_s: float = 0.1)
 
 
 async def graded(gateway: Gateway, session: Session, timeout_s: float = 120.0) -> Grade:
-    return await gateway.grade(session, "", None, timeout_s)
+    return await gateway.grade_episode(session, "", None, timeout_s)
 
 
 async def test_refusals_cost_a_grade_no_attempt_and_are_waited_for(emulator: Emulator) -> None:
@@ -51,7 +51,7 @@ async def test_a_grade_that_is_refused_until_its_deadline_is_unknown_and_says_wh
         session = await bench.open()
         await emulator.faults(faults=[throttled("execute_verifier", "check_verifier", rate=1.0)])
         grade = await graded(bench.gateway, session, 1.0)
-        assert (grade.reward, grade.reason, grade.attempts) == (None, Reason.TIMEOUT, 0)
+        assert (grade.reward, grade.reason, grade.attempts) == (None, NoGradeReason.TIMEOUT, 0)
         assert "429" in grade.detail
 
 

@@ -9,11 +9,11 @@ from PIL import Image
 from services.env_gateway.adapters import image_scaling
 from services.env_gateway.adapters.fake import TOOLS, FakeBackend
 from services.env_gateway.episodes.gateway import Gateway
-from services.env_gateway.episodes.session import Answer, Outcome, Session
-from services.env_gateway.grading.verdict import Reason
+from services.env_gateway.episodes.session import CallAnswer, Session, ToolOutcome
+from services.env_gateway.grading.verdict import NoGradeReason
 from services.env_gateway.ports import BackendError, CallResult, Text, Tool
 from services.env_gateway.tools import computer_tool
-from services.env_gateway.tools.computer_tool import media
+from services.env_gateway.tools.computer_tool import make_media
 from tests.env_gateway.support import open_spec, opened, running, task_json
 
 SET = Tool("set", "Sets the counter.", '{"type": "object"}', idempotent=True)
@@ -22,7 +22,7 @@ SET = Tool("set", "Sets the counter.", '{"type": "object"}', idempotent=True)
 def backend_with(*errors: BackendError) -> FakeBackend:
     backend = FakeBackend()
     backend.tools = (*TOOLS, SET)
-    backend.fail("call", *errors)
+    backend.fail_at("call", *errors)
     return backend
 
 
@@ -30,8 +30,8 @@ def failure(kind: str = "http", *, delivered: bool | None, lost: bool = False) -
     return BackendError(kind, "a failure", delivered=delivered, lost=lost)
 
 
-async def call(gateway: Gateway, session: Session, name: str, timeout_s: float = 5.0) -> Answer:
-    return (await gateway.call(session, session.episode.next_seq, name, "{}", timeout_s))[0]
+async def call(gateway: Gateway, session: Session, name: str, timeout_s: float = 5.0) -> CallAnswer:
+    return (await gateway.call_tool(session, session.episode.next_seq, name, "{}", timeout_s))[0]
 
 
 async def test_an_idempotent_write_is_sent_again() -> None:
@@ -39,8 +39,8 @@ async def test_an_idempotent_write_is_sent_again() -> None:
     async with running(backend) as gateway:
         session = await opened(gateway)
         answer = await call(gateway, session, "set")
-        assert (answer.outcome, answer.attempts) == (Outcome.OK, 3)
-        assert (await gateway.grade(session, None, None, 5.0)).known
+        assert (answer.outcome, answer.attempts) == (ToolOutcome.OK, 3)
+        assert (await gateway.grade_episode(session, None, None, 5.0)).is_known
 
 
 @pytest.mark.parametrize(
@@ -58,9 +58,9 @@ async def test_an_idempotent_write_that_never_succeeds_taints(errors: list[Backe
     async with running(backend, retry=retry) as gateway:
         session = await opened(gateway)
         answer = await call(gateway, session, "set")
-        assert answer.outcome is Outcome.OUTCOME_UNKNOWN
-        grade = await gateway.grade(session, None, None, 5.0)
-        assert (grade.reward, grade.reason) == (None, Reason.TAINTED)
+        assert answer.outcome is ToolOutcome.OUTCOME_UNKNOWN
+        grade = await gateway.grade_episode(session, None, None, 5.0)
+        assert (grade.reward, grade.reason) == (None, NoGradeReason.TAINTED)
 
 
 async def test_an_idempotent_write_that_hangs_taints() -> None:
@@ -68,7 +68,7 @@ async def test_an_idempotent_write_that_hangs_taints() -> None:
     backend.delays["call"] = 60.0
     async with running(backend) as gateway:
         session = await opened(gateway)
-        assert (await call(gateway, session, "set", 0.1)).outcome is Outcome.OUTCOME_UNKNOWN
+        assert (await call(gateway, session, "set", 0.1)).outcome is ToolOutcome.OUTCOME_UNKNOWN
         assert session.episode.tainted
 
 
@@ -77,8 +77,8 @@ async def test_a_read_that_never_succeeds_taints_nothing() -> None:
     retry = {"base_s": 0.001, "cap_s": 0.01, "budget_cap": 3, "budget_ratio": 0.0}
     async with running(backend, retry=retry) as gateway:
         session = await opened(gateway)
-        assert (await call(gateway, session, "look")).outcome is Outcome.NOT_EXECUTED
-        assert (await gateway.grade(session, None, None, 5.0)).reward == 1.0
+        assert (await call(gateway, session, "look")).outcome is ToolOutcome.NOT_EXECUTED
+        assert (await gateway.grade_episode(session, None, None, 5.0)).reward == 1.0
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ async def test_an_answer_that_is_no_picture_is_shown_all_the_same(text: str) -> 
         spec = open_spec(task=task_json(task_modality="joint"))
         session = await opened(gateway, spec)
         answer = await call(gateway, session, "add")
-        assert answer.outcome is Outcome.OK and answer.parts
+        assert answer.outcome is ToolOutcome.OK and answer.parts
 
 
 def broken_png() -> bytes:
@@ -113,4 +113,4 @@ def broken_png() -> bytes:
 
 async def test_a_picture_whose_end_is_broken_is_unreadable() -> None:
     with pytest.raises(computer_tool.UnreadableImageError):
-        await image_scaling.scale(media(broken_png(), "image/png"), 64)
+        await image_scaling.scale_image(make_media(broken_png(), "image/png"), 64)

@@ -46,8 +46,8 @@ async def graded(verifier: str, *calls: str) -> Grade:
         task = task_json(data_id="monday", verifier_func=verifier)
         session = await opened(running, open_spec(task=task))
         for number, text in enumerate(calls):
-            await running.call(session, number, "add_note", f'{{"text": "{text}"}}', 20.0)
-        return await running.grade(session, None, None, 30.0)
+            await running.call_tool(session, number, "add_note", f'{{"text": "{text}"}}', 20.0)
+        return await running.grade_episode(session, None, None, 30.0)
 
 
 async def test_a_verifier_reads_the_final_state_by_a_tool() -> None:

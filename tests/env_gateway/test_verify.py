@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from services.env_gateway.grading.verdict import judge
+from services.env_gateway.grading.verdict import judge_execution
 from services.env_gateway.ports import (
     BackendError,
     Execution,
@@ -20,7 +20,7 @@ from services.env_gateway.ports import (
 )
 from services.env_gateway.verify.change_rules import IgnoreConfig
 from services.env_gateway.verify.pool import VerifierPool
-from services.env_gateway.verify.protocol import Budget, ProtocolError, parse
+from services.env_gateway.verify.protocol import MessageBudget, ProtocolError, parse_message
 from services.env_gateway.verify.source_shape import find_verifier
 from services.env_gateway.verify.verifier_globals import (
     Database,
@@ -73,7 +73,7 @@ def direct(connections: dict[str, sqlite3.Connection]) -> Any:
 @asynccontextmanager
 async def pool(size: int = 1) -> AsyncGenerator[VerifierPool]:
     workers = VerifierPool(size=size, memory_bytes=2**29)
-    await workers.start()
+    await workers.start_workers()
     try:
         yield workers
     finally:
@@ -106,7 +106,7 @@ async def run(
         source, find_verifier(source).name, query, snapshot, arguments, trusted=True
     )
     try:
-        return await workers.execute(verification, timeout_s=timeout_s)
+        return await workers.run_verifier(verification, timeout_s=timeout_s)
     finally:
         for connection in connections.values():
             connection.close()
@@ -148,7 +148,7 @@ def validate_task(env: Environment, final_answer: str | None = None) -> int:
 async def test_a_verifier_of_fleets_dialect_runs_in_a_worker(snapshots: bool) -> None:
     async with pool() as workers:
         execution = await run(workers, FULL, snapshots=snapshots, final_answer="it is Eve")
-    grade = judge(execution, attempts=1)
+    grade = judge_execution(execution, attempts=1)
     assert (grade.reward, grade.detail) == (1.0, "")
     assert (grade.checks_passed, grade.checks_failed) == (("[C] 1 new",), ("[X] for show",))
     assert grade.partial_reward == 0.5
@@ -252,7 +252,7 @@ async def test_an_environment_that_fails_during_grading_is_not_the_verifiers_fau
     async with pool() as workers:
         verification = Verification(source, "verify", query, snapshot, {}, trusted=True)
         with pytest.raises(BackendError, match="it is gone"):
-            await workers.execute(verification, timeout_s=5.0)
+            await workers.run_verifier(verification, timeout_s=5.0)
 
 
 def test_unlisted_changes_fail_and_name_the_row(dbs: Any) -> None:
@@ -351,16 +351,16 @@ def test_imports_of_the_sdk_are_removed_and_others_kept() -> None:
 def test_a_line_that_would_build_too_much_is_refused_unbuilt(line: bytes) -> None:
     began = time.process_time()
     with pytest.raises(ProtocolError, match=r"too much at once: it (holds more|is nested)"):
-        parse(line)
+        parse_message(line)
     assert time.process_time() - began < 0.2
 
 
 def test_a_sandbox_says_only_so_much_and_asks_only_so_often() -> None:
-    budget = Budget()
+    budget = MessageBudget()
     with pytest.raises(ProtocolError, match="more than 16777216 bytes"):
         for _ in range(5):
-            budget.spend(b"x" * 2**22)
-    budget = Budget()
+            budget.count_line(b"x" * 2**22)
+    budget = MessageBudget()
     with pytest.raises(ProtocolError, match="asked more than 20000 times"):
         for _ in range(20_001):
-            budget.spend(b"x")
+            budget.count_line(b"x")

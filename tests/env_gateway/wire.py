@@ -120,5 +120,5 @@ def check_unharmed(wire: Wire) -> None:
     """The one episode is open, as it was, and no other is left."""
     gateway, backend = wire.served.gateway, wire.served.backend
     backend.hook = None
-    wait_until(lambda: len(backend.running) == gateway.admission.held == 1)
+    wait_until(lambda: len(backend.running) == gateway.admission.held_places == 1)
     assert wire.is_well()

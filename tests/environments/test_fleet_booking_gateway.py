@@ -12,8 +12,8 @@ from services.env_gateway.adapters.embedded.backend import EmbeddedBackend
 from services.env_gateway.config.backends import EmbeddedConfig
 from services.env_gateway.config.gateway import EnvGatewayConfig
 from services.env_gateway.episodes.gateway import Gateway
-from services.env_gateway.episodes.instance_journal import Journal
-from services.env_gateway.episodes.session import Outcome
+from services.env_gateway.episodes.instance_journal import InstanceJournal
+from services.env_gateway.episodes.session import ToolOutcome
 from services.env_gateway.grading.grader import VerifierRunner
 from services.env_gateway.verify.pool import VerifierPool
 from tests.env_gateway.support import open_spec, opened
@@ -31,7 +31,7 @@ async def gateway() -> AsyncIterator[Gateway]:
     trusted = {sha256(task["verifier_func"].encode()).hexdigest() for task in TASKS.values()}
     settings = EnvGatewayConfig()
     runner = VerifierRunner(settings.verifiers, pool, frozenset(trusted))
-    backend, journal = EmbeddedBackend(EmbeddedConfig()), Journal(None)
+    backend, journal = EmbeddedBackend(EmbeddedConfig()), InstanceJournal(None)
     made = Gateway(settings, {"embedded": backend}, runner, journal, incarnation="run.gw")
     try:
         yield made
@@ -57,12 +57,12 @@ def calls_of(instance: Instance, short: str) -> list[tuple[str, dict[str, Any]]]
 async def test_a_task_is_graded_before_and_after_its_solution(gateway: Gateway, short: str) -> None:
     task = json.dumps(TASKS[short])
     untouched = await opened(gateway, open_spec(0, task=task))
-    before = await gateway.grade(untouched, "", None, 20.0)
+    before = await gateway.grade_episode(untouched, "", None, 20.0)
     assert (before.reason, before.reward) == (None, 0.0)
     assert before.checks_failed
     session = await opened(gateway, open_spec(1, task=task))
     for seq, (name, arguments) in enumerate(calls_of(open_task(TASKS[short]), short)):
-        answer, _ = await gateway.call(session, seq, name, json.dumps(arguments), 5.0)
-        assert answer.outcome is Outcome.OK, answer
-    after = await gateway.grade(session, "done", None, 20.0)
+        answer, _ = await gateway.call_tool(session, seq, name, json.dumps(arguments), 5.0)
+        assert answer.outcome is ToolOutcome.OK, answer
+    after = await gateway.grade_episode(session, "done", None, 20.0)
     assert (after.reason, after.reward) == (None, 1.0)

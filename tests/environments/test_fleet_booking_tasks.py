@@ -145,7 +145,7 @@ async def test_the_gateways_verifier_processes_run_every_verifier() -> None:
     pool = VerifierPool(size=1, memory_bytes=2**30)
     try:
         for task in TASKS.values():
-            execution = await pool.execute(verification(task), timeout_s=20)
+            execution = await pool.run_verifier(verification(task), timeout_s=20)
             assert (execution.error, execution.result) == (None, 0)
     finally:
         await pool.close()

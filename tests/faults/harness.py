@@ -18,8 +18,8 @@ from environments.scenario import APPS
 from environments.tasks import make_tasks
 from services.common.shared_memory import SHARED_MEMORY
 from services.launcher import launcher_address
-from services.learner.journal.row_codec import accounts
-from services.learner.journal.store import FILE_NAME
+from services.learner.journal.row_codec import count_fates
+from services.learner.journal.store import JOURNAL_FILE
 from tests.launcher.harness import left_running, start_cli
 
 # A busy machine takes ten times as long as an idle one.
@@ -146,13 +146,13 @@ class FaultRun:
         return "\n".join([self.output, *logs])
 
     def begun(self) -> bool:
-        return bool(list(self.runs.glob(f"faults-*/{FILE_NAME}")))
+        return bool(list(self.runs.glob(f"faults-*/{JOURNAL_FILE}")))
 
     def query(self, sql: str) -> list[Any]:
         """Rows of the journal; none before there is one."""
         if not self.begun():
             return []
-        with sqlite3.connect(f"file:{self.folder / FILE_NAME}?mode=ro", uri=True) as db:
+        with sqlite3.connect(f"file:{self.folder / JOURNAL_FILE}?mode=ro", uri=True) as db:
             try:
                 return db.execute(sql).fetchall()
             except sqlite3.OperationalError:
@@ -203,7 +203,7 @@ class FaultRun:
         self._process.kill()
 
     def kill_launcher(self) -> None:
-        address = launcher_address.read(self.runs)
+        address = launcher_address.read_address(self.runs)
         assert address is not None
         os.kill(address.pid, signal.SIGKILL)
 
@@ -223,8 +223,8 @@ class FaultRun:
         """The whole run is accounted for, and nothing of it is left behind."""
         await self.gone(5.0)
         self.check_books(steps)
-        with sqlite3.connect(self.folder / FILE_NAME) as db:
-            fates = accounts(db)
+        with sqlite3.connect(self.folder / JOURNAL_FILE) as db:
+            fates = count_fates(db)
         summary = json.loads((self.folder / "summary.json").read_text())
         assert summary["steps"] == steps
         assert fates["trained"] >= steps, fates
@@ -241,8 +241,8 @@ class FaultRun:
 
     def check_books(self, steps: int | None = None) -> None:
         """I1 and I2 of the journal, and I3 of the gateway's."""
-        with sqlite3.connect(self.folder / FILE_NAME) as db:
-            fates = accounts(db)
+        with sqlite3.connect(self.folder / JOURNAL_FILE) as db:
+            fates = count_fates(db)
             planned = db.execute(
                 "SELECT json_extract(value, '$[0]'), json_extract(value, '$[1]')"
                 " FROM plans, json_each(plans.attempts)"
@@ -271,7 +271,7 @@ class FaultRun:
 
     def keep_payloads(self) -> None:
         """Have the journal refuse to prune, so that all of its plans can be replayed."""
-        with sqlite3.connect(self.folder / FILE_NAME, timeout=10.0) as db:
+        with sqlite3.connect(self.folder / JOURNAL_FILE, timeout=10.0) as db:
             db.execute(
                 "CREATE TRIGGER IF NOT EXISTS keep BEFORE UPDATE OF payload ON trajectories"
                 " BEGIN SELECT RAISE(IGNORE); END"

@@ -32,8 +32,8 @@ class Nodes:
         self.folder = folder / RUN
         self._spec = folder / "spec.json"
         self._spec.write_text(json.dumps(spec))
-        certificates.store_run(folder, run())
-        self._identity = certificates.folder_of(folder, RUN)
+        certificates.store_identity(folder, run())
+        self._identity = certificates.identity_folder(folder, RUN)
         self._started: list[asyncio.subprocess.Process] = []
 
     async def start(self, service: str, *arguments: str) -> Node:

@@ -3,10 +3,10 @@
 import json
 from pathlib import Path
 
-from services.common.config import parse
+from services.common.config import parse_config
 from services.common.spec import PolicyConfig
 from services.learner.config.learner import LearnerConfig
-from services.learner.groups.batcher import train_batch
+from services.learner.groups.batcher import build_train_batch
 from services.learner.journal.store import open_journal
 from services.learner.ranks.local import LocalRanks
 from tests.faults.harness import FaultRun
@@ -16,19 +16,21 @@ async def replayed(run: FaultRun, scratch: Path) -> Path:
     """The checkpoint of one rank that trains on all journaled plans in one go. Payloads must have
     been kept."""
     wish = json.loads((run.folder / "spec.json").read_text())
-    config = parse(LearnerConfig, wish["learner"], where="learner")
-    policy = parse(PolicyConfig, wish["policy"], where="policy")
+    config = parse_config(LearnerConfig, wish["learner"], where="learner")
+    policy = parse_config(PolicyConfig, wish["policy"], where="policy")
     journal = open_journal(run.folder)
     shm = scratch / "shm"
     shm.mkdir()
     ranks = LocalRanks("replay", policy, config, scratch / "rank.log", shm)
     try:
-        await ranks.start(None)
+        await ranks.start_ranks(None)
         for plan in await journal.plans_after(0):
-            await ranks.train(
-                train_batch(plan.step, await journal.load(plan.attempts), plan.settings)
+            await ranks.train_step(
+                build_train_batch(
+                    plan.step, await journal.load_trajectories(plan.attempts), plan.settings
+                )
             )
-        await ranks.save(scratch / "replayed")
+        await ranks.save_checkpoint(scratch / "replayed")
     finally:
         await ranks.close()
         await journal.close()

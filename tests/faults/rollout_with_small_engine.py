@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from services.common.service_main import Runtime, entry
+from services.common.service_main import Runtime, run_service_process
 from services.rollout.__main__ import DOC, load, registry
 from services.rollout.config.rollout import RolloutConfig
 
@@ -47,4 +47,4 @@ def _load() -> Callable[[Runtime[RolloutConfig]], Awaitable[None]]:
 
 
 if __name__ == "__main__":
-    entry("rollout", RolloutConfig, _load, doc=DOC, registry=registry)
+    run_service_process("rollout", RolloutConfig, _load, doc=DOC, registry=registry)

@@ -76,9 +76,9 @@ class SmallEngine(FakeEngine):
         body = json.dumps({"name": name, "arguments": arguments})
         return f"<tool_call>\n{body}\n</tool_call>"
 
-    async def load(self, publication: Publication, path: Path) -> None:
+    async def load_weights(self, publication: Publication, path: Path) -> None:
         self._weights = load_file(path)
-        await super().load(publication, path)
+        await super().load_weights(publication, path)
 
-    async def score(self, token_ids: NDArray[np.int32]) -> NDArray[np.float32]:
+    async def compute_logprobs(self, token_ids: NDArray[np.int32]) -> NDArray[np.float32]:
         return token_logprobs(self._weights, token_ids)

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from services.learner.groups.batcher import train_batch
-from services.learner.journal.store import FILE_NAME, open_journal
+from services.learner.groups.batcher import build_train_batch
+from services.learner.journal.store import JOURNAL_FILE, open_journal
 from services.learner.ranks.fake import FakeRanks
 from tests.faults.learner_process import STEPS
 from tests.learner.support import FakeWorker, free_port
@@ -35,8 +35,10 @@ async def _replayed(run_dir: Path) -> NDArray[np.uint64]:
     ranks = FakeRanks(run_dir / "again")
     try:
         for plan in await journal.plans_after(0):
-            await ranks.train(
-                train_batch(plan.step, await journal.load(plan.attempts), plan.settings)
+            await ranks.train_step(
+                build_train_batch(
+                    plan.step, await journal.load_trajectories(plan.attempts), plan.settings
+                )
             )
     finally:
         await journal.close()
@@ -45,7 +47,7 @@ async def _replayed(run_dir: Path) -> NDArray[np.uint64]:
 
 def _keep_payloads(run_dir: Path) -> None:
     """Have the test's journal refuse to prune, so that all plans can be replayed from it."""
-    with sqlite3.connect(run_dir / FILE_NAME) as db:
+    with sqlite3.connect(run_dir / JOURNAL_FILE) as db:
         db.execute(
             "CREATE TRIGGER IF NOT EXISTS keep BEFORE UPDATE OF payload ON trajectories"
             " BEGIN SELECT RAISE(IGNORE); END"
@@ -53,7 +55,7 @@ def _keep_payloads(run_dir: Path) -> None:
 
 
 def _check_journal(run_dir: Path, receipts: dict[tuple[str, int, int], bytes]) -> None:
-    with sqlite3.connect(run_dir / FILE_NAME) as db:
+    with sqlite3.connect(run_dir / JOURNAL_FILE) as db:
         rows = db.execute("SELECT group_id, attempt_index, try, content_digest FROM trajectories")
         journaled = {(group, index, number): digest for group, index, number, digest in rows}
         planned = db.execute(

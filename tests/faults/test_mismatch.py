@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from services.learner.guard.report import FILE_NAME
+from services.learner.guard.report import REPORT_FILE
 from tests.faults.harness import FaultRun
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]
@@ -35,7 +35,7 @@ async def test_a_run_with_a_mismatch_is_refused_by_the_launcher_with_the_reason(
     assert await run.exit() != 0
     assert "engine and trainer disagree, the run does not start" in run.output, run.state()
     assert sentence in run.output
-    report = json.loads((run.folder / FILE_NAME).read_text())
+    report = json.loads((run.folder / REPORT_FILE).read_text())
     assert report["diagnosis"]["setting"] == setting
     assert run.steps() == 0
     assert run.query("SELECT * FROM checkpoints") == []

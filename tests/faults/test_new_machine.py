@@ -39,20 +39,20 @@ async def test_a_run_goes_on_from_s3_when_its_machine_is_gone(
         run.clear_shared_memory()
         await run.gone(30.0)
         shutil.rmtree(run.runs)
-        steps = stamps(store.names("manifests"))[-1].step + 2
+        steps = stamps(store.list_files("manifests"))[-1].step + 2
         await run.train("--resume", store.url, f"--learner.steps={steps}")
         await run.completes()
         assert f"Restored run {run_id} at step" in run.output
         await run.check_end(steps)
         assert run.folder.name == run_id
-        assert [stamp.run_epoch for stamp in stamps(store.names("manifests"))][-1] == 2
+        assert [stamp.run_epoch for stamp in stamps(store.list_files("manifests"))][-1] == 2
     load(run.folder / "model")
 
 
 async def first_manifest(store: RemoteStore, run: FaultRun) -> None:
     deadline = time.monotonic() + run.limit_s
     while time.monotonic() < deadline:
-        if await asyncio.to_thread(store.names, "manifests"):
+        if await asyncio.to_thread(store.list_files, "manifests"):
             return
         await asyncio.sleep(0.05)
     raise AssertionError(f"nothing was uploaded:\n{run.state()}")

@@ -7,7 +7,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from services.learner.weights.weight_server import Start
+from services.learner.weights.weight_server import WeightServerConfig
 from services.learner.weights.weight_server_process import WeightServer
 from tests.common.outsiders import beyond_loopback, member, other_run, outsiders, run
 from tests.contract.everything import of_service, refusals
@@ -57,10 +57,10 @@ async def test_a_run_of_three_nodes_trains_under_tls_and_refuses_strangers(
 
 async def test_the_weight_server_refuses_strangers_too(tmp_path: Path) -> None:
     weights = WeightServer(tmp_path / "weights.log")
-    tls = run().tls("learner").to_text()
+    tls = run().tls_for("learner").to_text()
     try:
-        address = await weights.start(
-            Start(run().run_id, run().token, tls, listen=f"{beyond_loopback()}:0")
+        address = await weights.start_process(
+            WeightServerConfig(run().run_id, run().token, tls, listen=f"{beyond_loopback()}:0")
         )
         await check_refuses_strangers(address, "learner", "WeightService")
     finally:

@@ -20,7 +20,7 @@ from services.launcher.agent.preemption import UNTOLD_LEFT_S
 from services.launcher.control.agent_reports import EXIT_PREEMPTED
 from services.learner.checkpoints.adapters.fsspec_store import open_store
 from services.learner.checkpoints.remote_layout import Stamp, stamps
-from services.learner.journal.store import FILE_NAME
+from services.learner.journal.store import JOURNAL_FILE
 from tests.faults.harness import LIMIT_S, runs, spec
 from tests.faults.watched import MACHINES, NOTICE, OUTPUT
 from tests.launcher.harness import TOKEN, Served, serving
@@ -42,7 +42,7 @@ class Rented:
 
     def journal(self, machine: str, sql: str) -> list[Any]:
         """Rows of the journal on a machine; none before there is one."""
-        path = self.machines / machine / self.run_id / FILE_NAME
+        path = self.machines / machine / self.run_id / JOURNAL_FILE
         if not path.exists():
             return []
         with sqlite3.connect(f"file:{path}?mode=ro", uri=True) as db:
@@ -59,7 +59,7 @@ class Rented:
     def uploaded(self) -> list[Stamp]:
         """Checkpoints that are whole in the store."""
         store = open_store(f"{self.store_url}/{self.run_id}", {})
-        return sorted(stamps(store.names("manifests")))
+        return sorted(stamps(store.list_files("manifests")))
 
     async def leases(self) -> None:
         """Wait until rollouts hold groups."""
@@ -70,9 +70,9 @@ class Rented:
 
     async def leased_groups(self) -> int:
         """Groups that rollouts hold, as the learner knows."""
-        supervisor = self.served.launcher.active(self.run_id)
+        supervisor = self.served.launcher.get_supervisor(self.run_id)
         assert supervisor is not None
-        [learner] = supervisor.roster.peers("learner")
+        [learner] = supervisor.roster.serving_members("learner")
         async with rpc.channel(learner.address, token=TOKEN) as channel:
             stub: Any = group_service_pb2_grpc.GroupServiceStub(channel)
             return (await stub.GetStatus(group_service_pb2.GetStatusRequest())).leased_groups

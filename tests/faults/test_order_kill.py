@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from services.learner.journal.store import FILE_NAME
+from services.learner.journal.store import JOURNAL_FILE
 from tests.learner.support import FakeWorker, free_port
 
 MOMENTS = ["train", "trained", "publish", "save", "saved"]
@@ -54,7 +54,7 @@ def journaled(folder: Path) -> dict[str, list[Any]]:
         "tasks": "SELECT * FROM curriculum_tasks ORDER BY 1",
         "events": "SELECT change, task, env, kind, reason FROM curriculum_events ORDER BY id",
     }
-    with sqlite3.connect(folder / "run" / FILE_NAME) as db:
+    with sqlite3.connect(folder / "run" / JOURNAL_FILE) as db:
         return {name: db.execute(sql).fetchall() for name, sql in queries.items()}
 
 

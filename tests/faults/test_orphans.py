@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 
 from services.launcher.backends.local.backend import LocalBackend
-from services.launcher.ports import Launch
+from services.launcher.ports import LaunchSpec
 from tests.faults.harness import runs
 
 # A child that shows nothing of its origin, as an engine process that has named itself.
@@ -19,24 +19,24 @@ COMMAND = ("sh", "-c", "env -i sleep 300 & wait")
 async def test_a_child_without_a_mark_is_ended_after_its_leader_and_launcher_were_killed(
     tmp_path: Path,
 ) -> None:
-    launch = Launch(
+    launch = LaunchSpec(
         run_id="run",
         key=("rollout", 0),
         command=COMMAND,
         secrets={},
         log=tmp_path / "log",
     )
-    unit = await LocalBackend(tmp_path).start(launch)
+    unit = await LocalBackend(tmp_path).start_replica(launch)
     leader = psutil.Process(unit.pid)
     await _until(lambda: bool(leader.children()))
     children = leader.children()
     os.kill(unit.pid, signal.SIGKILL)
     await _until(lambda: not psutil.pid_exists(unit.pid))
     heir = LocalBackend(tmp_path)
-    assert await heir.orphans([unit]) == [unit]
-    await heir.end(unit, 0.0)
+    assert await heir.list_orphans([unit]) == [unit]
+    await heir.end_orphan(unit, 0.0)
     assert not any(map(runs, children))
-    assert await heir.orphans([unit]) == []
+    assert await heir.list_orphans([unit]) == []
 
 
 async def _until(reached: Callable[[], bool]) -> None:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest_asyncio
 
-from services.learner.journal.audit import audit
-from services.learner.journal.store import FILE_NAME, open_journal
+from services.learner.journal.audit import audit_journal
+from services.learner.journal.store import JOURNAL_FILE, open_journal
 from tests.faults.learner_process import STEPS
 from tests.learner.support import FakeWorker, free_port
 
@@ -51,12 +51,12 @@ async def until(reached: Callable[[], bool]) -> None:
 
 
 def content(run_dir: Path) -> list[str]:
-    with closing(sqlite3.connect(run_dir / FILE_NAME)) as db:
+    with closing(sqlite3.connect(run_dir / JOURNAL_FILE)) as db:
         return list(db.iterdump())
 
 
 def steps(run_dir: Path) -> int:
-    with closing(sqlite3.connect(f"file:{run_dir / FILE_NAME}?mode=ro", uri=True)) as db:
+    with closing(sqlite3.connect(f"file:{run_dir / JOURNAL_FILE}?mode=ro", uri=True)) as db:
         return db.execute("SELECT count(*) FROM plans").fetchone()[0]
 
 
@@ -82,6 +82,6 @@ async def test_a_learner_that_slept_through_a_takeover_changes_nothing_any_more(
         assert await asyncio.wait_for(zombie.wait(), LIMIT_S) == 1
     assert "in epoch 2: this one, of epoch 1, ends" in log.read_text()
     assert (content(run_dir), sorted((run_dir / "checkpoints").rglob("*"))) == before
-    with closing(sqlite3.connect(run_dir / FILE_NAME)) as db:
-        assert audit(db).holds
+    with closing(sqlite3.connect(run_dir / JOURNAL_FILE)) as db:
+        assert audit_journal(db).holds
     assert steps(run_dir) == STEPS

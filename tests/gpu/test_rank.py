@@ -10,10 +10,10 @@ from services.common import fingerprint as reference
 from services.learner.config.algorithm import AlgorithmConfig
 from services.learner.config.learner import OptimizerConfig
 from services.learner.config.rank import RankConfig
-from services.learner.rank.model import canary_token_ids, load, score
+from services.learner.rank.model import canary_token_ids, load_policy, score_tokens
 from services.learner.rank.optimizer import Optimizer
 from services.learner.rank.publish import WeightSlots, checksum64
-from services.learner.rank.reference import Reference
+from services.learner.rank.reference import ReferencePolicy
 from services.learner.rank.step import Trainer
 from tests.learner.rank.configs import policy_config
 from tests.learner.rank.support import VOCAB, make_batch, make_trainer, parameters, write_model
@@ -33,12 +33,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_step_is_that_of_the_cpu(folder: Path, offload: bool) -> None:
     expected_policy, _, expected = make_trainer(folder, eps=1.0)
     rank = RankConfig(device="cuda", pack_tokens=256, head_chunk=16, gradient_checkpointing=True)
-    policy = load(policy_config(folder), rank)
+    policy = load_policy(policy_config(folder), rank)
     adamw = Optimizer(policy.named_parameters(), OptimizerConfig(lr=1.0, eps=1.0), offload=offload)
     trainer = Trainer(policy, adamw, AlgorithmConfig(), rank)
     assert policy.packable
-    ours = trainer.train(make_batch(), lr=1.0)
-    theirs = expected.train(make_batch(), lr=1.0)
+    ours = trainer.train_step(make_batch(), lr=1.0)
+    theirs = expected.train_step(make_batch(), lr=1.0)
     assert ours.metrics == pytest.approx(theirs.metrics, rel=1e-3, abs=1e-5)
     for name, value in parameters(expected_policy).items():
         torch.testing.assert_close(parameters(policy)[name].cpu(), value, rtol=0, atol=1e-4)
@@ -49,15 +49,17 @@ def test_a_reference_and_a_critic_are_those_of_the_cpu(folder: Path) -> None:
     algorithm = AlgorithmConfig.model_validate(chosen)
     _, _, expected = make_trainer(folder, algorithm=algorithm, eps=1.0)
     rank = RankConfig(device="cuda", pack_tokens=256, head_chunk=16, offload_reference=True)
-    policy = load(policy_config(folder), rank)
+    policy = load_policy(policy_config(folder), rank)
     adamw = Optimizer(policy.named_parameters(), OptimizerConfig(lr=1.0, eps=1.0))
-    reference = Reference.load(policy_config(folder), policy, offload=rank.offload_reference)
+    reference = ReferencePolicy.from_config(
+        policy_config(folder), policy, offload=rank.offload_reference
+    )
     trainer = Trainer(policy, adamw, algorithm, rank, reference=reference)
     for step in (1, 2):
-        ours = trainer.train(make_batch(step=step), lr=1.0)
-        theirs = expected.train(make_batch(step=step), lr=1.0)
+        ours = trainer.train_step(make_batch(step=step), lr=1.0)
+        theirs = expected.train_step(make_batch(step=step), lr=1.0)
         assert ours.metrics == pytest.approx(theirs.metrics, rel=1e-2, abs=1e-4)
-    with reference.awake() as frozen:
+    with reference.on_policy_device() as frozen:
         assert frozen.head.device.type == "cuda"
     assert frozen.head.device.type == "cpu"
 
@@ -65,16 +67,16 @@ def test_a_reference_and_a_critic_are_those_of_the_cpu(folder: Path) -> None:
 def test_bfloat16_is_near_float32_and_published_as_it_is_used(folder: Path, tmp_path: Path) -> None:
     ids = canary_token_ids(VOCAB)
     rank = RankConfig(device="cuda")
-    policy = load(policy_config(folder, dtype="bfloat16"), rank)
-    exact = score(load(policy_config(folder), RankConfig()), ids, chunk=32)
-    assert np.abs(score(policy, ids, chunk=32) - exact).max() < 0.3
+    policy = load_policy(policy_config(folder, dtype="bfloat16"), rank)
+    exact = score_tokens(load_policy(policy_config(folder), RankConfig()), ids, chunk=32)
+    assert np.abs(score_tokens(policy, ids, chunk=32) - exact).max() < 0.3
     slots = WeightSlots(policy.named_parameters(), torch.bfloat16, tmp_path, "run")
-    path, digest, manifest = slots.write(0)
+    path, digest, manifest = slots.write_version(0)
     raw = np.fromfile(path, np.uint8)
     for entry in manifest:
         part = raw[entry.offset_bytes :][: 2 * int(np.prod(entry.shape))]
         assert reference.checksum64(part) == entry.checksum
-    assert reference.fingerprint(manifest, slots.total_bytes) == digest
+    assert reference.compute_fingerprint(manifest, slots.total_bytes) == digest
 
 
 @pytest.mark.parametrize("count", [0, 1, 8, 1003, 5 * 2**20])

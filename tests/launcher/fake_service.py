@@ -6,15 +6,15 @@ import signal
 import sys
 from pathlib import Path
 
-from services.common.config import Model
+from services.common.config import ConfigModel
 from services.common.errors import ConfigError
-from services.common.run_membership import RaisedAlarm, RegistryContract, Status
-from services.common.service_main import Runtime, entry
+from services.common.run_membership import RaisedAlarm, RegistryContract, ReplicaStatus
+from services.common.service_main import Runtime, run_service_process
 
 ALARM = RaisedAlarm("late_heartbeats", "fleet", "error", 0, "3 of 9 were not heard of", "wait")
 
 
-class FakeConfig(Model):
+class FakeConfig(ConfigModel):
     """How a fake behaves. Steps are kept in a file, so that a restart goes on."""
 
     steps: int = 3
@@ -41,7 +41,7 @@ def registry() -> RegistryContract:
 
 
 def run(service: str) -> None:
-    entry(service, FakeConfig, lambda: serve, doc="A fake.", registry=registry)
+    run_service_process(service, FakeConfig, lambda: serve, doc="A fake.", registry=registry)
 
 
 async def serve(runtime: Runtime[FakeConfig]) -> None:
@@ -53,14 +53,14 @@ async def serve(runtime: Runtime[FakeConfig]) -> None:
         await asyncio.create_subprocess_exec("sleep", "300", start_new_session=True)
     if config.deaf:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    status = Status("serving", serving=True)
+    status = ReplicaStatus("serving", serving=True)
 
-    def told() -> Status:
+    def told() -> ReplicaStatus:
         alarmed = bool(config.alarmed_by) and Path(config.alarmed_by).exists()
         status.alarms = [ALARM] if alarmed else []
         return status
 
-    runtime.report(told)
+    runtime.report_status(told)
     await runtime.announce("127.0.0.1:9")
     _crash(runtime)
     if runtime.service == "learner":
@@ -85,7 +85,7 @@ def _held(config: FakeConfig) -> bool:
     return bool(config.held_by) and Path(config.held_by).exists()
 
 
-async def _learn(runtime: Runtime[FakeConfig], status: Status) -> None:
+async def _learn(runtime: Runtime[FakeConfig], status: ReplicaStatus) -> None:
     config, path = runtime.config, runtime.run_dir / "steps"
     step = int(path.read_text()) if path.exists() else 0
     total = step if config.mode == "eval" else config.steps

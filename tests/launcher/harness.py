@@ -20,12 +20,12 @@ from flotilla.launcher.v1 import (
 )
 from services.common import rpc
 from services.launcher.api.run_service import RegistryService, RunService
-from services.launcher.backends.local.backend import MARK, LocalBackend
+from services.launcher.backends.local.backend import MARK_VARIABLE, LocalBackend
 from services.launcher.cli.app import app
 from services.launcher.config.launcher import LauncherConfig
-from services.launcher.control.launcher import Equipment, Launcher
-from services.launcher.ports import NO_HOOKS, Backend, Hooks
-from services.launcher.store.ledger import Store
+from services.launcher.control.launcher import Launcher, LauncherDependencies
+from services.launcher.ports import NO_HOOKS, Backend, LauncherHooks
+from services.launcher.store.ledger import Ledger
 
 if TYPE_CHECKING:
     from flotilla.launcher.v1.registry_service_pb2_grpc import RegistryServiceAsyncStub
@@ -96,10 +96,12 @@ class OneRegistry:
 
     address: str = ""
 
-    def secrets(self, service: str) -> dict[str, str]:
+    def secrets_for(self, service: str) -> dict[str, str]:
         return {"FLOTILLA_TOKEN": TOKEN}
 
-    async def open(self, run_id: str, config: LauncherConfig, remembered: str) -> "OneRegistry":
+    async def open_registry(
+        self, run_id: str, config: LauncherConfig, remembered: str
+    ) -> "OneRegistry":
         return self
 
     async def close(self, run_id: str, *, forget: bool) -> None:
@@ -112,12 +114,14 @@ async def serving(
     backend: Backend | None = None,
     *,
     stream_age_s: float = 60.0,
-    hooks: Hooks = NO_HOOKS,
+    hooks: LauncherHooks = NO_HOOKS,
 ) -> AsyncGenerator[Served]:
     """A launcher over real sockets; its runs are stopped in the end."""
-    store, registry = Store(folder / "launcher.sqlite"), OneRegistry()
+    store, registry = Ledger(folder / "launcher.sqlite"), OneRegistry()
     chosen = backend or LocalBackend(folder)
-    launcher = Launcher(folder, store, Equipment({"local": lambda: chosen}, registry, hooks))
+    launcher = Launcher(
+        folder, store, LauncherDependencies({"local": lambda: chosen}, registry, hooks)
+    )
     server = rpc.server(token=TOKEN)
     run_service_pb2_grpc.add_RunServiceServicer_to_server(
         RunService(launcher, stream_age_s), server
@@ -168,7 +172,7 @@ def _is_of(process: psutil.Process, folder: str) -> bool:
     try:
         if process.status() == psutil.STATUS_ZOMBIE:
             return False
-        marked = process.environ().get(MARK, "").startswith(f"{folder}:")
+        marked = process.environ().get(MARK_VARIABLE, "").startswith(f"{folder}:")
         return marked or (folder in process.cmdline() and "services.launcher" in process.cmdline())
     except (psutil.Error, OSError):
         # Ended meanwhile, or somebody else's.

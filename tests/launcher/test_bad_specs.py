@@ -11,7 +11,7 @@ from services.common.config import ConfigError
 from services.launcher.cli import prepare
 from services.launcher.cli.interrupts import Interrupts
 from services.launcher.cli.terminal import Terminal
-from services.launcher.plan import BadSpecError, read_spec
+from services.launcher.plan import BadSpecError, parse_spec
 from tests.launcher.harness import serving, spec
 
 
@@ -22,7 +22,7 @@ async def test_b55_a_preparation_is_no_line_of_a_shell(
     arguments = ["$(touch harmful)", "`touch harmful`", "; touch harmful", "$HOME"]
     program = "import sys, pathlib; pathlib.Path('made').write_text('|'.join(sys.argv[1:]))"
     table = {"creates": "made", "command": ["python", "-c", program, *arguments]}
-    await prepare.run_all(
+    await prepare.run_prepare_commands(
         {"prepare": [table]}, Terminal(file=io.StringIO()), Interrupts(), refresh=True
     )
     assert os.listdir(tmp_path) == ["made"]
@@ -32,7 +32,7 @@ async def test_b55_a_preparation_is_no_line_of_a_shell(
 @pytest.mark.parametrize("text", ["", "[]", "1", "null", "{", '{"name": "x"}', "a: &a [*a]"])
 def test_b53_a_spec_that_is_none_is_refused(text: str) -> None:
     with pytest.raises((BadSpecError, ConfigError)):
-        read_spec(text)
+        parse_spec(text)
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_b53_a_spec_that_is_none_is_refused(text: str) -> None:
 )
 def test_a_spec_of_too_much_is_refused_before_it_is_built(text: str, message: str) -> None:
     with pytest.raises(BadSpecError, match=message):
-        read_spec(text)
+        parse_spec(text)
 
 
 async def test_b52_a_new_run_never_takes_a_folder_or_link_that_is_there(tmp_path: Path) -> None:

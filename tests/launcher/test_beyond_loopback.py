@@ -17,14 +17,14 @@ from flotilla.launcher.v1 import run_service_pb2 as pb
 from services.common import rpc
 from services.launcher import launcher_address
 from services.launcher.__main__ import add_registry
-from services.launcher.api.registry_server import RunRegistries
+from services.launcher.api.registry_server import GrpcRegistryHost
 from services.launcher.cli.interrupts import Interrupts
-from services.launcher.cli.launcher_client import connected
+from services.launcher.cli.launcher_client import connect_to_launcher
 from services.launcher.config.launcher import LauncherConfig
-from services.launcher.control.launcher import Equipment, Launcher
+from services.launcher.control.launcher import Launcher, LauncherDependencies
 from services.launcher.ports import NO_HOOKS
 from services.launcher.security import certificates
-from services.launcher.store.ledger import Store
+from services.launcher.store.ledger import Ledger
 from tests.common.outsiders import RUN, beyond_loopback, member, outsiders, run
 from tests.contract.everything import of_service, refusals
 from tests.launcher.test_giving_up import cli
@@ -46,9 +46,9 @@ async def launcher(runs: Path, *arguments: str) -> AsyncGenerator[asyncio.subpro
         await process.communicate()
 
 
-async def address_of(runs: Path) -> launcher_address.Address:
+async def address_of(runs: Path) -> launcher_address.LauncherAddress:
     async with asyncio.timeout(20):
-        while (found := launcher_address.read(runs)) is None:  # noqa: ASYNC110 (another process)
+        while (found := launcher_address.read_address(runs)) is None:  # noqa: ASYNC110 (another process)
             await asyncio.sleep(0.05)
     return found
 
@@ -60,7 +60,7 @@ async def test_launcher_json_lets_its_reader_in_and_nobody_else(tmp_path: Path) 
         assert address.address.startswith(f"{beyond_loopback()}:")
         assert address.tls is not None
         assert stat.S_IMODE((tmp_path / "launcher.json").stat().st_mode) == 0o600
-        async with connected(tmp_path, Interrupts(), start=False) as found:
+        async with connect_to_launcher(tmp_path, Interrupts(), start=False) as found:
             assert (await found.stub.ListRuns(pb.ListRunsRequest(), timeout=5)).runs == []
         rpcs = of_service("RunService")
         for who, opened in outsiders().items():
@@ -117,15 +117,15 @@ async def test_a_runs_registry_has_tls_where_its_replicas_are_elsewhere(
     tmp_path: Path, backend: str
 ) -> None:
     added: list[str] = []
-    registries = RunRegistries(tmp_path, lambda run_id, server: added.append(run_id))
+    registries = GrpcRegistryHost(tmp_path, lambda run_id, server: added.append(run_id))
     config = LauncherConfig.model_validate(
         {"backend": backend, "sky": {"advertise": beyond_loopback()}}
     )
-    registry = await registries.open("run", config, "")
+    registry = await registries.open_registry("run", config, "")
     try:
-        secrets = registry.secrets("rollout")
+        secrets = registry.secrets_for("rollout")
         assert ("FLOTILLA_TLS" in secrets) == (backend == "sky") == registry.encrypted
-        tls = registry.member.tls("rollout") if registry.encrypted else None
+        tls = registry.member.tls_for("rollout") if registry.encrypted else None
         async with rpc.plain_channel(registry.address, tls=tls, peer="launcher") as channel:
             check = channel.unary_unary("/grpc.health.v1.Health/Check")
             assert await check(b"", timeout=5) == b"\x08\x01"
@@ -138,14 +138,14 @@ async def test_a_runs_registry_has_tls_where_its_replicas_are_elsewhere(
 @asynccontextmanager
 async def registry_of_a_run(runs: Path) -> AsyncGenerator[str]:
     """The address of the registry that a launcher serves to machines elsewhere."""
-    certificates.store_run(runs, run())
-    store = Store(runs / "launcher.sqlite")
-    registries = RunRegistries(runs, lambda run_id, server: add_registry(served, run_id, server))
-    served = Launcher(runs, store, Equipment({}, registries, NO_HOOKS))
+    certificates.store_identity(runs, run())
+    store = Ledger(runs / "launcher.sqlite")
+    registries = GrpcRegistryHost(runs, lambda run_id, server: add_registry(served, run_id, server))
+    served = Launcher(runs, store, LauncherDependencies({}, registries, NO_HOOKS))
     sky = {"advertise": beyond_loopback()}
     config = LauncherConfig.model_validate({"backend": "sky", "sky": sky})
     try:
-        yield (await registries.open(RUN, config, "")).address
+        yield (await registries.open_registry(RUN, config, "")).address
     finally:
         await registries.close(RUN, forget=True)
         store.close()

@@ -18,7 +18,8 @@ sys.stderr.write("goes on")
 
 
 @pytest.mark.parametrize(
-    ("module", "name", "goes_on"), [("views", "RunConsole", True), ("terminal", "Terminal", False)]
+    ("module", "name", "goes_on"),
+    [("progress_view", "RunConsole", True), ("terminal", "Terminal", False)],
 )
 def test_a_reader_that_is_gone_ends_no_run(module: str, name: str, goes_on: bool) -> None:
     program = PROGRAM.format(module=module, name=name)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from services.launcher import launcher_address
-from services.launcher.store.ledger import Store
+from services.launcher.store.ledger import Ledger
 from tests.launcher.harness import REPOSITORY, left_running, spec, start_cli
 
 
@@ -152,7 +152,7 @@ async def killed_with_its_launcher(process: asyncio.subprocess.Process, runs: Pa
     """Once the run is running, the command and its launcher are gone at a blow."""
     assert process.stdout is not None
     await asyncio.wait_for(read_until(process.stdout, "run running"), 30.0)
-    address = launcher_address.read(runs)
+    address = launcher_address.read_address(runs)
     assert address is not None
     process.kill()
     os.kill(address.pid, signal.SIGKILL)
@@ -181,7 +181,7 @@ async def test_a_command_whose_launcher_is_killed_goes_on_under_another(tmp_path
     process = await start_cli("train", str(path), "--runs", str(runs))
     assert process.stdout is not None
     await asyncio.wait_for(read_until(process.stdout, "run running"), 30.0)
-    address = launcher_address.read(runs)
+    address = launcher_address.read_address(runs)
     assert address is not None
     os.kill(address.pid, signal.SIGKILL)
     rest, _ = await asyncio.wait_for(process.communicate(), 60.0)
@@ -189,8 +189,8 @@ async def test_a_command_whose_launcher_is_killed_goes_on_under_another(tmp_path
     assert process.returncode == 0, output
     assert "another one takes over" in output
     assert "step 60/60" in output
-    store = Store(runs / "launcher.sqlite")
-    [stored] = store.newest()
+    store = Ledger(runs / "launcher.sqlite")
+    [stored] = store.list_newest()
     store.close()
     assert stored.run.state == "completed"
     assert [r.restarts for r in stored.run.replicas.values()] == [0, 0, 0], "nothing was restarted"
@@ -207,7 +207,7 @@ async def test_a_run_without_a_launcher_is_given_one_by_whoever_asks_for_it(
     assert len(left_running(runs)) == 3, "services outlive their launcher"
     code, output = await run_cli("status", "newest", "--runs", str(runs))
     assert (code, "running" in output) == (0, True), output
-    address = launcher_address.read(runs)
+    address = launcher_address.read_address(runs)
     assert address is not None
     again = await start_cli("train", str(path), "--resume", "--runs", str(runs))
     assert again.stdout is not None

@@ -12,7 +12,7 @@ from flotilla.launcher.v1 import registry_service_pb2 as registry_pb
 from flotilla.launcher.v1 import run_service_pb2 as pb
 from services.common import rpc
 from services.launcher.backends.fake import FakeBackend
-from services.launcher.ports import BackendUnreachable, Launch, Offer
+from services.launcher.ports import BackendUnreachable, LaunchSpec, ResourceOffer
 from services.launcher.state import Unit
 from tests.launcher.harness import Served, serving, spec
 
@@ -24,8 +24,8 @@ class SlowBackend(FakeBackend):
         super().__init__()
         self.says = asyncio.Event()
 
-    async def start(self, launch: Launch) -> Unit:
-        unit = await super().start(launch)
+    async def start_replica(self, launch: LaunchSpec) -> Unit:
+        unit = await super().start_replica(launch)
         await self.says.wait()
         return unit
 
@@ -75,7 +75,7 @@ async def with_one_to_kill(served: Served, backend: FakeBackend) -> str:
     """A run with a rollout too many, which does not drain; its id."""
     backend.stubborn = True
     run_id = await served.start(spec(launcher={"rollout": {"replicas": 2}, "drain_s": 0.2}))
-    await served.until(run_id, lambda run: len(backend.running("rollout")) == 2)
+    await served.until(run_id, lambda run: len(backend.list_running("rollout")) == 2)
     request = pb.ScaleServiceRequest(run_id=run_id, service="rollout", replicas=1)
     await served.runs.ScaleService(request)
     return run_id
@@ -86,8 +86,8 @@ async def test_a_kill_that_nobody_answered_is_no_word_on_a_backend_that_answers_
     tmp_path: Path, late: bool
 ) -> None:
     class Away(FakeBackend):
-        async def kill(self, unit: Unit) -> None:
-            self.finish(unit)
+        async def kill_replica(self, unit: Unit) -> None:
+            self.finish_unit(unit)
             await asyncio.sleep(0.2 * late)
             self.killed.append(unit)
             raise BackendUnreachable("nobody answers")
@@ -108,12 +108,12 @@ async def test_a_backend_is_asked_for_one_kill_at_a_time_and_less_and_less_often
     tmp_path: Path,
 ) -> None:
     class Slow(FakeBackend):
-        async def kill(self, unit: Unit) -> None:
+        async def kill_replica(self, unit: Unit) -> None:
             began.append(time.monotonic())
             await asyncio.sleep(2.5)
             ended.append(time.monotonic())
             if len(ended) >= 3:
-                self.finish(unit)
+                self.finish_unit(unit)
 
     began: list[float] = []
     ended: list[float] = []
@@ -133,7 +133,7 @@ async def test_what_serves_is_drained_though_its_backend_has_not_said_that_it_st
         run_id = await served.start(spec())
         await served.until(run_id, lambda run: len(backend.launches) == 3)
         await registered(served, run_id)
-        request = pb.StopRunRequest(run_id=run_id, grace=rpc.duration(60.0))
+        request = pb.StopRunRequest(run_id=run_id, grace=rpc.to_duration(60.0))
         stopping = asyncio.ensure_future(served.runs.StopRun(request))
         await served.until(run_id, lambda run: run.state == pb.RUN_STATE_DRAINING)
         assert await told(served, run_id, "rollout") == registry_pb.COMMAND_DRAIN
@@ -147,8 +147,8 @@ async def test_what_serves_is_drained_though_its_backend_has_not_said_that_it_st
         backend.says.set()
         await served.until(run_id, lambda run: all(r.pid for r in run.replicas))
         for service in ("rollout", "learner", "env_gateway"):
-            for unit in backend.running(service):
-                backend.finish(unit)
+            for unit in backend.list_running(service):
+                backend.finish_unit(unit)
         await stopping
         run = await served.get(run_id)
     assert run.state == pb.RUN_STATE_STOPPED
@@ -187,11 +187,11 @@ class HesitantBackend(FakeBackend):
         self.asked, self.says = asyncio.Event(), asyncio.Event()
         self.offers = 0
 
-    async def offer(self, launch: Launch) -> Offer:
+    async def offer_resources(self, launch: LaunchSpec) -> ResourceOffer:
         self.offers += 1
         self.asked.set()
         await self.says.wait()
-        return await super().offer(launch)
+        return await super().offer_resources(launch)
 
 
 async def test_a_run_that_was_being_begun_when_its_launcher_had_to_go_is_not_begun(
@@ -208,16 +208,16 @@ async def test_a_run_that_was_being_begun_when_its_launcher_had_to_go_is_not_beg
             await beginning
         await closing
         assert backend.launches == []
-        assert served.launcher.store.newest() == []
+        assert served.launcher.store.list_newest() == []
 
 
 class DeafBackend(FakeBackend):
     """Answers that it has ended what it was asked to, and goes on."""
 
-    async def drain(self, unit: Unit) -> None:
+    async def drain_replica(self, unit: Unit) -> None:
         self.drained.append(unit)
 
-    async def kill(self, unit: Unit) -> None:
+    async def kill_replica(self, unit: Unit) -> None:
         self.killed.append(unit)
 
 
@@ -234,7 +234,7 @@ async def test_a_run_whose_machines_never_end_does_not_drain_for_ever(
         run_id = await served.start(spec(launcher={"clean_s": 0.5}))
         await served.until(run_id, lambda run: len(backend.launches) == 3)
         await registered(served, run_id)
-        request = pb.StopRunRequest(run_id=run_id, grace=rpc.duration(0.5))
+        request = pb.StopRunRequest(run_id=run_id, grace=rpc.to_duration(0.5))
         await served.runs.StopRun(request)
         run = await served.get(run_id)
     assert (run.state, run.cleanup, run.cleanup_detail) == (

@@ -115,9 +115,9 @@ def test_what_reads_files_of_a_run_says_that_they_are_where_the_launcher_is(
 ) -> None:
     monkeypatch.setenv("FLOTILLA_LAUNCHER", json.dumps({"address": "127.0.0.1:9", "token": TOKEN}))
     codes = (
-        show.show("newest", tmp_path, show.Filter(), None),
+        show.show_attempts("newest", tmp_path, show.AttemptFilter(), None),
         show.show_tasks("far-1", tmp_path),
-        export.export("far-1", None, tmp_path / "model", tmp_path),
+        export.export_model("far-1", None, tmp_path / "model", tmp_path),
         env_status.env_status("newest", tmp_path, None, as_json=False),
     )
     told = capsys.readouterr().out
@@ -147,9 +147,9 @@ def test_what_is_no_copy_of_launcher_json_is_refused_and_not_shown(
 ) -> None:
     monkeypatch.setenv("FLOTILLA_LAUNCHER", '{"token": "a-secret"}')
     codes = (
-        commands.status(None, tmp_path),
-        commands.logs("newest", "", tmp_path, follow=True, lines=1, as_json=False),
-        commands.scale("newest", ["rollout=2"], tmp_path),
+        commands.show_status(None, tmp_path),
+        commands.show_logs("newest", "", tmp_path, follow=True, lines=1, as_json=False),
+        commands.scale_services("newest", ["rollout=2"], tmp_path),
     )
     told = capsys.readouterr().out
     assert (codes, "a-secret" in told) == ((1, 1, 1), False)
@@ -162,7 +162,7 @@ def test_of_a_launcher_that_does_not_answer_it_is_said_what_to_look_at(
     monkeypatch.setattr(run_source, "_CALL_S", 0.5)
     gone = {"address": f"127.0.0.1:{a_port()}", "token": TOKEN}
     monkeypatch.setenv("FLOTILLA_LAUNCHER", json.dumps(gone))
-    assert commands.status(None, tmp_path / "here") == 1
+    assert commands.show_status(None, tmp_path / "here") == 1
     told = capsys.readouterr().out
     assert "the launcher that FLOTILLA_LAUNCHER names does not answer (DEADLINE_EXCEEDED" in told
     assert "see that it runs and is reached from here" in told

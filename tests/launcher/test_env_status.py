@@ -57,10 +57,10 @@ def test_no_cell_is_cut_short_on_a_narrow_terminal(
     environment.episodes["provisioning"] = 2
     environment.no_grade_reasons["execution_failed"] = 2
 
-    async def status(gateway: env_status.Gateway) -> pb.GetStatusResponse:
+    async def status(gateway: env_status.GatewayTarget) -> pb.GetStatusResponse:
         return pb.GetStatusResponse(phase="serving", environments=[environment])
 
-    monkeypatch.setattr(env_status, "_status", status)
+    monkeypatch.setattr(env_status, "_get_status", status)
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("FLOTILLA_TOKEN", "t" * 16)
     assert env_status.env_status("newest", tmp_path, "127.0.0.1:9", as_json=False) == 0

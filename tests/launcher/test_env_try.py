@@ -16,8 +16,8 @@ import pytest
 
 from environments.oracle import plan
 from environments.tasks import make_task
-from services.common.scratch import scratch
-from services.launcher.doctor.adapters.gateway_process import GatewayError, gateway
+from services.common.scratch import scratch_folder
+from services.launcher.doctor.adapters.gateway_process import GatewayError, serve_gateway
 
 ROOT = Path(__file__).parents[2]
 SPEC = ROOT / "deploy/runs/local.toml"
@@ -80,7 +80,7 @@ def test_a_spec_that_is_wrong_is_shown_with_what_is_wrong(tasks: Path) -> None:
 async def test_a_gateway_that_ends_without_a_word_is_told_by_its_code_in_one_line() -> None:
     command = (sys.executable, "-c", "raise SystemExit(7)")
     with pytest.raises(GatewayError, match="with code 7: it said nothing"):
-        async with gateway(SPEC, (), print, command=command):
+        async with serve_gateway(SPEC, (), print, command=command):
             pass
 
 
@@ -154,7 +154,7 @@ def test_a_signal_while_a_terminal_is_waited_for_ends_it_and_its_gateway(
         assert not running(tmp_path)
         # The folder of one that was killed goes with the next that needs one.
         monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-        with scratch() if killed else nullcontext():
+        with scratch_folder() if killed else nullcontext():
             left = list(tmp_path.glob("flotilla-scratch-*"))
         assert len(left) == killed
     finally:

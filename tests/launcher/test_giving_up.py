@@ -18,12 +18,12 @@ from flotilla.launcher.v1 import run_service_pb2 as pb
 from flotilla.launcher.v1 import run_service_pb2_grpc
 from services.common import rpc
 from services.launcher.cli import follow, launcher_client
-from services.launcher.cli.follow import Followed, Outcome, Wish, run_to_end
+from services.launcher.cli.follow import FollowedRun, FollowOutcome, RunRequest, run_to_end
 from services.launcher.cli.interrupts import Interrupts
 from services.launcher.cli.launcher_client import LauncherError
 from services.launcher.cli.progress_view import PlainView
 from services.launcher.cli.terminal import Terminal
-from services.launcher.cli.watch import stayed
+from services.launcher.cli.watch import watch_until_left
 from tests.launcher.harness import REPOSITORY, TOKEN
 from tests.launcher.test_cli import write_spec
 
@@ -162,8 +162,8 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(follow, "_WATCH_S", 0.5)
 
 
-def training(tmp_path: Path, interrupts: Interrupts) -> asyncio.Task[Outcome]:
-    wish, console = Wish("{}", pb.RUN_MODE_TRAIN), Terminal(file=io.StringIO())
+def training(tmp_path: Path, interrupts: Interrupts) -> asyncio.Task[FollowOutcome]:
+    wish, console = RunRequest("{}", pb.RUN_MODE_TRAIN), Terminal(file=io.StringIO())
     return asyncio.create_task(run_to_end(tmp_path, wish, console, interrupts))
 
 
@@ -188,12 +188,14 @@ async def test_a_submit_does_not_follow_a_launcher_that_is_gone_for_ever(tmp_pat
     double = Hanging("StartRun", "ListRuns")
     async with elsewhere(double) as secret:
         address = json.loads(secret)["address"]
-        there = launcher_client.Address(address, TOKEN, 0, elsewhere=True)
+        there = launcher_client.LauncherAddress(address, TOKEN, 0, elsewhere=True)
         async with rpc.channel(address, token=TOKEN) as channel:
             stub: Any = run_service_pb2_grpc.RunServiceStub(channel)
-            asked = launcher_client.Connection(tmp_path, stub, there, None)
+            asked = launcher_client.LauncherConnection(tmp_path, stub, there, None)
             view = PlainView(Terminal(file=io.StringIO()))
-            following = asyncio.create_task(stayed(asked, Followed(0, "far-1"), view, Interrupts()))
+            following = asyncio.create_task(
+                watch_until_left(asked, FollowedRun(0, "far-1"), view, Interrupts())
+            )
             await asyncio.wait_for(double.until("WatchRun"), 20.0)
             # From here on it hangs in everything, as one that was cut off does.
             double.answers = ()
@@ -209,7 +211,7 @@ async def test_a_start_elsewhere_that_is_interrupted_is_cancelled_by_its_request
         monkeypatch.setenv("FLOTILLA_LAUNCHER", secret)
         run = training(tmp_path, interrupts)
         await asyncio.wait_for(double.until("StartRun"), 20.0)
-        interrupts.note()
+        interrupts.note_interrupt()
         outcome = await asyncio.wait_for(run, 20.0)
     assert double.asked["StopRun"].request_id == double.asked["StartRun"].request_id
     assert (outcome.run, outcome.interrupted) == (None, True)
@@ -224,7 +226,7 @@ async def test_where_the_launcher_does_not_say_that_it_is_cancelled_nobody_claim
         monkeypatch.setenv("FLOTILLA_LAUNCHER", secret)
         run = training(tmp_path, interrupts)
         await asyncio.wait_for(double.until("StartRun"), 20.0)
-        interrupts.note()
+        interrupts.note_interrupt()
         await asyncio.wait_for(double.until("StopRun"), 20.0)
         interrupts.second.set()
         request_id = double.asked["StartRun"].request_id

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from services.common.errors import ConfigError
-from services.launcher.control.spec_changes import changes
-from services.launcher.store.ledger import Store
+from services.launcher.control.spec_changes import diff_specs
+from services.launcher.store.ledger import Ledger
 from tests.launcher.harness import serving, spec
 from tests.launcher.test_resume import refusal, run_cli, write_run
 
@@ -20,8 +20,8 @@ def write_spec(folder: Path, **sections: Any) -> Path:
 
 
 def stored(runs: Path, run_id: str) -> dict[str, Any]:
-    store = Store(runs / "launcher.sqlite")
-    found = store.get(run_id)
+    store = Ledger(runs / "launcher.sqlite")
+    found = store.get_run(run_id)
     store.close()
     assert found is not None
     return json.loads(found.spec_json)
@@ -154,14 +154,14 @@ def test_changes_name_keys_in_lists_and_take_defaults_for_what_they_are() -> Non
     old = spec(learner={"eval": {"sets": sets}, "on": True})
     new = {**old, "learner": {"eval": {"sets": [sets[0], {**sets[1], "count": 3}]}, "on": 1}}
     del new["seed"]
-    assert [(c.key, c.fixed) for c in changes(old, new)] == [
+    assert [(c.key, c.fixed_reason) for c in diff_specs(old, new)] == [
         ("learner.eval.sets.1.count", ""),
         ("learner.on", ""),
     ]
     with pytest.raises(ConfigError, match="spec: "):
-        changes(old, {"name": "x"})
+        diff_specs(old, {"name": "x"})
 
 
 def test_a_secret_that_differs_is_not_shown() -> None:
     old, new = (spec(learner={"alarms": {"webhook": f"https://x/{n}"}}) for n in (1, 2))
-    assert [c.told() for c in changes(old, new)] == ["learner.alarms.webhook: differs"]
+    assert [c.format_change() for c in diff_specs(old, new)] == ["learner.alarms.webhook: differs"]

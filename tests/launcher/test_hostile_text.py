@@ -19,15 +19,15 @@ from flotilla.env_gateway.v1 import episode_service_pb2 as gateway_pb
 from flotilla.launcher.v1 import alarm_pb2 as alarm_pb
 from flotilla.launcher.v1 import run_service_pb2 as pb
 from services.launcher.cli import doctor, env_status, env_try, show
-from services.launcher.cli.attempt_text import draw
-from services.launcher.cli.commands import fail
+from services.launcher.cli.attempt_text import draw_attempt
+from services.launcher.cli.commands import report_error
 from services.launcher.cli.log_lines import LogPrinter
-from services.launcher.cli.progress_view import LiveView, PlainView, viewing
-from services.launcher.cli.run_view import Board
-from services.launcher.cli.status_json import status_json
-from services.launcher.cli.status_text import all_runs, print_run, print_table
+from services.launcher.cli.progress_view import LiveView, PlainView, open_view
+from services.launcher.cli.run_view import RunBoard
+from services.launcher.cli.status_json import format_status_json
+from services.launcher.cli.status_text import make_runs_table, print_run, print_table
 from services.launcher.cli.terminal import Terminal
-from services.launcher.doctor.findings import Finding, Result, Status
+from services.launcher.doctor.findings import Finding, ProbeResult, Status
 from services.launcher.plan import BadSpecError
 from tests.hostile_text import HOSTILE, SURROGATES, assert_harmless
 
@@ -92,7 +92,7 @@ def written(console: Terminal) -> str:
 @pytest.mark.parametrize("styled", [False, True])
 @pytest.mark.parametrize(
     "shown",
-    [SURROGATES, Text(SURROGATES, style="red"), draw(ATTEMPT, lambda _ids: SURROGATES)],
+    [SURROGATES, Text(SURROGATES, style="red"), draw_attempt(ATTEMPT, lambda _ids: SURROGATES)],
     ids=["a text", "a styled text", "show"],
 )
 def test_a_terminal_shows_what_it_is_given(shown: Any, styled: bool) -> None:
@@ -117,19 +117,19 @@ def test_a_table_of_hostile_cells_keeps_its_columns() -> None:
 @pytest.mark.parametrize("styled", [False, True])
 def test_status(styled: bool) -> None:
     console = terminal(styled=styled)
-    print_table(all_runs([RUN]), console)
+    print_table(make_runs_table([RUN]), console)
     assert_harmless(written(console), styled=styled)
     print_run(RUN, lambda place: place, console, alone=True)
     assert_harmless(written(console), styled=styled)
 
 
 def test_status_for_programs_is_what_it_was(capsys: pytest.CaptureFixture[str]) -> None:
-    told = json.loads(status_json([RUN], attended=True))
+    told = json.loads(format_status_json([RUN], attended=True))
     assert told["runs"][0]["run_id"] == HOSTILE
 
 
-def board() -> Board:
-    board = Board(alarms={HOSTILE: ALARM}, replicas={HOSTILE: HOSTILE}, phase=HOSTILE)
+def board() -> RunBoard:
+    board = RunBoard(alarms={HOSTILE: ALARM}, replicas={HOSTILE: HOSTILE}, phase=HOSTILE)
     board.total_steps = 1
     board.metrics["reward/" + HOSTILE] = 1.0
     return board
@@ -138,10 +138,10 @@ def board() -> Board:
 def test_the_board_and_its_lines_on_a_terminal_and_in_a_pipe() -> None:
     for styled in (False, True):
         console = terminal(styled=styled)
-        with viewing(console) as view:
+        with open_view(console) as view:
             assert isinstance(view, LiveView if styled else PlainView)
-            view.line(HOSTILE)
-            view.update(board())
+            view.show_line(HOSTILE)
+            view.show_board(board())
         assert_harmless(written(console), styled=styled)
 
 
@@ -154,31 +154,31 @@ def test_logs_for_people_and_for_programs(capsys: pytest.CaptureFixture[str]) ->
     printer._console = console  # pyright: ignore[reportPrivateUsage]
     printer._as_json = False  # pyright: ignore[reportPrivateUsage]
     for line in lines:
-        printer.line("rollout-0", line)
+        printer.print_line("rollout-0", line)
     assert_harmless(written(console))
     assert "\n12:00:00" not in written(console)
     for line in lines:
-        LogPrinter(as_json=True).line("rollout-0", line)
+        LogPrinter(as_json=True).print_line("rollout-0", line)
     printed = capsys.readouterr().out
     assert_harmless(printed)
     assert json.loads(printed.splitlines()[0]) == {"source": "rollout-0", **event}
     assert json.loads(printed.splitlines()[1])["event"] == SURROGATES
     # A line cannot say that it stands in another log.
-    LogPrinter(as_json=True).line("rollout-0", '{"event": "x", "source": "learner-0"}')
+    LogPrinter(as_json=True).print_line("rollout-0", '{"event": "x", "source": "learner-0"}')
     assert json.loads(capsys.readouterr().out)["source"] == "rollout-0"
 
 
 def test_doctor(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    results = [Result(HOSTILE, (Finding(Status.FAIL, SURROGATES),))]
+    results = [ProbeResult(HOSTILE, (Finding(Status.FAIL, SURROGATES),))]
 
     def wrong(*_: object) -> object:
         raise BadSpecError(SURROGATES)
 
-    doctor._show(results)  # pyright: ignore[reportPrivateUsage]
+    doctor._print_results(results)  # pyright: ignore[reportPrivateUsage]
     assert "0;owned" in capsys.readouterr().out.replace("\n", "")
     monkeypatch.setattr(doctor, "load_spec", wrong)
     for as_json in (False, True):
-        assert doctor.doctor(Path("x"), Path("y"), (), (), None, (), as_json=as_json) == 1
+        assert doctor.run_doctor(Path("x"), Path("y"), (), (), None, (), as_json=as_json) == 1
         printed = capsys.readouterr().out
         assert_harmless(printed if as_json else "".join(printed.split("\n")))
     assert json.loads(printed)[0]["detail"].startswith(SURROGATES)
@@ -190,11 +190,11 @@ def test_env_status_and_what_fails(capsys: pytest.CaptureFixture[str]) -> None:
     limiter = gateway_pb.LimiterStatus(name=HOSTILE, of=HOSTILE)
     answer = gateway_pb.GetStatusResponse(phase=HOSTILE, environments=[one], limiters=[limiter])
     console = terminal(width=2000)
-    env_status._print(  # pyright: ignore[reportPrivateUsage]
-        env_status.Gateway(HOSTILE, HOSTILE, ""), answer, console
+    env_status._print_status(  # pyright: ignore[reportPrivateUsage]
+        env_status.GatewayTarget(HOSTILE, HOSTILE, ""), answer, console
     )
     assert_harmless(written(console))
-    assert fail(SURROGATES) == 1
+    assert report_error(SURROGATES) == 1
     assert_harmless(capsys.readouterr().out)
 
 
@@ -227,8 +227,8 @@ async def test_env_try(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
     monkeypatch.setattr(env_try, "_standard_input", lambda: lines)
     stub, console = SimpleNamespace(CallTool=answered, Grade=graded), terminal()
     env_try._show_ready(ready, console)  # pyright: ignore[reportPrivateUsage]
-    messages = await env_try._calls(stub, "e", console)  # pyright: ignore[reportPrivateUsage]
-    await env_try._grade(stub, "e", None, messages, console)  # pyright: ignore[reportPrivateUsage]
+    messages = await env_try._make_calls(stub, "e", console)  # pyright: ignore[reportPrivateUsage]
+    await env_try._grade_episode(stub, "e", None, messages, console)  # pyright: ignore[reportPrivateUsage]
     assert_harmless(written(console))
     assert written(console).count("0;owned") >= 8
     env_try._show_warning(HOSTILE)  # pyright: ignore[reportPrivateUsage]
@@ -241,10 +241,10 @@ def test_show_of_a_journal(
     """What the learner's program reads out of a journal comes over whole, and is shown as text."""
     lines = "\n".join(map(json.dumps, (ATTEMPT, {"matched": 1})))
     read = subprocess.CompletedProcess((), 0, lines, "")
-    monkeypatch.setattr(show, "_inspect", lambda *_: read)
-    monkeypatch.setattr(show, "_decoder", lambda *_: lambda _ids: SURROGATES)
-    monkeypatch.setattr(show, "run_dir_of", lambda *_: tmp_path)
-    assert show.show("r", tmp_path, show.Filter(), None) == 0
+    monkeypatch.setattr(show, "_inspect_journal", lambda *_: read)
+    monkeypatch.setattr(show, "_load_run_decoder", lambda *_: lambda _ids: SURROGATES)
+    monkeypatch.setattr(show, "find_run_dir", lambda *_: tmp_path)
+    assert show.show_attempts("r", tmp_path, show.AttemptFilter(), None) == 0
     assert_harmless(capsys.readouterr().out)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from services.common.parsing import Limits
+from services.common.parsing import TextLimits
 from services.launcher.adapters.http_answers import (
     AnswerError,
     ask,
@@ -21,11 +21,11 @@ from services.launcher.adapters.http_answers import (
 )
 from services.launcher.agent.adapters.spot_notice import MetadataNotices
 from services.launcher.backends.sky.cloud_audit import LambdaCloud
-from services.launcher.notify.adapters.slack import Slack
-from services.launcher.notify.adapters.webhook import Webhook
-from services.launcher.notify.messages import Kind, Message
-from services.launcher.notify.outbox import Letter, State, Target
-from services.launcher.notify.sinks import LaterError, RefusedError
+from services.launcher.notify.adapters.slack import SlackSink
+from services.launcher.notify.adapters.webhook import WebhookSink
+from services.launcher.notify.messages import Message, MessageKind
+from services.launcher.notify.outbox import DeliveryTarget, Letter, LetterState
+from services.launcher.notify.sinks import DeliveryDelayedError, DeliveryRefusedError
 from services.launcher.ports import BackendUnreachable
 
 OK = b"HTTP/1.1 200 OK\r\n"
@@ -101,7 +101,7 @@ async def test_json_that_is_none_or_too_much_is_no_answer(body: bytes) -> None:
         with pytest.raises(ValueError):
             await read(answer)
     with pytest.raises(ValueError, match="a JSON list instead of an object"):
-        await object_of(httpx.Response(200, content=b"[1]"), Limits(bytes=9, values=9))
+        await object_of(httpx.Response(200, content=b"[1]"), TextLimits(bytes=9, values=9))
 
 
 @pytest.mark.parametrize(
@@ -118,10 +118,10 @@ def test_nobody_is_waited_for_longer_than_an_hour(told: str, seconds: float) -> 
 LETTER = Letter(
     run_id="run",
     event="1",
-    target=Target("slack", "TOKEN", channel="c"),
-    message=Message(Kind.STARTED, "t"),
+    target=DeliveryTarget("slack", "TOKEN", channel="c"),
+    message=Message(MessageKind.STARTED, "t"),
     created=0.0,
-    state=State.WAITING,
+    state=LetterState.WAITING,
     attempts=0,
     due=0.0,
 )
@@ -147,18 +147,22 @@ async def test_whatever_a_server_answers_is_a_refusal_or_no_notice(
     start = OK + b"\r\n" if body is None else whole(body)
     async with serving(start, endless=ENDLESS if body is None else b"") as url:
         monkeypatch.setenv("FLOTILLA_LAMBDA_URL", url)
-        target = Target("slack", "TOKEN", address=url, channel="c")
-        slack, webhook = Slack(target, "xoxb-token"), Webhook(target, url)
+        target = DeliveryTarget("slack", "TOKEN", address=url, channel="c")
+        slack, webhook = SlackSink(target, "xoxb-token"), WebhookSink(target, url)
         notices, cloud = MetadataNotices(url), LambdaCloud()
         monkeypatch.setattr(cloud, "_keys", key)
-        for work in (slack.send(LETTER), slack.find(LETTER), webhook.send(LETTER)):
+        for work in (
+            slack.send_letter(LETTER),
+            slack.find_thread(LETTER),
+            webhook.send_letter(LETTER),
+        ):
             try:
                 assert isinstance(await work, str | None)
-            except (LaterError, RefusedError) as error:
+            except (DeliveryDelayedError, DeliveryRefusedError) as error:
                 assert str(error)
-        assert await notices.notice() in (None, 0.0)
+        assert await notices.poll_notice() in (None, 0.0)
         try:
-            assert await cloud.machines() == []
+            assert await cloud.list_machines() == []
         except BackendUnreachable as error:
             assert "itself cannot be asked" in str(error)
         for each in (slack, webhook, notices):

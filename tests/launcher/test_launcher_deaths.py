@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from services.launcher import launcher_address
-from services.launcher.launcher_address import Address
-from services.launcher.store.ledger import Store
+from services.launcher.launcher_address import LauncherAddress
+from services.launcher.store.ledger import Ledger
 from tests.launcher.harness import start_cli, until
 from tests.launcher.test_cli import nothing_left, read_until, write_spec
 
@@ -19,9 +19,9 @@ NOTICED_S = 10.0
 SLOW_CHECK = "tests.launcher.slow_to_check"
 
 
-async def launcher_of(runs: Path) -> Address:
-    await until(lambda: launcher_address.read(runs) is not None, 60.0)
-    found = launcher_address.read(runs)
+async def launcher_of(runs: Path) -> LauncherAddress:
+    await until(lambda: launcher_address.read_address(runs) is not None, 60.0)
+    found = launcher_address.read_address(runs)
     assert found is not None
     return found
 
@@ -37,8 +37,8 @@ async def completed(process: asyncio.subprocess.Process, runs: Path) -> str:
     rest, _ = await asyncio.wait_for(process.communicate(), 90.0)
     output = rest.decode()
     assert process.returncode == 0, output
-    store = Store(runs / "launcher.sqlite")
-    states = [stored.run.state for stored in store.newest()]
+    store = Ledger(runs / "launcher.sqlite")
+    states = [stored.run.state for stored in store.list_newest()]
     store.close()
     assert states == ["completed"], "one request begins one run"
     await nothing_left(runs)
@@ -107,8 +107,8 @@ async def test_a_stop_whose_launcher_dies_says_so_and_what_to_do(tmp_path: Path)
     train.kill()
     address = await launcher_of(runs)
     stop = await start_cli("stop", "newest", "--runs", str(runs), "--grace", "30")
-    store = Store(runs / "launcher.sqlite")
-    await until(lambda: store.newest()[0].run.state == "draining", 60.0)
+    store = Ledger(runs / "launcher.sqlite")
+    await until(lambda: store.list_newest()[0].run.state == "draining", 60.0)
     store.close()
     os.kill(address.pid, signal.SIGKILL)
     said, _ = await asyncio.wait_for(stop.communicate(), NOTICED_S)

@@ -12,22 +12,22 @@ import pytest
 from flotilla.launcher.v1 import registry_service_pb2 as pb
 from flotilla.launcher.v1 import registry_service_pb2_grpc
 from services.common import rpc
-from services.launcher.api.registry_server import RunRegistries
+from services.launcher.api.registry_server import GrpcRegistryHost
 from services.launcher.config.launcher import LauncherConfig
 from services.launcher.control import ledger_writer, transitions
 from services.launcher.state import (
     LEARNER,
     Cost,
-    Note,
+    LifecyclePolicy,
     Outcome,
-    Policy,
     Replica,
     ReplicaState,
     Run,
+    RunNote,
     RunState,
     Unit,
 )
-from services.launcher.store.ledger import LedgerError, Store
+from services.launcher.store.ledger import Ledger, LedgerError
 from services.launcher.store.operations import OperationState
 
 # As the launcher wrote it before its ledger had a number.
@@ -53,7 +53,7 @@ def test_a_ledger_of_an_unknown_version_is_refused_with_what_to_do(tmp_path: Pat
     db.execute("PRAGMA user_version = 99")
     db.close()
     with pytest.raises(LedgerError, match=r"version 99.*use the flotilla that wrote it"):
-        Store(path)
+        Ledger(path)
 
 
 def test_a_ledger_of_the_first_version_is_read_and_goes_on(tmp_path: Path) -> None:
@@ -61,12 +61,12 @@ def test_a_ledger_of_the_first_version_is_read_and_goes_on(tmp_path: Path) -> No
     db = sqlite3.connect(path)
     db.executescript(FIRST_VERSION)
     db.close()
-    store = Store(path)
-    [stored] = store.newest()
+    store = Ledger(path)
+    [stored] = store.list_newest()
     assert (stored.run.state, stored.run.outcome) == (RunState.COMPLETED, Outcome.COMPLETED)
-    assert store.untold() == {}, "nobody is told of what is long past"
+    assert store.list_unpublished() == {}, "nobody is told of what is long past"
     store.close()
-    Store(path).close()
+    Ledger(path).close()
 
 
 @pytest.mark.parametrize(("version", "lacks"), [(2, ["setups", "price"]), (3, ["price"]), (4, [])])
@@ -75,11 +75,11 @@ def test_a_ledger_of_an_earlier_version_goes_on_with_what_it_has(
 ) -> None:
     path = tmp_path / "launcher.sqlite"
     run = Run("r", "demo", {LEARNER: 1})
-    store = Store(path)
+    store = Ledger(path)
     with store.transaction():
-        store.begin(run, "{}", 1.0, {})
-    ledger_writer.write(
-        store, run, run := run.put([Replica(LEARNER, 0, restarts=3)]), [], "started", []
+        store.begin_run(run, "{}", 1.0, {})
+    ledger_writer.write_run_change(
+        store, run, run := run.with_replicas([Replica(LEARNER, 0, restarts=3)]), [], "started", []
     )
     store.close()
     db = sqlite3.connect(path, isolation_level=None)
@@ -90,8 +90,8 @@ def test_a_ledger_of_an_earlier_version_goes_on_with_what_it_has(
     db.execute("""UPDATE runs SET metrics_json = '{"loss": 1.5, "alarms/rule/all": 1.0}'""")
     db.execute(f"PRAGMA user_version = {version}")
     db.close()
-    store = Store(path)
-    stored = store.get("r")
+    store = Ledger(path)
+    stored = store.get_run("r")
     assert stored is not None
     assert stored.run == run
     assert (stored.metrics, stored.alarms, stored.step) == ({"loss": 1.5}, (), 0)
@@ -99,13 +99,13 @@ def test_a_ledger_of_an_earlier_version_goes_on_with_what_it_has(
 
 
 def test_every_transition_is_kept_with_its_cause_and_deadlines_survive(tmp_path: Path) -> None:
-    store = Store(tmp_path / "launcher.sqlite")
+    store = Ledger(tmp_path / "launcher.sqlite")
     before = Run("r", "demo", {LEARNER: 1})
     with store.transaction():
-        store.begin(before, "{}", 1.0, {LEARNER: 2.5})
-    run = transitions.passed(before).put([Replica(LEARNER, 0, due=77.5)])
-    ledger_writer.write(store, before, run, [], "preflight passed", [(LEARNER, 0)])
-    failed = run.put(
+        store.begin_run(before, "{}", 1.0, {LEARNER: 2.5})
+    run = transitions.mark_admitted(before).with_replicas([Replica(LEARNER, 0, due=77.5)])
+    ledger_writer.write_run_change(store, before, run, [], "preflight passed", [(LEARNER, 0)])
+    failed = run.with_replicas(
         [
             Replica(
                 LEARNER,
@@ -121,27 +121,29 @@ def test_every_transition_is_kept_with_its_cause_and_deadlines_survive(tmp_path:
         ]
     )
     failed = replace(failed, cost=Cost(1.5, 2.5, {LEARNER: 1.5}), metered=5.0)
-    ledger_writer.write(store, run, failed, [Note("x")], "exited with code 1", [])
-    ended = transitions.end(failed, Outcome.DEADLINE, 10.0, Policy(drain_s=5.0), "enough")
-    ledger_writer.write(store, failed, ended, [], "enough", [])
+    ledger_writer.write_run_change(store, run, failed, [RunNote("x")], "exited with code 1", [])
+    ended = transitions.end_run(
+        failed, Outcome.DEADLINE, 10.0, LifecyclePolicy(drain_s=5.0), "enough"
+    )
+    ledger_writer.write_run_change(store, failed, ended, [], "enough", [])
     store.close()
-    store = Store(tmp_path / "launcher.sqlite")
-    stored = store.get("r")
+    store = Ledger(tmp_path / "launcher.sqlite")
+    stored = store.get_run("r")
     assert stored is not None
     assert stored.run == ended
     assert stored.prices == {LEARNER: 2.5}
-    assert [(t.subject, t.old, t.new, t.cause) for t in store.transitions("r")] == [
+    assert [(t.subject, t.old, t.new, t.cause) for t in store.list_transitions("r")] == [
         ("run", "preflight", "provisioning", "preflight passed"),
         ("learner-0", "", "starting", "preflight passed"),
         ("learner-0", "starting", "restarting", "exited with code 1"),
         ("run", "provisioning", "draining", "enough"),
         ("outcome", "", "deadline", "enough"),
     ]
-    [operation] = store.operations.of("r")
+    [operation] = store.operations.list_operations("r")
     assert (operation.kind, operation.name) == ("start", "learner-0")
     assert (operation.state, operation.arguments) == (OperationState.INTENT, {"attempt": 1})
-    store.operations.mark(operation.number, OperationState.DONE, "u")
-    assert store.operations.open("r", "start", "learner-0") is None
+    store.operations.mark_state(operation.number, OperationState.DONE, "u")
+    assert store.operations.find_open("r", "start", "learner-0") is None
     store.close()
 
 
@@ -150,14 +152,14 @@ class Registry(registry_service_pb2_grpc.RegistryServiceServicer):
         return pb.RegisterResponse()
 
 
-def registries(runs: Path) -> RunRegistries:
+def registries(runs: Path) -> GrpcRegistryHost:
     # The stubs call methods abstract that need not be there.
     servicer: Any = Registry
 
     def add(run_id: str, server: grpc.aio.Server) -> None:
         registry_service_pb2_grpc.add_RegistryServiceServicer_to_server(servicer(), server)
 
-    return RunRegistries(runs, add)
+    return GrpcRegistryHost(runs, add)
 
 
 async def register(address: str, token: str) -> Any:
@@ -170,9 +172,12 @@ async def test_a_run_has_a_token_of_its_own_and_its_successor_the_same_port_and_
     tmp_path: Path,
 ) -> None:
     first, config = registries(tmp_path), LauncherConfig()
-    a = await first.open("a", config, "")
-    b = await first.open("b", config, "")
-    token, other = a.secrets("learner")["FLOTILLA_TOKEN"], b.secrets("learner")["FLOTILLA_TOKEN"]
+    a = await first.open_registry("a", config, "")
+    b = await first.open_registry("b", config, "")
+    token, other = (
+        a.secrets_for("learner")["FLOTILLA_TOKEN"],
+        b.secrets_for("learner")["FLOTILLA_TOKEN"],
+    )
     assert token != other
     await register(a.address, token)
     with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -182,11 +187,11 @@ async def test_a_run_has_a_token_of_its_own_and_its_successor_the_same_port_and_
     assert mode & 0o777 == 0o600
     await first.close("a", forget=False)
     second = registries(tmp_path)
-    again = await second.open("a", config, a.address)
+    again = await second.open_registry("a", config, a.address)
     assert again.address == a.address
-    assert again.secrets("learner") == a.secrets("learner")
+    assert again.secrets_for("learner") == a.secrets_for("learner")
     # Somebody has the port by now: services that do not find their launcher start anew.
-    moved = await second.open("c", config, again.address)
+    moved = await second.open_registry("c", config, again.address)
     assert moved.address != again.address
     for run_id in ("a", "c"):
         await second.close(run_id, forget=True)

@@ -13,10 +13,10 @@ import pytest
 from flotilla.launcher.v1 import run_service_pb2 as pb
 from services.common import log
 from services.launcher import launcher_address
-from services.launcher.backends.local.backend import MARK
+from services.launcher.backends.local.backend import MARK_VARIABLE
 from services.launcher.control import prepare_commands
 from services.launcher.state import RunState
-from services.launcher.store.ledger import Store
+from services.launcher.store.ledger import Ledger
 from tests.launcher.harness import REPOSITORY, left_running, serving, spec, start_cli
 from tests.launcher.test_cli import nothing_left, run_cli, write_spec
 
@@ -34,8 +34,8 @@ def making(made: Path, sleep_s: float = 0.0) -> str:
 
 
 def notes(runs: Path, run_id: str) -> list[str]:
-    store = Store(runs / "launcher.sqlite")
-    found = [str(event.body.get("text", "")) for event in store.events(run_id, 0)]
+    store = Ledger(runs / "launcher.sqlite")
+    found = [str(event.body.get("text", "")) for event in store.list_events(run_id, 0)]
     store.close()
     return found
 
@@ -130,7 +130,7 @@ async def test_a_stop_meanwhile_ends_the_command_at_once(tmp_path: Path) -> None
         await asyncio.wait_for(until_preparing(tmp_path / run_id), 10.0)
         assert left_running(tmp_path)
         began = time.monotonic()
-        state = await served.launcher.stop(run_id, 60.0)
+        state = await served.launcher.stop_run(run_id, 60.0)
         assert state is RunState.STOPPED
         assert time.monotonic() - began < 5.0
         assert left_running(tmp_path) == []
@@ -160,7 +160,7 @@ async def test_a_command_has_the_keys_that_it_may_need_and_none_of_the_launchers
         await served.until(run_id, lambda _: made.exists())
     found = json.loads(made.read_text())
     assert found["FLEET_API_KEY"] == "fleet-key"
-    assert found[MARK].endswith(f":{run_id}/prepare")
+    assert found[MARK_VARIABLE].endswith(f":{run_id}/prepare")
     assert "of the launcher alone" not in found.values()
 
 
@@ -198,17 +198,17 @@ async def _launcher(runs: Path) -> asyncio.subprocess.Process:
             stdout=file,
             stderr=file,
         )
-    while launcher_address.read(runs) is None:  # noqa: ASYNC110
+    while launcher_address.read_address(runs) is None:  # noqa: ASYNC110
         await asyncio.sleep(0.05)
     return process
 
 
 async def _until_completed(runs: Path, run_id: str) -> None:
     while True:
-        store = Store(runs / "launcher.sqlite")
-        stored = store.get(run_id)
+        store = Ledger(runs / "launcher.sqlite")
+        stored = store.get_run(run_id)
         store.close()
-        if stored is not None and stored.run.state.ended:
+        if stored is not None and stored.run.state.has_ended:
             assert stored.run.state is RunState.COMPLETED, stored.run.error
             return
         await asyncio.sleep(0.1)

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from services.launcher.backends.fake import FakeBackend
-from services.launcher.control.launcher import Equipment, Launcher
+from services.launcher.control.launcher import Launcher, LauncherDependencies
 from services.launcher.ports import Backend, BackendError
 from services.launcher.state import Cleanup
-from services.launcher.store.ledger import Store
+from services.launcher.store.ledger import Ledger
 from tests.faults.launcher_kills.file_cloud import FileCloud
 from tests.launcher.harness import OneRegistry
 from tests.launcher.test_reap import ended, machine
@@ -20,44 +20,44 @@ def not_installed() -> Backend:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(tmp_path / "launcher.sqlite")
+def store(tmp_path: Path) -> Ledger:
+    return Ledger(tmp_path / "launcher.sqlite")
 
 
 async def test_a_reap_ends_what_is_at_a_cloud_of_which_the_ledger_knows_nothing(
-    tmp_path: Path, store: Store
+    tmp_path: Path, store: Ledger
 ) -> None:
     cloud = FileCloud(tmp_path / "cloud")
     await machine(cloud, "lost-1")
     backends = {"local": FakeBackend, "sky": lambda: cloud}
-    launcher = Launcher(tmp_path, store, Equipment(backends, OneRegistry()))
-    shown, _ = await launcher.reap(dry_run=True)
+    launcher = Launcher(tmp_path, store, LauncherDependencies(backends, OneRegistry()))
+    shown, _ = await launcher.reap_strays(dry_run=True)
     assert shown.ended == ["lost-1%rollout-0: of no run that this launcher knows"]
-    await launcher.reap()
+    await launcher.reap_strays()
     assert not cloud.running()
     cloud.script(unreachable=True)
-    found, _ = await launcher.reap()
+    found, _ = await launcher.reap_strays()
     assert found.unreachable == ["sky: nobody answers"]
     store.close()
 
 
 async def test_where_skypilot_is_not_installed_and_never_was_used_that_is_no_failure(
-    tmp_path: Path, store: Store
+    tmp_path: Path, store: Ledger
 ) -> None:
     backends = {"local": FakeBackend, "sky": not_installed}
-    launcher = Launcher(tmp_path, store, Equipment(backends, OneRegistry()))
-    found, suspected = await launcher.reap()
+    launcher = Launcher(tmp_path, store, LauncherDependencies(backends, OneRegistry()))
+    found, suspected = await launcher.reap_strays()
     assert (found.unreachable, suspected) == ([], [])
     store.close()
     used = ended(tmp_path, "old-1", Cleanup.LEAK_SUSPECTED)
-    launcher = Launcher(tmp_path, used, Equipment(backends, OneRegistry()))
-    found, suspected = await launcher.reap()
+    launcher = Launcher(tmp_path, used, LauncherDependencies(backends, OneRegistry()))
+    found, suspected = await launcher.reap_strays()
     assert (found.unreachable, suspected) == (["sky: SkyPilot is not installed"], ["old-1"])
     used.close()
 
 
 async def test_a_launcher_that_looks_by_itself_asks_only_where_its_runs_were(
-    tmp_path: Path, store: Store
+    tmp_path: Path, store: Ledger
 ) -> None:
     asked: list[str] = []
 
@@ -67,13 +67,13 @@ async def test_a_launcher_that_looks_by_itself_asks_only_where_its_runs_were(
 
     local = FakeBackend()
     launcher = Launcher(
-        tmp_path, store, Equipment({"local": lambda: local, "sky": sky}, OneRegistry())
+        tmp_path, store, LauncherDependencies({"local": lambda: local, "sky": sky}, OneRegistry())
     )
     watch = asyncio.create_task(launcher.watch_for_leaks())
     await asyncio.sleep(0.2)
     watch.cancel()
     await asyncio.gather(watch, return_exceptions=True)
     assert asked == []
-    await launcher.reap()
+    await launcher.reap_strays()
     assert asked == ["sky"]
     store.close()

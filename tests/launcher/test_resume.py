@@ -12,10 +12,10 @@ import pytest
 
 from flotilla.launcher.v1 import run_service_pb2 as pb
 from services.common import rpc
-from services.launcher.control.recover_from_folder import adopted
-from services.learner.journal.progress_mark import Mark
-from services.learner.journal.row_codec import accounts
-from services.learner.journal.store import open_journal, reading
+from services.launcher.control.recover_from_folder import recover_stored_run
+from services.learner.journal.progress_mark import ProgressMark
+from services.learner.journal.row_codec import count_fates
+from services.learner.journal.store import open_journal, open_read_only
 from tests.launcher.harness import serving, spec, start_cli
 
 
@@ -75,17 +75,17 @@ async def test_a_run_whose_folder_or_journal_is_gone_is_not_begun_anew(tmp_path:
 @pytest.mark.parametrize("run_id", ["../../etc", "/etc", "-x", "a/b", "a\0b", "A", "x" * 300])
 def test_an_id_that_could_leave_the_folder_names_no_run(tmp_path: Path, run_id: str) -> None:
     write_run(tmp_path / "etc")
-    assert adopted(tmp_path / "runs", run_id) is None
+    assert recover_stored_run(tmp_path / "runs", run_id) is None
 
 
 def test_a_link_and_a_folder_without_a_spec_are_no_runs(tmp_path: Path) -> None:
     run_dir = write_run(tmp_path / "real")
     (tmp_path / "linked").symlink_to(run_dir)
-    assert adopted(tmp_path, "real") is not None
-    assert adopted(tmp_path, "linked") is None
+    assert recover_stored_run(tmp_path, "real") is not None
+    assert recover_stored_run(tmp_path, "linked") is None
     for text in ("{}", "[]", "no json", '{"name": "../x", "policy": {}}'):
         (run_dir / "spec.json").write_text(text)
-        assert adopted(tmp_path, "real") is None
+        assert recover_stored_run(tmp_path, "real") is None
 
 
 def uploaded(folder: Path, **sections: Any) -> str:
@@ -159,10 +159,10 @@ async def test_a_journal_that_lost_its_newest_commits_is_gone_on_with_when_the_u
     run_dir = write_run(tmp_path / "runs" / "fake-1", learner={"steps": 3})
     (run_dir / "journal.sqlite").unlink()
     await open_journal(run_dir).close()
-    mark = Mark(run_dir / "journal.mark")
-    found = mark.read()
+    mark = ProgressMark(run_dir / "journal.mark")
+    found = mark.read_position()
     assert found is not None
-    mark.begin(replace(found, commits=9, acknowledged=4))
+    mark.reset_to(replace(found, commits=9, acknowledged=4))
     path = tmp_path / "spec.json"
     path.write_text(json.dumps(spec(learner={"steps": 3})))
     train = ("train", str(path), "--runs", str(tmp_path / "runs"), "--accept-loss")
@@ -171,5 +171,5 @@ async def test_a_journal_that_lost_its_newest_commits_is_gone_on_with_when_the_u
     code, output = await run_cli(*train, "--resume", "fake-1")
     assert code == 0, output
     assert "Run fake-1 goes on from step 0; lost with its disk: at least 4 attempts" in output
-    with reading(run_dir / "journal.sqlite") as db:
-        assert accounts(db) == {"lost_with_disk": 4, "acknowledged": 4}
+    with open_read_only(run_dir / "journal.sqlite") as db:
+        assert count_fates(db) == {"lost_with_disk": 4, "acknowledged": 4}

@@ -48,7 +48,7 @@ async def test_what_a_run_left_is_removed_and_no_more(tmp_path: Path) -> None:
         }
         for folder in held.values():
             (folder / "slot0.safetensors").touch()
-        evidence = await LocalBackend(tmp_path / "a").clean("run")
+        evidence = await LocalBackend(tmp_path / "a").clean_run("run")
         assert evidence.gone
         assert {whose for whose, folder in held.items() if not folder.exists()} == {"own"}
 
@@ -119,7 +119,7 @@ def test_names_of_a_stranger_stop_nobody_and_are_left_alone(tmp_path: Path) -> N
             from services.launcher.backends.local.backend import LocalBackend
             with private_folder({f"{name}-learner"!r}) as folder:
                 (folder / "weights").write_text("of the user")
-                print(asyncio.run(LocalBackend(pathlib.Path({str(runs)!r})).clean("run")).gone)
+                print(asyncio.run(LocalBackend(pathlib.Path({str(runs)!r})).clean_run("run")).gone)
                 print(folder.exists())
             """
         )

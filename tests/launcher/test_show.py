@@ -84,10 +84,10 @@ async def _fill(journal: Journal) -> None:
     shop, other, booking = _group(0, "shop"), _group(1, "shop"), _group(2, "booking")
     for group in (shop, other, booking):
         lease = Lease(f"of-{group.group_id}", group, ((0, 0),), POLICY, "rollout-1", 1.0)
-        await journal.leased(lease, "incarnation", f"request-{group.group_id}", 1)
+        await journal.add_lease(lease, "incarnation", f"request-{group.group_id}", 1)
     played = [_played(group, n, float(n)) for group in (shop, other) for n in (0, 1)]
     for trajectory in (*played, _lost(booking)):
-        await journal.receive(trajectory)
+        await journal.add_trajectory(trajectory)
     plan = Plan(1, tuple(trajectory.key for trajectory in played))
     await journal.commit_plan(plan, 1, [shop.group_id, other.group_id], [])
 

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from services.learner.journal.curriculum import Snapshot
+from services.learner.journal.curriculum import CurriculumSnapshot
 from services.learner.journal.store import open_journal
-from services.learner.sampling.difficulty import Outcome
+from services.learner.sampling.difficulty import GroupOutcome
 from tests.launcher.harness import run_cli_here
 from tests.learner.sampling.support import Run, config, tasks_of
 
@@ -12,10 +12,10 @@ from tests.learner.sampling.support import Run, config, tasks_of
 async def test_tasks_that_are_left_out_are_listed_with_the_reason(tmp_path: Path) -> None:
     run = Run(tasks_of(shop=5), config(difficulty={"enabled": True}), seed=0, window=5)
     journal = open_journal(tmp_path / "solo")
-    run.curriculum.condemn("shop3", "the gateway refuses it: BAD_TASK: [no] prompt")
+    run.curriculum.condemn_task("shop3", "the gateway refuses it: BAD_TASK: [no] prompt")
     for _ in range(2):
-        change = run.learn([Outcome("shop1", [1.0, 1.0]), Outcome("shop2", [1.0, 0.0])])
-        await journal.end_groups([], snapshot=Snapshot(change, ()))
+        change = run.learn([GroupOutcome("shop1", [1.0, 1.0]), GroupOutcome("shop2", [1.0, 0.0])])
+        await journal.end_groups([], snapshot=CurriculumSnapshot(change, ()))
     await journal.close()
     code, output = await run_cli_here("show", "solo", "--runs", str(tmp_path), "--tasks")
     assert code == 0, output

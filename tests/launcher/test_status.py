@@ -9,8 +9,8 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from flotilla.launcher.v1 import alarm_pb2 as alarm_pb
 from flotilla.launcher.v1 import run_service_pb2 as pb
-from services.launcher.cli.status_json import status_json
-from services.launcher.cli.status_text import all_runs, print_run, print_table
+from services.launcher.cli.status_json import format_status_json
+from services.launcher.cli.status_text import make_runs_table, print_run, print_table
 from services.launcher.cli.terminal import Terminal
 
 RUN_ID = "a-spec-with-a-rather-long-name-for-one-terminal-20261122-180359"
@@ -56,7 +56,7 @@ def a_run(**changes: Any) -> pb.Run:
 def printed(run: pb.Run | None, width: int) -> str:
     console = Terminal(record=True, width=width, file=io.StringIO(), force_terminal=False)
     if run is None:
-        print_table(all_runs([a_run(), a_run(run_id="other", metrics={})]), console)
+        print_table(make_runs_table([a_run(), a_run(run_id="other", metrics={})]), console)
     else:
         print_run(run, lambda path: path, console, alone=False)
     return console.export_text()
@@ -78,7 +78,7 @@ def test_the_held_out_figure_is_not_that_of_training() -> None:
 
 
 def test_json_has_the_documented_fields() -> None:
-    answer = json.loads(status_json([a_run()], attended=True))
+    answer = json.loads(format_status_json([a_run()], attended=True))
     assert (answer["version"], answer["attended"]) == (1, True)
     (run,) = answer["runs"]
     (alarm,), (service,) = run.pop("alarms"), run.pop("services")
@@ -124,7 +124,7 @@ def test_json_has_the_documented_fields() -> None:
 
 
 def test_a_figure_that_is_not_finite_is_null_in_json() -> None:
-    text = status_json([a_run(metrics={"policy/loss": float("nan")})], attended=False)
+    text = format_status_json([a_run(metrics={"policy/loss": float("nan")})], attended=False)
 
     def refuse(word: str) -> None:
         raise AssertionError(word)

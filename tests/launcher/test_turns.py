@@ -6,20 +6,20 @@ from pathlib import Path
 
 import pytest
 
-from services.launcher.control.background import unbroken
-from services.launcher.control.event_publisher import Teller
+from services.launcher.control.background import run_safely
+from services.launcher.control.event_publisher import EventPublisher
 from services.launcher.state import LEARNER, Run
-from services.launcher.store.ledger import Store
+from services.launcher.store.ledger import Ledger
 
 
 async def test_people_are_told_on_after_a_moment_without_the_ledger(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store, told = Store(tmp_path / "launcher.sqlite"), asyncio.Queue[int]()
+    store, told = Ledger(tmp_path / "launcher.sqlite"), asyncio.Queue[int]()
     with store.transaction():
-        store.begin(Run("r", "demo", {LEARNER: 1}), "{}", 1.0, {})
+        store.begin_run(Run("r", "demo", {LEARNER: 1}), "{}", 1.0, {})
         store.add_event("r", 1.0, "message", {"text": "x"})
-    ask, failures = store.untold, iter((sqlite3.OperationalError("disk is full"), None))
+    ask, failures = store.list_unpublished, iter((sqlite3.OperationalError("disk is full"), None))
 
     def untold() -> dict[str, int]:
         failure = next(failures, None)
@@ -27,12 +27,12 @@ async def test_people_are_told_on_after_a_moment_without_the_ledger(
             raise failure
         return ask()
 
-    monkeypatch.setattr(store, "untold", untold)
+    monkeypatch.setattr(store, "list_unpublished", untold)
 
     async def observer(stored: object, event: object) -> None:
         await told.put(1)
 
-    telling = asyncio.create_task(Teller(store, [observer]).run())
+    telling = asyncio.create_task(EventPublisher(store, [observer]).publish_forever())
     assert await asyncio.wait_for(told.get(), 10) == 1
     telling.cancel()
     await asyncio.gather(telling, return_exceptions=True)
@@ -46,7 +46,7 @@ async def test_a_turn_that_is_cancelled_is_the_last() -> None:
         begun.set()
         await asyncio.Event().wait()
 
-    task = asyncio.create_task(unbroken(turn, "waiting"))
+    task = asyncio.create_task(run_safely(turn, "waiting"))
     await begun.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):

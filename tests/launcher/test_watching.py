@@ -12,7 +12,7 @@ import pytest
 
 from services.launcher import launcher_address
 from services.launcher.state import RunState
-from services.launcher.store.ledger import Store, StoredRun
+from services.launcher.store.ledger import Ledger, StoredRun
 from tests.launcher.harness import REPOSITORY, start_cli, until
 from tests.launcher.test_cli import nothing_left, read_until, write_spec
 
@@ -22,8 +22,8 @@ ENDLESS = {"steps": 10_000, "step_s": 0.1}
 
 def all_stored(runs: Path) -> list[StoredRun]:
     """The runs of the ledger, newest first."""
-    store = Store(runs / "launcher.sqlite")
-    found = store.newest()
+    store = Ledger(runs / "launcher.sqlite")
+    found = store.list_newest()
     store.close()
     return found
 
@@ -58,7 +58,7 @@ async def stopped(runs: Path) -> None:
     """Stop the newest run; its launcher goes."""
     code, output = await run_cli("stop", "newest", "--runs", str(runs))
     assert (code, "stopped" in output) == (0, True), output
-    if address := launcher_address.read(runs):
+    if address := launcher_address.read_address(runs):
         # It would stay for a while, in case that somebody has more to do.
         os.kill(address.pid, signal.SIGTERM)
     await nothing_left(runs)
@@ -106,7 +106,7 @@ async def test_a_watch_whose_launcher_is_killed_goes_on_under_another(tmp_path: 
     await run_cli("train", str(path), "--runs", str(runs), "--detach")
     watching = await start_cli("watch", "--runs", str(runs))
     await seen(watching, "step")
-    address = launcher_address.read(runs)
+    address = launcher_address.read_address(runs)
     assert address is not None
     os.kill(address.pid, signal.SIGKILL)
     assert "another one takes over" in await said(watching)
@@ -189,7 +189,7 @@ async def test_under_nohup_a_run_outlives_its_terminal(tmp_path: Path) -> None:
     os.close(terminal)
     # The shell may go with the terminal, the run does not.
     await asyncio.to_thread(process.wait, LIMIT_S)
-    await until(lambda: stored(runs).run.state.ended, LIMIT_S)
+    await until(lambda: stored(runs).run.state.has_ended, LIMIT_S)
     assert stored(runs).run.state is RunState.COMPLETED
     await until(lambda: "spec.json  the run spec" in output.read_text(), LIMIT_S)
     await nothing_left(runs)

@@ -25,15 +25,15 @@ from flotilla.learner.v1 import (
     trajectory_pb2,
 )
 from services.common import rpc
-from services.common.config import parse
+from services.common.config import parse_config
 from services.common.fingerprint import TokenizerDigests
 from services.common.host_identity import host_digest
 from services.common.runtime import Runtime
 from services.common.spec import SharedConfig
-from services.learner.alarms.adapters.jsonl_sink import AlarmFile
+from services.learner.alarms.adapters.jsonl_sink import JsonlAlarmSink
 from services.learner.app import run_learner
 from services.learner.config.learner import LearnerConfig
-from services.learner.dependencies import Vendors
+from services.learner.dependencies import LearnerDependencies
 from services.learner.ports import Ranks, RemoteStore
 from services.learner.ranks.fake import FakeRanks
 from services.learner.tracking.adapters.jsonl import JsonlTracker
@@ -66,7 +66,7 @@ def make_config(tmp_path: Path, **changes: Any) -> LearnerConfig:
         "attach_grace_s": 0.2,
         **changes,
     }
-    return parse(LearnerConfig, values, where="test")
+    return parse_config(LearnerConfig, values, where="test")
 
 
 def make_runtime(tmp_path: Path, config: LearnerConfig, *, listen: str) -> Runtime[LearnerConfig]:
@@ -74,7 +74,7 @@ def make_runtime(tmp_path: Path, config: LearnerConfig, *, listen: str) -> Runti
     return Runtime(
         service="learner",
         config=config,
-        shared=parse(SharedConfig, shared, where="test"),
+        shared=parse_config(SharedConfig, shared, where="test"),
         spec=dict(shared),
         run_id="test-run",
         run_dir=tmp_path / "run",
@@ -113,11 +113,11 @@ async def learner(
     runtime = make_runtime(tmp_path, config, listen=address)
     tracker = JsonlTracker(tmp_path / "run" / "metrics.jsonl")
     ranks = ranks or FakeRanks(tmp_path / "weights")
-    vendors = Vendors(
+    vendors = LearnerDependencies(
         *(ranks, tracker, tokenizer),
         weight_server=weight_server,
         store=store,
-        alarm_sinks=[AlarmFile(tmp_path / "run" / "alarms.jsonl")],
+        alarm_sinks=[JsonlAlarmSink(tmp_path / "run" / "alarms.jsonl")],
         export=export,
     )
     task = asyncio.create_task(run_learner(runtime, vendors))

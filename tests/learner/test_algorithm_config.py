@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from services.common.config import parse
+from services.common.config import parse_config
 from services.common.errors import ConfigError
 from services.learner.algo.advantages import ADVANTAGES
 from services.learner.algo.losses import LOSSES
@@ -18,7 +18,7 @@ EXAMPLES = re.findall(r"```toml\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
 
 def problem(**keys: object) -> str:
     with pytest.raises(ConfigError) as caught:
-        parse(AlgorithmConfig, keys, where="[learner.algorithm]")
+        parse_config(AlgorithmConfig, keys, where="[learner.algorithm]")
     return str(caught.value)
 
 
@@ -56,7 +56,7 @@ def test_reading_the_configuration_imports_no_torch() -> None:
 
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_every_example_of_the_document_is_valid(example: str) -> None:
-    parse(AlgorithmConfig, tomllib.loads(example)["learner"]["algorithm"], where="example")
+    parse_config(AlgorithmConfig, tomllib.loads(example)["learner"]["algorithm"], where="example")
 
 
 def test_the_first_example_of_the_document_says_the_defaults() -> None:

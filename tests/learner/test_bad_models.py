@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from services.common.config import parse
+from services.common.config import parse_config
 from services.common.errors import ConfigError
 from services.common.spec import PolicyConfig
 from services.learner.checkpoints.manifest import (
@@ -23,7 +23,7 @@ from services.learner.checkpoints.manifest import (
 from services.learner.checkpoints.model_files import check_model_files
 from services.learner.checkpoints.tensor_files import TensorFileError, check_dtype, read_header
 from services.learner.journal.connection import JournalError
-from services.learner.journal.store import FILE_NAME, open_journal
+from services.learner.journal.store import JOURNAL_FILE, open_journal
 from tests.learner.checkpoints.remote_support import query
 
 CONFIG = {"model_type": "qwen3", "hidden_size": 8, "vocab_size": 64, "tie_word_embeddings": True}
@@ -44,7 +44,7 @@ def model_folder(folder: Path, **config: Any) -> Path:
 
 
 def policy(folder: Path) -> PolicyConfig:
-    return parse(PolicyConfig, {"model": str(folder), "max_model_len": 8}, where="test")
+    return parse_config(PolicyConfig, {"model": str(folder), "max_model_len": 8}, where="test")
 
 
 def test_a_whole_model_passes(tmp_path: Path) -> None:
@@ -207,11 +207,11 @@ async def test_b58_a_journal_of_a_newer_schema_is_refused_and_left_as_it_is(
     journal = open_journal(tmp_path)
     await journal.set_meta({"schema_version": 99})
     await journal.close()
-    before = (tmp_path / FILE_NAME).read_bytes()
+    before = (tmp_path / JOURNAL_FILE).read_bytes()
     with pytest.raises(JournalError, match="has schema 99, this learner reads"):
         open_journal(tmp_path)
     assert query(tmp_path, "SELECT value FROM meta WHERE key = 'schema_version'") == [("99",)]
-    assert (tmp_path / FILE_NAME).read_bytes() == before
+    assert (tmp_path / JOURNAL_FILE).read_bytes() == before
 
 
 def test_b58_a_checkpoint_of_a_newer_format_is_foreign_and_a_torn_one_damaged() -> None:

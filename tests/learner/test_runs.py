@@ -13,9 +13,9 @@ import pytest
 from flotilla.learner.v1 import group_service_pb2 as pb
 from services.common.errors import ConfigError
 from services.learner.app import run_learner
-from services.learner.dependencies import Vendors
+from services.learner.dependencies import LearnerDependencies
 from services.learner.journal.connection import JournalError
-from services.learner.journal.store import FILE_NAME
+from services.learner.journal.store import JOURNAL_FILE
 from services.learner.ranks.fake import FakeRanks
 from services.learner.tracking.adapters.jsonl import JsonlTracker
 from tests.learner.support import (
@@ -51,7 +51,7 @@ async def run_to_the_end(tmp_path: Path, **changes: Any) -> dict[str, Any]:
 
 
 def query(tmp_path: Path, sql: str) -> list[Any]:
-    with sqlite3.connect(tmp_path / "run" / FILE_NAME) as db:
+    with sqlite3.connect(tmp_path / "run" / JOURNAL_FILE) as db:
         return db.execute(sql).fetchall()
 
 
@@ -192,7 +192,9 @@ async def test_progress_of_an_evaluation_is_in_the_status(tmp_path: Path) -> Non
 async def start(tmp_path: Path, tokenizer: bytes = TOKENIZER, **changes: Any) -> None:
     runtime = make_runtime(tmp_path, make_config(tmp_path, **changes), listen="127.0.0.1:0")
     with closing(JsonlTracker(tmp_path / "run" / "metrics.jsonl")) as tracker:
-        await run_learner(runtime, Vendors(FakeRanks(tmp_path / "weights"), tracker, tokenizer))
+        await run_learner(
+            runtime, LearnerDependencies(FakeRanks(tmp_path / "weights"), tracker, tokenizer)
+        )
 
 
 async def test_a_run_does_not_go_on_with_another_tokenizer(tmp_path: Path) -> None:
@@ -246,7 +248,7 @@ async def test_a_learner_whose_disk_refuses_ends_instead_of_waiting(tmp_path: Pa
             worker = FakeWorker(running.address)
             attached = asyncio.create_task(worker.attach())
             await asyncio.wait_for(worker.updated.wait(), 10)
-            with sqlite3.connect(tmp_path / "run" / FILE_NAME) as db:
+            with sqlite3.connect(tmp_path / "run" / JOURNAL_FILE) as db:
                 db.execute("DROP TABLE leases")
             polled = asyncio.create_task(worker.poll())
             try:

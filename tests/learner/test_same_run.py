@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from services.common.errors import ConfigError
-from services.learner.groups.policy_history import Lineage
+from services.learner.groups.policy_history import PolicyLineage
 from services.learner.journal.store import open_journal
 from services.learner.ranks.fake import FakeRanks
 from services.learner.run.resume_checks import check_tasks_are_the_same, check_weights_are_the_same
@@ -50,7 +50,7 @@ async def test_another_order_of_tasks_is_used_with_a_warning(
 async def test_other_initial_weights_are_refused_where_they_matter(
     tmp_path: Path, step: int, known: bytes | None, reference: bytes | None, problem: str | None
 ) -> None:
-    lineage = Lineage([PolicyId(1, 0, known)] if known else [], {})
+    lineage = PolicyLineage([PolicyId(1, 0, known)] if known else [], {})
     info = ModelInfo(parameters=1, vocab_size=1, step=step, reference=reference)
     checked = check_weights_are_the_same(lineage, FakeRanks(tmp_path), info)
     if problem is None:

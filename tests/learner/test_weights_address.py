@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from services.learner.weights.weight_server_process import start_of
+from services.learner.weights.weight_server_process import server_config_of
 from tests.common.outsiders import run
 from tests.learner.support import make_config, make_runtime
 
@@ -34,8 +34,8 @@ def test_weights_are_served_beside_the_learner(
     expected: tuple[str, str | None],
 ) -> None:
     runtime = make_runtime(tmp_path, make_config(tmp_path, weights=weights), listen=listen)
-    runtime = replace(runtime, advertise=advertise, tls=run().tls("learner"))
-    start = start_of(runtime)
+    runtime = replace(runtime, advertise=advertise, tls=run().tls_for("learner"))
+    start = server_config_of(runtime)
     assert (start.listen, start.advertise) == expected
-    assert start.tls == run().tls("learner").to_text()
-    assert run().tls("learner").key.decode() not in repr(start)
+    assert start.tls == run().tls_for("learner").to_text()
+    assert run().tls_for("learner").key.decode() not in repr(start)

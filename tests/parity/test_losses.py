@@ -96,7 +96,7 @@ def ours(config: AlgorithmConfig, inputs: Mapping[str, Any]) -> tuple[Tensor, Te
         reference=given["reference"] if config.kl.coefficient else None,
     )
     logprobs = given["logprobs"].requires_grad_()
-    loss = Objective(config).on(tokens)(logprobs, slice(None)).sum()
+    loss = Objective(config).make_pack_loss(tokens)(logprobs, slice(None)).sum()
     return loss.detach(), gradient_of(loss, logprobs)
 
 

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from services.learner.config.learner import OptimizerConfig
 from services.learner.config.rank import RankConfig
-from services.learner.rank.model import load
+from services.learner.rank.model import load_policy
 from services.learner.rank.optimizer import Optimizer
-from services.learner.rank.reference import Reference
+from services.learner.rank.reference import ReferencePolicy
 from services.learner.rank.step import Trainer
 from services.learner.types import TrainBatch, TrainSequence
 from tests.learner.rank.configs import policy_config
@@ -75,12 +75,14 @@ def test_a_step_hands_its_optimizer_the_gradient_of_the_peer(case: Case, tmp_pat
     tiny.policy(transformers).float().save_pretrained(tmp_path / "policy")
     tiny.policy(transformers, tiny.REFERENCE).float().save_pretrained(tmp_path / "reference")
     rank = RankConfig(pack_tokens=20, head_chunk=5, post_update_tokens=0)
-    policy = load(policy_config(tmp_path / "policy"), rank)
-    reference = Reference.load(policy_config(tmp_path / "reference"), policy, offload=False)
+    policy = load_policy(policy_config(tmp_path / "policy"), rank)
+    reference = ReferencePolicy.from_config(
+        policy_config(tmp_path / "reference"), policy, offload=False
+    )
     optimizer = Optimizer(policy.named_parameters(), OptimizerConfig(lr=1e-3))
     seen = listen(policy.named_parameters())
     algorithm = configured({"advantage": "dr_grpo", **STEPS[case.name]})
-    found = Trainer(policy, optimizer, algorithm, rank, reference=reference).train(
+    found = Trainer(policy, optimizer, algorithm, rank, reference=reference).train_step(
         batch(case.inputs), 1e-3
     )
     assert abs(found.metrics["policy/loss"] - case.outputs["value"]) < FLOAT32

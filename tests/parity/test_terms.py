@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from services.learner.algo.corrections import Correction, CorrectionInput, correct
+from services.learner.algo.corrections import Correction, CorrectionInput, compute_correction
 from services.learner.algo.critic import clipped_value_loss
 from services.learner.algo.kl import kl_penalty, kl_rewards
 from services.learner.algo.logprob_head import fused_policy_loss
@@ -53,7 +53,7 @@ def correction(case: Case) -> Correction:
         given.count,
         torch.zeros_like(given.sequence),
     )
-    return correct(tokens, CorrectionConfig.model_validate(CORRECTIONS[case.name]))
+    return compute_correction(tokens, CorrectionConfig.model_validate(CORRECTIONS[case.name]))
 
 
 def penalties(case: Case) -> NDArray[np.float64]:

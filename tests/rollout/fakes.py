@@ -263,8 +263,8 @@ def _ready() -> env_pb.EpisodeReady:
         tools=[tool],
         facts=env_pb.PromptFacts(prompt="Find it.", current_date="2025-03-01"),
         instance_id="instance",
-        lease_ttl=rpc.duration(30.0),
-        deadline=rpc.duration(60.0),
+        lease_ttl=rpc.to_duration(30.0),
+        deadline=rpc.to_duration(60.0),
     )
 
 
@@ -303,8 +303,8 @@ def lease(lease_id: str = "l1", attempts: int = 2, **changes: Any) -> group_pb.L
         ],
         "purpose": group_pb.PURPOSE_TRAIN,
         "sampling": group_pb.SamplingParameters(temperature=1.0),
-        "group_deadline": rpc.duration(20.0),
-        "lease_ttl": rpc.duration(0.6),
+        "group_deadline": rpc.to_duration(20.0),
+        "lease_ttl": rpc.to_duration(0.6),
         "max_tries": 3,
         "run_epoch": 1,
     }

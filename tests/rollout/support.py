@@ -7,7 +7,7 @@ from functools import cache
 
 from services.rollout.adapters.fake import FakeEngine, Script
 from services.rollout.adapters.tokenizer import TransformersTokenizer
-from services.rollout.episodes.episode import Attempt, AttemptRunner, Limits
+from services.rollout.episodes.episode import Attempt, AttemptLimits, AttemptRunner
 from services.rollout.episodes.prompt import Profile, PromptBuilder
 from services.rollout.ports import EnvironmentLost
 from services.rollout.types import (
@@ -41,7 +41,7 @@ def prompts(profile: Profile = "minimal") -> PromptBuilder:
     return PromptBuilder(tokenizer(), profile)
 
 
-def limits(**changes: float) -> Limits:
+def limits(**changes: float) -> AttemptLimits:
     values = {
         "max_turns": 4,
         "max_input_length": 2000,
@@ -50,7 +50,7 @@ def limits(**changes: float) -> Limits:
         "call_timeout_s": 2.0,
         "grade_timeout_s": 0.5,
     }
-    return Limits(**{**values, **changes})  # pyright: ignore[reportArgumentType]
+    return AttemptLimits(**{**values, **changes})  # pyright: ignore[reportArgumentType]
 
 
 def attempt(index: int = 0, budget_s: float = 10.0) -> Attempt:
@@ -82,11 +82,13 @@ class FakeEpisode:
         self._answer = answer
         self._grade = grade
 
-    async def call(self, name: str, arguments_json: str, timeout_s: float) -> ToolResult:
+    async def call_tool(self, name: str, arguments_json: str, timeout_s: float) -> ToolResult:
         self.calls.append((name, arguments_json))
         return self._answer(name, arguments_json)
 
-    async def grade(self, final_answer: str | None, transcript: bytes, timeout_s: float) -> Grade:
+    async def request_grade(
+        self, final_answer: str | None, transcript: bytes, timeout_s: float
+    ) -> Grade:
         assert not self.closed
         self.grades.append((final_answer, transcript))
         return self._grade
@@ -113,7 +115,7 @@ class FakeEnvironment:
         self._lost = lost
 
     @asynccontextmanager
-    async def open(self, request: OpenRequest) -> AsyncGenerator[FakeEpisode]:
+    async def open_episode(self, request: OpenRequest) -> AsyncGenerator[FakeEpisode]:
         if self._lost:
             raise EnvironmentLost(self._lost)
         await asyncio.sleep(self._open_seconds)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from services.common.config import parse
+from services.common.config import parse_config
 from services.common.errors import ConfigError
 from services.rollout.adapters.fake import FakeEngine
 from services.rollout.config.rollout import RolloutConfig
@@ -51,9 +51,9 @@ def text(trajectory: Trajectory) -> str:
 
 async def test_an_episode_that_is_done_is_graded_and_closed() -> None:
     environment = FakeEnvironment()
-    trajectory = await runner(environment, [LOOK, "It is 1. <done>"]).run(attempt())
+    trajectory = await runner(environment, [LOOK, "It is 1. <done>"]).run_attempt(attempt())
     assert trajectory.stop_reason is StopReason.DONE
-    assert trajectory.graded
+    assert trajectory.is_graded
     (episode,) = environment.episodes
     assert episode.calls == [("look", '{"at": "it"}')]
     answer, transcript = episode.grades[0]
@@ -64,7 +64,7 @@ async def test_an_episode_that_is_done_is_graded_and_closed() -> None:
 
 
 async def test_tokens_are_those_that_were_sampled_between_template_text() -> None:
-    trajectory = await runner(FakeEnvironment(), [LOOK, "<done>"]).run(attempt())
+    trajectory = await runner(FakeEnvironment(), [LOOK, "<done>"]).run_attempt(attempt())
     assert text(trajectory) == (
         "<|im_start|>system\nTools:\nlook(at)<|im_end|>\n<|im_start|>user\nFind it.<|im_end|>\n"
         f"<|im_start|>assistant\n{LOOK}<|im_end|>\n<|im_start|>user\n<tool_response>\n"
@@ -80,7 +80,7 @@ async def test_tokens_are_those_that_were_sampled_between_template_text() -> Non
 
 async def test_several_calls_of_a_turn_are_executed_in_order() -> None:
     environment = FakeEnvironment()
-    trajectory = await runner(environment, [LOOK + OTHER, "<done>"]).run(attempt())
+    trajectory = await runner(environment, [LOOK + OTHER, "<done>"]).run_attempt(attempt())
     assert [json.loads(a)["at"] for _, a in environment.episodes[0].calls] == ["it", "user"]
     assert text(trajectory).count("<tool_response>") == 2
 
@@ -88,7 +88,7 @@ async def test_several_calls_of_a_turn_are_executed_in_order() -> None:
 async def test_what_the_prompt_promises_of_several_calls_is_what_happens() -> None:
     environment = FakeEnvironment()
     full = runner(environment, [LOOK + OTHER, "<done>"], profile="full")
-    trajectory = await full.run(attempt())
+    trajectory = await full.run_attempt(attempt())
     assert "Several calls in one response are executed in order." in text(trajectory)
     assert len(environment.episodes[0].calls) == 2
     assert text(trajectory).count("Tool result:") == 2
@@ -98,12 +98,12 @@ def test_no_key_ends_a_turn_before_the_policy_does() -> None:
     """A stop at `</tool_call>` cut thinking that names it, and let no second call be made."""
     values = {"max_input_length": 1, "max_generate_length": 1}
     with pytest.raises(ConfigError, match="stop_at_tool_call"):
-        parse(RolloutConfig, {**values, "stop_at_tool_call": True}, where="test")
+        parse_config(RolloutConfig, {**values, "stop_at_tool_call": True}, where="test")
 
 
 async def test_calls_beside_done_are_executed_before_the_end() -> None:
     environment = FakeEnvironment()
-    trajectory = await runner(environment, [LOOK + "<done>"]).run(attempt())
+    trajectory = await runner(environment, [LOOK + "<done>"]).run_attempt(attempt())
     assert trajectory.stop_reason is StopReason.DONE
     assert len(environment.episodes[0].calls) == 1
 
@@ -111,7 +111,7 @@ async def test_calls_beside_done_are_executed_before_the_end() -> None:
 async def test_malformed_calls_and_tool_errors_are_shown_and_counted() -> None:
     environment = FakeEnvironment(lambda *_: ToolResult(ToolOutcome.TOOL_ERROR, ("not found",)))
     texts = ["<tool_call>{oops</tool_call>" + LOOK, LOOK, "<done>"]
-    trajectory = await runner(environment, texts).run(attempt())
+    trajectory = await runner(environment, texts).run_attempt(attempt())
     counts = trajectory.counts
     assert (counts.turns, counts.tool_calls, counts.parse_errors, counts.repeats) == (3, 2, 1, 1)
     assert counts.tool_errors == {"tool_error": 2}
@@ -128,7 +128,7 @@ async def test_tools_that_there_are_not_are_counted_by_name_in_bounds() -> None:
     calls = [f'<tool_call>{{"name": "{name}", "arguments": {{}}}}</tool_call>' for name in names]
     texts = [*calls, "<done>"]
     playing = runner(environment, texts, max_turns=20, max_input_length=9_999)
-    trajectory = await playing.run(attempt())
+    trajectory = await playing.run_attempt(attempt())
     assert trajectory.counts.tool_errors == {"bad_tool": len(names)}
     assert trajectory.counts.unknown_tools == {"a": 2, **dict.fromkeys("bcdefgh", 1)}
 
@@ -136,7 +136,7 @@ async def test_tools_that_there_are_not_are_counted_by_name_in_bounds() -> None:
 async def test_the_policy_reads_that_its_arguments_stand_under_another_key() -> None:
     environment = FakeEnvironment()
     llama = '<tool_call>{"name": "look", "parameters": {"at": "it"}}</tool_call>'
-    trajectory = await runner(environment, [llama, "<done>"]).run(attempt())
+    trajectory = await runner(environment, [llama, "<done>"]).run_attempt(attempt())
     assert environment.episodes[0].calls == []
     assert trajectory.counts.parse_errors == 1
     assert 'needs its arguments under \\"arguments\\", found \\"parameters\\"' in text(trajectory)
@@ -145,42 +145,44 @@ async def test_the_policy_reads_that_its_arguments_stand_under_another_key() -> 
 async def test_a_call_without_arguments_is_executed_when_its_tool_requires_none() -> None:
     bare = '<tool_call>{"name": "look"}</tool_call>'
     free, strict = FakeEnvironment(), FakeEnvironment(tools=(STRICT,))
-    await runner(free, [bare, "<done>"]).run(attempt())
+    await runner(free, [bare, "<done>"]).run_attempt(attempt())
     assert free.episodes[0].calls == [("look", "{}")]
-    trajectory = await runner(strict, [bare, "<done>"]).run(attempt())
+    trajectory = await runner(strict, [bare, "<done>"]).run_attempt(attempt())
     assert strict.episodes[0].calls == []
     assert 'tool call of \\"look\\" needs \\"arguments\\" with \\"at\\"' in text(trajectory)
 
 
 async def test_a_turn_without_a_call_is_told_so() -> None:
-    trajectory = await runner(FakeEnvironment(), ["Hello.", "<done>"]).run(attempt())
+    trajectory = await runner(FakeEnvironment(), ["Hello.", "<done>"]).run_attempt(attempt())
     assert "no tool call found" in text(trajectory)
-    full = await runner(FakeEnvironment(), ["Hello.", "<done>"], profile="full").run(attempt())
+    full = await runner(FakeEnvironment(), ["Hello.", "<done>"], profile="full").run_attempt(
+        attempt()
+    )
     assert "No tool call found. Use <tool_call>" in text(full)
 
 
 async def test_the_last_turn_ends_with_the_policy_when_turns_run_out() -> None:
     environment = FakeEnvironment()
-    trajectory = await runner(environment, [LOOK], max_turns=2).run(attempt())
+    trajectory = await runner(environment, [LOOK], max_turns=2).run_attempt(attempt())
     assert trajectory.stop_reason is StopReason.MAX_TURNS
     assert len(environment.episodes[0].calls) == 2
     assert trajectory.spans[-1].author is Author.POLICY
-    assert trajectory.graded
+    assert trajectory.is_graded
 
 
 async def test_the_length_is_checked_before_each_turn() -> None:
-    short = await runner(FakeEnvironment(), [LOOK], max_input_length=10).run(attempt())
+    short = await runner(FakeEnvironment(), [LOOK], max_input_length=10).run_attempt(attempt())
     assert short.stop_reason is StopReason.CONTEXT_OVERFLOW
     assert short.counts.turns == 0
-    assert short.graded
-    later = await runner(FakeEnvironment(), [LOOK], max_input_length=60).run(attempt())
+    assert short.is_graded
+    later = await runner(FakeEnvironment(), [LOOK], max_input_length=60).run_attempt(attempt())
     assert later.stop_reason is StopReason.CONTEXT_OVERFLOW
     assert later.counts.turns == 1
 
 
 async def test_a_turn_cut_without_a_complete_call_ends_the_episode() -> None:
     environment = FakeEnvironment()
-    trajectory = await runner(environment, [LOOK], max_generate_length=5).run(attempt())
+    trajectory = await runner(environment, [LOOK], max_generate_length=5).run_attempt(attempt())
     assert trajectory.stop_reason is StopReason.GENERATION_LENGTH
     assert environment.episodes[0].grades
     assert len(trajectory.logprobs) == 5
@@ -190,7 +192,7 @@ async def test_a_turn_cut_behind_a_complete_call_goes_on() -> None:
     length = len(tokenizer().encode(LOOK))
     trajectory = await runner(
         FakeEnvironment(), [LOOK + " and more", "<done>"], max_generate_length=length
-    ).run(attempt())
+    ).run_attempt(attempt())
     assert trajectory.stop_reason is StopReason.DONE
     assert f"{LOOK}<|im_end|>\n<|im_start|>user" in text(trajectory)
 
@@ -198,9 +200,9 @@ async def test_a_turn_cut_behind_a_complete_call_goes_on() -> None:
 async def test_time_that_runs_out_in_a_turn_is_graded() -> None:
     environment = FakeEnvironment()
     slow = runner(environment, [LOOK], seconds=0.1, attempt_timeout_s=0.25)
-    trajectory = await slow.run(attempt())
+    trajectory = await slow.run_attempt(attempt())
     assert trajectory.stop_reason is StopReason.TIMEOUT
-    assert trajectory.graded
+    assert trajectory.is_graded
     assert environment.episodes[0].closed
 
 
@@ -208,8 +210,8 @@ async def test_the_turn_that_time_cuts_is_kept_as_far_as_it_was_sampled() -> Non
     environment = FakeEnvironment()
     long = LOOK + "look at it " * 40
     slow = runner(environment, [LOOK, long], seconds=0.5, attempt_timeout_s=0.9)
-    trajectory = await slow.run(attempt())
-    assert (trajectory.stop_reason, trajectory.graded) == (StopReason.TIMEOUT, True)
+    trajectory = await slow.run_attempt(attempt())
+    assert (trajectory.stop_reason, trajectory.is_graded) == (StopReason.TIMEOUT, True)
     authors = [span.author for span in trajectory.spans]
     assert authors == [Author.PROMPT, Author.POLICY, Author.ENVIRONMENT, Author.POLICY]
     cut = trajectory.spans[-1]
@@ -225,7 +227,7 @@ async def test_the_turn_that_time_cuts_is_kept_as_far_as_it_was_sampled() -> Non
 
 async def test_a_turn_that_time_cuts_before_its_first_token_adds_nothing() -> None:
     slow = runner(FakeEnvironment(), [LOOK], seconds=0.5, attempt_timeout_s=0.505)
-    trajectory = await slow.run(attempt())
+    trajectory = await slow.run_attempt(attempt())
     assert trajectory.stop_reason is StopReason.TIMEOUT
     assert [span.author for span in trajectory.spans][-1] is Author.ENVIRONMENT
     assert (trajectory.counts.turns, len(trajectory.turns)) == (1, 1)
@@ -243,19 +245,19 @@ async def test_an_engine_that_does_not_keep_time_is_left(monkeypatch: pytest.Mon
     run = AttemptRunner(
         hangs, FakeEnvironment(), tokenizer(), prompts(), limits(attempt_timeout_s=0.1)
     )
-    trajectory = await asyncio.wait_for(run.run(attempt()), 2)
+    trajectory = await asyncio.wait_for(run.run_attempt(attempt()), 2)
     assert trajectory.failure is FailureKind.ABORTED
 
 
 async def test_time_that_runs_out_in_a_call_ends_it() -> None:
     class Slow(FakeEpisode):
-        async def call(self, name: str, arguments_json: str, timeout_s: float) -> ToolResult:
+        async def call_tool(self, name: str, arguments_json: str, timeout_s: float) -> ToolResult:
             await asyncio.sleep(9)
             raise AssertionError
 
     environment = FakeEnvironment(episode=Slow)
     run = runner(environment, [LOOK], attempt_timeout_s=0.2)
-    trajectory = await asyncio.wait_for(run.run(attempt()), 2)
+    trajectory = await asyncio.wait_for(run.run_attempt(attempt()), 2)
     assert trajectory.stop_reason is StopReason.TIMEOUT
     assert trajectory.spans[-1].author is Author.POLICY
 
@@ -263,27 +265,27 @@ async def test_time_that_runs_out_in_a_call_ends_it() -> None:
 async def test_an_attempt_in_which_the_policy_wrote_nothing_does_not_count() -> None:
     environment = FakeEnvironment()
     stuck = runner(environment, [LOOK], seconds=9.0, attempt_timeout_s=0.05)
-    trajectory = await stuck.run(attempt())
+    trajectory = await stuck.run_attempt(attempt())
     assert (trajectory.failure, trajectory.grade) == (FailureKind.ABORTED, None)
     assert environment.episodes[0].closed
 
 
 async def test_an_attempt_that_its_group_cuts_short_does_not_count() -> None:
     late = runner(FakeEnvironment(), [LOOK], seconds=0.05, attempt_timeout_s=5.0)
-    trajectory = await late.run(attempt(budget_s=0.7))
+    trajectory = await late.run_attempt(attempt(budget_s=0.7))
     assert (trajectory.failure, trajectory.grade) == (FailureKind.ABORTED, None)
     assert "left of 5 s" in trajectory.detail
 
 
 async def test_a_slow_opening_takes_nothing_from_the_policys_time() -> None:
     environment = FakeEnvironment(open_seconds=0.3)
-    trajectory = await runner(environment, ["<done>"], attempt_timeout_s=0.2).run(attempt())
+    trajectory = await runner(environment, ["<done>"], attempt_timeout_s=0.2).run_attempt(attempt())
     assert trajectory.stop_reason is StopReason.DONE
 
 
 async def test_the_environment_can_end_the_episode() -> None:
     environment = FakeEnvironment(lambda *_: ToolResult(ToolOutcome.OK, ("x",), done=True))
-    trajectory = await runner(environment, [LOOK + OTHER]).run(attempt())
+    trajectory = await runner(environment, [LOOK + OTHER]).run_attempt(attempt())
     assert trajectory.stop_reason is StopReason.DONE
     assert trajectory.counts.tool_calls == 1
 
@@ -291,7 +293,7 @@ async def test_the_environment_can_end_the_episode() -> None:
 @pytest.mark.parametrize("outcome", [ToolOutcome.SESSION_LOST, ToolOutcome.OUTCOME_UNKNOWN])
 async def test_a_lost_session_is_a_failure_and_is_closed(outcome: ToolOutcome) -> None:
     environment = FakeEnvironment(lambda *_: ToolResult(outcome, ("gone",)))
-    trajectory = await runner(environment, [LOOK]).run(attempt())
+    trajectory = await runner(environment, [LOOK]).run_attempt(attempt())
     assert trajectory.failure is FailureKind.ENV_LOST
     assert trajectory.grade is None
     assert len(trajectory.token_ids) == 0
@@ -299,15 +301,15 @@ async def test_a_lost_session_is_a_failure_and_is_closed(outcome: ToolOutcome) -
 
 
 async def test_an_environment_that_does_not_open_is_a_failure() -> None:
-    trajectory = await runner(FakeEnvironment(lost="no room"), [LOOK]).run(attempt())
+    trajectory = await runner(FakeEnvironment(lost="no room"), [LOOK]).run_attempt(attempt())
     assert trajectory.failure is FailureKind.ENV_LOST
     assert trajectory.detail == "no room"
 
 
 async def test_a_grade_that_is_not_known_is_no_reward() -> None:
     environment = FakeEnvironment(grade=Grade(None, no_grade="execution_failed", detail="boom"))
-    trajectory = await runner(environment, ["<done>"]).run(attempt())
-    assert not trajectory.graded
+    trajectory = await runner(environment, ["<done>"]).run_attempt(attempt())
+    assert not trajectory.is_graded
     assert trajectory.stop_reason is StopReason.DONE
     assert trajectory.detail == "boom"
 
@@ -325,9 +327,11 @@ async def test_engine_errors_fail_the_attempt_alone(error: Exception, kind: Fail
     environment = FakeEnvironment()
     broken = AttemptRunner(engine(write), environment, tokenizer(), prompts(), limits())
     fine = runner(environment, [LOOK, "<done>"])
-    failed, done = await asyncio.gather(broken.run(attempt(0)), fine.run(attempt(1)))
+    failed, done = await asyncio.gather(
+        broken.run_attempt(attempt(0)), fine.run_attempt(attempt(1))
+    )
     assert failed.failure is kind
-    assert done.graded
+    assert done.is_graded
     assert all(episode.closed for episode in environment.episodes)
 
 
@@ -336,13 +340,15 @@ async def test_a_dead_engine_is_no_fault_of_the_attempt() -> None:
     fake.death.set_result("killed")
     environment = FakeEnvironment()
     with pytest.raises(EngineDead, match="killed"):
-        await AttemptRunner(fake, environment, tokenizer(), prompts(), limits()).run(attempt())
+        await AttemptRunner(fake, environment, tokenizer(), prompts(), limits()).run_attempt(
+            attempt()
+        )
     assert environment.episodes[0].closed
 
 
 async def test_cancelling_closes_the_episode() -> None:
     environment = FakeEnvironment()
-    task = asyncio.create_task(runner(environment, [LOOK], seconds=9.0).run(attempt()))
+    task = asyncio.create_task(runner(environment, [LOOK], seconds=9.0).run_attempt(attempt()))
     await asyncio.sleep(0.02)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -356,7 +362,7 @@ async def test_the_observer_sees_the_turns() -> None:
     def observe(*event: Any) -> None:
         seen.append(event)
 
-    await runner(FakeEnvironment(), [LOOK, "<done>"]).run(attempt(), observe)
+    await runner(FakeEnvironment(), [LOOK, "<done>"]).run_attempt(attempt(), observe)
     assert [kind for kind, _ in seen] == ["prompt", "completion", "observation", "completion"]
     assert seen[2][1] == OK.parts[0]
 

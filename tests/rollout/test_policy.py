@@ -19,13 +19,18 @@ from flotilla.learner.v1 import policy_service_pb2 as policy_pb
 from flotilla.learner.v1 import policy_service_pb2_grpc as policy_grpc
 from flotilla.learner.v1 import weight_service_pb2_grpc as weight_grpc
 from services.common import rpc
-from services.common.fingerprint import TensorEntry, TokenizerDigests, checksum64, fingerprint
+from services.common.fingerprint import (
+    TensorEntry,
+    TokenizerDigests,
+    checksum64,
+    compute_fingerprint,
+)
 from services.rollout.adapters.fake import LOGPROB, FakeEngine
 from services.rollout.adapters.learner import PolicyClient, RunEpoch, WorkerIdentity
 from services.rollout.api.codec import policy_to_pb
 from services.rollout.ports import EngineDead, EngineError
 from services.rollout.types import PolicyId, Publication
-from services.rollout.work.weight_updater import PolicyFollower
+from services.rollout.work.weight_updater import WeightUpdater
 from tests.rollout.fakes import TOKEN, FakeLearner, FakeWeights, served, until
 from tests.rollout.support import engine, turns
 
@@ -39,7 +44,7 @@ def publication(path: Path, version: int, **changes: Any) -> policy_pb.Update:
     data = np.random.default_rng(version).integers(0, 256, TOTAL, dtype=np.uint8)
     data.tofile(path)
     entry = TensorEntry("w", "float32", SHAPE, 64, checksum64(data[64 : 64 + 12_000]))
-    policy = PolicyId(1, version, fingerprint([entry], TOTAL))
+    policy = PolicyId(1, version, compute_fingerprint([entry], TOTAL))
     row = policy_pb2.TensorEntry(
         name="w", dtype="float32", shape=SHAPE, offset_bytes=64, checksum=entry.checksum
     )
@@ -49,7 +54,7 @@ def publication(path: Path, version: int, **changes: Any) -> policy_pb.Update:
         "transport": policy_pb.TRANSPORT_SHM,
         "location": str(path),
         "canary_token_ids": np.arange(5, dtype="<i4").tobytes(),
-        "publish_timeout": rpc.duration(5.0),
+        "publish_timeout": rpc.to_duration(5.0),
     }
     return policy_pb.Update(**(fields | changes))
 
@@ -59,10 +64,10 @@ class RecordingEngine(FakeEngine):
 
     seconds_to_load = 0.0
 
-    async def load(self, publication: Publication, path: Path) -> None:
+    async def load_weights(self, publication: Publication, path: Path) -> None:
         self.bytes = await asyncio.to_thread(path.read_bytes)
         await asyncio.sleep(self.seconds_to_load)
-        await super().load(publication, path)
+        await super().load_weights(publication, path)
 
 
 @dataclass
@@ -70,7 +75,7 @@ class Setup:
     learner: FakeLearner
     engine: RecordingEngine
     staged: Path
-    follower: PolicyFollower
+    follower: WeightUpdater
     running: "asyncio.Task[None]"
 
     def outcomes(self) -> list[tuple[int, str]]:
@@ -98,8 +103,8 @@ async def following(tmp_path: Path, learner: FakeLearner) -> AsyncGenerator[Setu
             channel, IDENTITY, RunEpoch(), weights=partial(rpc.channel, token=TOKEN)
         )
         staged = tmp_path / "staged"
-        follower = PolicyFollower(feed, fake, staged)
-        task = asyncio.create_task(follower.run())
+        follower = WeightUpdater(feed, fake, staged)
+        task = asyncio.create_task(follower.keep_updating())
         try:
             yield Setup(learner, fake, staged, follower, task)
         finally:
@@ -224,16 +229,16 @@ async def test_a_file_that_a_killed_predecessor_left_is_removed(tmp_path: Path) 
 
 async def test_weights_are_settled_only_once_their_canary_is_judged(tmp_path: Path) -> None:
     class Slow(RecordingEngine):
-        async def score(self, token_ids: NDArray[np.int32]) -> NDArray[np.float32]:
+        async def compute_logprobs(self, token_ids: NDArray[np.int32]) -> NDArray[np.float32]:
             await asyncio.sleep(0.3)
-            return await super().score(token_ids)
+            return await super().compute_logprobs(token_ids)
 
     async with following(tmp_path, FakeLearner()) as it:
         it.engine.__class__ = Slow
-        await it.follower.settled()
+        await it.follower.wait_until_judged()
         it.learner.updates.put_nowait(publication(tmp_path / "v1", 1))
         await until(lambda: it.engine.policy is not None)
-        waiting = asyncio.create_task(it.follower.settled())
+        waiting = asyncio.create_task(it.follower.wait_until_judged())
         await asyncio.sleep(0.05)
         assert not waiting.done()
         await until(waiting.done)
@@ -242,7 +247,7 @@ async def test_weights_are_settled_only_once_their_canary_is_judged(tmp_path: Pa
 
 async def test_weights_whose_canary_cannot_be_scored_end_the_worker(tmp_path: Path) -> None:
     class Mute(RecordingEngine):
-        async def score(self, token_ids: NDArray[np.int32]) -> NDArray[np.float32]:
+        async def compute_logprobs(self, token_ids: NDArray[np.int32]) -> NDArray[np.float32]:
             raise EngineError("no logprobs")
 
     async with following(tmp_path, FakeLearner()) as it:
@@ -258,7 +263,7 @@ async def test_a_dtype_that_nobody_knows_is_refused(tmp_path: Path) -> None:
     update.manifest.tensors[0].dtype = "F32"
     row = update.manifest.tensors[0]
     entry = TensorEntry(row.name, row.dtype, SHAPE, row.offset_bytes, row.checksum)
-    update.policy.fingerprint = fingerprint([entry], TOTAL)
+    update.policy.fingerprint = compute_fingerprint([entry], TOTAL)
     async with following(tmp_path, FakeLearner()) as it:
         it.learner.updates.put_nowait(update)
         await until(lambda: it.learner.reports)

@@ -11,9 +11,9 @@ TEXT = "7 + 5 = 12\n#### 12"
 
 async def test_the_first_turn_is_the_answer_and_the_end() -> None:
     environment = FakeEnvironment(tools=())
-    trajectory = await runner(environment, [TEXT], max_turns=6).run(attempt())
+    trajectory = await runner(environment, [TEXT], max_turns=6).run_attempt(attempt())
     assert trajectory.stop_reason is StopReason.DONE
-    assert trajectory.graded and trajectory.counts.turns == 1
+    assert trajectory.is_graded and trajectory.counts.turns == 1
     [(answer, _)] = environment.episodes[0].grades
     assert answer == TEXT
     assert [span.author for span in trajectory.spans] == [Author.PROMPT, Author.POLICY]
@@ -32,7 +32,7 @@ async def test_what_is_handed_over_is_the_text_behind_the_thinking(
     written: str, answer: str
 ) -> None:
     environment = FakeEnvironment(tools=())
-    trajectory = await runner(environment, [written]).run(attempt())
+    trajectory = await runner(environment, [written]).run_attempt(attempt())
     assert trajectory.stop_reason is StopReason.DONE
     assert environment.episodes[0].grades[0][0] == answer
 
@@ -40,16 +40,18 @@ async def test_what_is_handed_over_is_the_text_behind_the_thinking(
 async def test_a_turn_that_was_cut_is_told_apart_and_checked_as_far_as_it_went() -> None:
     environment = FakeEnvironment(tools=())
     cut = tokenizer().encode(TEXT)[:-1]
-    trajectory = await runner(environment, [TEXT], max_generate_length=len(cut)).run(attempt())
+    trajectory = await runner(environment, [TEXT], max_generate_length=len(cut)).run_attempt(
+        attempt()
+    )
     assert trajectory.stop_reason is StopReason.GENERATION_LENGTH
-    assert trajectory.graded
+    assert trajectory.is_graded
     assert environment.episodes[0].grades[0][0] == tokenizer().decode(cut).strip()
 
 
 async def test_a_call_of_a_tool_that_nobody_offered_is_not_made() -> None:
     environment = FakeEnvironment(tools=())
     call = '<tool_call>{"name": "look", "arguments": {}}</tool_call>#### 4'
-    trajectory = await runner(environment, [call]).run(attempt())
+    trajectory = await runner(environment, [call]).run_attempt(attempt())
     assert trajectory.stop_reason is StopReason.DONE
     assert not environment.episodes[0].calls and not trajectory.counts.tool_calls
 

@@ -29,7 +29,7 @@ async def play(
     engine = FakeEngine(tokenizer, prompts.turn_end_id, write, policy=POLICY)
     environment = FakeEnvironment(tools=(tool,))
     runner = AttemptRunner(engine, environment, tokenizer, prompts, limits())
-    return await runner.run(attempt()), environment
+    return await runner.run_attempt(attempt()), environment
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ async def test_the_profile_that_is_recommended_plays_to_the_end() -> None:
 
 async def test_a_result_that_cannot_be_rendered_later_is_no_failure_like_others() -> None:
     good, _ = await play(AT_MOST_THREE, CALL * 3, "<done>")
-    assert good.graded
+    assert good.is_graded
     bad, environment = await play(AT_MOST_THREE, CALL * 4, "<done>")
     assert bad.failure is FailureKind.TEMPLATE_ERROR
     assert "at most three tool results in a row" in bad.detail
@@ -138,7 +138,7 @@ def test_a_template_that_makes_a_flood_of_text_is_refused() -> None:
 def test_a_template_that_raises_a_flood_of_text_is_told_in_few_words() -> None:
     flood = "{{- raise_exception('x' * 5000000) }}"
     with pytest.raises(TemplateError, match="xxx") as refused:
-        TEMPLATES.render(conversations=[[]], chat_template=flood)
+        TEMPLATES.render_template(conversations=[[]], chat_template=flood)
     assert len(str(refused.value)) == 2000
 
 

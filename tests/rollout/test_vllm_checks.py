@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from services.common.errors import ConfigError
-from services.rollout.adapters.vllm import checked
+from services.rollout.adapters.vllm import check_completion
 from services.rollout.adapters.vllm_options import refuse_foreign_torchvision
 from services.rollout.ports import EngineError
 from services.rollout.types import Completion, PolicySpan
@@ -18,7 +18,7 @@ def completion(logprobs: list[float], spanned: int = 2) -> Completion:
 
 def test_an_answer_that_is_whole_passes() -> None:
     whole = completion([-0.5, 0.0])
-    assert checked(whole) is whole
+    assert check_completion(whole) is whole
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,7 @@ def test_an_answer_that_is_whole_passes() -> None:
 )
 def test_an_answer_with_holes_is_an_engine_error(broken: Completion, message: str) -> None:
     with pytest.raises(EngineError, match=message):
-        checked(broken)
+        check_completion(broken)
 
 
 def test_a_cuda_torchvision_beside_a_cpu_torch_is_refused_with_the_fix() -> None:

@@ -10,7 +10,7 @@ from transformers import Qwen3ForCausalLM
 
 from services.common.spec import PolicyConfig
 from services.rollout.adapters.vllm import VllmEngine
-from services.rollout.adapters.vllm_options import Model
+from services.rollout.adapters.vllm_options import ServedModel
 from services.rollout.config.rollout import EngineConfig
 from services.rollout.types import Completion, PolicyId, Publication, Sampling
 from tests.rollout.tiny_model import make_model, perturbed, publish, reference_logprobs
@@ -30,7 +30,7 @@ NEVER = 383  # a token id that ends a turn practically never
 async def started(folder: Path) -> VllmEngine:
     config = EngineConfig(device="cpu", max_num_seqs=16)
     shared = PolicyConfig(model=str(folder), dtype="float32", max_model_len=1024)
-    return await VllmEngine.start(config, Model(folder, shared, [NEVER]))
+    return await VllmEngine.start_engine(config, ServedModel(folder, shared, [NEVER]))
 
 
 def difference(
@@ -77,7 +77,7 @@ async def cut_at(
     ]
     if update is not None:
         await asyncio.sleep(timeout_s / 2)
-        await engine.load(update, Path(update.location))
+        await engine.load_weights(update, Path(update.location))
     ended = await asyncio.wait_for(asyncio.gather(*asking), timeout_s + 5)
     assert all(each.timed_out for each in ended if not len(each.token_ids))
     return [each for each in ended if each.timed_out and len(each.token_ids)]
@@ -119,7 +119,7 @@ async def test_logprobs_follow_the_weights_through_updates(tmp_path: Path) -> No
     engine = await started(folder)
     try:
         first = publish(model, tmp_path / "v1.safetensors", 1)
-        await engine.load(first, Path(first.location))
+        await engine.load_weights(first, Path(first.location))
         for temperature in (1.0, 0.7):
             sampled = await engine.generate(PROMPT, Sampling(temperature, seed=3), 48)
             whole = np.concatenate([PROMPT, sampled.token_ids])
@@ -137,9 +137,9 @@ async def test_logprobs_follow_the_weights_through_updates(tmp_path: Path) -> No
             for seed in range(10, 22)
         ]
         await asyncio.sleep(0.3)
-        await engine.load(second, Path(second.location))
+        await engine.load_weights(second, Path(second.location))
 
-        canary = await engine.score(second.canary_token_ids)
+        canary = await engine.compute_logprobs(second.canary_token_ids)
         expected = reference_logprobs(other, second.canary_token_ids)
         assert np.abs(canary - expected).max() < TOLERANCE
         fresh = await engine.generate(PROMPT, Sampling(1.0, seed=5), 48)
@@ -177,11 +177,11 @@ async def test_what_begins_while_weights_change_is_of_one_policy_to_its_first_sw
         for version in range(2, 14):
             await asyncio.sleep(0.15)
             publication = publish(models[version % 2], tmp_path / "new.safetensors", version)
-            await engine.load(publication, Path(publication.location))
+            await engine.load_weights(publication, Path(publication.location))
 
     try:
         first = publish(models[1], tmp_path / "first.safetensors", 1)
-        await engine.load(first, Path(first.location))
+        await engine.load_weights(first, Path(first.location))
         # More than run at once, so that some wait while the weights change.
         asking = [asyncio.create_task(keep_asking(seed)) for seed in range(24)]
         await keep_loading()

@@ -24,9 +24,9 @@ async def test_a_start_that_is_cancelled_ends_the_engines_process(
 ) -> None:
     for name in ("refuse_foreign_torchvision", "set_environment", "engine_options"):
         monkeypatch.setattr(vllm, name, lambda *given, **named: None)
-    monkeypatch.setattr(vllm, "_create", _model_that_never_loads)
+    monkeypatch.setattr(vllm, "_create_llm", _model_that_never_loads)
     model: Any = type("Model", (), {"folder": tmp_path})()
-    starting = asyncio.create_task(vllm.VllmEngine.start(EngineConfig(device="cpu"), model))
+    starting = asyncio.create_task(vllm.VllmEngine.start_engine(EngineConfig(device="cpu"), model))
     while not multiprocessing.active_children():  # noqa: ASYNC110
         await asyncio.sleep(0.02)
     starting.cancel()

@@ -26,7 +26,7 @@ from services.rollout.episodes.episode import AttemptRunner
 from services.rollout.episodes.prompt import PromptBuilder
 from services.rollout.ports import LearnerRefused, TemplateError
 from services.rollout.types import AttemptKey, Completion, OpenRequest, PolicyId, Sampling
-from services.rollout.work.task_groups import unless, until_first
+from services.rollout.work.task_groups import run_unless, run_until_first
 from services.rollout.work.worker import Worker, WorkerOptions
 from tests.rollout.fakes import (
     TOKEN,
@@ -92,7 +92,9 @@ async def setup(
         client = GroupClient(channel, IDENTITY, RunEpoch())
         policy = lambda: fake.policy  # noqa: E731
         worker = Worker(client, attempts, policy, options, settled=settled.wait)
-        running = asyncio.create_task(until_first(worker.run(drain), environment.keep_renewing()))
+        running = asyncio.create_task(
+            run_until_first(worker.run_until_drained(drain), environment.keep_renewing())
+        )
         try:
             yield Setup(
                 learner, gateway, environment, fake, builder, worker, drain, settled, running
@@ -100,7 +102,7 @@ async def setup(
         finally:
             drain.set()
             await asyncio.gather(running, return_exceptions=True)
-            await environment.all_closed()
+            await environment.wait_until_closed()
             assert gateway.open_now == set(), "an episode was left open"
 
 
@@ -149,7 +151,7 @@ async def test_what_the_environment_shows_first_follows_the_prompt() -> None:
 async def test_no_more_is_leased_than_fits() -> None:
     learner = learner_with(lease("a", 4), lease("b", 4))
     async with setup(learner, seconds=0.2, max_attempts=4) as it:
-        await until(lambda: it.worker.running == 4)
+        await until(lambda: it.worker.running_attempts == 4)
         await asyncio.sleep(0.1)
         assert len(learner.leases) == 1
         await until(lambda: len(learner.submitted) == 8)
@@ -193,7 +195,7 @@ async def test_a_template_error_is_handed_in_once_and_ends_its_whole_group() -> 
         assert first.header.detail == "roles must alternate"
         assert (other.header.lease_id, other.header.reward) == ("l2", 1.0)
         assert it.worker.totals.lost_leases == 0
-        await until(lambda: it.worker.leases == 0)
+        await until(lambda: it.worker.lease_count == 0)
         assert "l1" not in it.learner.released
         assert len(it.learner.submitted) == 2, "the others of its group are not played to their end"
 
@@ -267,7 +269,7 @@ async def test_a_submission_that_the_learner_ended_for_standing_still_is_sent_ag
 
 async def test_a_new_epoch_of_the_learner_is_adopted() -> None:
     async with setup(learner_with(lease(attempts=1)), seconds=0.1) as it:
-        await until(lambda: it.worker.running)
+        await until(lambda: it.worker.running_attempts)
         it.learner.run_epoch = 2
         await until(lambda: it.learner.submitted)
         it.learner.leases.append(lease("l2", 1, run_epoch=2))
@@ -287,7 +289,7 @@ async def test_a_lost_lease_is_dropped_at_once() -> None:
         await until(lambda: len(it.gateway.open_now) == 2)
         learner.lost.add("a")
         await until(lambda: not it.gateway.open_now)
-        await until(lambda: it.worker.running == 0)
+        await until(lambda: it.worker.running_attempts == 0)
         assert learner.submitted == []
 
 
@@ -296,7 +298,7 @@ async def test_a_lease_found_lost_at_submission_ends_its_group() -> None:
     learner.fail["RenewLeases"] = 1000
     async with setup(learner) as it:
         await until(lambda: it.worker.totals.lost_leases == 1)
-        await until(lambda: it.worker.running == 0)
+        await until(lambda: it.worker.running_attempts == 0)
 
 
 async def test_a_drain_gives_work_back_before_episodes_end() -> None:
@@ -324,8 +326,11 @@ async def test_a_text_too_large_for_an_answer_is_fetched_and_cut() -> None:
     answer = env_pb.CallToolResponse(outcome=env_pb.TOOL_OUTCOME_OK, parts=[part])
     gateway = FakeGateway(lambda _: answer, media=b"look " * 180_000)
     request = OpenRequest(AttemptKey("g", 0, 0), "{}", 1, 5.0)
-    async with setup(learner_with(), gateway) as it, it.environment.open(request) as episode:
-        (text,) = (await episode.call("look", "{}", 2.0)).parts
+    async with (
+        setup(learner_with(), gateway) as it,
+        it.environment.open_episode(request) as episode,
+    ):
+        (text,) = (await episode.call_tool("look", "{}", 2.0)).parts
     assert text.startswith("look look")
     assert text.endswith("[cut here: 900000 bytes in all]")
     assert len(text) < 300_000
@@ -342,11 +347,11 @@ async def test_a_grade_that_the_gateway_refuses_is_no_lost_instance() -> None:
 
 async def test_a_drain_does_not_wait_for_peers_that_never_come() -> None:
     drain = asyncio.Event()
-    waiting = asyncio.create_task(unless(drain, asyncio.sleep(60.0)))
+    waiting = asyncio.create_task(run_unless(drain, asyncio.sleep(60.0)))
     await asyncio.sleep(0)
     drain.set()
     assert await asyncio.wait_for(waiting, 1.0) is None
-    assert await unless(asyncio.Event(), asyncio.sleep(0, "here")) == "here"
+    assert await run_unless(asyncio.Event(), asyncio.sleep(0, "here")) == "here"
 
 
 async def test_a_lease_granted_while_the_poll_is_cut_by_a_drain_is_given_back() -> None:

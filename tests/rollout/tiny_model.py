@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from safetensors.torch import save_file
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from services.common.fingerprint import TensorEntry, checksum64, fingerprint
+from services.common.fingerprint import TensorEntry, checksum64, compute_fingerprint
 from services.rollout.types import PolicyId, Publication
 from tools.tiny_policy.tokenizer import save_tokenizer, train_tokenizer
 
@@ -66,7 +66,7 @@ def publish(model: Qwen3ForCausalLM, path: Path, version: int, **fields: Any) ->
     entries = _entries(data)
     total = len(data)
     return Publication(
-        policy=PolicyId(1, version, fingerprint(entries, total)),
+        policy=PolicyId(1, version, compute_fingerprint(entries, total)),
         manifest=entries,
         total_bytes=total,
         transport=fields.get("transport", "shm"),

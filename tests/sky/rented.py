@@ -170,9 +170,11 @@ async def launcher(runs: Path) -> AsyncGenerator[Rented]:
         await process.wait()
 
 
-async def _address(runs: Path, process: asyncio.subprocess.Process) -> launcher_address.Address:
+async def _address(
+    runs: Path, process: asyncio.subprocess.Process
+) -> launcher_address.LauncherAddress:
     deadline = time.monotonic() + _START_S
-    while (address := launcher_address.read(runs)) is None:
+    while (address := launcher_address.read_address(runs)) is None:
         alive = process.returncode is None and time.monotonic() < deadline
         assert alive, (runs / "launcher.log").read_text()
         await asyncio.sleep(0.1)

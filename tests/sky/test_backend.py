@@ -13,10 +13,10 @@ from services.launcher.backends.sky import names
 from services.launcher.backends.sky.backend import SkyBackend
 from services.launcher.backends.sky.sdk import SkyClient
 from services.launcher.config.launcher import LauncherConfig
-from services.launcher.doctor.adapters.sky_probe import probe
+from services.launcher.doctor.adapters.sky_probe import probe_sky
 from services.launcher.doctor.findings import Status
-from services.launcher.ports import BackendError, Launch
-from services.launcher.state import GATEWAY, LEARNER, ROLLOUT, Exit, Key
+from services.launcher.ports import BackendError, LaunchSpec
+from services.launcher.state import GATEWAY, LEARNER, ROLLOUT, ExitStatus, ReplicaKey
 from tests.sky.box.layout import ROOT
 from tests.sky.session import SkySession
 
@@ -54,9 +54,9 @@ def _config(mode: str = "group", **sky: Any) -> LauncherConfig:
     return LauncherConfig.model_validate(whole)
 
 
-def _launch(tmp_path: Path, run_id: str, key: Key, config: LauncherConfig) -> Launch:
+def _launch(tmp_path: Path, run_id: str, key: ReplicaKey, config: LauncherConfig) -> LaunchSpec:
     log = tmp_path / f"{key[0]}-{key[1]}.log"
-    return Launch(
+    return LaunchSpec(
         run_id, key, (), _SECRETS, log, registry="10.88.0.1:4000", spec_json="{}", config=config
     )
 
@@ -78,28 +78,30 @@ async def test_a_group_scales_by_members_and_leaves_nothing(
 ) -> None:
     run_id, config = "group-20260101-000000", _config()
 
-    def launch(key: Key) -> Launch:
+    def launch(key: ReplicaKey) -> LaunchSpec:
         return _launch(tmp_path, run_id, key, config)
 
     keys = [(LEARNER, 0), (GATEWAY, 0), (ROLLOUT, 0)]
-    learner, gateway, rollout = await asyncio.gather(*(backend.start(launch(k)) for k in keys))
+    learner, gateway, rollout = await asyncio.gather(
+        *(backend.start_replica(launch(k)) for k in keys)
+    )
     assert len(_allocations(sky_session)) == 3
-    second = await backend.start(launch((ROLLOUT, 1)))
+    second = await backend.start_replica(launch((ROLLOUT, 1)))
     assert len(_allocations(sky_session)) == 4
-    ended = asyncio.create_task(backend.wait(second))
-    await backend.kill(second)
-    assert await ended == Exit(-15)
+    ended = asyncio.create_task(backend.wait_for_exit(second))
+    await backend.kill_replica(second)
+    assert await ended == ExitStatus(-15)
     successor = SkyBackend(tmp_path / "runs", ROOT, SkyClient(), poll_s=3.0)
-    assert await successor.attach(launch((LEARNER, 0)), learner)
-    assert await successor.find(launch((ROLLOUT, 0))) is not None
-    assert await successor.find(launch((ROLLOUT, 1))) is None
-    assert {unit.name for unit in await successor.orphans([])} == {
+    assert await successor.attach_replica(launch((LEARNER, 0)), learner)
+    assert await successor.find_replica(launch((ROLLOUT, 0))) is not None
+    assert await successor.find_replica(launch((ROLLOUT, 1))) is None
+    assert {unit.name for unit in await successor.list_orphans([])} == {
         unit.name for unit in (learner, gateway, rollout)
     }
-    assert await successor.reap([run_id]) == []
+    assert await successor.reap_strays([run_id]) == []
     await _cleaned(successor, run_id)
     # It went with its learner.
-    assert await successor.wait(rollout) == Exit(-15, preempted=True)
+    assert await successor.wait_for_exit(rollout) == ExitStatus(-15, preempted=True)
     await _until(lambda: not _allocations(sky_session))
 
 
@@ -108,12 +110,12 @@ async def test_a_cluster_per_replica_is_reaped_when_no_run_owns_it(
 ) -> None:
     run_id, config = "cluster-20260101-000000", _config("cluster")
     launch = _launch(tmp_path, run_id, (ROLLOUT, 0), config)
-    unit = await backend.start(launch)
-    owned = names.parse(unit.name)
+    unit = await backend.start_replica(launch)
+    owned = names.parse_name(unit.name)
     assert owned is not None and owned.key == (ROLLOUT, 0)
-    assert await backend.attach(launch, unit)
-    assert len(await backend.reap([])) == 1
-    assert await backend.wait(unit) == Exit(1, "its machine is gone", preempted=True)
+    assert await backend.attach_replica(launch, unit)
+    assert len(await backend.reap_strays([])) == 1
+    assert await backend.wait_for_exit(unit) == ExitStatus(1, "its machine is gone", preempted=True)
     await _until(lambda: not _allocations(sky_session))
     await _cleaned(backend, run_id)
 
@@ -125,24 +127,24 @@ async def test_a_machine_that_nobody_has_at_any_time_is_a_wrong_wish(
     config = _config("cluster", rollout=wish)
     launch = _launch(tmp_path, "nothing-20260101-000000", (ROLLOUT, 0), config)
     with pytest.raises(BackendError, match="does not contain any instances") as caught:
-        await backend.start(launch)
+        await backend.start_replica(launch)
     assert type(caught.value) is BackendError
 
 
 def test_the_doctor_hears_from_skypilot_which_clouds_it_may_use(sky_session: SkySession) -> None:
-    [slurm] = probe({"wanted": {"learner": ["slurm/mini/gpu"], "rollout": ["lambda"]}})
+    [slurm] = probe_sky({"wanted": {"learner": ["slurm/mini/gpu"], "rollout": ["lambda"]}})
     assert (slurm.status, slurm.detail) == (Status.OK, "enabled: lambda, slurm")
-    [aws] = probe({"wanted": {"learner": ["slurm/mini/gpu"], "rollout": ["aws"]}})
+    [aws] = probe_sky({"wanted": {"learner": ["slurm/mini/gpu"], "rollout": ["aws"]}})
     assert aws.status is Status.FAIL
     assert "rollout: not enabled: aws" in aws.detail
 
 
 async def _cleaned(backend: SkyBackend, run_id: str) -> None:
     """As the launcher does: again, until there is evidence."""
-    evidence = await backend.clean(run_id)
+    evidence = await backend.clean_run(run_id)
     for _ in range(4):
         if not evidence.gone:
-            evidence = await backend.clean(run_id)
+            evidence = await backend.clean_run(run_id)
     assert evidence.gone, evidence.detail
 
 

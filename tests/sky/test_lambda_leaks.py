@@ -12,7 +12,7 @@ import pytest
 from services.launcher.backends.sky.backend import SkyBackend
 from services.launcher.backends.sky.sdk import SkyClient
 from services.launcher.config.launcher import LauncherConfig
-from services.launcher.ports import BackendUnreachable, CapacityError, Launch
+from services.launcher.ports import BackendUnreachable, CapacityError, LaunchSpec
 from services.launcher.state import ROLLOUT
 from tests.sky.box.layout import LOGIN, ROOT
 from tests.sky.rented import gpu, spec
@@ -41,7 +41,7 @@ def backend(sky_session: SkySession, tmp_path: Path) -> SkyBackend:
     return SkyBackend(tmp_path / "runs", ROOT, SkyClient(), poll_s=3.0)
 
 
-def launch(session: SkySession, tmp_path: Path, **changes: Any) -> Launch:
+def launch(session: SkySession, tmp_path: Path, **changes: Any) -> LaunchSpec:
     """A replica with a machine of its own, on the first of two regions that has one."""
     sky = {
         "mode": "cluster",
@@ -58,7 +58,7 @@ def launch(session: SkySession, tmp_path: Path, **changes: Any) -> Launch:
         "spec_json": "{}",
         **changes,
     }
-    return Launch(_RUN_ID, (ROLLOUT, 0), (), _SECRETS, tmp_path / "rollout.log", **values)
+    return LaunchSpec(_RUN_ID, (ROLLOUT, 0), (), _SECRETS, tmp_path / "rollout.log", **values)
 
 
 async def until(what: str, reached: Callable[[], bool]) -> None:
@@ -74,15 +74,15 @@ async def test_only_when_no_candidate_has_a_machine_there_is_no_capacity(
     cloud = sky_session.cloud
     cloud.set_capacity(0)
     with pytest.raises(CapacityError, match="us-east-1"):
-        await backend.start(launch(sky_session, tmp_path))
+        await backend.start_replica(launch(sky_session, tmp_path))
     assert cloud.machines() == []
     cloud.set_capacity(1, "us-west-1")
-    unit = await backend.start(launch(sky_session, tmp_path, attempt=2))
+    unit = await backend.start_replica(launch(sky_session, tmp_path, attempt=2))
     [machine] = cloud.machines()
     assert machine["region"] == {"name": "us-west-1"}
-    await backend.kill(unit)
+    await backend.kill_replica(unit)
     assert cloud.machines() == []
-    assert (await backend.clean(_RUN_ID)).gone
+    assert (await backend.clean_run(_RUN_ID)).gone
 
 
 async def test_what_boots_while_the_api_server_stops_is_kept_until_somebody_answers_and_then_reaped(
@@ -90,24 +90,29 @@ async def test_what_boots_while_the_api_server_stops_is_kept_until_somebody_answ
 ) -> None:
     cloud, wish = sky_session.cloud, launch(sky_session, tmp_path)
     cloud.set_boot_delay(30)
-    starting = asyncio.create_task(backend.start(wish))
+    starting = asyncio.create_task(backend.start_replica(wish))
     await until("the machine", lambda: len(cloud.machines()) == 1)
     await asyncio.to_thread(sky_session.api.stop)
     with pytest.raises(BackendUnreachable):
         await starting
-    for ask in (backend.find(wish), backend.clean(_RUN_ID), backend.reap([]), backend.strays([])):
+    for ask in (
+        backend.find_replica(wish),
+        backend.clean_run(_RUN_ID),
+        backend.reap_strays([]),
+        backend.list_strays([]),
+    ):
         with pytest.raises(BackendUnreachable):
             await ask
     assert len(cloud.machines()) == 1
     await asyncio.to_thread(sky_session.api.start)
     successor = SkyBackend(tmp_path / "runs", ROOT, SkyClient(), poll_s=3.0)
     # Of an active run it is no stray, however little SkyPilot knows of it.
-    assert await successor.reap([_RUN_ID]) == []
+    assert await successor.reap_strays([_RUN_ID]) == []
     assert len(cloud.machines()) == 1
-    assert len(await successor.strays([])) == 1
-    assert len(await successor.reap([])) == 1
+    assert len(await successor.list_strays([])) == 1
+    assert len(await successor.reap_strays([])) == 1
     assert cloud.machines() == []
-    assert (await successor.clean(_RUN_ID)).gone
+    assert (await successor.clean_run(_RUN_ID)).gone
 
 
 async def test_a_machine_that_cannot_tell_its_cloud_to_end_it_is_reaped_once_the_cloud_answers(
@@ -115,18 +120,18 @@ async def test_a_machine_that_cannot_tell_its_cloud_to_end_it_is_reaped_once_the
 ) -> None:
     """Its launcher is dead, its work has ended, and it is to take itself down in a minute."""
     cloud, wish = sky_session.cloud, launch(sky_session, tmp_path)
-    unit = await backend.start(wish)
+    unit = await backend.start_replica(wish)
     [machine] = cloud.machines()
     cloud.set_broken(True)
     (cloud.files_of(machine["id"]) / "home/ubuntu/sky_workdir/work-is-done").touch()
     await until("the machine's own call", lambda: cloud.failed(machine["ip"]) > 0)
-    evidence = await _looked(lambda: backend.clean(_RUN_ID))
+    evidence = await _looked(lambda: backend.clean_run(_RUN_ID))
     assert evidence is None or not evidence.gone
     assert [left["id"] for left in cloud.machines()] == [machine["id"]]
     cloud.set_broken(False)
-    assert any(unit.name in text for text in await backend.reap([]))
+    assert any(unit.name in text for text in await backend.reap_strays([]))
     assert cloud.machines() == []
-    assert (await backend.clean(_RUN_ID)).gone
+    assert (await backend.clean_run(_RUN_ID)).gone
 
 
 async def _looked(ask: Callable[[], Any]) -> Any:
@@ -143,16 +148,16 @@ async def test_a_machine_that_skypilot_has_forgotten_is_ended_at_its_cloud(
     cloud, api = sky_session.cloud, sky_session.api
     (tmp_path / "runs" / _RUN_ID).mkdir()
     (tmp_path / "runs" / _RUN_ID / "spec.json").write_text(spec(sky_session))
-    await backend.start(launch(sky_session, tmp_path))
+    await backend.start_replica(launch(sky_session, tmp_path))
     [machine] = cloud.machines()
     await asyncio.to_thread(api.stop)
     for file in (sky_session.layout.client / ".sky").glob("state.db*"):
         file.unlink()
     await asyncio.to_thread(api.start)
-    assert await SkyClient().clusters() == []
-    [stray] = await backend.strays([])
+    assert await SkyClient().list_clusters() == []
+    [stray] = await backend.list_strays([])
     assert stray.name == f"machine {machine['id']} {machine['name']}"
-    [said] = await backend.reap([])
+    [said] = await backend.reap_strays([])
     assert "ended at lambda, for SkyPilot had forgotten it" in said
     assert cloud.machines() == []
-    assert (await backend.clean(_RUN_ID)).gone
+    assert (await backend.clean_run(_RUN_ID)).gone

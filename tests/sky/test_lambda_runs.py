@@ -39,7 +39,7 @@ def _machine_of(session: SkySession, service: str) -> dict[str, str]:
 
 async def _job_of(service: str) -> Job:
     """The newest job of a service that has not ended."""
-    jobs = [job for job in await SkyClient().jobs() if f"-{service}-" in job.task]
+    jobs = [job for job in await SkyClient().list_jobs() if f"-{service}-" in job.task]
     return max((job for job in jobs if not job.over), key=lambda job: job.job_id)
 
 

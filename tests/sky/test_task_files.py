@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from services.launcher.backends.sky import tasks
-from services.launcher.backends.sky.price_catalog import Catalog
+from services.launcher.backends.sky.price_catalog import PriceCatalog
 from services.launcher.backends.sky.resources import NO_PORTS, SINGLE_NODE
 from services.launcher.backends.sky.sdk_prices import SkyPrices
 from services.launcher.config.sky import Machine, Machines
@@ -89,8 +89,8 @@ def test_a_replica_is_a_valid_task_of_every_cloud(home: Path, infra: str, mode: 
     for service, wish in ((LEARNER, _GPU), (GATEWAY, _CPU), (ROLLOUT, _GPU)):
         machines = {service: {"ordered": [{"infra": infra, **wish}]}}
         replica = launch((service, 0), config(mode=mode, network=network, **machines))
-        site = tasks.site_of(replica, "abc", "10.0.0.5:4000", str(home))
-        document = tasks.task(site, (service, 0))
+        site = tasks.site_from_launch(replica, "abc", "10.0.0.5:4000", str(home))
+        document = tasks.replica_task(site, (service, 0))
         task: Any = import_module("sky").Task.from_yaml_config(document)
         (taken,) = task.resources
         assert (str(taken.cloud), taken.region, taken.zone) == _TAKEN[infra]
@@ -103,15 +103,15 @@ def test_a_replica_is_a_valid_task_of_every_cloud(home: Path, infra: str, mode: 
 
 
 def test_prices_of_skypilot_and_of_its_catalog_agree(home: Path) -> None:
-    catalog = Catalog(home / ".sky")
+    catalog = PriceCatalog(home / ".sky")
     for machine in (
         Machine(infra="lambda", accelerators="H100:1"),
         Machine(infra="lambda/us-east-1", accelerators="H100:8"),
         Machine(infra="runpod", accelerators="H100-SXM:1", use_spot=True),
     ):
         # With nothing to fall back on, the price is SkyPilot's own.
-        price = SkyPrices(Catalog(home / "empty")).cheapest(Machines(any_of=(machine,)))
-        assert price is not None and price == pytest.approx(catalog.price(machine))
+        price = SkyPrices(PriceCatalog(home / "empty")).replica_price(Machines(any_of=(machine,)))
+        assert price is not None and price == pytest.approx(catalog.machine_price(machine))
 
 
 def test_a_plan_does_not_wait_for_a_catalog_that_nobody_sends(tmp_path: Path) -> None:

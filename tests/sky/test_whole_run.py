@@ -93,13 +93,13 @@ def check_shows_no_secret(run: WholeRun) -> None:
 
 async def check_refuses_strangers(run: WholeRun, service: str, address: str) -> None:
     """Whoever lacks the run's certificate or its token, at every rpc."""
-    member = certificates.load_run(run.runs, run.run_id)
+    member = certificates.load_identity(run.runs, run.run_id)
     assert member is not None
-    of_another = certificates.mint_run(run.run_id).tls(ROLLOUT)
+    of_another = certificates.mint_identity(run.run_id).tls_for(ROLLOUT)
     for opened, token, code in (
         (grpc.aio.insecure_channel(address), member.token, grpc.StatusCode.UNAVAILABLE),
         (dial(address, service, of_another), member.token, grpc.StatusCode.UNAVAILABLE),
-        (dial(address, service, member.tls(ROLLOUT)), "other", grpc.StatusCode.UNAUTHENTICATED),
+        (dial(address, service, member.tls_for(ROLLOUT)), "other", grpc.StatusCode.UNAUTHENTICATED),
     ):
         async with opened as channel:
             codes = await refusals(channel, RPCS[service], token=token)
@@ -196,10 +196,10 @@ async def check_gone(run: WholeRun, ended: pb.Run) -> None:
         await asyncio.sleep(1.0)
     assert (run.allocations(), run.leftovers()) == ([], {})
     sky = SkyClient()
-    assert [job for job in await sky.jobs() if not job.over] == []
-    assert await sky.clusters() == []
+    assert [job for job in await sky.list_jobs() if not job.over] == []
+    assert await sky.list_clusters() == []
     assert run.nodes() == {"idle"}
-    assert certificates.load_run(run.runs, run.run_id) is None
+    assert certificates.load_identity(run.runs, run.run_id) is None
 
 
 @pytest.mark.parametrize(("mode", "rollout"), [("group", VLLM), ("cluster", SMALL)])

@@ -22,7 +22,7 @@ from services.common import rpc
 from services.launcher import launcher_address
 from services.launcher.security.certificates import LAUNCHER
 from services.learner.checkpoints.remote_layout import stamps
-from services.learner.journal.store import FILE_NAME
+from services.learner.journal.store import JOURNAL_FILE
 from tests.faults import harness
 from tests.sky.box.layout import LOGIN, ROOT, SERVICES_PYTHON
 from tests.sky.box.namespaces import processes_in
@@ -102,7 +102,7 @@ class Site:
                 stdout=log,
                 stderr=log,
             )
-        while (address := launcher_address.read(self.runs)) is None:
+        while (address := launcher_address.read_address(self.runs)) is None:
             assert self._process.returncode is None, self.log.read_text()
             await asyncio.sleep(_POLL_S)
         opened = rpc.channel(address.address, token=address.token, tls=address.tls, peer=LAUNCHER)
@@ -267,7 +267,7 @@ class WholeRun:
 
     def lose_disk(self) -> None:
         """Of a learner's node: homes of Slurm are on another machine, and outlive theirs."""
-        [journal] = self.session.layout.home.rglob(f"runs/{self.run_id}/{FILE_NAME}")
+        [journal] = self.session.layout.home.rglob(f"runs/{self.run_id}/{JOURNAL_FILE}")
         shutil.rmtree(journal.parent)
 
     def trained_by(self) -> set[tuple[str, str]]:
@@ -276,7 +276,7 @@ class WholeRun:
 
     def _query(self, sql: str) -> list[Any]:
         """Rows of the journal on the learner's node; none before there is one."""
-        [*_, path] = [None, *self.session.layout.home.rglob(f"runs/{self.run_id}/{FILE_NAME}")]
+        [*_, path] = [None, *self.session.layout.home.rglob(f"runs/{self.run_id}/{JOURNAL_FILE}")]
         if path is None:
             return []
         with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as db:

@@ -1,12 +1,11 @@
-"""A database read whole by one statement, and built again from its rows. Pure.
+"""Dump of a whole database by one statement, and its rebuilding from the rows. Pure.
 
-A verifier asks a database dozens of small questions. Over HTTP each costs a request, so where a
-database is small all of it is fetched at once: one UNION ALL over its tables, padded to the same
-width, with the schema in front of it to show whether the tables are still those assumed.
+A verifier sends a database dozens of small queries. Over HTTP each costs a request, so where a
+database is small all of it is fetched at once: one UNION ALL over its tables, padded to the
+same width, with the schema in front of it to show whether the tables are still those assumed.
 
-The schema and the rows are an environment's words, and SQL can do anything that this process can.
-So nothing but CREATE TABLE passes, in memory, and none of its expressions is ever evaluated.
-"""
+The schema and the rows come from an environment, and SQL can do anything that this process can.
+So nothing but CREATE TABLE passes, in memory, and none of its expressions is ever evaluated."""
 
 import sqlite3
 import time
@@ -54,8 +53,8 @@ _ROWS = {sqlite3.SQLITE_INSERT, sqlite3.SQLITE_UPDATE}
 _TO_FILL = {sqlite3.SQLITE_INSERT, sqlite3.SQLITE_TRANSACTION}
 
 
-class RefusedError(Exception):
-    """The database is not copied; the message says why."""
+class DumpRefusedError(Exception):
+    """Refusal to copy a database; the message gives the reason."""
 
 
 @dataclass(frozen=True)
@@ -69,59 +68,59 @@ Schema = tuple[Table, ...]
 
 
 def parse_schema(rows: Sequence[Sequence[Any]]) -> Schema:
-    """Tables from the rows of SCHEMA_SQL. Where no primary key says which row is which, the rowid
-    is kept with the columns. Raises RefusedError where one is no ordinary table."""
+    """Parse the tables from the rows of SCHEMA_SQL. Where no primary key identifies a row, the
+    rowid is kept with the columns. Raises DumpRefusedError if one is no ordinary table."""
     if len(rows) > _MAX_TABLES:
-        raise RefusedError(f"it has more than {_MAX_TABLES} tables")
-    with _database() as database:
-        tables = [_declared(database, row) for row in rows]
+        raise DumpRefusedError(f"it has more than {_MAX_TABLES} tables")
+    with _open_scratch_database() as database:
+        tables = [_declare_table(database, row) for row in rows]
     if len({table.name for table in tables}) < len(tables):
-        raise RefusedError("two of its tables have the same name")
+        raise DumpRefusedError("two of its tables have the same name")
     return tuple(tables)
 
 
-def dump_sql(schema: Schema) -> str:
+def build_dump_sql(schema: Schema) -> str:
     """Return the statement that reads all of the tables. Raises RefusedError where it is too
     long."""
     width = max((len(table.columns) for table in schema), default=0) + 1
     width = max(width, 3)
-    master = _select("'' AS t", ["name", "sql"], width)
+    master = _select_clause("'' AS t", ["name", "sql"], width)
     parts = [f"{master} FROM ({SCHEMA_SQL})"]
     for table in schema:
-        columns = [_quoted(column) for column in table.columns]
+        columns = [_quote_name(column) for column in table.columns]
         literal = "'" + table.name.replace("'", "''") + "'"
-        parts.append(f"{_select(literal, columns, width)} FROM {_quoted(table.name)}")
+        parts.append(f"{_select_clause(literal, columns, width)} FROM {_quote_name(table.name)}")
     if sum(map(len, parts)) > _MAX_DUMP_CHARS:
-        raise RefusedError(f"reading it takes more than {_MAX_DUMP_CHARS} characters of SQL")
+        raise DumpRefusedError(f"reading it takes more than {_MAX_DUMP_CHARS} characters of SQL")
     return f"SELECT * FROM ({' UNION ALL '.join(parts)}) LIMIT {MAX_ROWS + 1}"
 
 
-def rebuild(schema: Schema, rows: Sequence[Sequence[Any]]) -> bytes | None:
-    """The database as a SQLite file; None when the dump was made with another schema. Raises
-    RefusedError where it is too large, or no dump."""
+def rebuild_database(schema: Schema, rows: Sequence[Sequence[Any]]) -> bytes | None:
+    """Rebuild the database as a SQLite file; return None when the dump was made with another
+    schema. Raises DumpRefusedError if it is too large, or no dump."""
     if len(rows) > MAX_ROWS:
-        raise RefusedError(f"it has more than {MAX_ROWS} rows")
-    by_table = _by_table(rows)
+        raise DumpRefusedError(f"it has more than {MAX_ROWS} rows")
+    by_table = _group_by_table(rows)
     found = [tuple(row[1:3]) for row in by_table.pop("", [])]
     if sorted(found, key=repr) != sorted(((t.name, t.sql) for t in schema), key=repr):
         return None
-    with _database() as database:
+    with _open_scratch_database() as database:
         for table in schema:
             database.execute(table.sql)
         database.set_authorizer(_may_fill)
         for table in schema:
-            _fill(database, table, by_table.pop(table.name, []))
+            _insert_rows(database, table, by_table.pop(table.name, []))
         database.commit()
         database.set_authorizer(None)
         if by_table:
-            raise RefusedError("it has rows of a table that is not in its schema")
+            raise DumpRefusedError("it has rows of a table that is not in its schema")
         return database.serialize()
 
 
 @contextmanager
-def _database() -> Generator[sqlite3.Connection]:
-    """A database in memory in which tables can be declared, and nothing else can be done. Raises
-    RefusedError for whatever is wrong with a statement or with a value."""
+def _open_scratch_database() -> Generator[sqlite3.Connection]:
+    """Open a database in memory that allows declaring tables and nothing else. Raises
+    DumpRefusedError for any fault of a statement or of a value."""
     database = sqlite3.connect(":memory:")
     until = time.thread_time() + _CPU_S
     try:
@@ -134,7 +133,7 @@ def _database() -> Generator[sqlite3.Connection]:
         yield database
     except (sqlite3.Error, sqlite3.Warning, OverflowError, ValueError) as error:
         # Besides SQL: numbers beyond 64 bits, text that is not Unicode, lists among values.
-        raise RefusedError(str(error)) from error
+        raise DumpRefusedError(str(error)) from error
     finally:
         database.close()
 
@@ -155,48 +154,48 @@ def _may_fill(action: int, *_: Any) -> int:
     return sqlite3.SQLITE_OK if action in _TO_FILL else sqlite3.SQLITE_DENY
 
 
-def _declared(database: sqlite3.Connection, row: Sequence[Any]) -> Table:
+def _declare_table(database: sqlite3.Connection, row: Sequence[Any]) -> Table:
     match row:
         case [str(name), str(sql)] if len(sql) <= _MAX_STATEMENT_CHARS:
             database.execute(sql)
         case [str(name), str()]:
-            raise RefusedError(
+            raise DumpRefusedError(
                 f"a table is declared in more than {_MAX_STATEMENT_CHARS} characters"
             )
         case _:
-            raise RefusedError("its schema is not told as names and statements")
-    info = database.execute(f"PRAGMA table_xinfo({_quoted(name)})").fetchall()
+            raise DumpRefusedError("its schema is not told as names and statements")
+    info = database.execute(f"PRAGMA table_xinfo({_quote_name(name)})").fetchall()
     if not info or any(column[6] for column in info):
-        raise RefusedError("it has something else than tables, or generated columns")
+        raise DumpRefusedError("it has something else than tables, or generated columns")
     columns = tuple(column[1] for column in info)
     keyed = any(column[5] for column in info)
     return Table(name, sql, columns if keyed else ("rowid", *columns))
 
 
-def _by_table(rows: Sequence[Sequence[Any]]) -> dict[str, list[Sequence[Any]]]:
-    """Rows by what is in front of each."""
+def _group_by_table(rows: Sequence[Sequence[Any]]) -> dict[str, list[Sequence[Any]]]:
+    """Group rows by the table named in front of each."""
     found: dict[str, list[Sequence[Any]]] = {}
     for row in rows:
         if not row or not isinstance(row[0], str):
-            raise RefusedError("its rows do not say of which table they are")
+            raise DumpRefusedError("its rows do not say of which table they are")
         found.setdefault(row[0], []).append(row)
     return found
 
 
-def _fill(database: sqlite3.Connection, table: Table, rows: Sequence[Sequence[Any]]) -> None:
-    columns = ", ".join(map(_quoted, table.columns))
+def _insert_rows(database: sqlite3.Connection, table: Table, rows: Sequence[Sequence[Any]]) -> None:
+    columns = ", ".join(map(_quote_name, table.columns))
     marks = ", ".join("?" * len(table.columns))
     end = len(table.columns) + 1
     database.executemany(
-        f"INSERT INTO {_quoted(table.name)} ({columns}) VALUES ({marks})",
+        f"INSERT INTO {_quote_name(table.name)} ({columns}) VALUES ({marks})",
         [row[1:end] for row in rows],
     )
 
 
-def _select(first: str, columns: Sequence[str], width: int) -> str:
+def _select_clause(first: str, columns: Sequence[str], width: int) -> str:
     padding = ["NULL"] * (width - 1 - len(columns))
     return "SELECT " + ", ".join([first, *columns, *padding])
 
 
-def _quoted(name: str) -> str:
+def _quote_name(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'

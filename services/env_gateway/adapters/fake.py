@@ -12,7 +12,7 @@ from services.env_gateway.ports import (
     Execution,
     Orphan,
     Part,
-    Provision,
+    ProvisionRequest,
     Rows,
     SqlValue,
     Submission,
@@ -45,25 +45,27 @@ class FakeInstance:
             db.execute("INSERT INTO counter VALUES (1, 0)")
 
     async def list_tools(self, *, timeout_s: float) -> Sequence[Tool]:
-        await self._backend.step("list_tools")
+        await self._backend.enter_step("list_tools")
         return self._backend.tools
 
-    async def observe(self, *, timeout_s: float) -> Sequence[Part]:
-        await self._backend.step("observe")
+    async def get_first_observation(self, *, timeout_s: float) -> Sequence[Part]:
+        await self._backend.enter_step("observe")
         return self._backend.first_observation
 
-    async def grade(self, submission: Submission, *, timeout_s: float) -> Execution | None:
-        await self._backend.step("grade")
+    async def grade_submission(
+        self, submission: Submission, *, timeout_s: float
+    ) -> Execution | None:
+        await self._backend.enter_step("grade")
         return self._backend.own_grade
 
-    async def call(
+    async def call_tool(
         self, name: str, arguments: Mapping[str, Any], *, timeout_s: float
     ) -> CallResult:
         self._backend.in_flight += 1
         self._backend.max_in_flight = max(self._backend.max_in_flight, self._backend.in_flight)
         try:
             async with asyncio.timeout(timeout_s):
-                await self._backend.step("call")
+                await self._backend.enter_step("call")
                 self.executed[name] += 1
                 if self._backend.hook and (result := await self._backend.hook(name, arguments)):
                     return result
@@ -77,31 +79,34 @@ class FakeInstance:
         value = self._dbs["current"].execute("SELECT value FROM counter").fetchone()[0]
         return CallResult((Text(str(value)),))
 
-    async def query(self, db: str, sql: str, args: Sequence[SqlValue], *, timeout_s: float) -> Rows:
+    async def query_database(
+        self, db: str, sql: str, args: Sequence[SqlValue], *, timeout_s: float
+    ) -> Rows:
         cursor = self._dbs[db].execute(sql, tuple(args))
         return Rows(tuple(c[0] for c in cursor.description), cursor.fetchall())
 
-    async def snapshot(self, db: str, *, timeout_s: float) -> bytes | None:
+    async def snapshot_database(self, db: str, *, timeout_s: float) -> bytes | None:
         return self._dbs[db].serialize() if self._backend.snapshots else None
 
-    async def alive(self, *, timeout_s: float) -> bool:
+    async def is_alive(self, *, timeout_s: float) -> bool:
         return self.instance_id in self._backend.running
 
     async def close(self, *, timeout_s: float) -> None:
-        await self._backend.step("close")
+        await self._backend.enter_step("close")
         self._backend.running.pop(self.instance_id, None)
 
 
 class FakeBackend:
-    """`failures[step]` are raised in turn by the steps provision, list_tools, call and close;
-    `delays[step]` are slept first; `hook` may answer a call in the tool's stead."""
+    """A backend whose steps can be made to fail or to wait. `failures[step]` are raised in turn by
+    the steps provision, list_tools, call and close; `delays[step]` are slept first; `hook` may
+    answer a call in the tool's stead."""
 
     def __init__(self) -> None:
         self.running: dict[str, FakeInstance] = {}
         self.failures: dict[str, deque[Exception]] = {}
         self.delays: dict[str, float] = {}
         self.steps: Counter[str] = Counter()
-        self.apart = False
+        self.isolates_instances = False
         self.hook: Hook | None = None
         self.tools: Sequence[Tool] = TOOLS
         self.snapshots = True
@@ -110,25 +115,27 @@ class FakeBackend:
         self.in_flight = 0
         self.max_in_flight = 0
 
-    def serves(self, env_key: str) -> bool:
+    def serves_environment(self, env_key: str) -> bool:
         return env_key.startswith("fake")
 
-    def fail(self, step: str, *errors: Exception) -> None:
+    def fail_at(self, step: str, *errors: Exception) -> None:
         self.failures.setdefault(step, deque()).extend(errors)
 
-    async def step(self, name: str) -> None:
+    async def enter_step(self, name: str) -> None:
         self.steps[name] += 1
         await asyncio.sleep(self.delays.get(name, 0))
         if self.failures.get(name):
             raise self.failures[name].popleft()
 
-    async def provision(self, request: Provision, *, timeout_s: float) -> FakeInstance:
-        await self.step("provision")
+    async def provision_instance(
+        self, request: ProvisionRequest, *, timeout_s: float
+    ) -> FakeInstance:
+        await self.enter_step("provision")
         instance = FakeInstance(self, f"instance-of-{request.episode_id}")
         return self.running.setdefault(instance.instance_id, instance)
 
-    async def reclaim(self, orphan: Orphan, *, timeout_s: float) -> None:
-        await self.step("close")
+    async def reclaim_orphan(self, orphan: Orphan, *, timeout_s: float) -> None:
+        await self.enter_step("close")
         self.running.pop(orphan.instance_id or f"instance-of-{orphan.episode_id}", None)
 
     async def close(self) -> None:
@@ -136,14 +143,14 @@ class FakeBackend:
 
 
 class FakeGrader:
-    """Answers with `executions` in turn, then with reward 1."""
+    """A grader that returns `executions` in turn, then executions with reward 1."""
 
     def __init__(self) -> None:
         self.executions: deque[Execution] = deque()
         self.seen: list[Verification] = []
         self.delay_s = 0.0
 
-    async def execute(self, verification: Verification, *, timeout_s: float) -> Execution:
+    async def run_verifier(self, verification: Verification, *, timeout_s: float) -> Execution:
         self.seen.append(verification)
         await asyncio.sleep(self.delay_s)
         return self.executions.popleft() if self.executions else Execution(result=1)

@@ -14,11 +14,11 @@ from typing import Any, NoReturn, cast
 import aiohttp
 
 from services.common.large_values import dump_json_aside
-from services.common.parsing import Limits, ParseError, TooLargeError, parse_json_aside
+from services.common.parsing import ParseError, TextLimits, TooLargeError, parse_json_aside
 from services.env_gateway.ports import BackendError
 
 # Of a server that has no configuration of its own.
-ANSWERS = Limits(bytes=16 * 2**20, values=2**18)
+DEFAULT_LIMITS = TextLimits(bytes=16 * 2**20, values=2**18)
 _LINES_AT_ONCE = 512
 _ERROR_BYTES = 4000
 # A host that does not even take the connection was sent nothing, and is not waited for in vain.
@@ -31,9 +31,9 @@ _NOT_PASSED_ON = re.compile(
 )
 
 
-def http_session(*, max_connections: int, headers: Mapping[str, str]) -> aiohttp.ClientSession:
-    """A pool for one server. Idle connections are dropped before common servers (5 s) do it, or a
-    request could meet a connection that is just being closed."""
+def open_http_session(*, max_connections: int, headers: Mapping[str, str]) -> aiohttp.ClientSession:
+    """Open a connection pool for one server. Idle connections are dropped before common servers (5
+    s) do it, or a request could meet a connection that is just being closed."""
     connector = aiohttp.TCPConnector(limit=max_connections, keepalive_timeout=4.0)
     # One instance's cookies are not for another at the same host.
     cookies = aiohttp.DummyCookieJar()
@@ -48,7 +48,7 @@ class HttpError(BackendError):
         super().__init__(
             kind.get(status, "http"),
             f"HTTP {status}: {body[:500]}",
-            delivered=None if _may_have_run(status, body) else False,
+            delivered=None if _may_have_executed(status, body) else False,
             retry_after_s=retry_after_s,
             invalid=status in (400, 401, 405, 413, 422),
             unreachable=status in (502, 503, 504),
@@ -57,43 +57,47 @@ class HttpError(BackendError):
         self.body = body
 
 
-def _may_have_run(status: int, body: str) -> bool:
-    """500, 502 and 504 may come after the request was executed, 503 from some proxies only; the
-    others are refusals."""
+def _may_have_executed(status: int, body: str) -> bool:
+    """Return True if the request may have been executed. 500, 502 and 504 may come after that, 503
+    from some proxies only; the others are refusals."""
     if status == 503:
         return bool(_RESET.search(body)) and not _NOT_PASSED_ON.search(body)
     return status >= 500
 
 
-async def send(
+async def exchange_json(
     http: aiohttp.ClientSession,
     method: str,
     url: str,
     *,
     timeout_s: float,
-    limits: Limits = ANSWERS,
+    limits: TextLimits = DEFAULT_LIMITS,
     body: Any = None,
     headers: Mapping[str, str] | None = None,
     message_id: int | None = None,
 ) -> tuple[Any, Mapping[str, str]]:
-    """One HTTP exchange of JSON; an SSE answer is read up to the message with `message_id`.
+    """Exchange JSON over HTTP once; an SSE answer is read up to the message with `message_id`.
 
-    Raises HttpError, and BackendError for whatever happens to the connection.
-    """
+    Raises HttpError, and BackendError for whatever happens to the connection."""
     data = None if body is None else await dump_json_aside(body)
-    with _failures(url, timeout_s) as timeout:
+    with _translate_failures(url, timeout_s) as timeout:
         async with http.request(method, url, data=data, headers=headers, timeout=timeout) as answer:
             if answer.status >= 400:
-                raise HttpError(answer.status, await _told(answer), _retry_after(answer.headers))
+                raise HttpError(
+                    answer.status,
+                    await _read_error_body(answer),
+                    _parse_retry_after(answer.headers),
+                )
             if answer.content_type == "text/event-stream":
                 return await _read_sse(answer, message_id, limits), answer.headers
-            content = await _read(answer, limits.bytes)
+            content = await _read_body(answer, limits.bytes)
             return (await parse_json_aside(content, limits) if content else None), answer.headers
 
 
 @contextmanager
-def _failures(url: str, timeout_s: float) -> Generator[aiohttp.ClientTimeout]:
-    """The limits of an exchange; raises BackendError for whatever happens to its connection."""
+def _translate_failures(url: str, timeout_s: float) -> Generator[aiohttp.ClientTimeout]:
+    """Yield the time limits of an exchange; raise BackendError for whatever happens to its
+    connection."""
     # 0 and less would be no limit at all.
     timeout_s = max(0.001, timeout_s)
     # Of a connection that comes too late it is certain that nothing was sent on it.
@@ -124,8 +128,8 @@ def _failures(url: str, timeout_s: float) -> Generator[aiohttp.ClientTimeout]:
         raise BackendError("protocol", message, delivered=None) from error
 
 
-async def _told(answer: aiohttp.ClientResponse) -> str:
-    """The beginning of an error's body, which may come in pieces."""
+async def _read_error_body(answer: aiohttp.ClientResponse) -> str:
+    """Read the beginning of an error's body, which may come in pieces."""
     content = bytearray()
     while len(content) < _ERROR_BYTES and (
         piece := await answer.content.read(_ERROR_BYTES - len(content))
@@ -134,7 +138,7 @@ async def _told(answer: aiohttp.ClientResponse) -> str:
     return content.decode("utf-8", "replace")
 
 
-async def _read(answer: aiohttp.ClientResponse, max_bytes: int) -> bytes:
+async def _read_body(answer: aiohttp.ClientResponse, max_bytes: int) -> bytes:
     content = bytearray()
     async for chunk in answer.content.iter_any():
         content += chunk
@@ -143,20 +147,22 @@ async def _read(answer: aiohttp.ClientResponse, max_bytes: int) -> bytes:
 
 
 def _check_size(size: int, max_bytes: int) -> None:
-    """Raises TooLargeError."""
+    """Raise TooLargeError if there are more bytes than allowed."""
     if size > max_bytes:
         raise TooLargeError(f"it has more than {max_bytes} bytes")
 
 
 def refuse_too_large(error: TooLargeError) -> NoReturn:
-    """Raises BackendError; another attempt would only bring as much again."""
+    """Raise BackendError; another attempt would only bring as much again."""
     message = (
         f"the answer is too large: {error} (max_answer_bytes and max_answer_values of the backend)"
     )
     raise BackendError("too_large", message, delivered=None, invalid=True) from error
 
 
-async def _read_sse(answer: aiohttp.ClientResponse, message_id: int | None, limits: Limits) -> Any:
+async def _read_sse(
+    answer: aiohttp.ClientResponse, message_id: int | None, limits: TextLimits
+) -> Any:
     # Of a line that has not ended yet: put together once, for it may be a whole picture.
     rest: list[bytes] = []
     data: list[bytes] = []
@@ -170,17 +176,17 @@ async def _read_sse(answer: aiohttp.ClientResponse, message_id: int | None, limi
             rest.clear()
         rest.append(last)
         for number, line in enumerate(lines, 1):
-            if message := await _sse_line(line.rstrip(b"\r"), data, message_id, limits):
+            if message := await _take_sse_line(line.rstrip(b"\r"), data, message_id, limits):
                 return message
             if number % _LINES_AT_ONCE == 0:
                 await asyncio.sleep(0)
     raise BackendError("stream_cut", "the stream ended without an answer", delivered=None)
 
 
-async def _sse_line(
-    line: bytes, data: list[bytes], message_id: int | None, limits: Limits
+async def _take_sse_line(
+    line: bytes, data: list[bytes], message_id: int | None, limits: TextLimits
 ) -> dict[str, Any] | None:
-    """Take in one line of a stream; the awaited message, once a blank line completes it."""
+    """Take in one line of a stream; return the awaited message once a blank line completes it."""
     if line.startswith(b"data:"):
         data.append(line[5:].strip())
     if line or not data:
@@ -193,8 +199,8 @@ async def _sse_line(
     return cast("dict[str, Any]", message)
 
 
-def _retry_after(headers: Mapping[str, str]) -> float | None:
-    """Seconds, which a server may also tell as the moment when they are over."""
+def _parse_retry_after(headers: Mapping[str, str]) -> float | None:
+    """Parse Retry-After into seconds; a server may also send the moment when they are over."""
     told = headers.get("Retry-After", "")
     with suppress(ValueError):
         seconds = float(told)

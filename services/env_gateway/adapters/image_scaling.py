@@ -1,4 +1,4 @@
-"""Pictures made smaller, with Pillow."""
+"""Scaling of pictures to a largest size, with Pillow."""
 
 import asyncio
 import io
@@ -6,7 +6,7 @@ import io
 from PIL import Image, UnidentifiedImageError
 
 from services.env_gateway.ports import Media
-from services.env_gateway.tools.computer_tool import Size, UnreadableImageError, media
+from services.env_gateway.tools.computer_tool import ScreenSize, UnreadableImageError, make_media
 
 # A picture of more pixels is refused before it is decoded: a small file can hold a huge one.
 # The largest screens have 7680 x 4320.
@@ -23,20 +23,19 @@ _BROKEN = (
 )
 
 
-async def scale(part: Media, max_side: int) -> Media:
-    """The picture with no side longer than `max_side` pixels, as PNG if it had to shrink.
+async def scale_image(part: Media, max_side: int) -> Media:
+    """Return the picture with no side longer than `max_side` pixels, as PNG if it had to shrink.
 
-    Raises UnreadableImageError. Decoding takes milliseconds: not on the event loop.
-    """
-    return await asyncio.to_thread(_scale, part, max_side)
+    Raises UnreadableImageError. Decoding takes milliseconds: not on the event loop."""
+    return await asyncio.to_thread(_shrink_image, part, max_side)
 
 
-def _scale(part: Media, max_side: int) -> Media:
+def _shrink_image(part: Media, max_side: int) -> Media:
     try:
         with Image.open(io.BytesIO(part.data), formats=_FORMATS) as image:
             if image.width * image.height > _MAX_PIXELS:
                 raise UnreadableImageError(f"{image.width}x{image.height} pixels are too many")
-            size = Size(image.width, image.height).fitted(max_side)
+            size = ScreenSize(image.width, image.height).fit_within(max_side)
             if (size.width, size.height) == image.size:
                 return part
             image.thumbnail((size.width, size.height), Image.Resampling.LANCZOS)
@@ -44,4 +43,4 @@ def _scale(part: Media, max_side: int) -> Media:
             image.save(written, "PNG")
     except _BROKEN as error:
         raise UnreadableImageError(f"{part.mime} of {part.size} bytes: {error}") from error
-    return media(written.getvalue(), "image/png")
+    return make_media(written.getvalue(), "image/png")

@@ -1,38 +1,43 @@
-"""Where a configured server is, and the key that it asks for."""
+"""The address of a configured server, and the key that it requires."""
 
 import os
 import secrets
 
 from services.common.errors import ConfigError
 from services.common.log import add_secret
-from services.env_gateway.adapters.supervised_server import Address, FixedAddress, SupervisedProcess
+from services.env_gateway.adapters.supervised_server import (
+    FixedAddress,
+    ServerAddress,
+    SupervisedServer,
+)
 from services.env_gateway.config.backends import ServerConfig, is_reference
 
 # What a supervised environment server asks for; see environments/serve.py.
 _TOKEN_VARIABLE = "FLOTILLA_ENV_TOKEN"
 
 
-def connect(config: ServerConfig, *, where: str) -> tuple[Address, dict[str, str]]:
-    """The server's address, its process started if it is ours, and the headers that it wants.
+def connect_server(config: ServerConfig, *, where: str) -> tuple[ServerAddress, dict[str, str]]:
+    """Return the server's address, its process started if it is ours, and the headers that it
+    requires.
 
-    Raises ConfigError, naming the key below `where`, when the API key is not in the environment.
-    """
+    Raises ConfigError, naming the key below `where`, when the API key is not in the
+    environment."""
     key = _api_key(config, where=where)
     if config.fixed_url is not None:
-        return FixedAddress(config.fixed_url), _bearer(key)
+        return FixedAddress(config.fixed_url), _bearer_header(key)
     assert config.command is not None, "the configuration has one of url and command"
     key = key or secrets.token_urlsafe(32)
-    address = SupervisedProcess(
+    address = SupervisedServer(
         config.command,
         start_timeout_s=config.start_timeout_s,
-        environment={**own_environment(config, where=where), _TOKEN_VARIABLE: key},
+        environment={**configured_environment(config, where=where), _TOKEN_VARIABLE: key},
     )
-    return address, _bearer(key)
+    return address, _bearer_header(key)
 
 
-def own_environment(config: ServerConfig, *, where: str) -> dict[str, str]:
-    """What the settings give to the processes that they start. Raises ConfigError for a `$NAME`
-    that is not set."""
+def configured_environment(config: ServerConfig, *, where: str) -> dict[str, str]:
+    """Build the environment variables that the settings give to the processes they start. Raises
+    ConfigError for a `$NAME` that is not set."""
     found: dict[str, str] = {}
     for name, value in config.env.items():
         if is_reference(value):
@@ -63,5 +68,5 @@ def _api_key(config: ServerConfig, *, where: str) -> str | None:
     return key
 
 
-def _bearer(key: str | None) -> dict[str, str]:
+def _bearer_header(key: str | None) -> dict[str, str]:
     return {"authorization": f"Bearer {key}"} if key else {}

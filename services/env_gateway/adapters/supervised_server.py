@@ -1,4 +1,4 @@
-"""Where a server is: at a fixed URL, or wherever the command that is supervised says it is."""
+"""The address of a server: a fixed URL, or the one that a supervised command prints."""
 
 import asyncio
 import json
@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import Protocol
 
 from services.common.child_environment import child_environment
-from services.common.interpreter import tied
+from services.common.interpreter import tied_command
 from services.common.log import get_logger, redact
 from services.common.text import say
 from services.env_gateway.ports import BackendError
@@ -28,12 +28,13 @@ _LINE_BYTES = 2**16
 _WORDS_BYTES, _TOLD_CHARS, _WORDS_S = 2**14, 600, 1.0
 
 
-class Address(Protocol):
+class ServerAddress(Protocol):
     @property
     def generation(self) -> int: ...
 
-    async def url(self, timeout_s: float) -> str:
-        """Without a slash at the end. Raises BackendError when there is none in time."""
+    async def wait_for_url(self, timeout_s: float) -> str:
+        """Return the URL, without a slash at the end. Raises BackendError when there is none in
+        time."""
         ...
 
     async def close(self) -> None: ...
@@ -45,17 +46,18 @@ class FixedAddress:
     def __init__(self, url: str) -> None:
         self._url = url.rstrip("/")
 
-    async def url(self, timeout_s: float) -> str:
+    async def wait_for_url(self, timeout_s: float) -> str:
         return self._url
 
     async def close(self) -> None:
-        """The server is someone else's."""
+        """Do nothing: the server is someone else's."""
 
 
-class SupervisedProcess:
-    """Runs a command that prints one JSON line {"url": ...} once it serves; starts it again, with
-    growing pauses, when it ends. The command must not outlive the gateway: it gets a process group
-    of its own, a pipe as standard input that closes with us, and a signal if we are killed."""
+class SupervisedServer:
+    """A command that prints one JSON line {"url": ...} once it serves, and is restarted, with
+    growing pauses, when it ends. The command must not outlive the gateway: it gets a process
+    group of its own, a pipe as standard input that closes with us, and a signal if we are
+    killed."""
 
     def __init__(
         self,
@@ -70,14 +72,14 @@ class SupervisedProcess:
         self._url: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._process: asyncio.subprocess.Process | None = None
         self.generation = 0
-        self._running = asyncio.create_task(self._run())
+        self._running = asyncio.create_task(self._keep_running())
 
     @property
     def pid(self) -> int | None:
         """The process, and process group, of the server that runs now."""
         return self._process.pid if self._process is not None else None
 
-    async def url(self, timeout_s: float) -> str:
+    async def wait_for_url(self, timeout_s: float) -> str:
         try:
             async with asyncio.timeout(timeout_s):
                 return await asyncio.shield(self._url)
@@ -90,7 +92,7 @@ class SupervisedProcess:
         with suppress(asyncio.CancelledError):
             await self._running
 
-    async def _run(self) -> None:
+    async def _keep_running(self) -> None:
         backoff = Backoff(base_s=_BASE_S, cap_s=_CAP_S, rng=random.Random())
         loop = asyncio.get_running_loop()
         while True:
@@ -102,48 +104,48 @@ class SupervisedProcess:
                 why = f"it cannot be started: {error}"
             if not self._url.done():
                 # Whoever waits hears of it at once, and may wait for the next start.
-                message = f"{shown(self._command)} does not serve: {why}"
+                message = f"{format_command(self._command)} does not serve: {why}"
                 self._url.set_exception(BackendError("not_started", message, delivered=False))
                 self._url.exception()
             self._url = loop.create_future()
             self.generation += 1
             if loop.time() - started > _HEALTHY_S:
                 backoff = Backoff(base_s=_BASE_S, cap_s=_CAP_S, rng=random.Random())
-            await asyncio.sleep(backoff.next())
+            await asyncio.sleep(backoff.next_wait_s())
 
     async def _run_once(self) -> str:
-        """Returns why it does not serve, or no more."""
-        process = await spawn(self._command, self._environment)
-        self._process, words = process, LastWords(process)
+        """Run the command until it ends; return why it does not serve, or no more."""
+        process = await spawn_process(self._command, self._environment)
+        self._process, words = process, StderrTail(process)
         try:
             async with asyncio.timeout(self._start_timeout_s):
-                self._url.set_result(await _announced(process))
-            await _drain(process)
-            why = await words.told()
+                self._url.set_result(await _read_announced_url(process))
+            await _drain_output(process)
+            why = await words.describe_end()
             _LOG.error("environment_server_ended", command=self._command[0], why=why)
         except TimeoutError:
             why = f'no line {{"url": ...}} from it within {self._start_timeout_s:g} s'
             _LOG.error("environment_server_not_serving", error=why)
         except ValueError as error:
-            why = f"{error}; {await words.told()}"
+            why = f"{error}; {await words.describe_end()}"
             _LOG.error("environment_server_not_serving", error=why)
         finally:
-            await asyncio.shield(end(process))
+            await asyncio.shield(end_process_group(process))
             await words.close()
         return why
 
 
-class LastWords:
-    """Passes on to our own standard error what a command writes to its, and keeps the end of it:
-    the reason for which it ended is nowhere else."""
+class StderrTail:
+    """The end of a command's standard error, kept while all of it is passed on to our own: the
+    reason for which the command ended is nowhere else."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
         self._kept = b""
-        self._reading = asyncio.create_task(self._read())
+        self._reading = asyncio.create_task(self._read_stderr())
 
-    async def told(self) -> str:
-        """How a command that ends has ended, and what it said at last."""
+    async def describe_end(self) -> str:
+        """Describe how the command ended, with the last line that it wrote."""
         with suppress(TimeoutError):
             async with asyncio.timeout(_WORDS_S):
                 await self._process.wait()
@@ -159,7 +161,7 @@ class LastWords:
         self._reading.cancel()
         await asyncio.wait({self._reading})
 
-    async def _read(self) -> None:
+    async def _read_stderr(self) -> None:
         assert self._process.stderr is not None
         begun = b""
         while piece := await self._process.stderr.read(_LINE_BYTES):
@@ -167,29 +169,28 @@ class LastWords:
             lines, newline, begun = (begun + piece).rpartition(b"\n")
             if len(begun) > _LINE_BYTES:
                 lines, newline, begun = lines + newline + begun, b"", b""
-            self._tell(lines + newline)
-        self._tell(begun)
+            self._pass_on(lines + newline)
+        self._pass_on(begun)
 
-    def _tell(self, said: bytes) -> None:
+    def _pass_on(self, said: bytes) -> None:
         clean = redact(said.decode("utf-8", "replace"))
         say(clean, end="", file=sys.stderr)
         self._kept = (self._kept + clean.encode())[-_WORDS_BYTES:]
 
 
-def shown(command: Sequence[str]) -> str:
-    """A command as it is told to people."""
+def format_command(command: Sequence[str]) -> str:
+    """Format a command for people to read."""
     return shlex.join(command)
 
 
-async def spawn(
+async def spawn_process(
     command: Sequence[str], environment: Mapping[str, str], *, limit: int = _LINE_BYTES
 ) -> asyncio.subprocess.Process:
-    """Start a command that speaks by lines of at most `limit` bytes and cannot outlive us. Beyond
-    what any child gets it has `environment`. Its standard error is a pipe: somebody has to read it,
-    as LastWords does. Raises OSError.
-    """
+    """Start a command that speaks by lines of at most `limit` bytes and cannot outlive us. It gets
+    `environment` beyond what any child gets. Its standard error is a pipe that must be read, as
+    StderrTail does. Raises OSError."""
     return await asyncio.create_subprocess_exec(
-        *tied(signal.SIGKILL, *command),
+        *tied_command(signal.SIGKILL, *command),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
@@ -199,8 +200,9 @@ async def spawn(
     )
 
 
-async def _announced(process: asyncio.subprocess.Process) -> str:
-    """The URL of the first line that is a JSON object with one. Raises ValueError at the end."""
+async def _read_announced_url(process: asyncio.subprocess.Process) -> str:
+    """Read the URL from the first line that is a JSON object with one. Raises ValueError at the
+    end."""
     assert process.stdout is not None
     while line := await process.stdout.readline():
         with suppress(ValueError):
@@ -210,15 +212,15 @@ async def _announced(process: asyncio.subprocess.Process) -> str:
     raise ValueError('the command ended without printing {"url": ...}')
 
 
-async def _drain(process: asyncio.subprocess.Process) -> None:
+async def _drain_output(process: asyncio.subprocess.Process) -> None:
     """Read on, or a server that prints would block on a full pipe."""
     assert process.stdout is not None
     while await process.stdout.read(_LINE_BYTES):
         continue
 
 
-async def end(process: asyncio.subprocess.Process) -> None:
-    """Ask the whole process group to end, then make it."""
+async def end_process_group(process: asyncio.subprocess.Process) -> None:
+    """Terminate the whole process group; kill it if it does not end in time."""
     assert process.stdin is not None
     process.stdin.close()
     for number, grace_s in ((signal.SIGTERM, _GRACE_S), (signal.SIGKILL, None)):

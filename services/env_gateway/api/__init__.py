@@ -1,1 +1,1 @@
-"""EpisodeService, and what the gateway shows of itself: status, metrics, alarms."""
+"""EpisodeService, and the gateway's status, metrics and alarms."""

@@ -1,4 +1,4 @@
-"""What an operator must hear of the gateway, as its heartbeats tell it. No I/O; the clock is an
+"""Alarms for the operator, raised from the backends' heartbeats. No I/O; the clock is an
 argument, in seconds."""
 
 from collections.abc import Mapping
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from services.common.run_membership import RaisedAlarm
 from services.common.text import one_line
 
-LATE = "late_heartbeats"
+LATE_HEARTBEATS = "late_heartbeats"
 # None was late for so long: it is over.
 _CALM_S = 30.0
 _CHARACTERS = 300
@@ -19,17 +19,17 @@ _FIX = (
 
 
 @dataclass(frozen=True, slots=True)
-class Lateness:
-    """How many instances of a backend may soon end unheard, of how many; and what the newest
-    heartbeat that failed was told."""
+class HeartbeatLateness:
+    """Late heartbeats of one backend: `late` of its `instances` may soon be ended for want of
+    them. `why` is the error of the newest failed heartbeat."""
 
     late: int
     instances: int
     why: str = ""
 
 
-class LateHeartbeats:
-    """An alarm for each backend that may end instances because it does not hear of them."""
+class HeartbeatAlarms:
+    """One alarm for each backend that may end instances because their heartbeats are late."""
 
     def __init__(self) -> None:
         # By backend, with when one was last seen to be late.
@@ -39,24 +39,25 @@ class LateHeartbeats:
     def raised(self) -> list[RaisedAlarm]:
         return [alarm for alarm, _ in self._raised.values()]
 
-    def look(self, found: Mapping[str, Lateness], now: float) -> bool:
-        """Raise and clear; returns whether anything has changed."""
+    def update_alarms(self, found: Mapping[str, HeartbeatLateness], now: float) -> bool:
+        """Raise and clear alarms; return True if any changed."""
         before = self.raised
         for backend, lateness in found.items():
             known = self._raised.get(backend)
             if lateness.late:
-                self._raised[backend] = (known[0] if known else _alarm(backend, lateness), now)
+                self._raised[backend] = (known[0] if known else _make_alarm(backend, lateness), now)
             elif known is not None and now - known[1] >= _CALM_S:
                 del self._raised[backend]
         return self.raised != before
 
 
-def _alarm(backend: str, lateness: Lateness) -> RaisedAlarm:
-    """Worded once: what changes each second would be a new alarm each second."""
+def _make_alarm(backend: str, lateness: HeartbeatLateness) -> RaisedAlarm:
+    """Build the alarm with figures from the moment it is raised: text that changed every
+    second would be a new alarm every second."""
     cause = (
         f"{lateness.late} of {lateness.instances} instances had no heartbeat confirmed for two"
         " thirds of their time, after which the backend ends them"
     )
     if lateness.why:
         cause = f"{cause}: {one_line(lateness.why, _CHARACTERS)}"
-    return RaisedAlarm(LATE, backend, "error", 0, cause, _FIX)
+    return RaisedAlarm(LATE_HEARTBEATS, backend, "error", 0, cause, _FIX)

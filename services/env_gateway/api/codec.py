@@ -1,37 +1,42 @@
-"""Between `flotilla.env_gateway.v1` and the gateway's own words."""
+"""Conversion between `flotilla.env_gateway.v1` and the gateway's own types."""
 
 from flotilla.env_gateway.v1 import episode_service_pb2 as pb
 from services.common import rpc
 from services.env_gateway.api import status
 from services.env_gateway.config.gateway import EnvGatewayConfig
-from services.env_gateway.episodes.counters import of_env
+from services.env_gateway.episodes.counters import counts_by_kind
 from services.env_gateway.episodes.gateway import Gateway
-from services.env_gateway.episodes.leases import OpenSpec, State
-from services.env_gateway.episodes.session import Answer, Outcome, Session
+from services.env_gateway.episodes.leases import EpisodeSpec, EpisodeState
+from services.env_gateway.episodes.session import CallAnswer, Session, ToolOutcome
 from services.env_gateway.episodes.task_format import TaskError, parse_task
-from services.env_gateway.grading.verdict import Grade, Reason
+from services.env_gateway.grading.verdict import Grade, NoGradeReason
 from services.env_gateway.ports import Media, Part, Text, Tool
 
-STATES = {
-    State.QUEUED: pb.EPISODE_STATE_QUEUED,
-    State.PROVISIONING: pb.EPISODE_STATE_PROVISIONING,
-    State.WARMING: pb.EPISODE_STATE_WARMING,
-    State.READY: pb.EPISODE_STATE_READY,
-    State.FAILED: pb.EPISODE_STATE_FAILED,
+EPISODE_STATES = {
+    EpisodeState.QUEUED: pb.EPISODE_STATE_QUEUED,
+    EpisodeState.PROVISIONING: pb.EPISODE_STATE_PROVISIONING,
+    EpisodeState.WARMING: pb.EPISODE_STATE_WARMING,
+    EpisodeState.READY: pb.EPISODE_STATE_READY,
+    EpisodeState.FAILED: pb.EPISODE_STATE_FAILED,
 }
-_OUTCOMES = {outcome: pb.ToolOutcome.Value(f"TOOL_OUTCOME_{outcome.name}") for outcome in Outcome}
-_REASONS = {reason: pb.NoGradeReason.Value(f"NO_GRADE_REASON_{reason.name}") for reason in Reason}
+_OUTCOMES = {
+    outcome: pb.ToolOutcome.Value(f"TOOL_OUTCOME_{outcome.name}") for outcome in ToolOutcome
+}
+_REASONS = {
+    reason: pb.NoGradeReason.Value(f"NO_GRADE_REASON_{reason.name}") for reason in NoGradeReason
+}
 
 
-def decode_open(request: pb.OpenEpisodeRequest, config: EnvGatewayConfig) -> OpenSpec:
-    """Raises TaskError, also for what is missing around the task."""
+def decode_open_request(request: pb.OpenEpisodeRequest, config: EnvGatewayConfig) -> EpisodeSpec:
+    """Decode a request to open an episode. Raises TaskError, also for missing fields outside
+    the task."""
     for name in ("request_id", "run_id", "group_id", "worker_id"):
         if not getattr(request, name):
             raise TaskError(f"{name} is empty")
-    budget_s = rpc.seconds(request.budget) if request.HasField("budget") else config.budget_s
+    budget_s = rpc.to_seconds(request.budget) if request.HasField("budget") else config.budget_s
     if budget_s <= 0:
         raise TaskError(f"budget must be positive, not {budget_s} s")
-    return OpenSpec(
+    return EpisodeSpec(
         request_id=request.request_id,
         run_id=request.run_id,
         group_id=request.group_id,
@@ -49,29 +54,29 @@ def encode_ready(session: Session, *, lease_ttl_s: float, remaining_s: float) ->
     assert instance is not None, "an episode is READY only with an instance"
     task = session.episode.spec.task
     return pb.EpisodeReady(
-        tools=[_tool(tool) for tool in session.tools.values()],
+        tools=[_encode_tool(tool) for tool in session.tools.values()],
         facts=pb.PromptFacts(
             prompt=task.prompt, current_date=task.current_date, variables=task.variables
         ),
         instance_id=instance.instance_id,
         env_version=instance.env_version,
         data_version=instance.data_version,
-        lease_ttl=rpc.duration(lease_ttl_s),
-        deadline=rpc.duration(max(0.0, remaining_s)),
-        open_time=rpc.duration(session.open_s),
-        initial_observation=[_part(part) for part in session.first_observation],
+        lease_ttl=rpc.to_duration(lease_ttl_s),
+        deadline=rpc.to_duration(max(0.0, remaining_s)),
+        open_time=rpc.to_duration(session.open_s),
+        initial_observation=[_encode_part(part) for part in session.first_observation],
     )
 
 
-def encode_answer(answer: Answer, *, replayed: bool) -> pb.CallToolResponse:
+def encode_answer(answer: CallAnswer, *, replayed: bool) -> pb.CallToolResponse:
     return pb.CallToolResponse(
         outcome=_OUTCOMES[answer.outcome],
-        parts=[_part(part) for part in answer.parts],
+        parts=[_encode_part(part) for part in answer.parts],
         reward=answer.reward,
         done=answer.done,
         attempts=answer.attempts,
-        queue_time=rpc.duration(answer.queue_s),
-        upstream_time=rpc.duration(answer.upstream_s),
+        queue_time=rpc.to_duration(answer.queue_s),
+        upstream_time=rpc.to_duration(answer.upstream_s),
         replayed=replayed,
     )
 
@@ -79,22 +84,22 @@ def encode_answer(answer: Answer, *, replayed: bool) -> pb.CallToolResponse:
 def encode_grade(grade: Grade) -> pb.GradeResponse:
     response = pb.GradeResponse(
         partial_reward=grade.partial_reward,
-        checks_passed=[encodable(check) for check in grade.checks_passed],
-        checks_failed=[encodable(check) for check in grade.checks_failed],
+        checks_passed=[replace_surrogates(check) for check in grade.checks_passed],
+        checks_failed=[replace_surrogates(check) for check in grade.checks_failed],
         stdout=grade.stdout,
         attempts=grade.attempts,
-        suspicion=encodable(grade.suspicion),
+        suspicion=replace_surrogates(grade.suspicion),
     )
     if grade.reason is not None:
         response.no_grade.reason = _REASONS[grade.reason]
-        response.no_grade.detail = encodable(grade.detail[:8192])
+        response.no_grade.detail = replace_surrogates(grade.detail[:8192])
     elif grade.reward is not None:
         response.reward = grade.reward
     return response
 
 
 def encode_status(gateway: Gateway) -> pb.GetStatusResponse:
-    env_keys = {*gateway.book.counts(), *gateway.counts.env_keys()}
+    env_keys = {*gateway.book.count_by_state(), *gateway.counts.env_keys()}
     limiters = [
         pb.LimiterStatus(
             name=one.name,
@@ -103,11 +108,11 @@ def encode_status(gateway: Gateway) -> pb.GetStatusResponse:
             in_flight=one.in_flight,
             waiting=one.waiting,
         )
-        for one in status.limiters(gateway)
+        for one in status.list_limiters(gateway)
     ]
     return pb.GetStatusResponse(
         phase="draining" if gateway.draining else "serving",
-        environments=[_environment(gateway, env_key) for env_key in sorted(env_keys)],
+        environments=[_encode_environment(gateway, env_key) for env_key in sorted(env_keys)],
         instances_created=gateway.opener.created,
         instances_closed=gateway.closer.closed,
         limiters=limiters,
@@ -117,46 +122,46 @@ def encode_status(gateway: Gateway) -> pb.GetStatusResponse:
     )
 
 
-def _environment(gateway: Gateway, env_key: str) -> pb.EnvironmentStatus:
+def _encode_environment(gateway: Gateway, env_key: str) -> pb.EnvironmentStatus:
     counts = gateway.counts
     return pb.EnvironmentStatus(
         env_key=env_key,
         backend=gateway.config.backend_of(env_key),
-        episodes=gateway.book.counts().get(env_key, {}),
-        limit=gateway.admission.limit(env_key),
+        episodes=gateway.book.count_by_state().get(env_key, {}),
+        limit=gateway.admission.limit_of(env_key),
         calls=counts.calls[env_key],
         call_errors=counts.call_errors(env_key),
         grades=counts.grades[env_key],
         no_grades=counts.no_grades[env_key],
-        no_grade_reasons=of_env(counts.no_grade_reasons, env_key),
-        outcomes=of_env(counts.outcomes, env_key),
+        no_grade_reasons=counts_by_kind(counts.no_grade_reasons, env_key),
+        outcomes=counts_by_kind(counts.outcomes, env_key),
         tainted=counts.tainted[env_key],
         expired=counts.expired[env_key],
         suspects=counts.suspects[env_key],
-        breaker=status.breakers(gateway).get(env_key, ""),
+        breaker=status.breaker_states(gateway).get(env_key, ""),
     )
 
 
-def _tool(tool: Tool) -> pb.Tool:
+def _encode_tool(tool: Tool) -> pb.Tool:
     return pb.Tool(
-        name=encodable(tool.name),
-        description=encodable(tool.description),
-        input_schema_json=encodable(tool.input_schema_json),
+        name=replace_surrogates(tool.name),
+        description=replace_surrogates(tool.description),
+        input_schema_json=replace_surrogates(tool.input_schema_json),
         read_only=tool.read_only,
         idempotent=tool.idempotent,
     )
 
 
-def _part(part: Part) -> pb.ContentPart:
+def _encode_part(part: Part) -> pb.ContentPart:
     if isinstance(part, Text):
-        return pb.ContentPart(text=encodable(part.text))
-    return pb.ContentPart(media=_media(part))
+        return pb.ContentPart(text=replace_surrogates(part.text))
+    return pb.ContentPart(media=_encode_media(part))
 
 
-def _media(media: Media) -> pb.Media:
+def _encode_media(media: Media) -> pb.Media:
     return pb.Media(
         data=media.data,
-        mime=encodable(media.mime),
+        mime=replace_surrogates(media.mime),
         sha256=media.sha256,
         size_bytes=media.size,
         width=media.width,
@@ -164,6 +169,6 @@ def _media(media: Media) -> pb.Media:
     )
 
 
-def encodable(text: str) -> str:
-    """Environments and verifiers may say lone surrogates, which protobuf refuses."""
+def replace_surrogates(text: str) -> str:
+    """Replace lone surrogates, which environments and verifiers may send and protobuf refuses."""
     return text.encode("utf-8", "replace").decode()

@@ -11,12 +11,12 @@ from flotilla.env_gateway.v1 import episode_service_pb2 as pb
 from flotilla.env_gateway.v1 import episode_service_pb2_grpc
 from services.common import rpc
 from services.common.errors import ServiceError
-from services.common.parsing import aside
-from services.common.stream_pacing import LastWords, StalledError, paced
+from services.common.parsing import run_aside
+from services.common.stream_pacing import RefusedStreamDrain, StalledError, read_paced
 from services.env_gateway.api import codec
 from services.env_gateway.config.gateway import LimitsConfig
 from services.env_gateway.episodes.gateway import DrainingError, Gateway, UnknownEnvironmentError
-from services.env_gateway.episodes.leases import CallSeqError, EpisodeLostError, State
+from services.env_gateway.episodes.leases import CallSeqError, EpisodeLostError, EpisodeState
 from services.env_gateway.episodes.session import Session
 from services.env_gateway.episodes.task_format import TaskError
 from services.env_gateway.limits.admission import OverLimitError, QueueFullError
@@ -34,7 +34,7 @@ _MOST_WATCHES = 256
 # Of all transcripts that are being read.
 _MOST_READ_BYTES = 256 * 2**20
 
-_STATUS = {
+_STATUS_BY_ERROR = {
     TaskError: (grpc.StatusCode.INVALID_ARGUMENT, "BAD_TASK"),
     UnknownEnvironmentError: (grpc.StatusCode.INVALID_ARGUMENT, "UNKNOWN_ENVIRONMENT"),
     OverLimitError: (grpc.StatusCode.FAILED_PRECONDITION, "OVER_LIMIT"),
@@ -57,12 +57,13 @@ def most_streams(limits: LimitsConfig) -> dict[str, int]:
 
 
 class EpisodeService(episode_service_pb2_grpc.EpisodeServiceServicer):
-    """`request_drain` starts the shutdown of the whole process."""
+    """The gRPC service over one gateway. `request_drain` starts the shutdown of the whole
+    process."""
 
     def __init__(self, gateway: Gateway, request_drain: Callable[[], None]) -> None:
         self._gateway = gateway
         self._request_drain = request_drain
-        self._last_words = LastWords()
+        self._last_words = RefusedStreamDrain()
         self._watches = 0
         # Of the transcripts that are on their way.
         self.reading_bytes = 0
@@ -71,33 +72,33 @@ class EpisodeService(episode_service_pb2_grpc.EpisodeServiceServicer):
         self, request: pb.OpenEpisodeRequest, context: Context
     ) -> AsyncIterator[pb.OpenEpisodeResponse]:
         gateway = self._gateway
-        with _refusals():
-            spec = await aside(
-                len(request.task_json), lambda: codec.decode_open(request, gateway.config)
+        with _translating_refusals():
+            spec = await run_aside(
+                len(request.task_json), lambda: codec.decode_open_request(request, gateway.config)
             )
-            session = gateway.open(spec)
-            gateway.join(session)
+            session = gateway.open_episode(spec)
+            gateway.join_opening(session)
             # Not in a `finally`: a call that is cancelled while it writes leaves this generator
             # suspended until the garbage collector comes by.
-            on_end: Any = lambda _: gateway.leave(session)  # noqa: E731
+            on_end: Any = lambda _: gateway.leave_opening(session)  # noqa: E731
             context.add_done_callback(on_end)
-            async for state in session.states():
+            async for state in session.follow_states():
                 response = pb.OpenEpisodeResponse(
-                    state=codec.STATES[state], episode_id=session.episode.episode_id
+                    state=codec.EPISODE_STATES[state], episode_id=session.episode.episode_id
                 )
-                if state is State.READY:
-                    response.ready.CopyFrom(self._ready(session))
+                if state is EpisodeState.READY:
+                    response.ready.CopyFrom(self._encode_ready(session))
                 else:
-                    response.detail = codec.encodable(session.failure or session.trouble)
+                    response.detail = codec.replace_surrogates(session.failure or session.trouble)
                 yield response
 
     async def CallTool(self, request: pb.CallToolRequest, context: Context) -> pb.CallToolResponse:
         timeout_s = self._gateway.config.call_timeout_s
         if request.HasField("deadline"):
-            timeout_s = min(timeout_s, rpc.seconds(request.deadline))
-        with _refusals():
-            session = self._gateway.session(request.episode_id)
-            answer, replayed = await self._gateway.call(
+            timeout_s = min(timeout_s, rpc.to_seconds(request.deadline))
+        with _translating_refusals():
+            session = self._gateway.get_session(request.episode_id)
+            answer, replayed = await self._gateway.call_tool(
                 session, request.call_seq, request.name, request.arguments_json, timeout_s
             )
         return codec.encode_answer(answer, replayed=replayed)
@@ -106,26 +107,26 @@ class EpisodeService(episode_service_pb2_grpc.EpisodeServiceServicer):
         self, request_iterator: AsyncIterator[pb.GradeRequest], context: Context
     ) -> pb.GradeResponse:
         try:
-            async with aclosing(paced(request_iterator, _STALL_S)) as parts:
-                with _refusals(), self._room() as transcript:
-                    header = await self._read_grade(parts, transcript)
+            async with aclosing(read_paced(request_iterator, _STALL_S)) as parts:
+                with _translating_refusals(), self._room() as transcript:
+                    header = await self._read_grade_request(parts, transcript)
                     conversation = await conversation_of(transcript) if transcript else None
         except ServiceError:
-            await self._last_words.hear_out(request_iterator)
+            await self._last_words.drain_stream(request_iterator)
             raise
         timeout_s = self._gateway.config.max_budget_s
         if header.HasField("deadline"):
-            timeout_s = rpc.seconds(header.deadline)
+            timeout_s = rpc.to_seconds(header.deadline)
         answer = header.final_answer if header.HasField("final_answer") else None
-        with _refusals():
-            session = self._gateway.session(header.episode_id)
-            grade = await self._gateway.grade(session, answer, conversation, timeout_s)
+        with _translating_refusals():
+            session = self._gateway.get_session(header.episode_id)
+            grade = await self._gateway.grade_episode(session, answer, conversation, timeout_s)
         return codec.encode_grade(grade)
 
     async def RenewEpisodes(
         self, request: pb.RenewEpisodesRequest, context: Context
     ) -> pb.RenewEpisodesResponse:
-        lost = self._gateway.renew(request.worker_id, list(request.episode_ids))
+        lost = self._gateway.renew_leases(request.worker_id, list(request.episode_ids))
         return pb.RenewEpisodesResponse(lost_episode_ids=lost)
 
     async def CloseEpisode(
@@ -137,9 +138,9 @@ class EpisodeService(episode_service_pb2_grpc.EpisodeServiceServicer):
     async def FetchMedia(
         self, request: pb.FetchMediaRequest, context: Context
     ) -> AsyncIterator[pb.FetchMediaResponse]:
-        with _refusals():
-            session = self._gateway.session(request.episode_id)
-        media = session.media.get(request.sha256)
+        with _translating_refusals():
+            session = self._gateway.get_session(request.episode_id)
+        media = session.media.get_media(request.sha256)
         if media is None:
             message = f"episode {request.episode_id} keeps no bytes under {request.sha256.hex()}"
             raise ServiceError(grpc.StatusCode.NOT_FOUND, "MEDIA_LOST", message, domain=_DOMAIN)
@@ -151,7 +152,7 @@ class EpisodeService(episode_service_pb2_grpc.EpisodeServiceServicer):
     ) -> AsyncIterator[pb.WatchCapacityResponse]:
         self._watches += 1
         # Not in a `finally`: see OpenEpisode.
-        on_end: Any = self._unwatched
+        on_end: Any = self._end_watch
         context.add_done_callback(on_end)
         gateway = self._gateway
         loop = asyncio.get_running_loop()
@@ -159,7 +160,7 @@ class EpisodeService(episode_service_pb2_grpc.EpisodeServiceServicer):
         last: pb.WatchCapacityResponse | None = None
         while loop.time() < until:
             current = pb.WatchCapacityResponse(
-                open_episodes=gateway.admission.held,
+                open_episodes=gateway.admission.held_places,
                 limit=0 if gateway.draining else gateway.admission.max_episodes,
                 queued=gateway.admission.waiting,
             )
@@ -174,7 +175,7 @@ class EpisodeService(episode_service_pb2_grpc.EpisodeServiceServicer):
             except TimeoutError:
                 return
 
-    def _unwatched(self, context: object) -> None:
+    def _end_watch(self, context: object) -> None:
         self._watches -= 1
 
     async def GetStatus(
@@ -187,7 +188,7 @@ class EpisodeService(episode_service_pb2_grpc.EpisodeServiceServicer):
         self._request_drain()
         return pb.DrainResponse(open_episodes=len(self._gateway.book))
 
-    def _ready(self, session: Session) -> pb.EpisodeReady:
+    def _encode_ready(self, session: Session) -> pb.EpisodeReady:
         remaining_s = session.episode.ends_at - asyncio.get_running_loop().time()
         lease_ttl_s = self._gateway.config.lease_ttl_s
         return codec.encode_ready(session, lease_ttl_s=lease_ttl_s, remaining_s=remaining_s)
@@ -201,35 +202,35 @@ class EpisodeService(episode_service_pb2_grpc.EpisodeServiceServicer):
         finally:
             self.reading_bytes -= len(transcript)
 
-    async def _read_grade(
+    async def _read_grade_request(
         self, requests: AsyncIterator[pb.GradeRequest], transcript: bytearray
     ) -> pb.GradeHeader:
         header: pb.GradeHeader | None = None
         limit = self._gateway.config.limits.transcript_bytes
         async for request in requests:
             if (header is None) != request.HasField("header"):
-                raise _bad_grade("a grade is one header, then transcript chunks")
+                raise _bad_grade_request("a grade is one header, then transcript chunks")
             if header is None:
                 header = request.header
                 # Nothing is read of what is for no episode.
-                self._gateway.session(header.episode_id)
+                self._gateway.get_session(header.episode_id)
             if self.reading_bytes + len(request.transcript_chunk) > max(_MOST_READ_BYTES, limit):
                 raise QueueFullError("too many transcripts are on their way: send it again, later")
             transcript += request.transcript_chunk
             self.reading_bytes += len(request.transcript_chunk)
             if len(transcript) > limit:
-                raise _bad_grade(
+                raise _bad_grade_request(
                     f"the transcript exceeds {limit} bytes; send less, or raise "
                     "env_gateway.limits.transcript_bytes"
                 )
         if header is None:
-            raise _bad_grade("a grade needs a header that names the episode")
+            raise _bad_grade_request("a grade needs a header that names the episode")
         return header
 
 
 async def conversation_of(transcript: bytearray) -> str:
     """Return JSON lines as the one JSON array that Fleet's verifiers are given."""
-    return await aside(len(transcript), lambda: _joined(transcript))
+    return await run_aside(len(transcript), lambda: _joined(transcript))
 
 
 def _joined(transcript: bytearray) -> str:
@@ -238,17 +239,17 @@ def _joined(transcript: bytearray) -> str:
 
 
 @contextmanager
-def _refusals() -> Generator[None]:
-    """Turn the core's refusals into the contract's errors."""
+def _translating_refusals() -> Generator[None]:
+    """Translate the core's refusals into the contract's errors."""
     try:
         yield
-    except tuple(_STATUS) as error:
-        code, reason = _STATUS[type(error)]
+    except tuple(_STATUS_BY_ERROR) as error:
+        code, reason = _STATUS_BY_ERROR[type(error)]
         delay_s = _QUEUE_RETRY_S if isinstance(error, QueueFullError | StalledError) else None
         raise ServiceError(
             code, reason, str(error), domain=_DOMAIN, retry_delay_s=delay_s
         ) from error
 
 
-def _bad_grade(message: str) -> ServiceError:
+def _bad_grade_request(message: str) -> ServiceError:
     return ServiceError(grpc.StatusCode.INVALID_ARGUMENT, "BAD_REQUEST", message, domain=_DOMAIN)

@@ -1,4 +1,4 @@
-"""What a gateway knows of itself at this moment, for its status and for Prometheus."""
+"""The gateway's current state, for GetStatus and for Prometheus."""
 
 import asyncio
 from collections import Counter
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from prometheus_client.core import Metric
 
 from services.common import metrics
-from services.env_gateway.api.alarms import LateHeartbeats, Lateness
+from services.env_gateway.api.alarms import HeartbeatAlarms, HeartbeatLateness
 from services.env_gateway.episodes.gateway import Gateway
 from services.env_gateway.limits.adaptive_concurrency import BreakerState
 from services.env_gateway.limits.gates import Gate
@@ -21,9 +21,10 @@ _BREAKER = {BreakerState.CLOSED: 0.0, BreakerState.HALF_OPEN: 1.0, BreakerState.
 
 
 @dataclass(frozen=True, slots=True)
-class Limiter:
-    """`of` is the environment of `episodes`, `calls` and `warmups`, or empty for all of them, and
-    the backend of `creations`, `deletions` and `grades`."""
+class LimiterStatus:
+    """Occupancy of one limiter. For `episodes`, `calls` and `warmups`, `of` is the
+    environment, or empty for all of them; for `creations`, `deletions` and `grades` it is
+    the backend."""
 
     name: str
     of: str
@@ -32,71 +33,73 @@ class Limiter:
     waiting: int
 
 
-def limiters(gateway: Gateway) -> list[Limiter]:
+def list_limiters(gateway: Gateway) -> list[LimiterStatus]:
     admission, gates = gateway.admission, gateway.caller.gates
-    env_keys = sorted({*gateway.book.counts(), *gateway.counts.env_keys()})
+    env_keys = sorted({*gateway.book.count_by_state(), *gateway.counts.env_keys()})
     return [
-        Limiter("episodes", "", admission.max_episodes, admission.held, admission.waiting),
+        LimiterStatus(
+            "episodes", "", admission.max_episodes, admission.held_places, admission.waiting
+        ),
         *(
-            Limiter("episodes", env, admission.limit(env), *admission.use_of(env))
+            LimiterStatus("episodes", env, admission.limit_of(env), *admission.usage_of(env))
             for env in env_keys
         ),
-        *_of_gates("calls", gates.by_env),
-        *_of_gates("warmups", gates.warming_by_env),
-        *_of_paced("creations", gateway.opener.creations),
-        *_of_paced("deletions", gateway.closer.deletions),
-        *_of_paced("grades", gateway.gradings),
+        *_gate_limiters("calls", gates.by_env),
+        *_gate_limiters("warmups", gates.warming_by_env),
+        *_paced_limiters("creations", gateway.opener.creations),
+        *_paced_limiters("deletions", gateway.closer.deletions),
+        *_paced_limiters("grades", gateway.gradings),
     ]
 
 
-def _of_paced(name: str, paced: Mapping[str, PacedGate]) -> Iterator[Limiter]:
-    return _of_gates(name, {backend: one.gate for backend, one in paced.items()})
+def _paced_limiters(name: str, paced: Mapping[str, PacedGate]) -> Iterator[LimiterStatus]:
+    return _gate_limiters(name, {backend: one.gate for backend, one in paced.items()})
 
 
-def _of_gates(name: str, gates: Mapping[str, Gate]) -> Iterator[Limiter]:
+def _gate_limiters(name: str, gates: Mapping[str, Gate]) -> Iterator[LimiterStatus]:
     for of, gate in sorted(gates.items()):
-        yield Limiter(name, of, gate.limit, gate.in_flight, gate.waiting)
+        yield LimiterStatus(name, of, gate.limit, gate.in_flight, gate.waiting)
 
 
-def breakers(gateway: Gateway) -> dict[str, BreakerState]:
-    """By environment of which a tool has been called."""
-    return {env: gate.breaker for env, gate in gateway.caller.gates.by_env.items()}
+def breaker_states(gateway: Gateway) -> dict[str, BreakerState]:
+    """Return the breaker's state for each environment with at least one tool call."""
+    return {env: gate.breaker_state for env, gate in gateway.caller.gates.by_env.items()}
 
 
-async def keep_showing(gateway: Gateway) -> None:
-    """Show to Prometheus all that the gateway counts or knows, for ever."""
+async def export_metrics_forever(gateway: Gateway) -> None:
+    """Export the gateway's counters and state to Prometheus forever."""
     while True:
         families = [
-            *_episodes(gateway),
-            *_heartbeats(gateway),
-            *_limits(gateway),
-            *_counted(gateway),
+            *_episode_metrics(gateway),
+            *_heartbeat_metrics(gateway),
+            *_limit_metrics(gateway),
+            *_counter_metrics(gateway),
         ]
         metrics.show("env_gateway", families)
         await asyncio.sleep(_PERIOD_S)
 
 
-async def keep_alarms(
-    gateway: Gateway, alarms: LateHeartbeats, changed: Callable[[], None]
+async def update_alarms_forever(
+    gateway: Gateway, alarms: HeartbeatAlarms, changed: Callable[[], None]
 ) -> None:
-    """Raise and clear alarms for ever; `changed` is called when one was."""
+    """Raise and clear alarms forever; call `changed` after each change."""
     while True:
         backends = gateway.backends.items()
         found = {
-            name: Lateness(one.late, one.beating, one.last_failure)
+            name: HeartbeatLateness(one.late_count, one.beating_count, one.last_failure)
             for name, one in backends
             if isinstance(one, HeartbeatBackend)
         }
-        if alarms.look(found, asyncio.get_running_loop().time()):
+        if alarms.update_alarms(found, asyncio.get_running_loop().time()):
             changed()
         await asyncio.sleep(_PERIOD_S)
 
 
-def _episodes(gateway: Gateway) -> Iterator[Metric]:
+def _episode_metrics(gateway: Gateway) -> Iterator[Metric]:
     backend_of, closer = gateway.config.backend_of, gateway.closer
     episodes = {
         (env, backend_of(env), state): float(n)
-        for env, by_state in gateway.book.counts().items()
+        for env, by_state in gateway.book.count_by_state().items()
         for state, n in by_state.items()
     }
     yield metrics.gauge("flotilla_episodes", "Open episodes", ("env", "backend", "state"), episodes)
@@ -108,15 +111,19 @@ def _episodes(gateway: Gateway) -> Iterator[Metric]:
     )
 
 
-def _heartbeats(gateway: Gateway) -> Iterator[Metric]:
+def _heartbeat_metrics(gateway: Gateway) -> Iterator[Metric]:
     backends = gateway.backends.items()
-    late = {(name,): float(one.late) for name, one in backends if isinstance(one, HeartbeatBackend)}
+    late = {
+        (name,): float(one.late_count)
+        for name, one in backends
+        if isinstance(one, HeartbeatBackend)
+    }
     text = "Instances that end soon unless their backend confirms to have heard of them"
     yield metrics.gauge("flotilla_heartbeats_late", text, ("backend",), late)
 
 
-def _limits(gateway: Gateway) -> Iterator[Metric]:
-    bounds = limiters(gateway)
+def _limit_metrics(gateway: Gateway) -> Iterator[Metric]:
+    bounds = list_limiters(gateway)
     labels = ("limiter", "of")
     for name, text, values in (
         ("limit", "At most so many at once", [one.limit for one in bounds]),
@@ -126,7 +133,7 @@ def _limits(gateway: Gateway) -> Iterator[Metric]:
         pairs = zip(bounds, values, strict=True)
         family = {(one.name, one.of): float(value) for one, value in pairs}
         yield metrics.gauge(f"flotilla_limiter_{name}", text, labels, family)
-    states = {(env,): _BREAKER[state] for env, state in breakers(gateway).items()}
+    states = {(env,): _BREAKER[state] for env, state in breaker_states(gateway).items()}
     yield metrics.gauge(
         "flotilla_breaker_state", "0 closed, 1 half open, 2 open: no calls", _ENV, states
     )
@@ -134,7 +141,7 @@ def _limits(gateway: Gateway) -> Iterator[Metric]:
     yield metrics.gauge("flotilla_retry_budget_tokens", "Retries that may be made", (), tokens)
 
 
-def _counted(gateway: Gateway) -> Iterator[Metric]:
+def _counter_metrics(gateway: Gateway) -> Iterator[Metric]:
     counts = gateway.counts
     for name, text, by_env in (
         ("flotilla_grades", "Known grades", counts.grades),
@@ -148,10 +155,14 @@ def _counted(gateway: Gateway) -> Iterator[Metric]:
         ("flotilla_lease_expiries", "Episodes that were not renewed, or too long", counts.expired),
     ):
         yield metrics.counter(name, text, _ENV, {(env,): float(n) for env, n in by_env.items()})
-    yield _by_kind("flotilla_no_grades", "Unknown grades", "reason", counts.no_grade_reasons)
-    yield _by_kind("flotilla_content_bytes", "What tools answered", "kind", counts.content_bytes)
+    yield _counter_by_kind(
+        "flotilla_no_grades", "Unknown grades", "reason", counts.no_grade_reasons
+    )
+    yield _counter_by_kind(
+        "flotilla_content_bytes", "What tools answered", "kind", counts.content_bytes
+    )
 
 
-def _by_kind(name: str, text: str, label: str, values: Counter[tuple[str, ...]]) -> Metric:
+def _counter_by_kind(name: str, text: str, label: str, values: Counter[tuple[str, ...]]) -> Metric:
     labels: Sequence[str] = ("env", label)
     return metrics.counter(name, text, labels, {key: float(n) for key, n in values.items()})

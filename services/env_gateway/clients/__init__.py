@@ -1,1 +1,1 @@
-"""Programs outside play episodes of a gateway by it."""
+"""Clients by which outside programs play episodes of a gateway."""

@@ -1,4 +1,4 @@
-"""What FleetTaskEnv tells about one episode, from its first observation to its grade."""
+"""One episode in FleetTaskEnv's terms, from its first observation to its grade."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -6,20 +6,21 @@ from typing import Any
 
 from services.env_gateway.clients import fleet_shapes
 from services.env_gateway.clients.connection import GatewayError
-from services.env_gateway.clients.episode import Episode
+from services.env_gateway.clients.episode import EpisodeClient
 
 _SUBMIT = "submit_final_answer"
 _SUBMITTED = {"status": "submitted", "message": "Answer recorded. Ending session."}
-SCREEN_ONLY = ("computer_use", "browser_use")
+SCREEN_MODALITIES = ("computer_use", "browser_use")
 _ERROR_CHARS = 500
 
 Observation = dict[str, Any]
-Step = tuple[Observation, float | None, bool, dict[str, Any]]
+StepResult = tuple[Observation, float | None, bool, dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
-    """`call_timeout_s` bounds a tool call, and `grade_timeout_s` the grade."""
+class AttemptSettings:
+    """Settings of an attempt. `call_timeout_s` bounds a tool call, and `grade_timeout_s` the
+    grade."""
 
     prompt: str
     task_key: str
@@ -30,10 +31,11 @@ class Settings:
     partial_reward: bool
 
 
-class Attempt:
-    """To be used in the thread of the episode's connection, by one caller at a time."""
+class FleetAttempt:
+    """One attempt at a task. To be used in the thread of the episode's connection, by one caller
+    at a time."""
 
-    def __init__(self, episode: Episode, settings: Settings) -> None:
+    def __init__(self, episode: EpisodeClient, settings: AttemptSettings) -> None:
         self.episode = episode
         self.done = False
         self.graded = False
@@ -45,37 +47,40 @@ class Attempt:
         self._step_count = 0
         self._answer: str | None = None
         self._tools = [
-            fleet_shapes.openai_tool(tool.name, tool.description, tool.input_schema_json)
+            fleet_shapes.to_openai_tool(tool.name, tool.description, tool.input_schema_json)
             for tool in episode.tools
         ]
 
-    async def first_observation(self) -> Observation:
-        observation = self._observation({})
-        if self._settings.modality in SCREEN_ONLY:
-            observation["initial_screenshot"] = await self._screenshot()
+    async def get_first_observation(self) -> Observation:
+        observation = self._make_observation({})
+        if self._settings.modality in SCREEN_MODALITIES:
+            observation["initial_screenshot"] = await self._take_screenshot()
         return observation
 
-    async def step(self, action: Mapping[str, Any], conversation: Sequence[Any] | None) -> Step:
-        """Raises RuntimeError once the episode is done."""
+    async def take_step(
+        self, action: Mapping[str, Any], conversation: Sequence[Any] | None
+    ) -> StepResult:
+        """Execute an action. Raises RuntimeError once the episode is done."""
         if self.done:
             raise RuntimeError("Episode is done. Call reset() to start a new episode.")
         self._step_count += 1
         info: dict[str, Any] = {"step": self._step_count}
-        result, over = await self._act(action, info)
+        result, over = await self._execute_action(action, info)
         info["done_reason"] = self._end_reason(action, over)
         self.done = info["done_reason"] is not None
         reward: float | None = 0.0
         if self.done:
-            reward = await self.grade(conversation)
+            reward = await self.grade_episode(conversation)
             info["reward_computed"] = True
-        return self._observation(result or {}), reward, self.done, info
+        return self._make_observation(result or {}), reward, self.done, info
 
-    async def grade(self, conversation: Sequence[Any] | None) -> float | None:
-        """None when the grade is not known; `verifier_error` then says why."""
+    async def grade_episode(self, conversation: Sequence[Any] | None) -> float | None:
+        """Grade the episode; return None when the grade is not known. `verifier_error` then holds
+        the reason."""
         self.graded = True
         timeout_s = self._settings.grade_timeout_s
         try:
-            grade = await self.episode.grade(self._answer, conversation, timeout_s)
+            grade = await self.episode.grade_episode(self._answer, conversation, timeout_s)
         except GatewayError as error:
             self.verifier_error = str(error)
             return None
@@ -89,15 +94,17 @@ class Attempt:
                 self.reward = grade.partial_reward
         return self.reward
 
-    async def _screenshot(self) -> Any:
-        parts = await self.episode.initial_observation()
+    async def _take_screenshot(self) -> Any:
+        parts = await self.episode.get_first_observation()
         if not parts:
             arguments = {"action": "screenshot"}
             timeout_s = self._settings.call_timeout_s
-            parts = (await self.episode.call("computer", arguments, timeout_s)).parts
-        return fleet_shapes.tool_result(parts, is_error=False)
+            parts = (await self.episode.call_tool("computer", arguments, timeout_s)).parts
+        return fleet_shapes.to_tool_result(parts, is_error=False)
 
-    async def _act(self, action: Mapping[str, Any], info: dict[str, Any]) -> tuple[Any, str | None]:
+    async def _execute_action(
+        self, action: Mapping[str, Any], info: dict[str, Any]
+    ) -> tuple[Any, str | None]:
         """Call the action's tool, and record in `info` what came of it. Returns the tool's result,
         and why the episode is over if it is."""
         name, params = action.get("tool"), action.get("params") or {}
@@ -108,13 +115,13 @@ class Attempt:
             info["tool_result"] = dict(_SUBMITTED)
             info["submitted_answer"] = self._answer
             return dict(_SUBMITTED), "agent_done"
-        answer = await self.episode.call(name, params, self._settings.call_timeout_s)
+        answer = await self.episode.call_tool(name, params, self._settings.call_timeout_s)
         if answer.failure is not None:
             result, error = {"error": answer.failure}, answer.failure
         else:
-            result = fleet_shapes.tool_result(answer.parts, is_error=answer.is_error)
+            result = fleet_shapes.to_tool_result(answer.parts, is_error=answer.is_error)
             info["tool_result"] = result
-            error = fleet_shapes.tool_error(result)
+            error = fleet_shapes.find_tool_error(result)
         if error is not None:
             info["tool_error"] = error
             self.tool_errors.append(f"{name}(): {error[:_ERROR_CHARS]}")
@@ -127,7 +134,7 @@ class Attempt:
             return "agent_done"
         return over or ("max_steps" if self._step_count >= self._settings.max_steps else None)
 
-    def _observation(self, observation: Any) -> Observation:
+    def _make_observation(self, observation: Any) -> Observation:
         return {
             "prompt": self._settings.prompt,
             "observation": observation,

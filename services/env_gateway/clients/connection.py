@@ -35,11 +35,12 @@ _log = get_logger(__name__)
 
 
 class GatewayError(RuntimeError):
-    """The gateway refused, or could not be reached."""
+    """Refusal by the gateway, or failure to reach it."""
 
 
-class Connection:
-    """What is submitted runs in the connection's own thread; `stub` may be used only there."""
+class GatewayConnection:
+    """A connection with a thread of its own, in which submitted work runs; `stub` may be used only
+    there."""
 
     stub: "EpisodeServiceAsyncStub"
 
@@ -49,54 +50,55 @@ class Connection:
         self._leases: dict[str, float] = {}
         self._closing: set[asyncio.Task[None]] = set()
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._run, name="flotilla-gateway", daemon=True)
+        self._thread = threading.Thread(target=self._run_loop, name="flotilla-gateway", daemon=True)
         self._thread.start()
-        self.submit(self._connect(address, token, tls)).result()
+        self.submit_coroutine(self._open_channel(address, token, tls)).result()
 
-    def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+    def submit_coroutine(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
-    def hold(self, episode_id: str, ttl_s: float) -> None:
+    def hold_lease(self, episode_id: str, ttl_s: float) -> None:
         """Renew the episode's lease until it is released."""
         self._leases[episode_id] = ttl_s
         self._held.set()
 
-    async def release(self, episode_id: str) -> None:
+    async def release_episode(self, episode_id: str) -> None:
         """Close an episode. Best effort: one whose close is lost ends with its lease."""
         self._leases.pop(episode_id, None)
         request = pb.CloseEpisodeRequest(episode_id=episode_id)
         try:
             await self.stub.CloseEpisode(request, timeout=_CLOSE_TIMEOUT_S)
         except grpc.aio.AioRpcError as error:
-            _log.warning("episode not closed", episode=episode_id, reason=explain(error))
+            _log.warning("episode not closed", episode=episode_id, reason=explain_rpc_error(error))
 
     def start_release(self, episode_id: str) -> asyncio.Task[None]:
-        """Close an episode whoever is cancelled meanwhile. Only in the connection's thread."""
-        task = self._loop.create_task(self.release(episode_id))
+        """Start to close an episode, even if the caller is cancelled meanwhile. Only in the
+        connection's thread."""
+        task = self._loop.create_task(self.release_episode(episode_id))
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
         return task
 
-    def abandon(self, episode_id: str) -> None:
-        """Close an episode that nobody refers to any more, and wait for nothing."""
+    def abandon_episode(self, episode_id: str) -> None:
+        """Close an episode that is no longer referenced, and wait for nothing."""
         self._loop.call_soon_threadsafe(self.start_release, episode_id)
 
     def close(self) -> None:
-        """Ends once the closings under way are done."""
-        self.submit(self._end())
+        """Close the connection once the closings under way are done."""
+        self.submit_coroutine(self._stop_loop())
         self._thread.join(_CLOSE_TIMEOUT_S)
 
-    def _run(self) -> None:
+    def _run_loop(self) -> None:
         self._loop.run_forever()
         self._loop.close()
 
-    async def _connect(self, address: str, token: str, tls: Tls | None) -> None:
+    async def _open_channel(self, address: str, token: str, tls: Tls | None) -> None:
         self._channel = rpc.channel(address, token=token, tls=tls, peer="env_gateway")
         self.stub = cast("EpisodeServiceAsyncStub", pb_grpc.EpisodeServiceStub(self._channel))
         self._held = asyncio.Event()
         self._renewing = asyncio.create_task(self._keep_renewing())
 
-    async def _end(self) -> None:
+    async def _stop_loop(self) -> None:
         self._renewing.cancel()
         with suppress(asyncio.CancelledError):
             await self._renewing
@@ -110,23 +112,23 @@ class Connection:
             await self._held.wait()
             await asyncio.sleep(min(self._leases.values(), default=0.0) / 3)
             if self._leases:
-                await self._renew()
+                await self._renew_leases()
             else:
                 self._held.clear()
 
-    async def _renew(self) -> None:
+    async def _renew_leases(self) -> None:
         request = pb.RenewEpisodesRequest(worker_id=self.worker_id, episode_ids=list(self._leases))
         try:
             answer = await self.stub.RenewEpisodes(request, timeout=_RENEW_TIMEOUT_S)
         except grpc.aio.AioRpcError as error:
             # The next round tries again; episodes that expire meanwhile are found out by use.
-            _log.warning("episodes not renewed", reason=explain(error))
+            _log.warning("episodes not renewed", reason=explain_rpc_error(error))
             return
         for episode_id in answer.lost_episode_ids:
             self._leases.pop(episode_id, None)
 
 
-_connections: dict[tuple[str, str, Tls | None], Connection] = {}
+_connections: dict[tuple[str, str, Tls | None], GatewayConnection] = {}
 _lock = threading.Lock()
 
 
@@ -134,27 +136,27 @@ _lock = threading.Lock()
 _read_tls = cache(read_tls)
 
 
-def tls_for(address: str, folder: str | Path | None) -> Tls | None:
-    """The TLS of `folder`, else of FLOTILLA_TLS. Raises ConfigError if a gateway at `address`
-    cannot be called without and there is none."""
+def load_gateway_tls(address: str, folder: str | Path | None) -> Tls | None:
+    """Load the TLS of `folder`, else of FLOTILLA_TLS. Raises ConfigError if there is none and a
+    gateway at `address` cannot be called without."""
     tls = _read_tls(None if folder is None else Path(folder))
     check_dial(address, encrypted=tls is not None)
     return tls
 
 
-def borrow(address: str, token: str, tls: Tls | None = None) -> Connection:
-    """The process's connection to a gateway, to be given back."""
+def borrow_connection(address: str, token: str, tls: Tls | None = None) -> GatewayConnection:
+    """Return the process's connection to a gateway, to be given back by `return_connection`."""
     with _lock:
         key = (address, token, tls)
         connection = _connections.get(key)
         if connection is None:
-            connection = _connections[key] = Connection(address, token, tls)
+            connection = _connections[key] = GatewayConnection(address, token, tls)
         connection.users += 1
         return connection
 
 
-def give_back(connection: Connection) -> None:
-    """The last one closes it."""
+def return_connection(connection: GatewayConnection) -> None:
+    """Give a borrowed connection back; the last one closes it."""
     with _lock:
         connection.users -= 1
         last = connection.users == 0
@@ -165,6 +167,6 @@ def give_back(connection: Connection) -> None:
         connection.close()
 
 
-def explain(error: grpc.aio.AioRpcError) -> str:
+def explain_rpc_error(error: grpc.aio.AioRpcError) -> str:
     refused = rpc.service_error(error)
     return f"{refused.reason if refused else error.code().name}: {error.details()}"

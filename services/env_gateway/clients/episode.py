@@ -11,7 +11,11 @@ import grpc.aio
 
 from flotilla.env_gateway.v1 import episode_service_pb2 as pb
 from services.common import rpc
-from services.env_gateway.clients.connection import Connection, GatewayError, explain
+from services.env_gateway.clients.connection import (
+    GatewayConnection,
+    GatewayError,
+    explain_rpc_error,
+)
 from services.env_gateway.ports import Media, Part, Text, Tool
 
 # A call's own deadline is enforced by the gateway; the connection gets a little more.
@@ -23,8 +27,9 @@ _PAUSE_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """`failure` says why the tool gave no result of its own; with `is_error` it reported one."""
+class ToolAnswer:
+    """The answer to a tool call. `failure` is why the tool gave no result of its own; with
+    `is_error` it reported one."""
 
     parts: Sequence[Part] = ()
     is_error: bool = False
@@ -33,8 +38,8 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Grade:
-    """Without a reward, `no_grade` says why it is not known."""
+class EpisodeGrade:
+    """The grade of an episode. Without a reward, `no_grade` is the reason why it is not known."""
 
     reward: float | None
     partial_reward: float | None
@@ -42,10 +47,12 @@ class Grade:
     stdout: str
 
 
-class Episode:
-    """Calls are made one after the other."""
+class EpisodeClient:
+    """One open episode. Calls are made one after the other."""
 
-    def __init__(self, connection: Connection, episode_id: str, ready: pb.EpisodeReady) -> None:
+    def __init__(
+        self, connection: GatewayConnection, episode_id: str, ready: pb.EpisodeReady
+    ) -> None:
         self._connection = connection
         self._next_call = 0
         self.episode_id = episode_id
@@ -54,45 +61,47 @@ class Episode:
         ]
         self._initial = list(ready.initial_observation)
 
-    async def initial_observation(self) -> list[Part]:
-        """What the environment shows at the start."""
-        return [await self._part(part) for part in self._initial]
+    async def get_first_observation(self) -> list[Part]:
+        """Return what the environment shows at the start."""
+        return [await self._read_part(part) for part in self._initial]
 
-    async def call(self, name: str, arguments: Mapping[str, Any], timeout_s: float) -> Answer:
-        """Never raises for what a tool, an environment or the gateway does."""
+    async def call_tool(
+        self, name: str, arguments: Mapping[str, Any], timeout_s: float
+    ) -> ToolAnswer:
+        """Call a tool. Never raises for what a tool, an environment or the gateway does."""
         try:
-            request = self._request(name, arguments, timeout_s)
+            request = self._build_request(name, arguments, timeout_s)
             self._next_call += 1
             response = await self._connection.stub.CallTool(request, timeout=timeout_s + _SLACK_S)
-            parts = [await self._part(part) for part in response.parts]
+            parts = [await self._read_part(part) for part in response.parts]
         except grpc.aio.AioRpcError as error:
-            return Answer(failure=explain(error))
+            return ToolAnswer(failure=explain_rpc_error(error))
         except (TypeError, ValueError, RecursionError) as error:
-            return Answer(failure=f"the call cannot be sent: {error}")
+            return ToolAnswer(failure=f"the call cannot be sent: {error}")
         ok = response.outcome == pb.TOOL_OUTCOME_OK
         if ok or response.outcome == pb.TOOL_OUTCOME_TOOL_ERROR:
-            return Answer(parts, is_error=not ok, done=response.done)
+            return ToolAnswer(parts, is_error=not ok, done=response.done)
         told = " ".join(part.text for part in parts if isinstance(part, Text))
-        outcome = _name(pb.ToolOutcome, response.outcome, "TOOL_OUTCOME_")
-        return Answer(failure=told or outcome, done=response.done)
+        outcome = _enum_name(pb.ToolOutcome, response.outcome, "TOOL_OUTCOME_")
+        return ToolAnswer(failure=told or outcome, done=response.done)
 
-    async def grade(
+    async def grade_episode(
         self, final_answer: str | None, conversation: Sequence[Any] | None, timeout_s: float
-    ) -> Grade:
-        """Raises GatewayError."""
+    ) -> EpisodeGrade:
+        """Grade the episode. Raises GatewayError."""
         header = pb.GradeHeader(
             episode_id=self.episode_id,
             final_answer=final_answer,
-            deadline=rpc.duration(timeout_s),
+            deadline=rpc.to_duration(timeout_s),
         )
         requests = _grade_requests(header, conversation or ())
         try:
             response = await self._connection.stub.Grade(requests, timeout=timeout_s + _SLACK_S)
         except grpc.aio.AioRpcError as error:
-            raise GatewayError(explain(error)) from error
-        reason = _name(pb.NoGradeReason, response.no_grade.reason, "NO_GRADE_REASON_")
+            raise GatewayError(explain_rpc_error(error)) from error
+        reason = _enum_name(pb.NoGradeReason, response.no_grade.reason, "NO_GRADE_REASON_")
         known = response.WhichOneof("grade") == "reward"
-        return Grade(
+        return EpisodeGrade(
             reward=response.reward if known else None,
             partial_reward=response.partial_reward if response.HasField("partial_reward") else None,
             no_grade="" if known else f"{reason}: {response.no_grade.detail}",
@@ -102,7 +111,7 @@ class Episode:
     async def close(self) -> None:
         await asyncio.shield(self._connection.start_release(self.episode_id))
 
-    def _request(
+    def _build_request(
         self, name: str, arguments: Mapping[str, Any], timeout_s: float
     ) -> pb.CallToolRequest:
         arguments_json = json.dumps(arguments)
@@ -114,26 +123,27 @@ class Episode:
             call_seq=self._next_call,
             name=name,
             arguments_json=arguments_json,
-            deadline=rpc.duration(timeout_s),
+            deadline=rpc.to_duration(timeout_s),
         )
 
-    async def _part(self, part: pb.ContentPart) -> Part:
+    async def _read_part(self, part: pb.ContentPart) -> Part:
         media = part.media
         if part.HasField("text"):
             return Text(part.text)
-        data = media.data or await self._fetch(media.sha256)
+        data = media.data or await self._fetch_media(media.sha256)
         if media.mime.startswith("text/"):
             return Text(data.decode("utf-8", "replace"))
         return Media(data, media.mime, media.sha256, len(data), media.width, media.height)
 
-    async def _fetch(self, sha256: bytes) -> bytes:
+    async def _fetch_media(self, sha256: bytes) -> bytes:
         request = pb.FetchMediaRequest(episode_id=self.episode_id, sha256=sha256)
         stream = self._connection.stub.FetchMedia(request, timeout=_FETCH_TIMEOUT_S)
         return b"".join([message.chunk async for message in stream])
 
 
-def _name(enum: Any, value: int, prefix: str) -> str:
-    """A gateway newer than this may say what has no name here."""
+def _enum_name(enum: Any, value: int, prefix: str) -> str:
+    """Return the short name of an enum's value. A gateway newer than this may send one without a
+    name here."""
     if value not in enum.values():
         return f"unknown {prefix.removesuffix('_').lower()} {value}"
     return enum.Name(value).removeprefix(prefix).lower()
@@ -149,30 +159,32 @@ def _grade_requests(
 
 
 async def open_episode(
-    connection: Connection, request: pb.OpenEpisodeRequest, timeout_s: float
-) -> Episode:
-    """Waits for a place while the gateway's queue is full. Raises GatewayError."""
+    connection: GatewayConnection, request: pb.OpenEpisodeRequest, timeout_s: float
+) -> EpisodeClient:
+    """Open an episode; wait for a place while the gateway's queue is full. Raises GatewayError."""
     until = asyncio.get_running_loop().time() + timeout_s
     while True:
         left_s = until - asyncio.get_running_loop().time()
         try:
-            return await _open(connection, request, max(0.001, left_s))
+            return await _open_once(connection, request, max(0.001, left_s))
         except grpc.aio.AioRpcError as error:
             refused = rpc.service_error(error)
             pause_s = (refused and refused.retry_delay_s) or _PAUSE_S
             full = error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
             if not full or pause_s >= left_s:
-                raise GatewayError(explain(error)) from error
+                raise GatewayError(explain_rpc_error(error)) from error
         await asyncio.sleep(pause_s)
 
 
-async def _open(
-    connection: Connection, request: pb.OpenEpisodeRequest, timeout_s: float
-) -> Episode:
+async def _open_once(
+    connection: GatewayConnection, request: pb.OpenEpisodeRequest, timeout_s: float
+) -> EpisodeClient:
     call = connection.stub.OpenEpisode(request, timeout=timeout_s)
-    read = await rpc.last_of(call, lambda update: connection.start_release(update.episode_id))
+    read = await rpc.read_last_message(
+        call, lambda update: connection.start_release(update.episode_id)
+    )
     last = read or pb.OpenEpisodeResponse()
     if last.state != pb.EPISODE_STATE_READY:
         raise GatewayError(last.detail or "the gateway opened no episode")
-    connection.hold(last.episode_id, rpc.seconds(last.ready.lease_ttl))
-    return Episode(connection, last.episode_id, last.ready)
+    connection.hold_lease(last.episode_id, rpc.to_seconds(last.ready.lease_ttl))
+    return EpisodeClient(connection, last.episode_id, last.ready)

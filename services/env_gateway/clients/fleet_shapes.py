@@ -12,9 +12,9 @@ _SCREENSHOT = "base64_image"
 _NO_SCREENSHOT = "Screenshot capture failed (null image)"
 
 
-def openai_tool(name: str, description: str, input_schema_json: str) -> dict[str, Any]:
-    """An MCP tool as OpenAI's `tools` parameter has it. Definitions outside of the properties, and
-    references to them, are left out."""
+def to_openai_tool(name: str, description: str, input_schema_json: str) -> dict[str, Any]:
+    """Convert an MCP tool to OpenAI's `tools` parameter. Definitions outside of the properties,
+    and references to them, are left out."""
     schema = json.loads(input_schema_json)
     properties = schema.get("properties") or {}
     return {
@@ -32,7 +32,8 @@ def openai_tool(name: str, description: str, input_schema_json: str) -> dict[str
 
 
 def normalize_schema(schema: Any) -> Any:
-    """A JSON schema without titles, defaults and tuples; of alternatives, the first but null."""
+    """Return a JSON schema without titles, defaults and tuples; of alternatives, the first but
+    null."""
     if not isinstance(schema, dict):
         return schema
     fields = cast("dict[str, Any]", schema)
@@ -51,20 +52,20 @@ def normalize_schema(schema: Any) -> Any:
     return result
 
 
-def tool_result(parts: Sequence[Part], *, is_error: bool) -> Any:
-    """What a tool returned: decoded JSON or text where it is one text, a list of texts, a list of
-    OpenAI content parts as soon as there is an image, or {"error": text}."""
+def to_tool_result(parts: Sequence[Part], *, is_error: bool) -> Any:
+    """Convert what a tool returned: decoded JSON or text where it is one text, a list of texts, a
+    list of OpenAI content parts as soon as there is an image, or {"error": text}."""
     texts = [part.text for part in parts if isinstance(part, Text)]
     if is_error:
         return {"error": texts[0] if texts else "Tool execution failed"}
-    images = [_image(part) for part in parts if isinstance(part, Media)]
+    images = [_to_image_part(part) for part in parts if isinstance(part, Media)]
     if images:
         return [*({"type": "text", "text": text} for text in texts), *images]
-    return _decoded(texts[0]) if len(texts) == 1 else texts
+    return _decode_result(texts[0]) if len(texts) == 1 else texts
 
 
-def tool_error(result: Any) -> str | None:
-    """The message of a result that reports an error, in any of the ways that tools do it."""
+def find_tool_error(result: Any) -> str | None:
+    """Find the message of a result that reports an error, in any of the ways that tools do it."""
     if not isinstance(result, dict):
         return None
     fields = cast("Mapping[str, Any]", result)
@@ -79,7 +80,7 @@ def tool_error(result: Any) -> str | None:
     return None
 
 
-def _decoded(text: str) -> Any:
+def _decode_result(text: str) -> Any:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
@@ -87,13 +88,13 @@ def _decoded(text: str) -> Any:
     if not isinstance(value, dict) or _SCREENSHOT not in value:
         return cast("Any", value)
     url = cast("Mapping[str, Any]", value)[_SCREENSHOT]
-    return [_image_url(str(url))] if url else _NO_SCREENSHOT
+    return [_to_url_part(str(url))] if url else _NO_SCREENSHOT
 
 
-def _image(media: Media) -> dict[str, Any]:
+def _to_image_part(media: Media) -> dict[str, Any]:
     mime = media.mime or "image/png"
-    return _image_url(f"data:{mime};base64,{base64.b64encode(media.data).decode()}")
+    return _to_url_part(f"data:{mime};base64,{base64.b64encode(media.data).decode()}")
 
 
-def _image_url(url: str) -> dict[str, Any]:
+def _to_url_part(url: str) -> dict[str, Any]:
     return {"type": "image_url", "image_url": {"url": url}}

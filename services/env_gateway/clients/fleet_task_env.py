@@ -24,13 +24,18 @@ from typing import Any, Self, TypeVar
 from flotilla.env_gateway.v1 import episode_service_pb2 as pb
 from services.common import rpc
 from services.env_gateway.clients.attempt_report import (
-    SCREEN_ONLY,
-    Attempt,
+    SCREEN_MODALITIES,
+    AttemptSettings,
+    FleetAttempt,
     Observation,
-    Settings,
-    Step,
+    StepResult,
 )
-from services.env_gateway.clients.connection import Connection, borrow, give_back, tls_for
+from services.env_gateway.clients.connection import (
+    GatewayConnection,
+    borrow_connection,
+    load_gateway_tls,
+    return_connection,
+)
 from services.env_gateway.clients.episode import open_episode
 
 GATEWAY_VARIABLE = "FLOTILLA_GATEWAY"
@@ -72,15 +77,15 @@ class FleetTaskEnv:
         self.reset_timeout_s = reset_timeout_s
         self.partial_reward = partial_reward
         self.conversation_messages: list[dict[str, Any]] | None = None
-        self._address = _setting(gateway, GATEWAY_VARIABLE, "gateway")
-        self._token = _setting(token, TOKEN_VARIABLE, "token")
-        self._tls = tls_for(self._address, tls_dir)
+        self._address = _require_setting(gateway, GATEWAY_VARIABLE, "gateway")
+        self._token = _require_setting(token, TOKEN_VARIABLE, "token")
+        self._tls = load_gateway_tls(self._address, tls_dir)
         self._group_id = f"{_RUN_ID}-{uuid.uuid4().hex}"
         self._tries = 0
-        self._connection: Connection | None = None
+        self._connection: GatewayConnection | None = None
         self._turn = asyncio.Lock()
         # The last one is remembered after it was closed.
-        self._attempt: Attempt | None = None
+        self._attempt: FleetAttempt | None = None
         self._open = False
 
     @property
@@ -102,12 +107,12 @@ class FleetTaskEnv:
 
     @property
     def verifier_stdout(self) -> str | None:
-        """What the verifier of the last episode printed."""
+        """The text that the verifier of the last episode printed."""
         return self._attempt.verifier_stdout if self._attempt else None
 
     @property
     def verifier_error(self) -> str | None:
-        """Why the grade of the last episode is 0, or not known."""
+        """The reason why the grade of the last episode is 0, or not known."""
         return self._attempt.verifier_error if self._attempt else None
 
     @property
@@ -115,35 +120,35 @@ class FleetTaskEnv:
         return list(self._attempt.tool_errors) if self._attempt else []
 
     def reset(self, seed: int | None = None) -> Observation:
-        """Raises GatewayError when there is no environment to be had. `seed` is not used: tasks
-        name their data."""
-        return self._start(self._reset).result()
+        """Open a new episode. Raises GatewayError when there is no environment to be had. `seed`
+        is not used: tasks name their data."""
+        return self._submit_work(self._open_attempt).result()
 
     async def reset_async(self, seed: int | None = None) -> Observation:
-        return await asyncio.wrap_future(self._start(self._reset))
+        return await asyncio.wrap_future(self._submit_work(self._open_attempt))
 
-    def step(self, action: Mapping[str, Any]) -> Step:
-        """`action` is {"tool", "params", "done"}, each optional. The reward is 0.0 before the end,
-        and None at the end when the grade is not known."""
-        return self._start(lambda: self._step(action)).result()
+    def step(self, action: Mapping[str, Any]) -> StepResult:
+        """Execute `action`, which is {"tool", "params", "done"}, each optional. The reward is 0.0
+        before the end, and None at the end when the grade is not known."""
+        return self._submit_work(lambda: self._step_attempt(action)).result()
 
-    async def step_async(self, action: Mapping[str, Any]) -> Step:
+    async def step_async(self, action: Mapping[str, Any]) -> StepResult:
         # A call that is under way is seen through: whether it was executed must not be left open.
-        work = self._start(lambda: self._step(action))
+        work = self._submit_work(lambda: self._step_attempt(action))
         return await asyncio.shield(asyncio.wrap_future(work))
 
     def close(self) -> None:
         """Grade an episode that did not come to its end, into `final_reward`, and close it."""
         if self._connection is not None:
             try:
-                self._start(self._close).result()
+                self._submit_work(self._close_attempt).result()
             finally:
-                self._disconnect()
+                self._return_connection()
 
     async def close_async(self) -> None:
         if self._connection is not None:
-            closing = asyncio.wrap_future(self._start(self._close))
-            closing.add_done_callback(lambda _: self._disconnect())
+            closing = asyncio.wrap_future(self._submit_work(self._close_attempt))
+            closing.add_done_callback(lambda _: self._return_connection())
             await asyncio.shield(closing)
 
     def __enter__(self) -> Self:
@@ -154,56 +159,57 @@ class FleetTaskEnv:
 
     @classmethod
     def from_json_file(cls, path: str | Path, task_key: str, **keywords: Any) -> Self:
-        """The task of that key in a file {"tasks": [...]}. Raises ValueError."""
-        for task in _tasks(path):
+        """Make an environment of the task with that key in a file {"tasks": [...]}. Raises
+        ValueError."""
+        for task in _read_tasks(path):
             if task_key in (task.get("task_key"), task.get("key")):
                 return cls(task, **keywords)
         raise ValueError(f"task {task_key!r} is not in {path}")
 
     @classmethod
     def from_json_file_all(cls, path: str | Path, **keywords: Any) -> list[Self]:
-        return [cls(task, **keywords) for task in _tasks(path)]
+        return [cls(task, **keywords) for task in _read_tasks(path)]
 
-    def _start(self, work: Callable[[], Coroutine[Any, Any, T]]) -> Future[T]:
+    def _submit_work(self, work: Callable[[], Coroutine[Any, Any, T]]) -> Future[T]:
         """Run `work` in the thread of the connection, made now if there is none."""
         if self._connection is None:
-            self._connection = borrow(self._address, self._token, self._tls)
+            self._connection = borrow_connection(self._address, self._token, self._tls)
             self._turn = asyncio.Lock()
-        return self._connection.submit(work())
+        return self._connection.submit_coroutine(work())
 
-    def _disconnect(self) -> None:
+    def _return_connection(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
-            give_back(connection)
+            return_connection(connection)
 
-    async def _reset(self) -> Observation:
+    async def _open_attempt(self) -> Observation:
         connection = self._connection
-        assert connection is not None, "made by _start"
+        assert connection is not None, "made by _submit_work"
         async with self._turn:
-            await self._leave(self.reset_timeout_s)
-            request = self._request(connection.worker_id)
+            await self._leave_episode(self.reset_timeout_s)
+            request = self._build_request(connection.worker_id)
             episode = await open_episode(connection, request, self.ttl_seconds)
-            self._attempt = Attempt(episode, self._settings())
+            self._attempt = FleetAttempt(episode, self._make_settings())
             self._open = True
             # Should this object be dropped without a close, its episode is closed nevertheless.
-            self._dropped = weakref.finalize(self, connection.abandon, episode.episode_id)
-            return await self._attempt.first_observation()
+            self._dropped = weakref.finalize(self, connection.abandon_episode, episode.episode_id)
+            return await self._attempt.get_first_observation()
 
-    async def _step(self, action: Mapping[str, Any]) -> Step:
+    async def _step_attempt(self, action: Mapping[str, Any]) -> StepResult:
         async with self._turn:
             if self._attempt is None:
                 raise RuntimeError("Environment not initialized. Call reset() first.")
-            return await self._attempt.step(action, self.conversation_messages)
+            return await self._attempt.take_step(action, self.conversation_messages)
 
-    async def _close(self) -> None:
+    async def _close_attempt(self) -> None:
         async with self._turn:
             try:
                 if self._open and self._attempt is not None and not self._attempt.graded:
-                    await self._attempt.grade(self.conversation_messages)
+                    await self._attempt.grade_episode(self.conversation_messages)
             finally:
-                await self._leave(None)
+                await self._leave_episode(None)
 
-    async def _leave(self, timeout_s: float | None) -> None:
+    async def _leave_episode(self, timeout_s: float | None) -> None:
         """Close the episode that is open. One whose close is not answered in time is replaced by
         the next, or ends with its lease."""
         if self._attempt is None or not self._open:
@@ -214,8 +220,8 @@ class FleetTaskEnv:
         closing = asyncio.ensure_future(self._attempt.episode.close())
         await asyncio.wait({closing}, timeout=timeout_s)
 
-    def _settings(self) -> Settings:
-        return Settings(
+    def _make_settings(self) -> AttemptSettings:
+        return AttemptSettings(
             prompt=self.prompt,
             task_key=self.task_key,
             modality=self.modality,
@@ -225,7 +231,7 @@ class FleetTaskEnv:
             partial_reward=self.partial_reward,
         )
 
-    def _request(self, worker_id: str) -> pb.OpenEpisodeRequest:
+    def _build_request(self, worker_id: str) -> pb.OpenEpisodeRequest:
         self._tries += 1
         # `try` is a word of Python's, so the field cannot be named as an argument.
         fields: dict[str, Any] = {
@@ -236,7 +242,7 @@ class FleetTaskEnv:
             "opening": 1,
             "task_json": json.dumps(self.task),
             "worker_id": worker_id,
-            "budget": rpc.duration(self.ttl_seconds),
+            "budget": rpc.to_duration(self.ttl_seconds),
         }
         return pb.OpenEpisodeRequest(**fields)
 
@@ -246,11 +252,11 @@ def make_fleet_task_env(task_config: Mapping[str, Any], **keywords: Any) -> Flee
 
 
 def _usual_ttl_s(modality: str) -> int:
-    return 1800 if modality in SCREEN_ONLY else 900
+    return 1800 if modality in SCREEN_MODALITIES else 900
 
 
-def _tasks(path: str | Path) -> list[dict[str, Any]]:
-    """The tasks of a file {"tasks": [...]}. Raises ValueError."""
+def _read_tasks(path: str | Path) -> list[dict[str, Any]]:
+    """Read the tasks of a file {"tasks": [...]}. Raises ValueError."""
     content = json.loads(Path(path).read_text())
     try:
         return list(content["tasks"])
@@ -258,7 +264,7 @@ def _tasks(path: str | Path) -> list[dict[str, Any]]:
         raise ValueError(f'{path} must hold {{"tasks": [...]}}') from error
 
 
-def _setting(given: str | None, variable: str, argument: str) -> str:
+def _require_setting(given: str | None, variable: str, argument: str) -> str:
     value = given or os.environ.get(variable)
     if not value:
         raise ValueError(f"set {variable} in the environment, or pass {argument}=")

@@ -6,10 +6,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from services.common.config import Model
+from services.common.config import ConfigModel
 from services.common.number_ranges import Seconds
-from services.common.parsing import Limits
-from services.common.secret_values import referenced
+from services.common.parsing import TextLimits
+from services.common.secret_values import find_references
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -17,11 +17,11 @@ BackendName = Literal["mcp", "embedded", "fleet", "openenv", "fleet_openenv"]
 
 
 def is_reference(value: str) -> bool:
-    """Whether a value stands for that of an environment variable, as `$NAME` does."""
-    return any(referenced(value))
+    """Return True if a value refers to an environment variable, as `$NAME` does."""
+    return any(find_references(value))
 
 
-class ServerConfig(Model):
+class ServerConfig(ConfigModel):
     """A server: one that runs at `url`, or a `command` to supervise.
 
     A command is expected to print one JSON line {"url": ...} on stdout once it serves. Of the
@@ -67,13 +67,13 @@ class ServerConfig(Model):
         return self
 
     @property
-    def answers(self) -> Limits:
-        """How large an answer may be."""
-        return Limits(bytes=self.max_answer_bytes, values=self.max_answer_values)
+    def answer_limits(self) -> TextLimits:
+        """Size limits of one answer."""
+        return TextLimits(bytes=self.max_answer_bytes, values=self.max_answer_values)
 
     @property
     def fixed_url(self) -> str | None:
-        """Where the server is; None where it is a command's to say."""
+        """URL of the server, or None where the command reports it."""
         return self.url if self.command is None else None
 
 
@@ -204,7 +204,7 @@ class FleetOpenEnvConfig(ServerConfig):
     _starts_processes: bool = True
 
 
-class EmbeddedConfig(Model):
+class EmbeddedConfig(ConfigModel):
     """The environments of this repository, in worker processes.
 
     A worker that is busy with one request for `hang_s` is ended, with the instances on it.
@@ -214,7 +214,7 @@ class EmbeddedConfig(Model):
     hang_s: Seconds = 30.0
 
 
-class BackendsConfig(Model):
+class BackendsConfig(ConfigModel):
     """Settings by backend; those that are not used may stay in the file."""
 
     mcp: McpConfig | None = None

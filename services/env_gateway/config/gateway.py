@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from services.common.config import Model
+from services.common.config import ConfigModel
 from services.common.number_ranges import Count, Seconds
 from services.env_gateway.config.backends import BackendName, BackendsConfig
 from services.env_gateway.limits.backend_health import UsualTime
@@ -15,20 +15,20 @@ from services.env_gateway.limits.backend_health import UsualTime
 Weight = Annotated[float, Field(gt=0, le=1000)]
 
 
-class ScreenConfig(Model):
-    """How the tool `computer` appears to the policy.
+class ScreenConfig(ConfigModel):
+    """Presentation of the tool `computer` to the policy.
 
-    `max_side`: pictures are scaled down, in proportion, until no side is longer; pixels. With
-    "relative1000" the policy points in thousandths of the screen, as Qwen's vision models do.
-    """
+    `max_side`: pictures are scaled down, in proportion, until no side is longer; pixels.
+    With "relative1000" the policy points in thousandths of the screen, as Qwen's vision
+    models do."""
 
     coordinates: Literal["pixels", "relative1000"] = "pixels"
     max_side: Annotated[int, Field(ge=64, le=16384)] | None = None
 
 
-class EnvironmentConfig(Model):
-    """One environment; what is not set here is the section's own. `verifier` is a file of Python
-    that grades tasks which bring no verifier."""
+class EnvironmentConfig(ConfigModel):
+    """Overrides for one environment; unset fields take the section's values. `verifier` is a
+    Python file that grades tasks without a verifier of their own."""
 
     backend: BackendName | None = None
     screen: ScreenConfig | None = None
@@ -37,17 +37,20 @@ class EnvironmentConfig(Model):
     max_calls: Count | None = None
 
 
-class LimitsConfig(Model):
-    """Calls in flight, for each environment, and creations in flight, for each backend, start at
-    `start_calls` and `start_creating` and adapt to what is borne, up to `max_calls` and
-    `max_creating`; creations are besides at most `creates_per_s`, and `creates_burst` at once.
-    Deletions are bounded by the same keys, apart from creations, and grades likewise. Instances
-    that are not ready yet are asked for their tools within half of `max_calls`.
-    `max_waiting` bounds episodes in the queue, and `batch_wait_s` is how long a batch waits there
-    for members that have not asked, before it goes on without them. Runs that wait for the same get
-    shares by weight: 1, or that of the first pattern of `run_weights`, such as "eval-*", that fits
-    a run's id.
-    """
+class LimitsConfig(ConfigModel):
+    """Limits on episodes, calls, creations and grades.
+
+    Calls in flight, for each environment, and creations in flight, for each backend, start
+    at `start_calls` and `start_creating`. They adapt to the observed capacity, up to
+    `max_calls` and `max_creating`. Creations are further limited to `creates_per_s`, with
+    bursts of `creates_burst`. Deletions are bounded by the same keys, apart from creations,
+    and grades likewise. Instances that are not ready yet are asked for their tools within
+    half of `max_calls`.
+
+    `max_waiting` bounds the episodes in the queue. `batch_wait_s` is how long a batch waits
+    there for members that have not asked, before it proceeds without them. Runs that
+    compete for the same places share them by weight: 1, or that of the first pattern of
+    `run_weights`, such as "eval-*", that matches the run's id."""
 
     max_episodes: Count = 512
     start_calls: Count = 16
@@ -67,11 +70,13 @@ class LimitsConfig(Model):
     media_bytes: Annotated[int, Field(ge=2**16, le=2**32)] = 64 * 2**20
 
 
-class BreakerConfig(Model):
-    """An environment of which more than `error_rate` of the last `window` calls failed is left
-    alone for `open_s`. After `instance_failures` in a row to reach one instance its backend is
-    asked whether it still runs. A backend that was given less than `patience_s`, or less than four
-    times its slowest answer of late, has not failed when there is none."""
+class BreakerConfig(ConfigModel):
+    """Circuit breaker of one environment.
+
+    If more than `error_rate` of its last `window` calls failed, no calls are made for
+    `open_s`. After `instance_failures` consecutive failures to reach one instance, its
+    backend is asked whether the instance still runs. A timeout counts as a failure only if
+    the backend was given at least `patience_s` and four times its slowest recent answer."""
 
     window: Annotated[int, Field(ge=1, le=10_000)] = 20
     error_rate: Annotated[float, Field(gt=0, le=1)] = 0.5
@@ -80,9 +85,9 @@ class BreakerConfig(Model):
     patience_s: Seconds = 5.0
 
 
-class RetryConfig(Model):
-    """Waits are jittered between `base_s` and `cap_s`; `budget_ratio` bounds retries as a share
-    of first attempts."""
+class RetryConfig(ConfigModel):
+    """Retries of tool calls. Waits are jittered between `base_s` and `cap_s`; `budget_ratio`
+    bounds retries as a share of first attempts."""
 
     base_s: Seconds = 0.1
     cap_s: Seconds = 5.0
@@ -90,7 +95,7 @@ class RetryConfig(Model):
     budget_cap: Annotated[float, Field(ge=1, le=10_000)] = 20.0
 
 
-class VerifiersConfig(Model):
+class VerifiersConfig(ConfigModel):
     """Verifiers are Python from task files. Those listed by SHA-256 in `digests`, a file beside the
     spec or by default that of this repository, run in plain processes, all others in a sandbox of
     bubblewrap, one process each. Where there can be none they are refused, unless
@@ -120,8 +125,10 @@ class VerifiersConfig(Model):
         return self
 
 
-class EnvGatewayConfig(Model):
-    """`lease_ttl_s`: an episode whose worker renews it for this long no more is closed.
+class EnvGatewayConfig(ConfigModel):
+    """Settings of the gateway.
+
+    `lease_ttl_s`: an episode is closed if its worker does not renew it for this long.
     `budget_s` bounds an episode that names no budget, and `max_budget_s` every other."""
 
     backend: BackendName = "embedded"
@@ -164,8 +171,8 @@ class EnvGatewayConfig(Model):
         return next((weight for glob, weight in weights if fnmatchcase(run_id, glob)), 1.0)
 
     def usual_time(self, timeout_s: float) -> UsualTime:
-        """Of requests that may take `timeout_s`: who has had half of it, and has never been seen to
-        answer, does not."""
+        """Return the usual answer time for requests that may take `timeout_s`. A backend that
+        has never answered counts as failed after half of that."""
         return UsualTime(at_least_s=self.breaker.patience_s, at_most_s=timeout_s / 2)
 
     def max_calls_of(self, env_key: str) -> int:
@@ -176,6 +183,6 @@ class EnvGatewayConfig(Model):
         environment = self.environments.get(env_key)
         return (environment and environment.backend) or self.backend
 
-    def screen_of(self, env_key: str) -> ScreenConfig:
+    def screen_config_of(self, env_key: str) -> ScreenConfig:
         environment = self.environments.get(env_key)
         return (environment and environment.screen) or self.screen

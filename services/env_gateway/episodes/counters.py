@@ -1,15 +1,20 @@
-"""What a gateway has counted since it started, by environment."""
+"""Counters since the gateway's start, by environment."""
 
 from collections import Counter
 from dataclasses import dataclass, field
 
-from services.env_gateway.episodes.session import Answer, Outcome
+from services.env_gateway.episodes.session import CallAnswer, ToolOutcome
 from services.env_gateway.grading.verdict import Grade
 from services.env_gateway.ports import Media
 
 # The environment is at fault, or the way there; not the policy.
 CALL_ERRORS = frozenset(
-    {Outcome.NOT_EXECUTED, Outcome.OUTCOME_UNKNOWN, Outcome.SESSION_LOST, Outcome.DEADLINE}
+    {
+        ToolOutcome.NOT_EXECUTED,
+        ToolOutcome.OUTCOME_UNKNOWN,
+        ToolOutcome.SESSION_LOST,
+        ToolOutcome.DEADLINE,
+    }
 )
 
 
@@ -22,9 +27,9 @@ def _by_env_and_kind() -> Counter[tuple[str, ...]]:
 
 
 @dataclass(slots=True)
-class Counts:
-    """`outcomes` of calls; `content_bytes` of text and of images; `tainted` and `expired`
-    episodes; `suspects` among grades."""
+class GatewayCounts:
+    """Counters by environment: `outcomes` of calls; `content_bytes` of text and of images;
+    `tainted` and `expired` episodes; `suspects` among grades."""
 
     calls: Counter[str] = field(default_factory=_by_env)
     outcomes: Counter[tuple[str, ...]] = field(default_factory=_by_env_and_kind)
@@ -43,8 +48,8 @@ class Counts:
     def call_errors(self, env_key: str) -> int:
         return sum(self.outcomes[env_key, outcome.value] for outcome in CALL_ERRORS)
 
-    def called(self, env_key: str, answer: Answer) -> None:
-        """A call has been answered, for the first time."""
+    def count_call(self, env_key: str, answer: CallAnswer) -> None:
+        """Count a call at its first answer."""
         self.calls[env_key] += 1
         self.outcomes[env_key, answer.outcome.value] += 1
         for part in answer.parts:
@@ -55,7 +60,7 @@ class Counts:
             else:
                 self.content_bytes[env_key, "text"] += len(part.text.encode())
 
-    def graded(self, env_key: str, grade: Grade) -> None:
+    def count_grade(self, env_key: str, grade: Grade) -> None:
         self.suspects[env_key] += bool(grade.suspicion)
         if grade.reason is None:
             self.grades[env_key] += 1
@@ -64,6 +69,6 @@ class Counts:
             self.no_grade_reasons[env_key, grade.reason.value] += 1
 
 
-def of_env(counter: Counter[tuple[str, ...]], env_key: str) -> dict[str, int]:
-    """The numbers of one environment by kind."""
+def counts_by_kind(counter: Counter[tuple[str, ...]], env_key: str) -> dict[str, int]:
+    """Return one environment's counts by kind."""
     return {kind: n for (env, kind), n in sorted(counter.items()) if env == env_key}

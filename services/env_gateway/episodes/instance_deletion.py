@@ -8,7 +8,7 @@ from contextlib import AbstractAsyncContextManager, suppress
 
 from services.common.log import get_logger
 from services.env_gateway.config.gateway import EnvGatewayConfig
-from services.env_gateway.episodes.instance_journal import Journal
+from services.env_gateway.episodes.instance_journal import InstanceJournal
 from services.env_gateway.episodes.session import Session
 from services.env_gateway.limits.rate_gates import PacedGate, deletion_gate
 from services.env_gateway.ports import Backend, BackendError, Orphan
@@ -20,18 +20,18 @@ _BASE_S, _CAP_S = 0.5, 10.0
 _LONGEST_S = 60.0
 
 
-class Closer:
-    """`closed` counts this gateway's instances and `reclaimed` a predecessor's. `on_closed` is
-    called once for each session whose instance is certainly gone.
+class InstanceDeleter:
+    """Deletes instances in the background. `closed` counts this gateway's instances and
+    `reclaimed` a predecessor's. `on_closed` is called once for each session whose instance
+    is certainly gone.
 
-    What cannot be deleted stays in the journal and keeps its place in the limits, for it may
-    still be running; the next start of the gateway tries again.
-    """
+    An instance that cannot be deleted stays in the journal and keeps its place in the
+    limits, because it may still be running. The gateway's next start tries again."""
 
     def __init__(
         self,
         config: EnvGatewayConfig,
-        journal: Journal,
+        journal: InstanceJournal,
         on_closed: Callable[[Session], None],
         rng: random.Random,
     ) -> None:
@@ -44,7 +44,7 @@ class Closer:
         # By backend.
         self.deletions: dict[str, PacedGate] = {}
         # Read before anything is opened: what is open now is nobody's orphan.
-        self._orphans = journal.orphans()
+        self._orphans = journal.list_orphans()
         self.closed = 0
         self.reclaimed = 0
 
@@ -52,12 +52,12 @@ class Closer:
     def pending(self) -> int:
         return len(self._tasks)
 
-    def discard(self, session: Session) -> None:
-        """Delete a session's instance, also one that is only now being created."""
-        self._start(self._discard(session))
+    def delete_instance(self, session: Session) -> None:
+        """Delete a session's instance, even one whose creation is still in progress."""
+        self._start_task(self._delete_after_opening(session))
 
-    def reclaim(self, backends: Mapping[str, Backend]) -> int:
-        """Delete what a predecessor left; returns how many instances that may be."""
+    def reclaim_orphans(self, backends: Mapping[str, Backend]) -> int:
+        """Delete a predecessor's instances; return the number of those that may exist."""
         count = 0
         left, self._orphans = self._orphans, {}
         for name, orphans in left.items():
@@ -66,13 +66,13 @@ class Closer:
                 _LOG.warning("orphans_of_unknown_backend", backend=name, instances=len(orphans))
                 continue
             for orphan in orphans:
-                self._start(self._reclaim(name, backend, orphan))
+                self._start_task(self._reclaim_orphan(name, backend, orphan))
             count += len(orphans)
         return count
 
-    async def wait(self, timeout_s: float) -> None:
-        """Wait until everything is deleted, but not for what is refused for good, and no longer
-        than `timeout_s` after the last deletion; what is left then stays in the journal."""
+    async def wait_until_deleted(self, timeout_s: float) -> None:
+        """Wait until everything is deleted, but not for permanently refused deletions, and at
+        most `timeout_s` after the last deletion. The rest stays in the journal."""
         self._ending.set()
         while self._tasks:
             done, pending = await asyncio.wait(
@@ -88,71 +88,75 @@ class Closer:
         await asyncio.wait(pending)
         _LOG.warning("instances_left_open", instances=len(pending))
 
-    def _start(self, work: Coroutine[None, None, None]) -> None:
+    def _start_task(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _discard(self, session: Session) -> None:
+    async def _delete_after_opening(self, session: Session) -> None:
         if session.opener is not None:
             await asyncio.wait({session.opener})
         if session.journaled:
             episode_id = session.episode.episode_id
-            if not await self._until_gone(episode_id, lambda: self._delete(session)):
+            if not await self._retry_until_gone(episode_id, lambda: self._delete_once(session)):
                 return
             self.closed += 1
         self._on_closed(session)
 
-    async def _delete(self, session: Session) -> None:
+    async def _delete_once(self, session: Session) -> None:
         if session.instance is None and not session.may_exist:
             return
         timeout_s = self._config.close_timeout_s
-        async with self._passing(session.backend_name, session.run_id):
+        async with self._hold_place(session.backend_name, session.run_id):
             if session.instance is not None:
                 await session.instance.close(timeout_s=timeout_s)
             else:
                 orphan = Orphan(session.episode.episode_id)
-                await session.backend.reclaim(orphan, timeout_s=timeout_s)
+                await session.backend.reclaim_orphan(orphan, timeout_s=timeout_s)
 
-    def _passing(self, backend_name: str, run_id: str) -> AbstractAsyncContextManager[None]:
-        """However long the wait: a deletion is never given up because of others."""
+    def _hold_place(self, backend_name: str, run_id: str) -> AbstractAsyncContextManager[None]:
+        """Wait without a deadline for a place at the backend's deletion gate: other deletions
+        never make one give up."""
         gate = self.deletions.get(backend_name)
         if gate is None:
             gate = self.deletions[backend_name] = deletion_gate(self._config)
-        return gate.passing(run_id, math.inf)
+        return gate.hold_place(run_id, math.inf)
 
-    async def _reclaim(self, name: str, backend: Backend, orphan: Orphan) -> None:
-        async def reclaim() -> None:
-            async with self._passing(name, ""):
-                await backend.reclaim(orphan, timeout_s=self._config.close_timeout_s)
+    async def _reclaim_orphan(self, name: str, backend: Backend, orphan: Orphan) -> None:
+        async def reclaim_once() -> None:
+            async with self._hold_place(name, ""):
+                await backend.reclaim_orphan(orphan, timeout_s=self._config.close_timeout_s)
 
-        if await self._until_gone(orphan.episode_id, reclaim):
+        if await self._retry_until_gone(orphan.episode_id, reclaim_once):
             self.reclaimed += 1
             _LOG.info("orphan_closed", episode_id=orphan.episode_id)
 
-    async def _until_gone(self, episode_id: str, delete: Callable[[], Awaitable[None]]) -> bool:
-        """False when the gateway ends and the deletion is refused for good."""
+    async def _retry_until_gone(
+        self, episode_id: str, delete: Callable[[], Awaitable[None]]
+    ) -> bool:
+        """Retry a deletion until it succeeds. Return False if it is permanently refused while
+        the gateway ends."""
         backoff = Backoff(base_s=_BASE_S, cap_s=_CAP_S, rng=self._rng)
         while True:
             try:
                 await delete()
-                self._journal.deleted(episode_id)
+                self._journal.record_deleted(episode_id)
             except BackendError as error:
                 _LOG.warning("close_failed", episode_id=episode_id, error=str(error))
                 if error.invalid and self._ending.is_set():
                     _LOG.error("close_refused", episode_id=episode_id, error=str(error))
                     return False
-                wait_s = backoff.next(error.retry_after_s)
+                wait_s = backoff.next_wait_s(error.retry_after_s)
             except Exception:  # noqa: BLE001
                 # A fault of ours, too, must not leave an instance running and its place taken.
                 _LOG.exception("close_failed", episode_id=episode_id)
-                wait_s = backoff.next()
+                wait_s = backoff.next_wait_s()
             else:
                 return True
-            await self._pause(min(wait_s, _LONGEST_S))
+            await self._sleep_until_ending(min(wait_s, _LONGEST_S))
 
-    async def _pause(self, seconds: float) -> None:
-        """Ends early when the gateway does: there is one more attempt at once."""
+    async def _sleep_until_ending(self, seconds: float) -> None:
+        """Sleep, but wake at once when the gateway begins to end, for one more attempt."""
         if self._ending.is_set():
             await asyncio.sleep(seconds)
             return

@@ -1,8 +1,8 @@
-"""Which instances exist or may exist, on disk, so that a restarted gateway can close them.
+"""Journal on disk of the instances that exist or may exist, so that a restarted gateway can
+delete them.
 
-A row is written before the instance is asked for and removed once it is deleted. What a process
-that was killed leaves in the file is therefore everything that may still be running.
-"""
+A row is written before an instance is requested and removed after its deletion. The rows
+that a killed process leaves are therefore everything that may still be running."""
 
 import sqlite3
 from pathlib import Path
@@ -18,12 +18,13 @@ CREATE TABLE IF NOT EXISTS instances (
 """
 
 
-class Journal:
-    """Not for use from several threads. WAL without an fsync per row: it outlives the process;
-    what a power cut takes with it, the instances' own time to live cleans up."""
+class InstanceJournal:
+    """SQLite journal of instances; not thread-safe. It uses WAL without an fsync per row, so
+    it survives the process. Rows lost in a power cut are covered by the instances' own time
+    to live."""
 
     def __init__(self, path: Path | None) -> None:
-        """`path` None keeps the journal in memory, for tests."""
+        """Open the journal at `path`; None keeps it in memory, for tests."""
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
         self._db = sqlite3.connect(path or ":memory:", isolation_level=None)
@@ -31,21 +32,21 @@ class Journal:
         self._db.execute("PRAGMA synchronous = NORMAL")
         self._db.execute(_SCHEMA)
 
-    def creating(self, episode_id: str, *, backend: str) -> None:
+    def record_creating(self, episode_id: str, *, backend: str) -> None:
         self._db.execute(
             "INSERT INTO instances (episode_id, backend) VALUES (?, ?)", (episode_id, backend)
         )
 
-    def created(self, episode_id: str, instance_id: str) -> None:
+    def record_created(self, episode_id: str, instance_id: str) -> None:
         self._db.execute(
             "UPDATE instances SET instance_id = ? WHERE episode_id = ?", (instance_id, episode_id)
         )
 
-    def deleted(self, episode_id: str) -> None:
+    def record_deleted(self, episode_id: str) -> None:
         self._db.execute("DELETE FROM instances WHERE episode_id = ?", (episode_id,))
 
-    def orphans(self) -> dict[str, list[Orphan]]:
-        """What is on record, by backend."""
+    def list_orphans(self) -> dict[str, list[Orphan]]:
+        """Return the recorded instances by backend."""
         result: dict[str, list[Orphan]] = {}
         rows = self._db.execute("SELECT backend, episode_id, instance_id FROM instances")
         for backend, episode_id, instance_id in rows:

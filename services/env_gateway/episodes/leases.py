@@ -1,4 +1,4 @@
-"""Episodes and their leases: who holds which, in which state, until when. No I/O, no clock."""
+"""Episodes and their leases: holder, state and expiry. No I/O, no clock."""
 
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator
@@ -12,7 +12,7 @@ ANSWERS_KEPT = 16
 _FORGOTTEN_KEPT = 8192
 
 
-class State(StrEnum):
+class EpisodeState(StrEnum):
     QUEUED = "queued"
     PROVISIONING = "provisioning"
     WARMING = "warming"
@@ -22,12 +22,12 @@ class State(StrEnum):
 
 
 _NEXT = {
-    State.QUEUED: {State.PROVISIONING, State.FAILED, State.CLOSED},
-    State.PROVISIONING: {State.WARMING, State.FAILED, State.CLOSED},
-    State.WARMING: {State.READY, State.FAILED, State.CLOSED},
-    State.READY: {State.CLOSED},
-    State.FAILED: {State.CLOSED},
-    State.CLOSED: set[State](),
+    EpisodeState.QUEUED: {EpisodeState.PROVISIONING, EpisodeState.FAILED, EpisodeState.CLOSED},
+    EpisodeState.PROVISIONING: {EpisodeState.WARMING, EpisodeState.FAILED, EpisodeState.CLOSED},
+    EpisodeState.WARMING: {EpisodeState.READY, EpisodeState.FAILED, EpisodeState.CLOSED},
+    EpisodeState.READY: {EpisodeState.CLOSED},
+    EpisodeState.FAILED: {EpisodeState.CLOSED},
+    EpisodeState.CLOSED: set[EpisodeState](),
 }
 
 
@@ -40,8 +40,9 @@ class CallSeqError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class OpenSpec:
-    """What a worker asks for. `budget_s` bounds the whole episode, grading included."""
+class EpisodeSpec:
+    """A worker's request for an episode. `budget_s` bounds the whole episode, grading
+    included."""
 
     request_id: str
     run_id: str
@@ -54,19 +55,20 @@ class OpenSpec:
     budget_s: float
 
     @property
-    def attempt(self) -> tuple[str, str, int]:
+    def attempt_key(self) -> tuple[str, str, int]:
         return (self.run_id, self.group_id, self.attempt_index)
 
 
 @dataclass(eq=False, slots=True)
 class Episode:
-    """`lease_until` is infinite before READY: until then the open stream itself is the lease."""
+    """One episode. `lease_until` is infinite before READY: until then the open stream itself
+    is the lease."""
 
     episode_id: str
-    spec: OpenSpec
+    spec: EpisodeSpec
     opened_at: float
     ends_at: float
-    state: State = State.QUEUED
+    state: EpisodeState = EpisodeState.QUEUED
     detail: str = ""
     lease_until: float = float("inf")
     tainted: bool = False
@@ -74,14 +76,15 @@ class Episode:
     next_seq: int = 0
     seqs_kept: OrderedDict[int, None] = field(default_factory=OrderedDict[int, None])
 
-    def advance(self, state: State, detail: str = "") -> None:
+    def advance_state(self, state: EpisodeState, detail: str = "") -> None:
         if state not in _NEXT[self.state]:
             raise ValueError(f"an episode cannot go from {self.state} to {state}")
         self.state = state
         self.detail = detail
 
     def admit_call(self, call_seq: int) -> bool:
-        """Whether the call is new; False when its answer is kept. Raises CallSeqError."""
+        """Register a call. Return True if it is new, False if its answer is kept. Raises
+        CallSeqError."""
         if call_seq in self.seqs_kept:
             return False
         if call_seq != self.next_seq:
@@ -91,7 +94,7 @@ class Episode:
         return True
 
     def forget_old_calls(self) -> list[int]:
-        """The sequence numbers whose answers need not be kept any longer."""
+        """Drop and return the sequence numbers whose answers are no longer needed."""
         surplus = max(0, len(self.seqs_kept) - ANSWERS_KEPT)
         return [self.seqs_kept.popitem(last=False)[0] for _ in range(surplus)]
 
@@ -114,61 +117,61 @@ class EpisodeBook:
     def __iter__(self) -> Iterator[Episode]:
         return iter(list(self._by_id.values()))
 
-    def joined(self, spec: OpenSpec) -> Episode | None:
-        """The open episode of the same request; None when `spec` asks for a new one.
+    def find_joinable(self, spec: EpisodeSpec) -> Episode | None:
+        """Return the open episode of the same request, or None if `spec` asks for a new one.
 
-        Raises EpisodeLostError for a request that has ended, and for a try older than the one
-        that is open.
-        """
+        Raises EpisodeLostError for a request that has ended, and for a try older than the
+        open one."""
         known = self._by_request.get(spec.request_id)
         if known is not None:
             return known
         if reason := self._forgotten.get(f"request:{spec.request_id}"):
             raise EpisodeLostError(f"the episode of request {spec.request_id!r} {reason}")
-        older = self._by_attempt.get(spec.attempt)
+        older = self._by_attempt.get(spec.attempt_key)
         if older is not None and older.spec.try_index > spec.try_index:
             raise EpisodeLostError(f"try {older.spec.try_index} of this attempt is open already")
         return None
 
-    def open(self, spec: OpenSpec, now: float) -> tuple[Episode, Episode | None]:
-        """Start an episode; returns it and the one that it replaces, which is to be closed."""
+    def open_episode(self, spec: EpisodeSpec, now: float) -> tuple[Episode, Episode | None]:
+        """Start an episode. Return it and the episode that it replaces, which the caller
+        closes."""
         self._count += 1
         episode_id = f"{self._prefix}-{self._count}"
         episode = Episode(episode_id, spec, opened_at=now, ends_at=now + spec.budget_s)
-        replaced = self._by_attempt.get(spec.attempt)
+        replaced = self._by_attempt.get(spec.attempt_key)
         self._by_id[episode_id] = episode
         self._by_request[spec.request_id] = episode
-        self._by_attempt[spec.attempt] = episode
+        self._by_attempt[spec.attempt_key] = episode
         return episode, replaced
 
-    def get(self, episode_id: str) -> Episode:
+    def get_episode(self, episode_id: str) -> Episode:
         try:
             return self._by_id[episode_id]
         except KeyError:
             reason = self._forgotten.get(episode_id, "is unknown here")
             raise EpisodeLostError(f"episode {episode_id[:100]!r} {reason}") from None
 
-    def ready(self, episode: Episode, now: float) -> None:
-        episode.advance(State.READY)
-        self.touch(episode, now)
+    def mark_ready(self, episode: Episode, now: float) -> None:
+        episode.advance_state(EpisodeState.READY)
+        self.extend_lease(episode, now)
 
-    def touch(self, episode: Episode, now: float) -> None:
-        if episode.state is State.READY:
+    def extend_lease(self, episode: Episode, now: float) -> None:
+        if episode.state is EpisodeState.READY:
             episode.lease_until = now + self.lease_ttl_s
 
-    def renew(self, worker_id: str, episode_ids: Iterable[str], now: float) -> list[str]:
-        """Keep a worker's episodes alive; returns those that it no longer holds."""
+    def renew_leases(self, worker_id: str, episode_ids: Iterable[str], now: float) -> list[str]:
+        """Renew the leases of a worker's episodes; return the ids that it no longer holds."""
         lost: list[str] = []
         for episode_id in episode_ids:
             episode = self._by_id.get(episode_id)
             if episode is None or episode.spec.worker_id != worker_id or episode.lost:
                 lost.append(episode_id)
             else:
-                self.touch(episode, now)
+                self.extend_lease(episode, now)
         return lost
 
-    def expired(self, now: float) -> list[tuple[Episode, str]]:
-        """Episodes to close, with the reason to tell whoever still asks for them."""
+    def list_expired(self, now: float) -> list[tuple[Episode, str]]:
+        """Return the episodes to close, each with the reason reported to later callers."""
         result: list[tuple[Episode, str]] = []
         for episode in self._by_id.values():
             if now >= episode.ends_at:
@@ -178,16 +181,16 @@ class EpisodeBook:
         return result
 
     def close(self, episode: Episode, reason: str, *, forget_request: bool = False) -> bool:
-        """End an episode; False when it has ended already.
+        """End an episode; return False if it has already ended.
 
-        With `forget_request` a repeat of the request opens a new episode instead of being lost.
-        """
+        With `forget_request` a repeat of the request opens a new episode instead of being
+        lost."""
         if self._by_id.pop(episode.episode_id, None) is None:
             return False
         self._by_request.pop(episode.spec.request_id, None)
-        if self._by_attempt.get(episode.spec.attempt) is episode:
-            del self._by_attempt[episode.spec.attempt]
-        episode.advance(State.CLOSED, reason)
+        if self._by_attempt.get(episode.spec.attempt_key) is episode:
+            del self._by_attempt[episode.spec.attempt_key]
+        episode.advance_state(EpisodeState.CLOSED, reason)
         self._forgotten[episode.episode_id] = reason
         if not forget_request:
             self._forgotten[f"request:{episode.spec.request_id}"] = reason
@@ -195,8 +198,8 @@ class EpisodeBook:
             self._forgotten.popitem(last=False)
         return True
 
-    def counts(self) -> dict[str, Counter[str]]:
-        """How many episodes are in which state, by environment."""
+    def count_by_state(self) -> dict[str, Counter[str]]:
+        """Count the episodes by environment and state."""
         result: dict[str, Counter[str]] = {}
         for episode in self._by_id.values():
             result.setdefault(episode.spec.task.env_key, Counter())[episode.state.value] += 1

@@ -1,4 +1,4 @@
-"""Brings an episode from its place in the queue to READY."""
+"""Opening of episodes, from the queue to READY."""
 
 import asyncio
 import random
@@ -10,17 +10,17 @@ from services.common.log import get_logger
 from services.common.watchdog import Watchdog
 from services.env_gateway.api import prometheus
 from services.env_gateway.config.gateway import EnvGatewayConfig
-from services.env_gateway.episodes.instance_journal import Journal
-from services.env_gateway.episodes.leases import EpisodeBook, State
+from services.env_gateway.episodes.instance_journal import InstanceJournal
+from services.env_gateway.episodes.leases import EpisodeBook, EpisodeState
 from services.env_gateway.episodes.session import Session
 from services.env_gateway.episodes.task_format import SINGLE_TURN
 from services.env_gateway.limits.gates import NoPlaceError
 from services.env_gateway.limits.rate_gates import PacedGate, creation_gate
-from services.env_gateway.ports import BackendError, Instance, Provision, Tool
-from services.env_gateway.tools.computer_tool import Scale, screen_of
+from services.env_gateway.ports import BackendError, Instance, ProvisionRequest, Tool
+from services.env_gateway.tools.computer_tool import ScaleImage, make_screen
 from services.env_gateway.tools.retry_policy import Backoff
 from services.env_gateway.tools.tool_calls import CallGates
-from services.env_gateway.tools.tool_selection import COMPUTER, NothingToOfferError, offered
+from services.env_gateway.tools.tool_selection import COMPUTER, NothingToOfferError, select_tools
 
 _LOG = get_logger(__name__)
 # An instance that ends itself must outlive the episode and its grading.
@@ -34,17 +34,18 @@ _SHOWN_BYTES = 2**17
 T = TypeVar("T")
 
 
-class Opener:
-    """Creates instances. `created` counts those asked for, whether or not they came to be."""
+class EpisodeOpener:
+    """Creates instances and brings their episodes to READY. `created` counts the requested
+    instances, whether or not they came to exist."""
 
     def __init__(
         self,
         config: EnvGatewayConfig,
         book: EpisodeBook,
-        journal: Journal,
+        journal: InstanceJournal,
         rng: random.Random,
         watchdog: Watchdog,
-        scale: Scale,
+        scale: ScaleImage,
         gates: CallGates,
     ) -> None:
         self._scale = scale
@@ -57,120 +58,129 @@ class Opener:
         self.creations: dict[str, PacedGate] = {}
         self.created = 0
 
-    async def open(self, session: Session) -> None:
-        """Leaves the episode READY, or `failure` set. An episode that is closed meanwhile ends
-        with what was created in `session.instance`, for the closer to delete."""
+    async def open_episode(self, session: Session) -> None:
+        """Bring the episode to READY, or set `failure`. If the episode is closed meanwhile,
+        any created instance is left in `session.instance` for deletion."""
         started = _now()
         try:
-            while not session.ticket.admitted and not _closed(session):
+            while not session.ticket.admitted and not _is_closed(session):
                 await session.changed.wait()
-            await self._provision(session)
+            await self._provision_instance(session)
             with self._watchdog.stage("warm environment"):
-                await self._warm(session)
+                await self._warm_instance(session)
         except BackendError as error:
-            self._fail(session, str(error))
+            self._fail_opening(session, str(error))
         except Exception as error:  # noqa: BLE001
             # A server may answer what no adapter foresaw: whoever waits must hear of it.
             _LOG.exception("open_failed", episode_id=session.episode.episode_id)
-            self._fail(session, f"the gateway failed: {error!r}")
+            self._fail_opening(session, f"the gateway failed: {error!r}")
         session.open_s = _now() - started
         prometheus.open_seconds(session.env_key, "all")(session.open_s)
         session.changed.notify()
 
-    async def _provision(self, session: Session) -> None:
-        if _closed(session):
+    async def _provision_instance(self, session: Session) -> None:
+        if _is_closed(session):
             return
         episode = session.episode
-        self._enter(session, State.PROVISIONING)
-        self._journal.creating(episode.episode_id, backend=session.backend_name)
+        self._enter_state(session, EpisodeState.PROVISIONING)
+        self._journal.record_creating(episode.episode_id, backend=session.backend_name)
         session.journaled = True
         self.created += 1
-        request = Provision(
+        request = ProvisionRequest(
             episode.episode_id, episode.spec.task, episode.ends_at - _now() + _TTL_MARGIN_S
         )
-        session.instance = await self._retried(
-            session, lambda time: self._create(session, request, time), cap_s=_CAP_S
+        session.instance = await self._retry_until_open(
+            session, lambda time: self._create_instance(session, request, time), cap_s=_CAP_S
         )
-        self._journal.created(episode.episode_id, session.instance.instance_id)
+        self._journal.record_created(episode.episode_id, session.instance.instance_id)
 
-    async def _create(self, session: Session, request: Provision, time: "_TimeToOpen") -> Instance:
+    async def _create_instance(
+        self, session: Session, request: ProvisionRequest, time: "_TimeToOpen"
+    ) -> Instance:
         creation = self.creations.get(session.backend_name)
         if creation is None:
             creation = self.creations[session.backend_name] = creation_gate(self._config)
         waiting_since = _now()
-        async with creation.passing(session.run_id, session.episode.ends_at):
+        async with creation.hold_place(session.run_id, session.episode.ends_at):
             time.give_back(_now() - waiting_since)
             existed, session.may_exist = session.may_exist, True
             try:
                 with self._watchdog.stage("create environment"):
-                    return await session.backend.provision(request, timeout_s=time.left_s())
+                    return await session.backend.provision_instance(
+                        request, timeout_s=time.left_s()
+                    )
             except BackendError as error:
                 session.may_exist = existed or error.delivered is not False
                 raise
 
-    async def _warm(self, session: Session) -> None:
+    async def _warm_instance(self, session: Session) -> None:
         instance = session.instance
-        if instance is None or _closed(session):
+        if instance is None or _is_closed(session):
             return
-        self._enter(session, State.WARMING)
+        self._enter_state(session, EpisodeState.WARMING)
         if session.episode.spec.task.modality != SINGLE_TURN:
-            await self._meet(session, instance)
-        if not _closed(session):
-            prometheus.open_seconds(session.env_key, State.WARMING)(_now() - session.state_since)
-            self._book.ready(session.episode, _now())
+            await self._await_readiness(session, instance)
+        if not _is_closed(session):
+            prometheus.open_seconds(session.env_key, EpisodeState.WARMING)(
+                _now() - session.state_since
+            )
+            self._book.mark_ready(session.episode, _now())
 
-    async def _meet(self, session: Session, instance: Instance) -> None:
-        """Wait until the instance has tools, and for what it shows first."""
-        tools = await self._retried(
+    async def _await_readiness(self, session: Session, instance: Instance) -> None:
+        """Wait until the instance lists its tools, then get its first observation."""
+        tools = await self._retry_until_open(
             session,
-            lambda time: self._asked(
+            lambda time: self._ask_in_turn(
                 session, "list_tools", lambda s: instance.list_tools(timeout_s=s), time
             ),
             cap_s=_WARMING_CAP_S,
         )
-        _check_size(tools)
-        self._offer(session, tools)
-        shown = await self._retried(
+        _check_tools_size(tools)
+        self._offer_tools(session, tools)
+        shown = await self._retry_until_open(
             session,
-            lambda time: self._asked(
-                session, "observe", lambda s: instance.observe(timeout_s=s), time
+            lambda time: self._ask_in_turn(
+                session, "observe", lambda s: instance.get_first_observation(timeout_s=s), time
             ),
             cap_s=_WARMING_CAP_S,
         )
-        await session.note(shown)
+        await session.note_shown(shown)
         if session.screen is not None:
-            shown = await session.screen.shown_parts(shown)
-        session.first_observation = await session.media.keep(tuple(shown), _SHOWN_BYTES)
+            shown = await session.screen.convert_parts(shown)
+        session.first_observation = await session.media.store_large_parts(
+            tuple(shown), _SHOWN_BYTES
+        )
 
-    async def _asked(
+    async def _ask_in_turn(
         self,
         session: Session,
         kind: str,
         ask: Callable[[float], Awaitable[T]],
         time: "_TimeToOpen",
     ) -> T:
-        """Ask an instance that may not be ready yet, in its turn."""
+        """Send a request to an instance that may not be ready yet, once there is a place for
+        it."""
         waiting_since = _now()
-        async with self._gates.warming(session, kind, session.episode.ends_at):
+        async with self._gates.hold_warming_place(session, kind, session.episode.ends_at):
             time.give_back(_now() - waiting_since)
             return await ask(time.left_s())
 
-    def _offer(self, session: Session, tools: Sequence[Tool]) -> None:
+    def _offer_tools(self, session: Session, tools: Sequence[Tool]) -> None:
         try:
-            chosen = offered(tools, session.episode.spec.task)
+            chosen = select_tools(tools, session.episode.spec.task)
         except NothingToOfferError as error:
             raise BackendError("no_tools", str(error), delivered=False, invalid=True) from error
-        config = self._config.screen_of(session.env_key)
-        session.screen = screen_of(chosen, config, self._scale)
+        config = self._config.screen_config_of(session.env_key)
+        session.screen = make_screen(chosen, config, self._scale)
         if session.screen is not None:
-            chosen[COMPUTER] = session.screen.describe(chosen[COMPUTER])
+            chosen[COMPUTER] = session.screen.describe_tool(chosen[COMPUTER])
         session.tools = chosen
 
-    async def _retried(
+    async def _retry_until_open(
         self, session: Session, attempt: Callable[["_TimeToOpen"], Awaitable[T]], *, cap_s: float
     ) -> T:
-        """Both creation and readiness are safe to ask for again, until the time to open is over
-        or nobody waits for the episode any more."""
+        """Retry `attempt` until the time to open is over or the episode is closed. Creation
+        and readiness checks are both safe to repeat."""
         time = _TimeToOpen(self._config.open_timeout_s, session.episode.ends_at)
         backoff = Backoff(base_s=_BASE_S, cap_s=cap_s, rng=self._rng)
         while True:
@@ -182,7 +192,7 @@ class Opener:
                 raise BackendError("no_place", message, delivered=False) from None
             except BackendError as error:
                 failure = error
-            wait_s = backoff.next(failure.retry_after_s)
+            wait_s = backoff.next_wait_s(failure.retry_after_s)
             if failure.kind == "throttled":
                 # Too many at once, or no instance free: a queue, not a fault.
                 time.give_back(_now() - started + wait_s)
@@ -190,31 +200,31 @@ class Opener:
                 session.trouble = str(failure)
                 session.changed.notify()
             final = failure.invalid or failure.lost or wait_s >= time.left_s()
-            if final or _closed(session):
+            if final or _is_closed(session):
                 raise failure
             _LOG.info("open_retried", episode_id=session.episode.episode_id, error=str(failure))
-            await _pause(session, wait_s)
-            if _closed(session):
+            await _pause_unless_closed(session, wait_s)
+            if _is_closed(session):
                 raise failure
 
-    def _enter(self, session: Session, state: State) -> None:
+    def _enter_state(self, session: Session, state: EpisodeState) -> None:
         prometheus.open_seconds(session.env_key, session.episode.state)(
             _now() - session.state_since
         )
         session.state_since = _now()
-        session.episode.advance(state)
+        session.episode.advance_state(state)
         session.trouble = ""
         session.changed.notify()
 
-    def _fail(self, session: Session, detail: str) -> None:
+    def _fail_opening(self, session: Session, detail: str) -> None:
         session.failure = detail
-        if not _closed(session):
-            session.episode.advance(State.FAILED, detail)
+        if not _is_closed(session):
+            session.episode.advance_state(EpisodeState.FAILED, detail)
 
 
 class _TimeToOpen:
-    """Runs out after `seconds`, and when the episode ends; time that was spent waiting for a place
-    is given back."""
+    """Time budget of an opening: `seconds`, at most until the episode ends. Time spent waiting
+    for a place is given back."""
 
     def __init__(self, seconds: float, ends_at: float) -> None:
         self._ends_at = ends_at
@@ -227,8 +237,8 @@ class _TimeToOpen:
         self._until = min(self._until + seconds, self._ends_at)
 
 
-def _check_size(tools: Sequence[Tool]) -> None:
-    """All tools go to the worker in one message."""
+def _check_tools_size(tools: Sequence[Tool]) -> None:
+    """Refuse tools that are too large for the one message that carries them all to the worker."""
     texts = [text for t in tools for text in (t.name, t.description, t.input_schema_json)]
     size = sum(map(len, texts))
     if size <= _TOOLS_BYTES:
@@ -243,16 +253,16 @@ def _check_size(tools: Sequence[Tool]) -> None:
         )
 
 
-async def _pause(session: Session, seconds: float) -> None:
-    """Ends early when nobody waits for the episode any more."""
+async def _pause_unless_closed(session: Session, seconds: float) -> None:
+    """Sleep, but return early once the episode is closed."""
     with suppress(TimeoutError):
         async with asyncio.timeout(seconds):
-            while not _closed(session):
+            while not _is_closed(session):
                 await session.changed.wait()
 
 
-def _closed(session: Session) -> bool:
-    return session.episode.state is State.CLOSED
+def _is_closed(session: Session) -> bool:
+    return session.episode.state is EpisodeState.CLOSED
 
 
 def _now() -> float:

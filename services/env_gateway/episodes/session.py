@@ -1,4 +1,5 @@
-"""One episode at run time: its instance, its calls in flight and their answers, its grade."""
+"""Runtime state of one episode: its instance, its calls in flight and their answers, its
+grade."""
 
 import asyncio
 import hashlib
@@ -8,9 +9,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
 
-from services.common.parsing import aside
-from services.env_gateway.episodes.leases import Episode, EpisodeLostError, State
-from services.env_gateway.grading.policy_writings import Writings
+from services.common.parsing import run_aside
+from services.env_gateway.episodes.leases import Episode, EpisodeLostError, EpisodeState
+from services.env_gateway.grading.policy_writings import PolicyWritings
 from services.env_gateway.grading.verdict import Grade
 from services.env_gateway.limits.admission import Ticket
 from services.env_gateway.ports import Backend, Instance, Media, Part, Text, Tool
@@ -20,7 +21,7 @@ INLINE_BYTES = 64 * 2**10
 _INLINE_TOTAL_BYTES = 512 * 2**10
 
 
-class Outcome(StrEnum):
+class ToolOutcome(StrEnum):
     OK = "ok"
     TOOL_ERROR = "tool_error"
     BAD_TOOL = "bad_tool"
@@ -32,10 +33,10 @@ class Outcome(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """What is told about a tool call. A part whose media has no `data` is fetched by its hash."""
+class CallAnswer:
+    """The answer to a tool call. A part whose media has no `data` is fetched by its hash."""
 
-    outcome: Outcome
+    outcome: ToolOutcome
     parts: tuple[Part, ...] = ()
     reward: float | None = None
     done: bool = False
@@ -44,8 +45,8 @@ class Answer:
     upstream_s: float = 0.0
 
 
-class Signal:
-    """Wakes everyone who waits at the moment of `notify`."""
+class ChangeSignal:
+    """Event that wakes everyone waiting at the moment of `notify`."""
 
     def __init__(self) -> None:
         self._event = asyncio.Event()
@@ -66,10 +67,10 @@ class MediaStore:
         self._size = 0
         self._media: OrderedDict[bytes, Media] = OrderedDict()
 
-    def get(self, sha256: bytes) -> Media | None:
+    def get_media(self, sha256: bytes) -> Media | None:
         return self._media.get(sha256)
 
-    async def keep(
+    async def store_large_parts(
         self, parts: tuple[Part, ...], inline_total: int = _INLINE_TOTAL_BYTES
     ) -> tuple[Part, ...]:
         """Store what is too large to inline, and return the parts as they go on the wire.
@@ -78,10 +79,12 @@ class MediaStore:
         """
         # Media have their hashes already.
         size = sum(len(part.text) for part in parts if isinstance(part, Text))
-        sent = await aside(size, lambda: _parted(parts, inline_total))
-        return tuple([self._store(part) if isinstance(part, _Large) else part for part in sent])
+        sent = await run_aside(size, lambda: _parted(parts, inline_total))
+        return tuple(
+            [self._store_media(part) if isinstance(part, _Large) else part for part in sent]
+        )
 
-    def _store(self, large: "_Large") -> Media:
+    def _store_media(self, large: "_Large") -> Media:
         media = large.media
         if media.sha256 not in self._media:
             self._media[media.sha256] = media
@@ -103,31 +106,32 @@ def _parted(parts: Iterable[Part], inline_total: int) -> "list[Part | _Large]":
     """Each part as it can be sent, or told apart as too large for that."""
     inlined = 0
     result: list[Part | _Large] = []
-    for part in map(_sendable, parts):
+    for part in map(_replace_surrogates, parts):
         size = len(part.data) if isinstance(part, Media) else len(part.text.encode())
         if size <= INLINE_BYTES and inlined + size <= inline_total:
             inlined += size
             result.append(part)
         else:
-            result.append(_Large(part if isinstance(part, Media) else as_media(part)))
+            result.append(_Large(part if isinstance(part, Media) else text_to_media(part)))
     return result
 
 
-def as_media(text: Text) -> Media:
+def text_to_media(text: Text) -> Media:
     data = text.text.encode()
     return Media(data, "text/plain; charset=utf-8", hashlib.sha256(data).digest(), len(data))
 
 
-def _sendable(part: Part) -> Part:
-    """Environments may say lone surrogates, which no encoding has."""
+def _replace_surrogates(part: Part) -> Part:
+    """Replace lone surrogates, which environments may send and no encoding can represent."""
     if isinstance(part, Media) or part.text.isascii():
         return part
     return Text(part.text.encode("utf-8", "replace").decode())
 
 
 class Session:
-    """`failure` is set when the environment could not be had, `trouble` while the last attempt has
-    failed and another follows. `opener` ends when the episode is ready or cannot become so."""
+    """One open episode. `failure` is set if its environment could not be opened. `trouble` is
+    the error of the last failed attempt while a retry is pending. `opener` ends when the
+    episode is READY or cannot become so."""
 
     def __init__(
         self, episode: Episode, *, backend: Backend, backend_name: str, ticket: Ticket, media: int
@@ -143,20 +147,20 @@ class Session:
         self.tools: Mapping[str, Tool] = {}
         self.first_observation: tuple[Part, ...] = ()
         self.final_answer: str | None = None
-        self.writings = Writings()
+        self.writings = PolicyWritings()
         self.screen: Screen | None = None
         self.failure: str | None = None
         self.trouble = ""
         self.open_s = 0.0
         # When the episode entered the state that it is in.
         self.state_since = episode.opened_at
-        self.changed = Signal()
+        self.changed = ChangeSignal()
         self.opener: asyncio.Task[None] | None = None
         self.watchers = 0
         self.turn = asyncio.Semaphore(1)
         # Failures in a row to reach the instance.
         self.unreachable = 0
-        self.answers: dict[int, asyncio.Task[Answer]] = {}
+        self.answers: dict[int, asyncio.Task[CallAnswer]] = {}
         self.media = MediaStore(media)
         self.grading: asyncio.Task[Grade] | None = None
 
@@ -168,40 +172,40 @@ class Session:
     def run_id(self) -> str:
         return self.episode.spec.run_id
 
-    async def note(self, parts: Iterable[Part]) -> None:
-        """Note what the policy is shown."""
+    async def note_shown(self, parts: Iterable[Part]) -> None:
+        """Record text shown to the policy."""
         for part in parts:
             if isinstance(part, Text):
-                await aside(len(part.text), partial(self.writings.showed, part.text))
+                await run_aside(len(part.text), partial(self.writings.add_shown, part.text))
 
     def known_grade(self) -> Grade | None:
         task = self.grading
         if task is None or not task.done() or task.cancelled() or task.exception() is not None:
             return None
         grade = task.result()
-        return grade if grade.known else None
+        return grade if grade.is_known else None
 
-    async def states(self) -> AsyncGenerator[State]:
-        """Each state as it is entered, and again with each new trouble, up to READY or FAILED.
+    async def follow_states(self) -> AsyncGenerator[EpisodeState]:
+        """Yield each state on entry, and again with each new trouble, up to READY or FAILED.
         Raises EpisodeLostError."""
-        seen: tuple[State, str] | None = None
+        seen: tuple[EpisodeState, str] | None = None
         while True:
             if self.failure is not None:
-                yield State.FAILED
+                yield EpisodeState.FAILED
                 return
             state = self.episode.state
-            if state is State.CLOSED:
+            if state is EpisodeState.CLOSED:
                 raise EpisodeLostError(f"episode {self.episode.episode_id} {self.episode.detail}")
             if (state, self.trouble) == seen:
                 await self.changed.wait()
                 continue
             seen = (state, self.trouble)
             yield state
-            if state is State.READY:
+            if state is EpisodeState.READY:
                 return
 
     def cancel_work(self) -> None:
-        """Stop calls and grading; whoever waits for them learns that the episode is lost."""
+        """Cancel calls and grading; their waiters get EpisodeLostError."""
         for task in self.answers.values():
             task.cancel()
         if self.grading is not None:

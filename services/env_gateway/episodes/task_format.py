@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, cast
 
-from services.common.parsing import Limits, ParseError, TooLargeError, parse_json
+from services.common.parsing import ParseError, TextLimits, TooLargeError, parse_json
 from services.env_gateway.verify.source_shape import MAX_SOURCE_BYTES
 
 _ALIASES = {
@@ -22,10 +22,10 @@ MODALITIES = ("tool_use", "computer_use", "browser_use", "joint", SINGLE_TURN)
 _ENV_KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _CURRENT_DATE = "CURRENT_DATE"
 # What workers are told of a task travels in one message, with the environment's tools.
-_TOLD = ("prompt", "env_variables")
-_TOLD_BYTES = 2**18
+_SENT_FIELDS = ("prompt", "env_variables")
+_MAX_SENT_BYTES = 2**18
 # A message carries no more bytes anyway; tens of milliseconds of parsing.
-_LIMITS = Limits(bytes=2**21, values=2**16)
+_LIMITS = TextLimits(bytes=2**21, values=2**16)
 
 
 class TaskError(ValueError):
@@ -34,8 +34,8 @@ class TaskError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """`verifier` is Python source. `current_date` is empty when the environment has no clock. A
-    `single_turn` task has no tools: what the policy answers to its prompt is graded."""
+    """One task. `verifier` is Python source. `current_date` is empty if the environment has no
+    clock. A `single_turn` task has no tools: the policy's answer to its prompt is graded."""
 
     key: str
     prompt: str
@@ -51,22 +51,22 @@ class Task:
 
 
 def parse_task(text: str) -> Task:
-    fields = load_object(text, "the task")
-    raw_variables = _raw_variables(fields.get("env_variables"))
+    fields = load_json_object(text, "the task")
+    raw_variables = _read_raw_variables(fields.get("env_variables"))
     variables = {name: _as_text(value) for name, value in raw_variables.items()}
-    current_date = _iso_date(variables.pop(_CURRENT_DATE, ""))
-    env_key = _text(fields, "env_id", required=True)
+    current_date = _to_iso_date(variables.pop(_CURRENT_DATE, ""))
+    env_key = _read_text(fields, "env_id", required=True)
     if not _ENV_KEY.fullmatch(env_key):
         raise TaskError(f"env_id {env_key!r} must be letters, digits, '.', '_' or '-'")
     task = Task(
-        key=_text(fields, "key", required=True),
-        prompt=_text(fields, "prompt", required=True),
+        key=_read_text(fields, "key", required=True),
+        prompt=_read_text(fields, "prompt", required=True),
         env_key=env_key,
-        env_version=_text(fields, "version"),
-        data_key=_text(fields, "data_id"),
-        data_version=_text(fields, "data_version"),
-        verifier=_text(fields, "verifier_func") or None,
-        modality=_modality(fields),
+        env_version=_read_text(fields, "version"),
+        data_key=_read_text(fields, "data_id"),
+        data_version=_read_text(fields, "data_version"),
+        verifier=_read_text(fields, "verifier_func") or None,
+        modality=_read_modality(fields),
         current_date=current_date,
         variables=variables,
         raw_variables=raw_variables,
@@ -75,7 +75,7 @@ def parse_task(text: str) -> Task:
     return task
 
 
-def load_object(text: str, what: str) -> dict[str, Any]:
+def load_json_object(text: str, what: str) -> dict[str, Any]:
     """Parse a JSON object strictly: no repeated keys, no NaN or Infinity. Raises TaskError."""
     try:
         value = parse_json(text, _LIMITS, strict=True)
@@ -88,7 +88,7 @@ def load_object(text: str, what: str) -> dict[str, Any]:
     return cast("dict[str, Any]", value)
 
 
-def _text(fields: Mapping[str, Any], name: str, *, required: bool = False) -> str:
+def _read_text(fields: Mapping[str, Any], name: str, *, required: bool = False) -> str:
     alias = _ALIASES.get(name)
     value = fields.get(name)
     other = fields.get(alias) if alias else None
@@ -105,18 +105,18 @@ def _text(fields: Mapping[str, Any], name: str, *, required: bool = False) -> st
     return value or ""
 
 
-def _modality(fields: Mapping[str, Any]) -> str:
-    modality = _text(fields, "task_modality") or MODALITIES[0]
+def _read_modality(fields: Mapping[str, Any]) -> str:
+    modality = _read_text(fields, "task_modality") or MODALITIES[0]
     if modality not in MODALITIES:
         raise TaskError(f"task_modality {modality!r} is none of {', '.join(MODALITIES)}")
     return modality
 
 
-def _raw_variables(value: Any) -> dict[str, Any]:
+def _read_raw_variables(value: Any) -> dict[str, Any]:
     if value is None or value == "":
         return {}
     if isinstance(value, str):
-        return load_object(value, "env_variables")
+        return load_json_object(value, "env_variables")
     if not isinstance(value, dict):
         kind = type(value).__name__
         raise TaskError(f"env_variables must be an object or its JSON, not {kind}")
@@ -129,7 +129,7 @@ def _as_text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _iso_date(value: str) -> str:
+def _to_iso_date(value: str) -> str:
     try:
         return datetime.fromisoformat(value).date().isoformat() if value else ""
     except ValueError:
@@ -146,8 +146,10 @@ def _check_texts(task: Task) -> None:
             size = len(text.encode())
         except UnicodeEncodeError:
             raise TaskError(f"{name} holds a lone surrogate, which is not text") from None
-        told += size if name in _TOLD else 0
+        told += size if name in _SENT_FIELDS else 0
         if name == "verifier" and size > MAX_SOURCE_BYTES:
             raise TaskError(f"verifier_func has {size} bytes, more than {MAX_SOURCE_BYTES}")
-    if told > _TOLD_BYTES:
-        raise TaskError(f"{' and '.join(_TOLD)} take {told} bytes, more than {_TOLD_BYTES}")
+    if told > _MAX_SENT_BYTES:
+        raise TaskError(
+            f"{' and '.join(_SENT_FIELDS)} take {told} bytes, more than {_MAX_SENT_BYTES}"
+        )

@@ -1,1 +1,2 @@
-"""From a verifier's run to a grade or to none. A reader starts at `grader.py`."""
+"""Grading: turns a verifier's run into a known grade or an unknown one. Start reading at
+`grader.py`."""

@@ -1,9 +1,8 @@
-"""Whether a policy may have written what a verifier printed. Pure.
+"""Authorship of a verifier's output: detects text that the policy may have written. Pure.
 
-It may have written a part of a line, in another spelling or encoding, in pieces, and have left the
-rest to the verifier; so words are compared, not lines. In doubt it was the policy: results that are
-doubted count for nothing, so that nobody gains by writing such words.
-"""
+The policy may have written part of a line, in another spelling or encoding, or in pieces
+that the verifier completed; so words are compared, not lines. Doubt counts against the
+policy: doubtful results count for nothing, so writing such words gains nothing."""
 
 import re
 import unicodedata
@@ -11,8 +10,13 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from itertools import pairwise
 
-from services.common.parsing import Limits, ParseError, parse_json
-from services.env_gateway.grading.policy_writings import KEYS, Phrase, Writings, readings
+from services.common.parsing import ParseError, TextLimits, parse_json
+from services.env_gateway.grading.policy_writings import (
+    KEYS,
+    Phrase,
+    PolicyWritings,
+    decode_readings,
+)
 from services.env_gateway.ports import Submission
 
 _NO_LETTERS = re.compile(r"[^a-z]+")
@@ -31,13 +35,13 @@ _SLICE_CHARS = 2**14
 # A few characters stand for whole sentences.
 _LETTERS_OF_ONE = 4
 # Of a longer or deeper one, every word counts as the policy's.
-_CONVERSATION = Limits(bytes=2**25, values=2**17)
+_CONVERSATION = TextLimits(bytes=2**25, values=2**17)
 
 
 class Authorship:
-    """What `writings` explain of a verifier's output."""
+    """Matcher of a verifier's output against the policy's `writings`."""
 
-    def __init__(self, writings: Writings) -> None:
+    def __init__(self, writings: PolicyWritings) -> None:
         self._writings = writings
 
     @property
@@ -49,25 +53,31 @@ class Authorship:
         """Whether so much was written, or so often encoded, that any words may come from there."""
         return self._writings.too_many or not self._read[1]
 
-    def explains(self, phrase: Phrase) -> bool:
-        """Whether the words may come from what the policy wrote or was shown."""
+    def explains_phrase(self, phrase: Phrase) -> bool:
+        """Return True if the phrase may come from text that the policy wrote or was shown."""
         if self._all or phrase in self._writings.shown_phrases:
             return True
-        return any(phrase in text for text in self._letters) or _put_together(phrase, self._words)
+        return any(phrase in text for text in self._letters_alone) or _is_composed_of(
+            phrase, self._single_words
+        )
 
     def explains_app(self, line: str, name: str, value: str) -> bool:
-        """Whether `App NAME: VALUE` may: whole, from its start, or to its end, as it is or without
-        some of its characters."""
-        if self._all or f" app{spelt(name).rstrip()} {value} " in self._shown:
+        """Return True if the policy may have written `App NAME: VALUE`: all of it, its start,
+        or its end."""
+        if self._all or f" app{normalize_words(name).rstrip()} {value} " in self._shown_words:
             return True
-        if not spelt(name).strip() and (name.strip() in self._joined or " app" in self._spelt):
+        if not normalize_words(name).strip() and (
+            name.strip() in self._joined or " app" in self._written_words
+        ):
             return True
         if any(self._holds(one, value) for one in _forms(f"app {name}: {value}")):
             return True
         if self._says_app and any(piece.startswith(_squeezed(name)) for piece in self._pieces):
             return True
-        lines = [_plain(one) for one in _forms(line)]
-        return any(one.startswith(self._starts) or one.endswith(self._ends) for one in lines)
+        lines = [_normalize_spaces(one) for one in _forms(line)]
+        return any(
+            one.startswith(self._result_starts) or one.endswith(self._result_ends) for one in lines
+        )
 
     def _holds(self, line: str, value: str) -> bool:
         """Whether a line without its value, or without the word App, is in what was written."""
@@ -76,34 +86,37 @@ class Authorship:
         return bool(name) and (f"app:{name}" in self._marked or f"{name}:{value}:" in self._marked)
 
     def explains_frame(self, before: str, after: str) -> bool:
-        """Whether what stands around a result, so that it is none, may: by the next word, or as the
-        blanks of a line's start or end."""
+        """Return True if the policy may have written the text around a result that hides it;
+        the nearest word decides."""
         if self._all:
             return True
         if before.isspace() and f"\n{before}" in f"\n{self._joined}":
             return True
         if after.isspace() and after in self._joined:
             return True
-        return self._touches(before, lambda words: f" {words[-1]}") or self._touches(
-            after, lambda words: f"{words[0]} "
-        )
+        return self._touches_nearest_word(
+            before, lambda words: f" {words[-1]}"
+        ) or self._touches_nearest_word(after, lambda words: f"{words[0]} ")
 
-    def _touches(self, text: str, nearest: Callable[[list[str]], str]) -> bool:
+    def _touches_nearest_word(self, text: str, nearest: Callable[[list[str]], str]) -> bool:
         forms = [
-            words for one in _forms(text) for words in (spelt(one).split(), _tight(one).split())
+            words
+            for one in _forms(text)
+            for words in (normalize_words(one).split(), _tight(one).split())
         ]
-        if any(words and nearest(words) in self._spelt for words in forms):
+        if any(words and nearest(words) in self._written_words for words in forms):
             return True
         return bool(text.strip()) and not any(forms) and text.strip() in self._joined
 
     def explains_parting(self, items: Sequence[str]) -> bool:
-        """Whether two items of a list may be one, parted by quotation marks of the policy's."""
-        if self._all or len(self._parted) > _PARTINGS_KEPT:
+        """Return True if two items of a list may be one item, split by quotation marks that
+        the policy wrote."""
+        if self._all or len(self._parted_pairs) > _PARTINGS_KEPT:
             return True
         neighbours = list(pairwise(items))
         return any(
             first.endswith(before) and second.startswith(after)
-            for before, after in self._parted
+            for before, after in self._parted_pairs
             for first, second in neighbours
         )
 
@@ -114,43 +127,45 @@ class Authorship:
             texts.update(dict.fromkeys(written))
             # As it is typed bit by bit.
             texts["".join(written)] = None
-        found = [readings(text) for text in texts]
+        found = [decode_readings(text) for text in texts]
         every = dict.fromkeys(reading for texts, _ in found for reading in texts)
         return list(every), all(complete for _, complete in found)
 
     @property
-    def _readings(self) -> list[str]:
+    def _all_readings(self) -> list[str]:
         return self._read[0]
 
     @cached_property
     def _joined(self) -> str:
-        return "\n".join(self._readings)
+        return "\n".join(self._all_readings)
 
     @cached_property
-    def _letters(self) -> set[str]:
+    def _letters_alone(self) -> set[str]:
         return {_NO_LETTERS.sub("", text) for text in self._forms}
 
     @cached_property
-    def _words(self) -> set[str]:
+    def _single_words(self) -> set[str]:
         words = {_NO_LETTERS.sub("", word) for text in self._forms for word in text.split()}
         pieces = {found[0] for text in self._forms for found in _PIECE.finditer(text)}
         return (words | pieces) - {""}
 
     @cached_property
     def _forms(self) -> list[str]:
-        return list(dict.fromkeys(form for text in self._readings for form in _forms(text)))
+        return list(dict.fromkeys(form for text in self._all_readings for form in _forms(text)))
 
     @cached_property
-    def _spelt(self) -> str:
-        return "\n".join(one for text in self._forms for one in (spelt(text), _tight(text)))
+    def _written_words(self) -> str:
+        return "\n".join(
+            one for text in self._forms for one in (normalize_words(text), _tight(text))
+        )
 
     @cached_property
     def _marked(self) -> str:
         return "\n".join(_marked(one) for text in self._forms for one in (text, _tight(text)))
 
     @cached_property
-    def _shown(self) -> str:
-        return "\n".join(spelt(line) for line in self._writings.shown_lines)
+    def _shown_words(self) -> str:
+        return "\n".join(normalize_words(line) for line in self._writings.shown_lines)
 
     @cached_property
     def _pieces(self) -> set[str]:
@@ -166,40 +181,42 @@ class Authorship:
         return any(_squeezed(text.rpartition("\n")[2]) == "app" for text in texts)
 
     @cached_property
-    def _lines(self) -> set[str]:
-        return {_plain(line) for text in self._forms for line in text.splitlines()}
+    def _written_lines(self) -> set[str]:
+        return {_normalize_spaces(line) for text in self._forms for line in text.splitlines()}
 
     @cached_property
-    def _starts(self) -> tuple[str, ...]:
-        return tuple(line for line in self._lines if line.startswith("app "))
+    def _result_starts(self) -> tuple[str, ...]:
+        return tuple(line for line in self._written_lines if line.startswith("app "))
 
     @cached_property
-    def _ends(self) -> tuple[str, ...]:
-        return tuple(line for line in self._lines if _ENDS_AS_A_RESULT.search(line))
+    def _result_ends(self) -> tuple[str, ...]:
+        return tuple(line for line in self._written_lines if _ENDS_AS_A_RESULT.search(line))
 
     @cached_property
-    def _parted(self) -> set[tuple[str, str]]:
-        texts = (pair for text in self._readings for pair in pairwise(_PARTING.split(text)))
+    def _parted_pairs(self) -> set[tuple[str, str]]:
+        texts = (pair for text in self._all_readings for pair in pairwise(_PARTING.split(text)))
         return {(before[-_EDGE_CHARS:], after[:_EDGE_CHARS]) for before, after in texts}
 
 
-def authorship_of(writings: Writings, submission: Submission) -> Authorship:
-    """Of an episode at its end: what it wrote and was shown before, and what is submitted."""
+def authorship_of(writings: PolicyWritings, submission: Submission) -> Authorship:
+    """Build the authorship of an episode at its end: everything that it wrote and was shown so
+    far, and the submission."""
     writings, task = writings.copy(), submission.task
     for text in (task.prompt, task.current_date, *task.variables.values()):
-        writings.showed(text)
+        writings.add_shown(text)
     if submission.final_answer is not None:
-        writings.wrote("final_answer", submission.final_answer)
-    for message in _messages(submission.conversation):
-        writings.told(message)
+        writings.add_written("final_answer", submission.final_answer)
+    for message in _parse_messages(submission.conversation):
+        writings.add_message(message)
     return Authorship(writings)
 
 
-NOBODY = Authorship(Writings())
+NOBODY = Authorship(PolicyWritings())
 
 
-def spelt(text: str) -> str:
-    """Its words alone, in one case and parted by single spaces; a space at either end."""
+def normalize_words(text: str) -> str:
+    """Reduce a text to its words, case-folded and separated by single spaces, with a space at
+    either end."""
     # One by one, since a search for all of them at once holds the event loop up from any thread.
     return f" {' '.join(found[0] for found in _WORD.finditer(folded(text)))} "
 
@@ -252,11 +269,11 @@ def _squeezed(text: str) -> str:
     return "".join(found[0] for found in _WORD.finditer(folded(text)))
 
 
-def _plain(text: str) -> str:
+def _normalize_spaces(text: str) -> str:
     return " ".join(text.casefold().split())
 
 
-def _messages(conversation: str | None) -> Iterable[object]:
+def _parse_messages(conversation: str | None) -> Iterable[object]:
     if conversation is None:
         return ()
     try:
@@ -266,8 +283,9 @@ def _messages(conversation: str | None) -> Iterable[object]:
     return messages if isinstance(messages, list) else (messages,)
 
 
-def _put_together(phrase: str, words: set[str]) -> bool:
-    """Whether the end of a word, whole words and the start of another make the phrase."""
+def _is_composed_of(phrase: str, words: set[str]) -> bool:
+    """Return True if the end of a word, whole words and the start of another can form the
+    phrase."""
     size = len(phrase)
     starts = {i for i in range(1, size) if any(word.endswith(phrase[:i]) for word in words)}
     reached = set(starts)

@@ -1,4 +1,4 @@
-"""Grades an episode with its task's verifier: who may run, how often, and until when."""
+"""Grading of an episode with its task's verifier: trust, repetition and deadlines."""
 
 import asyncio
 import random
@@ -11,20 +11,20 @@ from typing import TypeVar
 
 from services.common.errors import ConfigError
 from services.common.log import get_logger
-from services.common.parsing import aside
+from services.common.parsing import run_aside
 from services.env_gateway.config.gateway import EnvGatewayConfig, VerifiersConfig
 from services.env_gateway.episodes.session import Session
 from services.env_gateway.grading.authorship import NOBODY, Authorship, authorship_of
-from services.env_gateway.grading.untouched_baseline import Untouched
+from services.env_gateway.grading.untouched_baseline import UntouchedBaseline
 from services.env_gateway.grading.verdict import (
     Grade,
-    Reason,
-    allowed,
-    judge,
+    NoGradeReason,
+    cap_partial_reward,
+    compute_partial_reward,
+    judge_execution,
     no_grade,
-    partial_reward,
 )
-from services.env_gateway.grading.verifier_request import Asking, verification
+from services.env_gateway.grading.verifier_request import RefusalRetrier, make_verification
 from services.env_gateway.limits.rate_gates import PacedGate
 from services.env_gateway.ports import (
     BackendError,
@@ -35,7 +35,7 @@ from services.env_gateway.ports import (
     Verification,
 )
 from services.env_gateway.tools.retry_policy import Backoff
-from services.env_gateway.verify.find_verifier import Finder
+from services.env_gateway.verify.find_verifier import VerifierFinder
 from services.env_gateway.verify.source_shape import VerifierError, find_verifier
 
 _LOG = get_logger(__name__)
@@ -51,9 +51,9 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 def load_digests(path: Path | None) -> frozenset[str]:
-    """The SHA-256 digests listed in a file as `sha256sum` writes it; None is the repository's own,
-    where it is installed. Raises ConfigError for a file that cannot be read, or lists other things.
-    """
+    """Load the SHA-256 digests listed in a file, in the format of `sha256sum`. None stands for
+    the repository's own file, if it is installed. Raises ConfigError if the file cannot be
+    read or lists anything else."""
     if path is None and not _OWN_DIGESTS.exists():
         return frozenset()
     try:
@@ -72,8 +72,8 @@ def load_digests(path: Path | None) -> frozenset[str]:
 
 
 def load_verifiers(config: EnvGatewayConfig) -> dict[str, str]:
-    """Sources of `environments.KEY.verifier`. Raises ConfigError naming a file that is not there or
-    holds no verifier."""
+    """Load the sources of `environments.KEY.verifier`. Raises ConfigError with the name of a
+    file that is missing or holds no verifier."""
     sources: dict[str, str] = {}
     for env_key, environment in config.environments.items():
         if environment.verifier is None:
@@ -88,11 +88,12 @@ def load_verifiers(config: EnvGatewayConfig) -> dict[str, str]:
 
 
 class NoVerifierError(VerifierError):
-    """There is no source at all."""
+    """Error for a task without any verifier source."""
 
 
 class VerifierRunner:
-    """Verifiers in `digests` are trusted; the grader decides where others may run."""
+    """Runs verifiers and grades with them. Those in `digests` are trusted; the grader decides
+    where others may run."""
 
     def __init__(
         self,
@@ -106,53 +107,59 @@ class VerifierRunner:
         self._config = config
         self._grader = grader
         self._digests = digests
-        self._untouched = Untouched()
-        self._finder = Finder()
+        self._untouched = UntouchedBaseline()
+        self._finder = VerifierFinder()
         self._rng = rng or random.Random()
 
-    async def grade(
+    async def grade_session(
         self, session: Session, submission: Submission, timeout_s: float, gate: PacedGate
     ) -> Grade:
-        """Waits for the call in flight, so that the state is final, and at the gate for each run.
-        Never raises for what a verifier or an environment does."""
+        """Grade an episode. It waits for the call in flight, so that the state is final, and
+        at the gate for each run. It never raises for the behaviour of a verifier or an
+        environment."""
         until = min(_now() + timeout_s, session.episode.ends_at)
-        work = _Work(session, self._completed(session, submission), gate, until)
+        work = _GradingJob(session, self._complete_submission(session, submission), gate, until)
         try:
             async with asyncio.timeout_at(until), session.turn:
-                return await self._grade(work)
+                return await self._grade_final_state(work)
         except TimeoutError:
             detail = f"no grade within {timeout_s:.1f} s"
-            return no_grade(Reason.TIMEOUT, f"{detail}; {work.refusal}" if work.refusal else detail)
+            return no_grade(
+                NoGradeReason.TIMEOUT, f"{detail}; {work.refusal}" if work.refusal else detail
+            )
         except Exception as error:  # noqa: BLE001
             # An answer that no adapter foresaw. Whoever waits must hear of it, and may ask again.
             _LOG.exception("grade_failed", episode_id=session.episode.episode_id)
-            return no_grade(Reason.EXECUTION_FAILED, f"the gateway failed: {error!r}"[:500])
+            return no_grade(NoGradeReason.EXECUTION_FAILED, f"the gateway failed: {error!r}"[:500])
 
-    def _completed(self, session: Session, submission: Submission) -> Submission:
-        """With the environment's verifier for a task that brings none."""
+    def _complete_submission(self, session: Session, submission: Submission) -> Submission:
+        """Complete the submission: its tools, its run, and the environment's verifier for a
+        task without one."""
         task = submission.task
         readable = frozenset(tool.name for tool in session.tools.values() if tool.read_only)
         verifier = task.verifier or self._by_env.get(task.env_key)
         task = replace(task, verifier=verifier)
         return replace(submission, task=task, readable=readable, run_id=session.run_id)
 
-    async def _grade(self, work: "_Work") -> Grade:
+    async def _grade_final_state(self, work: "_GradingJob") -> Grade:
         episode = work.session.episode
         if episode.lost or work.session.instance is None:
-            return no_grade(Reason.INSTANCE_LOST, "the environment instance is gone")
+            return no_grade(NoGradeReason.INSTANCE_LOST, "the environment instance is gone")
         if episode.tainted:
-            return _tainted()
+            return _tainted_grade()
         instance = work.session.instance
         writings, submission = work.session.writings, work.submission
         said = len(submission.conversation or "") + len(submission.final_answer or "")
-        authorship = await aside(said, lambda: authorship_of(writings, submission))
+        authorship = await run_aside(said, lambda: authorship_of(writings, submission))
         try:
-            grade = await self._settled(work, authorship, lambda: self._run(work, instance))
+            grade = await self._run_until_settled(
+                work, authorship, lambda: self._run_verifier(work, instance)
+            )
         except NoVerifierError:
-            return no_grade(Reason.NO_VERIFIER, "the task has no verifier")
+            return no_grade(NoGradeReason.NO_VERIFIER, "the task has no verifier")
         except VerifierError as error:
             detail = f"of task {submission.task.key!r}, {error}"
-            return no_grade(Reason.EXECUTION_FAILED, detail)
+            return no_grade(NoGradeReason.EXECUTION_FAILED, detail)
         if grade.suspicion:
             _LOG.warning(
                 "reward_hacking_suspected",
@@ -160,24 +167,25 @@ class VerifierRunner:
                 task=submission.task.key,
                 printed=grade.suspicion,
             )
-        return await self._with_partial(grade, work, instance)
+        return await self._add_partial_reward(grade, work, instance)
 
-    async def _run(self, work: "_Work", instance: Instance) -> Execution:
-        """One run of the verifier, where the environment lives or here. Raises BackendError and
+    async def _run_verifier(self, work: "_GradingJob", instance: Instance) -> Execution:
+        """Run the verifier once, in the environment or in the gateway. Raises BackendError and
         VerifierError."""
-        async with work.passing():
-            timeout_s = min(self._config.timeout_s, _left(work.until))
-            execution = await instance.grade(work.submission, timeout_s=timeout_s)
+        async with work.hold_place():
+            timeout_s = min(self._config.timeout_s, _time_left(work.until))
+            execution = await instance.grade_submission(work.submission, timeout_s=timeout_s)
             if execution is not None:
                 return execution
-            asked = await self._verification(instance, work.submission, work.until)
-            return await self._execute(asked, work.until)
+            asked = await self._prepare_verification(instance, work.submission, work.until)
+            return await self._execute_here(asked, work.until)
 
-    async def _settled(
-        self, work: "_Work", authorship: Authorship, run: Callable[[], Awaitable[Execution]]
+    async def _run_until_settled(
+        self, work: "_GradingJob", authorship: Authorship, run: Callable[[], Awaitable[Execution]]
     ) -> Grade:
-        """The last run's grade, and how many there were, without those that were refused before
-        they began: these are asked for again for as long as there is time."""
+        """Run the verifier until its result is final or time is up; return the last run's
+        grade with the number of runs. Runs refused before they began are not counted and
+        are retried while time remains."""
         backoff = Backoff(base_s=_BASE_S, cap_s=_CAP_S, rng=self._rng)
         attempts = 0
         while True:
@@ -186,75 +194,79 @@ class VerifierRunner:
                 execution = await run()
             except BackendError as failure:
                 error = failure
-                execution = _failed(failure)
-            refused = error is not None and error.refused
+                execution = _failed_execution(failure)
+            refused = error is not None and error.is_refusal
             attempts += not refused
-            wait_s = backoff.next(error.retry_after_s if error else None)
-            grade = await _judged(execution, attempts, authorship)
-            repeatable = execution.retryable or grade.reason is Reason.JUDGE_ERROR
+            wait_s = backoff.next_wait_s(error.retry_after_s if error else None)
+            grade = await _judge_aside(execution, attempts, authorship)
+            repeatable = execution.retryable or grade.reason is NoGradeReason.JUDGE_ERROR
             if not repeatable or attempts >= self._config.attempts:
                 return grade
-            if wait_s >= _left(work.until):
-                return replace(grade, reason=Reason.TIMEOUT) if refused else grade
+            if wait_s >= _time_left(work.until):
+                return replace(grade, reason=NoGradeReason.TIMEOUT) if refused else grade
             work.refusal = str(error) if refused else ""
             await asyncio.sleep(wait_s)
 
-    async def _verification(
+    async def _prepare_verification(
         self, instance: Instance, submission: Submission, until: float
     ) -> Verification:
-        """Raises VerifierError."""
+        """Prepare the submission's verifier to run in the gateway. Raises VerifierError."""
         source = submission.task.verifier
         if source is None:
             raise NoVerifierError("the task has no verifier")
-        function = await self._finder.find(source)
-        asking = Asking(until, self._config.timeout_s, self._rng)
-        return verification(instance, submission, function, asking, trusted=self._digests)
+        function = await self._finder.find_function(source)
+        asking = RefusalRetrier(until, self._config.timeout_s, self._rng)
+        return make_verification(instance, submission, function, asking, trusted=self._digests)
 
-    async def _with_partial(self, grade: Grade, work: "_Work", instance: Instance) -> Grade:
-        """The grade with the partial reward that the configuration asks for."""
+    async def _add_partial_reward(
+        self, grade: Grade, work: "_GradingJob", instance: Instance
+    ) -> Grade:
+        """Return the grade with the partial reward that the configuration requests."""
         if self._config.partial == "off" or grade.reward is None:
             return replace(grade, partial_reward=None)
         share, by_itself = grade.partial_reward, self._config.partial == "earned"
         if by_itself and grade.checks_failed and share is not None:
-            share = await self._earned(grade, grade.reward, work, instance)
+            share = await self._earned_share(grade, grade.reward, work, instance)
             grade = replace(grade, partial_reward=share)
         if self._config.partial_is_reward and grade.reward == 0 and share is not None:
             return replace(grade, reward=share)
         return grade
 
-    async def _earned(
-        self, grade: Grade, reward: float, work: "_Work", instance: Instance
+    async def _earned_share(
+        self, grade: Grade, reward: float, work: "_GradingJob", instance: Instance
     ) -> float | None:
         try:
-            asked = await self._verification(instance, work.submission, work.until)
+            asked = await self._prepare_verification(instance, work.submission, work.until)
         except VerifierError:
             return None
 
-        async def run(untouched: Verification) -> Execution:
-            async with work.passing():
-                return await self._execute(untouched, work.until)
+        async def run_untouched(untouched: Verification) -> Execution:
+            async with work.hold_place():
+                return await self._execute_here(untouched, work.until)
 
-        async def settled(untouched: Verification) -> Grade:
+        async def grade_untouched(untouched: Verification) -> Grade:
             # Nothing was written there yet.
-            return await self._settled(work, NOBODY, lambda: run(untouched))
+            return await self._run_until_settled(work, NOBODY, lambda: run_untouched(untouched))
 
         # The grade itself is known, and must not be lost for this.
         until = work.until - _MARGIN_S
         task = work.submission.task
-        free = await self._untouched.passed(task, asked, settled, until=until)
+        free = await self._untouched.find_passing_checks(task, asked, grade_untouched, until=until)
         if free is None:
             return None
-        return allowed(partial_reward(grade.checks_passed, grade.checks_failed, free=free), reward)
+        return cap_partial_reward(
+            compute_partial_reward(grade.checks_passed, grade.checks_failed, free=free), reward
+        )
 
-    async def _execute(self, verification: Verification, until: float) -> Execution:
-        timeout_s = min(self._config.timeout_s, _left(until))
-        return await self._grader.execute(verification, timeout_s=timeout_s)
+    async def _execute_here(self, verification: Verification, until: float) -> Execution:
+        timeout_s = min(self._config.timeout_s, _time_left(until))
+        return await self._grader.run_verifier(verification, timeout_s=timeout_s)
 
 
 @dataclass(slots=True)
-class _Work:
-    """One grade to be found until a deadline. `refusal` is why there is none yet, where the backend
-    has not even begun."""
+class _GradingJob:
+    """One grading with its deadline. `refusal` is the backend's last refusal while no run has
+    begun."""
 
     session: Session
     submission: Submission
@@ -262,10 +274,10 @@ class _Work:
     until: float
     refusal: str = ""
 
-    def passing(self) -> AbstractAsyncContextManager[None]:
-        """A place among the runs in flight; TimeoutError when there is none in time."""
+    def hold_place(self) -> AbstractAsyncContextManager[None]:
+        """Hold a place among the runs in flight; TimeoutError if none is free in time."""
         instance = self.session.instance
-        return self.gate.passing(
+        return self.gate.hold_place(
             self.session.run_id,
             self.until,
             kind=self.submission.task.key,
@@ -273,12 +285,14 @@ class _Work:
         )
 
 
-async def _judged(execution: Execution, attempts: int, authorship: Authorship) -> Grade:
+async def _judge_aside(execution: Execution, attempts: int, authorship: Authorship) -> Grade:
     size = _READING_COSTS * (len(execution.stdout) + authorship.chars)
-    return await aside(size, lambda: judge(execution, attempts=attempts, authorship=authorship))
+    return await run_aside(
+        size, lambda: judge_execution(execution, attempts=attempts, authorship=authorship)
+    )
 
 
-def _failed(error: BackendError) -> Execution:
+def _failed_execution(error: BackendError) -> Execution:
     return Execution(
         error=str(error),
         timed_out=error.kind == "timeout",
@@ -287,13 +301,14 @@ def _failed(error: BackendError) -> Execution:
     )
 
 
-def _tainted() -> Grade:
+def _tainted_grade() -> Grade:
     return no_grade(
-        Reason.TAINTED, "a tool call may or may not have been executed; the final state is unknown"
+        NoGradeReason.TAINTED,
+        "a tool call may or may not have been executed; the final state is unknown",
     )
 
 
-def _left(until: float) -> float:
+def _time_left(until: float) -> float:
     return max(0.001, until - _now())
 
 

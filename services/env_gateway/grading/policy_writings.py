@@ -1,8 +1,8 @@
-"""What a policy wrote in one episode, and what of it a verifier may read. Pure.
+"""Everything a policy wrote in one episode, in each form in which a verifier may read it.
+Pure.
 
-A verifier prints what it likes: the answer, or a row that was named by a tool call. Whoever reads
-results from there has to know which words may be the policy's own.
-"""
+A verifier's output may contain the answer, or a row that a tool call named. Reading results
+from it requires knowing which words may be the policy's own."""
 
 import base64
 import binascii
@@ -48,29 +48,29 @@ KEYS = " (keys)"
 
 
 class Phrase(StrEnum):
-    """Words by which results are found in what is printed, as letters alone."""
+    """Markers of results in a verifier's output, reduced to letters."""
 
     JUDGE_ERROR = "judgeerror"
     FAILED = "erroraccumulator"
     PASSED = "successaccumulator"
 
 
-def _pattern(first: str, second: str) -> re.Pattern[str]:
+def _phrase_pattern(first: str, second: str) -> re.Pattern[str]:
     between = r"(?:\\u[0-9a-f]{4}|\\[nrt]|[\W_])*"
     return re.compile(first + between + second, re.IGNORECASE)
 
 
 _SHOWN = {
-    Phrase.JUDGE_ERROR: _pattern("judge", "error"),
-    Phrase.FAILED: _pattern("error", "accumulator"),
-    Phrase.PASSED: _pattern("success", "accumulator"),
+    Phrase.JUDGE_ERROR: _phrase_pattern("judge", "error"),
+    Phrase.FAILED: _phrase_pattern("error", "accumulator"),
+    Phrase.PASSED: _phrase_pattern("success", "accumulator"),
 }
 
 
 @dataclass(slots=True)
-class Writings:
-    """`written` are texts of the policy's, by place; of what it was shown, only what looks like a
-    verifier's results is kept."""
+class PolicyWritings:
+    """Texts from one episode. `written` holds the policy's texts by place. Of the text shown
+    to the policy, only parts that resemble a verifier's results are kept."""
 
     written: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
     chars: int = 0
@@ -81,21 +81,21 @@ class Writings:
     def too_many(self) -> bool:
         return self.chars > _KEPT_CHARS or len(self.shown_lines) > _LINES_KEPT
 
-    def copy(self) -> "Writings":
+    def copy(self) -> "PolicyWritings":
         written = {where: list(texts) for where, texts in self.written.items()}
-        return Writings(written, self.chars, set(self.shown_phrases), set(self.shown_lines))
+        return PolicyWritings(written, self.chars, set(self.shown_phrases), set(self.shown_lines))
 
-    def wrote(self, where: str, text: str) -> None:
+    def add_written(self, where: str, text: str) -> None:
         self.chars += len(text)
         if self.chars <= _KEPT_CHARS:
             self.written.setdefault(where, []).append(text)
 
-    def called(self, tool: str, arguments: Mapping[str, Any]) -> None:
-        """Every text among the arguments of a call, keys included."""
-        for where, text in _texts(arguments, tool):
-            self.wrote(where, text)
+    def add_call(self, tool: str, arguments: Mapping[str, Any]) -> None:
+        """Add every text among a call's arguments, keys included."""
+        for where, text in _iterate_texts(arguments, tool):
+            self.add_written(where, text)
 
-    def showed(self, text: str) -> None:
+    def add_shown(self, text: str) -> None:
         for phrase, pattern in _SHOWN.items():
             if phrase not in self.shown_phrases and pattern.search(text):
                 self.shown_phrases.add(phrase)
@@ -106,18 +106,20 @@ class Writings:
             if app := _APP.search(line):
                 self.shown_lines.add(line[app.start() :])
 
-    def told(self, message: object) -> None:
-        """A message of the conversation: the policy wrote what nobody else did."""
+    def add_message(self, message: object) -> None:
+        """Add a message of the conversation. Messages of the assistant, or without a role, are
+        the policy's; the others were shown to it."""
         fields = cast("dict[str, Any]", message) if isinstance(message, dict) else {}
-        for where, text in _texts(message, "conversation"):
+        for where, text in _iterate_texts(message, "conversation"):
             if fields.get("role") in _OTHERS:
-                self.showed(text)
+                self.add_shown(text)
             else:
-                self.wrote(where, text)
+                self.add_written(where, text)
 
 
-def _texts(value: object, where: str) -> Iterator[tuple[str, str]]:
-    """(where, text) of each text in a JSON value; not recursive, as it may be nested deeply."""
+def _iterate_texts(value: object, where: str) -> Iterator[tuple[str, str]]:
+    """Yield (where, text) for each text in a JSON value. It is not recursive, because the
+    value may be deeply nested."""
     left: list[tuple[str, object]] = [(where, value)]
     while left:
         where, value = left.pop()
@@ -133,12 +135,18 @@ def _texts(value: object, where: str) -> Iterator[tuple[str, str]]:
             )
 
 
-def readings(text: str) -> tuple[list[str], bool]:
-    """The text, and what a verifier that decodes it reads; also what was encoded twice. And whether
-    these are all that there are."""
+def decode_readings(text: str) -> tuple[list[str], bool]:
+    """Return the text and every decoding that a verifier may read from it, including double
+    encodings."""
     found = [text]
     for one in found:
-        for decode in (_unescaped, _without_markup, _octets, _base64, _without_terminal):
+        for decode in (
+            _resolve_escapes,
+            _strip_markup,
+            _resolve_octets,
+            _decode_base64,
+            _without_terminal,
+        ):
             decoded = decode(one)
             if decoded and decoded not in found:
                 if len(found) == _READINGS:
@@ -158,19 +166,19 @@ def app_spans(text: str, app: re.Pattern[str], value: re.Pattern[str]) -> Iterat
             at = end.end()
 
 
-def _unescaped(text: str) -> str:
-    """With the escapes of JSON and Python resolved."""
-    return _ESCAPE.sub(_character, text) if "\\" in text else text
+def _resolve_escapes(text: str) -> str:
+    """Resolve the escapes of JSON and Python."""
+    return _ESCAPE.sub(_escape_to_character, text) if "\\" in text else text
 
 
-def _character(escape: re.Match[str]) -> str:
+def _escape_to_character(escape: re.Match[str]) -> str:
     code = escape[1]
     if code in _CONTROLS:
         return _CONTROLS[code]
     return chr(int(code[1:], 16) if code[0] in "ux" else int(code, 8))
 
 
-def _without_markup(text: str) -> str:
+def _strip_markup(text: str) -> str:
     """Without the tags and references of HTML and the links of Markdown."""
     if "](" in text:
         text = _LINK.sub(r"\1", text)
@@ -188,20 +196,20 @@ def _without_terminal(text: str) -> str:
     return _TERMINAL.sub("", text) if "\x1b" in text or "\x9b" in text or "\x9d" in text else text
 
 
-def _octets(text: str) -> str:
-    """With the octets of URLs and of mail (quoted-printable) resolved."""
+def _resolve_octets(text: str) -> str:
+    """Resolve the octets of URLs and of mail (quoted-printable)."""
     resolve: Callable[[re.Match[str]], str] = lambda found: bytes.fromhex(  # noqa: E731
         found[0].replace("%", "").replace("=", "")
     ).decode("utf-8", "replace")
     return _OCTETS.sub(resolve, text) if "%" in text or "=" in text else text
 
 
-def _base64(text: str) -> str:
-    """All that is base64 of a text, such as the lines of a mail."""
-    return "".join(filter(None, map(_decoded, _BASE64.findall(text))))
+def _decode_base64(text: str) -> str:
+    """Decode and join all base64 in a text, such as the lines of a mail."""
+    return "".join(filter(None, map(_decode_word, _BASE64.findall(text))))
 
 
-def _decoded(word: str) -> str:
+def _decode_word(word: str) -> str:
     plain = word.rstrip("=").translate(_URL_SAFE)
     try:
         return base64.b64decode(plain + "=" * (-len(plain) % 4)).decode()

@@ -1,7 +1,7 @@
-"""The results that a verifier printed, as Fleet's do, and which of them may be forged. Pure.
+"""The results that a verifier printed in Fleet's format, and those among them that may be
+forged. Pure.
 
-What a verifier prints beside them may hold lines of the same shape, which a policy wrote.
-"""
+A verifier's other output may contain lines of the same shape, written by the policy."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import cast
 
-from services.common.parsing import Limits, parse_literal
+from services.common.parsing import TextLimits, parse_literal
 from services.env_gateway.grading.authorship import Authorship
 from services.env_gateway.grading.policy_writings import Phrase, app_spans
 
@@ -20,7 +20,7 @@ _OPENED = re.compile(r">>> (?P<kind>ERROR|SUCCESS)_ACCUMULATOR >>>\n")
 # Of a longer output only this much, its end, is searched for checks.
 _SEARCHED_CHARS = 2**19
 # A longer list of checks is read by its lines: Python takes milliseconds for each KiB.
-_LIST_LIMITS = Limits(bytes=2**15, values=4096)
+_LIST_LIMITS = TextLimits(bytes=2**15, values=4096)
 _APP = re.compile(r"^(?P<name>App \S.*?): (?P<passed>[01])[ \t\r]*$", re.MULTILINE)
 _APP_START, _APP_VALUE = re.compile(r"App (?=\S)"), re.compile(r": [01]")
 _JUDGE_ERROR = re.compile(r"^[^\S\n]*JUDGE ERROR:(?P<detail>.*)$", re.MULTILINE)
@@ -32,9 +32,9 @@ _PHRASES = {"ERROR": Phrase.FAILED, "SUCCESS": Phrase.PASSED}
 
 
 @dataclass(frozen=True, slots=True)
-class Printed:
-    """`countable` says whether the checks are all that there were; `doubts` are lines that the
-    policy may have written, and that count for nothing."""
+class PrintedResults:
+    """Results read from a verifier's output. `countable` is set if the checks are complete.
+    `doubts` are lines that the policy may have written; they count for nothing."""
 
     judge_error: str | None = None
     passed: tuple[str, ...] = ()
@@ -43,13 +43,12 @@ class Printed:
     doubts: tuple[str, ...] = ()
 
 
-def read_printed(stdout: str, authorship: Authorship, *, cut: bool = False) -> Printed:
-    """The checks that a verifier printed as passed and as failed, the last print of each, and
-    whether a judge failed.
+def read_printed(stdout: str, authorship: Authorship, *, cut: bool = False) -> PrintedResults:
+    """Read the checks that a verifier printed as passed and as failed, the last print of each,
+    and a judge's failure.
 
-    A verifier over several apps prints `App NAME: 0` or `App NAME: 1` for each, and then these are
-    its checks; others print lists of what passed and what failed.
-    """
+    A verifier over several apps prints `App NAME: 0` or `App NAME: 1` for each, and those
+    are its checks. Others print lists of passed and failed checks."""
     end = stdout[-_SEARCHED_CHARS:]
     complete = not cut and len(end) == len(stdout)
     apps = list(_APP.finditer(end))
@@ -58,18 +57,22 @@ def read_printed(stdout: str, authorship: Authorship, *, cut: bool = False) -> P
     judge = _JUDGE_ERROR.search(stdout) if "JUDGE ERROR:" in stdout else None
     if judge is None:
         return printed
-    if authorship.explains(Phrase.JUDGE_ERROR):
-        return replace(printed, doubts=_shown([judge[0], *printed.doubts]))
+    if authorship.explains_phrase(Phrase.JUDGE_ERROR):
+        return replace(printed, doubts=_shorten_lines([judge[0], *printed.doubts]))
     return replace(printed, judge_error=judge["detail"].strip()[:CHECK_CHARS])
 
 
-def _read_apps(stdout: str, lines: Sequence[re.Match[str]], authorship: Authorship) -> Printed:
+def _read_apps(
+    stdout: str, lines: Sequence[re.Match[str]], authorship: Authorship
+) -> PrintedResults:
     apps = {line["name"]: line["passed"] == "1" for line in lines}
     if doubts := [*_forged_apps(lines, authorship), *_hidden_apps(stdout, authorship)]:
-        return Printed(doubts=_shown(doubts))
+        return PrintedResults(doubts=_shorten_lines(doubts))
     if len(apps) > _APPS_JUDGED:
-        return Printed()
-    return Printed(None, _named(apps, passed=True), _named(apps, passed=False), countable=True)
+        return PrintedResults()
+    return PrintedResults(
+        None, _app_names(apps, passed=True), _app_names(apps, passed=False), countable=True
+    )
 
 
 def _forged_apps(lines: Sequence[re.Match[str]], authorship: Authorship) -> Iterator[str]:
@@ -80,7 +83,8 @@ def _forged_apps(lines: Sequence[re.Match[str]], authorship: Authorship) -> Iter
 
 
 def _hidden_apps(stdout: str, authorship: Authorship) -> Iterator[str]:
-    """Results that are none for what stands before or behind them."""
+    """Yield results that go unrecognized because of the text before or after them, where the
+    policy may have written that text."""
     lines = dict.fromkeys(line for line in stdout.split("\n") if "App " in line)
     inside = [(line, span) for line in lines if not _APP.match(line) for span in _first_app(line)]
     for line, (start, end) in inside:
@@ -93,22 +97,26 @@ def _first_app(line: str) -> Iterator[tuple[int, int]]:
     return islice(app_spans(line, _APP_START, _APP_VALUE), 1)
 
 
-def _read_lists(stdout: str, authorship: Authorship) -> Printed:
-    found = dict(_accumulators(stdout))
-    forged = [kind for kind in found if authorship.explains(_PHRASES[kind])]
+def _read_lists(stdout: str, authorship: Authorship) -> PrintedResults:
+    found = dict(_find_accumulators(stdout))
+    forged = [kind for kind in found if authorship.explains_phrase(_PHRASES[kind])]
     if forged:
-        return Printed(doubts=_shown(f"{kind}_ACCUMULATOR: {found[kind]}" for kind in forged))
-    lists = {kind: _checks(body) for kind, body in found.items()}
+        return PrintedResults(
+            doubts=_shorten_lines(f"{kind}_ACCUMULATOR: {found[kind]}" for kind in forged)
+        )
+    lists = {kind: _parse_checks(body) for kind, body in found.items()}
     checks = {kind: told for kind, (told, _) in lists.items()}
     if parted := [kind for kind in checks if authorship.explains_parting(checks[kind])]:
-        return Printed(doubts=_shown(f"{kind}_ACCUMULATOR: {found[kind]}" for kind in parted))
+        return PrintedResults(
+            doubts=_shorten_lines(f"{kind}_ACCUMULATOR: {found[kind]}" for kind in parted)
+        )
     countable = all(is_list for _, is_list in lists.values())
-    return Printed(None, checks.get("SUCCESS", ()), checks.get("ERROR", ()), countable)
+    return PrintedResults(None, checks.get("SUCCESS", ()), checks.get("ERROR", ()), countable)
 
 
-def _accumulators(stdout: str) -> Iterator[tuple[str, str]]:
-    """(kind, text) of each. In one pass: a pattern for the whole would search the rest anew for
-    each that is never closed."""
+def _find_accumulators(stdout: str) -> Iterator[tuple[str, str]]:
+    """Yield (kind, text) of each accumulator. It takes one pass: a pattern for the whole would
+    rescan the rest for each that is never closed."""
     at = 0
     unclosed: set[str] = set()
     while len(unclosed) < 2 and (opened := _OPENED.search(stdout, at)) is not None:
@@ -122,27 +130,27 @@ def _accumulators(stdout: str) -> Iterator[tuple[str, str]]:
             at = end + len(closing)
 
 
-def _checks(body: str) -> tuple[tuple[str, ...], bool]:
-    """The checks, and whether they were printed as a list; of other texts, a policy's line would be
-    a check by itself."""
+def _parse_checks(body: str) -> tuple[tuple[str, ...], bool]:
+    """Return the checks, and True if they were printed as a list. In any other text, one line
+    by the policy would itself be a check."""
     try:
         value = parse_literal(body.strip(), _LIST_LIMITS)
         if isinstance(value, list | tuple):
-            return _bounded(cast("Sequence[object]", value)), True
-        return _bounded([value]), False
+            return _bounded_checks(cast("Sequence[object]", value)), True
+        return _bounded_checks([value]), False
     except ValueError:
         # No literal, or one with an integer that Python does not write out.
-        return _bounded(body.splitlines()), False
+        return _bounded_checks(body.splitlines()), False
 
 
-def _bounded(items: Sequence[object]) -> tuple[str, ...]:
+def _bounded_checks(items: Sequence[object]) -> tuple[str, ...]:
     return tuple(str(item)[:CHECK_CHARS] for item in items[:CHECKS_KEPT])
 
 
-def _named(apps: Mapping[str, bool], *, passed: bool) -> tuple[str, ...]:
+def _app_names(apps: Mapping[str, bool], *, passed: bool) -> tuple[str, ...]:
     names = [name[:CHECK_CHARS] for name, value in apps.items() if value is passed]
     return tuple(names[:CHECKS_KEPT])
 
 
-def _shown(lines: Iterator[str] | Sequence[str]) -> tuple[str, ...]:
+def _shorten_lines(lines: Iterator[str] | Sequence[str]) -> tuple[str, ...]:
     return tuple(line[:_DOUBT_CHARS] for line in lines)[:_DOUBTS_KEPT]

@@ -1,4 +1,4 @@
-"""Which checks of a verifier pass before anything was done: credit for them is no credit."""
+"""Baseline of a verifier: the checks that pass on the untouched state, which earn no credit."""
 
 import asyncio
 import hashlib
@@ -14,7 +14,7 @@ from services.env_gateway.ports import Verification
 _LOG = get_logger(__name__)
 _KEPT = 4096
 
-Run = Callable[[Verification], Awaitable[Grade]]
+RunVerifier = Callable[[Verification], Awaitable[Grade]]
 _Key = tuple[bytes, str, str, str, str]
 
 
@@ -24,27 +24,27 @@ class _Entry:
     passed: frozenset[str] | None = None
 
 
-class Untouched:
+class UntouchedBaseline:
     """Runs each verifier once on the seed of its data, as if that were the final state."""
 
     def __init__(self) -> None:
         self._entries: OrderedDict[_Key, _Entry] = OrderedDict()
 
-    async def passed(
-        self, task: Task, verification: Verification, run: Run, *, until: float
+    async def find_passing_checks(
+        self, task: Task, verification: Verification, run: RunVerifier, *, until: float
     ) -> frozenset[str] | None:
-        """The checks that pass; None when the verifier could not be run by then, which is not
-        remembered. Attempts at one task wait for the first of them."""
-        entry = self._entry(_key(task, verification))
+        """Return the checks that pass. None means that the verifier could not be run by
+        `until`; that is not cached. Attempts at one task wait for the first of them."""
+        entry = self._get_entry(_make_key(task, verification))
         try:
             async with asyncio.timeout_at(until), entry.lock:
                 if entry.passed is None:
-                    entry.passed = await _measure(verification, run)
+                    entry.passed = await _grade_seed(verification, run)
         except TimeoutError:
             _LOG.warning("untouched_state_not_graded", task=task.key)
         return entry.passed
 
-    def _entry(self, key: _Key) -> _Entry:
+    def _get_entry(self, key: _Key) -> _Entry:
         entry = self._entries.setdefault(key, _Entry())
         self._entries.move_to_end(key)
         if len(self._entries) > _KEPT:
@@ -52,12 +52,12 @@ class Untouched:
         return entry
 
 
-def _key(task: Task, verification: Verification) -> _Key:
+def _make_key(task: Task, verification: Verification) -> _Key:
     digest = hashlib.sha256(verification.source.encode()).digest()
     return digest, task.env_key, task.env_version, task.data_key, task.data_version
 
 
-async def _measure(verification: Verification, run: Run) -> frozenset[str] | None:
+async def _grade_seed(verification: Verification, run: RunVerifier) -> frozenset[str] | None:
     grade = await run(
         replace(
             verification,
@@ -69,7 +69,7 @@ async def _measure(verification: Verification, run: Run) -> frozenset[str] | Non
             arguments=dict.fromkeys(verification.arguments, ""),
         )
     )
-    if not grade.known:
+    if not grade.is_known:
         _LOG.warning("untouched_state_not_graded", reason=grade.reason, error=grade.detail)
         return None
     return frozenset(grade.checks_passed)

@@ -1,4 +1,5 @@
-"""A verifier with all that it may ask: its arguments, and the environment in its final state."""
+"""A verifier with everything it may query: its arguments, and the environment in its final
+state."""
 
 import asyncio
 import hashlib
@@ -26,29 +27,33 @@ _BASE_S, _CAP_S = 0.2, 5.0
 T = TypeVar("T")
 
 
-def verification(
+def make_verification(
     instance: Instance,
     submission: Submission,
     function: VerifierFunction,
-    asking: "Asking",
+    asking: "RefusalRetrier",
     *,
     trusted: Collection[str],
 ) -> Verification:
-    """Of the verifier that is submitted; `trusted` are digests."""
+    """Build the run of the submission's verifier; `trusted` are digests."""
     source = submission.task.verifier or ""
     return Verification(
         source=source,
         run_id=submission.run_id,
         function=function.name,
-        query=_query(instance, asking),
-        snapshot=lambda db: asking.ask(lambda left: instance.snapshot(db, timeout_s=left)),
-        arguments=_arguments(function, submission),
-        call=_call(instance, submission.readable, asking),
+        query=_make_query(instance, asking),
+        snapshot=lambda db: asking.ask_patiently(
+            lambda left: instance.snapshot_database(db, timeout_s=left)
+        ),
+        arguments=_verifier_arguments(function, submission),
+        call=_make_call(instance, submission.readable, asking),
         trusted=hashlib.sha256(source.encode()).hexdigest() in trusted,
     )
 
 
-def _arguments(function: VerifierFunction, submission: Submission) -> dict[str, str | None]:
+def _verifier_arguments(
+    function: VerifierFunction, submission: Submission
+) -> dict[str, str | None]:
     arguments: dict[str, str | None] = {}
     if function.takes_final_answer:
         arguments["final_answer"] = submission.final_answer
@@ -57,46 +62,51 @@ def _arguments(function: VerifierFunction, submission: Submission) -> dict[str, 
     return arguments
 
 
-def _query(instance: Instance, asking: "Asking") -> QueryFn:
-    async def query(db: str, sql: str, args: Sequence[SqlValue]) -> Rows:
-        return await asking.ask(lambda left: instance.query(db, sql, args, timeout_s=left))
+def _make_query(instance: Instance, asking: "RefusalRetrier") -> QueryFn:
+    async def ask_database(db: str, sql: str, args: Sequence[SqlValue]) -> Rows:
+        return await asking.ask_patiently(
+            lambda left: instance.query_database(db, sql, args, timeout_s=left)
+        )
 
-    return query
+    return ask_database
 
 
-def _call(instance: Instance, readable: frozenset[str], asking: "Asking") -> CallFn:
-    async def call(name: str, arguments: Mapping[str, Any]) -> CallResult:
+def _make_call(instance: Instance, readable: frozenset[str], asking: "RefusalRetrier") -> CallFn:
+    async def call_readable_tool(name: str, arguments: Mapping[str, Any]) -> CallResult:
         # A verifier may run more than once, and on a server that others share.
         if name not in readable:
             raise QueryError(f"a verifier may call tools that only read, and {name!r} is none")
-        return await asking.ask(lambda left: instance.call(name, arguments, timeout_s=left))
+        return await asking.ask_patiently(
+            lambda left: instance.call_tool(name, arguments, timeout_s=left)
+        )
 
-    return call
+    return call_readable_tool
 
 
-class Asking:
-    """What a verifier asks of an environment. A refusal is waited out in the first half of the time
-    for a run; later the run is given up and begins anew, lest it ends for want of time."""
+class RefusalRetrier:
+    """Sends a verifier's requests to an environment and retries refused ones during the first
+    half of a run's time. After that the run is abandoned and restarted, so that it does not
+    fail for lack of time."""
 
     def __init__(self, until: float, timeout_s: float, rng: random.Random) -> None:
         self._until = until
         self._patient_until = min(_now() + timeout_s / 2, until)
         self._rng = rng
 
-    async def ask(self, ask: Callable[[float], Awaitable[T]]) -> T:
-        """Raises BackendError."""
+    async def ask_patiently(self, ask: Callable[[float], Awaitable[T]]) -> T:
+        """Send one request, retrying refusals. Raises BackendError."""
         backoff = Backoff(base_s=_BASE_S, cap_s=_CAP_S, rng=self._rng)
         while True:
             try:
-                return await ask(_left(self._until))
+                return await ask(_time_left(self._until))
             except BackendError as error:
-                wait_s = backoff.next(error.retry_after_s)
-                if not error.refused or _now() + wait_s >= self._patient_until:
+                wait_s = backoff.next_wait_s(error.retry_after_s)
+                if not error.is_refusal or _now() + wait_s >= self._patient_until:
                     raise
             await asyncio.sleep(wait_s)
 
 
-def _left(until: float) -> float:
+def _time_left(until: float) -> float:
     return max(0.001, until - _now())
 
 

@@ -1,1 +1,2 @@
-"""How much an environment bears, who is next, and where calls wait."""
+"""Limits on the load of an environment, fair order among runs, and the gates at which calls
+wait."""

@@ -1,6 +1,5 @@
-"""How much an environment bears: adaptive concurrency, a circuit breaker, a rate. No I/O; the clock
-is an argument, in seconds.
-"""
+"""Limits on the load of an environment: adaptive concurrency, a circuit breaker, a rate. No
+I/O; the clock is an argument, in seconds."""
 
 from collections import deque
 from enum import StrEnum
@@ -9,8 +8,9 @@ from typing import Protocol
 _FACTOR = 0.7
 
 
-class Limit(Protocol):
-    """How many may be in flight. Each that begins ends as one of the last three."""
+class ConcurrencyLimit(Protocol):
+    """Limit on the requests in flight. Each request that begins ends with one of the last
+    three methods."""
 
     in_flight: int
 
@@ -18,18 +18,18 @@ class Limit(Protocol):
     def limit(self) -> int: ...
 
     @property
-    def full(self) -> bool: ...
+    def is_full(self) -> bool: ...
 
-    def begin(self) -> int:
-        """Give what this returns to `overloaded`."""
+    def begin_request(self) -> int:
+        """Begin a request; pass the returned number to `end_with_overload`."""
         ...
 
-    def succeeded(self) -> None: ...
+    def end_with_success(self) -> None: ...
 
-    def overloaded(self, begun: int) -> None: ...
+    def end_with_overload(self, begun: int) -> None: ...
 
-    def ended(self) -> None:
-        """Neither a success nor a sign of overload."""
+    def end_without_evidence(self) -> None:
+        """End a request that shows neither success nor overload."""
         ...
 
 
@@ -41,30 +41,31 @@ class FixedLimit:
         self.in_flight = 0
 
     @property
-    def full(self) -> bool:
+    def is_full(self) -> bool:
         return self.in_flight >= self.limit
 
-    def begin(self) -> int:
+    def begin_request(self) -> int:
         self.in_flight += 1
         return 0
 
-    def succeeded(self) -> None:
+    def end_with_success(self) -> None:
         self.in_flight -= 1
 
-    def overloaded(self, begun: int) -> None:
+    def end_with_overload(self, begun: int) -> None:
         self.in_flight -= 1
 
-    def ended(self) -> None:
+    def end_without_evidence(self) -> None:
         self.in_flight -= 1
 
 
 class AdaptiveLimit:
-    """How many may be in flight: additive increase, multiplicative decrease (Chiu and Jain, 1989).
+    """Limit on the requests in flight by additive increase, multiplicative decrease (Chiu and
+    Jain, 1989).
 
-    While the limit is in use each success adds 1 / limit, and 1 until the first overload (slow
-    start, RFC 5681). An overload multiplies it by 0.7, but at most once for all that was in flight
-    together: what had begun before the limit fell fails for the same reason.
-    """
+    While the limit is in use each success adds 1 / limit, and 1 until the first overload
+    (slow start, RFC 5681). An overload multiplies it by 0.7, but at most once for all
+    requests that were in flight together: those that began before the limit fell fail for
+    the same reason."""
 
     def __init__(self, *, start: int, ceiling: int, least: int = 1) -> None:
         self._limit = float(min(start, ceiling))
@@ -78,27 +79,27 @@ class AdaptiveLimit:
         return int(self._limit)
 
     @property
-    def full(self) -> bool:
+    def is_full(self) -> bool:
         return self.in_flight >= self.limit
 
-    def begin(self) -> int:
+    def begin_request(self) -> int:
         self.in_flight += 1
         return self._falls
 
-    def succeeded(self) -> None:
+    def end_with_success(self) -> None:
         used = 2 * self.in_flight >= self.limit
         self.in_flight -= 1
         if used:
             step = 1.0 / self._limit if self._falls else 1.0
             self._limit = min(self._ceiling, self._limit + step)
 
-    def overloaded(self, begun: int) -> None:
+    def end_with_overload(self, begun: int) -> None:
         self.in_flight -= 1
         if begun == self._falls:
             self._falls += 1
             self._limit = max(self._least, self._limit * _FACTOR)
 
-    def ended(self) -> None:
+    def end_without_evidence(self) -> None:
         self.in_flight -= 1
 
 
@@ -108,9 +109,10 @@ class BreakerState(StrEnum):
     HALF_OPEN = "half_open"
 
 
-class Breaker:
-    """Stops calls for `open_s` when more than `error_rate` of the last `window` failed; then lets
-    one through, whose success closes it and whose failure opens it again."""
+class CircuitBreaker:
+    """Circuit breaker: blocks requests for `open_s` after more than `error_rate` of the last
+    `window` failed. It then admits one, whose success closes the circuit and whose failure
+    opens it again."""
 
     def __init__(self, *, window: int, error_rate: float, open_s: float) -> None:
         self._failures: deque[bool] = deque(maxlen=window)
@@ -121,28 +123,28 @@ class Breaker:
         # Grows with each opening: what began before it says nothing about the time after it.
         self._generation = 0
 
-    def state(self, now: float) -> BreakerState:
+    def state_at(self, now: float) -> BreakerState:
         if self._open_until is None:
             return BreakerState.CLOSED
         return BreakerState.OPEN if now < self._open_until else BreakerState.HALF_OPEN
 
     def blocked_s(self, now: float) -> float:
-        """How long nothing will be let through."""
+        """Return how long, in seconds, no request will be admitted."""
         return max(0.0, (self._open_until or now) - now)
 
-    def allows(self, now: float) -> bool:
-        state = self.state(now)
+    def allows_request(self, now: float) -> bool:
+        state = self.state_at(now)
         return state is BreakerState.CLOSED or (
             state is BreakerState.HALF_OPEN and not self._probing
         )
 
-    def begin(self, now: float) -> int:
-        """Something that is allowed begins; give what this returns to `end`."""
-        self._probing = self.state(now) is BreakerState.HALF_OPEN
+    def begin_request(self, now: float) -> int:
+        """Begin an admitted request; pass the returned number to `end_request`."""
+        self._probing = self.state_at(now) is BreakerState.HALF_OPEN
         return self._generation
 
-    def end(self, generation: int, *, failed: bool | None, now: float) -> None:
-        """`failed` None: it says nothing."""
+    def end_request(self, generation: int, *, failed: bool | None, now: float) -> None:
+        """End a request. `failed` is None if its end is no evidence."""
         if generation != self._generation:
             return
         if self._open_until is not None:
@@ -151,24 +153,24 @@ class Breaker:
             self._failures.append(failed)
             full = len(self._failures) == self._failures.maxlen
             if full and sum(self._failures) > self._error_rate * len(self._failures):
-                self._open(now)
+                self._open_circuit(now)
 
     def _end_probe(self, failed: bool | None, now: float) -> None:
         self._probing = False
         if failed:
-            self._open(now)
+            self._open_circuit(now)
         elif failed is False:
             self._open_until = None
             self._failures.clear()
 
-    def _open(self, now: float) -> None:
+    def _open_circuit(self, now: float) -> None:
         self._generation += 1
         self._probing = False
         self._open_until = now + self._open_s
 
 
 class TokenBucket:
-    """At most `burst` at once and `rate` a second in the long run."""
+    """Token bucket: at most `burst` at once and `rate` a second in the long run."""
 
     def __init__(self, *, rate: float, burst: int) -> None:
         self._rate = rate
@@ -176,8 +178,8 @@ class TokenBucket:
         self._tokens = float(burst)
         self._filled_at: float | None = None
 
-    def take(self, now: float) -> float:
-        """Take one; returns how many seconds to wait before using it."""
+    def take_token(self, now: float) -> float:
+        """Take one token; return the seconds to wait before using it."""
         if self._filled_at is not None:
             gained = (now - self._filled_at) * self._rate
             self._tokens = min(self._burst, self._tokens + gained)

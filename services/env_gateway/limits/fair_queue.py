@@ -1,4 +1,4 @@
-"""Who is next: fair shares between runs, by weight. No I/O, no clock."""
+"""Fair order: shares between runs, by weight. No I/O, no clock."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,15 +9,15 @@ T = TypeVar("T")
 WeightOf = Callable[[str], float]
 
 
-def equally(run_id: str) -> float:
-    """The same weight for every run."""
+def equal_weight(run_id: str) -> float:
+    """Return the same weight for every run."""
     return 1.0
 
 
 @dataclass(slots=True)
 class _Share:
-    """`turn` is when the run's next place is due, in virtual time; `joined` when it last began to
-    wait, by a count."""
+    """One run's share. `turn` is when its next place is due, in virtual time; `joined` is the
+    count at which it last began to wait."""
 
     weight: float
     turn: float
@@ -30,17 +30,16 @@ class _Share:
         return (self.held / self.weight, self.turn, self.joined)
 
 
-class Shares:
-    """What each run holds of something, and which run comes next.
+class FairShares:
+    """Shares of each run, and the order in which runs come next.
 
-    The run that holds the least for its weight is first (max-min fairness), so that one whose work
-    takes long cannot gather all places. Between equals the one whose turn is due is first
-    (start-time fair queuing; Goyal, Vin and Cheng, 1996): every run gets on when there are more
-    runs than places. No turn is before the one that was last due, or a run that held a lot could
-    later have all that it let pass at once.
-    """
+    The run that holds the least for its weight is first (max-min fairness), so that a run
+    with long work cannot gather all places. Between equals the one whose turn is due is
+    first (start-time fair queuing; Goyal, Vin and Cheng, 1996): every run advances even
+    with more runs than places. No turn is earlier than the one that was last due; otherwise
+    a run that held many places could later claim all the turns that it let pass at once."""
 
-    def __init__(self, weight_of: WeightOf = equally) -> None:
+    def __init__(self, weight_of: WeightOf = equal_weight) -> None:
         self._weight_of = weight_of
         self._shares: dict[str, _Share] = {}
         self._turn = 0.0
@@ -49,30 +48,30 @@ class Shares:
     def __len__(self) -> int:
         return len(self._shares)
 
-    def held(self, run_id: str) -> int:
+    def held_by(self, run_id: str) -> int:
         share = self._shares.get(run_id)
         return share.held if share else 0
 
-    def join(self, run_id: str) -> None:
-        """A run begins to wait."""
+    def start_waiting(self, run_id: str) -> None:
+        """Mark a run as waiting."""
         share = self._shares.get(run_id)
         if share is None:
             share = self._shares[run_id] = _Share(self._weight_of(run_id), self._turn)
         self._joins += 1
         share.joined, share.waits = self._joins, True
 
-    def leave(self, run_id: str) -> None:
-        """A run does not wait any more."""
+    def stop_waiting(self, run_id: str) -> None:
+        """Mark a run as no longer waiting."""
         self._shares[run_id].waits = False
-        self._tidy()
+        self._forget_idle_runs()
 
-    def ordered(self) -> list[str]:
-        """The runs that wait, the next one first."""
+    def ordered_runs(self) -> list[str]:
+        """Return the waiting runs, the next one first."""
         waiting = (run_id for run_id, share in self._shares.items() if share.waits)
         return sorted(waiting, key=lambda run_id: self._shares[run_id].rank)
 
-    def take(self, run_id: str, places: int = 1) -> None:
-        """A run that waits gets places."""
+    def take_places(self, run_id: str, places: int = 1) -> None:
+        """Give places to a waiting run."""
         share = self._shares[run_id]
         self._turn = share.turn
         share.held += places
@@ -82,9 +81,9 @@ class Shares:
 
     def give_back(self, run_id: str, places: int = 1) -> None:
         self._shares[run_id].held -= places
-        self._tidy()
+        self._forget_idle_runs()
 
-    def _tidy(self) -> None:
+    def _forget_idle_runs(self) -> None:
         """Forget runs that hold nothing and wait for nothing, as soon as it makes no difference
         whether their turn is due or not."""
         contended = any(share.waits for share in self._shares.values())
@@ -97,8 +96,8 @@ class Shares:
 class FairQueue(Generic[T]):
     """Items that wait for one place each; within a run first come, first served."""
 
-    def __init__(self, weight_of: WeightOf = equally) -> None:
-        self.shares = Shares(weight_of)
+    def __init__(self, weight_of: WeightOf = equal_weight) -> None:
+        self.shares = FairShares(weight_of)
         # Dictionaries for their order: whoever gives up leaves from anywhere.
         self._waiting: dict[str, dict[T, None]] = {}
 
@@ -107,27 +106,27 @@ class FairQueue(Generic[T]):
 
     def push(self, run_id: str, item: T) -> None:
         if run_id not in self._waiting:
-            self.shares.join(run_id)
+            self.shares.start_waiting(run_id)
             self._waiting[run_id] = {}
         self._waiting[run_id][item] = None
 
     def pop(self) -> tuple[str, T]:
-        """The next item, whose run holds one place more until `give_back`."""
-        run_id = self.shares.ordered()[0]
+        """Remove and return the next item; its run holds one more place until `give_back`."""
+        run_id = self.shares.ordered_runs()[0]
         item = next(iter(self._waiting[run_id]))
-        self.shares.take(run_id)
+        self.shares.take_places(run_id)
         self.discard(run_id, item)
         return run_id, item
 
     def discard(self, run_id: str, item: T) -> None:
-        """Forget an item that waits; one that does not is no fault."""
+        """Remove an item if it is waiting."""
         items = self._waiting.get(run_id)
         if items is None:
             return
         items.pop(item, None)
         if not items:
             del self._waiting[run_id]
-            self.shares.leave(run_id)
+            self.shares.stop_waiting(run_id)
 
     def give_back(self, run_id: str) -> None:
         self.shares.give_back(run_id)

@@ -1,4 +1,4 @@
-"""Where calls and creations wait until their environment bears one more."""
+"""Gates at which calls and creations wait until their environment has capacity for one more."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -6,18 +6,22 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import NoReturn
 
-from services.env_gateway.limits.adaptive_concurrency import Breaker, BreakerState, Limit
-from services.env_gateway.limits.backend_health import Evidence, Observer
-from services.env_gateway.limits.fair_queue import FairQueue, WeightOf, equally
+from services.env_gateway.limits.adaptive_concurrency import (
+    BreakerState,
+    CircuitBreaker,
+    ConcurrencyLimit,
+)
+from services.env_gateway.limits.backend_health import HealthEvidence, RequestObserver
+from services.env_gateway.limits.fair_queue import FairQueue, WeightOf, equal_weight
 from services.env_gateway.ports import BackendError
 
-_OVERLOAD = {Evidence.THROTTLED, Evidence.SILENT}
-_FAILED = {Evidence.SUCCESS: False, Evidence.SILENT: True, Evidence.FAILED: True}
+_OVERLOAD = {HealthEvidence.THROTTLED, HealthEvidence.SILENT}
+_FAILED = {HealthEvidence.SUCCESS: False, HealthEvidence.SILENT: True, HealthEvidence.FAILED: True}
 
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """`begun` is the limit's, `generation` the breaker's."""
+    """One request's place. `begun` belongs to the limit, `generation` to the breaker."""
 
     run_id: str
     begun: int
@@ -34,43 +38,49 @@ class Passage:
 
     kind: str
     instance_id: str
-    observer: Observer | None
+    observer: RequestObserver | None
     sent_at: float | None = None
-    evidence: Evidence = Evidence.NOTHING
+    evidence: HealthEvidence = HealthEvidence.NOTHING
 
-    def sent(self) -> None:
-        """From now on the backend has the request: what it waited for before is not its fault."""
+    def mark_sent(self) -> None:
+        """Mark the request as sent: time it spent waiting before is not the backend's fault."""
         self.sent_at = _now()
 
-    def answered(self) -> None:
+    def mark_answered(self) -> None:
         if self.observer:
-            self.evidence = self.observer.answered(self.kind, self.instance_id, self._seconds())
+            self.evidence = self.observer.observe_answer(
+                self.kind, self.instance_id, self._seconds_since_sent()
+            )
 
-    def failed(self, error: BackendError) -> None:
+    def mark_failed(self, error: BackendError) -> None:
         if self.observer:
-            seconds = self._seconds()
-            self.evidence = self.observer.failed(error, self.kind, self.instance_id, seconds)
+            seconds = self._seconds_since_sent()
+            self.evidence = self.observer.observe_failure(
+                error, self.kind, self.instance_id, seconds
+            )
 
-    def given_up(self) -> None:
+    def mark_given_up(self) -> None:
         if self.observer:
-            self.evidence = self.observer.unanswered(self.kind, self.instance_id, self._seconds())
+            self.evidence = self.observer.observe_silence(
+                self.kind, self.instance_id, self._seconds_since_sent()
+            )
 
-    def _seconds(self) -> float:
+    def _seconds_since_sent(self) -> float:
         return 0.0 if self.sent_at is None else _now() - self.sent_at
 
 
 class Gate:
-    """Lets through as many at once as the limit allows, and none while the breaker is open. Runs
-    get fair shares by weight; within a run it goes by order of arrival. Learns from what becomes
-    of each, as far as the observer sees it."""
+    """Gate that admits as many requests at once as the limit allows, and none while the
+    breaker is open. Runs get fair shares by weight; within a run the order is that of
+    arrival. It learns from the end of each request, as far as the observer sees it."""
 
     def __init__(
         self,
-        limit: Limit,
-        breaker: Breaker | None = None,
+        limit: ConcurrencyLimit,
+        breaker: CircuitBreaker | None = None,
         *,
-        observer: Observer | None = None,
-        weight_of: WeightOf = equally,
+        observer: RequestObserver | None = None,
+        weight_of: WeightOf = equal_weight,
     ) -> None:
         self._limit = limit
         self._breaker = breaker
@@ -91,45 +101,47 @@ class Gate:
         return len(self._queue)
 
     @property
-    def breaker(self) -> BreakerState:
-        return self._breaker.state(_now()) if self._breaker else BreakerState.CLOSED
+    def breaker_state(self) -> BreakerState:
+        return self._breaker.state_at(_now()) if self._breaker else BreakerState.CLOSED
 
     @asynccontextmanager
-    async def passing(
+    async def hold_place(
         self, run_id: str, until: float, *, kind: str = "", instance_id: str = ""
     ) -> AsyncGenerator[Passage]:
         """Wait for a place and hold it; NoPlaceError at `until`. Raises BackendError at once when
         the breaker is open for longer than that."""
-        place = await self._enter(run_id, until)
+        place = await self._enter_queue(run_id, until)
         passage = Passage(kind, instance_id, self._observer)
         try:
             yield passage
-            passage.answered()
+            passage.mark_answered()
         except BackendError as error:
-            passage.failed(error)
+            passage.mark_failed(error)
             raise
         except asyncio.CancelledError:
-            passage.given_up()
+            passage.mark_given_up()
             raise
         finally:
-            self._end(place, passage.evidence)
+            self._end_request(place, passage.evidence)
 
-    async def _enter(self, run_id: str, until: float) -> _Place:
+    async def _enter_queue(self, run_id: str, until: float) -> _Place:
         now = _now()
         if now >= until:
             # Nobody's fault here, and no evidence against the environment.
             raise NoPlaceError
         if self._breaker is not None and now + self._breaker.blocked_s(now) > until:
-            _refuse(self._breaker.blocked_s(now))
+            _raise_unavailable(self._breaker.blocked_s(now))
         waiter: asyncio.Future[_Place] = asyncio.get_running_loop().create_future()
         self._queue.push(run_id, waiter)
         self._let_in()
         if waiter.done():
             # No wait, and no timer for it.
             return waiter.result()
-        return await self._wait(run_id, waiter, until)
+        return await self._wait_for_place(run_id, waiter, until)
 
-    async def _wait(self, run_id: str, waiter: asyncio.Future[_Place], until: float) -> _Place:
+    async def _wait_for_place(
+        self, run_id: str, waiter: asyncio.Future[_Place], until: float
+    ) -> _Place:
         try:
             async with asyncio.timeout_at(until):
                 return await waiter
@@ -137,53 +149,55 @@ class Gate:
             self._queue.discard(run_id, waiter)
             if waiter.done() and not waiter.cancelled():
                 # The place came in the same moment as the end of the wait.
-                self._end(waiter.result(), Evidence.NOTHING)
+                self._end_request(waiter.result(), HealthEvidence.NOTHING)
             if isinstance(error, TimeoutError):
                 raise NoPlaceError from None
             raise
 
-    def _end(self, place: _Place, evidence: Evidence) -> None:
-        if evidence is Evidence.SUCCESS:
-            self._limit.succeeded()
+    def _end_request(self, place: _Place, evidence: HealthEvidence) -> None:
+        if evidence is HealthEvidence.SUCCESS:
+            self._limit.end_with_success()
         elif evidence in _OVERLOAD:
-            self._limit.overloaded(place.begun)
+            self._limit.end_with_overload(place.begun)
         else:
-            self._limit.ended()
+            self._limit.end_without_evidence()
         self._queue.give_back(place.run_id)
         if self._breaker is not None:
-            self._breaker.end(place.generation, failed=_FAILED.get(evidence), now=_now())
+            self._breaker.end_request(place.generation, failed=_FAILED.get(evidence), now=_now())
         self._let_in()
 
     def _let_in(self) -> None:
         now = _now()
-        while self._queue and self._open(now):
+        while self._queue and self._has_room(now):
             run_id, waiter = self._queue.pop()
             if waiter.done():
                 # Cancelled, and not yet back to leave the queue by itself.
                 self._queue.give_back(run_id)
             else:
-                waiter.set_result(self._begin(run_id, now))
+                waiter.set_result(self._begin_request(run_id, now))
         if self._queue and self._breaker is not None and self._reopening is None:
             self._wake_at_reopening(now, self._breaker.blocked_s(now))
 
     def _wake_at_reopening(self, now: float, blocked_s: float) -> None:
         if blocked_s > 0:
             loop = asyncio.get_running_loop()
-            self._reopening = loop.call_at(now + blocked_s, self._reopened)
+            self._reopening = loop.call_at(now + blocked_s, self._on_reopening)
 
-    def _reopened(self) -> None:
+    def _on_reopening(self) -> None:
         self._reopening = None
         self._let_in()
 
-    def _open(self, now: float) -> bool:
-        return not self._limit.full and (self._breaker is None or self._breaker.allows(now))
+    def _has_room(self, now: float) -> bool:
+        return not self._limit.is_full and (
+            self._breaker is None or self._breaker.allows_request(now)
+        )
 
-    def _begin(self, run_id: str, now: float) -> _Place:
-        generation = self._breaker.begin(now) if self._breaker is not None else 0
-        return _Place(run_id, self._limit.begin(), generation)
+    def _begin_request(self, run_id: str, now: float) -> _Place:
+        generation = self._breaker.begin_request(now) if self._breaker is not None else 0
+        return _Place(run_id, self._limit.begin_request(), generation)
 
 
-def _refuse(blocked_s: float) -> NoReturn:
+def _raise_unavailable(blocked_s: float) -> NoReturn:
     raise BackendError(
         "unavailable",
         f"most calls of this environment failed lately; none is made for {blocked_s:.1f} s",

@@ -1,4 +1,4 @@
-"""Gates with a rate: for what a control plane does, creations, deletions and grades."""
+"""Gates with a rate, for a control plane's work: creations, deletions and grades."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 
 from services.env_gateway.config.gateway import EnvGatewayConfig
 from services.env_gateway.limits.adaptive_concurrency import AdaptiveLimit, TokenBucket
-from services.env_gateway.limits.backend_health import Observer
+from services.env_gateway.limits.backend_health import RequestObserver
 from services.env_gateway.limits.gates import Gate
 
 # Where refusals come by chance, and not from too much at once, a lower limit helps nobody.
@@ -14,42 +14,42 @@ _LEAST_GRADING = 4
 
 
 class PacedGate:
-    """Where requests to one backend wait: for a place among those in flight, which adapt to what
-    the backend bears, and for the rate at which it may be asked."""
+    """Gate for requests to one backend, with two waits: for a place among those in flight,
+    which adapt to the backend's capacity, and for the rate at which it may be asked."""
 
     def __init__(self, gate: Gate, rate: TokenBucket) -> None:
         self.gate = gate
         self._rate = rate
 
     @asynccontextmanager
-    async def passing(
+    async def hold_place(
         self, run_id: str, until: float, *, kind: str = "", instance_id: str = ""
     ) -> AsyncGenerator[None]:
-        """Raises NoPlaceError at `until`."""
-        entry = self.gate.passing(run_id, until, kind=kind, instance_id=instance_id)
+        """Hold a place while the body runs. Raises NoPlaceError at `until`."""
+        entry = self.gate.hold_place(run_id, until, kind=kind, instance_id=instance_id)
         async with entry as passage:
-            wait_s = self._rate.take(asyncio.get_running_loop().time())
+            wait_s = self._rate.take_token(asyncio.get_running_loop().time())
             if wait_s > 0:
                 await asyncio.sleep(wait_s)
-            passage.sent()
+            passage.mark_sent()
             yield
 
 
 def creation_gate(config: EnvGatewayConfig) -> PacedGate:
-    return _of_instances(config, config.open_timeout_s)
+    return _instance_gate(config, config.open_timeout_s)
 
 
 def deletion_gate(config: EnvGatewayConfig) -> PacedGate:
-    """One of its own: what nobody needs any more does not wait behind creations."""
-    return _of_instances(config, config.close_timeout_s)
+    """Make a gate for deletions alone, so that they do not wait behind creations."""
+    return _instance_gate(config, config.close_timeout_s)
 
 
-def _of_instances(config: EnvGatewayConfig, timeout_s: float) -> PacedGate:
+def _instance_gate(config: EnvGatewayConfig, timeout_s: float) -> PacedGate:
     limits = config.limits
     gate = Gate(
         AdaptiveLimit(start=limits.start_creating, ceiling=limits.max_creating),
         # That a machine is not there yet is the control plane's affair.
-        observer=Observer(config.usual_time(timeout_s)),
+        observer=RequestObserver(config.usual_time(timeout_s)),
         weight_of=config.weight_of,
     )
     return PacedGate(gate, TokenBucket(rate=limits.creates_per_s, burst=limits.creates_burst))
@@ -59,7 +59,7 @@ def grade_gate(config: EnvGatewayConfig, *, apart: bool) -> PacedGate:
     limits = config.limits
     gate = Gate(
         AdaptiveLimit(start=limits.start_grading, ceiling=limits.max_grading, least=_LEAST_GRADING),
-        observer=Observer(config.usual_time(config.verifiers.timeout_s), apart=apart),
+        observer=RequestObserver(config.usual_time(config.verifiers.timeout_s), apart=apart),
         weight_of=config.weight_of,
     )
     return PacedGate(gate, TokenBucket(rate=limits.grades_per_s, burst=limits.grades_burst))

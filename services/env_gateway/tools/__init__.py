@@ -1,1 +1,1 @@
-"""Tool calls: which tools a policy is offered, and how a call is made and repeated."""
+"""Tool calls: selection of the tools offered to a policy, execution and retries of calls."""

@@ -1,9 +1,9 @@
-"""When a failed call is sent again, and how long to wait first. No I/O; randomness is passed in.
+"""Retry policy of failed calls, and the waits between attempts. No I/O; randomness is passed
+in.
 
-The rule is by phase and class of tool: a request that was certainly not executed may always be
-sent again; one that may have been executed only if the tool is read-only or idempotent. What a
-tool itself reports as an error is an answer and never repeated.
-"""
+The rule is by phase and class of tool: a request that was certainly not executed may always
+be repeated; one that may have been executed only if the tool is read-only or idempotent. An
+error reported by the tool itself is an answer and is never repeated."""
 
 import random
 from dataclasses import dataclass
@@ -12,8 +12,8 @@ from enum import StrEnum
 from services.env_gateway.ports import BackendError
 
 
-class Verdict(StrEnum):
-    """What a failure means for the call, if it is not sent again."""
+class CallVerdict(StrEnum):
+    """Meaning of a failure for the call, if it is not repeated."""
 
     NOT_EXECUTED = "not_executed"
     OUTCOME_UNKNOWN = "outcome_unknown"
@@ -23,10 +23,11 @@ class Verdict(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
-    """`wait_s` before the next attempt, or None to give up with `verdict`."""
+class RetryDecision:
+    """Decision on a failed attempt: retry after `wait_s`, or give up with `verdict` if that is
+    None."""
 
-    verdict: Verdict
+    verdict: CallVerdict
     wait_s: float | None = None
 
 
@@ -48,7 +49,7 @@ class RetryBudget:
     def deposit(self) -> None:
         self._tokens = min(self._cap, self._tokens + self._ratio)
 
-    def spend(self) -> bool:
+    def try_spend(self) -> bool:
         if self._tokens < 1:
             return False
         self._tokens -= 1
@@ -64,12 +65,12 @@ class Backoff:
         self._rng = rng
         self._last_s = base_s
 
-    def next(self, retry_after_s: float | None = None) -> float:
+    def next_wait_s(self, retry_after_s: float | None = None) -> float:
         self._last_s = min(self._cap_s, self._rng.uniform(self._base_s, self._last_s * 3))
         return max(self._last_s, retry_after_s or 0.0)
 
 
-def decide(
+def decide_retry(
     error: BackendError,
     *,
     repeatable: bool,
@@ -77,31 +78,31 @@ def decide(
     remaining_s: float,
     backoff: Backoff,
     budget: RetryBudget,
-) -> Decision:
+) -> RetryDecision:
     """Judge one failed attempt of a tool call with `remaining_s` left until its deadline.
 
     `unknown`: this attempt or one before it may have changed something.
     """
-    verdict = _verdict(error, unknown=unknown)
+    verdict = _verdict_of(error, unknown=unknown)
     safe = error.delivered is False or repeatable
     if error.lost or error.invalid or error.bad_arguments or not safe:
-        return Decision(verdict)
-    wait_s = backoff.next(error.retry_after_s)
+        return RetryDecision(verdict)
+    wait_s = backoff.next_wait_s(error.retry_after_s)
     if wait_s >= remaining_s:
-        return Decision(verdict)
+        return RetryDecision(verdict)
     throttled = error.kind == "throttled"
-    if not throttled and not budget.spend():
-        return Decision(verdict)
-    return Decision(verdict, wait_s)
+    if not throttled and not budget.try_spend():
+        return RetryDecision(verdict)
+    return RetryDecision(verdict, wait_s)
 
 
-def _verdict(error: BackendError, *, unknown: bool) -> Verdict:
+def _verdict_of(error: BackendError, *, unknown: bool) -> CallVerdict:
     if unknown:
-        return Verdict.OUTCOME_UNKNOWN
+        return CallVerdict.OUTCOME_UNKNOWN
     if error.bad_arguments:
-        return Verdict.BAD_ARGUMENTS
+        return CallVerdict.BAD_ARGUMENTS
     if error.lost:
-        return Verdict.SESSION_LOST
+        return CallVerdict.SESSION_LOST
     if error.kind == "timeout":
-        return Verdict.DEADLINE
-    return Verdict.NOT_EXECUTED
+        return CallVerdict.DEADLINE
+    return CallVerdict.NOT_EXECUTED

@@ -1,4 +1,4 @@
-"""Which of an environment's tools the policy is offered. Pure."""
+"""Selection of the environment's tools to offer to the policy. Pure."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -28,10 +28,10 @@ class NothingToOfferError(Exception):
     """The task's modality leaves none of the environment's tools."""
 
 
-def offered(tools: Sequence[Tool], task: Task) -> dict[str, Tool]:
-    """The tools of the task's modality by name, and `submit_final_answer` for a tool_use task
-    whose prompt asks for it. Raises NothingToOfferError."""
-    tools = [_ordered(tool) for tool in tools]
+def select_tools(tools: Sequence[Tool], task: Task) -> dict[str, Tool]:
+    """Select the tools of the task's modality, by name, and add `submit_final_answer` for a
+    tool_use task whose prompt asks for it. Raises NothingToOfferError."""
+    tools = [_order_schema_keys(tool) for tool in tools]
     if task.modality in _SCREEN_ONLY:
         chosen = {tool.name: tool for tool in tools if tool.name == COMPUTER}
         if not chosen:
@@ -52,9 +52,10 @@ def offered(tools: Sequence[Tool], task: Task) -> dict[str, Tool]:
     return chosen
 
 
-def _ordered(tool: Tool) -> Tool:
-    """With its schema's keys in one order. To JSON they have none, and servers shuffle them, but
-    the policy reads them as a prompt that must not depend on the way to an environment."""
+def _order_schema_keys(tool: Tool) -> Tool:
+    """Return the tool with its schema's keys in one fixed order. JSON gives them no order and
+    servers shuffle them, but the policy reads them as a prompt, which must not depend on
+    the path to an environment."""
     schema = json.loads(tool.input_schema_json)
     if not isinstance(schema, dict):
         return tool
@@ -65,12 +66,13 @@ def _ordered(tool: Tool) -> Tool:
 
 
 def is_final_answer(tool: Tool) -> bool:
-    """Whether the gateway answers the call itself; an environment may have a tool of that name."""
+    """Return True if the gateway itself answers the call; an environment may have a tool of
+    the same name."""
     return tool is SUBMIT_FINAL_ANSWER
 
 
-def final_answer(arguments: Mapping[str, Any]) -> str:
-    """The submitted text. Raises TaskError, with what the policy is told."""
+def parse_final_answer(arguments: Mapping[str, Any]) -> str:
+    """Return the submitted text. Raises TaskError with the message for the policy."""
     answer = arguments.get("answer")
     if not isinstance(answer, str):
         raise TaskError('submit_final_answer needs one argument "answer", a string')

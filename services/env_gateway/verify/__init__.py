@@ -1,2 +1,2 @@
-"""The verifiers' sandbox. `worker.py` and what it imports run inside; the rest starts and watches
+"""The verifiers' sandbox. `worker.py` and its imports run inside; the rest starts and watches
 it."""

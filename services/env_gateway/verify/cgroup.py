@@ -38,23 +38,23 @@ class ControlGroups:
         self._numbers = itertools.count()
 
     @classmethod
-    def find(cls, memory_bytes: int) -> "ControlGroups | None":
-        """None where this process may make no group that limits anything."""
+    def find_usable(cls, memory_bytes: int) -> "ControlGroups | None":
+        """Find a parent in which this process can make limiting groups; None if there is none."""
         wanted = {
             "memory": ("memory.max", str(memory_bytes + _MARGIN_BYTES)),
             "pids": ("pids.max", str(_PROCESSES)),
             "cpu": ("cpu.max", _ONE_CORE),
         }
-        for parent in _parents():
-            enabled = _enabled(parent, list(wanted))
+        for parent in _iterate_parents():
+            enabled = _enabled_controllers(parent, list(wanted))
             groups = cls(parent, dict(wanted[name] for name in enabled))
-            if enabled and groups._work():
+            if enabled and groups._admits_process():
                 _remove_stale(parent)
                 return groups
         return None
 
-    def make(self) -> Path:
-        """Raises OSError."""
+    def make_group(self) -> Path:
+        """Make a group with the limits set. Raises OSError."""
         group = self._parent / f"{_NAME}-{os.getpid()}-{next(self._numbers)}"
         group.mkdir()
         try:
@@ -65,13 +65,14 @@ class ControlGroups:
             raise
         return group
 
-    def _work(self) -> bool:
-        """Tells whether a process gets in, for which rights are needed beside that to make one."""
+    def _admits_process(self) -> bool:
+        """Return True if a process can enter a new group, which needs more rights than making
+        one."""
         try:
-            group = self.make()
+            group = self.make_group()
         except OSError:
             return False
-        command = within(group, ("true",))
+        command = command_within(group, ("true",))
         try:
             done = subprocess.run(
                 command,
@@ -88,21 +89,22 @@ class ControlGroups:
         return done.returncode == 0
 
 
-def within(group: Path, command: Sequence[str]) -> tuple[str, ...]:
+def command_within(group: Path, command: Sequence[str]) -> tuple[str, ...]:
     """Return a command that enters `group` first, so that all it starts is in it."""
     return ("/bin/sh", "-c", _JOIN, str(group), *command)
 
 
-async def remove(group: Path) -> None:
-    """To be called when the processes have ended; the kernel may need a moment to see that."""
+async def remove_group(group: Path) -> None:
+    """Remove a group whose processes have ended; retry, because the kernel may need a moment
+    to notice."""
     for _ in range(_REMOVE_TRIES):
-        if _removed(group):
+        if _try_remove(group):
             return
         await asyncio.sleep(_AGAIN_S)
     _LOG.warning("control_group_left", group=str(group))
 
 
-def _removed(group: Path) -> bool:
+def _try_remove(group: Path) -> bool:
     try:
         group.rmdir()
     except FileNotFoundError:
@@ -112,9 +114,9 @@ def _removed(group: Path) -> bool:
     return True
 
 
-def _parents() -> Iterator[Path]:
-    """Groups to make others in, from this process's own upwards as far as it may: to move a process
-    one needs the right in all that lie between."""
+def _iterate_parents() -> Iterator[Path]:
+    """Yield groups that may hold new ones, from this process's own upwards as far as
+    permitted: moving a process needs rights in every group between."""
     lines = _OWN.read_text().splitlines() if _OWN.exists() else []
     own = next((line.removeprefix("0::/") for line in lines if line.startswith("0::/")), None)
     if own is None or not (_ROOT / "cgroup.controllers").exists():
@@ -127,9 +129,10 @@ def _parents() -> Iterator[Path]:
             return
 
 
-def _enabled(parent: Path, wanted: Sequence[str]) -> list[str]:
-    """The controllers that limit groups in `parent`. Who delegated it to this user left it to them
-    to enable controllers; in what is root's, that is for others to decide."""
+def _enabled_controllers(parent: Path, wanted: Sequence[str]) -> list[str]:
+    """Return the controllers that limit groups in `parent`. In a group delegated to this user,
+    enable the missing ones, which delegation left to the user; in one that root owns, leave
+    that to others."""
     control = parent / "cgroup.subtree_control"
     if _owner(parent) == os.geteuid() != 0:
         for name in set(wanted) & set((parent / "cgroup.controllers").read_text().split()):
@@ -145,7 +148,7 @@ def _owner(path: Path) -> int:
 
 
 def _remove_stale(parent: Path) -> None:
-    """What gateways left that were killed."""
+    """Remove the groups that killed gateways left behind."""
     for group in parent.glob(f"{_NAME}-*-*"):
         if not Path("/proc", group.name.split("-")[2]).exists():
             with suppress(OSError):

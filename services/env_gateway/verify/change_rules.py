@@ -1,4 +1,4 @@
-"""Whether a change of a row is as it was specified: Fleet's rules. Pure."""
+"""Fleet's rules for matching a row's change to its specification. Pure."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,8 +29,8 @@ class IgnoreConfig:
 
 @dataclass(frozen=True)
 class Change:
-    """One row that is not as it was. `values` are those that a specification is checked against:
-    all of an inserted or deleted row, only the changed ones of a modified row."""
+    """One changed row. `values` are those that a specification is checked against: all of an
+    inserted or deleted row, only the changed ones of a modified row."""
 
     kind: str
     table: str
@@ -45,7 +45,7 @@ class Change:
 
 
 def field_problem(change: Change, specs: Sequence[Spec], ignore: IgnoreConfig) -> str | None:
-    """By the rules of `expect_only`; None when the change is allowed."""
+    """Check a change by the rules of `expect_only`; return None if it is allowed."""
     if change.kind == "modify":
         return _unlisted_field(change, specs)
     if any(spec.get("after") == _MARKERS[change.kind] for spec in specs):
@@ -54,26 +54,28 @@ def field_problem(change: Change, specs: Sequence[Spec], ignore: IgnoreConfig) -
 
 
 def row_problem(change: Change, specs: Sequence[Spec], ignore: IgnoreConfig) -> str | None:
-    """By the rules of `expect_only_v2`: the first specification of the same type counts."""
+    """Check a change by the rules of `expect_only_v2`: the first specification of the same
+    type counts."""
     whole = next((spec for spec in specs if spec.get("type") == change.kind), None)
     if whole is None:
-        return _unspecified(change, specs)
+        return _unspecified_problem(change, specs)
     fields = whole.get("resulting_fields" if change.kind == "modify" else "fields")
     if fields is None:
         return None
-    strict = _strictness(whole) if change.kind == "modify" else change.kind == "insert"
+    strict = _read_strictness(whole) if change.kind == "modify" else change.kind == "insert"
     if change.kind == "delete" and (missing := _parse_fields(fields).keys() - change.values.keys()):
         return change.describe(f"it had no field {min(missing)!r}")
     # Which fields of a deleted row count is for the specification alone to say.
     ignored = ignore if change.kind != "delete" else IgnoreConfig()
-    problem = next(_mismatches(change, fields, ignored, strict=strict), None)
+    problem = next(_find_mismatches(change, fields, ignored, strict=strict), None)
     return change.describe(problem) if problem else None
 
 
 def exact_problems(
     changes: Sequence[Change], specs: Sequence[Spec], ignore: IgnoreConfig
 ) -> list[str]:
-    """By the rules of `expect_exactly`: the last specification of a row and type counts."""
+    """Check all changes by the rules of `expect_exactly`: the last specification of a row and
+    type counts."""
     for spec in specs:
         _check_exact(spec)
     wanted = {(spec["type"], spec["table"], str(spec["pk"])): spec for spec in specs}
@@ -86,14 +88,14 @@ def exact_problems(
         fields = spec.get("resulting_fields" if change.kind == "modify" else "fields")
         if fields is None:
             continue
-        strict = _strictness(spec) if change.kind == "modify" else change.kind == "insert"
-        told = "; ".join(_mismatches(change, fields, ignore, strict=strict))
+        strict = _read_strictness(spec) if change.kind == "modify" else change.kind == "insert"
+        told = "; ".join(_find_mismatches(change, fields, ignore, strict=strict))
         problems += [change.describe(told)] if told else []
     return problems + [f"expected and did not happen: {dict(spec)}" for spec in wanted.values()]
 
 
-def equivalent(one: Any, other: Any) -> bool:
-    """Equal, or both JSON texts of equal values."""
+def are_equivalent(one: Any, other: Any) -> bool:
+    """Return True if the values are equal, or both are JSON texts of equal values."""
     if one == other:
         return True
     if not (_looks_like_json(one) and _looks_like_json(other)):
@@ -109,8 +111,8 @@ def _looks_like_json(value: Any) -> bool:
     return (text[:1], text[-1:]) in (("{", "}"), ("[", "]"))
 
 
-def _unspecified(change: Change, specs: Sequence[Spec]) -> str | None:
-    """The older way of listing, which `expect_only_v2` still understands."""
+def _unspecified_problem(change: Change, specs: Sequence[Spec]) -> str | None:
+    """Check a change by the older form of specification, which `expect_only_v2` still accepts."""
     if change.kind == "modify":
         return _unlisted_field(change, specs)
     marker = _MARKERS[change.kind]
@@ -121,12 +123,12 @@ def _unspecified(change: Change, specs: Sequence[Spec]) -> str | None:
 def _unlisted_field(change: Change, specs: Sequence[Spec]) -> str | None:
     for name, value in change.values.items():
         listed = [spec for spec in specs if spec.get("field") == name]
-        if not any(equivalent(spec.get("after"), value) for spec in listed):
+        if not any(are_equivalent(spec.get("after"), value) for spec in listed):
             return change.describe(f"{name} was {change.before.get(name)!r}")
     return None
 
 
-def _mismatches(
+def _find_mismatches(
     change: Change, fields: Sequence[tuple[str, Any]], ignore: IgnoreConfig, *, strict: bool
 ) -> Iterator[str]:
     expected = _parse_fields(fields)
@@ -136,11 +138,11 @@ def _mismatches(
         if name not in expected:
             if strict:
                 yield f"{name} is {value!r} and not in the specification"
-        elif expected[name] is not ... and not equivalent(expected[name], value):
+        elif expected[name] is not ... and not are_equivalent(expected[name], value):
             yield f"{name} is {value!r}, expected {expected[name]!r}"
 
 
-def _strictness(spec: Spec) -> bool:
+def _read_strictness(spec: Spec) -> bool:
     value = spec.get("no_other_changes")
     if value is True or value is False:
         return value

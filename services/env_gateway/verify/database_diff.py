@@ -1,9 +1,8 @@
-"""What changed between two databases, and whether only that changed which may: Fleet's rules.
+"""Difference of two databases, checked against the allowed changes by Fleet's rules.
 
-These are the rules of Fleet's SDK over the wire (`fleet.resources.sqlite`), which grade there. They
-look only where a specification points: at the rows that it names, and elsewhere at the number of
-rows. Whoever wants every change to be listed asks with `expect_exactly`.
-"""
+These are the rules of Fleet's SDK over the wire (`fleet.resources.sqlite`), which are used
+for grading there. They examine only what a specification points at: the rows that it names,
+and elsewhere the number of rows. `expect_exactly` requires every change to be listed."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
@@ -13,7 +12,7 @@ from services.env_gateway.verify.change_rules import (
     IgnoreConfig,
     Row,
     Spec,
-    equivalent,
+    are_equivalent,
     exact_problems,
     field_problem,
     row_problem,
@@ -32,7 +31,7 @@ class Source(Protocol):
 
 
 class SnapshotDiff:
-    """The changes from `before` to `after`, looked up when they are asked for."""
+    """The changes from `before` to `after`, computed on demand."""
 
     def __init__(
         self, before: Source, after: Source, ignore_config: IgnoreConfig | None = None
@@ -45,27 +44,29 @@ class SnapshotDiff:
 
     @property
     def changes(self) -> list[Change]:
-        """Every row that is not as it was, ignored tables and fields aside."""
+        """All changed rows, ignored tables and fields aside."""
         if self._changes is None:
-            self._changes = list(self._collect())
+            self._changes = list(self._collect_changes())
         return self._changes
 
     def expect_only(self, allowed_changes: Sequence[dict[str, Any]]) -> "SnapshotDiff":
-        """Raises AssertionError unless the changed fields of each row that is named, or its coming
-        and going, are listed as {table, pk, field, after}; rows after "__added__" or "__removed__".
-        """
-        return self._expect(allowed_changes, field_problem)
+        """Require that the changed fields of each named row, or its insertion or deletion, are
+        listed as {table, pk, field, after}; rows after "__added__" or "__removed__". Raises
+        AssertionError otherwise."""
+        return self._expect_listed(allowed_changes, field_problem)
 
     def expect_only_v2(self, allowed_changes: Sequence[dict[str, Any]]) -> "SnapshotDiff":
-        """Like `expect_only`, and a row may be listed as a whole: {table, pk, type} with `fields`
-        (insert, delete) or `resulting_fields` and `no_other_changes` (modify), lists of
-        (field, value) where the value `...` stands for any."""
-        return self._expect(allowed_changes, row_problem)
+        """Require the same as `expect_only`, except that a row may be listed as a whole:
+        {table, pk, type} with `fields` (insert, delete) or `resulting_fields` and
+        `no_other_changes` (modify), lists of (field, value) where the value `...` matches
+        any."""
+        return self._expect_listed(allowed_changes, row_problem)
 
     def expect_exactly(self, expected_changes: Sequence[dict[str, Any]]) -> "SnapshotDiff":
-        """Raises AssertionError unless all changes are listed and all that is listed happened."""
+        """Require that all changes are listed and all listed changes happened. Raises
+        AssertionError otherwise."""
         problems = exact_problems(self.changes, expected_changes, self.ignore_config)
-        return self._verdict(problems, expected_changes)
+        return self._raise_if_any(problems, expected_changes)
 
     def expect(
         self,
@@ -85,26 +86,26 @@ class SnapshotDiff:
                 key = (change.table, name)
                 if key in forbidden or (allowed and key not in allowed):
                     problems.append(change.describe(f"{name} may not change"))
-        return self._verdict(problems, [])
+        return self._raise_if_any(problems, [])
 
-    def _expect(self, allowed: Sequence[dict[str, Any]], check: Check) -> "SnapshotDiff":
+    def _expect_listed(self, allowed: Sequence[dict[str, Any]], check: Check) -> "SnapshotDiff":
         for spec in allowed:
             if isinstance(spec.get("pk"), list):
                 spec["pk"] = tuple(spec["pk"])
         if not allowed:
             problems = [*self._table_problems(), *(change.describe() for change in self.changes)]
-            return self._verdict(problems, allowed)
+            return self._raise_if_any(problems, allowed)
         named = all("table" in spec and "pk" in spec for spec in allowed)
         problems = [
             problem
-            for change in (self._named(allowed) if named else self.changes)
-            if (problem := check(change, _speaking_of(change, allowed), self.ignore_config))
+            for change in (self._named_changes(allowed) if named else self.changes)
+            if (problem := check(change, _specs_of_row(change, allowed), self.ignore_config))
         ]
         if named and not problems:
             problems = list(self._count_problems({spec["table"] for spec in allowed}))
-        return self._verdict(problems, allowed)
+        return self._raise_if_any(problems, allowed)
 
-    def _verdict(self, problems: Sequence[str], allowed: Sequence[Spec]) -> "SnapshotDiff":
+    def _raise_if_any(self, problems: Sequence[str], allowed: Sequence[Spec]) -> "SnapshotDiff":
         if not problems:
             return self
         shown = [f"{i}. {problem}" for i, problem in enumerate(problems[:_SHOWN], 1)]
@@ -123,17 +124,18 @@ class SnapshotDiff:
         for table in sorted((self._tables[0] | self._tables[1]) - named):
             if self.ignore_config.should_ignore_table(table):
                 continue
-            before, after = (self._count(i, table) for i in range(2))
+            before, after = (self._count_rows(i, table) for i in range(2))
             if before != after:
                 yield f"{table!r} had {before} rows and has {after}"
 
-    def _count(self, which: int, table: str) -> int:
+    def _count_rows(self, which: int, table: str) -> int:
         if table not in self._tables[which]:
             return 0
-        return self._source(which).select(f"SELECT COUNT(*) AS n FROM {exactly(table)}")[0]["n"]
+        return self._source_of(which).select(f"SELECT COUNT(*) AS n FROM {exactly(table)}")[0]["n"]
 
-    def _named(self, specs: Sequence[Spec]) -> Iterator[Change]:
-        """Changes of the rows that specifications name, each row once for each way to write it."""
+    def _named_changes(self, specs: Sequence[Spec]) -> Iterator[Change]:
+        """Yield changes of the rows that specifications name, each row once for each way to
+        write it."""
         for table, pk in {(spec["table"], spec["pk"]): None for spec in specs}:
             if self.ignore_config.should_ignore_table(table):
                 continue
@@ -143,37 +145,37 @@ class SnapshotDiff:
                 f"{exactly(key)} = ?" for key, _ in zip(keys, values, strict=False)
             )
             args = values[: len(keys)]
-            rows = [self._row(i, table, where, args) for i in range(2)]
-            if change := self._compare(table, pk, *rows):
+            rows = [self._fetch_row(i, table, where, args) for i in range(2)]
+            if change := self._compare_rows(table, pk, *rows):
                 yield change
 
-    def _row(self, which: int, table: str, where: str, args: Sequence[Any]) -> Row | None:
+    def _fetch_row(self, which: int, table: str, where: str, args: Sequence[Any]) -> Row | None:
         if table not in self._tables[which]:
             return None
         sql = f"SELECT * FROM {exactly(table)} WHERE {where} LIMIT 1"
-        rows = self._source(which).select(sql, args)
+        rows = self._source_of(which).select(sql, args)
         return next(iter(rows), None)
 
-    def _collect(self) -> Iterator[Change]:
+    def _collect_changes(self) -> Iterator[Change]:
         for table in sorted(self._tables[0] | self._tables[1]):
             if self.ignore_config.should_ignore_table(table):
                 continue
             keys = self._primary_key(table)
             old, new = (self._by_key(i, table, keys) for i in range(2))
             for pk in [*old, *(pk for pk in new if pk not in old)]:
-                if change := self._compare(table, pk, old.get(pk), new.get(pk)):
+                if change := self._compare_rows(table, pk, old.get(pk), new.get(pk)):
                     yield change
 
     def _by_key(self, which: int, table: str, keys: Sequence[str]) -> dict[Any, Row]:
         if table not in self._tables[which]:
             return {}
         columns = "rowid, *" if keys == ["rowid"] else "*"
-        rows = self._source(which).select(f"SELECT {columns} FROM {exactly(table)}")
+        rows = self._source_of(which).select(f"SELECT {columns} FROM {exactly(table)}")
         if len(keys) == 1:
             return {row[keys[0]]: row for row in rows}
         return {tuple(row[key] for key in keys): row for row in rows}
 
-    def _compare(self, table: str, pk: Any, old: Row | None, new: Row | None) -> Change | None:
+    def _compare_rows(self, table: str, pk: Any, old: Row | None, new: Row | None) -> Change | None:
         if old is None or new is None:
             kind, values = ("insert", new) if old is None else ("delete", old)
             return Change(kind, table, pk, values) if values is not None else None
@@ -181,7 +183,7 @@ class SnapshotDiff:
             name: new.get(name)
             for name in {**old, **new}
             if not self.ignore_config.should_ignore_field(table, name)
-            and not equivalent(old.get(name), new.get(name))
+            and not are_equivalent(old.get(name), new.get(name))
         }
         return Change("modify", table, pk, after, before=old) if after else None
 
@@ -193,12 +195,12 @@ class SnapshotDiff:
             return [name for _, name in keys]
         return ["id"] if any(column["name"] == "id" for column in columns) else ["rowid"]
 
-    def _source(self, which: int) -> Source:
+    def _source_of(self, which: int) -> Source:
         return (self.before, self.after)[which]
 
 
-def _speaking_of(change: Change, specs: Sequence[Spec]) -> list[Spec]:
-    """Keys are compared as text, as Fleet does."""
+def _specs_of_row(change: Change, specs: Sequence[Spec]) -> list[Spec]:
+    """Return the specifications of a changed row. Keys are compared as text, as Fleet does."""
     return [
         spec
         for spec in specs

@@ -1,4 +1,4 @@
-"""What the gateway asks of a verifier's source before it runs: which function it is."""
+"""Search for the verifier function in a source, cached and without blocking the event loop."""
 
 import asyncio
 import hashlib
@@ -28,16 +28,17 @@ _PROCESSES = 2
 _TIMEOUT_S = 20.0
 
 
-class Finder:
-    """Remembers by digest what it has found. A longer source is parsed in a process of its own:
-    the parser can be made to take long, and no thread would let the event loop go on."""
+class VerifierFinder:
+    """Finds verifier functions and caches the results by digest. A longer source is parsed in
+    a process of its own: the parser can be made to take long, and even in a thread it would
+    block the event loop."""
 
     def __init__(self) -> None:
         self._known: OrderedDict[bytes, VerifierFunction | str] = OrderedDict()
         self._places = asyncio.Semaphore(_PROCESSES)
 
-    async def find(self, source: str) -> VerifierFunction:
-        """Raises VerifierError."""
+    async def find_function(self, source: str) -> VerifierFunction:
+        """Find the verifier function of a source. Raises VerifierError."""
         data = source.encode("utf-8", "replace")
         if len(data) > MAX_SOURCE_BYTES:
             raise VerifierError(f"the verifier has {len(data)} bytes, more than {MAX_SOURCE_BYTES}")
@@ -45,30 +46,30 @@ class Finder:
         found = self._known.get(digest)
         if found is None:
             async with self._places:
-                found = self._known.get(digest) or await _looked_up(source, data)
-            self._remember(digest, found)
+                found = self._known.get(digest) or await _look_up(source, data)
+            self._remember_result(digest, found)
         if isinstance(found, str):
             raise VerifierError(found)
         return found
 
-    def _remember(self, digest: bytes, found: VerifierFunction | str) -> None:
+    def _remember_result(self, digest: bytes, found: VerifierFunction | str) -> None:
         self._known[digest] = found
         self._known.move_to_end(digest)
         if len(self._known) > _KEPT:
             self._known.popitem(last=False)
 
 
-async def _looked_up(source: str, data: bytes) -> VerifierFunction | str:
-    """The function, or why there is none."""
+async def _look_up(source: str, data: bytes) -> VerifierFunction | str:
+    """Return the function, or the reason for having none."""
     if len(data) > _HERE_BYTES:
-        return await _looked_up_aside(data)
+        return await _look_up_in_process(data)
     try:
         return find_verifier(source)
     except VerifierError as error:
         return str(error)
 
 
-async def _looked_up_aside(data: bytes) -> VerifierFunction | str:
+async def _look_up_in_process(data: bytes) -> VerifierFunction | str:
     process = await asyncio.create_subprocess_exec(
         *_COMMAND,
         stdin=asyncio.subprocess.PIPE,

@@ -1,4 +1,4 @@
-"""Runs verifiers in processes that were started ahead, each killed if its verifier hangs."""
+"""Pool of verifier processes, started in advance; each is killed if its verifier hangs."""
 
 import asyncio
 import hashlib
@@ -8,16 +8,16 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from services.common.log import get_logger
-from services.env_gateway.grading.verdict import reported
+from services.env_gateway.grading.verdict import split_report
 from services.env_gateway.limits.adaptive_concurrency import FixedLimit
-from services.env_gateway.limits.fair_queue import WeightOf, equally
+from services.env_gateway.limits.fair_queue import WeightOf, equal_weight
 from services.env_gateway.limits.gates import Gate
 from services.env_gateway.ports import Execution, Verification
 from services.env_gateway.verify import sandbox
 from services.env_gateway.verify.process import (
     StartError,
+    VerifierProcess,
     WorkerDiedError,
-    WorkerProcess,
 )
 from services.env_gateway.verify.protocol import ProtocolError
 from services.env_gateway.verify.sandbox import Sandbox
@@ -35,44 +35,46 @@ _REFUSED = (
 )
 
 
-class Spares:
-    """Fresh processes, `count` of them started ahead once the first was asked for."""
+class SpareProcesses:
+    """Fresh processes; `count` of them are started in advance once the first was taken."""
 
-    def __init__(self, start: Callable[[], Coroutine[Any, Any, WorkerProcess]], count: int) -> None:
+    def __init__(
+        self, start: Callable[[], Coroutine[Any, Any, VerifierProcess]], count: int
+    ) -> None:
         self._start = start
         self._count = count
-        self._starting: deque[asyncio.Task[WorkerProcess]] = deque()
+        self._starting: deque[asyncio.Task[VerifierProcess]] = deque()
 
-    async def take(self) -> WorkerProcess:
-        """Raises StartError."""
-        worker = await self._ready() or await self._wait(self._begin())
+    async def take_process(self) -> VerifierProcess:
+        """Take a running process, and start replacements. Raises StartError."""
+        worker = await self._take_ready() or await self._wait_for_start(self._begin_start())
         while len(self._starting) < self._count:
-            self._starting.append(self._begin())
+            self._starting.append(self._begin_start())
         return worker
 
     async def close(self) -> None:
         starting, self._starting = self._starting, deque()
         for result in await asyncio.gather(*starting, return_exceptions=True):
-            if isinstance(result, WorkerProcess):
+            if isinstance(result, VerifierProcess):
                 await result.kill()
 
-    async def _ready(self) -> WorkerProcess | None:
+    async def _take_ready(self) -> VerifierProcess | None:
         while self._starting:
             try:
-                worker = await self._wait(self._starting.popleft())
+                worker = await self._wait_for_start(self._starting.popleft())
             except StartError as error:
                 _LOG.warning("verifier_process_not_started", error=str(error))
                 continue
-            if worker.alive:
+            if worker.is_alive:
                 return worker
             await worker.kill()
         return None
 
-    def _begin(self) -> asyncio.Task[WorkerProcess]:
+    def _begin_start(self) -> asyncio.Task[VerifierProcess]:
         return asyncio.create_task(self._start())
 
-    async def _wait(self, starting: asyncio.Task[WorkerProcess]) -> WorkerProcess:
-        """Who gives up waiting leaves the process to the next."""
+    async def _wait_for_start(self, starting: asyncio.Task[VerifierProcess]) -> VerifierProcess:
+        """Wait for a process to start; a cancelled waiter leaves it for the next."""
         try:
             return await asyncio.shield(starting)
         except asyncio.CancelledError:
@@ -94,31 +96,33 @@ class VerifierPool:
         memory_bytes: int,
         cpu_s: float = 30.0,
         unsafe: bool = False,
-        weight_of: WeightOf = equally,
+        weight_of: WeightOf = equal_weight,
     ) -> None:
         self._size = size
-        self._plain = sandbox.plain(memory_bytes)
+        self._plain = sandbox.plain_command(memory_bytes)
         self._unsafe = unsafe
-        self._sandbox = Sandbox.find(memory_bytes=memory_bytes, cpu_s=int(cpu_s) + _CPU_MARGIN_S)
+        self._sandbox = Sandbox.find_installed(
+            memory_bytes=memory_bytes, cpu_s=int(cpu_s) + _CPU_MARGIN_S
+        )
         self._places = Gate(FixedLimit(size), weight_of=weight_of)
-        self._idle: deque[WorkerProcess] = deque()
-        self._running: set[WorkerProcess] = set()
-        self._spares = Spares(self._start_untrusted, size)
+        self._idle: deque[VerifierProcess] = deque()
+        self._running: set[VerifierProcess] = set()
+        self._spares = SpareProcesses(self._start_untrusted, size)
 
     @property
     def sandbox_limits(self) -> list[str]:
         """A verifier's bounds in the sandbox, for people; none where there is no sandbox."""
         return self._sandbox.limits if self._sandbox else []
 
-    async def start(self) -> None:
-        """Start the processes for trusted verifiers ahead of the first grade."""
+    async def start_workers(self) -> None:
+        """Start the processes for trusted verifiers before the first grade."""
         started = await asyncio.gather(*(self._start_trusted() for _ in range(self._size)))
         self._idle.extend(started)
 
-    async def execute(self, verification: Verification, *, timeout_s: float) -> Execution:
-        async with self._places.passing(verification.run_id, math.inf):
+    async def run_verifier(self, verification: Verification, *, timeout_s: float) -> Execution:
+        async with self._places.hold_place(verification.run_id, math.inf):
             try:
-                worker = await self._take(trusted=verification.trusted)
+                worker = await self._take_worker(trusted=verification.trusted)
             except StartError as error:
                 _LOG.warning("verifier_not_run", error=str(error))
                 digest = hashlib.sha256(verification.source.encode()).hexdigest()
@@ -126,7 +130,7 @@ class VerifierPool:
                 return Execution(error=told, retryable=verification.trusted, ran=False)
             self._running.add(worker)
             try:
-                return await _run(worker, verification, timeout_s)
+                return await _run_verification(worker, verification, timeout_s)
             finally:
                 fresh = not worker.busy and worker.jobs < _JOBS_PER_WORKER
                 await self._put_back(worker, keep=fresh and verification.trusted)
@@ -137,39 +141,41 @@ class VerifierPool:
         await self._spares.close()
         await asyncio.gather(*(worker.kill() for worker in workers))
 
-    async def _take(self, *, trusted: bool) -> WorkerProcess:
+    async def _take_worker(self, *, trusted: bool) -> VerifierProcess:
         if not trusted:
-            return await self._spares.take()
+            return await self._spares.take_process()
         return self._idle.popleft() if self._idle else await self._start_trusted()
 
-    async def _put_back(self, worker: WorkerProcess, *, keep: bool) -> None:
+    async def _put_back(self, worker: VerifierProcess, *, keep: bool) -> None:
         if keep:
             self._idle.append(worker)
         else:
             await worker.kill()
         self._running.discard(worker)
 
-    async def _start_trusted(self) -> WorkerProcess:
-        return await WorkerProcess.start(self._plain)
+    async def _start_trusted(self) -> VerifierProcess:
+        return await VerifierProcess.start_process(self._plain)
 
-    async def _start_untrusted(self) -> WorkerProcess:
+    async def _start_untrusted(self) -> VerifierProcess:
         why = "bubblewrap is not installed here"
         if self._sandbox is not None:
             try:
-                return await WorkerProcess.start(self._sandbox.command())
+                return await VerifierProcess.start_process(self._sandbox.make_command())
             except StartError as error:
-                why = f"that fails here: {error}{sandbox.hint()}"
+                why = f"that fails here: {error}{sandbox.kernel_settings_hint()}"
         if not self._unsafe:
             raise StartError(_REFUSED.format(why=why))
         _LOG.warning("verifier_without_sandbox", why=why)
-        return await WorkerProcess.start(self._plain)
+        return await VerifierProcess.start_process(self._plain)
 
 
-async def _run(worker: WorkerProcess, verification: Verification, timeout_s: float) -> Execution:
+async def _run_verification(
+    worker: VerifierProcess, verification: Verification, timeout_s: float
+) -> Execution:
     try:
         async with asyncio.timeout(timeout_s):
-            done = await worker.run(verification)
-        score, report = reported(done.result)
+            done = await worker.run_verification(verification)
+        score, report = split_report(done.result)
         return Execution(
             result=score, report=report, stdout=done.stdout, cut=done.cut, error=done.error
         )

@@ -1,4 +1,4 @@
-"""One process that runs verifiers, seen from the gateway: started, asked, answered, killed."""
+"""One process that runs verifiers, as the gateway sees it: start, questions, answers, kill."""
 
 import asyncio
 import base64
@@ -11,22 +11,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from services.common.large_values import aside_of, dump_json_aside
+from services.common.large_values import dump_json_aside, run_aside_for
 from services.common.log import get_logger
-from services.common.parsing import aside
+from services.common.parsing import run_aside
 from services.env_gateway.ports import QueryError, Rows, Text, Verification
 from services.env_gateway.verify import cgroup
 from services.env_gateway.verify.protocol import (
     LINE_BYTES,
-    Budget,
-    Call,
-    Done,
-    Message,
+    MessageBudget,
     ProtocolError,
-    Query,
-    Ready,
-    Snapshot,
-    parse,
+    QueryRequest,
+    SnapshotRequest,
+    ToolCallRequest,
+    VerifierDone,
+    WorkerMessage,
+    WorkerReady,
+    parse_message,
 )
 
 _LOG = get_logger(__name__)
@@ -37,7 +37,8 @@ _ANSWER_CHARS = 2**20
 
 
 class StartError(Exception):
-    """The process did not become ready; the message says why, as far as it told."""
+    """Failure of the process to become ready; the message has the reason, as far as it is
+    known."""
 
 
 class WorkerDiedError(Exception):
@@ -45,10 +46,12 @@ class WorkerDiedError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Command:
-    """Two words of `argv` are replaced by descriptors: from FILTER the seccomp program `filter` is
-    read, and to INFO goes bubblewrap's JSON about the first process in the sandbox. `group` is the
-    control group that it enters, and which ends with it."""
+class ProcessCommand:
+    """Command line of a verifier process.
+
+    Two words of `argv` are replaced by descriptors: the seccomp program `filter` is read
+    from FILTER, and bubblewrap writes JSON about the first process in the sandbox to INFO.
+    `group` is the control group that the process enters; it is removed with the process."""
 
     argv: tuple[str, ...]
     filter: bytes = b""
@@ -58,10 +61,12 @@ class Command:
 FILTER, INFO = "{filter}", "{info}"
 
 
-class WorkerProcess:
-    """`inside` is a descriptor of the first process in the sandbox, where there is one. All others
-    there end with it, and then bubblewrap, which has waited for it; whereas were bubblewrap to end
-    first, nobody might wait for it in a container without an init."""
+class VerifierProcess:
+    """One running process for verifiers.
+
+    `inside` is a descriptor of the first process in the sandbox, if there is a sandbox. All
+    others there end with it, and then bubblewrap, which waits for it. If bubblewrap ended
+    first, nothing might reap that process in a container without an init."""
 
     def __init__(self, process: asyncio.subprocess.Process, group: Path | None = None) -> None:
         assert process.stdin is not None and process.stdout is not None
@@ -75,23 +80,23 @@ class WorkerProcess:
         self.busy = False
 
     @classmethod
-    async def start(cls, command: Command) -> "WorkerProcess":
-        """Returns once the process can take a job. Raises StartError."""
+    async def start_process(cls, command: ProcessCommand) -> "VerifierProcess":
+        """Start the process; return once it can take a job. Raises StartError."""
         reader, writer = os.pipe()
         try:
-            process = await _spawn(command, writer)
+            process = await _spawn_process(command, writer)
         except BaseException:
             os.close(reader)
             if command.group is not None:
-                await cgroup.remove(command.group)
+                await cgroup.remove_group(command.group)
             raise
         finally:
             os.close(writer)
         worker = cls(process, command.group)
         try:
             async with asyncio.timeout(_START_S):
-                await worker._hear_ready()
-            worker.inside = _first_process(reader) if INFO in command.argv else None
+                await worker._receive_ready()
+            worker.inside = _open_first_process(reader) if INFO in command.argv else None
         except (WorkerDiedError, ProtocolError, TimeoutError) as error:
             await worker.kill()
             assert process.stderr is not None
@@ -105,37 +110,38 @@ class WorkerProcess:
         return worker
 
     @property
-    def alive(self) -> bool:
+    def is_alive(self) -> bool:
         return self._process.returncode is None
 
-    async def run(self, verification: Verification) -> Done:
-        """Serve one verifier's questions until it is done. Raises WorkerDiedError, ProtocolError,
-        and BackendError when the environment fails to answer: not the verifier's fault."""
+    async def run_verification(self, verification: Verification) -> VerifierDone:
+        """Answer one verifier's questions until it is done. Raises WorkerDiedError and
+        ProtocolError, and BackendError if the environment fails to answer, which is not the
+        verifier's fault."""
         self.jobs += 1
         self.busy = True
-        await self._send(
+        await self._send_message(
             {
                 "source": verification.source,
                 "function": verification.function,
                 "arguments": verification.arguments,
             }
         )
-        budget, answers = Budget(), _Answers(verification)
+        budget, answers = MessageBudget(), _QuestionAnswerer(verification)
         while True:
-            message = await self._receive(budget)
-            if isinstance(message, Done):
+            message = await self._receive_message(budget)
+            if isinstance(message, VerifierDone):
                 self.busy = False
                 return message
-            await self._send(await answers.to(message))
+            await self._send_message(await answers.answer_to(message))
 
     async def kill(self) -> None:
-        """Returns when the process is gone, and with it every other that holds its output."""
+        """Kill the process; return once it and every other holder of its output are gone."""
         with suppress(ProcessLookupError):
             if self.inside is not None:
                 signal.pidfd_send_signal(self.inside, signal.SIGKILL)
                 os.close(self.inside)
                 self.inside = None
-            elif self.alive:
+            elif self.is_alive:
                 self._process.kill()
         self._stdin.close()
         try:
@@ -147,21 +153,22 @@ class WorkerProcess:
         except TimeoutError:
             _LOG.error("verifier_process_lives_on", pid=self._process.pid)
         if self._group is not None:
-            await cgroup.remove(self._group)
+            await cgroup.remove_group(self._group)
 
-    async def _hear_ready(self) -> None:
-        if await self._receive(Budget()) != Ready():
+    async def _receive_ready(self) -> None:
+        if await self._receive_message(MessageBudget()) != WorkerReady():
             raise ProtocolError("the process wrote something else than that it is ready")
 
-    async def _send(self, message: Any) -> None:
-        """Waits while the process does not read, so that it cannot fill this one's memory."""
+    async def _send_message(self, message: Any) -> None:
+        """Send one message. Waits while the process does not read, so that it cannot fill the
+        gateway's memory."""
         try:
             self._stdin.write(await dump_json_aside(message) + b"\n")
             await self._stdin.drain()
         except ConnectionError as error:
             raise WorkerDiedError("the verifier's process ended") from error
 
-    async def _receive(self, budget: Budget) -> Message:
+    async def _receive_message(self, budget: MessageBudget) -> WorkerMessage:
         try:
             line = await self._stdout.readline()
         except ValueError as error:
@@ -170,13 +177,13 @@ class WorkerProcess:
             raise WorkerDiedError("the verifier's process ended") from error
         if not line:
             raise WorkerDiedError("the verifier's process ended")
-        budget.spend(line)
-        return await aside(len(line), lambda: parse(line))
+        budget.count_line(line)
+        return await run_aside(len(line), lambda: parse_message(line))
 
 
-async def _spawn(command: Command, info: int) -> asyncio.subprocess.Process:
-    """The environment is empty; bubblewrap's own would show in /proc."""
-    content = _readable(command.filter)
+async def _spawn_process(command: ProcessCommand, info: int) -> asyncio.subprocess.Process:
+    """Spawn the process with an empty environment; bubblewrap's own would show in /proc."""
+    content = _readable_descriptor(command.filter)
     words = {FILTER: str(content), INFO: str(info)}
     try:
         return await asyncio.create_subprocess_exec(
@@ -196,13 +203,14 @@ async def _spawn(command: Command, info: int) -> asyncio.subprocess.Process:
         os.close(content)
 
 
-def _first_process(reader: int) -> int:
-    """Bubblewrap tells its number before it starts the worker."""
+def _open_first_process(reader: int) -> int:
+    """Open a descriptor of the sandbox's first process; bubblewrap reports its number before
+    it starts the worker."""
     return os.pidfd_open(json.loads(os.read(reader, 4096))["child-pid"])
 
 
-def _readable(content: bytes) -> int:
-    """A descriptor to read `content` from; it fits into a pipe's buffer."""
+def _readable_descriptor(content: bytes) -> int:
+    """Open a descriptor to read `content` from; it fits into a pipe's buffer."""
     reader, writer = os.pipe()
     try:
         os.write(writer, content)
@@ -211,33 +219,32 @@ def _readable(content: bytes) -> int:
     return reader
 
 
-class _Answers:
-    """Answers to one verifier's questions. A database of which it has a copy is not asked: what
-    the copy answers concerns only the process that holds it. Nor is it copied twice, which costs
-    the environment and this process more than the question does the verifier."""
+class _QuestionAnswerer:
+    """Answers one verifier's questions. Queries are refused for a database of which the
+    process holds a copy: results from the copy concern only that process."""
 
     def __init__(self, verification: Verification) -> None:
         self._verification = verification
         self._copied: set[str] = set()
         self._asked: set[str] = set()
 
-    async def to(self, message: Message) -> Any:
+    async def answer_to(self, message: WorkerMessage) -> Any:
         match message:
-            case Snapshot(db) if db not in self._copied:
+            case SnapshotRequest(db) if db not in self._copied:
                 self._copied.add(db)
                 content = await self._verification.snapshot(db)
                 if content is None:
                     self._asked.add(db)
                     return None
-                return await aside(len(content), lambda: base64.b64encode(content).decode())
-            case Query(db, sql, args) if db in self._asked:
-                return await self._rows(db, sql, args)
-            case Call(name, arguments):
-                return await self._called(name, arguments)
+                return await run_aside(len(content), lambda: base64.b64encode(content).decode())
+            case QueryRequest(db, sql, args) if db in self._asked:
+                return await self._query_rows(db, sql, args)
+            case ToolCallRequest(name, arguments):
+                return await self._call_tool(name, arguments)
             case _:
                 raise ProtocolError("the verifier's process asked what it had no reason to")
 
-    async def _called(self, name: str, arguments: dict[str, Any]) -> Any:
+    async def _call_tool(self, name: str, arguments: dict[str, Any]) -> Any:
         if self._verification.call is None:
             return {"error": "there are no tools to call"}
         try:
@@ -247,17 +254,20 @@ class _Answers:
         text = "\n".join(part.text for part in result.parts if isinstance(part, Text))
         return {"error" if result.is_error else "text": text[:_ANSWER_CHARS]}
 
-    async def _rows(self, db: str, sql: str, args: Sequence[Any]) -> Any:
+    async def _query_rows(self, db: str, sql: str, args: Sequence[Any]) -> Any:
         try:
             rows = await self._verification.query(db, sql, args)
         except QueryError as error:
             return {"error": str(error)}
-        return await aside_of(rows.rows, lambda: _told(rows))
+        return await run_aside_for(rows.rows, lambda: _told(rows))
 
 
 def _told(rows: Rows) -> dict[str, Any]:
-    return {"columns": rows.columns, "rows": [[_plain(v) for v in row] for row in rows.rows]}
+    return {
+        "columns": rows.columns,
+        "rows": [[_to_json_value(v) for v in row] for row in rows.rows],
+    }
 
 
-def _plain(value: Any) -> Any:
+def _to_json_value(value: Any) -> Any:
     return value.hex() if isinstance(value, bytes) else value

@@ -1,18 +1,17 @@
-"""What a verifier's process may say to the gateway. Pure.
+"""Messages that a verifier's process may send to the gateway. Pure.
 
-The verifier runs in that process and can write whatever it likes, so every line is checked here:
-the most that it can claim is a result, which it could as well have returned.
-"""
+The verifier runs in that process and can write anything, so every line is checked here: the
+most that it can claim is a result, which it could as well have returned."""
 
 from dataclasses import dataclass
 from typing import Any, cast
 
-from services.common.parsing import Limits, ParseError, TooLargeError, parse_json
+from services.common.parsing import ParseError, TextLimits, TooLargeError, parse_json
 from services.env_gateway.ports import SqlValue
 
 LINE_BYTES = 4 * 2**20
 # A query has at most 32,766 arguments, which is the most that one line has reason to hold.
-_LIMITS = Limits(bytes=LINE_BYTES, values=2**16)
+_LIMITS = TextLimits(bytes=LINE_BYTES, values=2**16)
 # What one verifier may write in all, and how often it may ask.
 _TOTAL_BYTES = 16 * 2**20
 _MESSAGES = 20_000
@@ -25,20 +24,20 @@ class ProtocolError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
-    """The process has its limits and can take a job."""
+class WorkerReady:
+    """Report that the process has its limits and can take a job."""
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
-    """Asks for a copy of a whole database."""
+class SnapshotRequest:
+    """Request for a copy of a whole database."""
 
     db: str
 
 
 @dataclass(frozen=True, slots=True)
-class Query:
-    """Asks for rows of a database of which there is no copy."""
+class QueryRequest:
+    """Request for rows of a database of which the process holds no copy."""
 
     db: str
     sql: str
@@ -46,17 +45,17 @@ class Query:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
-    """Asks for a tool call that only reads."""
+class ToolCallRequest:
+    """Request for a tool call that only reads."""
 
     name: str
     arguments: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
-    """`result` is a plain value, or {"score": ..., "passed": [...], "failed": [...]}; `cut` says
-    that more was printed than `stdout` holds."""
+class VerifierDone:
+    """Result of a verifier. `result` is a plain value, or {"score": ..., "passed": [...],
+    "failed": [...]}; `cut` is set if more was printed than `stdout` holds."""
 
     result: Any
     stdout: str
@@ -64,11 +63,11 @@ class Done:
     cut: bool = False
 
 
-Message = Ready | Snapshot | Query | Call | Done
+WorkerMessage = WorkerReady | SnapshotRequest | QueryRequest | ToolCallRequest | VerifierDone
 
 
-def parse(line: bytes) -> Message:
-    """Raises ProtocolError."""
+def parse_message(line: bytes) -> WorkerMessage:
+    """Parse one line. Raises ProtocolError."""
     try:
         message: Any = parse_json(line, _LIMITS)
     except TooLargeError as error:
@@ -77,32 +76,36 @@ def parse(line: bytes) -> Message:
         raise ProtocolError("the verifier's process wrote something else than JSON") from error
     match message:
         case {"ready": True}:
-            return Ready()
+            return WorkerReady()
         case {"snapshot": str(db)} if db in _DATABASES:
-            return Snapshot(db)
+            return SnapshotRequest(db)
         case {"query": str(sql), "db": str(db), "args": list()} if db in _DATABASES:
             args = cast("list[Any]", message["args"])
-            return Query(db, sql, tuple(_value(arg) for arg in args))
+            return QueryRequest(db, sql, tuple(_check_value(arg) for arg in args))
         case {"call": str(name), "arguments": dict()}:
-            return Call(name, cast("dict[str, Any]", message["arguments"]))
+            return ToolCallRequest(name, cast("dict[str, Any]", message["arguments"]))
         case {"done": {"stdout": str(stdout)}}:
-            return _done(stdout, message["done"])
+            return _parse_done(stdout, message["done"])
         case _:
             raise ProtocolError("the verifier's process wrote an unknown message")
 
 
-def _done(stdout: str, done: dict[str, Any]) -> Done:
+def _parse_done(stdout: str, done: dict[str, Any]) -> VerifierDone:
     result, error = done.get("result"), done.get("error")
     if not isinstance(error, str | None):
         raise ProtocolError("the error of a verifier is not a text")
-    result = _report(cast("dict[str, Any]", result)) if isinstance(result, dict) else _short(result)
-    return Done(result, stdout, error, done.get("cut") is True)
+    result = (
+        _check_report(cast("dict[str, Any]", result))
+        if isinstance(result, dict)
+        else _shorten_result(result)
+    )
+    return VerifierDone(result, stdout, error, done.get("cut") is True)
 
 
-def _report(result: dict[str, Any]) -> dict[str, Any]:
+def _check_report(result: dict[str, Any]) -> dict[str, Any]:
     lists = [result.get("passed"), result.get("failed")]
     if result.keys() == {"score", "passed", "failed"} and all(map(_is_texts, lists)):
-        return {**result, "score": _short(result["score"])}
+        return {**result, "score": _shorten_result(result["score"])}
     raise ProtocolError("the checks of a verifier are not lists of texts")
 
 
@@ -112,25 +115,25 @@ def _is_texts(value: object) -> bool:
     )
 
 
-def _short(result: object) -> bool | int | float | str | None:
-    value = _value(result)
+def _shorten_result(result: object) -> bool | int | float | str | None:
+    value = _check_value(result)
     return value[:_RESULT_CHARS] if isinstance(value, str) else value
 
 
-def _value(value: object) -> bool | int | float | str | None:
+def _check_value(value: object) -> bool | int | float | str | None:
     if not isinstance(value, bool | int | float | str | None):
         raise ProtocolError(f"a {type(value).__name__} where only plain values may be")
     return value
 
 
-class Budget:
-    """Counts what one verifier wrote. Raises ProtocolError when it is too much."""
+class MessageBudget:
+    """Counter of one verifier's output. Raises ProtocolError beyond the limit."""
 
     def __init__(self) -> None:
         self._bytes = 0
         self._messages = 0
 
-    def spend(self, line: bytes) -> None:
+    def count_line(self, line: bytes) -> None:
         self._bytes += len(line)
         self._messages += 1
         if self._bytes > _TOTAL_BYTES:

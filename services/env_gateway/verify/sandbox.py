@@ -1,8 +1,8 @@
-"""How a verifier's process is started: plainly, or in a sandbox by bubblewrap.
+"""Command lines of verifier processes: plain, or in a sandbox by bubblewrap.
 
-In the sandbox there is a read-only file system with what Python needs and no more: no home, no
-/etc, no /proc, no /dev, nothing writable. It has its own user, no network, and no environment.
-"""
+The sandbox has a read-only file system with the files that Python needs and no more: no
+home, no /etc, no /proc, no /dev, nothing writable. It has its own user, no network, and no
+environment."""
 
 import itertools
 import os
@@ -16,7 +16,7 @@ from pathlib import Path
 import services
 from services.env_gateway.verify import cgroup, seccomp
 from services.env_gateway.verify.cgroup import ControlGroups
-from services.env_gateway.verify.process import FILTER, INFO, Command, StartError
+from services.env_gateway.verify.process import FILTER, INFO, ProcessCommand, StartError
 
 _MODULES = Path("services/env_gateway/verify")
 _ROOT = Path(services.__path__[0]).parent
@@ -44,10 +44,10 @@ _USERS = range(64_000, 65_000)
 _NEXT_USER: Iterator[int] = itertools.cycle(_USERS)
 
 
-def plain(memory_bytes: int) -> Command:
-    """A process without a sandbox, for verifiers that are trusted."""
+def plain_command(memory_bytes: int) -> ProcessCommand:
+    """Return the command of a process without a sandbox, for trusted verifiers."""
     limits = (str(memory_bytes), "0")
-    return Command((sys.executable, *_PYTHON, str(_ROOT), *limits))
+    return ProcessCommand((sys.executable, *_PYTHON, str(_ROOT), *limits))
 
 
 class Sandbox:
@@ -58,16 +58,16 @@ class Sandbox:
     ) -> None:
         self._bwrap = bwrap
         self._limits = (str(memory_bytes), str(cpu_s))
-        self._filter = seccomp.program()
+        self._filter = seccomp.build_program()
         self._groups = groups
 
     @classmethod
-    def find(cls, *, memory_bytes: int, cpu_s: int) -> "Sandbox | None":
-        """None where bubblewrap is not installed."""
+    def find_installed(cls, *, memory_bytes: int, cpu_s: int) -> "Sandbox | None":
+        """Return a sandbox, or None if bubblewrap is not installed."""
         bwrap = shutil.which("bwrap")
         if bwrap is None:
             return None
-        groups = ControlGroups.find(memory_bytes)
+        groups = ControlGroups.find_usable(memory_bytes)
         return cls(bwrap, memory_bytes=memory_bytes, cpu_s=cpu_s, groups=groups)
 
     @property
@@ -75,9 +75,9 @@ class Sandbox:
         """A verifier's bounds, for people: its process's own limits, and those of its group."""
         return ["rlimits", *(self._groups.limits if self._groups else ())]
 
-    def command(self) -> Command:
-        """Raises StartError where system calls cannot be filtered: not everything that leads out of
-        a sandbox is in a namespace."""
+    def make_command(self) -> ProcessCommand:
+        """Return the command of one sandboxed process. Raises StartError if system calls
+        cannot be filtered: namespaces alone do not close every way out of a sandbox."""
         if self._filter is None:
             raise StartError(f"there is no filter of system calls for {platform.machine()}")
         python = os.path.realpath(sys.executable)
@@ -90,17 +90,17 @@ class Sandbox:
             *("--seccomp", FILTER, "--", python, *_PYTHON, _INSIDE, *self._limits),
         )
         if os.geteuid() == 0:
-            return self._grouped(self._as_other_user(inner, python), self._filter)
-        return self._grouped((inner[0], "--info-fd", INFO, *inner[1:]), self._filter)
+            return self._in_new_group(self._as_other_user(inner, python), self._filter)
+        return self._in_new_group((inner[0], "--info-fd", INFO, *inner[1:]), self._filter)
 
-    def _grouped(self, argv: tuple[str, ...], program: bytes) -> Command:
+    def _in_new_group(self, argv: tuple[str, ...], program: bytes) -> ProcessCommand:
         if self._groups is None:
-            return Command(argv, program)
+            return ProcessCommand(argv, program)
         try:
-            group = self._groups.make()
+            group = self._groups.make_group()
         except OSError as error:
             raise StartError(f"there is no control group for the sandbox: {error}") from error
-        return Command(cgroup.within(group, argv), program, group)
+        return ProcessCommand(cgroup.command_within(group, argv), program, group)
 
     def _as_other_user(self, inner: Sequence[str], python: str) -> tuple[str, ...]:
         """Root's processes are exempt from limits on their number, and own files; so the sandbox
@@ -120,13 +120,16 @@ class Sandbox:
         )
 
 
-def hint() -> str:
-    """What in the kernel's settings keeps unprivileged users from sandboxes, if anything does."""
-    found = [f"{name} is {value}" for name, value in _FORBIDDING.items() if _setting(name) == value]
+def kernel_settings_hint() -> str:
+    """Return a hint at the kernel's settings that keep unprivileged users from sandboxes, if
+    any do."""
+    found = [
+        f"{name} is {value}" for name, value in _FORBIDDING.items() if _read_setting(name) == value
+    ]
     return f" ({', '.join(found)}: set with sysctl)" if found else ""
 
 
-def _setting(name: str) -> str:
+def _read_setting(name: str) -> str:
     path = Path("/proc/sys") / name.replace(".", "/")
     return path.read_text().strip() if path.exists() else ""
 
@@ -153,7 +156,8 @@ def _file_system(python: str, *, code_at: str, tools: Sequence[str] = ()) -> tup
 
 
 def _library_folders() -> list[Path]:
-    """Where the loader looks. Debian keeps libraries apart from the rest of /usr/lib by machine."""
+    """Return the folders that the loader searches. Debian keeps libraries in a folder per
+    machine, separate from the rest of /usr/lib."""
     machine = sysconfig.get_config_var("MULTIARCH")
     places = [Path(place) for place in ("/lib", "/usr/lib")]
     apart = [place / machine for place in places if machine and (place / machine).is_dir()]
@@ -161,7 +165,7 @@ def _library_folders() -> list[Path]:
 
 
 def _python_folders() -> list[Path]:
-    """The base installation's, a virtual environment has none of its own."""
+    """Return the base installation's folders; a virtual environment has none of its own."""
     base = {"base": sys.base_prefix, "platbase": sys.base_exec_prefix}
     named = [Path(sysconfig.get_path(name, vars=base)) for name in ("stdlib", "platstdlib")]
     prefix = Path(sys.base_prefix)

@@ -6,7 +6,7 @@ import platform
 import struct
 
 from services.env_gateway.verify import syscalls
-from services.env_gateway.verify.syscalls import Checked
+from services.env_gateway.verify.syscalls import ArgumentCheckedCall
 
 _LOAD, _AND, _EQUAL, _AT_LEAST, _RETURN = 0x20, 0x54, 0x15, 0x35, 0x06
 _ALLOW, _KILL = 0x7FFF0000, 0x80000000
@@ -17,51 +17,50 @@ _NUMBER, _ARCHITECTURE, _ARGUMENTS, _ARGUMENT_BYTES = 0, 4, 16, 8
 _X32 = 0x40000000
 
 
-def program(machine: str | None = None) -> bytes | None:
-    """The filter as an array of struct sock_filter, or None for an unknown machine.
+def build_program(machine: str | None = None) -> bytes | None:
+    """Build the filter as an array of struct sock_filter; None for an unknown machine.
 
-    What it forbids fails with EPERM, or with ENOSYS where the C library then tries an older call:
-    clone3, after which it tries clone, which fails.
-    """
+    A forbidden call fails with EPERM, or with ENOSYS where the C library then tries an
+    older call: clone3, after which it tries clone, which fails."""
     machine = machine or platform.machine()
     architecture = syscalls.ARCHITECTURES.get(machine)
     if architecture is None:
         return None
     lines = [
-        _line(_LOAD, _ARCHITECTURE),
-        _line(_EQUAL, architecture, jt=1),
-        _line(_RETURN, _KILL),
-        _line(_LOAD, _NUMBER),
-        _line(_AT_LEAST, _X32, jf=1),
-        _line(_RETURN, _ERRNO | errno.EPERM),
+        _bpf_instruction(_LOAD, _ARCHITECTURE),
+        _bpf_instruction(_EQUAL, architecture, jt=1),
+        _bpf_instruction(_RETURN, _KILL),
+        _bpf_instruction(_LOAD, _NUMBER),
+        _bpf_instruction(_AT_LEAST, _X32, jf=1),
+        _bpf_instruction(_RETURN, _ERRNO | errno.EPERM),
     ]
-    for number, call in syscalls.checked(machine):
-        lines += _only(number, _by_argument(call))
-    for number in syscalls.plain(machine):
-        lines += _only(number, [_line(_RETURN, _ALLOW)])
+    for number, call in syscalls.checked_calls(machine):
+        lines += _for_one_call(number, _check_argument(call))
+    for number in syscalls.plain_calls(machine):
+        lines += _for_one_call(number, [_bpf_instruction(_RETURN, _ALLOW)])
     lines += [
-        _line(_AT_LEAST, syscalls.YOUNGER, jf=1),
-        _line(_RETURN, _ERRNO | errno.ENOSYS),
-        _line(_RETURN, _ERRNO | errno.EPERM),
+        _bpf_instruction(_AT_LEAST, syscalls.FIRST_YOUNGER_CALL, jf=1),
+        _bpf_instruction(_RETURN, _ERRNO | errno.ENOSYS),
+        _bpf_instruction(_RETURN, _ERRNO | errno.EPERM),
     ]
     return b"".join(lines)
 
 
-def _only(number: int, lines: list[bytes]) -> list[bytes]:
-    """Lines for one call, which decide about it."""
-    return [_line(_EQUAL, number, jf=len(lines)), *lines]
+def _for_one_call(number: int, lines: list[bytes]) -> list[bytes]:
+    """Return the lines that decide about one call."""
+    return [_bpf_instruction(_EQUAL, number, jf=len(lines)), *lines]
 
 
-def _by_argument(call: Checked) -> list[bytes]:
+def _check_argument(call: ArgumentCheckedCall) -> list[bytes]:
     count = len(call.values)
     return [
-        _line(_LOAD, _ARGUMENTS + _ARGUMENT_BYTES * call.argument),
-        _line(_AND, call.mask),
-        *(_line(_EQUAL, value, jt=count - i) for i, value in enumerate(call.values)),
-        _line(_RETURN, _ERRNO | call.error),
-        _line(_RETURN, _ALLOW),
+        _bpf_instruction(_LOAD, _ARGUMENTS + _ARGUMENT_BYTES * call.argument),
+        _bpf_instruction(_AND, call.mask),
+        *(_bpf_instruction(_EQUAL, value, jt=count - i) for i, value in enumerate(call.values)),
+        _bpf_instruction(_RETURN, _ERRNO | call.error),
+        _bpf_instruction(_RETURN, _ALLOW),
     ]
 
 
-def _line(code: int, value: int, *, jt: int = 0, jf: int = 0) -> bytes:
+def _bpf_instruction(code: int, value: int, *, jt: int = 0, jf: int = 0) -> bytes:
     return struct.pack("=HBBI", code, jt, jf, value)

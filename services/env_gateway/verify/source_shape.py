@@ -1,6 +1,5 @@
-"""The verifier among the functions of its source, found without running it. Runs in a process of
-its own for what a stranger wrote at length.
-"""
+"""Detection of the verifier among the functions of its source, without running it. For a
+stranger's long source this runs in a process of its own."""
 
 import ast
 import resource
@@ -28,15 +27,14 @@ class VerifierFunction:
 
 
 def find_verifier(source: str) -> VerifierFunction:
-    """The verifier among the functions of `source`, by its shape rather than its name.
+    """Find the verifier among the functions of `source`, by its shape rather than its name.
 
-    It is the one decorated with `verifier`, else the first whose first parameter is `env`, else
-    the first. Raises VerifierError.
-    """
-    functions = _functions(source)
+    It is the one decorated with `verifier`, else the first whose first parameter is `env`,
+    else the first. Raises VerifierError."""
+    functions = _parse_functions(source)
     if not functions:
         raise VerifierError("the verifier defines no function")
-    function = min(functions, key=_rank)
+    function = min(functions, key=_rank_function)
     if isinstance(function, ast.AsyncFunctionDef):
         raise VerifierError(f"the verifier {function.name!r} is async; only plain functions run")
     names = {a.arg for a in [*function.args.args, *function.args.kwonlyargs]}
@@ -49,7 +47,7 @@ def find_verifier(source: str) -> VerifierFunction:
 
 
 def main() -> None:
-    """Tell of the source on standard input, as JSON on standard output."""
+    """Report on the source on standard input, as JSON on standard output."""
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CPU, (_CPU_S, _CPU_S))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -61,21 +59,23 @@ def main() -> None:
     say_json(told)
 
 
-def _functions(source: str) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
+def _parse_functions(source: str) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
     try:
         with warnings.catch_warnings():
             # They would be printed, a line of the source each.
             warnings.simplefilter("ignore")
             body = ast.parse(source).body
     except SyntaxError as error:
-        raise VerifierError(f"the verifier does not compile: {_placed(error, source)}") from None
+        raise VerifierError(
+            f"the verifier does not compile: {_locate_error(error, source)}"
+        ) from None
     except (ValueError, RecursionError, MemoryError) as error:
         raise VerifierError(f"the verifier does not compile: {error}") from None
     return [node for node in body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
 
 
-def _placed(error: SyntaxError, source: str) -> str:
-    """What is wrong, where, and the line itself."""
+def _locate_error(error: SyntaxError, source: str) -> str:
+    """Return the error, its position, and the line itself."""
     lines = source.splitlines()
     if not error.lineno or error.lineno > len(lines):
         return error.msg
@@ -83,7 +83,7 @@ def _placed(error: SyntaxError, source: str) -> str:
     return f"{error.msg}, in line {error.lineno}: {line}"
 
 
-def _rank(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+def _rank_function(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
     if any(_is_verifier(decorator) for decorator in function.decorator_list):
         return 0
     first = [*function.args.posonlyargs, *function.args.args][:1]

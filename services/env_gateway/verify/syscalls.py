@@ -109,10 +109,10 @@ _PLAIN: dict[str, tuple[int | None, int | None]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Checked:
-    """A call that is allowed by one of its arguments: if, of the bits in `mask`, exactly those of
-    one of `values` are set. Else it fails with `error`, as where a kernel does not know the value.
-    """
+class ArgumentCheckedCall:
+    """A call that is allowed by one of its arguments: if, of the bits in `mask`, exactly those
+    of one of `values` are set. Otherwise it fails with `error`, as on a kernel that does
+    not know the value."""
 
     numbers: tuple[int | None, int | None]
     argument: int
@@ -138,11 +138,15 @@ _NOT_NEEDED, _FREE, _HUGE, _NOT_HUGE = 4, 8, 14, 15
 
 _CHECKED = (
     # The pool of huge pages is the machine's.
-    Checked(numbers=(9, 222), argument=3, mask=_HUGE_PAGES, values=(0,), error=errno.ENOMEM),
+    ArgumentCheckedCall(
+        numbers=(9, 222), argument=3, mask=_HUGE_PAGES, values=(0,), error=errno.ENOMEM
+    ),
     # Not those by which pages are merged with equal ones of other processes.
-    Checked(numbers=(28, 233), argument=2, values=(_NOT_NEEDED, _FREE, _HUGE, _NOT_HUGE)),
+    ArgumentCheckedCall(
+        numbers=(28, 233), argument=2, values=(_NOT_NEEDED, _FREE, _HUGE, _NOT_HUGE)
+    ),
     # A futex that is not private may lie in a library, where another sandbox waits for it.
-    Checked(
+    ArgumentCheckedCall(
         numbers=(202, 98),
         argument=1,
         mask=0xFFFFFFFF & ~_FUTEX_REALTIME,
@@ -152,47 +156,49 @@ _CHECKED = (
         error=errno.ENOSYS,
     ),
     # Neither locks and leases nor larger pipes.
-    Checked(
+    ArgumentCheckedCall(
         numbers=(72, 25),
         argument=1,
         values=(_DUP, _GET_FD, _SET_FD, _GET_FLAGS, _SET_FLAGS, _DUP_CLOSE_ON_EXEC),
         error=errno.EPERM,
     ),
-    Checked(
+    ArgumentCheckedCall(
         numbers=(16, 29),
         argument=1,
         values=(_IS_TERMINAL, _TO_READ, _BLOCKING, _INHERITED, _NOT_INHERITED),
         error=errno.ENOTTY,
     ),
     # Not those through which the kernel tells of events.
-    Checked(
+    ArgumentCheckedCall(
         numbers=(293, 59),
         argument=1,
         mask=0xFFFFFFFF & ~(_CLOSE_ON_EXEC | _NON_BLOCKING),
         values=(0,),
     ),
     # Limits of its own.
-    Checked(numbers=(302, 261), argument=0, values=(0,), error=errno.EPERM),
+    ArgumentCheckedCall(numbers=(302, 261), argument=0, values=(0,), error=errno.EPERM),
     # Where a thread's variables are.
-    Checked(numbers=(158, None), argument=0, values=(_SET_FS,)),
+    ArgumentCheckedCall(numbers=(158, None), argument=0, values=(_SET_FS,)),
 )
 # From this number on, the same on every machine, calls are younger than the C libraries' ways to do
 # without them: to be told that there is none, they try an older one.
-YOUNGER = 424
+FIRST_YOUNGER_CALL = 424
 
 
-def plain(machine: str) -> list[int]:
+def plain_calls(machine: str) -> list[int]:
     """Return the numbers of the calls that are allowed whatever their arguments."""
     return sorted(
-        number for numbers in _PLAIN.values() if (number := _of(machine, numbers)) is not None
+        number
+        for numbers in _PLAIN.values()
+        if (number := _number_on(machine, numbers)) is not None
     )
 
 
-def checked(machine: str) -> list[tuple[int, Checked]]:
+def checked_calls(machine: str) -> list[tuple[int, ArgumentCheckedCall]]:
     """Return the calls that are allowed by an argument, with their numbers."""
-    pairs = [(_of(machine, call.numbers), call) for call in _CHECKED]
+    pairs = [(_number_on(machine, call.numbers), call) for call in _CHECKED]
     return [(number, call) for number, call in pairs if number is not None]
 
 
-def _of(machine: str, numbers: tuple[int | None, int | None]) -> int | None:
+def _number_on(machine: str, numbers: tuple[int | None, int | None]) -> int | None:
     return numbers[0] if machine == X86_64 else numbers[1]

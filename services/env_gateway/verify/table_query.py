@@ -1,4 +1,4 @@
-"""Fleet's way to ask one table: a chain of calls that becomes a statement."""
+"""Fleet's query builder for one table: a chain of calls that becomes a statement."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -52,41 +52,43 @@ class Query:
         return replace(self, columns=columns or ("*",))
 
     def eq(self, column: str, value: Any) -> "Query":
-        return self._where(f"{quoted(column)} = ?", value)
+        return self._add_condition(f"{quoted(column)} = ?", value)
 
     def neq(self, column: str, value: Any) -> "Query":
-        return self._where(f"{quoted(column)} != ?", value)
+        return self._add_condition(f"{quoted(column)} != ?", value)
 
     def gt(self, column: str, value: Any) -> "Query":
-        return self._where(f"{quoted(column)} > ?", value)
+        return self._add_condition(f"{quoted(column)} > ?", value)
 
     def gte(self, column: str, value: Any) -> "Query":
-        return self._where(f"{quoted(column)} >= ?", value)
+        return self._add_condition(f"{quoted(column)} >= ?", value)
 
     def lt(self, column: str, value: Any) -> "Query":
-        return self._where(f"{quoted(column)} < ?", value)
+        return self._add_condition(f"{quoted(column)} < ?", value)
 
     def lte(self, column: str, value: Any) -> "Query":
-        return self._where(f"{quoted(column)} <= ?", value)
+        return self._add_condition(f"{quoted(column)} <= ?", value)
 
     def like(self, column: str, pattern: str) -> "Query":
-        return self._where(f"{quoted(column)} LIKE ?", pattern)
+        return self._add_condition(f"{quoted(column)} LIKE ?", pattern)
 
     ilike = like
 
     def in_(self, column: str, values: Iterable[Any]) -> "Query":
         listed = tuple(values)
-        return self._where(f"{quoted(column)} IN ({_marks(listed)})", *listed)
+        return self._add_condition(f"{quoted(column)} IN ({_make_placeholders(listed)})", *listed)
 
     def not_in(self, column: str, values: Iterable[Any]) -> "Query":
         listed = tuple(values)
-        return self._where(f"{quoted(column)} NOT IN ({_marks(listed)})", *listed)
+        return self._add_condition(
+            f"{quoted(column)} NOT IN ({_make_placeholders(listed)})", *listed
+        )
 
     def is_null(self, column: str) -> "Query":
-        return self._where(f"{quoted(column)} IS NULL")
+        return self._add_condition(f"{quoted(column)} IS NULL")
 
     def not_null(self, column: str) -> "Query":
-        return self._where(f"{quoted(column)} IS NOT NULL")
+        return self._add_condition(f"{quoted(column)} IS NOT NULL")
 
     def where(self, conditions: Mapping[str, Any] | None = None, **more: Any) -> "Query":
         query = self
@@ -108,7 +110,7 @@ class Query:
         return replace(self, at_most=n)
 
     def all(self) -> list[Row]:
-        sql, args = self._compile()
+        sql, args = self._compile_sql()
         return self.database.select(sql, args)
 
     def first(self) -> Row | None:
@@ -134,10 +136,10 @@ class Query:
             raise AssertionError(f"expected {column} = {value!r} in {self.name!r}, found {row}")
         return self
 
-    def _where(self, condition: str, *args: Any) -> "Query":
+    def _add_condition(self, condition: str, *args: Any) -> "Query":
         return replace(self, conditions=(*self.conditions, (condition, args)))
 
-    def _compile(self) -> tuple[str, list[Any]]:
+    def _compile_sql(self) -> tuple[str, list[Any]]:
         parts = [f"SELECT {', '.join(map(quoted, self.columns))} FROM {quoted(self.name)}"]
         parts += self.joins
         if self.conditions:
@@ -162,5 +164,5 @@ def exactly(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"
 
 
-def _marks(values: Sequence[Any]) -> str:
+def _make_placeholders(values: Sequence[Any]) -> str:
     return ", ".join("?" * len(values))

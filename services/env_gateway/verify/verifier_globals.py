@@ -1,7 +1,7 @@
-"""What a verifier finds when it runs: Fleet's environment, databases and text helpers.
+"""Names available to a running verifier: Fleet's environment, databases and text helpers.
 
-Pure Python without I/O of its own: databases are read through a function that the caller passes.
-"""
+Pure Python without I/O of its own: databases are read through a function that the caller
+passes."""
 
 import json
 import re
@@ -39,7 +39,7 @@ class StatementError(sqlite3.OperationalError):
 
 @dataclass(frozen=True)
 class QueryResponse:
-    """What `Database.query` returns, in Fleet's shape."""
+    """Result of `Database.query`, in Fleet's shape."""
 
     success: bool
     columns: list[str] | None = None
@@ -132,10 +132,10 @@ class Environment:
         return Database(name, self._run)
 
     def call_tool(self, name: str, **arguments: Any) -> Any:
-        """What a tool that only reads answers: JSON as a value, other text as it is.
+        """Call a read-only tool; return JSON as a value, other text as it is.
 
-        Not of Fleet's dialect: for servers that show no database. Raises ToolError.
-        """
+        This is not part of Fleet's dialect: it serves environments that expose no database.
+        Raises ToolError."""
         if self._call is None:
             raise ToolError("there are no tools to call")
         text = self._call(name, arguments)
@@ -146,13 +146,13 @@ class Environment:
 
 
 def normalized_contains(target: str, blob: Any) -> bool:
-    """Whether `target` is in `blob`, case, punctuation and spaces aside."""
-    return _normalized(target) in _normalized(_as_text(blob))
+    """Return True if `target` is in `blob`, case, punctuation and spaces aside."""
+    return _normalize_text(target) in _normalize_text(_as_text(blob))
 
 
 def normalized_string_comparison(target: str, blob: Any) -> bool:
-    """Whether `target` equals `blob`, case, punctuation and spaces aside."""
-    return _normalized(target) == _normalized(_as_text(blob))
+    """Return True if `target` equals `blob`, case, punctuation and spaces aside."""
+    return _normalize_text(target) == _normalize_text(_as_text(blob))
 
 
 def extract_numbers(text: str) -> list[float]:
@@ -168,7 +168,7 @@ def contains_number(text: str, target_number: Any) -> bool:
         return False
 
 
-def _normalized(text: str) -> str:
+def _normalize_text(text: str) -> str:
     return "".join(text.lower().translate(_PUNCTUATION).split())
 
 

@@ -1,10 +1,9 @@
 """A process that runs verifiers, one at a time, for the gateway.
 
-It reads jobs from standard input and writes what comes of them to standard output, JSON by lines.
-While a verifier runs, its questions to the databases go the same way; the process needs no network
-and no files. It is killed from outside when a verifier takes too long. It imports nothing but the
-standard library and its neighbours: the same code runs inside a sandbox.
-"""
+It reads jobs from standard input and writes their results to standard output, JSON by
+lines. While a verifier runs, its questions to the databases take the same path; the process
+needs no network and no files. The gateway kills it if a verifier takes too long. It imports
+only the standard library and its neighbours: the same code runs inside a sandbox."""
 
 import base64
 import contextlib
@@ -44,8 +43,8 @@ Ask = Callable[[Mapping[str, Any]], Any]
 
 
 class Bounded(io.StringIO):
-    """Keeps the beginning and the end of what is printed, `_STDOUT_CHARS` together: what a judge
-    said, and which checks passed, comes last."""
+    """Output buffer that keeps the beginning and the end, `_STDOUT_CHARS` together: a judge's
+    message and the passed checks come last."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -65,7 +64,7 @@ class Bounded(io.StringIO):
 
     @property
     def cut(self) -> bool:
-        """Whether something in the middle is not kept."""
+        """True if something in the middle was dropped."""
         return self._last_chars > _END_CHARS
 
     def getvalue(self) -> str:
@@ -87,7 +86,7 @@ class Databases:
     ) -> tuple[Sequence[str], Sequence[Sequence[Any]]]:
         if db not in self._copies:
             content = self._ask({"snapshot": db})
-            self._copies[db] = _open(base64.b64decode(content)) if content else None
+            self._copies[db] = _open_copy(base64.b64decode(content)) if content else None
         copy = self._copies[db]
         if copy is None:
             answer = self._ask({"query": sql, "db": db, "args": list(args)})
@@ -103,7 +102,7 @@ class Databases:
                 copy.close()
 
 
-def _open(content: bytes) -> sqlite3.Connection:
+def _open_copy(content: bytes) -> sqlite3.Connection:
     database = sqlite3.connect(":memory:")
     database.deserialize(content)
     # A policy that may run SQL can store what is no text, and no grade must fail for it.
@@ -125,27 +124,27 @@ class Worker:
         """Run jobs until the gateway closes the pipe."""
         self._write({"ready": True})
         while line := self._reader.readline():
-            self._write({"done": self._run(json.loads(line))})
+            self._write({"done": self._run_job(json.loads(line))})
 
-    def _run(self, job: Mapping[str, Any]) -> dict[str, Any]:
+    def _run_job(self, job: Mapping[str, Any]) -> dict[str, Any]:
         printed = Bounded()
-        databases = Databases(self._ask)
+        databases = Databases(self._ask_gateway)
         try:
             with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
                 names = verifier_globals()
-                exec(self._code(job["source"]), names)
-                env = Environment(databases.run, self._call)
+                exec(self._compile_source(job["source"]), names)
+                env = Environment(databases.run, self._call_tool)
                 value = names[job["function"]](env, **job["arguments"])
             return _done(value, printed)
         except EOFError:
             raise
         except BaseException as error:  # noqa: BLE001
             # A verifier may raise anything, SystemExit and KeyboardInterrupt included.
-            return {"error": _told(error), "stdout": printed.getvalue()}
+            return {"error": _describe_error(error), "stdout": printed.getvalue()}
         finally:
             databases.close()
 
-    def _code(self, source: str) -> CodeType:
+    def _compile_source(self, source: str) -> CodeType:
         code = self._compiled.get(source)
         if code is None:
             if len(self._compiled) >= _COMPILED_KEPT:
@@ -156,13 +155,13 @@ class Worker:
             self._compiled[source] = code
         return code
 
-    def _call(self, name: str, arguments: Mapping[str, Any]) -> str:
-        answer = self._ask({"call": name, "arguments": dict(arguments)})
+    def _call_tool(self, name: str, arguments: Mapping[str, Any]) -> str:
+        answer = self._ask_gateway({"call": name, "arguments": dict(arguments)})
         if "error" in answer:
             raise ToolError(answer["error"])
         return answer["text"]
 
-    def _ask(self, question: Mapping[str, Any]) -> Any:
+    def _ask_gateway(self, question: Mapping[str, Any]) -> Any:
         self._write(question)
         line = self._reader.readline()
         if not line:
@@ -177,31 +176,31 @@ class Worker:
 def _done(value: Any, printed: Bounded) -> dict[str, Any]:
     """Checks and all that was printed would be too much for one message; beside checks, the gateway
     reads nothing of it."""
-    result, stdout = _result(value), printed.getvalue()
+    result, stdout = _to_result(value), printed.getvalue()
     shown = stdout[:_SHOWN_CHARS] if type(result) is dict else stdout
     return {"result": result, "stdout": shown, "cut": printed.cut}
 
 
-def _result(value: Any) -> Any:
-    """A plain value, or a score with its checks."""
+def _to_result(value: Any) -> Any:
+    """Convert a verifier's value to a plain value, or to a score with its checks."""
     if type(value) is not dict or not {"score", "passed", "failed"} <= value.keys():
         # Fleet takes a score alone in this way, too.
         alone = type(value) is dict and "score" in value
-        return _plain(value["score"] if alone else value)
-    checks = {name: _checks(value[name]) for name in ("passed", "failed")}
-    return {"score": _plain(value["score"]), **checks}
+        return _to_plain_value(value["score"] if alone else value)
+    checks = {name: _to_checks(value[name]) for name in ("passed", "failed")}
+    return {"score": _to_plain_value(value["score"]), **checks}
 
 
-def _checks(checks: Any) -> list[str]:
-    """Raises TypeError."""
+def _to_checks(checks: Any) -> list[str]:
+    """Convert checks to bounded texts. Raises TypeError."""
     if not isinstance(checks, list | tuple):
         raise TypeError('"passed" and "failed" are lists of texts, beside "score"')
     return [str(check)[:_CHECK_CHARS] for check in checks[:_CHECKS_KEPT]]
 
 
-def _plain(value: Any) -> bool | int | float | str | None:
-    """As it goes into JSON. A number of a class of its own becomes a plain one, without asking the
-    class how."""
+def _to_plain_value(value: Any) -> bool | int | float | str | None:
+    """Convert a value to one that JSON can hold. A number of a custom class becomes a plain
+    one, without calling methods of that class."""
     kind = type(value)
     if kind is bool or value is None:
         return value
@@ -215,15 +214,16 @@ def _plain(value: Any) -> bool | int | float | str | None:
     )
 
 
-def _told(error: BaseException) -> str:
+def _describe_error(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     line = next((f.lineno for f in reversed(frames) if f.filename == "<verifier>"), None)
     where = f" (line {line} of the verifier)" if line else ""
     return f"{type(error).__name__}: {error}"[:_ERROR_CHARS] + where
 
 
-def _limit(memory_bytes: int, cpu_s: int) -> None:
-    """Neither files nor other processes; 0 seconds of CPU time mean that it is not limited."""
+def _limit_resources(memory_bytes: int, cpu_s: int) -> None:
+    """Limit the process's resources: no files and no other processes. With `cpu_s` 0, CPU time
+    is unlimited."""
     limits = {
         resource.RLIMIT_AS: memory_bytes,
         resource.RLIMIT_FSIZE: 0,
@@ -241,8 +241,9 @@ def _limit(memory_bytes: int, cpu_s: int) -> None:
 
 
 def _take_pipes() -> tuple[TextIO, TextIO]:
-    """The protocol's ends, moved away from where programs read and write by habit: there the input
-    is at its end and output fails, so that nothing printed gets between the protocol's lines."""
+    """Take the protocol's ends and move them away from where programs read and write by habit:
+    there the input is at its end and output fails, so that nothing printed gets between the
+    protocol's lines."""
     reader = os.fdopen(os.dup(0), "r", encoding="utf-8")
     writer = os.fdopen(os.dup(1), "w", encoding="utf-8")
     ended, writing = os.pipe()
@@ -259,7 +260,7 @@ def _take_pipes() -> tuple[TextIO, TextIO]:
 
 def main() -> None:
     memory_bytes, cpu_s = (int(arg) for arg in sys.argv[2:4])
-    _limit(memory_bytes, cpu_s)
+    _limit_resources(memory_bytes, cpu_s)
     reader, writer = _take_pipes()
     sort_in_memory()
     sys.stdin, sys.stdout, sys.stderr = io.StringIO(), Bounded(), Bounded()

@@ -7,10 +7,10 @@ from typing import Any
 
 import httpx
 
-from services.common.parsing import Limits, parse_json_aside
+from services.common.parsing import TextLimits, parse_json_aside
 
 # Nobody whom a launcher asks by the minute has more to say.
-ANSWERS = Limits(bytes=2**20, values=2**14)
+ANSWERS = TextLimits(bytes=2**20, values=2**14)
 _WHOLE_S = 30.0
 _LONGEST_WAIT_S = 3600.0
 
@@ -24,7 +24,7 @@ async def ask(
     method: str,
     url: str,
     *,
-    limits: Limits = ANSWERS,
+    limits: TextLimits = ANSWERS,
     whole_s: float = _WHOLE_S,
     **request: Any,
 ) -> httpx.Response:
@@ -45,12 +45,12 @@ async def ask(
     )
 
 
-async def json_of(answer: httpx.Response, limits: Limits = ANSWERS) -> Any:
+async def json_of(answer: httpx.Response, limits: TextLimits = ANSWERS) -> Any:
     """Return the value that an answer holds. Raises ValueError."""
     return await parse_json_aside(answer.content, limits)
 
 
-async def object_of(answer: httpx.Response, limits: Limits = ANSWERS) -> dict[str, Any]:
+async def object_of(answer: httpx.Response, limits: TextLimits = ANSWERS) -> dict[str, Any]:
     """Return the JSON object that an answer holds. Raises ValueError."""
     value = await json_of(answer, limits)
     if not isinstance(value, dict):

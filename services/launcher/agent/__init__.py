@@ -1,2 +1,2 @@
-"""Runs on a rented machine and watches over one replica there. `decisions.py` is pure; `agent.py`
-acts."""
+"""The agent of a rented machine, which runs and watches one replica there. `decisions.py` is
+pure; `agent.py` acts."""

@@ -1,4 +1,5 @@
-"""Watches over one replica on this machine: `python -m services.launcher.agent ... -- COMMAND`."""
+"""Entry point of the agent that watches one replica on this machine:
+`python -m services.launcher.agent ... -- COMMAND`."""
 
 import asyncio
 import os
@@ -16,27 +17,27 @@ from pathlib import Path
 from typing import Any
 
 from services.common import log, rpc
-from services.common.config import load_spec, parse
+from services.common.config import load_spec, parse_config
 from services.common.errors import ConfigError
 from services.common.private_process import keep_private
 from services.common.text import say
-from services.launcher.agent.adapters.launcher_client import Sender, UnitRegistry
-from services.launcher.agent.agent import Parts, Prepare, Watcher
+from services.launcher.agent.adapters.launcher_client import AgentIdentity, GrpcLauncherLink
+from services.launcher.agent.agent import Prepare, Watcher, WatcherDependencies
 from services.launcher.agent.arguments import Arguments, parse_arguments
-from services.launcher.agent.decisions import Watch
-from services.launcher.agent.log_uploader import Beside, Outbox
-from services.launcher.agent.parent_death_reaper import guarded
-from services.launcher.agent.ports import Notices
+from services.launcher.agent.decisions import WatchState
+from services.launcher.agent.log_uploader import LogUploader, SideLogs
+from services.launcher.agent.parent_death_reaper import cleaned_up_after_death
+from services.launcher.agent.ports import PreemptionNotices
 from services.launcher.agent.preemption import UNTOLD_LEFT_S, AnyNotices, FileNotices
 from services.launcher.agent.run_folder import RunFolder
 from services.launcher.backends.local.backend import LocalBackend
 from services.launcher.config.launcher import LauncherConfig
 from services.launcher.config.sky import SkyConfig
-from services.launcher.ports import Launch
-from services.launcher.security.env_filter import inherited
-from services.launcher.security.sealed_secrets import unseal
-from services.launcher.security.secret_files import Handover, handed_over
-from services.launcher.state import EXIT_BAD_CONFIG, LEARNER, Policy
+from services.launcher.ports import LaunchSpec
+from services.launcher.security.env_filter import inherited_variables
+from services.launcher.security.sealed_secrets import unseal_secrets
+from services.launcher.security.secret_files import SecretFiles, secrets_in_files
+from services.launcher.state import EXIT_BAD_CONFIG, LEARNER, LifecyclePolicy
 
 # Ctrl-C and a scheduler reach a whole session: signals so close are one wish.
 _SAME_SIGNAL_S = 0.5
@@ -45,8 +46,8 @@ _LEFT_GRACE_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
-    """What is asked of this watcher."""
+class AgentSpec:
+    """One watcher's task: its command line and what the run spec says of it."""
 
     arguments: Arguments
     config: LauncherConfig
@@ -57,21 +58,22 @@ class Wish:
 
     @property
     def folder(self) -> Path:
-        """The watcher's own. Not in the run's, which a restored run must not find there."""
+        """The watcher's own folder. It is not inside the run's, where a restored run must not
+        find it."""
         run_dir = self.arguments.run_dir
         return run_dir.with_name(f".{run_dir.name}.units")
 
 
-def read_wish(arguments: Arguments) -> Wish:
-    """The command line and the spec that it names. Raises ConfigError."""
+def read_agent_spec(arguments: Arguments) -> AgentSpec:
+    """Read the command line and the spec that it names. Raises ConfigError."""
     spec = load_spec(arguments.config)
     table, where = spec.get("launcher", {}), str(arguments.config)
-    config = parse(LauncherConfig, table, where=where, section="launcher")
-    inherits = inherited(spec, config, arguments.here[0])
-    return Wish(arguments, config, _uploads(spec, arguments.run_id), inherits)
+    config = parse_config(LauncherConfig, table, where=where, section="launcher")
+    inherits = inherited_variables(spec, config, arguments.here[0])
+    return AgentSpec(arguments, config, _uploads_url(spec, arguments.run_id), inherits)
 
 
-def _uploads(spec: Mapping[str, Any], run_id: str) -> str | None:
+def _uploads_url(spec: Mapping[str, Any], run_id: str) -> str | None:
     remote = spec.get("learner", {}).get("checkpoint", {}).get("remote")
     return None if remote is None else f"{remote}/{run_id}"
 
@@ -82,18 +84,18 @@ def _uses_spot(config: SkyConfig, service: str) -> bool:
     return any(machine.use_spot for machine in candidates)
 
 
-async def watch(wish: Wish, secrets: Handover) -> int:
-    """See the replica through; returns the exit code."""
+async def watch_replica(wish: AgentSpec, secrets: SecretFiles) -> int:
+    """See the replica through; return the exit code."""
     await _end_leftovers(wish)
-    async with _watcher(wish, secrets) as watcher:
+    async with _open_watcher(wish, secrets) as watcher:
         _obey_signals(watcher)
-        ending = await watcher.run()
+        ending = await watcher.watch_to_end()
     say(f"{wish.arguments.here[0]} ended with code {ending.code}", file=sys.stderr)
     return ending.shell_code
 
 
 @asynccontextmanager
-async def _watcher(wish: Wish, secrets: Handover) -> AsyncGenerator[Watcher]:
+async def _open_watcher(wish: AgentSpec, secrets: SecretFiles) -> AsyncGenerator[Watcher]:
     given, config = wish.arguments, wish.config
     incarnation = uuid.uuid4().hex
     channel = rpc.channel(
@@ -105,11 +107,11 @@ async def _watcher(wish: Wish, secrets: Handover) -> AsyncGenerator[Watcher]:
     )
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(channel)
-        sender = Sender(given.run_id, given.key, incarnation, given.node)
-        launcher = UnitRegistry(channel, sender)
-        beside = Beside(given.run_dir / "logs", given.key, given.node)
-        outbox = Outbox(launcher, wish.folder, given.label, incarnation, beside)
-        launch = Launch(
+        sender = AgentIdentity(given.run_id, given.key, incarnation, given.node)
+        launcher = GrpcLauncherLink(channel, sender)
+        beside = SideLogs(given.run_dir / "logs", given.key, given.node)
+        outbox = LogUploader(launcher, wish.folder, given.label, incarnation, beside)
+        launch = LaunchSpec(
             run_id=given.run_id,
             key=given.here,
             command=(*given.command, *secrets.arguments),
@@ -117,36 +119,38 @@ async def _watcher(wish: Wish, secrets: Handover) -> AsyncGenerator[Watcher]:
             log=outbox.log,
             inherits=wish.inherits,
         )
-        parts = Parts(
+        parts = WatcherDependencies(
             launch=launch,
             processes=LocalBackend(wish.folder),
             launcher=launcher,
-            notices=await _notices(wish, stack),
+            notices=await _open_notices(wish, stack),
             outbox=outbox,
-            prepare=_prepare(wish, outbox.log, config.policy()),
+            prepare=_make_prepare(wish, outbox.log, config.to_policy()),
             hostname=socket.gethostname(),
             resume=given.resume,
         )
-        yield Watcher(Watch(time.monotonic(), config.sky.unit_lease_s, config.policy()), parts)
+        yield Watcher(
+            WatchState(time.monotonic(), config.sky.unit_lease_s, config.to_policy()), parts
+        )
 
 
-async def _end_leftovers(wish: Wish) -> None:
+async def _end_leftovers(wish: AgentSpec) -> None:
     """End what a watcher that was killed left running of this very replica."""
     processes = LocalBackend(wish.folder)
     name = f"{wish.arguments.run_id}/{wish.arguments.label}"
-    for unit in await processes.orphans([]):
+    for unit in await processes.list_orphans([]):
         if unit.name.startswith(f"{name}#"):
-            await processes.end(unit, _LEFT_GRACE_S)
+            await processes.end_orphan(unit, _LEFT_GRACE_S)
 
 
-def _clean(wish: Wish, secrets: Handover) -> None:
-    """What is left when the watcher is gone, if it was killed."""
+def _clean_up(wish: AgentSpec, secrets: SecretFiles) -> None:
+    """Clean up after a watcher that was killed: its processes and its secrets."""
     asyncio.run(_end_leftovers(wish))
     shutil.rmtree(secrets.folder, ignore_errors=True)
 
 
-async def _notices(wish: Wish, stack: AsyncExitStack) -> Notices:
-    sources: list[Notices] = []
+async def _open_notices(wish: AgentSpec, stack: AsyncExitStack) -> PreemptionNotices:
+    sources: list[PreemptionNotices] = []
     if wish.arguments.notice_file is not None:
         sources.append(FileNotices(wish.arguments.notice_file))
     if _uses_spot(wish.config.sky, wish.arguments.key[0]):
@@ -158,20 +162,22 @@ async def _notices(wish: Wish, stack: AsyncExitStack) -> Notices:
     return AnyNotices(sources)
 
 
-def _prepare(wish: Wish, log_path: Path, policy: Policy) -> Prepare:
+def _make_prepare(wish: AgentSpec, log_path: Path, policy: LifecyclePolicy) -> Prepare:
     given = wish.arguments
     folder = RunFolder(given.run_dir, wish.url, given.config, log_path, wish.inherits)
 
-    async def prepare(begun: bool) -> None:
+    async def prepare_folder(begun: bool) -> None:
         # Its further machines have no files of the run.
         if wish.arguments.here[0] == LEARNER:
-            await folder.ready(begun, policy)
+            await folder.ensure_ready(begun, policy)
 
-    return prepare
+    return prepare_folder
 
 
 def _obey_signals(watcher: Watcher) -> None:
-    """SIGTERM that the launcher did not announce is somebody else who wants the machine, and who
+    """Install the signal handlers.
+
+    A SIGTERM that the launcher did not announce means that somebody else wants the machine and
     does not say when it goes."""
     first: list[float] = []
 
@@ -180,25 +186,28 @@ def _obey_signals(watcher: Watcher) -> None:
             first.append(time.monotonic())
             watcher.lose_machine(UNTOLD_LEFT_S)
         elif time.monotonic() - first[0] > _SAME_SIGNAL_S:
-            watcher.hurry()
+            watcher.end_now()
 
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, on_signal)
 
 
 def main() -> int:
-    """Exit codes: see `arguments`."""
+    """Run the agent; return its exit code. The codes: see `arguments`."""
     arguments = parse_arguments(sys.argv[1:])
     service, replica = arguments.key
     try:
-        wish = read_wish(arguments)
-        handed = unseal(os.environ, arguments.seal_key)
+        wish = read_agent_spec(arguments)
+        handed = unseal_secrets(os.environ, arguments.seal_key)
         # What came sealed is for this service, whatever it is for.
         wish = replace(wish, inherits=(*wish.inherits, *handed))
-        with handed_over() as secrets, guarded(lambda: _clean(wish, secrets)):
+        with (
+            secrets_in_files() as secrets,
+            cleaned_up_after_death(lambda: _clean_up(wish, secrets)),
+        ):
             log.setup(f"unit-{service}", arguments.run_id, replica=replica)
             log.get_logger(__name__).info("watching", command=shlex.join(arguments.command))
-            return asyncio.run(watch(wish, secrets))
+            return asyncio.run(watch_replica(wish, secrets))
     except ConfigError as error:
         say(f"error: {error}", file=sys.stderr)
         return EXIT_BAD_CONFIG

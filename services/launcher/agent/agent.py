@@ -1,4 +1,4 @@
-"""Keeps one replica on this machine: the pure state machine, its process and the launcher."""
+"""Watcher of one replica: joins the pure state machine, the replica's process and the launcher."""
 
 import asyncio
 import time
@@ -8,19 +8,25 @@ from dataclasses import dataclass
 
 from services.common import log
 from services.launcher.agent import decisions as watches
-from services.launcher.agent.decisions import Action, Cause, Ending, Stage, Watch
-from services.launcher.agent.log_uploader import Outbox
+from services.launcher.agent.decisions import (
+    EndCause,
+    ProcessAction,
+    ProcessEnding,
+    WatchStage,
+    WatchState,
+)
+from services.launcher.agent.log_uploader import LogUploader
 from services.launcher.agent.ports import (
-    Launcher,
     LauncherAwayError,
-    Notices,
+    LauncherLink,
+    PreemptionNotices,
     Processes,
-    ReplacedError,
+    ReplicaReplacedError,
 )
 from services.launcher.agent.run_folder import NotResumableError, StoreAwayError
-from services.launcher.control.supervisor import Command
-from services.launcher.ports import BackendError, Launch, UnitReport
-from services.launcher.state import EXIT_BAD_CONFIG, Exit, Unit
+from services.launcher.control.supervisor import ReplicaCommand
+from services.launcher.ports import BackendError, LaunchSpec, UnitReport
+from services.launcher.state import EXIT_BAD_CONFIG, ExitStatus, Unit
 
 _REPORT_S = 5.0
 _CALL_S = 5.0
@@ -38,14 +44,14 @@ Prepare = Callable[[bool], Awaitable[object]]
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
-    """What a watcher works with."""
+class WatcherDependencies:
+    """Everything a watcher works with."""
 
-    launch: Launch
+    launch: LaunchSpec
     processes: Processes
-    launcher: Launcher
-    notices: Notices
-    outbox: Outbox
+    launcher: LauncherLink
+    notices: PreemptionNotices
+    outbox: LogUploader
     prepare: Prepare
     hostname: str
     # The run has begun: known before the launcher says so.
@@ -53,9 +59,9 @@ class Parts:
 
 
 class Watcher:
-    """One replica from the machine's first minute to its last. Everything is on one event loop."""
+    """Watcher of one replica from the machine's first minute to its last, on one event loop."""
 
-    def __init__(self, watch: Watch, parts: Parts) -> None:
+    def __init__(self, watch: WatchState, parts: WatcherDependencies) -> None:
         self._watch = watch
         self._parts = parts
         self._wake = asyncio.Event()
@@ -64,192 +70,196 @@ class Watcher:
         self._unit: Unit | None = None
         self._sees: set[asyncio.Task[None]] = set()
 
-    async def run(self) -> Ending:
+    async def watch_to_end(self) -> ProcessEnding:
         """Return when the replica, and all it started, are gone for good."""
         background = [
             asyncio.create_task(work, name=name)
             for name, work in (
-                ("report", self._report_on()),
-                ("notices", self._listen()),
-                ("log", self._parts.outbox.run()),
-                ("prepare", self._prepare()),
+                ("report", self._keep_reporting()),
+                ("notices", self._poll_notices()),
+                ("log", self._parts.outbox.upload_logs()),
+                ("prepare", self._prepare_machine()),
             )
         ]
         for task in background:
-            task.add_done_callback(self._check)
+            task.add_done_callback(self._check_task)
         try:
-            await self._keep()
+            await self._keep_replica()
         finally:
             for task in background:
                 task.cancel()
             await asyncio.gather(*background, return_exceptions=True)
-        await self._farewell()
+        await self._send_farewell()
         return self._watch.verdict
 
-    def drain(self, cause: Cause, grace_s: float | None = None) -> None:
+    def drain_replica(self, cause: EndCause, grace_s: float | None = None) -> None:
         """End the replica in order, within the grace."""
         policy = self._watch.policy
         grace_s = policy.drain_s if grace_s is None else min(grace_s, policy.drain_s)
-        if self._watch.stage is not Stage.DRAINING:
+        if self._watch.stage is not WatchStage.DRAINING:
             _log.warning("draining", cause=cause.value, grace_s=grace_s)
-        self._change(watches.end(self._watch, cause, time.monotonic(), grace_s))
+        self._change_state(watches.request_end(self._watch, cause, time.monotonic(), grace_s))
 
     def lose_machine(self, left_s: float) -> None:
-        """End the replica in order, and have said so before the machine is gone."""
-        self.drain(Cause.PREEMPTED, max(0.0, left_s - _MARGIN_S))
+        """End the replica in order, and report that before the machine is gone."""
+        self.drain_replica(EndCause.PREEMPTED, max(0.0, left_s - _MARGIN_S))
 
-    def hurry(self) -> None:
-        """End it now."""
-        self._change(watches.end(self._watch, Cause.ASKED, time.monotonic(), 0.0))
+    def end_now(self) -> None:
+        """End the replica now."""
+        self._change_state(watches.request_end(self._watch, EndCause.ASKED, time.monotonic(), 0.0))
 
-    def _change(self, watch: Watch) -> None:
-        self._put(watch)
+    def _change_state(self, watch: WatchState) -> None:
+        self._set_state(watch)
         self._wake.set()
 
-    def _put(self, watch: Watch) -> None:
+    def _set_state(self, watch: WatchState) -> None:
         before, self._watch = self._watch, watch
         if (before.phase, before.restarts) != (watch.phase, watch.restarts):
             self._news.set()
 
-    def _check(self, task: asyncio.Task[None]) -> None:
-        """A defect in what goes on beside it must not leave the replica unwatched."""
+    def _check_task(self, task: asyncio.Task[None]) -> None:
+        """Drain if a background task failed: a defect there must not leave the replica
+        unwatched."""
         if not task.cancelled() and task.exception() is not None:
             _log.error("the watcher failed", task=task.get_name(), exc_info=task.exception())
-            self.drain(Cause.SILENCE)
+            self.drain_replica(EndCause.SILENCE)
 
-    async def _keep(self) -> None:
-        while self._watch.stage is not Stage.OVER:
+    async def _keep_replica(self) -> None:
+        while self._watch.stage is not WatchStage.OVER:
             self._wake.clear()
             before = self._watch.cause
-            watch, action = watches.decide(self._watch, time.monotonic())
-            self._put(watch)
+            watch, action = watches.decide_action(self._watch, time.monotonic())
+            self._set_state(watch)
             if self._watch.cause is not before:
                 _log.error("the launcher is silent", lease_s=self._watch.lease_s)
-            await self._act(action)
-            await self._sleep()
+            await self._perform_action(action)
+            await self._sleep_until_due()
 
-    async def _sleep(self) -> None:
+    async def _sleep_until_due(self) -> None:
         due = watches.next_due(self._watch)
-        await _wait(self._wake, None if due is None else max(0.0, due - time.monotonic()))
+        await _wait_for_event(self._wake, None if due is None else max(0.0, due - time.monotonic()))
 
-    async def _act(self, action: Action | None) -> None:
+    async def _perform_action(self, action: ProcessAction | None) -> None:
         processes = self._parts.processes
-        if action is Action.START:
-            await self._start()
-        elif action is Action.DRAIN and self._unit is not None:
-            await processes.drain(self._unit)
-        elif action is Action.KILL and self._unit is not None:
-            await processes.kill(self._unit)
+        if action is ProcessAction.START:
+            await self._start_process()
+        elif action is ProcessAction.DRAIN and self._unit is not None:
+            await processes.drain_replica(self._unit)
+        elif action is ProcessAction.KILL and self._unit is not None:
+            await processes.kill_replica(self._unit)
 
-    async def _start(self) -> None:
+    async def _start_process(self) -> None:
         try:
-            self._unit = await self._parts.processes.start(self._parts.launch)
+            self._unit = await self._parts.processes.start_replica(self._parts.launch)
         except BackendError as error:
             # Asking again changes nothing: the machine lacks the command.
-            return self._end(Ending(EXIT_BAD_CONFIG, str(error)))
-        task = asyncio.create_task(self._see_through(self._unit))
+            return self._handle_exit(ProcessEnding(EXIT_BAD_CONFIG, str(error)))
+        task = asyncio.create_task(self._wait_for_process(self._unit))
         self._sees.add(task)
         task.add_done_callback(self._sees.discard)
         self._wake.set()
 
-    async def _see_through(self, unit: Unit) -> None:
-        how = await self._parts.processes.wait(unit)
+    async def _wait_for_process(self, unit: Unit) -> None:
+        how = await self._parts.processes.wait_for_exit(unit)
         self._unit = None
-        self._end(Ending(1 if how.code is None else how.code, how.tail))
+        self._handle_exit(ProcessEnding(1 if how.code is None else how.code, how.tail))
 
-    def _end(self, how: Ending) -> None:
-        self._change(watches.ended(self._watch, how, time.monotonic()))
-        if self._watch.stage is Stage.WAITING:
+    def _handle_exit(self, how: ProcessEnding) -> None:
+        self._change_state(watches.record_exit(self._watch, how, time.monotonic()))
+        if self._watch.stage is WatchStage.WAITING:
             failures = len(self._watch.failures)
             _log.warning("starting it again", code=how.code, failures=failures)
 
-    async def _prepare(self) -> None:
+    async def _prepare_machine(self) -> None:
         begun = await self._answered or self._parts.resume
         try:
             await self._parts.prepare(begun)
         except NotResumableError as error:
-            return self._give_up(Ending(EXIT_BAD_CONFIG, str(error)))
+            return self._give_up_setup(ProcessEnding(EXIT_BAD_CONFIG, str(error)))
         except StoreAwayError as error:
-            return self._give_up(Ending(_EXIT_RETRYABLE, str(error)))
-        self._change(watches.prepared(self._watch, time.monotonic()))
+            return self._give_up_setup(ProcessEnding(_EXIT_RETRYABLE, str(error)))
+        self._change_state(watches.mark_prepared(self._watch, time.monotonic()))
 
-    def _give_up(self, how: Ending) -> None:
+    def _give_up_setup(self, how: ProcessEnding) -> None:
         _log.error("the replica cannot be started here", why=how.tail)
         with self._parts.outbox.log.open("a", encoding="utf-8") as file:
             file.write(f"error: {how.tail}\n")
-        self._change(watches.unprepared(self._watch, how))
+        self._change_state(watches.mark_unprepared(self._watch, how))
 
-    async def _listen(self) -> None:
-        """Have the replica drain as soon as the machine is known to go."""
+    async def _poll_notices(self) -> None:
+        """Poll for a preemption notice; drain the replica as soon as there is one."""
         while True:
-            left_s = await self._parts.notices.notice()
+            left_s = await self._parts.notices.poll_notice()
             if left_s is not None:
                 self.lose_machine(left_s)
                 return
             await asyncio.sleep(_NOTICE_S)
 
-    async def _report_on(self) -> None:
-        """At once when there is news, and often enough for the lease."""
+    async def _keep_reporting(self) -> None:
+        """Report at once when there is news, and often enough for the lease."""
         while True:
             self._news.clear()
             again_s = min(_REPORT_S, self._watch.lease_s / 5)
-            if not await self._report(self._call_s()):
+            if not await self._send_report(self._call_s()):
                 await asyncio.sleep(min(again_s, _AGAIN_S))
                 continue
-            await _wait(self._news, again_s)
+            await _wait_for_event(self._news, again_s)
 
     def _call_s(self) -> float:
         return min(_CALL_S, self._watch.lease_s / 2)
 
-    async def _report(self, timeout_s: float) -> bool:
-        """Say how it is, and obey the answer; false if there was none."""
+    async def _send_report(self, timeout_s: float) -> bool:
+        """Report the unit's state and obey the answer; return False if there was none."""
         asked_at = time.monotonic()
         try:
-            answer = await self._parts.launcher.report(self._word(), timeout_s)
+            answer = await self._parts.launcher.report_unit(self._make_report(), timeout_s)
         except LauncherAwayError as error:
             _log.warning("the launcher is away", why=str(error))
             return False
-        except ReplacedError as error:
+        except ReplicaReplacedError as error:
             _log.warning("another machine has this replica", why=str(error))
-            self.drain(Cause.ASKED, watches.STOP_S)
+            self.drain_replica(EndCause.ASKED, watches.STOP_GRACE_S)
             return True
-        self._change(watches.renewed(self._watch, asked_at, answer.lease_s))
+        self._change_state(watches.renew_lease(self._watch, asked_at, answer.lease_s))
         if not self._answered.done():
             self._answered.set_result(answer.begun)
-        if answer.command is Command.DRAIN:
-            self.drain(Cause.ASKED)
-        elif answer.command is Command.STOP:
-            self.drain(Cause.ASKED, watches.STOP_S)
+        if answer.command is ReplicaCommand.DRAIN:
+            self.drain_replica(EndCause.ASKED)
+        elif answer.command is ReplicaCommand.STOP:
+            self.drain_replica(EndCause.ASKED, watches.STOP_GRACE_S)
         return True
 
-    def _word(self) -> UnitReport:
+    def _make_report(self) -> UnitReport:
         watch, parts = self._watch, self._parts
         how = None
-        if watch.stage is Stage.OVER:
-            how = Exit(watch.verdict.code, watch.verdict.tail)
+        if watch.stage is WatchStage.OVER:
+            how = ExitStatus(watch.verdict.code, watch.verdict.tail)
         return UnitReport(watch.phase, how, parts.hostname, watch.restarts)
 
-    async def _farewell(self) -> None:
-        """The rest of the log, and how it ended; not for long where time or launcher is gone."""
-        limit_s = {Cause.SILENCE: 1.0, Cause.PREEMPTED: _MARGIN_S}.get(
-            self._watch.cause or Cause.ASKED, _FAREWELL_S
+    async def _send_farewell(self) -> None:
+        """Push the rest of the log and report how the replica ended. Give up soon where time or
+        launcher is gone."""
+        limit_s = {EndCause.SILENCE: 1.0, EndCause.PREEMPTED: _MARGIN_S}.get(
+            self._watch.cause or EndCause.ASKED, _FAREWELL_S
         )
         deadline = time.monotonic() + limit_s
         if not await self._parts.outbox.flush(limit_s):
             _log.warning("the rest of the log stays here", path=str(self._parts.outbox.log))
         with suppress(TimeoutError):
             async with asyncio.timeout(deadline - time.monotonic()):
-                await self._last_word(min(_CALL_S, limit_s))
+                await self._send_last_report(min(_CALL_S, limit_s))
 
-    async def _last_word(self, timeout_s: float) -> None:
+    async def _send_last_report(self, timeout_s: float) -> None:
         while True:
-            if await self._report(timeout_s):
+            if await self._send_report(timeout_s):
                 return
             await asyncio.sleep(_AGAIN_S)
 
 
-async def _wait(event: asyncio.Event, limit_s: float | None) -> None:
-    """Not wait_for: that one loses a cancellation which comes together with the event."""
+async def _wait_for_event(event: asyncio.Event, limit_s: float | None) -> None:
+    """Wait for an event, at most `limit_s`.
+
+    Not `wait_for`: that one loses a cancellation which comes together with the event."""
     with suppress(TimeoutError):
         async with asyncio.timeout(limit_s):
             await event.wait()

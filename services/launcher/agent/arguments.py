@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from services.launcher.control.agent_reports import node_key
-from services.launcher.control.recover_from_folder import RUN_ID
-from services.launcher.state import LEARNER, SERVICES, Key
+from services.launcher.control.agent_reports import key_of_node
+from services.launcher.control.recover_from_folder import RUN_ID_PATTERN
+from services.launcher.state import LEARNER, SERVICES, ReplicaKey
 
 # Where AWS and GCP alike tell a machine about itself.
 METADATA_URL = "http://169.254.169.254"
@@ -18,7 +18,7 @@ class Arguments:
     """A parsed command line; `command` starts the service, without its secrets."""
 
     config: Path
-    key: Key
+    key: ReplicaKey
     # Which of the replica's machines this is.
     node: int
     run_id: str
@@ -31,22 +31,22 @@ class Arguments:
     command: tuple[str, ...]
 
     @property
-    def here(self) -> Key:
-        """What runs on this very machine."""
-        return node_key(self.key, self.node)
+    def here(self) -> ReplicaKey:
+        """The key of what runs on this very machine."""
+        return key_of_node(self.key, self.node)
 
     @property
     def label(self) -> str:
-        """Its name in files and messages."""
+        """The name of `here` in files and messages."""
         return f"{self.here[0]}-{self.here[1]}"
 
 
 def parse_arguments(argv: Sequence[str]) -> Arguments:
-    """Exits with code 2 and a message on a wrong command line."""
-    parser = _parser()
+    """Parse the command line. Exits with code 2 and a message on a wrong one."""
+    parser = _build_parser()
     known = parser.parse_args(argv)
     command: list[str] = known.command
-    if not RUN_ID.fullmatch(known.run_id):
+    if not RUN_ID_PATTERN.fullmatch(known.run_id):
         parser.error(f"--run-id {known.run_id!r}: use up to 128 of a-z 0-9 . _ -")
     if known.node < 0 or (known.node > 0 and known.service != LEARNER):
         parser.error(
@@ -70,7 +70,7 @@ def parse_arguments(argv: Sequence[str]) -> Arguments:
     )
 
 
-def _parser() -> argparse.ArgumentParser:
+def _build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m services.launcher.agent",
         description=__doc__,

@@ -1,23 +1,23 @@
-"""A replica on its machine, pure: kept running until it is done, unwanted, or the machine goes.
+"""Pure state machine of a replica on its machine: it runs until it is done, unwanted, or the
+machine goes.
 
-The clock is an argument. The launcher's permission to go on is a lease: whoever loses touch with
-it ends what runs here, so that nothing goes on costing money that nobody knows of.
-"""
+The clock is an argument. The launcher's permission to continue is a lease: a watcher that loses
+touch with the launcher ends the replica, so that no forgotten machine keeps costing money."""
 
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from services.launcher.control.agent_reports import EXIT_PREEMPTED
 from services.launcher.ports import UnitPhase
-from services.launcher.state import EXIT_BAD_CONFIG, KILL_AGAIN_S, Policy
+from services.launcher.state import EXIT_BAD_CONFIG, KILL_AGAIN_S, LifecyclePolicy
 
 # What a command to stop leaves a service, which takes 5 seconds at most to clean up.
-STOP_S = 7.0
+STOP_GRACE_S = 7.0
 EXIT_SILENCE = 69
 
 
-class Stage(StrEnum):
-    """Where the replica is on its way; what `due` means there."""
+class WatchStage(StrEnum):
+    """Stage of the replica; the comments say what `due` means in each."""
 
     # Nothing runs yet.
     PREPARING = "preparing"
@@ -29,16 +29,16 @@ class Stage(StrEnum):
     OVER = "over"
 
 
-class Cause(StrEnum):
-    """Why it is ended though it is not done."""
+class EndCause(StrEnum):
+    """Reason for ending a replica that is not done."""
 
     ASKED = "asked"
     PREEMPTED = "preempted"
     SILENCE = "silence"
 
 
-class Action(StrEnum):
-    """What to do with the replica's process."""
+class ProcessAction(StrEnum):
+    """Step to take with the replica's process."""
 
     START = "start"
     DRAIN = "drain"
@@ -46,34 +46,34 @@ class Action(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
-    """How a process ended: exit code (negative: killed by that signal) and its last log lines."""
+class ProcessEnding:
+    """Exit of a process: exit code (negative: killed by that signal) and its last log lines."""
 
     code: int
     tail: str = ""
 
     @property
     def shell_code(self) -> int:
-        """The exit code as a shell says it."""
+        """The exit code as a shell reports it."""
         return self.code if self.code >= 0 else 128 - self.code
 
 
 @dataclass(frozen=True, slots=True)
-class Watch:
-    """What is known of the replica. `renewed` is when the launcher last let it go on."""
+class WatchState:
+    """Known state of the replica. `renewed` is when the launcher last renewed the lease."""
 
     renewed: float
     lease_s: float
-    policy: Policy
-    stage: Stage = Stage.PREPARING
+    policy: LifecyclePolicy
+    stage: WatchStage = WatchStage.PREPARING
     due: float = 0.0
-    cause: Cause | None = None
+    cause: EndCause | None = None
     asked: bool = False
     killed: float = -KILL_AGAIN_S
     starts: int = 0
     failures: tuple[float, ...] = ()
     # How its process ended last.
-    ending: Ending | None = None
+    ending: ProcessEnding | None = None
 
     @property
     def restarts(self) -> int:
@@ -81,89 +81,91 @@ class Watch:
 
     @property
     def phase(self) -> UnitPhase:
-        """As the launcher is told."""
-        if self.stage is Stage.OVER:
+        """The phase that is reported to the launcher."""
+        if self.stage is WatchStage.OVER:
             return UnitPhase.EXITED
-        if self.cause is Cause.PREEMPTED:
+        if self.cause is EndCause.PREEMPTED:
             return UnitPhase.PREEMPTED
-        return UnitPhase.SETUP if self.stage is Stage.PREPARING else UnitPhase.RUNNING
+        return UnitPhase.SETUP if self.stage is WatchStage.PREPARING else UnitPhase.RUNNING
 
     @property
-    def verdict(self) -> Ending:
-        """How it ended for good; its cause where it had to."""
-        how = self.ending or Ending(0)
-        if self.cause is Cause.PREEMPTED:
+    def verdict(self) -> ProcessEnding:
+        """The replica's final ending; its code gives the cause where it was ended."""
+        how = self.ending or ProcessEnding(0)
+        if self.cause is EndCause.PREEMPTED:
             return replace(how, code=EXIT_PREEMPTED)
-        if self.cause is Cause.SILENCE:
+        if self.cause is EndCause.SILENCE:
             return replace(how, code=EXIT_SILENCE)
         return how
 
 
-def decide(watch: Watch, now: float) -> tuple[Watch, Action | None]:
-    """What is to be done now."""
-    if watch.stage is Stage.OVER:
+def decide_action(watch: WatchState, now: float) -> tuple[WatchState, ProcessAction | None]:
+    """Return the state and the action that is due now, if any."""
+    if watch.stage is WatchStage.OVER:
         return watch, None
     if watch.cause is None and now >= watch.renewed + watch.lease_s:
-        watch = end(watch, Cause.SILENCE, now, watch.policy.drain_s)
-    if watch.stage is Stage.WAITING and now >= watch.due:
-        return replace(watch, stage=Stage.RUNNING, starts=watch.starts + 1), Action.START
-    if watch.stage is not Stage.DRAINING:
+        watch = request_end(watch, EndCause.SILENCE, now, watch.policy.drain_s)
+    if watch.stage is WatchStage.WAITING and now >= watch.due:
+        return replace(
+            watch, stage=WatchStage.RUNNING, starts=watch.starts + 1
+        ), ProcessAction.START
+    if watch.stage is not WatchStage.DRAINING:
         return watch, None
     if now >= max(watch.due, watch.killed + KILL_AGAIN_S):
-        return replace(watch, killed=now), Action.KILL
+        return replace(watch, killed=now), ProcessAction.KILL
     if not watch.asked:
-        return replace(watch, asked=True), Action.DRAIN
+        return replace(watch, asked=True), ProcessAction.DRAIN
     return watch, None
 
 
-def next_due(watch: Watch) -> float | None:
-    """When `decide` will next have something to do even if nothing happens."""
-    if watch.stage is Stage.DRAINING:
+def next_due(watch: WatchState) -> float | None:
+    """Return when `decide_action` next has something to do, even if nothing happens."""
+    if watch.stage is WatchStage.DRAINING:
         return max(watch.due, watch.killed + KILL_AGAIN_S)
     lost = watch.renewed + watch.lease_s if watch.cause is None else None
-    if watch.stage is Stage.WAITING:
+    if watch.stage is WatchStage.WAITING:
         return watch.due if lost is None else min(watch.due, lost)
     return lost
 
 
-def prepared(watch: Watch, now: float) -> Watch:
-    """The machine has what the replica needs."""
-    return watch if watch.stage is not Stage.PREPARING else _wait(watch, now)
+def mark_prepared(watch: WatchState, now: float) -> WatchState:
+    """Record that the machine has what the replica needs."""
+    return watch if watch.stage is not WatchStage.PREPARING else _wait_until(watch, now)
 
 
-def unprepared(watch: Watch, how: Ending) -> Watch:
-    """The machine cannot get what the replica needs."""
-    return replace(watch, stage=Stage.OVER, ending=how)
+def mark_unprepared(watch: WatchState, how: ProcessEnding) -> WatchState:
+    """Record that the machine cannot get what the replica needs."""
+    return replace(watch, stage=WatchStage.OVER, ending=how)
 
 
-def renewed(watch: Watch, asked_at: float, lease_s: float) -> Watch:
-    """The launcher has answered what was asked then."""
+def renew_lease(watch: WatchState, asked_at: float, lease_s: float) -> WatchState:
+    """Renew the lease: the launcher has answered what was asked at `asked_at`."""
     return replace(watch, renewed=max(watch.renewed, asked_at), lease_s=lease_s or watch.lease_s)
 
 
-def end(watch: Watch, cause: Cause, now: float, grace_s: float) -> Watch:
-    """End what runs. While it drains, this can only shorten what it has left."""
-    if watch.stage is Stage.OVER:
+def request_end(watch: WatchState, cause: EndCause, now: float, grace_s: float) -> WatchState:
+    """Begin to end the replica. While it drains, this can only shorten the time it has left."""
+    if watch.stage is WatchStage.OVER:
         return watch
-    if watch.stage is Stage.DRAINING:
+    if watch.stage is WatchStage.DRAINING:
         return replace(watch, due=min(watch.due, now + grace_s))
-    if watch.stage is Stage.RUNNING:
-        return replace(watch, stage=Stage.DRAINING, cause=cause, due=now + grace_s)
-    return replace(watch, stage=Stage.OVER, cause=cause)
+    if watch.stage is WatchStage.RUNNING:
+        return replace(watch, stage=WatchStage.DRAINING, cause=cause, due=now + grace_s)
+    return replace(watch, stage=WatchStage.OVER, cause=cause)
 
 
-def ended(watch: Watch, how: Ending, now: float) -> Watch:
-    """Its process, and all that it started, are gone."""
+def record_exit(watch: WatchState, how: ProcessEnding, now: float) -> WatchState:
+    """Record that the process, and all that it started, are gone."""
     watch = replace(watch, ending=how)
-    if watch.stage is Stage.DRAINING or how.code in (0, EXIT_BAD_CONFIG):
-        return replace(watch, stage=Stage.OVER)
+    if watch.stage is WatchStage.DRAINING or how.code in (0, EXIT_BAD_CONFIG):
+        return replace(watch, stage=WatchStage.OVER)
     policy = watch.policy
     recent = [at for at in watch.failures if now - at < policy.restart_window_s]
     watch = replace(watch, failures=(*recent, now))
     if len(watch.failures) > policy.max_restarts:
-        return replace(watch, stage=Stage.OVER)
-    return _wait(watch, now + policy.backoff(len(watch.failures)))
+        return replace(watch, stage=WatchStage.OVER)
+    return _wait_until(watch, now + policy.restart_delay_s(len(watch.failures)))
 
 
-def _wait(watch: Watch, due: float) -> Watch:
-    return replace(watch, stage=Stage.WAITING, due=due)
+def _wait_until(watch: WatchState, due: float) -> WatchState:
+    return replace(watch, stage=WatchStage.WAITING, due=due)

@@ -1,8 +1,7 @@
-"""Brings what a replica writes on its machine to the launcher, every byte in its order.
+"""Uploader of a replica's logs from its machine to the launcher, every byte in its order.
 
-The log is a file here first, so that nothing waits for the launcher. What an earlier watcher of
-this machine could not bring is brought first, under its incarnation.
-"""
+The log is a file here first, so that nothing waits for the launcher. Pieces that an earlier
+watcher of this machine could not push go first, under its incarnation."""
 
 import asyncio
 import socket
@@ -11,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from services.common import log
-from services.launcher.agent.ports import Launcher, LauncherAwayError
-from services.launcher.control.agent_reports import is_beside
-from services.launcher.state import Key
+from services.launcher.agent.ports import LauncherAwayError, LauncherLink
+from services.launcher.control.agent_reports import is_side_log
+from services.launcher.state import ReplicaKey
 
 # The launcher takes pieces of at most 256 KiB.
 CHUNK_BYTES = 256 * 1024
@@ -23,29 +22,28 @@ _log = log.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Beside:
-    """The logs that a service keeps in `folder` beside its own on this machine, as a learner does
+class SideLogs:
+    """Logs that a service keeps in `folder` beside its own on this machine, as a learner does
     for its ranks.
 
-    They are only ever appended to, whoever watches: each is an incarnation of its own.
-    """
+    They are only ever appended to, whoever watches: each is an incarnation of its own."""
 
     folder: Path
-    key: Key
+    key: ReplicaKey
     node: int = 0
 
-    def logs(self) -> list[tuple[Path, str]]:
-        """Each with its incarnation, which no file of another machine has."""
+    def list_logs(self) -> list[tuple[Path, str]]:
+        """List the logs, each with its incarnation, which no file of another machine has."""
         there = sorted(self.folder.glob(f"{self.key[0]}-*.log"))
-        found = [path for path in there if is_beside(self.key, self.node, path.stem)]
+        found = [path for path in there if is_side_log(self.key, self.node, path.stem)]
         return [(path, f"{socket.gethostname()}-{path.stat().st_ino:x}") for path in found]
 
 
-class Outbox:
-    """The logs of one replica in `folder`, one file for each incarnation of its watcher."""
+class LogUploader:
+    """Uploader of one replica's logs in `folder`, one file for each incarnation of its watcher."""
 
     def __init__(
-        self, launcher: Launcher, folder: Path, label: str, incarnation: str, beside: Beside
+        self, launcher: LauncherLink, folder: Path, label: str, incarnation: str, beside: SideLogs
     ) -> None:
         self._launcher = launcher
         self._beside = beside
@@ -53,18 +51,18 @@ class Outbox:
         self._positions: dict[str, int] = {}
         self._label = label
         self._folder = folder
-        self.log = self._path(incarnation)
+        self.log = self._log_path(incarnation)
         self._position = 0
         folder.mkdir(parents=True, exist_ok=True)
 
-    def _path(self, incarnation: str) -> Path:
+    def _log_path(self, incarnation: str) -> Path:
         return self._folder / f"{self._label}.{incarnation}.log"
 
-    async def run(self) -> None:
+    async def upload_logs(self) -> None:
         """Push until cancelled."""
         while True:
             try:
-                moved = await self._leftovers() or await self._push_all(final=False)
+                moved = await self._push_leftovers() or await self._push_all(final=False)
             except LauncherAwayError as error:
                 _log.debug("the log cannot be pushed", why=str(error))
                 await asyncio.sleep(_AWAY_S)
@@ -73,13 +71,13 @@ class Outbox:
                 await asyncio.sleep(_LOOK_S)
 
     async def flush(self, limit_s: float) -> bool:
-        """Push the rest, an unfinished last line too, once `run` has ended; False if that took too
-        long."""
+        """Push the rest, an unfinished last line too, once `upload_logs` has ended. Return
+        False if that took too long."""
         deadline = time.monotonic() + limit_s
         while time.monotonic() < deadline:
             try:
                 async with asyncio.timeout(deadline - time.monotonic()):
-                    while await self._leftovers() or await self._push_all(final=True):
+                    while await self._push_leftovers() or await self._push_all(final=True):
                         continue
             except (LauncherAwayError, TimeoutError) as error:
                 _log.debug("the log cannot be pushed", why=repr(error))
@@ -89,14 +87,14 @@ class Outbox:
             return True
         return False
 
-    async def _leftovers(self) -> bool:
-        """Push what an earlier incarnation left; True while there may be more of it."""
-        old = sorted(set(self._folder.glob(f"{self._label}.*.log")) - {self.log}, key=_age)
+    async def _push_leftovers(self) -> bool:
+        """Push a piece that an earlier incarnation left; return True while there may be more."""
+        old = sorted(set(self._folder.glob(f"{self._label}.*.log")) - {self.log}, key=_modified_at)
         if not old:
             return False
         current, self._position = self._position, 0
         try:
-            while await self._push(old[0], final=True):
+            while await self._push_piece(old[0], final=True):
                 continue
         finally:
             self._position = current
@@ -104,29 +102,30 @@ class Outbox:
         return True
 
     async def _push_all(self, *, final: bool) -> bool:
-        """Push a piece of each log; False if there is nothing (yet)."""
-        moved = await self._push(self.log, final=final)
-        for path, incarnation in await asyncio.to_thread(self._beside.logs):
+        """Push a piece of each log; return False if there is nothing (yet)."""
+        moved = await self._push_piece(self.log, final=final)
+        for path, incarnation in await asyncio.to_thread(self._beside.list_logs):
             position = self._positions.get(incarnation, 0)
             chunk = await asyncio.to_thread(read_piece, path, position, final=final)
             if chunk:
-                push = self._launcher.push(incarnation, position, chunk, path.stem)
+                push = self._launcher.push_log(incarnation, position, chunk, path.stem)
                 self._positions[incarnation] = await push
                 moved = True
         return moved
 
-    async def _push(self, path: Path, *, final: bool) -> bool:
-        """Push one piece; False if there is nothing (yet)."""
+    async def _push_piece(self, path: Path, *, final: bool) -> bool:
+        """Push one piece; return False if there is nothing (yet)."""
         chunk = await asyncio.to_thread(read_piece, path, self._position, final=final)
         if not chunk:
             return False
         incarnation = path.name.removesuffix(".log").rpartition(".")[2]
-        self._position = await self._launcher.push(incarnation, self._position, chunk)
+        self._position = await self._launcher.push_log(incarnation, self._position, chunk)
         return True
 
 
 def read_piece(path: Path, position: int, *, final: bool) -> bytes:
-    """Whole lines from `position` on; what is no line yet only when `final`, or too long."""
+    """Return whole lines from `position` on. An unfinished line is returned only when `final`,
+    or when it is too long."""
     if not path.exists() or path.stat().st_size <= position:
         return b""
     with path.open("rb") as file:
@@ -138,5 +137,5 @@ def read_piece(path: Path, position: int, *, final: bool) -> bytes:
     return piece if final or len(piece) == CHUNK_BYTES else b""
 
 
-def _age(path: Path) -> float:
+def _modified_at(path: Path) -> float:
     return path.stat().st_mtime

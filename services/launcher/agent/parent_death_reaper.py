@@ -1,4 +1,4 @@
-"""Ends what a watcher leaves when it is killed: a process that does nothing else."""
+"""Reaper of a killed watcher's leftovers: a process that does nothing else."""
 
 import os
 import signal
@@ -8,16 +8,15 @@ from typing import NoReturn
 
 
 @contextmanager
-def guarded(clean: Callable[[], None]) -> Generator[None]:
+def cleaned_up_after_death(clean: Callable[[], None]) -> Generator[None]:
     """Have `clean` called in another process once the block, or this whole process, has ended.
 
-    Forks: to be entered before there are threads or an event loop.
-    """
+    Forks: enter it before there are threads or an event loop."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
         os.close(writer)
-        _guard(reader, clean)
+        _clean_after_death(reader, clean)
     os.close(reader)
     try:
         yield
@@ -26,8 +25,10 @@ def guarded(clean: Callable[[], None]) -> Generator[None]:
         os.waitpid(child, 0)
 
 
-def _guard(reader: int, clean: Callable[[], None]) -> NoReturn:
-    """Signals for the watcher's whole session are none of its business."""
+def _clean_after_death(reader: int, clean: Callable[[], None]) -> NoReturn:
+    """Wait until the parent is gone, then clean up.
+
+    Ignores the signals meant for the watcher's whole session."""
     os.setsid()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)

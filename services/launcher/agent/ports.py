@@ -1,61 +1,63 @@
-"""What the watcher needs from others, in its own words."""
+"""Ports of the watcher: the launcher, preemption notices and processes."""
 
 from dataclasses import dataclass
 from typing import Protocol
 
-from services.launcher.control.supervisor import Command
-from services.launcher.ports import Launch, UnitReport
-from services.launcher.state import Exit, Unit
+from services.launcher.control.supervisor import ReplicaCommand
+from services.launcher.ports import LaunchSpec, UnitReport
+from services.launcher.state import ExitStatus, Unit
 
 
 class LauncherAwayError(Exception):
-    """The launcher did not answer, or does not know this run now; it may again later."""
+    """No answer from the launcher, or it does not know this run now; it may again later."""
 
 
-class ReplacedError(Exception):
-    """Another machine has this replica by now."""
+class ReplicaReplacedError(Exception):
+    """Another machine runs this replica by now."""
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """What the launcher wants, and how long it lets the replica go on (0: as before).
+class LauncherAnswer:
+    """The launcher's command, and how long it lets the replica continue (0: as before).
 
-    `begun`: the run has trained, and must never begin anew.
-    """
+    `begun`: the run has trained, and must never begin anew."""
 
-    command: Command
+    command: ReplicaCommand
     lease_s: float
     begun: bool
 
 
-class Launcher(Protocol):
+class LauncherLink(Protocol):
     """The launcher as the watcher sees it. Both methods raise LauncherAwayError."""
 
-    async def report(self, report: UnitReport, timeout_s: float) -> Answer:
-        """Say how the replica is. Raises ReplacedError."""
+    async def report_unit(self, report: UnitReport, timeout_s: float) -> LauncherAnswer:
+        """Report the replica's state. Raises ReplicaReplacedError."""
         ...
 
-    async def push(self, incarnation: str, position: int, chunk: bytes, beside: str = "") -> int:
-        """Append to the replica's log, or to the one of that name beside it; returns where to go
-        on."""
+    async def push_log(
+        self, incarnation: str, position: int, chunk: bytes, beside: str = ""
+    ) -> int:
+        """Append to the replica's log, or to the one of that name beside it. Return the
+        position to continue from."""
         ...
 
 
-class Notices(Protocol):
-    """Tells that the machine is about to be taken away."""
+class PreemptionNotices(Protocol):
+    """Source of notices that the machine is about to be taken away."""
 
-    async def notice(self) -> float | None:
-        """Seconds that are left; None if nothing was said. May be asked every few seconds."""
+    async def poll_notice(self) -> float | None:
+        """Return the seconds that are left; None without a notice. May be asked every few
+        seconds."""
         ...
 
 
 class Processes(Protocol):
-    """Runs the replica here. A part of `launcher.ports.Backend`; see there."""
+    """Processes of the replica on this machine. A part of `launcher.ports.Backend`; see there."""
 
-    async def start(self, launch: Launch) -> Unit: ...
+    async def start_replica(self, launch: LaunchSpec) -> Unit: ...
 
-    async def wait(self, unit: Unit) -> Exit: ...
+    async def wait_for_exit(self, unit: Unit) -> ExitStatus: ...
 
-    async def drain(self, unit: Unit) -> None: ...
+    async def drain_replica(self, unit: Unit) -> None: ...
 
-    async def kill(self, unit: Unit) -> None: ...
+    async def kill_replica(self, unit: Unit) -> None: ...

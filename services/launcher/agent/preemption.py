@@ -1,9 +1,9 @@
-"""Notices that the machine is taken away, from several sources."""
+"""Preemption notices from several sources."""
 
 from collections.abc import Sequence
 from pathlib import Path
 
-from services.launcher.agent.ports import Notices
+from services.launcher.agent.ports import PreemptionNotices
 
 # What is left after a notice that says no time, a hook's file or a scheduler's SIGTERM: a little
 # less than the 30 s that both Slurm (KillWait) and Kubernetes leave by default before they kill.
@@ -11,26 +11,26 @@ UNTOLD_LEFT_S = 25.0
 
 
 class FileNotices:
-    """A file that a scheduler's hook or an operator makes."""
+    """Notices by a file that a scheduler's hook or an operator creates."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    async def notice(self) -> float | None:
-        """See `ports.Notices`."""
+    async def poll_notice(self) -> float | None:
+        """Look for the file. See `ports.PreemptionNotices`."""
         return UNTOLD_LEFT_S if self._path.exists() else None
 
 
 class AnyNotices:
-    """The first of several sources that has one."""
+    """The first notice that any of several sources has."""
 
-    def __init__(self, sources: Sequence[Notices]) -> None:
+    def __init__(self, sources: Sequence[PreemptionNotices]) -> None:
         self._sources = sources
 
-    async def notice(self) -> float | None:
-        """See `ports.Notices`."""
+    async def poll_notice(self) -> float | None:
+        """Ask the sources in order. See `ports.PreemptionNotices`."""
         for source in self._sources:
-            left_s = await source.notice()
+            left_s = await source.poll_notice()
             if left_s is not None:
                 return left_s
         return None

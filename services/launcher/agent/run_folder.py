@@ -1,8 +1,7 @@
-"""A run's folder on the machine of its learner: there, brought from the store, or begun.
+"""The run's folder on the machine of its learner: kept, restored from the store, or begun.
 
-A run that has trained never begins anew: whoever watches it would take the first steps of another
-run for its next ones.
-"""
+A run that has trained never begins anew: its readers would take the first steps of another run
+for its next ones."""
 
 import asyncio
 import os
@@ -14,25 +13,25 @@ from enum import StrEnum
 from pathlib import Path
 
 from services.common.child_environment import child_environment
-from services.common.interpreter import python
-from services.launcher.control.recover_from_folder import JOURNAL, what_is_gone
-from services.launcher.state import Policy
-from services.launcher.store.logs import last_lines
+from services.common.interpreter import python_command
+from services.launcher.control.recover_from_folder import JOURNAL, describe_missing
+from services.launcher.state import LifecyclePolicy
+from services.launcher.store.logs import read_last_lines
 
 # Exit codes of `services.learner.checkpoints.restore_command`.
 _RETRYABLE, _NOTHING = 3, 4
 
 
 class NotResumableError(Exception):
-    """The run cannot go on here; the message says why and what to do."""
+    """The run cannot be continued here; the message says why and what to do."""
 
 
 class StoreAwayError(Exception):
-    """The store could not be reached, time and again."""
+    """The store stayed out of reach through all retries."""
 
 
-class Way(StrEnum):
-    """How a learner gets its folder."""
+class FolderSource(StrEnum):
+    """Source of a learner's run folder."""
 
     GO_ON = "go on"
     RESTORE = "restore"
@@ -41,8 +40,9 @@ class Way(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RunFolder:
-    """Where the folder is to be, and where its uploads are; `spec` says how to reach
-    them, by what the program `inherits`."""
+    """Location of the run's folder and of its uploads.
+
+    `spec` says how to reach the uploads, with the variables that the program `inherits`."""
 
     run_dir: Path
     url: str | None
@@ -50,49 +50,53 @@ class RunFolder:
     log: Path
     inherits: tuple[str, ...] = ()
 
-    async def ready(
+    async def ensure_ready(
         self,
         begun: bool,
-        policy: Policy,
+        policy: LifecyclePolicy,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-    ) -> Way:
-        """Have it there. Raises NotResumableError, StoreAwayError."""
-        way = self._way(begun)
-        if way is not Way.RESTORE:
+    ) -> FolderSource:
+        """Ensure that the folder is there; return where it came from.
+
+        Raises NotResumableError, StoreAwayError."""
+        way = self._choose_source(begun)
+        if way is not FolderSource.RESTORE:
             return way
         for failures in range(1, policy.max_restarts + 2):
-            code = await self._restore()
+            code = await self._run_restore()
             if code == 0:
-                return Way.RESTORE
+                return FolderSource.RESTORE
             if code == _NOTHING and not begun:
-                return Way.BEGIN
+                return FolderSource.BEGIN
             if code != _RETRYABLE:
-                raise NotResumableError(f"{self._lost()}: {last_lines(self.log, 3)}")
-            await sleep(policy.backoff(failures))
-        raise StoreAwayError(f"{self._lost()}: {self.url} is out of reach")
+                raise NotResumableError(f"{self._lost_text()}: {read_last_lines(self.log, 3)}")
+            await sleep(policy.restart_delay_s(failures))
+        raise StoreAwayError(f"{self._lost_text()}: {self.url} is out of reach")
 
-    def _way(self, begun: bool) -> Way:
+    def _choose_source(self, begun: bool) -> FolderSource:
         if (self.run_dir / JOURNAL).exists():
-            return Way.GO_ON
+            return FolderSource.GO_ON
         there = self.run_dir.exists()
-        if there and (gone := what_is_gone(self.run_dir.parent, self.run_dir.name)):
-            raise NotResumableError(f"{self._lost()}: {gone}")
+        if there and (gone := describe_missing(self.run_dir.parent, self.run_dir.name)):
+            raise NotResumableError(f"{self._lost_text()}: {gone}")
         if self.url is not None and (begun or not there):
-            return Way.RESTORE
+            return FolderSource.RESTORE
         if begun:
             raise NotResumableError(
-                f"{self._lost()}, and learner.checkpoint.remote names no store to fetch it from:"
+                f"{self._lost_text()}, and learner.checkpoint.remote names no store to fetch"
+                " it from:"
                 " resume it where its folder is, or begin a new run with a remote"
             )
-        return Way.BEGIN
+        return FolderSource.BEGIN
 
-    def _lost(self) -> str:
+    def _lost_text(self) -> str:
         return f"run {self.run_dir.name} has trained, but this machine has nothing of it"
 
-    async def _restore(self) -> int:
-        """The exit code of the learner's own program: the store is the learner's."""
+    async def _run_restore(self) -> int:
+        """Run the learner's own restore program, for the store is the learner's. Return its
+        exit code."""
         runs, url = str(self.run_dir.parent), str(self.url)
-        command = python(
+        command = python_command(
             *(
                 "-m",
                 "services.learner.checkpoints.restore_command",

@@ -6,15 +6,15 @@ from pathlib import Path
 from grpc import StatusCode
 
 from flotilla.launcher.v1 import registry_service_pb2 as registry_pb
-from services.common.rpc import duration
+from services.common.rpc import to_duration
 from services.launcher import state
 from services.launcher.api import codec
-from services.launcher.control.agent_reports import is_beside, node_key
-from services.launcher.control.launcher import Launcher, refuse
+from services.launcher.control.agent_reports import is_side_log, key_of_node
+from services.launcher.control.launcher import Launcher, refusal_error
 from services.launcher.control.supervisor import Supervisor
 from services.launcher.plan import log_path
 from services.launcher.ports import UnitPhase, UnitReport
-from services.launcher.store.log_spool import MAX_CHUNK_BYTES, GapError, Spool
+from services.launcher.store.log_spool import MAX_CHUNK_BYTES, LogGapError, LogSpool
 
 # Of logs that were pushed last; what is known of a log stands beside it.
 _MOST_SPOOLS = 1024
@@ -26,15 +26,15 @@ _PHASES: Mapping["registry_pb.UnitPhase.ValueType", UnitPhase] = {
 }
 
 
-def report(
+def handle_report(
     supervisor: Supervisor, request: registry_pb.ReportUnitRequest
 ) -> registry_pb.ReportUnitResponse:
-    """Take a watcher's report; the answer renews its lease. Raises ReplacedError."""
+    """Record a watcher's report; the answer renews its lease. Raises ReplacedError."""
     key = (request.service, request.replica)
     # What a newer watcher may say beyond these, it says of a machine that runs.
     phase = _PHASES.get(request.phase, UnitPhase.RUNNING)
-    how = state.Exit(request.exit_code, request.tail) if phase is UnitPhase.EXITED else None
-    command = supervisor.report(
+    how = state.ExitStatus(request.exit_code, request.tail) if phase is UnitPhase.EXITED else None
+    command = supervisor.record_report(
         key,
         request.incarnation,
         UnitReport(phase, how, request.hostname, request.restarts),
@@ -42,56 +42,60 @@ def report(
     )
     return registry_pb.ReportUnitResponse(
         command=codec.COMMANDS[command],
-        lease=duration(supervisor.config.sky.unit_lease_s),
+        lease=to_duration(supervisor.config.sky.unit_lease_s),
         begun=supervisor.has_trained(),
     )
 
 
-class Spools:
-    """The logs that are pushed to this launcher."""
+class PushedLogs:
+    """Logs that are pushed to this launcher."""
 
     def __init__(self, launcher: Launcher) -> None:
         self._launcher = launcher
-        self._open: dict[Path, Spool] = {}
+        self._open: dict[Path, LogSpool] = {}
 
-    def push(self, request: registry_pb.PushLogsRequest) -> registry_pb.PushLogsResponse:
-        """Append a piece; what it has twice is skipped. A run's last words come after its end."""
+    def push_logs(self, request: registry_pb.PushLogsRequest) -> registry_pb.PushLogsResponse:
+        """Append a piece; what it has twice is skipped. A run's last lines come after its
+        end."""
         if len(request.chunk) > MAX_CHUNK_BYTES:
             message = f"{len(request.chunk)} bytes: push at most {MAX_CHUNK_BYTES} at a time"
-            raise refuse(StatusCode.INVALID_ARGUMENT, "BAD_LOG", message)
+            raise refusal_error(StatusCode.INVALID_ARGUMENT, "BAD_LOG", message)
         if request.position < 0:
             message = f"position {request.position}: 0 is where an incarnation begins"
-            raise refuse(StatusCode.INVALID_ARGUMENT, "BAD_LOG", message)
-        spool = self._spool(request)
+            raise refusal_error(StatusCode.INVALID_ARGUMENT, "BAD_LOG", message)
+        spool = self._open_spool(request)
         try:
-            position = spool.append(request.incarnation, request.position, request.chunk)
-        except GapError as error:
+            position = spool.append_chunk(request.incarnation, request.position, request.chunk)
+        except LogGapError as error:
             facts = {"position": str(error.position)}
-            raise refuse(StatusCode.FAILED_PRECONDITION, "LOG_GAP", str(error), facts) from error
+            raise refusal_error(
+                StatusCode.FAILED_PRECONDITION, "LOG_GAP", str(error), facts
+            ) from error
         return registry_pb.PushLogsResponse(position=position)
 
-    def _spool(self, request: registry_pb.PushLogsRequest) -> Spool:
+    def _open_spool(self, request: registry_pb.PushLogsRequest) -> LogSpool:
         run_dir, service = self._launcher.folder / request.run_id, request.service
-        path = log_path(run_dir, node_key((service, request.replica), request.node))
+        path = log_path(run_dir, key_of_node((service, request.replica), request.node))
         if request.beside:
-            path = path.with_name(f"{_beside(request)}.log")
+            path = path.with_name(f"{_checked_log_name(request)}.log")
         spool = self._open.get(path)
         if spool is None:
-            stored = self._launcher.get(request.run_id)
+            stored = self._launcher.get_run(request.run_id)
             if service not in stored.run.wanted:
                 message = f"run {request.run_id} has no service {service!r}"
-                raise refuse(StatusCode.INVALID_ARGUMENT, "BAD_LOG", message)
+                raise refusal_error(StatusCode.INVALID_ARGUMENT, "BAD_LOG", message)
             if len(self._open) >= _MOST_SPOOLS:
                 del self._open[next(iter(self._open))]
-            spool = self._open[path] = Spool(path)
+            spool = self._open[path] = LogSpool(path)
         return spool
 
 
-def _beside(request: registry_pb.PushLogsRequest) -> str:
-    """The name of a file: no way out of the folder, and no replica's or machine's own log."""
+def _checked_log_name(request: registry_pb.PushLogsRequest) -> str:
+    """Return the name of the log file after a check: no way out of the folder, and no
+    replica's or machine's own log."""
     key, name = (request.service, request.replica), request.beside
-    if not is_beside(key, request.node, name):
+    if not is_side_log(key, request.node, name):
         prefix = f"{key[0]}-node-{request.node}" if request.node else key[0]
         message = f"beside {name!r}: say {prefix}-NAME, with a name of a-z, 0-9 and -"
-        raise refuse(StatusCode.INVALID_ARGUMENT, "BAD_LOG", message)
+        raise refusal_error(StatusCode.INVALID_ARGUMENT, "BAD_LOG", message)
     return name

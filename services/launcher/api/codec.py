@@ -1,4 +1,4 @@
-"""Between the launcher's own words and the wire."""
+"""Conversion between the launcher's own types and Protobuf messages."""
 
 import json
 from collections.abc import Mapping
@@ -13,11 +13,11 @@ from flotilla.launcher.v1 import run_service_pb2 as run_pb
 from services.common.text import one_line
 from services.launcher.control import budget
 from services.launcher.control.ledger_writer import replica_body
-from services.launcher.ports import Launch, Offer
+from services.launcher.ports import LaunchSpec, ResourceOffer
 from services.launcher.progress import Alarm, Progress
 from services.launcher.state import Cleanup, Cost, Outcome, RunMode, RunState
-from services.launcher.store.ledger import Event, StoredRun
-from services.launcher.store.roster import Command, Member
+from services.launcher.store.ledger import RunEvent, StoredRun
+from services.launcher.store.roster import Member, ReplicaCommand
 
 STATES: Mapping[RunState, "run_pb.RunState.ValueType"] = {
     RunState.PREFLIGHT: run_pb.RUN_STATE_PREFLIGHT,
@@ -50,10 +50,10 @@ MODES: Mapping[RunMode, "run_pb.RunMode.ValueType"] = {
     RunMode.TRAIN: run_pb.RUN_MODE_TRAIN,
     RunMode.EVAL_ONLY: run_pb.RUN_MODE_EVAL_ONLY,
 }
-COMMANDS: Mapping[Command, "registry_pb.Command.ValueType"] = {
-    Command.NONE: registry_pb.COMMAND_NONE,
-    Command.DRAIN: registry_pb.COMMAND_DRAIN,
-    Command.STOP: registry_pb.COMMAND_STOP,
+COMMANDS: Mapping[ReplicaCommand, "registry_pb.Command.ValueType"] = {
+    ReplicaCommand.NONE: registry_pb.COMMAND_NONE,
+    ReplicaCommand.DRAIN: registry_pb.COMMAND_DRAIN,
+    ReplicaCommand.STOP: registry_pb.COMMAND_STOP,
 }
 
 SEVERITIES: Mapping[str, "alarm_pb.AlarmSeverity.ValueType"] = {
@@ -66,13 +66,14 @@ _NAME_CHARACTERS, _TEXT_CHARACTERS = 200, 1_000
 _HEADLINES = ("eval/all/pass_at_1", "reward/avg_pass_at_1")
 
 
-def mode(wire: "run_pb.RunMode.ValueType") -> RunMode:
-    """Unspecified, and what a newer client may know, means training."""
+def mode_from_pb(wire: "run_pb.RunMode.ValueType") -> RunMode:
+    """Read the mode. An unspecified one means training, and so does one that only a newer
+    client knows."""
     known = {value: key for key, value in MODES.items()}
     return known.get(wire, RunMode.TRAIN)
 
 
-def timestamp(seconds: float | None) -> Timestamp | None:
+def timestamp_to_pb(seconds: float | None) -> Timestamp | None:
     if seconds is None:
         return None
     stamp = Timestamp()
@@ -80,12 +81,12 @@ def timestamp(seconds: float | None) -> Timestamp | None:
     return stamp
 
 
-def replica(body: Mapping[str, Any]) -> run_pb.ServiceReplica:
+def replica_to_pb(body: Mapping[str, Any]) -> run_pb.ServiceReplica:
     return run_pb.ServiceReplica(**body)
 
 
-def run(stored: StoredRun, folder: Path, *, brief: bool = False) -> run_pb.Run:
-    """A run as it is now; `brief` leaves out its spec and metrics."""
+def run_to_pb(stored: StoredRun, folder: Path, *, brief: bool = False) -> run_pb.Run:
+    """Convert a run as it is now; `brief` leaves out its spec and metrics."""
     found = stored.run
     bodies = [replica_body(found.replicas[key]) for key in sorted(found.replicas)]
     return run_pb.Run(
@@ -94,25 +95,25 @@ def run(stored: StoredRun, folder: Path, *, brief: bool = False) -> run_pb.Run:
         state=STATES[found.state],
         mode=MODES[found.mode],
         spec_json="" if brief else stored.spec_json,
-        replicas=[replica(body) for body in bodies],
-        create_time=timestamp(stored.created),
-        end_time=timestamp(stored.ended),
+        replicas=[replica_to_pb(body) for body in bodies],
+        create_time=timestamp_to_pb(stored.created),
+        end_time=timestamp_to_pb(stored.ended),
         error=found.error,
         metrics={n: v for n, v in stored.metrics.items() if n in _HEADLINES or not brief},
         directory=str(folder / found.run_id),
-        outcome=OUTCOMES[found.outcome if found.state.ended else Outcome.NONE],
+        outcome=OUTCOMES[found.outcome if found.state.has_ended else Outcome.NONE],
         cleanup=CLEANUPS[found.cleanup],
         cleanup_detail=found.cleanup_detail,
-        cost=_cost(found.cost, stored.spec_json, stored.prices, found.wanted),
+        cost=_cost_to_pb(found.cost, stored.spec_json, stored.prices, found.wanted),
         backend=found.backend,
         unreachable=found.unreachable,
-        alarms=[alarm(each) for each in stored.alarms],
+        alarms=[alarm_to_pb(each) for each in stored.alarms],
         step=stored.step,
         total_steps=stored.total_steps,
     )
 
 
-def _cost(
+def _cost_to_pb(
     found: Cost, spec_json: str, prices: Mapping[str, float], wanted: Mapping[str, int]
 ) -> run_pb.Cost:
     limits = json.loads(spec_json).get("launcher", {})
@@ -122,32 +123,34 @@ def _cost(
         max_cost=limits.get("max_cost", 0.0),
         max_hours=limits.get("max_hours", 0.0),
         accrued_by_service=found.by_service,
-        estimated_by_service=budget.by_service(prices, wanted, limits.get("max_hours")),
+        estimated_by_service=budget.cost_by_service(prices, wanted, limits.get("max_hours")),
     )
 
 
-def event(found: Event, stored: StoredRun) -> run_pb.WatchRunResponse:
-    response = run_pb.WatchRunResponse(event=found.number, time=timestamp(found.time))
+def event_to_pb(found: RunEvent, stored: StoredRun) -> run_pb.WatchRunResponse:
+    response = run_pb.WatchRunResponse(event=found.number, time=timestamp_to_pb(found.time))
     match found.kind:
         case "state":
             response.state = STATES[RunState(found.body["state"])]
         case "replica":
-            response.replica.CopyFrom(replica(found.body))
+            response.replica.CopyFrom(replica_to_pb(found.body))
         case "cost":
             response.cost.CopyFrom(
-                _cost(Cost(**found.body), stored.spec_json, stored.prices, stored.run.wanted)
+                _cost_to_pb(Cost(**found.body), stored.spec_json, stored.prices, stored.run.wanted)
             )
         case "progress":
             response.progress.CopyFrom(run_pb.Progress(**found.body))
         case "alarm":
             body = dict(found.body)
-            getattr(response, body.pop("change")).CopyFrom(alarm(Alarm(**body)))
+            getattr(response, body.pop("change")).CopyFrom(alarm_to_pb(Alarm(**body)))
         case _:
             response.message = found.body["text"]
     return response
 
 
-def planned(launch: Launch, replicas: int, offer: Offer) -> run_pb.PlannedService:
+def planned_service_to_pb(
+    launch: LaunchSpec, replicas: int, offer: ResourceOffer
+) -> run_pb.PlannedService:
     return run_pb.PlannedService(
         service=launch.key[0],
         replicas=replicas,
@@ -158,7 +161,7 @@ def planned(launch: Launch, replicas: int, offer: Offer) -> run_pb.PlannedServic
     )
 
 
-def member(request: registry_pb.RegisterRequest, now: float) -> Member:
+def member_from_pb(request: registry_pb.RegisterRequest, now: float) -> Member:
     return Member(
         service=request.service,
         replica=request.replica,
@@ -169,25 +172,25 @@ def member(request: registry_pb.RegisterRequest, now: float) -> Member:
     )
 
 
-def progress(request: registry_pb.HeartbeatRequest) -> Progress:
+def progress_from_pb(request: registry_pb.HeartbeatRequest) -> Progress:
     return Progress(
         phase=request.phase,
         step=request.step,
         total_steps=request.total_steps,
         metrics=dict(request.metrics),
-        alarms=tuple(_told(each) for each in request.alarms),
+        alarms=tuple(_alarm_from_pb(each) for each in request.alarms),
     )
 
 
-def _told(wire: alarm_pb.Alarm) -> Alarm:
-    """Whoever tells it, it is fit to be shown."""
+def _alarm_from_pb(wire: alarm_pb.Alarm) -> Alarm:
+    """Read an alarm and make it fit to be shown, whoever reports it."""
     known = {value: key for key, value in SEVERITIES.items()}
     rule, scope = (one_line(text, _NAME_CHARACTERS) for text in (wire.rule, wire.scope))
     cause, fix = (one_line(text, _TEXT_CHARACTERS) for text in (wire.cause, wire.fix))
     return Alarm(rule, scope, known.get(wire.severity, "warning"), wire.step, cause, fix)
 
 
-def alarm(found: Alarm) -> alarm_pb.Alarm:
+def alarm_to_pb(found: Alarm) -> alarm_pb.Alarm:
     return alarm_pb.Alarm(
         rule=found.rule,
         scope=found.scope,
@@ -198,7 +201,7 @@ def alarm(found: Alarm) -> alarm_pb.Alarm:
     )
 
 
-def peer(found: Member) -> registry_pb.Peer:
+def peer_to_pb(found: Member) -> registry_pb.Peer:
     return registry_pb.Peer(
         replica=found.replica, address=found.address, incarnation=found.incarnation
     )

@@ -23,50 +23,52 @@ _log = log.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class RunRegistry:
-    """Where a run's replicas register, and what lets them in. `encrypted`: not on this machine
-    alone, so that they need certificates."""
+class GrpcRegistry:
+    """Address at which a run's replicas register, and the secrets that admit them.
+    `encrypted`: it serves beyond this machine, so that they need certificates."""
 
     address: str
     member: RunIdentity
     encrypted: bool
 
-    def secrets(self, service: str) -> dict[str, str]:
+    def secrets_for(self, service: str) -> dict[str, str]:
         token = {TOKEN_VARIABLE: self.member.token}
         if not self.encrypted:
             return token
-        return {**token, TLS_VARIABLE: self.member.tls(service).to_text()}
+        return {**token, TLS_VARIABLE: self.member.tls_for(service).to_text()}
 
 
-class RunRegistries:
-    """`add` puts the registry of a run on its server."""
+class GrpcRegistryHost:
+    """Host of the runs' registries. `add` puts the registry of a run on its server."""
 
     def __init__(self, runs: Path, add: "Callable[[str, grpc.aio.Server], None]") -> None:
         self._runs = runs
         self._add = add
         self._open: dict[str, AsyncExitStack] = {}
 
-    async def open(self, run_id: str, config: LauncherConfig, remembered: str) -> RunRegistry:
-        known = certificates.load_run(self._runs, run_id)
-        member = known or certificates.mint_run(run_id)
+    async def open_registry(
+        self, run_id: str, config: LauncherConfig, remembered: str
+    ) -> GrpcRegistry:
+        known = certificates.load_identity(self._runs, run_id)
+        member = known or certificates.mint_identity(run_id)
         if known is None:
-            certificates.store_run(self._runs, member)
+            certificates.store_identity(self._runs, member)
         for secret in (member.token, *(tls.to_text() for tls in member.members.values())):
             log.add_secret(secret)
         encrypted = config.backend != "local"
         stack = AsyncExitStack()
-        address = await self._serve(stack, run_id, config, member, _port(remembered))
+        address = await self._serve_registry(stack, run_id, config, member, _port_of(remembered))
         self._open[run_id] = stack
-        return RunRegistry(address, member, encrypted)
+        return GrpcRegistry(address, member, encrypted)
 
     async def close(self, run_id: str, *, forget: bool) -> None:
         stack = self._open.pop(run_id, None)
         if stack is not None:
             await stack.aclose()
         if forget:
-            certificates.remove_run(self._runs, run_id)
+            certificates.remove_identity(self._runs, run_id)
 
-    async def _serve(
+    async def _serve_registry(
         self,
         stack: AsyncExitStack,
         run_id: str,
@@ -74,8 +76,8 @@ class RunRegistries:
         member: RunIdentity,
         port: int,
     ) -> str:
-        """Serve, on another port if somebody has taken the remembered one meanwhile: replicas that
-        do not find their launcher there drain and are started again."""
+        """Serve, on another port if somebody has taken the remembered one meanwhile.
+        Replicas that do not find their launcher there drain and are started again."""
         local = config.backend == "local"
         host = "127.0.0.1" if local else "0.0.0.0"
         for wanted in dict.fromkeys((port or config.sky.registry_port, 0)):
@@ -84,7 +86,7 @@ class RunRegistries:
             serving = rpc.serving(
                 server,
                 f"{host}:{wanted}",
-                tls=None if local else member.tls(certificates.LAUNCHER),
+                tls=None if local else member.tls_for(certificates.LAUNCHER),
                 advertise=None if local else config.sky.advertise or _own_host(),
                 grace_s=_GRACE_S,
             )
@@ -101,8 +103,8 @@ class RunRegistries:
 
 
 def _own_host() -> str:
-    """The address of this machine that packets to others carry; none is sent. Raises ConfigError
-    where there is no way to others."""
+    """Return the address of this machine that packets to others carry; none is sent. Raises
+    ConfigError if no route leads to others."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(("192.0.2.1", 9))
@@ -114,6 +116,6 @@ def _own_host() -> str:
         return str(probe.getsockname()[0])
 
 
-def _port(address: str) -> int:
+def _port_of(address: str) -> int:
     _, _, port = address.rpartition(":")
     return int(port) if port.isdecimal() else 0

@@ -1,1 +1,2 @@
-"""Where replicas run. Each backend implements the port `Backend` of `launcher/ports.py`."""
+"""Backends, which run replicas somewhere. Each implements the port `Backend` of
+`launcher/ports.py`."""

@@ -1,20 +1,26 @@
-"""A backend in memory whose units do what a test tells them."""
+"""In-memory backend whose units do as a test says."""
 
 import asyncio
 import itertools
 from collections.abc import Collection
 
-from services.launcher.ports import BackendError, Evidence, Launch, Offer, Stray
-from services.launcher.state import Exit, Unit
+from services.launcher.ports import (
+    BackendError,
+    CleanupEvidence,
+    LaunchSpec,
+    ResourceOffer,
+    StrayResource,
+)
+from services.launcher.state import ExitStatus, Unit
 
 _SIGKILL, _SIGTERM = -9, -15
 
 
 class FakeBackend:
-    """Starts nothing. `finish` ends a unit; `stubborn` units ignore a drain."""
+    """Backend that starts nothing. `finish_unit` ends a unit; `stubborn` units ignore a drain."""
 
     def __init__(self) -> None:
-        self.launches: list[Launch] = []
+        self.launches: list[LaunchSpec] = []
         self.drained: list[Unit] = []
         self.killed: list[Unit] = []
         self.cleaned: list[str] = []
@@ -23,24 +29,24 @@ class FakeBackend:
         self.remains: str = ""
         self.refuse: str = ""
         self.stubborn = False
-        self._ends: dict[Unit, asyncio.Future[Exit]] = {}
+        self._ends: dict[Unit, asyncio.Future[ExitStatus]] = {}
         self._pids = itertools.count(1)
 
-    def running(self, service: str) -> list[Unit]:
-        """The units of a service that have not ended, oldest first."""
+    def list_running(self, service: str) -> list[Unit]:
+        """List the units of a service that have not ended, oldest first."""
         return [unit for unit in self._ends if f"/{service}-" in unit.name]
 
-    def finish(self, unit: Unit, code: int = 0, tail: str = "") -> None:
+    def finish_unit(self, unit: Unit, code: int = 0, tail: str = "") -> None:
         end = self._ends.pop(unit, None)
         if end is not None:
-            end.set_result(Exit(code, tail))
+            end.set_result(ExitStatus(code, tail))
 
-    async def offer(self, launch: Launch) -> Offer:
+    async def offer_resources(self, launch: LaunchSpec) -> ResourceOffer:
         if self.refuse:
             raise BackendError(self.refuse)
-        return Offer("nothing at all")
+        return ResourceOffer("nothing at all")
 
-    async def start(self, launch: Launch) -> Unit:
+    async def start_replica(self, launch: LaunchSpec) -> Unit:
         if self.refuse:
             raise BackendError(self.refuse)
         self.launches.append(launch)
@@ -48,49 +54,49 @@ class FakeBackend:
         self._ends[unit] = asyncio.get_running_loop().create_future()
         return unit
 
-    async def attach(self, launch: Launch, unit: Unit) -> bool:
-        """What another launcher started is there as well."""
+    async def attach_replica(self, launch: LaunchSpec, unit: Unit) -> bool:
+        """Attach any unit: those of another launcher are there as well."""
         self._ends.setdefault(unit, asyncio.get_running_loop().create_future())
         return True
 
-    async def find(self, launch: Launch) -> Unit | None:
+    async def find_replica(self, launch: LaunchSpec) -> Unit | None:
         return next((unit for unit in self._ends if unit.name == launch.name), None)
 
-    async def undo(self, launch: Launch) -> None:
-        unit = await self.find(launch)
-        if unit is not None and await self.attach(launch, unit):
-            await self.kill(unit)
-            await self.wait(unit)
+    async def undo_start(self, launch: LaunchSpec) -> None:
+        unit = await self.find_replica(launch)
+        if unit is not None and await self.attach_replica(launch, unit):
+            await self.kill_replica(unit)
+            await self.wait_for_exit(unit)
 
-    async def price(self, launch: Launch) -> float | None:
+    async def price_per_hour(self, launch: LaunchSpec) -> float | None:
         return None
 
-    async def wait(self, unit: Unit) -> Exit:
+    async def wait_for_exit(self, unit: Unit) -> ExitStatus:
         # Whoever stops waiting must not end the unit for all others.
         return await asyncio.shield(self._ends[unit])
 
-    async def drain(self, unit: Unit) -> None:
+    async def drain_replica(self, unit: Unit) -> None:
         self.drained.append(unit)
         if not self.stubborn:
-            self.finish(unit, _SIGTERM)
+            self.finish_unit(unit, _SIGTERM)
 
-    async def kill(self, unit: Unit) -> None:
+    async def kill_replica(self, unit: Unit) -> None:
         self.killed.append(unit)
-        self.finish(unit, _SIGKILL)
+        self.finish_unit(unit, _SIGKILL)
 
-    async def orphans(self, known: Collection[Unit]) -> list[Unit]:
+    async def list_orphans(self, known: Collection[Unit]) -> list[Unit]:
         return list({*known, *self.left})
 
-    async def end(self, unit: Unit, grace_s: float) -> None:
+    async def end_orphan(self, unit: Unit, grace_s: float) -> None:
         self.killed.append(unit)
 
-    async def clean(self, run_id: str) -> Evidence:
+    async def clean_run(self, run_id: str) -> CleanupEvidence:
         self.cleaned.append(run_id)
-        return Evidence(not self.remains, self.remains)
+        return CleanupEvidence(not self.remains, self.remains)
 
-    async def strays(self, active: Collection[str]) -> list[Stray]:
-        found = [Stray(unit.name, unit.name.partition("/")[0]) for unit in self.left]
+    async def list_strays(self, active: Collection[str]) -> list[StrayResource]:
+        found = [StrayResource(unit.name, unit.name.partition("/")[0]) for unit in self.left]
         return [stray for stray in found if stray.run_id not in active]
 
-    async def reap(self, active: Collection[str]) -> list[str]:
+    async def reap_strays(self, active: Collection[str]) -> list[str]:
         return []

@@ -1,2 +1,2 @@
-"""The `flotilla` command. `app.py` declares the commands; each is carried out in a module of its
-name."""
+"""The `flotilla` command. `app.py` declares the commands; each is implemented in a module of
+its name."""

@@ -37,7 +37,7 @@ AcceptLoss = Annotated[
 ]
 
 # What these make is no part of a run: whoever may read it is the user's choice.
-_FOR_OTHERS = ("export", "tiny", "emulator")
+_WRITES_FOR_OTHERS = ("export", "tiny", "emulator")
 
 app = typer.Typer(
     name="flotilla",
@@ -95,14 +95,10 @@ def train(
     extra = list(context.args)
     if run_id is not None and run_id.startswith("--"):
         extra, run_id = [run_id, *extra], None
-    if run_id is not None and not resume:
-        raise typer.BadParameter(f"{run_id!r}: a run id goes with --resume", param_hint="RUN")
-    if update and not resume:
-        raise typer.BadParameter("it goes with --resume", param_hint="--update")
-    if accept_loss and not resume:
-        raise typer.BadParameter("it goes with --resume", param_hint="--accept-loss")
-    _exit(
-        command.train(
+    if not resume:
+        _require_resume(run_id, update=update, accept_loss=accept_loss)
+    _exit_with(
+        command.train_policy(
             *(spec, runs, extra),
             resume=resume,
             run_id=run_id,
@@ -111,6 +107,15 @@ def train(
             detach=detach,
         )
     )
+
+
+def _require_resume(run_id: str | None, *, update: bool, accept_loss: bool) -> None:
+    """Refuse what only a resumed run can be given."""
+    if run_id is not None:
+        raise typer.BadParameter(f"{run_id!r}: a run id goes with --resume", param_hint="RUN")
+    for given, name in ((update, "--update"), (accept_loss, "--accept-loss")):
+        if given:
+            raise typer.BadParameter("it goes with --resume", param_hint=name)
 
 
 @app.command(name="eval", context_settings=OVERRIDES)
@@ -127,7 +132,7 @@ def evaluate(
     """
     from services.launcher.cli import train as command
 
-    _exit(command.evaluate(target, runs, list(context.args)))
+    _exit_with(command.evaluate_policy(target, runs, list(context.args)))
 
 
 @app.command(context_settings=OVERRIDES)
@@ -152,7 +157,7 @@ def plan(
     from services.launcher.cli import plan as command
 
     log.setup("plan", "", level="WARNING")
-    _exit(command.plan(spec, runs, list(context.args), out, one_machine=one_machine))
+    _exit_with(command.print_plan(spec, runs, list(context.args), out, one_machine=one_machine))
 
 
 @app.command()
@@ -171,7 +176,7 @@ def status(
     """
     from services.launcher.cli import commands
 
-    _exit(commands.status(run, runs, as_json=as_json))
+    _exit_with(commands.show_status(run, runs, as_json=as_json))
 
 
 @app.command()
@@ -197,7 +202,7 @@ def logs(
     """
     from services.launcher.cli import commands
 
-    _exit(commands.logs(run, service, runs, follow=follow, lines=lines, as_json=as_json))
+    _exit_with(commands.show_logs(run, service, runs, follow=follow, lines=lines, as_json=as_json))
 
 
 @app.command()
@@ -231,8 +236,10 @@ def show(
     """
     from services.launcher.cli import show as command
 
-    chosen = command.Filter(step, env, group, passed, count)
-    _exit(command.show_tasks(run, runs) if tasks else command.show(run, runs, chosen, policy))
+    chosen = command.AttemptFilter(step, env, group, passed, count)
+    _exit_with(
+        command.show_tasks(run, runs) if tasks else command.show_attempts(run, runs, chosen, policy)
+    )
 
 
 @app.command()
@@ -254,7 +261,7 @@ def export(
     """
     from services.launcher.cli import export as command
 
-    _exit(command.export(run, step, out, runs))
+    _exit_with(command.export_model(run, step, out, runs))
 
 
 @app.command()
@@ -269,7 +276,7 @@ def scale(
     """
     from services.launcher.cli import commands
 
-    _exit(commands.scale(run, wishes, runs))
+    _exit_with(commands.scale_services(run, wishes, runs))
 
 
 @app.command()
@@ -284,7 +291,7 @@ def stop(
     """
     from services.launcher.cli import commands
 
-    _exit(commands.stop(run, grace, runs))
+    _exit_with(commands.stop_run(run, grace, runs))
 
 
 @app.command(context_settings=OVERRIDES)
@@ -316,25 +323,25 @@ def doctor(
     """
     from services.launcher.cli import doctor as command
 
-    found = command.doctor(
+    found = command.run_doctor(
         spec, runs, skip or [], node or [], tls_dir, context.args, as_json=as_json
     )
-    _exit(found)
+    _exit_with(found)
 
 
 # After the commands above, for `--help` lists them in this order.
-cli_env.add_to(app)
-remote.add_to(app)
-tools.add_to(app)
+cli_env.add_env_commands(app)
+remote.add_remote_commands(app)
+tools.add_tool_commands(app)
 
 
-def _exit(code: int) -> None:
+def _exit_with(code: int) -> None:
     raise typer.Exit(code)
 
 
 def main() -> None:
     """Entry point of the `flotilla` command."""
-    if sys.argv[1:2] and sys.argv[1] in _FOR_OTHERS:
+    if sys.argv[1:2] and sys.argv[1] in _WRITES_FOR_OTHERS:
         refuse_core_dumps()
     else:
         keep_private()

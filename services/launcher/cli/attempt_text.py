@@ -13,38 +13,40 @@ _MARGIN = 13
 _STYLES = {"prompt": "dim", "policy": "cyan", "environment": "yellow"}
 
 
-def draw(attempt: Attempt, decode: Decode) -> Text:
-    """The whole attempt, with an empty line behind it."""
+def draw_attempt(attempt: Attempt, decode: Decode) -> Text:
+    """Render the whole attempt, followed by an empty line."""
     text = Text()
-    verdict, style = _verdict(attempt)
+    verdict, style = _format_verdict(attempt)
     text.append(f"{verdict}  ", style=f"bold {style}")
-    text.append(f"{_name(attempt)}\n", style="bold")
-    for label, value in _facts(attempt):
-        _field(text, label, value, "")
+    text.append(f"{_format_title(attempt)}\n", style="bold")
+    for label, value in _list_facts(attempt):
+        _append_field(text, label, value, "")
     if not attempt["tokens_kept"]:
-        _field(text, "tokens", "pruned with a checkpoint; each step's first group is kept", "dim")
+        _append_field(
+            text, "tokens", "pruned with a checkpoint; each step's first group is kept", "dim"
+        )
     for number, sequence in enumerate(attempt["sequences"]):
         if len(attempt["sequences"]) > 1:
-            _field(text, "sequence", str(number), "bold")
-        _turns(text, sequence, attempt["turns"], decode)
+            _append_field(text, "sequence", str(number), "bold")
+        _append_turns(text, sequence, attempt["turns"], decode)
     for check in attempt["checks_passed"]:
-        _field(text, "passed", check, "green")
+        _append_field(text, "passed", check, "green")
     for check in attempt["checks_failed"]:
-        _field(text, "failed", check, "red")
+        _append_field(text, "failed", check, "red")
     if attempt["suspicion"]:
         # Printed by the verifier as a result; the policy may have written it.
-        _field(text, "suspect", attempt["suspicion"], "magenta")
+        _append_field(text, "suspect", attempt["suspicion"], "magenta")
     return text
 
 
-def _verdict(attempt: Attempt) -> tuple[str, str]:
+def _format_verdict(attempt: Attempt) -> tuple[str, str]:
     reward = attempt["reward"]
     if reward is None:
         return "NO REWARD", "magenta"
     return ("PASS", "green") if reward >= 1.0 else ("FAIL", "red")
 
 
-def _name(attempt: Attempt) -> str:
+def _format_title(attempt: Attempt) -> str:
     where = attempt["eval_id"] or ("no step yet" if attempt["step"] is None else "")
     where = where or f"step {attempt['step']}"
     tries = f", try {attempt['try']}" if attempt["try"] else ""
@@ -52,7 +54,7 @@ def _name(attempt: Attempt) -> str:
     return f"{where}  {attempt['group_id']} attempt {index}{tries}  {attempt['task_key']}"
 
 
-def _facts(attempt: Attempt) -> Iterator[tuple[str, str]]:
+def _list_facts(attempt: Attempt) -> Iterator[tuple[str, str]]:
     counts = attempt["counts"]
     yield "task", attempt["task_prompt"]
     reward = "not known" if attempt["reward"] is None else f"{attempt['reward']:g}"
@@ -65,7 +67,7 @@ def _facts(attempt: Attempt) -> Iterator[tuple[str, str]]:
         if value:
             yield label, value
     if attempt["sequences"]:
-        yield "policy", _policies(attempt)
+        yield "policy", _format_policies(attempt)
     counted = [f"{counts['turns']} turns", f"{counts['tool_calls']} calls"]
     counted += [f"{count} {name}" for name, count in counts["tool_errors"].items()]
     counted += [f"{counts[key]} {key}" for key in ("parse_errors", "repeats") if counts[key]]
@@ -73,14 +75,16 @@ def _facts(attempt: Attempt) -> Iterator[tuple[str, str]]:
     yield "episode", f"{', '.join(counted)}; {times}; worker {attempt['worker_id']}"
 
 
-def _policies(attempt: Attempt) -> str:
+def _format_policies(attempt: Attempt) -> str:
     spans = [span for sequence in attempt["sequences"] for span in sequence if "policy" in span]
     versions = dict.fromkeys(span["policy"] for span in spans)
     temperatures = dict.fromkeys(f"{span['temperature']:g}" for span in spans)
     return f"{', '.join(versions)} (run epoch:version), temperature {', '.join(temperatures)}"
 
 
-def _turns(text: Text, sequence: Sequence[Any], timings: Sequence[Any], decode: Decode) -> None:
+def _append_turns(
+    text: Text, sequence: Sequence[Any], timings: Sequence[Any], decode: Decode
+) -> None:
     turn = 0
     for author, spans in groupby(sequence, key=lambda span: span["author"]):
         parts = list(spans)
@@ -88,11 +92,13 @@ def _turns(text: Text, sequence: Sequence[Any], timings: Sequence[Any], decode: 
         label = "observation" if author == "environment" else str(author)
         if author == "policy":
             turn += 1
-            _field(text, f"turn {turn}", _turn_facts(parts, timings[turn - 1 : turn]), "dim")
-        _field(text, label, decode(ids).strip("\n"), _STYLES[author])
+            _append_field(
+                text, f"turn {turn}", _format_turn(parts, timings[turn - 1 : turn]), "dim"
+            )
+        _append_field(text, label, decode(ids).strip("\n"), _STYLES[author])
 
 
-def _turn_facts(parts: Sequence[Any], timing: Sequence[Any]) -> str:
+def _format_turn(parts: Sequence[Any], timing: Sequence[Any]) -> str:
     count = sum(len(part["token_ids"]) for part in parts)
     total = sum(part["mean_logprob"] * len(part["token_ids"]) for part in parts)
     facts = [f"policy {'+'.join(part['policy'] for part in parts)}", f"{count} tokens"]
@@ -102,8 +108,8 @@ def _turn_facts(parts: Sequence[Any], timing: Sequence[Any]) -> str:
     return ", ".join(facts)
 
 
-def _field(text: Text, label: str, value: str, style: str) -> None:
-    """A label in a margin, and the value beside it, line under line."""
+def _append_field(text: Text, label: str, value: str, style: str) -> None:
+    """Append a label in the margin and the value beside it, line under line."""
     indent = "\n" + " " * (_MARGIN + 2)
     text.append(f"  {label:{_MARGIN}}", style="dim")
     text.append(f"{indent.join(value.splitlines())}\n", style=style)

@@ -1,4 +1,4 @@
-"""`flotilla doctor`: what would go wrong with a run, before it costs anything."""
+"""`flotilla doctor`: a check for what would make a run fail, before it costs anything."""
 
 import asyncio
 import os
@@ -13,14 +13,14 @@ from services.common.config import canonical_json, did_you_mean, load_spec
 from services.common.errors import ConfigError
 from services.common.text import say_json
 from services.common.tls import read_tls
-from services.launcher.cli.commands import fail
+from services.launcher.cli.commands import report_error
 from services.launcher.cli.terminal import Terminal
-from services.launcher.doctor.findings import Result, Status, combine
+from services.launcher.doctor.findings import ProbeResult, Status, combine_findings
 from services.launcher.doctor.findings import fail as failing
 from services.launcher.doctor.probe_list import PROBES
-from services.launcher.doctor.run_context import subject_of
-from services.launcher.doctor.run_probes import SPEC, examine, unknown
-from services.launcher.plan import BadSpecError, read_spec
+from services.launcher.doctor.run_context import make_run_context
+from services.launcher.doctor.run_probes import SPEC, examine_run, find_unknown_probes
+from services.launcher.plan import BadSpecError, parse_spec
 
 _OK, _FAILED = 0, 1
 _COLOURS = {
@@ -31,7 +31,7 @@ _COLOURS = {
 }
 
 
-def doctor(
+def run_doctor(
     spec: Path,
     runs: Path,
     skip: Sequence[str],
@@ -42,25 +42,25 @@ def doctor(
     as_json: bool,
 ) -> int:
     """Examine a spec; the exit code says whether anything failed."""
-    if wrong := unknown(skip):
+    if wrong := find_unknown_probes(skip):
         names = [probe.name for probe in PROBES]
-        return fail(f"--skip {wrong[0]}: no such probe{did_you_mean(wrong[0], names)}")
+        return report_error(f"--skip {wrong[0]}: no such probe{did_you_mean(wrong[0], names)}")
     try:
-        plan = read_spec(canonical_json(load_spec(spec, overrides)))
-        subject = subject_of(plan, runs, os.environ)
+        plan = parse_spec(canonical_json(load_spec(spec, overrides)))
+        subject = make_run_context(plan, runs, os.environ)
         subject = replace(subject, nodes=tuple(nodes), tls=read_tls(tls_dir))
     except (ConfigError, BadSpecError) as error:
-        results = [combine(SPEC, [failing(str(error), "correct the spec")])]
+        results = [combine_findings(SPEC, [failing(str(error), "correct the spec")])]
     else:
-        results = asyncio.run(examine(subject, skip))
+        results = asyncio.run(examine_run(subject, skip))
     if as_json:
-        say_json([result.body() for result in results])
+        say_json([result.to_dict() for result in results])
     else:
-        _show(results)
+        _print_results(results)
     return _FAILED if any(result.status is Status.FAIL for result in results) else _OK
 
 
-def _show(results: Sequence[Result]) -> None:
+def _print_results(results: Sequence[ProbeResult]) -> None:
     table = Table(box=None, pad_edge=False)
     for heading in ("PROBE", "STATUS", "DETAIL"):
         table.add_column(heading, no_wrap=heading != "DETAIL", overflow="fold")

@@ -8,7 +8,7 @@ import typer
 from services.launcher.cli.remote import OVERRIDES, RUNS, Runs
 
 
-def add_to(app: typer.Typer) -> None:
+def add_env_commands(app: typer.Typer) -> None:
     env = typer.Typer(
         name="env",
         no_args_is_help=True,

@@ -1,4 +1,4 @@
-"""`flotilla env status`: how the environments of a run are doing, asked of its gateways."""
+"""`flotilla env status`: the state of a run's environments, as its gateways report it."""
 
 import asyncio
 import os
@@ -17,12 +17,12 @@ from flotilla.env_gateway.v1.episode_service_pb2_grpc import EpisodeServiceStub
 from services.common import rpc
 from services.common.arguments import TOKEN_VARIABLE
 from services.common.errors import ConfigError
-from services.common.network import is_loopback, split
+from services.common.network import is_loopback, split_host_port
 from services.common.text import say_json
 from services.common.tls import Tls, read_tls
-from services.launcher.cli.commands import NoRunError, fail, find
+from services.launcher.cli.commands import NoRunError, find_stored_run, report_error
 from services.launcher.cli.terminal import Terminal
-from services.launcher.security.certificates import LAUNCHER, RunIdentity, load_run
+from services.launcher.security.certificates import LAUNCHER, RunIdentity, load_identity
 from services.launcher.state import GATEWAY
 
 _OK = 0
@@ -37,12 +37,12 @@ _LIMITERS = ("LIMITER", "OF", "IN FLIGHT", "WAITING", "LIMIT")
 
 
 class NoGatewayError(Exception):
-    """No gateway can be asked; the message says why."""
+    """Raised when no gateway can be reached; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
-class Gateway:
-    """A gateway to ask; `label` is what it is called in its run."""
+class GatewayTarget:
+    """Address and credentials of a gateway to query; `label` is its name in its run."""
 
     label: str
     address: str
@@ -53,48 +53,50 @@ class Gateway:
 def env_status(run_id: str, runs: Path, address: str | None, *, as_json: bool) -> int:
     """Print the status of a run's gateways, or of the one at `address`."""
     try:
-        gateways = _gateways(run_id, runs, address)
-        answers = asyncio.run(_ask(gateways))
+        gateways = _find_gateways(run_id, runs, address)
+        answers = asyncio.run(_get_statuses(gateways))
     except (NoRunError, NoGatewayError, ConfigError) as error:
-        return fail(str(error))
+        return report_error(str(error))
     if as_json:
-        say_json({"gateways": [_plain(one, answer) for one, answer in answers]})
+        say_json({"gateways": [_status_to_dict(one, answer) for one, answer in answers]})
         return _OK
     console = Terminal(width=max(Terminal().width, _WIDTH))
     for gateway, answer in answers:
-        _print(gateway, answer, console)
+        _print_status(gateway, answer, console)
     return _OK
 
 
-def _gateways(run_id: str, runs: Path, address: str | None) -> list[Gateway]:
+def _find_gateways(run_id: str, runs: Path, address: str | None) -> list[GatewayTarget]:
     if address is not None:
         token = os.environ.get(TOKEN_VARIABLE, "")
         if not token:
             raise NoGatewayError(f"set {TOKEN_VARIABLE} to the token that {address} was given")
-        return [Gateway(address, address, token, read_tls(None))]
-    run = find(run_id, runs).run
+        return [GatewayTarget(address, address, token, read_tls(None))]
+    run = find_stored_run(run_id, runs).run
     replicas = [replica for key, replica in sorted(run.replicas.items()) if key[0] == GATEWAY]
-    serving = [one for one in replicas if one.address and not one.state.over]
-    known = load_run(runs, run.run_id)
+    serving = [one for one in replicas if one.address and not one.state.is_over]
+    known = load_identity(runs, run.run_id)
     if known is None or not serving:
         raise NoGatewayError(
             f"no env_gateway of run {run.run_id} is running; its state: {run.state}"
         )
-    return [_of_run(one.label, one.address, known) for one in serving]
+    return [_gateway_of_run(one.label, one.address, known) for one in serving]
 
 
-def _of_run(label: str, address: str, known: RunIdentity) -> Gateway:
-    tls = None if is_loopback(split(address, "gateway")[0]) else known.tls(LAUNCHER)
-    return Gateway(label, address, known.token, tls)
+def _gateway_of_run(label: str, address: str, known: RunIdentity) -> GatewayTarget:
+    tls = None if is_loopback(split_host_port(address, "gateway")[0]) else known.tls_for(LAUNCHER)
+    return GatewayTarget(label, address, known.token, tls)
 
 
-async def _ask(gateways: Sequence[Gateway]) -> list[tuple[Gateway, pb.GetStatusResponse]]:
-    answers = await asyncio.gather(*(_status(gateway) for gateway in gateways))
+async def _get_statuses(
+    gateways: Sequence[GatewayTarget],
+) -> list[tuple[GatewayTarget, pb.GetStatusResponse]]:
+    answers = await asyncio.gather(*(_get_status(gateway) for gateway in gateways))
     return list(zip(gateways, answers, strict=True))
 
 
-async def _status(gateway: Gateway) -> pb.GetStatusResponse:
-    """Raises NoGatewayError."""
+async def _get_status(gateway: GatewayTarget) -> pb.GetStatusResponse:
+    """Query the status of one gateway. Raises NoGatewayError."""
     try:
         async with rpc.channel(
             gateway.address, token=gateway.token, tls=gateway.tls, peer=GATEWAY
@@ -109,20 +111,20 @@ async def _status(gateway: Gateway) -> pb.GetStatusResponse:
         ) from error
 
 
-def _plain(gateway: Gateway, answer: pb.GetStatusResponse) -> dict[str, Any]:
+def _status_to_dict(gateway: GatewayTarget, answer: pb.GetStatusResponse) -> dict[str, Any]:
     told = MessageToDict(
         answer, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
     )
     return {"gateway": gateway.label, "address": gateway.address, **told}
 
 
-def _print(gateway: Gateway, answer: pb.GetStatusResponse, console: Terminal) -> None:
+def _print_status(gateway: GatewayTarget, answer: pb.GetStatusResponse, console: Terminal) -> None:
     console.print(f"{gateway.label}  {answer.phase}  {gateway.address}", style="bold")
-    environments = _table(_ENVIRONMENTS)
+    environments = _make_table(_ENVIRONMENTS)
     for one in answer.environments:
-        environments.add_row(*_cells(one))
+        environments.add_row(*_format_cells(one))
     console.print(environments if answer.environments else "no episode has been opened yet")
-    limiters = _table(_LIMITERS)
+    limiters = _make_table(_LIMITERS)
     for one in answer.limiters:
         numbers = (str(one.in_flight), str(one.waiting), str(one.limit))
         limiters.add_row(one.name, one.of or "all", *numbers)
@@ -139,28 +141,29 @@ def _print(gateway: Gateway, answer: pb.GetStatusResponse, console: Terminal) ->
     )
 
 
-def _cells(one: pb.EnvironmentStatus) -> tuple[str, ...]:
+def _format_cells(one: pb.EnvironmentStatus) -> tuple[str, ...]:
     errors = f"{one.call_errors} ({one.call_errors / one.calls:.1%})" if one.calls else "-"
     return (
         one.env_key,
         one.backend,
-        _listed(one.episodes) or "-",
+        _format_counts(one.episodes) or "-",
         str(one.limit),
         str(one.calls),
         errors,
         f"{one.grades}" + (f" ({one.suspects} suspect)" if one.suspects else ""),
-        f"{one.no_grades}" + (f" ({_listed(one.no_grade_reasons)})" if one.no_grades else ""),
+        f"{one.no_grades}"
+        + (f" ({_format_counts(one.no_grade_reasons)})" if one.no_grades else ""),
         str(one.tainted),
         str(one.expired),
         one.breaker or "-",
     )
 
 
-def _listed(numbers: Mapping[str, int]) -> str:
+def _format_counts(numbers: Mapping[str, int]) -> str:
     return ", ".join(f"{name} {n}" for name, n in sorted(numbers.items()) if n)
 
 
-def _table(headings: Sequence[str]) -> Table:
+def _make_table(headings: Sequence[str]) -> Table:
     table = Table(box=None, pad_edge=False)
     for heading in headings:
         table.add_column(heading)

@@ -18,24 +18,24 @@ import grpc.aio
 from flotilla.env_gateway.v1 import episode_service_pb2 as pb
 from flotilla.env_gateway.v1.episode_service_pb2_grpc import EpisodeServiceStub
 from services.common import rpc
-from services.common.config import load_spec, parse
+from services.common.config import load_spec, parse_config
 from services.common.errors import ConfigError
 from services.common.text import say
-from services.launcher.cli.commands import fail
+from services.launcher.cli.commands import report_error
 from services.launcher.cli.terminal import Terminal
 from services.launcher.config.launcher import LauncherConfig
-from services.launcher.doctor.adapters.gateway_process import GatewayError, gateway
+from services.launcher.doctor.adapters.gateway_process import GatewayError, serve_gateway
 from services.launcher.doctor.adapters.trial_episode import (
     NotOpenedError,
     is_slow,
-    mend,
+    make_open_request,
     no_grade_name,
-    opened,
-    opening,
+    open_episode,
     state_name,
+    suggest_backend_fix,
 )
 from services.launcher.doctor.dataset import env_key_of
-from services.launcher.security.env_filter import inherited
+from services.launcher.security.env_filter import inherited_variables
 from services.launcher.state import GATEWAY
 
 _OK, _FAILED = 0, 1
@@ -46,11 +46,11 @@ _GRADE_S = 300.0
 _MESSAGE_CHARS = 100_000
 _LINE_BYTES = 1 << 20
 _CHUNK_BYTES = 1 << 16
-_CALL = re.compile(r"(?P<name>[^\s{]+)\s*(?P<arguments>\{.*\})?\s*", re.DOTALL)
+_CALL_PATTERN = re.compile(r"(?P<name>[^\s{]+)\s*(?P<arguments>\{.*\})?\s*", re.DOTALL)
 
 
 class TryError(Exception):
-    """The episode cannot be tried; the message says why."""
+    """Raised when the episode cannot be tried; the message says why."""
 
 
 def env_try(
@@ -65,16 +65,16 @@ def env_try(
         signal.signal(end, lambda *_: signal.raise_signal(signal.SIGINT))
     try:
         task = load_task(tasks, key)
-        return asyncio.run(_try(spec, task, answer, overrides, console))
+        return asyncio.run(_play_episode(spec, task, answer, overrides, console))
     except (TryError, GatewayError, ConfigError) as error:
-        return fail(str(error))
+        return report_error(str(error))
     except grpc.aio.AioRpcError as error:
         known = rpc.service_error(error)
-        return fail(known.message if known else f"{error.code().name}: {error.details()}")
+        return report_error(known.message if known else f"{error.code().name}: {error.details()}")
 
 
 def load_task(path: Path, key: str | None) -> dict[str, Any]:
-    """The task called `key` of a task file, else its first. Raises TryError."""
+    """Return the task called `key` of a task file, else its first. Raises TryError."""
     try:
         content = json.loads(path.read_text())
     except (OSError, ValueError) as error:
@@ -88,7 +88,7 @@ def load_task(path: Path, key: str | None) -> dict[str, Any]:
     return cast("dict[str, Any]", found[0])
 
 
-async def _try(
+async def _play_episode(
     spec: Path,
     task: dict[str, Any],
     answer: str | None,
@@ -97,60 +97,64 @@ async def _try(
 ) -> int:
     given = load_spec(spec, overrides)
     section = given.get(GATEWAY, {})
-    config = parse(LauncherConfig, given.get("launcher", {}), where=str(spec), section="launcher")
-    inherits = inherited(given, config, GATEWAY)
+    config = parse_config(
+        LauncherConfig, given.get("launcher", {}), where=str(spec), section="launcher"
+    )
+    inherits = inherited_variables(given, config, GATEWAY)
     console.print("starting a gateway", style="dim")
     async with (
-        gateway(spec, overrides, _show_warning, inherits=inherits) as (address, token),
+        serve_gateway(spec, overrides, _show_warning, inherits=inherits) as (address, token),
         rpc.channel(address, token=token) as channel,
     ):
         stub: Any = EpisodeServiceStub(channel)
-        episode = await _open(stub, section, task, console)
+        episode = await _open_with_progress(stub, section, task, console)
         try:
             _show_ready(episode.ready, console)
-            messages = [_message("user", episode.ready.facts.prompt)]
-            messages += await _calls(stub, episode.episode_id, console)
-            return await _grade(stub, episode.episode_id, answer, messages, console)
+            messages = [_format_message("user", episode.ready.facts.prompt)]
+            messages += await _make_calls(stub, episode.episode_id, console)
+            return await _grade_episode(stub, episode.episode_id, answer, messages, console)
         finally:
             request = pb.CloseEpisodeRequest(episode_id=episode.episode_id)
             await stub.CloseEpisode(request, timeout=_CALL_S)
 
 
 def _show_warning(line: str) -> None:
-    """The gateway's other lines are for log files."""
+    """Print the gateway's warnings and errors; its other lines are for log files."""
     if '"level": "info"' not in line:
         say(line, file=sys.stderr)
 
 
-async def _open(
+async def _open_with_progress(
     stub: Any, section: Mapping[str, Any], task: dict[str, Any], console: Terminal
 ) -> pb.OpenEpisodeResponse:
-    """Says what it does meanwhile. Raises TryError."""
+    """Open the episode and print its progress. Raises TryError."""
     env_key = env_key_of(task)
     own = section.get("environments", {}).get(env_key, {})
     where = f"env_gateway.backends.{own.get('backend') or section.get('backend', 'embedded')}"
-    slow, request = is_slow(section, env_key), opening(task, "env-try")
+    slow, request = is_slow(section, env_key), make_open_request(task, "env-try")
     try:
-        return await opened(stub, request, limit_s=_OPEN_S, slow=slow, told=_tell(console))
+        return await open_episode(
+            stub, request, limit_s=_OPEN_S, slow=slow, told=_make_state_printer(console)
+        )
     except NotOpenedError as error:
         what = f"the environment could not be had: {error}"
-        raise TryError(f"{what}; {mend(str(error), where)}") from error
+        raise TryError(f"{what}; {suggest_backend_fix(str(error), where)}") from error
 
 
-def _tell(console: Terminal) -> Callable[[pb.OpenEpisodeResponse], None]:
-    def tell(response: pb.OpenEpisodeResponse) -> None:
+def _make_state_printer(console: Terminal) -> Callable[[pb.OpenEpisodeResponse], None]:
+    def print_state(response: pb.OpenEpisodeResponse) -> None:
         trying = f": {response.detail}, trying again" if response.detail else ""
         if response.state != pb.EPISODE_STATE_FAILED:
             console.print(f"{state_name(response)}{trying}", style="dim")
 
-    return tell
+    return print_state
 
 
 def _show_ready(ready: pb.EpisodeReady, console: Terminal) -> None:
     console.print(f"instance {ready.instance_id}, opened in {ready.open_time.ToTimedelta()}")
     console.print(f"prompt   {ready.facts.prompt}")
     for part in ready.initial_observation:
-        console.print(f"shows    {_text(part)}")
+        console.print(f"shows    {_part_to_text(part)}")
     for tool in ready.tools:
         schema = json.loads(tool.input_schema_json or "{}")
         arguments = ", ".join(schema.get("properties", {}))
@@ -158,15 +162,15 @@ def _show_ready(ready: pb.EpisodeReady, console: Terminal) -> None:
         console.print(f"tool     {tool.name}({arguments})  {''.join(description)}")
 
 
-async def _calls(stub: Any, episode_id: str, console: Terminal) -> list[bytes]:
-    """Make the calls that standard input names; returns what was said, as transcript lines."""
+async def _make_calls(stub: Any, episode_id: str, console: Terminal) -> list[bytes]:
+    """Make the calls that standard input names; return the conversation as transcript lines."""
     messages: list[bytes] = []
     if sys.stdin is not None and sys.stdin.isatty():
         console.print('\none call a line, such as  look {"at": "it"}  ; Ctrl-D ends and grades')
     number = 0
     lines = _standard_input()
-    while line := await _line(lines):
-        match = _CALL.fullmatch(line)
+    while line := await _read_line(lines):
+        match = _CALL_PATTERN.fullmatch(line)
         if match is None:
             console.print(f"not a call: {line}  (a name, then a JSON object)")
             continue
@@ -179,17 +183,18 @@ async def _calls(stub: Any, episode_id: str, console: Terminal) -> list[bytes]:
         number += 1
         answer = await stub.CallTool(request, timeout=_CALL_S)
         outcome = pb.ToolOutcome.Name(answer.outcome).removeprefix("TOOL_OUTCOME_").lower()
-        texts = [_text(part) for part in answer.parts]
+        texts = [_part_to_text(part) for part in answer.parts]
         console.print(f"{match['name']}: {outcome}", *texts)
-        messages += [_message("assistant", line), _message("tool", "\n".join(texts))]
+        messages += [_format_message("assistant", line), _format_message("tool", "\n".join(texts))]
         if answer.done:
             break
     return messages
 
 
 def _standard_input() -> asyncio.StreamReader:
-    """Standard input, read by a thread of which nobody waits for the end: at a terminal it blocks
-    until a line is typed. Unbuffered, because such a thread would keep the buffer's lock."""
+    """Return standard input as a stream, read by a daemon thread that is never joined: at a
+    terminal the read blocks until a line is typed. The read is unbuffered, because such a
+    thread would keep the buffer's lock."""
     loop = asyncio.get_running_loop()
     lines = asyncio.StreamReader(limit=_LINE_BYTES)
     if sys.stdin is None:
@@ -197,27 +202,28 @@ def _standard_input() -> asyncio.StreamReader:
         return lines
     source = sys.stdin.fileno()
 
-    def read() -> None:
+    def read_input() -> None:
         # The loop is closed when the episode has ended before its input.
         with suppress(RuntimeError):
-            while chunk := _chunk(source):
+            while chunk := _read_chunk(source):
                 loop.call_soon_threadsafe(lines.feed_data, chunk)
             loop.call_soon_threadsafe(lines.feed_eof)
 
-    threading.Thread(target=read, name="standard input", daemon=True).start()
+    threading.Thread(target=read_input, name="standard input", daemon=True).start()
     return lines
 
 
-def _chunk(source: int) -> bytes:
-    """What has come in; b"" at the end, which a terminal that was closed says by an error."""
+def _read_chunk(source: int) -> bytes:
+    """Read what has arrived; b"" at the end. A terminal that was closed reports its end as an
+    error."""
     try:
         return os.read(source, _CHUNK_BYTES)
     except OSError:
         return b""
 
 
-async def _line(lines: asyncio.StreamReader) -> str:
-    """The next line that is not empty; "" at the end. Raises TryError."""
+async def _read_line(lines: asyncio.StreamReader) -> str:
+    """Return the next line that is not empty; "" at the end. Raises TryError."""
     try:
         while line := await lines.readline():
             if text := line.decode("utf-8", "replace").strip():
@@ -227,7 +233,7 @@ async def _line(lines: asyncio.StreamReader) -> str:
     return ""
 
 
-async def _grade(
+async def _grade_episode(
     stub: Any, episode_id: str, answer: str | None, messages: Sequence[bytes], console: Terminal
 ) -> int:
     header = pb.GradeHeader(episode_id=episode_id, final_answer=answer)
@@ -247,11 +253,11 @@ async def _grade(
     return _FAILED
 
 
-def _message(role: str, content: str) -> bytes:
+def _format_message(role: str, content: str) -> bytes:
     return json.dumps({"role": role, "content": content[:_MESSAGE_CHARS]}).encode() + b"\n"
 
 
-def _text(part: pb.ContentPart) -> str:
+def _part_to_text(part: pb.ContentPart) -> str:
     if part.HasField("text"):
         return part.text
     media = part.media

@@ -1,22 +1,22 @@
-"""`flotilla export`: the model of a run, for others to load."""
+"""`flotilla export`: writes the model of a run in a format that others can load."""
 
 import subprocess
 from pathlib import Path
 
 from services.common.child_environment import child_environment
-from services.common.interpreter import python
-from services.launcher.cli.commands import NoRunError, fail, run_dir_of
+from services.common.interpreter import python_command
+from services.launcher.cli.commands import NoRunError, find_run_dir, report_error
 
 
-def export(run_id: str, step: int | None, out: Path, runs: Path) -> int:
+def export_model(run_id: str, step: int | None, out: Path, runs: Path) -> int:
     """Write the model of a checkpoint that a run keeps."""
     try:
-        run_dir = run_dir_of(run_id, runs)
+        run_dir = find_run_dir(run_id, runs)
     except NoRunError as error:
-        return fail(str(error))
+        return report_error(str(error))
     # Checkpoints are the learner's: its own program reads them, in a process of its own.
     command = [
-        *python("-m", "services.learner.checkpoints.export_command"),
+        *python_command("-m", "services.learner.checkpoints.export_command"),
         str(run_dir),
         "--out",
         str(out),

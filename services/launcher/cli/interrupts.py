@@ -1,7 +1,6 @@
-"""Ctrl-C: the first asks to stop in good order, the second to stop at once.
+"""Ctrl-C handling: the first asks for a graceful stop, the second for an immediate one.
 
-The end of the terminal is a Ctrl-C too, except under `nohup`, which has it ignored.
-"""
+A hang-up of the terminal counts as a Ctrl-C too, except under `nohup`, which ignores it."""
 
 import asyncio
 import os
@@ -18,19 +17,20 @@ T = TypeVar("T")
 
 
 class InterruptedByUserError(Exception):
-    """The user does not want to wait for this."""
+    """Raised when the user interrupts the wait."""
 
 
 class Interrupts:
-    """How often the user has pressed Ctrl-C (or somebody sent SIGTERM or SIGHUP)."""
+    """Count of the user's interrupts: Ctrl-C, SIGTERM or SIGHUP."""
 
     def __init__(self) -> None:
         self.first = asyncio.Event()
         self.second = asyncio.Event()
         self._noted = 0.0
 
-    def note(self) -> None:
-        """One key press can arrive twice, from the terminal and from a parent that forwards it."""
+    def note_interrupt(self) -> None:
+        """Record an interrupt. One key press can arrive twice: from the terminal, and from a
+        parent that forwards it."""
         now = time.monotonic()
         if self.first.is_set() and now - self._noted > _SAME_PRESS_S:
             self.second.set()
@@ -38,14 +38,14 @@ class Interrupts:
         self.first.set()
 
     @contextmanager
-    def caught(self) -> Generator["Interrupts"]:
-        """Take the signals in from here on; none of them raises KeyboardInterrupt."""
+    def catch_signals(self) -> Generator["Interrupts"]:
+        """Handle the signals within this context; none of them raises KeyboardInterrupt."""
         loop = asyncio.get_running_loop()
         for number in _SIGNALS:
-            loop.add_signal_handler(number, self.note)
+            loop.add_signal_handler(number, self.note_interrupt)
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
             # Now: of a terminal that is gone nobody can say any more that it was one.
-            loop.add_signal_handler(signal.SIGHUP, self._hang_up, [*_on_terminal()])
+            loop.add_signal_handler(signal.SIGHUP, self._hang_up, [*_terminal_descriptors()])
         try:
             yield self
         finally:
@@ -53,30 +53,31 @@ class Interrupts:
                 loop.remove_signal_handler(number)
 
     def _hang_up(self, printing: Sequence[int]) -> None:
-        """What is printed on a terminal that is gone fails, and would end more than printing."""
+        """Redirect output away from the closed terminal, where every print would fail, and
+        record an interrupt."""
         nowhere = os.open(os.devnull, os.O_WRONLY)
         for descriptor in printing:
             os.dup2(nowhere, descriptor)
         os.close(nowhere)
-        self.note()
+        self.note_interrupt()
 
-    async def unless(self, work: Coroutine[Any, Any, T]) -> T:
-        """Do `work`; on the first Ctrl-C cancel it and raise InterruptedByUserError."""
-        return await _unless(self.first, work)
+    async def unless_interrupted(self, work: Coroutine[Any, Any, T]) -> T:
+        """Await `work`; on the first Ctrl-C cancel it and raise InterruptedByUserError."""
+        return await _cancel_on_event(self.first, work)
 
-    async def unless_again(self, work: Coroutine[Any, Any, T]) -> T:
-        """The same, but on the second."""
-        return await _unless(self.second, work)
+    async def unless_interrupted_twice(self, work: Coroutine[Any, Any, T]) -> T:
+        """Await `work`; on the second Ctrl-C cancel it and raise InterruptedByUserError."""
+        return await _cancel_on_event(self.second, work)
 
 
-def _on_terminal() -> Iterator[int]:
-    """The descriptors of what prints on a terminal."""
+def _terminal_descriptors() -> Iterator[int]:
+    """Yield the descriptors of standard streams that are a terminal."""
     for stream in (sys.__stdout__, sys.__stderr__):
         if stream is not None and stream.isatty():
             yield stream.fileno()
 
 
-async def _unless(event: asyncio.Event, work: Coroutine[Any, Any, T]) -> T:
+async def _cancel_on_event(event: asyncio.Event, work: Coroutine[Any, Any, T]) -> T:
     task = asyncio.create_task(work)
     interrupt = asyncio.create_task(event.wait())
     try:

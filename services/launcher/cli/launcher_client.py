@@ -1,4 +1,4 @@
-"""Finds the launcher of a runs folder, or starts one for as long as a command needs it."""
+"""Client of the launcher of a runs folder; starts one for as long as a command needs it."""
 
 import asyncio
 import os
@@ -16,19 +16,19 @@ import grpc.aio
 from flotilla.launcher.v1 import run_service_pb2 as pb
 from flotilla.launcher.v1.run_service_pb2_grpc import RunServiceStub
 from services.common import rpc
-from services.common.interpreter import python
+from services.common.interpreter import python_command
 from services.launcher import launcher_address
 from services.launcher.cli import hints
 from services.launcher.cli.interrupts import Interrupts
-from services.launcher.launcher_address import Address
+from services.launcher.launcher_address import LauncherAddress
 from services.launcher.security.certificates import LAUNCHER
 from services.launcher.state import SUSPECTED_FOR_S
-from services.launcher.store.logs import last_lines
+from services.launcher.store.logs import read_last_lines
 
 if TYPE_CHECKING:
     from flotilla.launcher.v1.run_service_pb2_grpc import RunServiceAsyncStub
 
-LOG = "launcher.log"
+LAUNCHER_LOG = "launcher.log"
 _POLL_S = 0.05
 # Ending what a dead launcher left running is part of a start.
 _START_TIMEOUT_S = 60.0
@@ -41,126 +41,130 @@ _ASK_S = 5.0
 # Of one call of StartRun, which is repeated: the launcher goes on with what the first one asked.
 _START_S = 15.0
 # How often a launcher here that has not answered yet is looked for.
-_LOOK_S = 0.5
+_LIVENESS_POLL_S = 0.5
 # What a call ends with that has found nobody, or nobody of its own CA.
-_SILENT = (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE)
+_UNREACHABLE_CODES = (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE)
 
 
 # What a call may end with that is worth another one.
-PASSING = (*_SILENT, grpc.StatusCode.CANCELLED)
+TRANSIENT_CODES = (*_UNREACHABLE_CODES, grpc.StatusCode.CANCELLED)
 T = TypeVar("T")
 
 
 class LauncherError(Exception):
-    """No launcher could be had; the message says why."""
+    """Raised when no launcher is available; the message says why."""
 
 
 class LauncherGoneError(LauncherError):
-    """The launcher here has died; another can go on."""
+    """Raised when the local launcher has died; another one can take over."""
 
 
 @dataclass(slots=True)
-class Connection:
-    """A launcher to talk to. `own` is its process if this command started it."""
+class LauncherConnection:
+    """A connected launcher. `own` is its process if this command started it."""
 
     runs: Path
     stub: "RunServiceAsyncStub"
-    address: Address
+    address: LauncherAddress
     own: asyncio.subprocess.Process | None
 
-    def alive(self) -> bool:
-        """Whether another try is worth it; of a launcher elsewhere nobody can say."""
-        return self.address.elsewhere or launcher_address.read(self.runs) == self.address
+    def is_alive(self) -> bool:
+        """Return whether a retry is worthwhile. A remote launcher always counts as alive:
+        nothing here can tell."""
+        return self.address.elsewhere or launcher_address.read_address(self.runs) == self.address
 
-    async def ask(self, call: Awaitable[T]) -> T:
-        """The answer to a call, however long that may take. For a launcher that is not there gRPC
-        waits until the deadline; of one here it is known within a second that it has died. Raises
+    async def await_answer(self, call: Awaitable[T]) -> T:
+        """Await the answer to a call, however long it takes. If the launcher is absent, gRPC
+        waits until the deadline; the death of a local one is noticed within a second. Raises
         LauncherGoneError."""
         answer = asyncio.ensure_future(call)
         try:
-            while not (await asyncio.wait({answer}, timeout=_LOOK_S))[0]:
-                if not self.alive():
-                    raise self.gone()
+            while not (await asyncio.wait({answer}, timeout=_LIVENESS_POLL_S))[0]:
+                if not self.is_alive():
+                    raise self.make_gone_error()
             return answer.result()
         except grpc.aio.AioRpcError as error:
-            if error.code() in PASSING and not self.alive():
-                raise self.gone() from error
+            if error.code() in TRANSIENT_CODES and not self.is_alive():
+                raise self.make_gone_error() from error
             raise
         finally:
             answer.cancel()
 
-    def gone(self) -> LauncherGoneError:
+    def make_gone_error(self) -> LauncherGoneError:
         return LauncherGoneError(
-            f"the launcher (process {self.address.pid}) has died, see {self.runs / LOG}; its runs"
+            f"the launcher (process {self.address.pid}) has died, see"
+            f" {self.runs / LAUNCHER_LOG}; its runs"
             " go on, and the same command again starts another launcher, which takes them over"
         )
 
-    async def answers(self) -> bool:
-        """Whether it is there: to an absent one a call waits until its deadline, as to a quiet
-        run. Raises LauncherGoneError."""
+    async def is_answering(self) -> bool:
+        """Probe whether the launcher answers. A stream cannot tell: with an absent launcher it
+        stays silent until its deadline, as with a quiet run. Raises LauncherGoneError."""
         try:
-            await self.ask(self.stub.ListRuns(pb.ListRunsRequest(), timeout=_ASK_S))
+            await self.await_answer(self.stub.ListRuns(pb.ListRunsRequest(), timeout=_ASK_S))
         except grpc.aio.AioRpcError as error:
             return rpc.service_error(error) is not None
         return True
 
-    def cancelling(self, request_id: str) -> str:
-        """The command that ends what a request began."""
-        return hints.command("cancel", request_id, runs=self.runs)
+    def cancel_command(self, request_id: str) -> str:
+        """Format the command that ends what a request began."""
+        return hints.format_command("cancel", request_id, runs=self.runs)
 
 
-class Patience:
-    """How much longer a launcher that does not answer is asked again."""
+class ReconnectDeadline:
+    """Deadline for reconnecting to a launcher that does not answer."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: LauncherConnection) -> None:
         self._connection = connection
-        self.heard()
+        self.note_answer()
 
-    def heard(self) -> None:
-        """It has answered: the time begins anew."""
+    def note_answer(self) -> None:
+        """Restart the deadline: the launcher has answered."""
         self._deadline = time.monotonic() + PATIENCE_S
 
-    async def outlast(self, error: grpc.aio.AioRpcError) -> None:
-        """The same after a stream that was cut, unless it answers. Raises LauncherError."""
-        if await self._connection.answers():
-            self.heard()
+    async def retry_after_cut(self, error: grpc.aio.AioRpcError) -> None:
+        """Wait before reopening a stream that was cut, unless the launcher answers already.
+        Raises LauncherError when the deadline has passed."""
+        if await self._connection.is_answering():
+            self.note_answer()
         else:
-            await self.pause(error)
+            await self.wait_before_retry(error)
 
-    async def pause(self, error: grpc.aio.AioRpcError) -> None:
-        """Wait a little before the next try. Raises LauncherError when none is worth it."""
-        if not self._connection.alive():
-            raise self._connection.gone() from error
+    async def wait_before_retry(self, error: grpc.aio.AioRpcError) -> None:
+        """Wait briefly before the next try. Raises LauncherError when the launcher is dead or
+        the deadline has passed."""
+        if not self._connection.is_alive():
+            raise self._connection.make_gone_error() from error
         if time.monotonic() > self._deadline:
             raise LauncherError("the launcher is gone; its runs are not ended by that") from error
         await asyncio.sleep(_PAUSE_S)
 
 
-async def start_run(connection: Connection, request: pb.StartRunRequest) -> str:
-    """Start a run, and return its id. Raises LauncherError, and AioRpcError for a refusal."""
-    patience = Patience(connection)
+async def start_run(connection: LauncherConnection, request: pb.StartRunRequest) -> str:
+    """Start a run and return its id. Raises LauncherError, and AioRpcError for a refusal."""
+    patience = ReconnectDeadline(connection)
     while True:
         try:
             call = connection.stub.StartRun(request, timeout=_START_S)
-            return (await connection.ask(call)).run_id
+            return (await connection.await_answer(call)).run_id
         except grpc.aio.AioRpcError as error:
-            if error.code() not in PASSING or rpc.service_error(error) is not None:
+            if error.code() not in TRANSIENT_CODES or rpc.service_error(error) is not None:
                 raise
-            await patience.outlast(error)
+            await patience.retry_after_cut(error)
 
 
-def told(error: grpc.aio.AioRpcError) -> str:
-    """What a call failed of; of a launcher elsewhere also what to look at."""
+def describe_failure(error: grpc.aio.AioRpcError) -> str:
+    """Describe the failure of a call; for a remote launcher also what to check."""
     known = rpc.service_error(error)
     text = known.message if known else f"{error.code().name}: {error.details()}"
-    if launcher_address.from_environment() is None:
+    if launcher_address.address_from_environment() is None:
         return text
     if error.code() is grpc.StatusCode.UNAUTHENTICATED:
         return (
             f"{text}: {launcher_address.REMOTE_VARIABLE} is not what the launcher's launcher.json"
             " holds today; copy it again"
         )
-    if known is None and error.code() in _SILENT:
+    if known is None and error.code() in _UNREACHABLE_CODES:
         return (
             f"the launcher that {launcher_address.REMOTE_VARIABLE} names does not answer ({text}):"
             " see that it runs and is reached from here, and whether its launcher.json has changed"
@@ -169,39 +173,43 @@ def told(error: grpc.aio.AioRpcError) -> str:
 
 
 @asynccontextmanager
-async def connected(
+async def connect_to_launcher(
     runs: Path, interrupts: Interrupts, *, start: bool
-) -> AsyncGenerator[Connection]:
-    """Talk to the launcher that FLOTILLA_LAUNCHER names, else to that of `runs`. With `start`, one
-    is started where none runs, and stopped in the end unless it has other work. Raises
+) -> AsyncGenerator[LauncherConnection]:
+    """Connect to the launcher that FLOTILLA_LAUNCHER names, else to that of `runs`. With
+    `start`, start one if none runs, and stop it at the end unless it has other work. Raises
     LauncherError."""
-    address, own = launcher_address.from_environment() or launcher_address.read(runs), None
+    address, own = (
+        launcher_address.address_from_environment() or launcher_address.read_address(runs),
+        None,
+    )
     try:
         if address is None:
             if not start:
                 raise LauncherError(f"no launcher is running for {runs}")
             await asyncio.to_thread(runs.mkdir, parents=True, exist_ok=True)
-            own = await _spawn(runs)
-            address = await interrupts.unless(_address_of(runs, own))
+            own = await _spawn_launcher(runs)
+            address = await interrupts.unless_interrupted(_wait_until_serving(runs, own))
         async with rpc.channel(
             address.address, token=address.token, tls=address.tls, peer=LAUNCHER
         ) as channel:
             stub: Any = RunServiceStub(channel)
-            connection = Connection(runs, stub, address, own)
+            connection = LauncherConnection(runs, stub, address, own)
             yield connection
-            if own is not None and await _busy(connection):
+            if own is not None and await _has_other_work(connection):
                 own = None
     finally:
         if own is not None:
-            await _stop(own, interrupts)
+            await _stop_launcher(own, interrupts)
 
 
-async def _spawn(runs: Path) -> asyncio.subprocess.Process:
-    """Start a launcher in a session of its own: a Ctrl-C in this terminal is not meant for it."""
+async def _spawn_launcher(runs: Path) -> asyncio.subprocess.Process:
+    """Start a launcher in a session of its own, so that a Ctrl-C in this terminal does not
+    reach it."""
     options = ("--runs", str(runs), "--idle-exit", str(_IDLE_EXIT_S))
-    with (runs / LOG).open("ab") as log:
+    with (runs / LAUNCHER_LOG).open("ab") as log:
         return await asyncio.create_subprocess_exec(
-            *python("-m", "services.launcher", *options),
+            *python_command("-m", "services.launcher", *options),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=log,
             stderr=asyncio.subprocess.STDOUT,
@@ -209,44 +217,46 @@ async def _spawn(runs: Path) -> asyncio.subprocess.Process:
         )
 
 
-async def _address_of(runs: Path, own: asyncio.subprocess.Process) -> Address:
-    """Wait until it serves; somebody else's launcher that was faster will do as well."""
-    log = runs / LOG
+async def _wait_until_serving(runs: Path, own: asyncio.subprocess.Process) -> LauncherAddress:
+    """Wait until the launcher serves. If another process's launcher came up first, its address
+    is returned."""
+    log = runs / LAUNCHER_LOG
     for _ in range(int(_START_TIMEOUT_S / _POLL_S)):
-        address = launcher_address.read(runs)
+        address = launcher_address.read_address(runs)
         if address is not None:
             return address
         if own.returncode is not None and own.returncode < 0:
             number = signal.Signals(-own.returncode).name
             raise LauncherGoneError(f"the launcher was ended by {number} as it started; see {log}")
         if own.returncode is not None and own.returncode != 0:
-            raise LauncherError(f"the launcher did not start:\n{last_lines(log)}")
+            raise LauncherError(f"the launcher did not start:\n{read_last_lines(log)}")
         await asyncio.sleep(_POLL_S)
     raise LauncherError(f"the launcher does not answer after {_START_TIMEOUT_S:g} s; see {log}")
 
 
-async def _busy(connection: Connection) -> bool:
-    """Whether the launcher has runs that somebody else waits for, or has to look for what one has
-    left: it goes by itself when it has not."""
+async def _has_other_work(connection: LauncherConnection) -> bool:
+    """Return whether the launcher has runs that others wait for, or leftovers of a run to
+    watch. It exits by itself once it has neither."""
     try:
         call = connection.stub.ListRuns(pb.ListRunsRequest(), timeout=_ASK_S)
-        answer = await connection.ask(call)
+        answer = await connection.await_answer(call)
     except (grpc.aio.AioRpcError, LauncherGoneError):
         # It is not there any more, or stuck: stopping it is right either way.
         return False
-    return any(in_hand(run) for run in answer.runs)
+    return any(needs_launcher(run) for run in answer.runs)
 
 
-def in_hand(run: pb.Run) -> bool:
-    """Whether its launcher must not go yet."""
+def needs_launcher(run: pb.Run) -> bool:
+    """Return whether the run's launcher must keep running."""
     if run.state not in (pb.RUN_STATE_COMPLETED, pb.RUN_STATE_FAILED, pb.RUN_STATE_STOPPED):
         return True
     recent = time.time() < run.end_time.seconds + SUSPECTED_FOR_S
     return run.cleanup == pb.CLEANUP_LEAK_SUSPECTED and recent
 
 
-async def _stop(own: asyncio.subprocess.Process, interrupts: Interrupts) -> None:
-    """SIGTERM, which drains its runs; on a second Ctrl-C another, which ends them at once."""
+async def _stop_launcher(own: asyncio.subprocess.Process, interrupts: Interrupts) -> None:
+    """Stop the launcher by SIGTERM, which drains its runs; on a second Ctrl-C send another,
+    which ends them at once."""
     with suppress(ProcessLookupError):
         own.terminate()
     gone = asyncio.create_task(own.wait())

@@ -1,4 +1,4 @@
-"""`flotilla plan`: what a spec would start, where, and for how much; nothing is started."""
+"""`flotilla plan`: the machines and prices of a spec; starts nothing."""
 
 import asyncio
 import shlex
@@ -10,31 +10,31 @@ from services.common.config import canonical_json, load_spec
 from services.common.errors import ConfigError
 from services.common.text import say
 from services.launcher.backends.sky import cost_estimate, resources, tasks
-from services.launcher.backends.sky.code_bundle import FOLDER
-from services.launcher.backends.sky.sdk_prices import prices
-from services.launcher.backends.sky.single_machine import REMOTE, whole_run
+from services.launcher.backends.sky.code_bundle import CODE_FOLDER
+from services.launcher.backends.sky.sdk_prices import choose_price_source
+from services.launcher.backends.sky.single_machine import REMOTE, whole_run_task
 from services.launcher.config.launcher import LauncherConfig
 from services.launcher.control import budget, spec_check
-from services.launcher.plan import BadSpecError, Plan, log_path, read_spec
-from services.launcher.ports import BackendError, Launch
-from services.launcher.state import LEARNER, ROLLOUT, SERVICES, Key
+from services.launcher.plan import BadSpecError, RunPlan, log_path, parse_spec
+from services.launcher.ports import BackendError, LaunchSpec
+from services.launcher.state import LEARNER, ROLLOUT, SERVICES, ReplicaKey
 
 OK, BAD_SPEC = 0, 2
 # Stands for the launcher in names: files are the same wherever they are made.
 _OWNER = "run"
 
 
-def plan(
+def print_plan(
     path: Path, runs: Path, overrides: Sequence[str], out: Path | None, *, one_machine: bool
 ) -> int:
-    """Print the plan; its files go to `out`, or to the terminal too."""
+    """Print the plan; write its files to `out`, or print them too."""
     try:
         spec = load_spec(path, overrides)
-        read = read_spec(canonical_json(spec))
-        _refuse_wishes(read)
-        asyncio.run(spec_check.check(read))
+        read = parse_spec(canonical_json(spec))
+        _check_resources(read)
+        asyncio.run(spec_check.check_spec(read))
         _print_machine(read) if one_machine else _print_services(read, runs)
-        found = files(path, spec, read, runs, overrides, one_machine=one_machine)
+        found = make_task_files(path, spec, read, runs, overrides, one_machine=one_machine)
     except (ConfigError, BadSpecError, BackendError) as error:
         say(f"error: {error}")
         return BAD_SPEC
@@ -42,7 +42,7 @@ def plan(
         for name, text in found.items():
             say(f"\n# {name}\n{text}", end="")
         return OK
-    head = header(path, overrides, out, one_machine=one_machine)
+    head = format_header(path, overrides, out, one_machine=one_machine)
     out.mkdir(parents=True, exist_ok=True)
     for name, text in found.items():
         (out / name).write_text(f"{head}{text}", encoding="utf-8")
@@ -50,76 +50,83 @@ def plan(
     return OK
 
 
-def header(path: Path, overrides: Sequence[str], out: Path, *, one_machine: bool) -> str:
-    """The comment that a file begins with: the command that makes it again."""
+def format_header(path: Path, overrides: Sequence[str], out: Path, *, one_machine: bool) -> str:
+    """Format the comment at the head of a file: the command that generates it."""
     flag = ("--one-machine",) if one_machine else ()
     words = ("flotilla", "plan", str(path), *overrides, *flag, "--out", str(out))
     # A value may have lines.
     return "".join(f"# {line}\n" for line in f"Made by: {shlex.join(words)}".splitlines())
 
 
-def files(
+def make_task_files(
     path: Path,
     spec: dict[str, Any],
-    read: Plan,
+    read: RunPlan,
     runs: Path,
     overrides: Sequence[str] = (),
     *,
     one_machine: bool,
 ) -> dict[str, str]:
-    """SkyPilot's task files by name; `spec` and `read` have the overrides. Further replicas of a
-    service differ from its first in their number alone."""
+    """Return SkyPilot's task files by name; `spec` and `read` include the overrides. Further
+    replicas of a service differ from its first only in their number."""
     if one_machine:
-        task = whole_run(str(path), spec, read.config, overrides)
-        return {f"{read.name}.yaml": cost_estimate.dump([task])}
-    site = _offerer().site(_launch(read, runs, (SERVICES[0], 0)), runs / read.name / FOLDER)
+        task = whole_run_task(str(path), spec, read.config, overrides)
+        return {f"{read.name}.yaml": cost_estimate.dump_yaml([task])}
+    site = _make_offerer().make_site(
+        _make_launch(read, runs, (SERVICES[0], 0)), runs / read.name / CODE_FOLDER
+    )
     members = (ROLLOUT,) if read.config.sky.mode == "group" else SERVICES
     texts = {
-        f"{read.name}-{m}.yaml": cost_estimate.dump([tasks.task(site, (m, 0))]) for m in members
+        f"{read.name}-{m}.yaml": cost_estimate.dump_yaml([tasks.replica_task(site, (m, 0))])
+        for m in members
     }
     if read.config.sky.mode == "cluster":
         return texts
-    group = tasks.group(site, cost_estimate.static_keys(read.config))
-    return {f"{read.name}-group.yaml": cost_estimate.dump(group), **texts}
+    group = tasks.job_group_tasks(site, cost_estimate.list_static_keys(read.config))
+    return {f"{read.name}-group.yaml": cost_estimate.dump_yaml(group), **texts}
 
 
-def _refuse_wishes(read: Plan) -> None:
-    """At once, and all of them; asking the services takes seconds."""
-    problems = [text for s in SERVICES for text in resources.check(read.config.sky, s)]
+def _check_resources(read: RunPlan) -> None:
+    """Check the requested resources of all services at once, because asking the services
+    themselves takes seconds. Raises BadSpecError with all problems."""
+    problems = [text for s in SERVICES for text in resources.check_candidates(read.config.sky, s)]
     if problems:
         raise BadSpecError("\n".join(problems))
 
 
-def _print_machine(read: Plan) -> None:
+def _print_machine(read: RunPlan) -> None:
     machines = resources.machines_of(read.config.sky, LEARNER)
-    price = prices().cheapest(machines)
-    shown = ", or ".join(tasks.describe(machine) for machine in machines.candidates)
-    say(f"{read.name}: all services on one machine: {shown}; {_dollars(price)}")
-    if lost := cost_estimate.unkept(read.spec.get(LEARNER, {}), read.config):
+    price = choose_price_source().replica_price(machines)
+    shown = ", or ".join(tasks.describe_machine(machine) for machine in machines.candidates)
+    say(f"{read.name}: all services on one machine: {shown}; {_format_price(price)}")
+    if lost := cost_estimate.describe_unkept(read.spec.get(LEARNER, {}), read.config):
         say(
-            f"warning: {lost}; {cost_estimate.KEEP}, or launch with --env {REMOTE}=s3://BUCKET/PREFIX"
+            f"warning: {lost}; {cost_estimate.KEEP_HINT}, or launch with --env {REMOTE}=s3://BUCKET/PREFIX"
         )
 
 
-def _print_services(read: Plan, runs: Path) -> None:
-    """Services, replicas, candidates, prices, warnings."""
+def _print_services(read: RunPlan, runs: Path) -> None:
+    """Print services, replicas, candidates, prices and warnings."""
     sky = read.config.sky
     kind = "one managed Job Group" if sky.mode == "group" else "a cluster per replica"
     say(f"{read.name}: {kind}; network {sky.network}")
     prices: dict[str, float] = {}
     known = True
-    for service, count in read.config.replicas().items():
-        launch = _launch(read, runs, (service, 0))
-        offer = _offerer().offer(launch, runs / read.name / FOLDER)
-        say(f"  {service} x {count}: {offer.resources}; {_dollars(offer.dollars_per_hour)} each")
+    for service, count in read.config.replica_counts().items():
+        launch = _make_launch(read, runs, (service, 0))
+        offer = _make_offerer().make_offer(launch, runs / read.name / CODE_FOLDER)
+        say(
+            f"  {service} x {count}: {offer.resources};"
+            f" {_format_price(offer.dollars_per_hour)} each"
+        )
         prices[service] = offer.dollars_per_hour or 0.0
         known = known and offer.dollars_per_hour is not None
-    total = budget.estimate(prices, read.config.replicas())
+    total = budget.hourly_cost(prices, read.config.replica_counts())
     beyond = "" if known else ", and what is not known" if total else ""
-    say(f"  in total: {_dollars(total if total or known else None)}{beyond}")
-    for line in _limits(read.config, prices, total):
+    say(f"  in total: {_format_price(total if total or known else None)}{beyond}")
+    for line in _format_limits(read.config, prices, total):
         say(f"  {line}")
-    for warning in cost_estimate.warnings(read.spec, read.config):
+    for warning in cost_estimate.list_warnings(read.spec, read.config):
         say(f"warning: {warning}")
     if read.config.backend != "sky":
         say(
@@ -128,11 +135,13 @@ def _print_services(read: Plan, runs: Path) -> None:
         )
 
 
-def _limits(config: LauncherConfig, prices: Mapping[str, float], total: float) -> Iterator[str]:
-    """What the run may come to, where something is known of its price."""
+def _format_limits(
+    config: LauncherConfig, prices: Mapping[str, float], total: float
+) -> Iterator[str]:
+    """Yield the cost limits of the run, if its price is at least partly known."""
     if not total:
         return
-    parts = budget.by_service(prices, config.replicas(), config.max_hours)
+    parts = budget.cost_by_service(prices, config.replica_counts(), config.max_hours)
     if parts:
         each = ", ".join(f"{service} ${dollars:,.2f}" for service, dollars in parts.items())
         whole = f"${sum(parts.values()):,.2f}"
@@ -142,12 +151,12 @@ def _limits(config: LauncherConfig, prices: Mapping[str, float], total: float) -
         yield f"launcher.max_cost, ${config.max_cost:,.2f}, is reached in {hours:.1f} h"
 
 
-def _offerer() -> cost_estimate.Offerer:
-    return cost_estimate.Offerer(_OWNER, prices())
+def _make_offerer() -> cost_estimate.OfferMaker:
+    return cost_estimate.OfferMaker(_OWNER, choose_price_source())
 
 
-def _launch(read: Plan, runs: Path, key: Key) -> Launch:
-    return Launch(
+def _make_launch(read: RunPlan, runs: Path, key: ReplicaKey) -> LaunchSpec:
+    return LaunchSpec(
         run_id=read.name,
         key=key,
         command=(),
@@ -158,5 +167,5 @@ def _launch(read: Plan, runs: Path, key: Key) -> Launch:
     )
 
 
-def _dollars(price: float | None) -> str:
+def _format_price(price: float | None) -> str:
     return "price not known" if price is None else f"${price:.2f}/h"

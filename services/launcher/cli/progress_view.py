@@ -1,4 +1,4 @@
-"""Shows a board: a live display on a terminal, plain lines elsewhere."""
+"""Progress of a run: a live display on a terminal, plain lines elsewhere."""
 
 import errno
 import os
@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from flotilla.launcher.v1 import alarm_pb2 as alarm_pb
-from services.launcher.cli.run_view import STATE_NAMES, Board, alarm_text, duration_text
+from services.launcher.cli.run_view import STATE_NAMES, RunBoard, alarm_text, duration_text
 from services.launcher.cli.terminal import Terminal
 
 TRAINING, HELD_OUT = "reward/avg_pass_at_1", "eval/all/pass_at_1"
@@ -37,7 +37,7 @@ ALARM_STYLES: Mapping["alarm_pb.AlarmSeverity.ValueType", str] = {
 
 
 class _Output:
-    """Standard output, of which the end of a terminal is no other error than that of a pipe."""
+    """Standard output that reports a closed terminal as a broken pipe."""
 
     def __init__(self) -> None:
         # A live display puts itself in its place.
@@ -47,25 +47,25 @@ class _Output:
         try:
             return self._stream.write(text)
         except OSError as error:
-            raise _of_a_pipe(error) from error
+            raise _to_pipe_error(error) from error
 
     def flush(self) -> None:
         try:
             self._stream.flush()
         except OSError as error:
-            raise _of_a_pipe(error) from error
+            raise _to_pipe_error(error) from error
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
 
-def _of_a_pipe(error: OSError) -> OSError:
+def _to_pipe_error(error: OSError) -> OSError:
     return BrokenPipeError(*error.args) if error.errno == errno.EIO else error
 
 
 class RunConsole(Terminal):
-    """Goes on in silence when its reader is gone: a run does not end because `tee` did, or a
-    terminal."""
+    """Console that falls silent when its reader is gone: a run does not end because `tee` or
+    the terminal did."""
 
     def __init__(self) -> None:
         super().__init__(file=cast(IO[str], _Output()))
@@ -75,71 +75,73 @@ class RunConsole(Terminal):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-class View(Protocol):
-    """Where the events of a run go."""
+class ProgressView(Protocol):
+    """Display for the events of a run."""
 
-    def line(self, text: str) -> None: ...
+    def show_line(self, text: str) -> None: ...
 
-    def update(self, board: Board) -> None: ...
+    def show_board(self, board: RunBoard) -> None: ...
 
 
-def numbers(metrics: Mapping[str, float]) -> dict[str, str]:
-    """The numbers that are there, formatted, by their heading."""
+def format_metrics(metrics: Mapping[str, float]) -> dict[str, str]:
+    """Format the available metrics, keyed by heading."""
     return {
         heading: form.format(metrics[name]) for name, heading, form in _NUMBERS if name in metrics
     }
 
 
 class PlainView:
-    """One line for each thing that happens and for each step."""
+    """View with one line for each event and each step."""
 
     def __init__(self, console: Terminal) -> None:
         self._console = console
         self._shown: tuple[str, int] = ("", 0)
 
-    def line(self, text: str) -> None:
+    def show_line(self, text: str) -> None:
         self._console.print(text, soft_wrap=True)
 
-    def update(self, board: Board) -> None:
+    def show_board(self, board: RunBoard) -> None:
         if (board.phase, board.step) == self._shown:
             return
         self._shown = (board.phase, board.step)
-        parts = [f"step {board.step}/{board.total_steps}", board.doing]
-        parts += [f"{heading} {value}" for heading, value in numbers(board.metrics).items()]
+        parts = [f"step {board.step}/{board.total_steps}", board.phase_text]
+        parts += [f"{heading} {value}" for heading, value in format_metrics(board.metrics).items()]
         envs = [f"{env} {value:.0%}" for env, value in sorted(board.pass_by_env().items())]
         parts += [f"({', '.join(envs)})"] if envs else []
         if alarms := [name for name, alarm in board.alarms.items() if alarm.severity > NOTICE]:
             parts.append(f"ALARM: {', '.join(alarms)}")
         if board.seconds_left:
             parts.append(f"{duration_text(board.seconds_left)} left")
-        self.line("  ".join(part for part in parts if part))
+        self.show_line("  ".join(part for part in parts if part))
 
 
 class LiveView:
-    """A bar and a table that stay in place; lines scroll by above them."""
+    """View with a progress bar and a table that stay in place; lines scroll by above them."""
 
     def __init__(self, live: Live) -> None:
         self._live = live
 
-    def line(self, text: str) -> None:
+    def show_line(self, text: str) -> None:
         self._live.console.print(text, style="dim")
 
-    def update(self, board: Board) -> None:
-        self._live.update(draw(board), refresh=True)
+    def show_board(self, board: RunBoard) -> None:
+        self._live.update(draw_board(board), refresh=True)
 
 
-def draw(board: Board) -> Group:
-    """The board as a rich renderable."""
+def draw_board(board: RunBoard) -> Group:
+    """Render the board as a rich renderable."""
     head = Table.grid(padding=(0, 2))
     left = board.seconds_left
     head.add_row(
-        Text(STATE_NAMES.get(board.state, "") if not board.phase else board.doing, style="bold"),
+        Text(
+            STATE_NAMES.get(board.state, "") if not board.phase else board.phase_text, style="bold"
+        ),
         ProgressBar(total=max(1, board.total_steps), completed=board.step, width=40),
         f"step {board.step}/{board.total_steps}",
         "" if left is None else f"{duration_text(left)} left",
     )
     table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
-    cells = numbers(board.metrics)
+    cells = format_metrics(board.metrics)
     cells |= {
         f"training {env}": f"{value:.0%}" for env, value in sorted(board.pass_by_env().items())
     }
@@ -149,12 +151,12 @@ def draw(board: Board) -> Group:
     services = "  ".join(
         f"{name} {state}" for name, state in sorted(board.replicas.items()) if state != "stopped"
     )
-    shown = [head, table if cells else Text(""), *_alarms(board)]
+    shown = [head, table if cells else Text(""), *_draw_alarms(board)]
     return Group(*shown, Text(services, style="dim"))
 
 
-def _alarms(board: Board) -> list[Text]:
-    """A line each; lines scrolled by have said all of them whole."""
+def _draw_alarms(board: RunBoard) -> list[Text]:
+    """Render one line per alarm; the scrolled lines have shown all of them in full."""
     alarms = sorted(board.alarms.values(), key=lambda alarm: -alarm.severity)
     lines = [
         Text(alarm_text(alarm), style=ALARM_STYLES[alarm.severity], no_wrap=True)
@@ -165,8 +167,8 @@ def _alarms(board: Board) -> list[Text]:
 
 
 @contextmanager
-def viewing(console: Terminal) -> Generator[View]:
-    """The view that fits the console."""
+def open_view(console: Terminal) -> Generator[ProgressView]:
+    """Open the view that fits the console."""
     if not console.is_terminal:
         yield PlainView(console)
         return

@@ -12,8 +12,8 @@ RUNS = Path("runs")
 GRACE_S = 60.0
 
 
-def _folder(path: Path) -> Path:
-    """A folder that is there, or can be made."""
+def _check_folder(path: Path) -> Path:
+    """Accept a folder that exists or can be made."""
     there = next((each for each in (path, *path.absolute().parents) if os.path.lexists(each)), path)
     if not there.is_dir():
         raise typer.BadParameter(f"{there} is no folder")
@@ -32,7 +32,8 @@ def _seconds(text: str) -> float:
 
 _GRACE_MAX_S = 7 * 86400.0
 Runs = Annotated[
-    Path, typer.Option("--runs", help="Folder of all runs.", show_default=True, callback=_folder)
+    Path,
+    typer.Option("--runs", help="Folder of all runs.", show_default=True, callback=_check_folder),
 ]
 Grace = Annotated[
     float, typer.Option("--grace", parser=_seconds, help="Seconds that draining may take.")
@@ -42,7 +43,7 @@ Detach = Annotated[
 ]
 
 
-def add_to(app: typer.Typer) -> None:
+def add_remote_commands(app: typer.Typer) -> None:
     app.command(context_settings=OVERRIDES)(submit)
     app.command()(watch)
     app.command()(cancel)
@@ -74,8 +75,8 @@ def submit(
     """
     from services.launcher.cli import submit as command
 
-    wish = command.Wish(spec, list(context.args), request_id, resume, summary, detach)
-    raise typer.Exit(command.submit(wish, runs))
+    wish = command.SubmitRequest(spec, list(context.args), request_id, resume, summary, detach)
+    raise typer.Exit(command.submit_run(wish, runs))
 
 
 def watch(
@@ -90,7 +91,7 @@ def watch(
     """
     from services.launcher.cli import watch as command
 
-    raise typer.Exit(command.watch(run, runs))
+    raise typer.Exit(command.watch_run(run, runs))
 
 
 def cancel(
@@ -104,7 +105,7 @@ def cancel(
     """
     from services.launcher.cli import submit as command
 
-    raise typer.Exit(command.cancel(request_id, runs, grace))
+    raise typer.Exit(command.cancel_request(request_id, runs, grace))
 
 
 def reap(
@@ -121,4 +122,4 @@ def reap(
     """
     from services.launcher.cli import submit as command
 
-    raise typer.Exit(command.reap(runs, dry_run=dry_run))
+    raise typer.Exit(command.reap_orphans(runs, dry_run=dry_run))

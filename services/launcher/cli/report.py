@@ -1,4 +1,5 @@
-"""What `flotilla train` ends with: the before/after table, the curve, and where the files are."""
+"""Report at the end of `flotilla train`: the before/after table, the curve, and where the files
+are."""
 
 import json
 from collections.abc import Sequence
@@ -18,13 +19,13 @@ ALARMS_FILE = "alarms.jsonl"
 
 
 def read_summary(run_dir: Path) -> dict[str, Any] | None:
-    """The learner's summary; None where it has written none."""
+    """Read the learner's summary; None if it has written none."""
     path = run_dir / SUMMARY_FILE
     return json.loads(path.read_text()) if path.exists() else None
 
 
 def add_total_seconds(run_dir: Path, total: float) -> None:
-    """Write how long it all took, as the user saw it, into the summary."""
+    """Write the total duration, as the user saw it, into the summary."""
     summary = read_summary(run_dir)
     if summary is None:
         return
@@ -34,35 +35,35 @@ def add_total_seconds(run_dir: Path, total: float) -> None:
     draft.replace(run_dir / SUMMARY_FILE)
 
 
-def table(summary: dict[str, Any], moments: Sequence[str] = ("before", "after")) -> Table:
-    """The evaluations of a run, line by line."""
+def make_eval_table(summary: dict[str, Any], moments: Sequence[str] = ("before", "after")) -> Table:
+    """Build the table of a run's evaluations, line by line."""
     drawn = Table(title="Held-out tasks, share passed")
     drawn.add_column("")
     for moment in moments:
         drawn.add_column(moment.replace("_", " "), justify="right")
     told = [summary["eval"].get(moment) or {} for moment in moments]
-    drawn.add_row("pass@1 at T = 1", *(_with_interval(each) for each in told))
+    drawn.add_row("pass@1 at T = 1", *(_format_with_interval(each) for each in told))
     for env in sorted({env for each in told for env in each.get("by_env", {})}):
-        values = (_percent(_pass(each.get("by_env", {}).get(env))) for each in told)
+        values = (_format_percent(_pass_rate(each.get("by_env", {}).get(env))) for each in told)
         drawn.add_row(f"  {env}", *values)
-    drawn.add_row("greedy", *(_percent(each.get("greedy_pass_at_1")) for each in told))
+    drawn.add_row("greedy", *(_format_percent(each.get("greedy_pass_at_1")) for each in told))
     if any(each.get("unseen_names") is not None for each in told):
-        values = (_percent(_pass(each.get("unseen_names"))) for each in told)
+        values = (_format_percent(_pass_rate(each.get("unseen_names"))) for each in told)
         drawn.add_row("names RL never saw", *values)
     return drawn
 
 
-def _pass(value: Any) -> float | None:
-    """A figure that stands alone or in a table of its own."""
+def _pass_rate(value: Any) -> float | None:
+    """Return a pass rate that stands alone or in a table of its own."""
     return value.get("pass_at_1") if isinstance(value, dict) else value
 
 
-def _percent(value: float | None) -> str:
+def _format_percent(value: float | None) -> str:
     return "-" if value is None else f"{value:.1%}"
 
 
-def _with_interval(figures: dict[str, Any]) -> str:
-    text, interval = _percent(figures.get("pass_at_1")), figures.get("ci95")
+def _format_with_interval(figures: dict[str, Any]) -> str:
+    text, interval = _format_percent(figures.get("pass_at_1")), figures.get("ci95")
     if not interval:
         return text
     low, high = interval
@@ -70,7 +71,7 @@ def _with_interval(figures: dict[str, Any]) -> str:
 
 
 def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
-    """The learner's metrics, one record a step; a line cut off by a kill is left out."""
+    """Read the learner's metrics, one record per step; a line cut off by a kill is left out."""
     path = run_dir / METRICS_FILE
     if not path.exists():
         return []
@@ -83,8 +84,9 @@ def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
     return records
 
 
-def series(records: list[dict[str, Any]], metric: str) -> tuple[list[int], list[float]]:
-    """Steps and values of one metric; of a step told twice (after a resume) the last counts."""
+def metric_series(records: list[dict[str, Any]], metric: str) -> tuple[list[int], list[float]]:
+    """Return steps and values of one metric; the last value of a repeated step (after a resume)
+    counts."""
     told = [r for r in records if "step" in r and r.get(metric) is not None]
     values = {int(r["step"]): float(r[metric]) for r in told}
     steps = sorted(values)
@@ -95,8 +97,8 @@ def draw_curve(run_dir: Path) -> Path | None:
     """Draw pass@1 over steps into the run's folder; None when there is nothing to draw."""
     records = read_metrics(run_dir)
     lines = {
-        "training tasks": series(records, "reward/avg_pass_at_1"),
-        "held-out tasks": series(records, "eval/all/pass_at_1"),
+        "training tasks": metric_series(records, "reward/avg_pass_at_1"),
+        "held-out tasks": metric_series(records, "eval/all/pass_at_1"),
     }
     if not any(steps for steps, _ in lines.values()):
         return None
@@ -116,7 +118,8 @@ def draw_curve(run_dir: Path) -> Path | None:
 
 
 def print_report(run_dir: Path, console: Terminal, *, evaluated: bool = False) -> None:
-    """The table, if there was an evaluation, and the files. `evaluated`: without training."""
+    """Print the evaluation table, if there is one, and the files. `evaluated`: the run only
+    evaluated, without training."""
     if not run_dir.exists():
         text = (
             f"The files of run {run_dir.name} are where its launcher runs, in runs/{run_dir.name}"
@@ -125,7 +128,9 @@ def print_report(run_dir: Path, console: Terminal, *, evaluated: bool = False) -
         return
     summary = read_summary(run_dir)
     if summary is not None and summary.get("eval"):
-        console.print(table(summary, ("eval_only",) if evaluated else ("before", "after")))
+        console.print(
+            make_eval_table(summary, ("eval_only",) if evaluated else ("before", "after"))
+        )
     draw_curve(run_dir)
     files = {
         SUMMARY_FILE: "before and after, as numbers",

@@ -1,4 +1,4 @@
-"""Where runs are known: in the ledger of a runs folder here, or at a launcher elsewhere."""
+"""Sources of runs: the ledger of a local runs folder, or a remote launcher."""
 
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -9,122 +9,124 @@ import grpc.aio
 
 from flotilla.launcher.v1 import run_service_pb2 as pb
 from services.common import rpc
-from services.common.network import split
+from services.common.network import split_host_port
 from services.launcher import launcher_address
 from services.launcher.api import codec
 from services.launcher.cli.interrupts import Interrupts
-from services.launcher.cli.launcher_client import Connection, connected
-from services.launcher.store.ledger import Store, StoredRun
-from services.launcher.store.logs import read, sources, tail_position
+from services.launcher.cli.launcher_client import LauncherConnection, connect_to_launcher
+from services.launcher.store.ledger import Ledger, StoredRun
+from services.launcher.store.logs import find_tail_position, list_sources, read_lines
 
 _CALL_S = 15.0
 _STREAM_S = 60.0
 
 
 class NoRunError(Exception):
-    """The run that was asked for is not there."""
+    """Raised when the requested run does not exist."""
 
 
-class KnownRuns(Protocol):
-    """What is to be known of the runs of one launcher."""
+class RunSource(Protocol):
+    """The runs of one launcher."""
 
-    async def attend(self) -> None:
-        """See that runs which go on have a launcher. Raises NoRunError, LauncherError."""
+    async def ensure_attended(self) -> None:
+        """Ensure that live runs have a launcher. Raises NoRunError, LauncherError."""
         ...
 
-    async def newest(self) -> Sequence[pb.Run]:
-        """All runs, newest first, without specs and most metrics. Raises NoRunError."""
+    async def list_runs(self) -> Sequence[pb.Run]:
+        """Return all runs, newest first, without specs and most metrics. Raises NoRunError."""
         ...
 
-    async def get(self, run_id: str) -> pb.Run:
-        """Raises NoRunError."""
+    async def get_run(self, run_id: str) -> pb.Run:
+        """Return one run. Raises NoRunError."""
         ...
 
-    def logged(self, request: pb.TailLogsRequest) -> AsyncIterator[pb.TailLogsResponse]:
-        """The last lines that a run has logged up to now."""
+    def read_logs(self, request: pb.TailLogsRequest) -> AsyncIterator[pb.TailLogsResponse]:
+        """Yield the last lines that a run has logged so far."""
         ...
 
-    def launcher(self) -> AbstractAsyncContextManager[Connection]:
-        """The launcher itself, to be asked for more. Raises LauncherError."""
+    def open_launcher(self) -> AbstractAsyncContextManager[LauncherConnection]:
+        """Connect to the launcher itself. Raises LauncherError."""
         ...
 
-    def place(self, path: str) -> str:
-        """A path of the launcher's machine, as one reads it here."""
+    def display_path(self, path: str) -> str:
+        """Format a path on the launcher's machine as the user should read it here."""
         ...
 
 
 @asynccontextmanager
-async def known_runs(runs: Path, interrupts: Interrupts) -> AsyncGenerator[KnownRuns]:
-    """Those of the launcher that FLOTILLA_LAUNCHER names, else those of `runs`. Raises ConfigError
-    for what is no copy of a launcher.json."""
-    if launcher_address.from_environment() is None:
-        yield LedgerHere(runs, interrupts)
+async def open_run_source(runs: Path, interrupts: Interrupts) -> AsyncGenerator[RunSource]:
+    """Open the source that FLOTILLA_LAUNCHER names, else that of `runs`. Raises ConfigError if
+    the variable holds no copy of a launcher.json."""
+    if launcher_address.address_from_environment() is None:
+        yield LocalRunSource(runs, interrupts)
         return
-    async with connected(runs, interrupts, start=False) as connection:
-        yield LauncherElsewhere(connection)
+    async with connect_to_launcher(runs, interrupts, start=False) as connection:
+        yield RemoteRunSource(connection)
 
 
-async def look_up(known: KnownRuns, run_id: str) -> pb.Run:
-    """A run by its id, or the `newest`. Raises NoRunError."""
+async def find_run(known: RunSource, run_id: str) -> pb.Run:
+    """Return a run by its id, or the `newest`. Raises NoRunError."""
     if run_id != "newest":
-        return await known.get(run_id)
-    for run in await known.newest():
-        return await known.get(run.run_id)
+        return await known.get_run(run_id)
+    for run in await known.list_runs():
+        return await known.get_run(run.run_id)
     raise NoRunError("there are no runs yet")
 
 
-class LedgerHere:
-    """The ledger is there whether a launcher runs or not."""
+class LocalRunSource:
+    """The local ledger, which is readable whether a launcher runs or not."""
 
     def __init__(self, runs: Path, interrupts: Interrupts) -> None:
         self._runs = runs
         self._interrupts = interrupts
 
-    async def attend(self) -> None:
-        """A run whose launcher died is given another, which stays for as long as runs go on."""
-        if all(stored.run.state.ended for stored in _ledger(self._runs)):
+    async def ensure_attended(self) -> None:
+        """Start a launcher for runs whose launcher died; it stays for as long as runs go on."""
+        if all(stored.run.state.has_ended for stored in _read_ledger(self._runs)):
             return
-        async with self.launcher():
+        async with self.open_launcher():
             return
 
-    async def newest(self) -> Sequence[pb.Run]:
-        return [codec.run(stored, self._runs, brief=True) for stored in _ledger(self._runs)]
+    async def list_runs(self) -> Sequence[pb.Run]:
+        return [
+            codec.run_to_pb(stored, self._runs, brief=True) for stored in _read_ledger(self._runs)
+        ]
 
-    async def get(self, run_id: str) -> pb.Run:
-        return codec.run(find_here(run_id, self._runs), self._runs)
+    async def get_run(self, run_id: str) -> pb.Run:
+        return codec.run_to_pb(find_local_run(run_id, self._runs), self._runs)
 
-    async def logged(self, request: pb.TailLogsRequest) -> AsyncGenerator[pb.TailLogsResponse]:
-        for path in sources(self._runs / request.run_id, request.service).values():
-            begin = tail_position(path, request.lines)
-            for line in read(path, begin, limit=path.stat().st_size + 1):
+    async def read_logs(self, request: pb.TailLogsRequest) -> AsyncGenerator[pb.TailLogsResponse]:
+        for path in list_sources(self._runs / request.run_id, request.service).values():
+            begin = find_tail_position(path, request.lines)
+            for line in read_lines(path, begin, limit=path.stat().st_size + 1):
                 yield pb.TailLogsResponse(source=line.source, line=line.text, after_bytes=line.end)
 
-    def launcher(self) -> AbstractAsyncContextManager[Connection]:
-        """One is started where none runs."""
-        return connected(self._runs, self._interrupts, start=True)
+    def open_launcher(self) -> AbstractAsyncContextManager[LauncherConnection]:
+        """Connect to the local launcher; start one if none runs."""
+        return connect_to_launcher(self._runs, self._interrupts, start=True)
 
-    def place(self, path: str) -> str:
+    def display_path(self, path: str) -> str:
         return path
 
 
-class LauncherElsewhere:
-    """It knows its runs; here is nothing of them."""
+class RemoteRunSource:
+    """The runs of a remote launcher; nothing of them is stored here."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: LauncherConnection) -> None:
         self._connection = connection
         self._stub = connection.stub
         self._name = f"the launcher at {connection.address.address}"
 
-    async def attend(self) -> None:
-        """It is asked itself."""
+    async def ensure_attended(self) -> None:
+        """Do nothing: the remote launcher attends its runs itself."""
 
-    async def newest(self) -> Sequence[pb.Run]:
+    async def list_runs(self) -> Sequence[pb.Run]:
         answer = await self._stub.ListRuns(pb.ListRunsRequest(), timeout=_CALL_S)
         if not answer.runs:
             raise NoRunError(f"there are no runs at {self._name}; `flotilla submit` makes one")
         return answer.runs
 
-    async def get(self, run_id: str) -> pb.Run:
+    async def get_run(self, run_id: str) -> pb.Run:
         try:
             answer = await self._stub.GetRun(pb.GetRunRequest(run_id=run_id), timeout=_CALL_S)
         except grpc.aio.AioRpcError as error:
@@ -135,31 +137,31 @@ class LauncherElsewhere:
             raise NoRunError(message) from error
         return answer.run
 
-    async def logged(self, request: pb.TailLogsRequest) -> AsyncGenerator[pb.TailLogsResponse]:
+    async def read_logs(self, request: pb.TailLogsRequest) -> AsyncGenerator[pb.TailLogsResponse]:
         async for line in self._stub.TailLogs(request, timeout=_STREAM_S):
             yield line
 
     @asynccontextmanager
-    async def launcher(self) -> AsyncGenerator[Connection]:
+    async def open_launcher(self) -> AsyncGenerator[LauncherConnection]:
         yield self._connection
 
-    def place(self, path: str) -> str:
-        return f"{path} on {split(self._connection.address.address, 'launcher')[0]}"
+    def display_path(self, path: str) -> str:
+        return f"{path} on {split_host_port(self._connection.address.address, 'launcher')[0]}"
 
 
-def _ledger(runs: Path) -> list[StoredRun]:
+def _read_ledger(runs: Path) -> list[StoredRun]:
     path = runs / "launcher.sqlite"
     if not path.exists():
         raise NoRunError(f"there are no runs in {runs}; `flotilla train SPEC` makes one")
-    store = Store(path)
-    found = store.newest()
+    store = Ledger(path)
+    found = store.list_newest()
     store.close()
     return found
 
 
-def find_here(run_id: str, runs: Path) -> StoredRun:
-    """A run of the ledger here by its id, or the `newest`. Raises NoRunError."""
-    for stored in _ledger(runs):
+def find_local_run(run_id: str, runs: Path) -> StoredRun:
+    """Return a run of the local ledger by its id, or the `newest`. Raises NoRunError."""
+    for stored in _read_ledger(runs):
         if run_id in ("newest", stored.run.run_id):
             return stored
     raise NoRunError(f"there is no run {run_id!r} in {runs}; `flotilla status` lists them")

@@ -1,4 +1,4 @@
-"""What is worth showing of a run, gathered from its events. Pure."""
+"""Display state of a run, gathered from its events. Pure."""
 
 from collections import deque
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ STATE_NAMES = {
 
 
 @dataclass(slots=True)
-class Board:
+class RunBoard:
     """The newest state, replicas and progress of one run."""
 
     state: "pb.RunState.ValueType" = pb.RUN_STATE_UNSPECIFIED
@@ -29,8 +29,8 @@ class Board:
     alarms: dict[str, alarm_pb.Alarm] = field(default_factory=dict[str, alarm_pb.Alarm])
     _stamps: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=_RECENT + 1))
 
-    def take(self, event: pb.WatchRunResponse) -> str:
-        """Take an event in and return what of it deserves a line of its own, if anything."""
+    def take_event(self, event: pb.WatchRunResponse) -> str:
+        """Apply an event and return the line to print for it, if any."""
         match event.WhichOneof("what"):
             case "state":
                 self.state = event.state
@@ -43,7 +43,7 @@ class Board:
                 known, self.replicas[name] = self.replicas.get(name), replica.state
                 return f"{name} {replica.state}" if known != replica.state else ""
             case "progress":
-                self._progress(event.progress, event.time.seconds + event.time.nanos / 1e9)
+                self._take_progress(event.progress, event.time.seconds + event.time.nanos / 1e9)
                 return ""
             case "raised":
                 self.alarms[alarm_name(event.raised)] = event.raised
@@ -54,7 +54,7 @@ class Board:
             case _:
                 return event.message
 
-    def _progress(self, progress: pb.Progress, now: float) -> None:
+    def _take_progress(self, progress: pb.Progress, now: float) -> None:
         self.phase, self.total_steps = progress.phase, progress.total_steps
         self.metrics = dict(progress.metrics)
         if progress.step != self.step or not self._stamps:
@@ -62,20 +62,20 @@ class Board:
         self.step = progress.step
 
     @property
-    def doing(self) -> str:
-        """The phase, and how far an evaluation has come."""
+    def phase_text(self) -> str:
+        """The phase, with the progress of an evaluation."""
         total = self.metrics.get("eval/progress_total")
         if self.phase != "evaluating" or not total:
             return self.phase
         return f"evaluating {self.metrics.get('eval/progress_done', 0):.0f}/{total:.0f}"
 
     @property
-    def ended(self) -> bool:
+    def has_ended(self) -> bool:
         return self.state in ENDED
 
     @property
     def seconds_per_step(self) -> float | None:
-        """Over the last few steps; None before there are two."""
+        """Average over the last few steps; None before there are two."""
         if len(self._stamps) < 2:
             return None
         (first, start), (last, end) = self._stamps[0], self._stamps[-1]
@@ -87,11 +87,11 @@ class Board:
         return None if pace is None else pace * max(0, self.total_steps - self.step)
 
     def pass_by_env(self) -> dict[str, float]:
-        return by_env(self.metrics, "reward")
+        return pass_rates_by_env(self.metrics, "reward")
 
 
-def by_env(metrics: Mapping[str, float], prefix: str) -> dict[str, float]:
-    """pass@1 of each environment out of `{prefix}/{env}/pass_at_1`."""
+def pass_rates_by_env(metrics: Mapping[str, float], prefix: str) -> dict[str, float]:
+    """Return pass@1 of each environment out of `{prefix}/{env}/pass_at_1`."""
     found: dict[str, float] = {}
     for name, value in metrics.items():
         head, _, rest = name.partition("/")
@@ -106,14 +106,14 @@ def alarm_name(alarm: alarm_pb.Alarm) -> str:
 
 
 def alarm_text(alarm: alarm_pb.Alarm) -> str:
-    """All that is known of an alarm, on one line."""
+    """Format all that is known of an alarm on one line."""
     kind = "notice" if alarm.severity == alarm_pb.ALARM_SEVERITY_NOTICE else "alarm"
     said = ". ".join(part for part in (alarm.cause, alarm.fix) if part)
     return f"{kind}: {alarm_name(alarm)}, since step {alarm.step}: {said}"
 
 
 def duration_text(seconds: float) -> str:
-    """`42 s`, `3 min 5 s`, `2 h 10 min`."""
+    """Format a duration: `42 s`, `3 min 5 s`, `2 h 10 min`."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"

@@ -1,4 +1,4 @@
-"""`flotilla show`: what the agent did, turn by turn."""
+"""`flotilla show`: the agent's attempts, turn by turn."""
 
 import json
 import subprocess
@@ -8,18 +8,18 @@ from pathlib import Path
 from typing import Any
 
 from services.common.child_environment import child_environment
-from services.common.interpreter import python
-from services.launcher.cli.adapters.token_text import Decode, NoTokenizerError, decoder
-from services.launcher.cli.attempt_text import draw
-from services.launcher.cli.commands import JOURNAL, NoRunError, fail, run_dir_of
+from services.common.interpreter import python_command
+from services.launcher.cli.adapters.token_text import Decode, NoTokenizerError, load_decoder
+from services.launcher.cli.attempt_text import draw_attempt
+from services.launcher.cli.commands import JOURNAL, NoRunError, find_run_dir, report_error
 from services.launcher.cli.terminal import Terminal
 
 _OK = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Filter:
-    """Which attempts to show; None takes all."""
+class AttemptFilter:
+    """Filter of the attempts to show; None takes all."""
 
     step: int | None = None
     env: str | None = None
@@ -27,8 +27,8 @@ class Filter:
     passed: bool | None = None
     count: int = 3
 
-    def arguments(self) -> list[str]:
-        """As arguments of the learner's program that reads journals."""
+    def to_arguments(self) -> list[str]:
+        """Return the filter as arguments of the learner's program that reads journals."""
         arguments = ["-n", str(self.count)]
         for name, value in (("--step", self.step), ("--env", self.env), ("--group", self.group)):
             arguments += [] if value is None else [f"{name}={value}"]
@@ -37,37 +37,37 @@ class Filter:
         return arguments
 
 
-def show(run_id: str, runs: Path, chosen: Filter, policy: str | None) -> int:
+def show_attempts(run_id: str, runs: Path, chosen: AttemptFilter, policy: str | None) -> int:
     """Print decoded attempts of a run from the learner's journal.
 
     `policy` is the model folder or hub id with the tokenizer; None takes the run's own.
     """
     try:
-        run_dir = run_dir_of(run_id, runs)
+        run_dir = find_run_dir(run_id, runs)
     except NoRunError as error:
-        return fail(str(error))
-    read = _inspect(run_dir / JOURNAL, *chosen.arguments())
+        return report_error(str(error))
+    read = _inspect_journal(run_dir / JOURNAL, *chosen.to_arguments())
     if read.returncode != 0:
-        return fail(read.stderr.strip())
+        return report_error(read.stderr.strip())
     lines = [json.loads(line) for line in read.stdout.splitlines()]
     *attempts, last = lines
     try:
-        decode = _decoder(run_dir, policy)
+        decode = _load_run_decoder(run_dir, policy)
     except NoTokenizerError as error:
-        return fail(f"{error}; name a model folder that has it with --policy")
-    _print(attempts, last["matched"], decode)
+        return report_error(f"{error}; name a model folder that has it with --policy")
+    _print_attempts(attempts, last["matched"], decode)
     return _OK
 
 
 def show_tasks(run_id: str, runs: Path) -> int:
     """Print the tasks that a run has parked or quarantined, and why."""
     try:
-        journal = run_dir_of(run_id, runs) / JOURNAL
+        journal = find_run_dir(run_id, runs) / JOURNAL
     except NoRunError as error:
-        return fail(str(error))
-    read = _inspect(journal, "--tasks")
+        return report_error(str(error))
+    read = _inspect_journal(journal, "--tasks")
     if read.returncode != 0:
-        return fail(read.stderr.strip())
+        return report_error(read.stderr.strip())
     tasks = [json.loads(line) for line in read.stdout.splitlines()]
     console = Terminal()
     for task in tasks:
@@ -78,27 +78,32 @@ def show_tasks(run_id: str, runs: Path) -> int:
     return _OK
 
 
-def _inspect(journal: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """The journal is the learner's: its own program reads it, in a process of its own."""
-    command = [*python("-m", "services.learner.journal.inspect_command"), str(journal), *arguments]
+def _inspect_journal(journal: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the learner's program that reads journals, in a process of its own: the journal is
+    the learner's."""
+    command = [
+        *python_command("-m", "services.learner.journal.inspect_command"),
+        str(journal),
+        *arguments,
+    ]
     environ = child_environment(ours=True)
     return subprocess.run(command, capture_output=True, text=True, env=environ)
 
 
-def _decoder(run_dir: Path, policy: str | None) -> Decode:
+def _load_run_decoder(run_dir: Path, policy: str | None) -> Decode:
     if policy is not None:
-        return decoder(policy)
+        return load_decoder(policy)
     path = run_dir / "spec.json"
     if not path.exists():
         raise NoTokenizerError(f"{path} does not exist, so the run's policy is not known")
     own = json.loads(path.read_text())["policy"]
-    return decoder(own["model"], own.get("revision"))
+    return load_decoder(own["model"], own.get("revision"))
 
 
-def _print(attempts: Sequence[dict[str, Any]], matched: int, decode: Decode) -> None:
+def _print_attempts(attempts: Sequence[dict[str, Any]], matched: int, decode: Decode) -> None:
     console = Terminal()
     for attempt in attempts:
-        console.print(draw(attempt, decode), soft_wrap=True)
+        console.print(draw_attempt(attempt, decode), soft_wrap=True)
     text = f"{len(attempts)} of {matched} attempts"
     text += "; -n shows more" if len(attempts) < matched else ""
     console.print(text, style="dim")

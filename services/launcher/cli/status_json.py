@@ -1,4 +1,4 @@
-"""What `flotilla status --json` prints; docs/running.md documents it. Pure."""
+"""Output of `flotilla status --json`; docs/running.md documents it. Pure."""
 
 import json
 import math
@@ -16,52 +16,53 @@ from services.launcher.cli.run_view import STATE_NAMES
 VERSION = 1
 
 
-def status_json(runs: Sequence[pb.Run], *, attended: bool) -> str:
-    """`attended`: whether runs that go on have a launcher."""
+def format_status_json(runs: Sequence[pb.Run], *, attended: bool) -> str:
+    """Format runs as JSON. `attended`: live runs have a launcher."""
     return json.dumps(
-        {"version": VERSION, "attended": attended, "runs": [_run(run) for run in runs]}, indent=2
+        {"version": VERSION, "attended": attended, "runs": [_run_to_json(run) for run in runs]},
+        indent=2,
     )
 
 
-def _run(run: pb.Run) -> dict[str, Any]:
-    metrics = _finite(run.metrics)
+def _run_to_json(run: pb.Run) -> dict[str, Any]:
+    metrics = _finite_or_null(run.metrics)
     return {
         "run_id": run.run_id,
         "name": run.name,
         "state": STATE_NAMES[run.state],
-        "mode": _word(pb.RunMode.Name(run.mode), "RUN_MODE_"),
+        "mode": _enum_to_word(pb.RunMode.Name(run.mode), "RUN_MODE_"),
         "backend": run.backend,
-        "created": _time(run.create_time),
-        "ended": _time(run.end_time) if run.HasField("end_time") else None,
+        "created": _format_time(run.create_time),
+        "ended": _format_time(run.end_time) if run.HasField("end_time") else None,
         "step": run.step,
         "total_steps": run.total_steps,
         "held_out_pass_at_1": metrics.get(HELD_OUT),
         "training_pass_at_1": metrics.get(TRAINING),
-        "outcome": _word(pb.Outcome.Name(run.outcome), "OUTCOME_"),
+        "outcome": _enum_to_word(pb.Outcome.Name(run.outcome), "OUTCOME_"),
         "error": run.error,
         "unreachable": run.unreachable,
-        "cleanup": _word(pb.Cleanup.Name(run.cleanup), "CLEANUP_"),
+        "cleanup": _enum_to_word(pb.Cleanup.Name(run.cleanup), "CLEANUP_"),
         "cleanup_detail": run.cleanup_detail,
         "cost": {"accrued": run.cost.accrued, "per_hour": run.cost.per_hour},
         "directory": run.directory,
-        "alarms": [_alarm(alarm) for alarm in run.alarms],
-        "services": [_replica(replica) for replica in run.replicas],
+        "alarms": [_alarm_to_json(alarm) for alarm in run.alarms],
+        "services": [_replica_to_json(replica) for replica in run.replicas],
         "metrics": metrics,
     }
 
 
-def _alarm(alarm: alarm_pb.Alarm) -> dict[str, Any]:
+def _alarm_to_json(alarm: alarm_pb.Alarm) -> dict[str, Any]:
     return {
         "rule": alarm.rule,
         "scope": alarm.scope,
-        "severity": _word(alarm_pb.AlarmSeverity.Name(alarm.severity), "ALARM_SEVERITY_"),
+        "severity": _enum_to_word(alarm_pb.AlarmSeverity.Name(alarm.severity), "ALARM_SEVERITY_"),
         "step": alarm.step,
         "cause": alarm.cause,
         "fix": alarm.fix,
     }
 
 
-def _replica(replica: pb.ServiceReplica) -> dict[str, Any]:
+def _replica_to_json(replica: pb.ServiceReplica) -> dict[str, Any]:
     return {
         "service": replica.service,
         "replica": replica.replica,
@@ -74,15 +75,15 @@ def _replica(replica: pb.ServiceReplica) -> dict[str, Any]:
     }
 
 
-def _finite(metrics: Mapping[str, float]) -> dict[str, float | None]:
-    """JSON has no word for what is not finite."""
+def _finite_or_null(metrics: Mapping[str, float]) -> dict[str, float | None]:
+    """Replace values that are not finite by None: JSON cannot express them."""
     return {n: v if math.isfinite(v) else None for n, v in sorted(metrics.items())}
 
 
-def _time(stamp: Timestamp) -> str:
+def _format_time(stamp: Timestamp) -> str:
     return stamp.ToJsonString()
 
 
-def _word(name: str, prefix: str) -> str | None:
+def _enum_to_word(name: str, prefix: str) -> str | None:
     word = name.removeprefix(prefix).lower()
     return None if word == "unspecified" else word

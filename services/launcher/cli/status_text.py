@@ -1,4 +1,4 @@
-"""What `flotilla status` prints: of all runs a line each, of one run all that is known."""
+"""Output of `flotilla status`: one line per run, or all that is known of one run."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -8,21 +8,21 @@ from rich.measure import Measurement
 from rich.table import Table
 
 from flotilla.launcher.v1 import run_service_pb2 as pb
-from services.launcher.cli.progress_view import ALARM_STYLES, numbers
+from services.launcher.cli.progress_view import ALARM_STYLES, format_metrics
 from services.launcher.cli.run_view import ENDED, STATE_NAMES, alarm_text, duration_text
 from services.launcher.cli.terminal import Terminal
 
 _RATES = ("training pass@1", "held-out pass@1")
 _WIDEST = 10_000
-_NOTHING_TO_SAY = (pb.CLEANUP_UNSPECIFIED, pb.CLEANUP_PENDING)
+_QUIET_CLEANUPS = (pb.CLEANUP_UNSPECIFIED, pb.CLEANUP_PENDING)
 
 
-def all_runs(runs: Sequence[pb.Run]) -> Table:
-    """A line each, with the pass rates that any of them has told."""
-    figures = [numbers(run.metrics) for run in runs]
+def make_runs_table(runs: Sequence[pb.Run]) -> Table:
+    """Build a table of one line per run, with the pass rates that any of them reports."""
+    figures = [format_metrics(run.metrics) for run in runs]
     told = [name for name in _RATES if any(name in found for found in figures)]
     headings = ("RUN", "STATE", "MODE", "STARTED (UTC)", "TOOK", "STEP")
-    table = _table([*headings, *(name.upper() for name in told)])
+    table = _make_table([*headings, *(name.upper() for name in told)])
     for run, found in zip(runs, figures, strict=True):
         started = run.create_time.ToDatetime(tzinfo=UTC)
         ended = run.end_time.ToSeconds() if run.HasField("end_time") else time.time()
@@ -35,21 +35,23 @@ def all_runs(runs: Sequence[pb.Run]) -> Table:
 
 
 def print_table(table: Table, console: Terminal) -> None:
-    """Whole: what does not fit into the terminal's width is wrapped by it, for ids are copied."""
+    """Print a table at its full width. The terminal wraps lines that do not fit, so that ids
+    can be copied whole."""
     table.width = Measurement.get(console, console.options.update(max_width=_WIDEST), table).maximum
     console.print(table, crop=False, soft_wrap=True)
 
 
 def print_run(run: pb.Run, place: Callable[[str], str], console: Terminal, *, alone: bool) -> None:
-    """One run; `place` says where its files are, `alone` that it has no launcher."""
+    """Print one run. `place` formats where its files are; `alone` means that it has no
+    launcher."""
     console.print(f"{run.run_id}  {STATE_NAMES[run.state]}", style="bold")
     if alone and run.state not in ENDED:
         console.print("its launcher is gone, and no other could take over")
     for said in (run.error, run.unreachable and f"the backend cannot be asked: {run.unreachable}"):
         if said:
             console.print(said)
-    console.print(_ending(run), soft_wrap=True)
-    print_table(_replicas(run), console)
+    console.print(_format_ending(run), soft_wrap=True)
+    print_table(_make_replica_table(run), console)
     for alarm in run.alarms:
         style = ALARM_STYLES[alarm.severity]
         console.print(alarm_text(alarm), style=style, soft_wrap=True)
@@ -58,10 +60,10 @@ def print_run(run: pb.Run, place: Callable[[str], str], console: Terminal, *, al
     console.print(f"files: {place(run.directory)}", soft_wrap=True)
 
 
-def _replicas(run: pb.Run) -> Table:
+def _make_replica_table(run: pb.Run) -> Table:
     shown = any(each.metrics_address for each in run.replicas)
     headings = ("SERVICE", "STATE", "PHASE", "ADDRESS", "RESTARTS", "PID")
-    table = _table([*headings, *(["METRICS"] if shown else [])])
+    table = _make_table([*headings, *(["METRICS"] if shown else [])])
     for each in run.replicas:
         label, pid = f"{each.service}-{each.replica}", str(each.pid) if each.pid else "-"
         cells = (label, each.state, each.phase, each.address, str(each.restarts), pid)
@@ -73,8 +75,9 @@ def _metrics_url(replica: pb.ServiceReplica) -> str:
     return f"http://{replica.metrics_address}/metrics" if replica.metrics_address else "-"
 
 
-def _ending(run: pb.Run) -> str:
-    """Where it runs, what it cost and may yet cost, and how it and its machines ended."""
+def _format_ending(run: pb.Run) -> str:
+    """Format the backend, the cost so far and its estimate, and how the run and its machines
+    ended."""
     words = [f"backend {run.backend}"]
     if run.cost.accrued or run.cost.per_hour:
         words.append(f"cost ${run.cost.accrued:,.2f} (${run.cost.per_hour:,.2f}/h)")
@@ -83,13 +86,13 @@ def _ending(run: pb.Run) -> str:
             words.append(f"estimated ${sum(parts.values()):,.2f} by max_hours")
     if run.outcome:
         words.append(f"outcome {pb.Outcome.Name(run.outcome).removeprefix('OUTCOME_').lower()}")
-    if run.cleanup not in _NOTHING_TO_SAY:
+    if run.cleanup not in _QUIET_CLEANUPS:
         cleanup = pb.Cleanup.Name(run.cleanup).removeprefix("CLEANUP_").lower()
         words.append(f"cleanup {cleanup}: {run.cleanup_detail}".removesuffix(": "))
     return ", ".join(words)
 
 
-def _table(headings: Sequence[str]) -> Table:
+def _make_table(headings: Sequence[str]) -> Table:
     table = Table(box=None, pad_edge=False)
     for heading in headings:
         table.add_column(heading, no_wrap=True)

@@ -1,4 +1,4 @@
-"""The terminal, as the commands of `flotilla` write to it."""
+"""Terminal output of the `flotilla` commands."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -7,19 +7,19 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.text import Text
 
-from services.common.text import visible
+from services.common.text import make_visible
 
 
 class Terminal(Console):
-    """Shows whatever it is given as text. Markup in it is none, and nothing of it is a command to
-    the terminal: styles come from the objects that are printed, and never from what they say."""
+    """Console that shows whatever it is given as plain text. It interprets no markup and passes
+    no control sequence on: styles come from the printed objects, never from their text."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(markup=False, highlight=False, emoji=False, **settings)
 
     def render_str(self, text: str, **settings: Any) -> Text:
         # Before it is measured, so that a table's columns fit.
-        return super().render_str(visible(text), **settings)
+        return super().render_str(make_visible(text), **settings)
 
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None
@@ -28,4 +28,4 @@ class Terminal(Console):
             if segment.control:
                 yield segment
             else:
-                yield Segment(visible(segment.text), segment.style)
+                yield Segment(make_visible(segment.text), segment.style)

@@ -1,13 +1,13 @@
-"""Commands that pass their arguments on to a tool of their own: `flotilla tiny` and `emulator`."""
+"""Commands that pass their arguments on to another tool: `flotilla tiny` and `emulator`."""
 
 import typer
 
 from services.common.child_environment import child_environment
-from services.common.interpreter import python
+from services.common.interpreter import python_command
 from services.launcher.cli.remote import OVERRIDES
 
 
-def add_to(app: typer.Typer) -> None:
+def add_tool_commands(app: typer.Typer) -> None:
     settings = {**OVERRIDES, "help_option_names": []}
     app.command(context_settings=settings)(tiny)
     app.command(context_settings=settings)(emulator)
@@ -20,7 +20,7 @@ def tiny(context: typer.Context) -> None:
     """
     import subprocess
 
-    command = python("-m", "tools.tiny_policy", *context.args)
+    command = python_command("-m", "tools.tiny_policy", *context.args)
     raise typer.Exit(
         subprocess.run(command, check=False, env=child_environment(ours=True)).returncode
     )
@@ -35,5 +35,5 @@ def emulator(context: typer.Context) -> None:
     import os
 
     # In place of this process, so that signals and a parent's end reach the emulator itself.
-    command = python("-m", "environments.fleet_emulator", *context.args)
+    command = python_command("-m", "environments.fleet_emulator", *context.args)
     os.execve(command[0], command, child_environment("FLOTILLA_ENV_TOKEN", ours=True))

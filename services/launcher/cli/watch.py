@@ -1,64 +1,72 @@
-"""`flotilla watch`, and how whoever follows a run leaves it: the run goes on."""
+"""`flotilla watch`, and the way a user leaves a run that goes on."""
 
 import time
 from pathlib import Path
 
 from flotilla.launcher.v1 import run_service_pb2 as pb
 from services.launcher.cli import hints, report
-from services.launcher.cli.commands import fail, with_known
-from services.launcher.cli.follow import SUCCESSORS, Followed, watch_to_end
+from services.launcher.cli.commands import report_error, with_run_source
+from services.launcher.cli.follow import MAX_LAUNCHERS, FollowedRun, watch_to_end
 from services.launcher.cli.interrupts import InterruptedByUserError, Interrupts
-from services.launcher.cli.launcher_client import Connection, LauncherGoneError
-from services.launcher.cli.progress_view import RunConsole, View, viewing
-from services.launcher.cli.run_source import KnownRuns, look_up
+from services.launcher.cli.launcher_client import LauncherConnection, LauncherGoneError
+from services.launcher.cli.progress_view import ProgressView, RunConsole, open_view
+from services.launcher.cli.run_source import RunSource, find_run
 from services.launcher.cli.run_view import ENDED, STATE_NAMES
 from services.launcher.cli.terminal import Terminal
 
 _OK, _FAILED, _INTERRUPTED = 0, 1, 130
 
 
-def watch(run_id: str, runs: Path) -> int:
+def watch_run(run_id: str, runs: Path) -> int:
     """Follow a run to its end, whoever started it. Ctrl-C only stops watching."""
     console = RunConsole()
 
-    async def work(known: KnownRuns, interrupts: Interrupts) -> int:
-        run = await interrupts.unless(look_up(known, run_id))
+    async def follow_and_report(known: RunSource, interrupts: Interrupts) -> int:
+        run = await interrupts.unless_interrupted(find_run(known, run_id))
         console.print(f"Run {run.run_id} {STATE_NAMES[run.state]}")
         if run.state not in ENDED:
-            followed = Followed(int(time.time()), run.run_id)
-            with viewing(console) as view:
-                left = not await _followed(known, followed, view, interrupts)
+            followed = FollowedRun(int(time.time()), run.run_id)
+            with open_view(console) as view:
+                left = not await _follow_to_end(known, followed, view, interrupts)
             if left:
-                leave(console, run.run_id, runs, hints.command("stop", run.run_id, runs=runs))
+                print_detach_hints(
+                    console, run.run_id, runs, hints.format_command("stop", run.run_id, runs=runs)
+                )
                 return _INTERRUPTED
-            run = await known.get(run.run_id)
-        return _conclude(run, runs, console)
+            run = await known.get_run(run.run_id)
+        return _print_conclusion(run, runs, console)
 
-    return with_known(runs, work)
+    return with_run_source(runs, follow_and_report)
 
 
-async def _followed(
-    known: KnownRuns, followed: Followed, view: View, interrupts: Interrupts
+async def _follow_to_end(
+    known: RunSource, followed: FollowedRun, view: ProgressView, interrupts: Interrupts
 ) -> bool:
-    """Whether the run was followed to its end, under whichever launcher; else the user has left."""
-    for left in reversed(range(SUCCESSORS)):
+    """Follow the run under whichever launcher; return True at its end, False if the user has
+    left."""
+    for left in reversed(range(MAX_LAUNCHERS)):
         try:
-            async with known.launcher() as connection:
-                return await stayed(connection, followed, view, interrupts)
+            async with known.open_launcher() as connection:
+                return await watch_until_left(connection, followed, view, interrupts)
         except LauncherGoneError:
             if not left:
                 raise
-            view.line("The launcher has died; another one takes over.")
+            view.show_line("The launcher has died; another one takes over.")
     return False
 
 
-async def stayed(
-    connection: Connection, followed: Followed, view: View, interrupts: Interrupts
+async def watch_until_left(
+    connection: LauncherConnection,
+    followed: FollowedRun,
+    view: ProgressView,
+    interrupts: Interrupts,
 ) -> bool:
-    """Whether the user has stayed to the end of the run. A launcher of our own goes on without us:
-    nobody has asked it to stop. Raises LauncherError, AioRpcError."""
+    """Follow the run; return True at its end, False if the user has left. A launcher that this
+    command started goes on: nobody has asked it to stop. Raises LauncherError, AioRpcError."""
     try:
-        problem = await interrupts.unless(watch_to_end(connection, followed, view, interrupts))
+        problem = await interrupts.unless_interrupted(
+            watch_to_end(connection, followed, view, interrupts)
+        )
     except InterruptedByUserError:
         return False
     if problem is not None:
@@ -66,23 +74,23 @@ async def stayed(
     return True
 
 
-def leave(console: Terminal, run_id: str, runs: Path, stopping: str) -> None:
-    """Say that the run goes on, and what one can do about it."""
+def print_detach_hints(console: Terminal, run_id: str, runs: Path, stopping: str) -> None:
+    """Print that the run goes on, and the commands to follow or stop it."""
     lines = (
         f"Run {run_id} goes on.",
-        f"  {hints.command('watch', run_id, runs=runs)}   follows it",
+        f"  {hints.format_command('watch', run_id, runs=runs)}   follows it",
         f"  {stopping}   stops it",
     )
     for line in lines:
         console.print(line, soft_wrap=True)
 
 
-def _conclude(run: pb.Run, runs: Path, console: Terminal) -> int:
+def _print_conclusion(run: pb.Run, runs: Path, console: Terminal) -> int:
     if run.state == pb.RUN_STATE_COMPLETED:
         evaluated = run.mode == pb.RUN_MODE_EVAL_ONLY
         report.print_report(runs / run.run_id, console, evaluated=evaluated)
         return _OK
     if run.state == pb.RUN_STATE_FAILED:
-        return fail(f"run {run.run_id} failed: {run.error}")
+        return report_error(f"run {run.run_id} failed: {run.error}")
     console.print(f"Run {run.run_id} was stopped.")
     return _FAILED

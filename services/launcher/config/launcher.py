@@ -4,28 +4,28 @@ from typing import Literal
 
 from pydantic import Field
 
-from services.common.config import Model
+from services.common.config import ConfigModel
 from services.common.number_ranges import Seconds
 from services.launcher.config.notify import NotifyConfig
 from services.launcher.config.sky import SkyConfig
-from services.launcher.state import GATEWAY, LEARNER, ROLLOUT, Policy
+from services.launcher.state import GATEWAY, LEARNER, ROLLOUT, LifecyclePolicy
 
 
-class ServiceShape(Model):
-    """How many processes of a service, and how many GPUs each sees (0: what is there)."""
+class ServiceShape(ConfigModel):
+    """Number of a service's processes, and of the GPUs each sees (0: what is there)."""
 
     replicas: int = Field(default=1, ge=1, le=256)
     gpus: int = Field(default=0, ge=0, le=64)
 
 
-class LearnerShape(Model):
+class LearnerShape(ConfigModel):
     """The learner is one process; its GPUs are shared out among its ranks."""
 
     gpus: int = Field(default=0, ge=0, le=64)
 
 
-class LauncherConfig(Model):
-    """How a run is started, watched and ended."""
+class LauncherConfig(ConfigModel):
+    """Settings of how a run is started, watched and ended."""
 
     # `local`: processes of this machine. `sky`: machines that SkyPilot finds.
     backend: Literal["local", "sky"] = "local"
@@ -62,8 +62,8 @@ class LauncherConfig(Model):
     # Services drain by themselves when the launcher has been silent for so long.
     orphan_after_s: Seconds = 60.0
 
-    def policy(self) -> Policy:
-        return Policy(
+    def to_policy(self) -> LifecyclePolicy:
+        return LifecyclePolicy(
             max_restarts=self.max_restarts,
             restart_window_s=self.restart_window_s,
             backoff_s=self.backoff_s,
@@ -77,20 +77,22 @@ class LauncherConfig(Model):
         )
 
     def patience_s(self) -> float:
-        """How long services go on without a word from the launcher. On other machines it is their
-        watcher that ends them, and a launcher that comes back sooner finds them as they were."""
+        """Return how long services continue without hearing from the launcher.
+
+        On other machines it is their watcher that ends them, and a launcher that comes back
+        sooner finds them as they were."""
         if self.backend == "sky":
             return max(self.orphan_after_s, self.sky.unit_lease_s)
         return self.orphan_after_s
 
-    def replicas(self) -> dict[str, int]:
+    def replica_counts(self) -> dict[str, int]:
         return {
             GATEWAY: self.env_gateway.replicas,
             LEARNER: 1,
             ROLLOUT: self.rollout.replicas,
         }
 
-    def gpus(self) -> dict[str, int]:
+    def gpu_counts(self) -> dict[str, int]:
         return {
             GATEWAY: self.env_gateway.gpus,
             LEARNER: self.learner.gpus,

@@ -1,11 +1,11 @@
-"""`[launcher.notify]`: who is told what becomes of a run."""
+"""`[launcher.notify]`: the people who are notified of a run."""
 
 from pydantic import Field
 
-from services.common.config import Model
+from services.common.config import ConfigModel
 
 
-class SlackConfig(Model):
+class SlackConfig(ConfigModel):
     """Messages in one thread per run. The token is read from the environment, never from a spec."""
 
     # Without a channel nothing is sent.
@@ -14,7 +14,7 @@ class SlackConfig(Model):
     api_url: str = "https://slack.com/api"
 
 
-class NotifyConfig(Model):
+class NotifyConfig(ConfigModel):
     """Messages about a run's transitions and alarms."""
 
     slack: SlackConfig = SlackConfig()

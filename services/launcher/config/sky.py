@@ -1,14 +1,14 @@
-"""`[launcher.sky]`: which machines a run asks SkyPilot for, and how patiently."""
+"""`[launcher.sky]`: the machines that a run asks SkyPilot for, and how patiently."""
 
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from services.common.config import Model
+from services.common.config import ConfigModel
 from services.common.number_ranges import Seconds
 
 
-class Machine(Model):
+class Machine(ConfigModel):
     """One candidate, in SkyPilot's own words; what is left out is SkyPilot's to choose."""
 
     # `lambda`, `aws/us-east-1`, `slurm/mycluster/gpu`, `kubernetes/context`, `ssh/pool`.
@@ -28,11 +28,10 @@ class Machine(Model):
     max_hourly_cost: float | None = Field(default=None, gt=0, le=1e6)
 
 
-class Machines(Model):
-    """Where the replicas of a service may run: one candidate, or several.
+class Machines(ConfigModel):
+    """Machines that the replicas of a service may run on: one candidate, or several.
 
-    `any_of` takes the cheapest that is to be had, `ordered` the first.
-    """
+    `any_of` takes the cheapest that is to be had, `ordered` the first."""
 
     any_of: tuple[Machine, ...] = ()
     ordered: tuple[Machine, ...] = ()
@@ -51,8 +50,8 @@ class Machines(Model):
         return self.any_of or self.ordered or (Machine(),)
 
 
-class ProvisionConfig(Model):
-    """How often machines are asked for, and how long is waited in between."""
+class ProvisionConfig(ConfigModel):
+    """Number of attempts to get machines, and the pauses in between."""
 
     attempts: int = Field(default=4, ge=1, le=20)
     # Seconds before the second attempt; doubled before each further one.
@@ -63,7 +62,7 @@ class ProvisionConfig(Model):
     setups: int = Field(default=2, ge=1, le=20)
 
 
-class SkyConfig(Model):
+class SkyConfig(ConfigModel):
     """A run on machines that SkyPilot finds."""
 
     # `group`: one managed Job Group per run, rollouts are its dynamic members. `cluster`: a plain

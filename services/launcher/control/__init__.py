@@ -1,2 +1,2 @@
-"""Keeps runs as they are wanted. `reconcile.py` decides (pure), `supervisor.py` loops,
-`replica_actions.py` acts."""
+"""Control of runs, which keeps them as they are wanted. `reconcile.py` decides (pure),
+`supervisor.py` loops, `replica_actions.py` acts."""

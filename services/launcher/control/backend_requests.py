@@ -1,4 +1,5 @@
-"""What one run asks of its backend, written down before and after, as soon as the disk takes it."""
+"""Requests of one run to its backend, recorded before and after, as soon as the disk has
+room."""
 
 import asyncio
 import sqlite3
@@ -6,8 +7,8 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from services.common import log
-from services.launcher.state import Key
-from services.launcher.store.ledger import Store
+from services.launcher.state import ReplicaKey
+from services.launcher.store.ledger import Ledger
 from services.launcher.store.operations import OperationState
 
 T = TypeVar("T")
@@ -17,38 +18,42 @@ _WRITE_AGAIN_S = 1.0
 _log = log.get_logger(__name__)
 
 
-class Intents:
-    """The operations of a run in the ledger. Nothing is asked that could not be written down."""
+class BackendRequests:
+    """Operations of a run in the ledger. Nothing is requested that could not be recorded."""
 
-    def __init__(self, store: Store, run_id: str) -> None:
+    def __init__(self, store: Ledger, run_id: str) -> None:
         self._operations = store.operations
         self._run_id = run_id
 
-    def heard(self, key: Key) -> bool:
-        """Whether somebody may have heard of this start, and answered nobody."""
-        begun = self._operations.open(self._run_id, _START, label(key))
+    def may_have_been_heard(self, key: ReplicaKey) -> bool:
+        """Tell whether the backend may have received this start without answering."""
+        begun = self._operations.find_open(self._run_id, _START, replica_label(key))
         return begun is not None and begun.state is OperationState.SENT
 
-    async def mark(self, key: Key, state: OperationState, detail: str = "") -> None:
-        """How far the start of a replica has come."""
-        begun = self._operations.open(self._run_id, _START, label(key))
+    async def mark_start(self, key: ReplicaKey, state: OperationState, detail: str = "") -> None:
+        """Record the progress of the start of a replica."""
+        begun = self._operations.find_open(self._run_id, _START, replica_label(key))
         if begun is not None:
-            await self._insist(lambda: self._operations.mark(begun.number, state, detail))
+            await self._write_until_done(
+                lambda: self._operations.mark_state(begun.number, state, detail)
+            )
 
     async def begin_clean(self) -> int:
-        """The number of the look for remains that begins, or that a dead launcher began: it may
-        not have seen the end of it."""
-        begun = self._operations.open(self._run_id, _CLEAN, self._run_id)
+        """Return the number of the cleanup that begins, or of one that a dead launcher
+        began: that launcher may not have seen its end."""
+        begun = self._operations.find_open(self._run_id, _CLEAN, self._run_id)
         if begun is not None:
             return begun.number
-        return await self._insist(
-            lambda: self._operations.intend(self._run_id, _CLEAN, self._run_id)
+        return await self._write_until_done(
+            lambda: self._operations.record_intent(self._run_id, _CLEAN, self._run_id)
         )
 
-    async def conclude(self, number: int, success: bool, detail: str) -> None:
-        await self._insist(lambda: self._operations.conclude(number, success, detail))
+    async def conclude_clean(self, number: int, success: bool, detail: str) -> None:
+        await self._write_until_done(
+            lambda: self._operations.mark_concluded(number, success, detail)
+        )
 
-    async def _insist(self, write: Callable[[], T]) -> T:
+    async def _write_until_done(self, write: Callable[[], T]) -> T:
         while True:
             try:
                 return write()
@@ -57,6 +62,6 @@ class Intents:
                 await asyncio.sleep(_WRITE_AGAIN_S)
 
 
-def label(key: Key) -> str:
-    """`rollout-1`, as people and the ledger call it."""
+def replica_label(key: ReplicaKey) -> str:
+    """Return the label of a replica, such as `rollout-1`, as people and the ledger call it."""
     return f"{key[0]}-{key[1]}"

@@ -1,4 +1,4 @@
-"""Work that goes on, turn after turn, for as long as the launcher does."""
+"""Recurring background work, for as long as the launcher lives."""
 
 from collections.abc import Awaitable, Callable
 
@@ -7,8 +7,9 @@ from services.common import log
 _log = log.get_logger(__name__)
 
 
-async def unbroken(turn: Callable[[], Awaitable[object]], what: str) -> None:
-    """One turn. A disk that is full for a moment must not end all the turns to come."""
+async def run_safely(turn: Callable[[], Awaitable[object]], what: str) -> None:
+    """Run one turn and log any failure. A disk that is full for a moment must not end all
+    later turns."""
     try:
         await turn()
     # Whatever it is, it is logged, and the next turn may be better.

@@ -1,20 +1,20 @@
-"""What a run costs, and when that is enough. Pure; amounts are US dollars.
+"""Cost of a run, and the limits at which it ends. Pure; amounts are US dollars.
 
-A replica costs the price of its machines for as long as it is started, and that of its service's
-first candidate for as long as nobody knows which it has. What has been spent is in the ledger with
-the run: whoever goes on with it adds to that what has passed since, and nothing twice.
-"""
+A replica costs the price of its machines for as long as it is started. While its machine is
+not known, the price of its service's first candidate applies. The ledger keeps what a run
+has spent: a launcher that takes the run over adds what has passed since, and counts nothing
+twice."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from services.launcher.config.launcher import LauncherConfig
-from services.launcher.ports import Tick, Verdict
+from services.launcher.ports import MeterTick, MeterVerdict
 from services.launcher.state import Cost, Outcome, Run
 
 # Of what is spent, or of the time that has passed, before people are warned.
 WARN_SHARE = 0.8
-TRAJECTORIES = "throughput/trajectories"
+TRAJECTORIES_METRIC = "throughput/trajectories"
 
 
 class OverBudgetError(ValueError):
@@ -23,7 +23,7 @@ class OverBudgetError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class _Limit:
-    """One bound of a run: how much of it was used when this was last asked, and now."""
+    """One limit of a run: its use at the last tick, and now."""
 
     key: str
     outcome: Outcome
@@ -36,24 +36,25 @@ class _Limit:
         return f"{self.form.format(self.used)} of {self.form.format(self.most)}"
 
 
-def meter(tick: Tick) -> Verdict:
-    """Add what passed, and say whether the run may go on. Implements `Meter`."""
-    cost = accrue(tick.run, tick.prices, tick.cost, tick.passed_s)
-    if tick.run.ending:
-        return Verdict(cost)
+def meter_cost(tick: MeterTick) -> MeterVerdict:
+    """Add the cost of the time that passed, and decide whether the run may go on. Implements
+    `CostMeter`."""
+    cost = accrue_cost(tick.run, tick.prices, tick.cost, tick.passed_s)
+    if tick.run.is_ending:
+        return MeterVerdict(cost)
     notes: list[str] = []
-    for limit in _limits(tick, cost):
+    for limit in _list_limits(tick, cost):
         if limit.most is None:
             continue
         if limit.used >= limit.most:
-            return Verdict(cost, limit.outcome, f"launcher.{limit.key} is reached: {limit}")
+            return MeterVerdict(cost, limit.outcome, f"launcher.{limit.key} is reached: {limit}")
         # Said once: by the tick that crosses the line.
         if limit.before < WARN_SHARE * limit.most <= limit.used:
             notes.append(f"{WARN_SHARE:.0%} of launcher.{limit.key} are used: {limit}")
-    return Verdict(cost, None, "; ".join(notes))
+    return MeterVerdict(cost, None, "; ".join(notes))
 
 
-def _limits(tick: Tick, cost: Cost) -> tuple[_Limit, _Limit]:
+def _list_limits(tick: MeterTick, cost: Cost) -> tuple[_Limit, _Limit]:
     config, before_h = tick.config, (tick.age_s - tick.passed_s) / 3600
     budget = (config.max_cost, tick.cost.accrued, cost.accrued)
     time = (config.max_hours, before_h, tick.age_s / 3600)
@@ -63,13 +64,13 @@ def _limits(tick: Tick, cost: Cost) -> tuple[_Limit, _Limit]:
     )
 
 
-def accrue(run: Run, prices: Mapping[str, float], spent: Cost, passed_s: float) -> Cost:
-    """`spent`, and what the replicas that are started cost in so many seconds more."""
+def accrue_cost(run: Run, prices: Mapping[str, float], spent: Cost, passed_s: float) -> Cost:
+    """Add to `spent` the cost of the started replicas over `passed_s` seconds."""
     by_service = dict(spent.by_service)
     accrued, per_hour = spent.accrued, 0.0
     hours = max(0.0, passed_s) / 3600
     for replica in run.replicas.values():
-        if not replica.live:
+        if not replica.is_live:
             continue
         price = prices.get(replica.service, 0.0) if replica.price is None else replica.price
         per_hour += price
@@ -78,15 +79,15 @@ def accrue(run: Run, prices: Mapping[str, float], spent: Cost, passed_s: float) 
     return Cost(accrued, per_hour, by_service)
 
 
-def estimate(prices: Mapping[str, float], replicas: Mapping[str, int]) -> float:
-    """What an hour costs with so many replicas of each service."""
-    return sum(by_service(prices, replicas, 1.0).values())
+def hourly_cost(prices: Mapping[str, float], replicas: Mapping[str, int]) -> float:
+    """Return the cost of an hour with so many replicas of each service."""
+    return sum(cost_by_service(prices, replicas, 1.0).values())
 
 
-def by_service(
+def cost_by_service(
     prices: Mapping[str, float], replicas: Mapping[str, int], hours: float | None
 ) -> dict[str, float]:
-    """What so many replicas of each service cost in so many hours; nothing without a bound."""
+    """Return the cost of the replicas of each service over `hours`; nothing without a bound."""
     if hours is None:
         return {}
     return {
@@ -96,15 +97,15 @@ def by_service(
     }
 
 
-def check(config: LauncherConfig, prices: Mapping[str, float], accrued: float) -> None:
-    """Whether a run that has cost so much may begin: one hour more must fit into `max_cost`.
+def check_budget(config: LauncherConfig, prices: Mapping[str, float], accrued: float) -> None:
+    """Refuse a run that may not begin after what it has cost: one hour more must fit into
+    `max_cost`.
 
-    Raises OverBudgetError.
-    """
+    Raises OverBudgetError."""
     if config.max_cost is None:
         return
-    replicas = config.replicas()
-    hourly = estimate(prices, replicas)
+    replicas = config.replica_counts()
+    hourly = hourly_cost(prices, replicas)
     left = config.max_cost - accrued
     if hourly <= left and left > 0:
         return
@@ -121,12 +122,13 @@ def check(config: LauncherConfig, prices: Mapping[str, float], accrued: float) -
     )
 
 
-def metrics(cost: Cost, learner: Mapping[str, float]) -> dict[str, float]:
-    """`cost/*` for the learner's trackers, out of what it said last; nothing without a price."""
+def cost_metrics(cost: Cost, learner: Mapping[str, float]) -> dict[str, float]:
+    """Return `cost/*` for the learner's trackers, computed from its last metrics; nothing
+    without a price."""
     if not cost.accrued and not cost.per_hour:
         return {}
     told = {"cost/accrued": cost.accrued, "cost/per_hour": cost.per_hour}
-    trajectories = learner.get(TRAJECTORIES, 0.0)
+    trajectories = learner.get(TRAJECTORIES_METRIC, 0.0)
     if trajectories > 0:
         told["cost/per_1000_trajectories"] = 1000 * cost.accrued / trajectories
     return told

@@ -1,10 +1,10 @@
-"""Counts what a run costs: while it runs, and over the time in which no launcher ran."""
+"""Cost tracking of a run: while it runs, and over the time in which no launcher ran."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from services.launcher.config.launcher import LauncherConfig
-from services.launcher.ports import Meter, Tick, Verdict
+from services.launcher.ports import CostMeter, MeterTick, MeterVerdict
 from services.launcher.state import Run
 
 # At the latest after so long, for what is spent while nothing changes.
@@ -12,43 +12,44 @@ EVERY_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Metering:
-    """Asks the meter whenever what costs something changes, and once a minute. `prices` are $/h of
-    one replica, `begun` is when the run was started."""
+class CostTracker:
+    """Cost tracker of a run. It calls the meter whenever something that costs money changes,
+    and once a minute. `prices` are $/h of one replica, `begun` is when the run was started."""
 
-    meter: Meter | None
+    meter: CostMeter | None
     config: LauncherConfig
     prices: Mapping[str, float]
     begun: float
 
-    def next_due(self, run: Run) -> float | None:
-        """When the run is to be counted although nothing changes: at once when it has used up what
-        it may."""
+    def next_count_due(self, run: Run) -> float | None:
+        """Return when the cost is next counted even if nothing changes: at once when the run
+        has used up what it may."""
         if self.meter is None:
             return None
         dues = [run.metered + EVERY_S]
-        if self.config.max_hours is not None and not run.ending:
+        if self.config.max_hours is not None and not run.is_ending:
             dues.append(self.begun + self.config.max_hours * 3600)
-        if self.config.max_cost is not None and run.cost.per_hour > 0 and not run.ending:
+        if self.config.max_cost is not None and run.cost.per_hour > 0 and not run.is_ending:
             left = self.config.max_cost - run.cost.accrued
             dues.append(run.metered + left / run.cost.per_hour * 3600)
         return min(dues)
 
-    def count(self, before: Run, run: Run, now: float) -> tuple[Run, Verdict | None]:
-        """`run` with the cost up to now of what ran `before`; None when it is not time for that."""
-        due = self.next_due(before)
+    def count_cost(self, before: Run, run: Run, now: float) -> tuple[Run, MeterVerdict | None]:
+        """Return `run` with the cost up to now of what ran `before`; the verdict is None if
+        counting is not due."""
+        due = self.next_count_due(before)
         if self.meter is None or due is None:
             return run, None
-        if _started(before) == _started(run) and now < due:
+        if _priced_replicas(before) == _priced_replicas(run) and now < due:
             return run, None
-        spent = self.meter(self._tick(before, now))
+        spent = self.meter(self._make_tick(before, now))
         counted = replace(run, cost=spent.cost, metered=now)
         # What runs from now on has another price per hour.
-        rate = self.meter(self._tick(counted, now))
+        rate = self.meter(self._make_tick(counted, now))
         return replace(counted, cost=rate.cost), spent
 
-    def _tick(self, run: Run, now: float) -> Tick:
-        return Tick(
+    def _make_tick(self, run: Run, now: float) -> MeterTick:
+        return MeterTick(
             run=run,
             config=self.config,
             prices=self.prices,
@@ -58,6 +59,6 @@ class Metering:
         )
 
 
-def _started(run: Run) -> set[object]:
+def _priced_replicas(run: Run) -> set[object]:
     found = run.replicas.items()
-    return {(key, replica.unit, replica.price) for key, replica in found if replica.live}
+    return {(key, replica.unit, replica.price) for key, replica in found if replica.is_live}

@@ -1,41 +1,43 @@
-"""Tells observers what was committed: in order, at least once, whatever becomes of launchers."""
+"""Publisher of committed events to observers: in order, at least once, across restarts of
+the launcher."""
 
 import asyncio
 from collections.abc import Sequence
 
 from services.common import log
-from services.launcher.control.background import unbroken
-from services.launcher.ports import Observer
-from services.launcher.store.ledger import Store
-from services.launcher.store.records import Event, StoredRun
+from services.launcher.control.background import run_safely
+from services.launcher.ports import RunObserver
+from services.launcher.store.ledger import Ledger
+from services.launcher.store.records import RunEvent, StoredRun
 
 _LOOK_S = 0.5
 _log = log.get_logger(__name__)
 
 
-class Teller:
-    """The ledger's events are the queue, and how far it has been told stands there too."""
+class EventPublisher:
+    """Publisher of events. The ledger's events are the queue, and the ledger also records
+    how far it has been published."""
 
-    def __init__(self, store: Store, observers: Sequence[Observer]) -> None:
+    def __init__(self, store: Ledger, observers: Sequence[RunObserver]) -> None:
         self._store = store
         self._observers = observers
 
-    async def run(self) -> None:
-        """Tell until cancelled."""
+    async def publish_forever(self) -> None:
+        """Publish events until cancelled."""
         while True:
-            await unbroken(self.tell, "telling observers")
+            await run_safely(self.publish_pending, "telling observers")
             await asyncio.sleep(_LOOK_S)
 
-    async def tell(self) -> None:
-        """Tell all that is known by now."""
-        for run_id, told in self._store.untold().items():
-            stored = self._store.get(run_id)
-            for event in self._store.events(run_id, told):
+    async def publish_pending(self) -> None:
+        """Publish all events that are known by now."""
+        for run_id, told in self._store.list_unpublished().items():
+            stored = self._store.get_run(run_id)
+            for event in self._store.list_events(run_id, told):
                 if stored is not None and event.kind != "progress":
-                    await self._tell_all(stored, event)
-                self._store.tell(run_id, event.number)
+                    await self._notify_observers(stored, event)
+                self._store.mark_published(run_id, event.number)
 
-    async def _tell_all(self, stored: StoredRun, event: Event) -> None:
+    async def _notify_observers(self, stored: StoredRun, event: RunEvent) -> None:
         for observer in self._observers:
             try:
                 await observer(stored, event)

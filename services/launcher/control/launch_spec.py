@@ -1,4 +1,4 @@
-"""From a run to the start of one of its replicas."""
+"""Construction of the launch spec of a replica from its run."""
 
 import json
 from collections.abc import Mapping
@@ -7,39 +7,44 @@ from pathlib import Path
 
 from services.launcher.config.launcher import LauncherConfig
 from services.launcher.plan import log_path, replica_command
-from services.launcher.ports import Launch, Registry
-from services.launcher.security.env_filter import inherited
-from services.launcher.state import Key, Run
+from services.launcher.ports import LaunchSpec, Registry
+from services.launcher.security.env_filter import inherited_variables
+from services.launcher.state import ReplicaKey, Run
 
 
 @dataclass(frozen=True, slots=True)
-class _Nowhere:
+class _NoRegistry:
     address: str = ""
 
-    def secrets(self, service: str) -> Mapping[str, str]:
+    def secrets_for(self, service: str) -> Mapping[str, str]:
         return {}
 
 
 # Of a launch that is only talked about.
-NOWHERE = _Nowhere()
+NO_REGISTRY = _NoRegistry()
 
 
-def launch_of(
-    run: Run, key: Key, config: LauncherConfig, spec_json: str, run_dir: Path, registry: Registry
-) -> Launch:
-    """How a replica of this run is started next."""
+def make_launch_spec(
+    run: Run,
+    key: ReplicaKey,
+    config: LauncherConfig,
+    spec_json: str,
+    run_dir: Path,
+    registry: Registry,
+) -> LaunchSpec:
+    """Make the launch spec for the next start of a replica of this run."""
     replica = run.replicas.get(key)
-    return Launch(
+    return LaunchSpec(
         run_id=run.run_id,
         key=key,
         command=replica_command(config, key, run_dir, registry.address, run.mode),
-        secrets=registry.secrets(key[0]),
+        secrets=registry.secrets_for(key[0]),
         log=log_path(run_dir, key),
-        gpus=config.gpus()[key[0]],
+        gpus=config.gpu_counts()[key[0]],
         attempt=replica.attempt if replica else 1,
         mode=run.mode,
         registry=registry.address,
         spec_json=spec_json,
         config=config,
-        inherits=inherited(json.loads(spec_json), config, key[0]),
+        inherits=inherited_variables(json.loads(spec_json), config, key[0]),
     )

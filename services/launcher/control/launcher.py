@@ -1,4 +1,5 @@
-"""What a launcher does with runs: plan, start, resume, scale, stop, take over from a dead one."""
+"""Operations of a launcher on its runs: plan, start, resume, scale, stop, take over from a
+dead one."""
 
 import asyncio
 import hashlib
@@ -16,31 +17,31 @@ from services.launcher import plan as plans
 from services.launcher.config.launcher import LauncherConfig
 from services.launcher.control import reaper
 from services.launcher.control.admission import (
-    CANCELLED,
+    CANCELLED_DIGEST,
     Admission,
     check_scale,
-    refuse,
-    same_request,
+    refusal_error,
+    resolve_repeat,
 )
-from services.launcher.control.background import unbroken
-from services.launcher.control.reaper import Reaped
-from services.launcher.control.shared_work import GivenUpError, Joint
-from services.launcher.control.supervisor import Supervisor, Surroundings
-from services.launcher.plan import BadSpecError, Plan
+from services.launcher.control.background import run_safely
+from services.launcher.control.reaper import ReapReport
+from services.launcher.control.shared_work import SharedWork, WorkCancelledError
+from services.launcher.control.supervisor import Supervisor, SupervisorDependencies
+from services.launcher.plan import BadSpecError, RunPlan
 from services.launcher.ports import (
     NO_HOOKS,
     Backend,
     BackendError,
-    Backends,
+    BackendFactories,
     BackendUnreachable,
-    Evidence,
-    Hooks,
-    Launch,
-    Offer,
-    Registries,
+    CleanupEvidence,
+    LauncherHooks,
+    LaunchSpec,
+    RegistryHost,
+    ResourceOffer,
 )
 from services.launcher.state import Cleanup, Cost, Run, RunMode, RunState
-from services.launcher.store.ledger import Store, StoredRun
+from services.launcher.store.ledger import Ledger, StoredRun
 
 _CLOSING = "this launcher is closing down"
 REAP_EVERY_S = 300.0
@@ -53,180 +54,190 @@ _log = log.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Equipment:
-    """With what a launcher does its work."""
+class LauncherDependencies:
+    """Dependencies of a launcher."""
 
-    backends: Backends
-    registries: Registries
-    hooks: Hooks = NO_HOOKS
+    backends: BackendFactories
+    registries: RegistryHost
+    hooks: LauncherHooks = NO_HOOKS
 
 
 class Launcher:
     """All runs of one runs folder."""
 
-    def __init__(self, folder: Path, store: Store, equipment: Equipment) -> None:
+    def __init__(self, folder: Path, store: Ledger, equipment: LauncherDependencies) -> None:
         self.folder = folder
         self.store = store
         self.idle_since = time.monotonic()
         self._equipment = equipment
-        self._admission = Admission(folder, store, self.backend)
+        self._admission = Admission(folder, store, self.get_backend)
         self._backends: dict[str, Backend] = {}
         self._starting = asyncio.Lock()
         # By request_id and digest.
-        self._beginning: Joint[tuple[str, str], str] = Joint()
+        self._beginning: SharedWork[tuple[str, str], str] = SharedWork()
         self._active: dict[str, Supervisor] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._closing = False
 
-    def backend(self, name: str) -> Backend:
-        """Raises BackendError where it cannot be had here."""
+    def get_backend(self, name: str) -> Backend:
+        """Return a backend by its name. Raises BackendError if it cannot be had here."""
         if name not in self._backends:
             self._backends[name] = self._equipment.backends[name]()
         return self._backends[name]
 
-    async def recover(self) -> list[str]:
-        """Take over the runs of a launcher that died, and end what runs here of no run; returns
-        the names of that. Raises BackendError."""
-        left = self.store.unended()
+    async def recover_runs(self) -> list[str]:
+        """Take over the runs of a launcher that died, and end what runs here and belongs to
+        no run; return the names of what was ended. Raises BackendError."""
+        left = self.store.list_unended()
         for stored in left:
-            self.backend(stored.run.backend)
+            self.get_backend(stored.run.backend)
         for stored in left:
-            await self._take_over(stored)
+            await self._take_over_run(stored)
         taken = [stored for stored in left if stored.run.run_id in self._active]
-        return await reaper.end_orphans(self.backend("local"), left, taken)
+        return await reaper.end_orphans(self.get_backend("local"), left, taken)
 
-    async def _take_over(self, stored: StoredRun) -> None:
+    async def _take_over_run(self, stored: StoredRun) -> None:
         run_id = stored.run.run_id
         try:
-            config = plans.read_spec(stored.spec_json).config
+            config = plans.parse_spec(stored.spec_json).config
         except (BadSpecError, ConfigError) as error:
             why = f"this launcher cannot read its spec: {error}"
-            reaper.abandon(self.store, reaper.left(stored.run), why)
+            reaper.abandon_run(self.store, reaper.mark_suspected(stored.run), why)
             return
         now = time.time()
         self.store.add_event(run_id, now, "message", {"text": "another launcher took over"})
-        await self._supervise(stored, config)
+        await self._begin_supervision(stored, config)
         _log.info("took over", run_id=run_id, state=stored.run.state.value)
 
     async def watch_for_leaks(self) -> None:
-        """At first and now and then end what is of no run, wherever that is. Until cancelled."""
+        """End what belongs to no run, wherever that is: at once, then periodically, until
+        cancelled."""
         while True:
-            await unbroken(self._reap_used, "looking for leaks")
+            await run_safely(self._reap_in_use, "looking for leaks")
             await asyncio.sleep(REAP_EVERY_S)
 
-    def _used(self) -> list[str]:
-        """The backends that may hold something of runs that are known here."""
-        used = {"local"} | {stored.run.backend for stored in self.store.newest()}
+    def _backends_in_use(self) -> list[str]:
+        """Return the backends that may hold something of runs that are known here."""
+        used = {"local"} | {stored.run.backend for stored in self.store.list_newest()}
         return [name for name in self._equipment.backends if name in used]
 
-    async def _reap_used(self) -> None:
-        await self._reap(self._used(), dry_run=False)
+    async def _reap_in_use(self) -> None:
+        await self._reap_backends(self._backends_in_use(), dry_run=False)
 
-    async def reap(self, *, dry_run: bool = False) -> tuple[Reaped, list[str]]:
-        """End what is of no run, and look again for what ended runs were suspected to have left;
-        or only say what that would end. With the runs that are still suspected.
+    async def reap_strays(self, *, dry_run: bool = False) -> tuple[ReapReport, list[str]]:
+        """End what belongs to no run, and look again for what ended runs were suspected to
+        have left; with `dry_run` only report what that would end. Return also the runs that
+        are still suspected.
 
-        Whoever asks for it may have lost the ledger: every backend is asked that can be had.
-        """
-        return await self._reap(list(self._equipment.backends), dry_run=dry_run)
+        The caller may have lost the ledger, so every backend is asked that can be had."""
+        return await self._reap_backends(list(self._equipment.backends), dry_run=dry_run)
 
-    async def _reap(self, names: list[str], *, dry_run: bool) -> tuple[Reaped, list[str]]:
-        found, seek, used = Reaped(), reaper.look if dry_run else reaper.reap, self._used()
+    async def _reap_backends(
+        self, names: list[str], *, dry_run: bool
+    ) -> tuple[ReapReport, list[str]]:
+        found, seek, used = (
+            ReapReport(),
+            reaper.look_for_leaks if dry_run else reaper.reap_backend,
+            self._backends_in_use(),
+        )
         for name in names:
             try:
-                backend = self.backend(name)
+                backend = self.get_backend(name)
             except BackendError as error:
                 # What never had a run here, and cannot be had here, has nothing of ours.
-                found += Reaped(unreachable=[f"{name}: {error}"] if name in used else [])
+                found += ReapReport(unreachable=[f"{name}: {error}"] if name in used else [])
                 continue
             found += await seek(name, backend, self.store, self._active)
         for run_id in found.cleared:
             await self._equipment.registries.close(run_id, forget=True)
-        return found, [s.run.run_id for name in names for s in self.store.suspects(name)]
+        return found, [s.run.run_id for name in names for s in self.store.list_suspects(name)]
 
-    async def plan(self, spec_json: str) -> tuple[Plan, list[tuple[Launch, int, Offer]]]:
-        """Say what a spec would start: for each service one launch, how many, and on what."""
-        plan = await self._admission.checked(spec_json)
-        return plan, await self._admission.offers(plan, self.folder / plan.name)
+    async def plan_run(
+        self, spec_json: str
+    ) -> tuple[RunPlan, list[tuple[LaunchSpec, int, ResourceOffer]]]:
+        """Return the plan of a spec and, for each service, one launch, the number of
+        replicas, and the resources."""
+        plan = await self._admission.parse_checked(spec_json)
+        return plan, await self._admission.collect_offers(plan, self.folder / plan.name)
 
-    async def start(self, request_id: str, spec_json: str, mode: RunMode, resume: str) -> str:
+    async def start_run(self, request_id: str, spec_json: str, mode: RunMode, resume: str) -> str:
         """Start or resume a run and return its id; a repeat returns the same."""
         if not request_id:
             message = "request_id is empty: send one of your own, and the same again on a retry"
-            raise refuse(StatusCode.INVALID_ARGUMENT, "BAD_SPEC", message)
+            raise refusal_error(StatusCode.INVALID_ARGUMENT, "BAD_SPEC", message)
         request = json.dumps([spec_json, mode, resume])
         digest = hashlib.sha256(request.encode()).hexdigest()
         try:
-            return await self._beginning.join(
+            return await self._beginning.join_or_begin(
                 (request_id, digest),
-                lambda: self._start(request_id, digest, spec_json, mode, resume),
+                lambda: self._admit_and_begin(request_id, digest, spec_json, mode, resume),
             )
-        except GivenUpError as error:
-            known = self.store.request(request_id)
+        except WorkCancelledError as error:
+            known = self.store.get_request(request_id)
             if known is None and self._closing:
-                raise refuse(StatusCode.UNAVAILABLE, "CLOSING", _CLOSING) from error
-            return same_request(request_id, known or (CANCELLED, ""), digest)
+                raise refusal_error(StatusCode.UNAVAILABLE, "CLOSING", _CLOSING) from error
+            return resolve_repeat(request_id, known or (CANCELLED_DIGEST, ""), digest)
 
-    async def _start(
+    async def _admit_and_begin(
         self, request_id: str, digest: str, spec_json: str, mode: RunMode, resume: str
     ) -> str:
         async with self._starting:
-            known = self.store.request(request_id)
+            known = self.store.get_request(request_id)
             if known is not None:
-                return same_request(request_id, known, digest)
+                return resolve_repeat(request_id, known, digest)
             if self._closing:
-                raise refuse(StatusCode.UNAVAILABLE, "CLOSING", _CLOSING)
-            plan, run_id, prices = await self._admission.admit(spec_json, mode, resume)
+                raise refusal_error(StatusCode.UNAVAILABLE, "CLOSING", _CLOSING)
+            plan, run_id, prices = await self._admission.admit_run(spec_json, mode, resume)
             if self._closing:
-                raise refuse(StatusCode.UNAVAILABLE, "CLOSING", _CLOSING)
+                raise refusal_error(StatusCode.UNAVAILABLE, "CLOSING", _CLOSING)
             run_dir = self.folder / run_id
             run_dir.mkdir(exist_ok=True)
             (run_dir / plans.SPEC_FILE).write_text(plan.text)
             with self.store.transaction():
-                stored = self._write_begin(plan, run_id, mode, prices)
-                self.store.remember(request_id, digest, run_id)
+                stored = self._record_begin(plan, run_id, mode, prices)
+                self.store.save_request(request_id, digest, run_id)
             # Who asks no longer must not leave a run that nobody watches; and until it is watched,
             # nobody else has a turn.
-            beginning = asyncio.create_task(self._begin(stored, plan.config))
+            beginning = asyncio.create_task(self._begin_run(stored, plan.config))
             try:
                 await asyncio.shield(beginning)
             finally:
                 await asyncio.wait({beginning})
         return run_id
 
-    async def _begin(self, stored: StoredRun, config: LauncherConfig) -> None:
+    async def _begin_run(self, stored: StoredRun, config: LauncherConfig) -> None:
         try:
-            await self._supervise(stored, config)
+            await self._begin_supervision(stored, config)
         except ConfigError as error:
-            reaper.abandon(self.store, stored.run, str(error))
-            raise refuse(StatusCode.INVALID_ARGUMENT, "BAD_SPEC", str(error)) from error
+            reaper.abandon_run(self.store, stored.run, str(error))
+            raise refusal_error(StatusCode.INVALID_ARGUMENT, "BAD_SPEC", str(error)) from error
         except OSError as error:
-            reaper.abandon(self.store, stored.run, f"the launcher failed: {error}")
-            raise refuse(StatusCode.UNAVAILABLE, "NOT_BEGUN", str(error)) from error
+            reaper.abandon_run(self.store, stored.run, f"the launcher failed: {error}")
+            raise refusal_error(StatusCode.UNAVAILABLE, "NOT_BEGUN", str(error)) from error
 
-    def _write_begin(
-        self, plan: Plan, run_id: str, mode: RunMode, prices: dict[str, float]
+    def _record_begin(
+        self, plan: RunPlan, run_id: str, mode: RunMode, prices: dict[str, float]
     ) -> StoredRun:
-        now, known = time.time(), self.store.get(run_id)
+        now, known = time.time(), self.store.get_run(run_id)
         run = Run(
             run_id=run_id,
             name=plan.name,
-            wanted=plan.config.replicas(),
+            wanted=plan.config.replica_counts(),
             mode=mode,
             backend=plan.config.backend,
             cost=known.run.cost if known else Cost(),
             metered=now,
         )
-        self.store.begin(run, plan.text, now, prices)
+        self.store.begin_run(run, plan.text, now, prices)
         self.store.add_event(run_id, now, "state", {"state": run.state})
-        return self.get(run_id)
+        return self.get_run(run_id)
 
-    async def _supervise(self, stored: StoredRun, config: LauncherConfig) -> None:
+    async def _begin_supervision(self, stored: StoredRun, config: LauncherConfig) -> None:
         run_id = stored.run.run_id
-        registry = await self._equipment.registries.open(run_id, config, stored.registry)
+        registry = await self._equipment.registries.open_registry(run_id, config, stored.registry)
         self.store.save_registry(run_id, registry.address)
-        around = Surroundings(
-            self.backend(config.backend),
+        around = SupervisorDependencies(
+            self.get_backend(config.backend),
             self.store,
             self.folder / run_id,
             registry,
@@ -234,92 +245,92 @@ class Launcher:
         )
         supervisor = Supervisor(stored, config, around)
         self._active[run_id] = supervisor
-        task = asyncio.create_task(self._see_through(supervisor), name=f"run {run_id}")
+        task = asyncio.create_task(self._supervise_to_end(supervisor), name=f"run {run_id}")
         self._tasks[run_id] = task
         task.add_done_callback(lambda _: self._tasks.pop(run_id))
 
-    async def _see_through(self, supervisor: Supervisor) -> None:
+    async def _supervise_to_end(self, supervisor: Supervisor) -> None:
         run_id = supervisor.run.run_id
         try:
-            await supervisor.supervise()
+            await supervisor.supervise_to_end()
         # Whatever the defect is, it must not leave processes that nobody watches.
         except Exception as error:  # noqa: BLE001
             _log.exception("supervision failed", run_id=run_id)
-            supervisor.run = await self._give_up(supervisor, f"the launcher failed: {error!r}")
+            supervisor.run = await self._give_up_run(supervisor, f"the launcher failed: {error!r}")
         finally:
             del self._active[run_id]
             self.idle_since = time.monotonic()
             # Whoever watches ends only when nothing more can happen.
-            supervisor.changed.notify()
+            supervisor.changed.notify_all()
             verified = supervisor.run.cleanup is Cleanup.VERIFIED
             await self._equipment.registries.close(run_id, forget=verified)
 
-    async def _give_up(self, supervisor: Supervisor, error: str) -> Run:
-        run, backend = supervisor.run, self.backend(supervisor.config.backend)
+    async def _give_up_run(self, supervisor: Supervisor, error: str) -> Run:
+        run, backend = supervisor.run, self.get_backend(supervisor.config.backend)
         units = [r.unit for r in run.replicas.values() if r.unit is not None]
         try:
-            await asyncio.gather(*(backend.kill(unit) for unit in units))
-            evidence = await backend.clean(run.run_id)
+            await asyncio.gather(*(backend.kill_replica(unit) for unit in units))
+            evidence = await backend.clean_run(run.run_id)
         except BackendUnreachable as unreachable:
-            evidence = Evidence(False, f"the backend cannot be asked: {unreachable}")
+            evidence = CleanupEvidence(False, f"the backend cannot be asked: {unreachable}")
         cleanup = Cleanup.VERIFIED if evidence.gone else Cleanup.LEAK_SUSPECTED
         run = replace(run, cleanup=cleanup, cleanup_detail=evidence.detail)
-        return reaper.abandon(self.store, run, error)
+        return reaper.abandon_run(self.store, run, error)
 
-    def get(self, run_id: str) -> StoredRun:
-        stored = self.store.get(run_id)
+    def get_run(self, run_id: str) -> StoredRun:
+        stored = self.store.get_run(run_id)
         if stored is None:
-            raise refuse(StatusCode.NOT_FOUND, "UNKNOWN_RUN", f"there is no run {run_id!r}")
+            raise refusal_error(StatusCode.NOT_FOUND, "UNKNOWN_RUN", f"there is no run {run_id!r}")
         return stored
 
-    def active(self, run_id: str) -> Supervisor | None:
-        """The supervisor of a run that has not ended."""
+    def get_supervisor(self, run_id: str) -> Supervisor | None:
+        """Return the supervisor of a run that has not ended."""
         return self._active.get(run_id)
 
     @property
-    def idle(self) -> bool:
-        """Whether nothing is lost when this launcher goes."""
+    def is_idle(self) -> bool:
+        """True if nothing is lost when this launcher exits."""
         if self._active or self._starting.locked():
             return False
-        return not reaper.suspected(self.store, self._equipment.backends)
+        return not reaper.has_recent_suspects(self.store, self._equipment.backends)
 
-    def scale(self, run_id: str, service: str, replicas: int) -> None:
-        supervisor = self.active(run_id)
-        run = self.get(run_id).run if supervisor is None else supervisor.run
+    def scale_service(self, run_id: str, service: str, replicas: int) -> None:
+        supervisor = self.get_supervisor(run_id)
+        run = self.get_run(run_id).run if supervisor is None else supervisor.run
         check_scale(run, service, replicas)
         if supervisor is not None:
-            supervisor.scale(service, replicas)
+            supervisor.scale_service(service, replicas)
 
-    async def run_of(self, request_id: str) -> str:
-        """The run that this StartRun began; where it has begun none, it never will."""
-        self._beginning.give_up(lambda key: key[0] == request_id)
+    async def find_or_prevent_run(self, request_id: str) -> str:
+        """Return the run that this StartRun began. If it has begun none, it never will."""
+        self._beginning.cancel_matching(lambda key: key[0] == request_id)
         async with self._starting:
-            known = self.store.request(request_id)
+            known = self.store.get_request(request_id)
             if known is None:
-                self.store.remember(request_id, CANCELLED, "")
+                self.store.save_request(request_id, CANCELLED_DIGEST, "")
                 return ""
         return known[1]
 
-    async def stop(self, run_id: str, grace_s: float) -> RunState:
-        """Drain and end a run; returns when it has ended."""
-        stored = self.get(run_id)
-        supervisor = self.active(run_id)
+    async def stop_run(self, run_id: str, grace_s: float) -> RunState:
+        """Drain and end a run; return when it has ended."""
+        stored = self.get_run(run_id)
+        supervisor = self.get_supervisor(run_id)
         if supervisor is None:
             return stored.run.state
-        supervisor.stop(grace_s)
-        await supervisor.ended()
+        supervisor.request_stop(grace_s)
+        await supervisor.wait_until_ended()
         return supervisor.run.state
 
     async def close(self, grace_s: float) -> None:
-        """Stop all runs and take no more. What the grace was too short for, because a backend
-        cannot be asked, stays in the ledger for the next launcher."""
+        """Stop all runs and accept no more. Runs that do not end within the grace because a
+        backend cannot be asked stay in the ledger for the next launcher."""
         self._closing = True
-        self._beginning.give_up(lambda key: True)
+        self._beginning.cancel_matching(lambda key: True)
         async with self._starting:
             # What was just being begun is active now, and stopped with the others.
             pass
         for supervisor in self._active.values():
-            supervisor.stop(grace_s)
+            supervisor.request_stop(grace_s)
         while self._tasks:
             await asyncio.wait(self._tasks.values(), timeout=_LOOK_S)
             self._leave_unreachable()
@@ -331,11 +342,11 @@ class Launcher:
             if draining and run.unreachable and clock.now() >= run.drain_by:
                 _log.error("not ended", run_id=run_id, why=run.unreachable, hint=_NEXT_LAUNCHER)
                 self._tasks[run_id].cancel()
-            elif run.state.ended and supervisor.behind:
+            elif run.state.has_ended and supervisor.is_behind:
                 _log.error("its end is not written down", run_id=run_id, hint=_NEXT_LAUNCHER)
                 self._tasks[run_id].cancel()
 
-    def hurry(self) -> None:
+    def end_all_now(self) -> None:
         """End all runs now."""
         for supervisor in self._active.values():
-            supervisor.hurry()
+            supervisor.end_now()

@@ -1,4 +1,5 @@
-"""Writes what becomes of a run: its state, its events for people, its transitions for ever."""
+"""Writer of the changes of a run: its state, its events for people, its permanent
+transitions."""
 
 import sqlite3
 from collections.abc import Iterable
@@ -8,28 +9,32 @@ from typing import Any
 from services.common import log
 from services.launcher import clock
 from services.launcher.progress import Progress
-from services.launcher.state import Key, Note, Replica, Run
-from services.launcher.store.ledger import Store
+from services.launcher.state import Replica, ReplicaKey, Run, RunNote
+from services.launcher.store.ledger import Ledger
 from services.launcher.store.records import Transition
 
 _log = log.get_logger(__name__)
 
 
-class Scribe:
-    """Writes down what becomes of one run. What the disk has no room for now is written with
-    whatever comes next, so that a run outlives that."""
+class LedgerWriter:
+    """Writer of the changes of one run. A change for which the disk has no room is written
+    with the next one, so that the run survives a full disk."""
 
-    def __init__(self, store: Store, run: Run) -> None:
+    def __init__(self, store: Ledger, run: Run) -> None:
         self._store = store
         self._written = run
-        self._unwritten: list[Note] = []
+        self._unwritten: list[RunNote] = []
         self.behind = False
 
-    def write(self, run: Run, notes: list[Note], cause: str, starts: list[Key]) -> bool:
-        """Whether it is written. What is to be started is not remembered: it must be decided
-        again."""
+    def write_change(
+        self, run: Run, notes: list[RunNote], cause: str, starts: list[ReplicaKey]
+    ) -> bool:
+        """Write a change; return whether it is written. Starts that could not be written are
+        not remembered: they must be decided again."""
         try:
-            write(self._store, self._written, run, [*self._unwritten, *notes], cause, starts)
+            write_run_change(
+                self._store, self._written, run, [*self._unwritten, *notes], cause, starts
+            )
         except sqlite3.Error as error:
             _log.error("the ledger cannot be written", run_id=run.run_id, error=str(error))
             if not starts:
@@ -40,21 +45,26 @@ class Scribe:
         return True
 
 
-def write(
-    store: Store, before: Run, run: Run, notes: Iterable[Note], cause: str, starts: Iterable[Key]
+def write_run_change(
+    store: Ledger,
+    before: Run,
+    run: Run,
+    notes: Iterable[RunNote],
+    cause: str,
+    starts: Iterable[ReplicaKey],
 ) -> None:
     """Make `run` the truth, in one transaction with the intent to start these replicas."""
     now = clock.now()
     changed = [r for r in run.replicas.values() if before.replicas.get(r.key) != r]
     with store.transaction():
-        store.save(run, changed, now if run.state.ended else None)
-        store.add_transitions(run.run_id, now, _transitions(before, run, changed, cause))
+        store.save_run(run, changed, now if run.state.has_ended else None)
+        store.add_transitions(run.run_id, now, _list_transitions(before, run, changed, cause))
         for key in starts:
             attempt = run.replicas[key].attempt
             name = f"{key[0]}-{key[1]}"
-            store.operations.intend(run.run_id, "start", name, attempt=attempt)
+            store.operations.record_intent(run.run_id, "start", name, attempt=attempt)
         for replica in changed:
-            if _shown(before.replicas.get(replica.key)) != _shown(replica):
+            if _visible_body(before.replicas.get(replica.key)) != _visible_body(replica):
                 store.add_event(run.run_id, now, "replica", replica_body(replica))
         for note in notes:
             store.add_event(run.run_id, now, "message", {"text": note.text})
@@ -69,13 +79,13 @@ def write(
 
 
 def write_progress(
-    store: Store, run_id: str, known: Progress, progress: Progress, now: float
+    store: Ledger, run_id: str, known: Progress, progress: Progress, now: float
 ) -> None:
-    """Write what a learner has told of itself; each alarm that is raised or cleared since the
-    `known` is an event."""
+    """Write what a learner has reported of itself. Each alarm that is raised or cleared
+    since the `known` progress is an event."""
     with store.transaction():
         store.save_progress(run_id, progress)
-        store.add_event(run_id, now, "progress", progress.body())
+        store.add_event(run_id, now, "progress", progress.to_dict())
         for change, alarms in (
             ("cleared", [alarm for alarm in known.alarms if alarm not in progress.alarms]),
             ("raised", [alarm for alarm in progress.alarms if alarm not in known.alarms]),
@@ -84,7 +94,9 @@ def write_progress(
                 store.add_event(run_id, now, "alarm", {"change": change, **asdict(alarm)})
 
 
-def _transitions(before: Run, run: Run, changed: list[Replica], cause: str) -> list[Transition]:
+def _list_transitions(
+    before: Run, run: Run, changed: list[Replica], cause: str
+) -> list[Transition]:
     pairs = [
         ("run", before.state, run.state),
         ("outcome", before.outcome, run.outcome),
@@ -99,7 +111,7 @@ def _transitions(before: Run, run: Run, changed: list[Replica], cause: str) -> l
 
 
 def replica_body(replica: Replica) -> dict[str, Any]:
-    """What an event says about a replica."""
+    """Return the body of a replica event."""
     return {
         "service": replica.service,
         "replica": replica.index,
@@ -112,6 +124,6 @@ def replica_body(replica: Replica) -> dict[str, Any]:
     }
 
 
-def _shown(replica: Replica | None) -> dict[str, Any] | None:
-    """What of a replica makes an event when it changes: its phase alone does not."""
+def _visible_body(replica: Replica | None) -> dict[str, Any] | None:
+    """Return the part of a replica whose change makes an event: its phase alone does not."""
     return None if replica is None else {**replica_body(replica), "phase": ""}

@@ -1,78 +1,84 @@
-"""Compares what is known of a run with what is wanted of it, and names the actions. Pure.
+"""Reconciliation of what is known of a run with what is wanted of it, into actions. Pure.
 
-Level-triggered: calling it twice does no harm, and after any change it is simply called again.
-"""
+It is level-triggered: a repeated call does no harm, and after any change it is simply called
+again."""
 
 from dataclasses import replace
 
-from services.launcher.control.transitions import torn_down
+from services.launcher.control.transitions import begin_teardown
 from services.launcher.state import (
     DRAIN_STAGES,
     KILL_AGAIN_S,
-    Action,
-    Clean,
-    Drain,
-    Key,
-    Kill,
-    Policy,
+    CleanRun,
+    DrainReplica,
+    KillReplica,
+    LifecyclePolicy,
     Replica,
+    ReplicaKey,
     ReplicaState,
     Run,
+    RunAction,
     RunState,
-    Start,
+    StartReplica,
 )
-from services.launcher.store.roster import Command
+from services.launcher.store.roster import ReplicaCommand
 
 
-def decide(run: Run, now: float, policy: Policy) -> tuple[Run, list[Action]]:
-    """Compare what is with what is wanted, and say what to do about it."""
-    if run.state.ended or run.state is RunState.PREFLIGHT:
+def reconcile_run(run: Run, now: float, policy: LifecyclePolicy) -> tuple[Run, list[RunAction]]:
+    """Compare the known state with the wanted one, and return the actions."""
+    if run.state.has_ended or run.state is RunState.PREFLIGHT:
         return run, []
     if run.state is RunState.TEARDOWN:
-        return run, [Clean()] if now >= run.clean_at else []
+        return run, [CleanRun()] if now >= run.clean_at else []
     if run.state is RunState.DRAINING:
         run, actions = _advance_drain(run, now, policy)
     else:
-        run, actions = _fill(run, now, policy)
-        run = _progress(run)
-    overdue = [replace(r, killed=now) for r in run.replicas.values() if _to_kill(run, r, now)]
-    return run.put(overdue), [*actions, *(Kill(replica.key) for replica in overdue)]
+        run, actions = _match_wanted(run, now, policy)
+        run = _advance_start(run)
+    overdue = [
+        replace(r, killed=now) for r in run.replicas.values() if _must_be_killed(run, r, now)
+    ]
+    return run.with_replicas(overdue), [
+        *actions,
+        *(KillReplica(replica.key) for replica in overdue),
+    ]
 
 
-def _to_kill(run: Run, replica: Replica, now: float) -> bool:
-    """Drained for too long, or never served. What cannot be asked is not late."""
+def _must_be_killed(run: Run, replica: Replica, now: float) -> bool:
+    """Tell whether a replica has drained for too long, or never served. A replica whose
+    backend cannot be asked is not late."""
     late = now >= max(replica.due, replica.killed + KILL_AGAIN_S)
     if replica.state is ReplicaState.STARTING:
-        return late and replica.live and not run.unreachable
+        return late and replica.is_live and not run.unreachable
     return late and replica.state is ReplicaState.DRAINING
 
 
-def _fill(run: Run, now: float, policy: Policy) -> tuple[Run, list[Action]]:
-    """Start what is missing, restart what is due, drain what is too much."""
-    actions: list[Action] = []
+def _match_wanted(run: Run, now: float, policy: LifecyclePolicy) -> tuple[Run, list[RunAction]]:
+    """Start what is missing, restart what is due, drain the surplus."""
+    actions: list[RunAction] = []
     for service, wanted in run.wanted.items():
-        kept = [r for r in run.of(service) if not _leaving(r)]
+        kept = [r for r in run.replicas_of(service) if not _is_leaving(r)]
         surplus = sorted(kept, key=lambda r: (r.state is not ReplicaState.FAILED, -r.index))
         for replica in surplus[: max(0, len(kept) - wanted)]:
             run, drained = _drain_one(run, replica, now + policy.drain_s)
             actions += drained
         # An index is never used twice: a late word from an old replica must not hit a new one.
-        first = max((r.index for r in run.of(service)), default=-1) + 1
+        first = max((r.index for r in run.replicas_of(service)), default=-1) + 1
         for index in range(first, first + wanted - len(kept)):
-            run = run.put([Replica(service, index, due=now + policy.start_timeout_s)])
-            actions.append(Start((service, index)))
+            run = run.with_replicas([Replica(service, index, due=now + policy.start_timeout_s)])
+            actions.append(StartReplica((service, index)))
     for replica in run.replicas.values():
         if replica.state is ReplicaState.RESTARTING and now >= replica.due:
-            run = run.put([_restarted(replica, now, policy)])
-            actions.append(Start(replica.key))
+            run = run.with_replicas([_restart_replica(replica, now, policy)])
+            actions.append(StartReplica(replica.key))
     return run, actions
 
 
-def _leaving(replica: Replica) -> bool:
+def _is_leaving(replica: Replica) -> bool:
     return replica.state in (ReplicaState.DRAINING, ReplicaState.STOPPED)
 
 
-def _restarted(replica: Replica, now: float, policy: Policy) -> Replica:
+def _restart_replica(replica: Replica, now: float, policy: LifecyclePolicy) -> Replica:
     return replace(
         replica,
         state=ReplicaState.STARTING,
@@ -83,19 +89,20 @@ def _restarted(replica: Replica, now: float, policy: Policy) -> Replica:
     )
 
 
-def _drain_one(run: Run, replica: Replica, by: float) -> tuple[Run, list[Action]]:
-    """A replica without a process is over at once; its start, if on its way, is drained later."""
+def _drain_one(run: Run, replica: Replica, by: float) -> tuple[Run, list[RunAction]]:
+    """Drain one replica. Without a process it is over at once; a start that is under way is
+    drained later."""
     if replica.state in (ReplicaState.RESTARTING, ReplicaState.FAILED):
-        return run.put([replace(replica, state=ReplicaState.STOPPED)]), []
-    run = run.put([replace(replica, state=ReplicaState.DRAINING, due=by)])
-    return run, [Drain(replica.key)]
+        return run.with_replicas([replace(replica, state=ReplicaState.STOPPED)]), []
+    run = run.with_replicas([replace(replica, state=ReplicaState.DRAINING, due=by)])
+    return run, [DrainReplica(replica.key)]
 
 
-def _progress(run: Run) -> Run:
-    """Move on from PROVISIONING to STARTING to RUNNING; a run that ran once stays RUNNING."""
+def _advance_start(run: Run) -> Run:
+    """Advance from PROVISIONING to STARTING to RUNNING; a run that ran once stays RUNNING."""
     if run.state is RunState.RUNNING:
         return run
-    live = [r for r in run.replicas.values() if not r.state.over]
+    live = [r for r in run.replicas.values() if not r.state.is_over]
     services = {r.service for r in live if r.state is ReplicaState.RUNNING}
     if services >= set(run.wanted):
         return replace(run, state=RunState.RUNNING)
@@ -104,36 +111,39 @@ def _progress(run: Run) -> Run:
     return replace(run, state=RunState.PROVISIONING)
 
 
-def _advance_drain(run: Run, now: float, policy: Policy) -> tuple[Run, list[Action]]:
-    """Drain stage after stage; when time is up, all of what is left at once. The next stage need
-    not wait until a machine whose replica has ended is given back."""
-    actions: list[Action] = []
+def _advance_drain(run: Run, now: float, policy: LifecyclePolicy) -> tuple[Run, list[RunAction]]:
+    """Drain stage after stage; when time is up, all that is left at once. The next stage
+    need not wait until the machine of an ended replica is given back."""
+    actions: list[RunAction] = []
     for number, stage in enumerate(DRAIN_STAGES):
-        live = [r for r in run.replicas.values() if r.service in stage and not r.state.over]
+        live = [r for r in run.replicas.values() if r.service in stage and not r.state.is_over]
         last = number == len(DRAIN_STAGES) - 1
         by = run.drain_by if last else now + max(0.0, run.drain_by - now) / 2
         for replica in live:
             if replica.state is ReplicaState.DRAINING:
-                run = run.put([replace(replica, due=min(replica.due, run.drain_by))])
+                run = run.with_replicas([replace(replica, due=min(replica.due, run.drain_by))])
                 continue
             run, drained = _drain_one(run, replica, by)
             actions += drained
         if now < run.drain_by and not all(replica.exited for replica in live):
             return run, actions
-    if all(replica.state.over for replica in run.replicas.values()) or _in_vain(run, now, policy):
-        run = torn_down(run, now, policy)
-        actions.append(Clean())
+    if all(replica.state.is_over for replica in run.replicas.values()) or _is_kill_futile(
+        run, now, policy
+    ):
+        run = begin_teardown(run, now, policy)
+        actions.append(CleanRun())
     return run, actions
 
 
-def _in_vain(run: Run, now: float, policy: Policy) -> bool:
-    """Killed for long enough by a backend that answers and does not say that they have ended: what
-    is left is for whoever looks for remains, and says so if they stay."""
+def _is_kill_futile(run: Run, now: float, policy: LifecyclePolicy) -> bool:
+    """Tell whether replicas were killed for long enough by a backend that answers and does
+    not report their end. What is left is then a matter of cleanup, which reports it if it
+    stays."""
     return now >= run.drain_by + policy.clean_s and not run.unreachable
 
 
-def next_due(run: Run, now: float) -> float | None:
-    """When `decide` will next have something to do even if nothing happens."""
+def next_reconcile_due(run: Run, now: float) -> float | None:
+    """Return when `reconcile_run` will next have something to do even if nothing happens."""
     timed = (ReplicaState.STARTING, ReplicaState.RESTARTING, ReplicaState.DRAINING)
     waiting = [r for r in run.replicas.values() if r.state in timed]
     dues = [max(r.due, r.killed + KILL_AGAIN_S) for r in waiting]
@@ -144,17 +154,17 @@ def next_due(run: Run, now: float) -> float | None:
     return min((due for due in dues if due > now), default=None)
 
 
-def command_of(run: Run, key: Key, now: float) -> Command:
-    """What a replica is told when it says something."""
+def command_for(run: Run, key: ReplicaKey, now: float) -> ReplicaCommand:
+    """Return the command for a replica that has sent a heartbeat or a report."""
     replica = run.replicas.get(key)
-    if run.state.ended:
-        return Command.STOP
+    if run.state.has_ended:
+        return ReplicaCommand.STOP
     if replica is None:
         # Somebody started it by hand to help; it goes when the run goes.
-        return Command.DRAIN if run.ending else Command.NONE
-    if replica.state.over:
+        return ReplicaCommand.DRAIN if run.is_ending else ReplicaCommand.NONE
+    if replica.state.is_over:
         # SkyPilot has given a machine again to what it could not cancel.
-        return Command.STOP
+        return ReplicaCommand.STOP
     if replica.state is not ReplicaState.DRAINING:
-        return Command.NONE
-    return Command.STOP if now >= replica.due else Command.DRAIN
+        return ReplicaCommand.NONE
+    return ReplicaCommand.STOP if now >= replica.due else ReplicaCommand.DRAIN

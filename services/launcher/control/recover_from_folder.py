@@ -1,5 +1,6 @@
-"""Runs whose folder is here though the ledger does not know them: restored, or copied from another
-machine. And runs that the ledger knows though their folder is gone."""
+"""Recovery of runs whose folder is here though the ledger does not know them: restored, or
+copied from another machine. Also the check of runs that the ledger knows though their folder
+is gone."""
 
 import json
 import re
@@ -11,15 +12,15 @@ from services.launcher.plan import SPEC_FILE
 from services.launcher.state import Run, RunState
 from services.launcher.store.ledger import StoredRun
 
-RUN_ID = re.compile(r"[a-z0-9][a-z0-9._-]{0,127}")
+RUN_ID_PATTERN = re.compile(r"[a-z0-9][a-z0-9._-]{0,127}")
 # The learner's: what a run has once its learner has begun, and what it goes on from.
 _LOCK, JOURNAL = "journal.lock", "journal.sqlite"
 
 
-def adopted(runs: Path, run_id: str) -> StoredRun | None:
-    """A run that can be resumed from its folder alone; None when there is no such thing."""
+def recover_stored_run(runs: Path, run_id: str) -> StoredRun | None:
+    """Return a run that can be resumed from its folder alone; None if there is no such run."""
     run_dir = runs / run_id
-    if not RUN_ID.fullmatch(run_id) or run_dir.is_symlink():
+    if not RUN_ID_PATTERN.fullmatch(run_id) or run_dir.is_symlink():
         return None
     spec, journal = run_dir / SPEC_FILE, run_dir / JOURNAL
     if not (spec.is_file() and journal.is_file()):
@@ -33,9 +34,9 @@ def adopted(runs: Path, run_id: str) -> StoredRun | None:
     return StoredRun(run, text, journal.stat().st_mtime, None)
 
 
-def what_is_gone(runs: Path, run_id: str) -> str:
-    """What a run cannot go on without, and lacks; empty when it has all. A run that was given up
-    before its learner began has nothing to lose."""
+def describe_missing(runs: Path, run_id: str) -> str:
+    """Describe what a run lacks and cannot go on without; empty if it has all. A run that
+    was given up before its learner began has nothing to lose."""
     run_dir = runs / run_id
     if run_dir.is_symlink():
         return f"{run_dir} is a link to another folder: put the run's own folder there"

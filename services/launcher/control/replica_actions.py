@@ -1,7 +1,7 @@
-"""Carries out, replica by replica, what was decided: start or take over, follow, drain, kill.
+"""Execution of actions on each replica: start or take over, follow, drain, kill.
 
-A backend that cannot be asked is asked again, as long as it takes; meanwhile nothing is concluded.
-"""
+A backend that cannot be asked is asked again, as long as it takes; meanwhile nothing is
+concluded."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
@@ -11,27 +11,27 @@ from typing import Any, Protocol, TypeVar
 from services.common import log
 from services.launcher import clock
 from services.launcher.control import transitions
-from services.launcher.control.backend_requests import Intents, label
+from services.launcher.control.backend_requests import BackendRequests, replica_label
 from services.launcher.ports import (
     Backend,
     BackendError,
     BackendUnreachable,
     CapacityError,
-    Launch,
+    LaunchSpec,
     SetupError,
     StartLostError,
 )
 from services.launcher.state import (
     EXIT_BAD_CONFIG,
-    Exit,
-    Key,
-    Note,
-    Policy,
+    ExitStatus,
+    LifecyclePolicy,
+    ReplicaKey,
     ReplicaState,
     Run,
+    RunNote,
     Unit,
 )
-from services.launcher.store.ledger import Store
+from services.launcher.store.ledger import Ledger
 from services.launcher.store.operations import OperationState
 
 T = TypeVar("T")
@@ -41,52 +41,56 @@ _ASK_AGAIN_S, _ASK_AGAIN_MAX_S = 0.5, 15.0
 _log = log.get_logger(__name__)
 
 
-class Book(Protocol):
-    """Who knows the run and writes down what becomes of it."""
+class RunOwner(Protocol):
+    """Owner of the run, who knows its state and records its changes."""
 
     run: Run
 
-    def commit(self, run: Run, notes: list[Note] | None = None, *, cause: str = "") -> None: ...
+    def commit_run(
+        self, run: Run, notes: list[RunNote] | None = None, *, cause: str = ""
+    ) -> None: ...
 
-    def launch(self, key: Key) -> Launch: ...
+    def launch_spec_for(self, key: ReplicaKey) -> LaunchSpec: ...
 
-    def gone(self, key: Key, how: Exit) -> None: ...
+    def record_exit(self, key: ReplicaKey, how: ExitStatus) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
-class Means:
-    """With what it is carried out."""
+class ControllerDependencies:
+    """Dependencies of a replica controller."""
 
     backend: Backend
-    store: Store
-    policy: Policy
+    store: Ledger
+    policy: LifecyclePolicy
     # Longest start of a machine; None: the backend answers at once.
     start_limit_s: float | None = None
 
 
-class Carrier:
-    """The replicas of one run."""
+class ReplicaController:
+    """Controller of the replicas of one run."""
 
-    def __init__(self, book: Book, means: Means) -> None:
+    def __init__(self, book: RunOwner, means: ControllerDependencies) -> None:
         self._book = book
         self._means = means
         self._backend = means.backend
-        self._intents = Intents(means.store, book.run.run_id)
+        self._intents = BackendRequests(means.store, book.run.run_id)
         # Starts that a drain or a kill may still prevent.
-        self._starting: dict[Key, asyncio.Task[Any]] = {}
+        self._starting: dict[ReplicaKey, asyncio.Task[Any]] = {}
         # Those that are being killed, or were just now, and how often each was.
         self._killing: set[Unit] = set()
         self._kills: dict[Unit, int] = {}
 
-    async def start(self, key: Key) -> None:
-        """Start a replica and see it through to its end."""
-        launch = self._book.launch(key)
-        start = await self._preventable(key, self._obtain(key, launch))
-        await self._see_through(key, launch, start)
+    async def run_replica(self, key: ReplicaKey) -> None:
+        """Start a replica and follow it to its end."""
+        launch = self._book.launch_spec_for(key)
+        start = await self._run_cancellable(key, self._obtain_unit(key, launch))
+        await self._follow_start(key, launch, start)
 
-    async def _preventable(self, key: Key, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """What came of it; a drain or a kill cancels it."""
-        task = asyncio.create_task(work, name=f"start {label(key)}")
+    async def _run_cancellable(
+        self, key: ReplicaKey, work: Coroutine[Any, Any, T]
+    ) -> asyncio.Task[T]:
+        """Await the work and return its task; a drain or a kill cancels it."""
+        task = asyncio.create_task(work, name=f"start {replica_label(key)}")
         self._starting[key] = task
         try:
             await asyncio.wait([task])
@@ -95,32 +99,32 @@ class Carrier:
             del self._starting[key]
         return task
 
-    async def take_over(self, key: Key) -> None:
-        """Go on with a replica where another launcher died."""
-        launch, unit = self._book.launch(key), self._book.run.replicas[key].unit
+    async def take_over_replica(self, key: ReplicaKey) -> None:
+        """Take over a replica at the point where another launcher died."""
+        launch, unit = self._book.launch_spec_for(key), self._book.run.replicas[key].unit
         if unit is None:
             # Whoever started it may be starting it still, which takes as long as it takes.
-            looking = self.asked(lambda: self._backend.find(launch))
-            look = await self._preventable(key, looking)
+            looking = self.ask_until_answered(lambda: self._backend.find_replica(launch))
+            look = await self._run_cancellable(key, looking)
             if look.cancelled():
-                return await self._prevented(key, launch)
+                return await self._conclude_prevented(key, launch)
             unit = look.result()
         replica = self._book.run.replicas[key]
-        wanted = replica.state is ReplicaState.STARTING and not self._book.run.ending
+        wanted = replica.state is ReplicaState.STARTING and not self._book.run.is_ending
         if unit is None and wanted:
-            return await self.start(key)
+            return await self.run_replica(key)
         if unit is None:
-            return await self._prevented(key, launch)
-        if not await self.asked(lambda: self._backend.attach(launch, unit)):
-            await self.asked(lambda: self._backend.end(unit, 0.0))
-            return await self._lost(key, "it ended while no launcher was there")
+            return await self._conclude_prevented(key, launch)
+        if not await self.ask_until_answered(lambda: self._backend.attach_replica(launch, unit)):
+            await self.ask_until_answered(lambda: self._backend.end_orphan(unit, 0.0))
+            return await self._conclude_lost(key, "it ended while no launcher was there")
         if replica.unit is None:
             await self._note_started(key, unit, "found again")
         if replica.unit is None and replica.state is ReplicaState.DRAINING:
-            await self.kill(key)
-        await self._follow(key, launch, unit)
+            await self.kill_replica(key)
+        await self._follow_unit(key, launch, unit)
 
-    async def drain(self, key: Key) -> None:
+    async def drain_replica(self, key: ReplicaKey) -> None:
         """Ask a replica to end; one that is only being started is not started."""
         replica = self._book.run.replicas[key]
         if key in self._starting:
@@ -130,10 +134,10 @@ class Carrier:
             return
         unit = replica.unit
         if unit is not None:
-            await self.asked(lambda: self._backend.drain(unit))
+            await self.ask_until_answered(lambda: self._backend.drain_replica(unit))
 
-    async def kill(self, key: Key) -> None:
-        """End a replica now. Not insisted upon: it is decided again when it was in vain."""
+    async def kill_replica(self, key: ReplicaKey) -> None:
+        """End a replica now, without insisting: if it was in vain, it is decided again."""
         if key in self._starting:
             self._starting[key].cancel()
             return
@@ -142,155 +146,159 @@ class Carrier:
             return
         self._killing.add(unit)
         try:
-            await self._kill(key, unit)
+            await self._request_kill(key, unit)
             # A cloud that is away is not asked more and more, which would leave nobody any time.
             number = self._kills[unit] = self._kills.get(unit, 0) + 1
             await asyncio.sleep(min(_ASK_AGAIN_MAX_S, _ASK_AGAIN_S * 2**number))
         finally:
             self._killing.discard(unit)
 
-    async def _kill(self, key: Key, unit: Unit) -> None:
+    async def _request_kill(self, key: ReplicaKey, unit: Unit) -> None:
         try:
-            await self._backend.kill(unit)
+            await self._backend.kill_replica(unit)
         except BackendUnreachable as error:
             # Of what has ended meanwhile nothing has to be asked.
             if self._book.run.replicas[key].unit == unit:
-                self.say_unreachable(str(error))
+                self.note_reachability(str(error))
 
-    async def price(self, key: Key) -> None:
-        """Ask what a replica costs on the machines that it has now."""
-        launch = self._book.launch(key)
-        price = await self.asked(lambda: self._backend.price(launch))
-        run, notes = transitions.priced(self._book.run, key, price)
-        self._book.commit(run, notes, cause="it has other machines")
+    async def update_price(self, key: ReplicaKey) -> None:
+        """Ask for the price of a replica on its present machines."""
+        launch = self._book.launch_spec_for(key)
+        price = await self.ask_until_answered(lambda: self._backend.price_per_hour(launch))
+        run, notes = transitions.set_replica_price(self._book.run, key, price)
+        self._book.commit_run(run, notes, cause="it has other machines")
 
-    async def clean(self) -> None:
-        """Free what is left of the run, and write down what was found."""
+    async def clean_run(self) -> None:
+        """Free what is left of the run, and record what was found."""
         run_id = self._book.run.run_id
         number = await self._intents.begin_clean()
         try:
-            evidence = await self._backend.clean(run_id)
+            evidence = await self._backend.clean_run(run_id)
         except BackendUnreachable as error:
             gone, detail = False, f"the backend cannot be asked: {error}"
-            self.say_unreachable(str(error))
+            self.note_reachability(str(error))
         else:
             gone, detail = evidence.gone, evidence.detail
-            self.say_unreachable("")
-        await self._intents.conclude(number, gone, detail)
-        run, notes = transitions.cleaned(self._book.run, gone, detail, clock.now())
-        self._book.commit(run, notes, cause=detail)
+            self.note_reachability("")
+        await self._intents.conclude_clean(number, gone, detail)
+        run, notes = transitions.record_cleanup(self._book.run, gone, detail, clock.now())
+        self._book.commit_run(run, notes, cause=detail)
 
-    async def asked(self, ask: Callable[[], Awaitable[T]]) -> T:
+    async def ask_until_answered(self, ask: Callable[[], Awaitable[T]]) -> T:
         """Ask the backend until it answers."""
         patience = _ASK_AGAIN_S
         while True:
             try:
                 answer = await ask()
             except BackendUnreachable as error:
-                self.say_unreachable(str(error))
+                self.note_reachability(str(error))
                 await asyncio.sleep(patience)
                 patience = min(2 * patience, _ASK_AGAIN_MAX_S)
             else:
-                self.say_unreachable("")
+                self.note_reachability("")
                 return answer
 
-    def say_unreachable(self, why: str) -> None:
+    def note_reachability(self, why: str) -> None:
         run = self._book.run
         if run.unreachable != why:
             text = f"the backend cannot be asked: {why}" if why else "the backend answers again"
-            notes = [Note(text)] if bool(why) != bool(run.unreachable) else []
-            self._book.commit(transitions.unreachable(run, why), notes)
+            notes = [RunNote(text)] if bool(why) != bool(run.unreachable) else []
+            self._book.commit_run(transitions.set_unreachable(run, why), notes)
 
-    async def _see_through(self, key: Key, launch: Launch, start: asyncio.Task[Unit]) -> None:
-        """From what came of a start to the replica's end."""
+    async def _follow_start(
+        self, key: ReplicaKey, launch: LaunchSpec, start: asyncio.Task[Unit]
+    ) -> None:
+        """Handle the result of a start, then follow the replica to its end."""
         try:
             unit = start.result()
         except asyncio.CancelledError:
-            await self._prevented(key, launch)
+            await self._conclude_prevented(key, launch)
         except CapacityError as error:
-            await self._undo(launch)
-            await self._failed(key, str(error))
-            run, notes = transitions.no_capacity(
+            await self._undo_start(launch)
+            await self._mark_failed(key, str(error))
+            run, notes = transitions.handle_no_capacity(
                 self._book.run, key, str(error), clock.now(), self._means.policy
             )
-            self._book.commit(run, notes, cause=str(error))
+            self._book.commit_run(run, notes, cause=str(error))
         except SetupError as error:
-            await self._undo(launch)
-            await self._failed(key, str(error))
-            self._book.gone(key, Exit(1, str(error), unready=True))
+            await self._undo_start(launch)
+            await self._mark_failed(key, str(error))
+            self._book.record_exit(key, ExitStatus(1, str(error), unready=True))
         # Of a defect here, such as a file that cannot be read just now, as of one elsewhere.
         except (StartLostError, OSError) as error:
-            await self._undo(launch)
-            await self._failed(key, str(error))
-            self._book.gone(key, Exit(1, str(error), began=False))
+            await self._undo_start(launch)
+            await self._mark_failed(key, str(error))
+            self._book.record_exit(key, ExitStatus(1, str(error), began=False))
         except BackendError as error:
             # Asking again changes nothing: the machine lacks what the spec wants.
-            await self._undo(launch)
-            await self._failed(key, str(error))
-            self._book.gone(key, Exit(EXIT_BAD_CONFIG, str(error), began=False))
+            await self._undo_start(launch)
+            await self._mark_failed(key, str(error))
+            self._book.record_exit(key, ExitStatus(EXIT_BAD_CONFIG, str(error), began=False))
         else:
             await self._note_started(key, unit, "started")
-            await self._follow(key, launch, unit)
+            await self._follow_unit(key, launch, unit)
 
-    async def _prevented(self, key: Key, launch: Launch) -> None:
-        await self._undo(launch)
-        await self._failed(key, "not wanted any more")
-        self._book.gone(key, Exit(0))
+    async def _conclude_prevented(self, key: ReplicaKey, launch: LaunchSpec) -> None:
+        await self._undo_start(launch)
+        await self._mark_failed(key, "not wanted any more")
+        self._book.record_exit(key, ExitStatus(0))
 
-    async def _undo(self, launch: Launch) -> None:
-        """End what a start has left, which the next would stumble over."""
+    async def _undo_start(self, launch: LaunchSpec) -> None:
+        """End what a start has left, over which the next would stumble."""
         try:
-            await self.asked(lambda: self._backend.undo(launch))
+            await self.ask_until_answered(lambda: self._backend.undo_start(launch))
         except BackendError as error:
             # Whoever looks for the run's remains asks again.
-            _log.warning("a start was not undone", replica=label(launch.key), error=str(error))
+            _log.warning(
+                "a start was not undone", replica=replica_label(launch.key), error=str(error)
+            )
 
-    async def _obtain(self, key: Key, launch: Launch) -> Unit:
-        """Ask for the replica until there is an answer. What was not answered may have been heard:
-        it is looked for before it is asked again."""
-        heard = self._intents.heard(key)
+    async def _obtain_unit(self, key: ReplicaKey, launch: LaunchSpec) -> Unit:
+        """Ask for the replica until there is an answer. A request without an answer may have
+        been received: its replica is looked for before it is requested again."""
+        heard = self._intents.may_have_been_heard(key)
 
-        async def attempt() -> Unit:
+        async def find_or_start() -> Unit:
             nonlocal heard
-            unit = await self._backend.find(launch) if heard else None
-            if unit is not None and await self._backend.attach(launch, unit):
+            unit = await self._backend.find_replica(launch) if heard else None
+            if unit is not None and await self._backend.attach_replica(launch, unit):
                 return unit
-            await self._intents.mark(key, OperationState.SENT)
+            await self._intents.mark_start(key, OperationState.SENT)
             heard = True
-            return await self._ask(launch)
+            return await self._request_start(launch)
 
-        return await self.asked(attempt)
+        return await self.ask_until_answered(find_or_start)
 
-    async def _ask(self, launch: Launch) -> Unit:
+    async def _request_start(self, launch: LaunchSpec) -> Unit:
         limit = self._means.start_limit_s
         try:
             async with asyncio.timeout(limit):
-                return await self._backend.start(launch)
+                return await self._backend.start_replica(launch)
         except TimeoutError as error:
             raise CapacityError(f"no machine after {limit or 0:g} s") from error
 
-    async def _follow(self, key: Key, launch: Launch, unit: Unit) -> None:
+    async def _follow_unit(self, key: ReplicaKey, launch: LaunchSpec, unit: Unit) -> None:
         while True:
             try:
-                how = await self._backend.wait(unit)
+                how = await self._backend.wait_for_exit(unit)
             except BackendUnreachable as error:
-                self.say_unreachable(str(error))
+                self.note_reachability(str(error))
                 # A wait answers when it is over; this, as soon as anybody answers at all.
-                await self.asked(lambda: self._backend.attach(launch, unit))
+                await self.ask_until_answered(lambda: self._backend.attach_replica(launch, unit))
             else:
                 # It answers, whatever else was asked of it in vain.
-                self.say_unreachable("")
-                return self._book.gone(key, how)
+                self.note_reachability("")
+                return self._book.record_exit(key, how)
 
-    async def _note_started(self, key: Key, unit: Unit, cause: str) -> None:
-        run = transitions.started(self._book.run, key, unit, clock.now(), self._means.policy)
-        self._book.commit(run, cause=cause)
-        await self._intents.mark(key, OperationState.DONE, unit.name)
+    async def _note_started(self, key: ReplicaKey, unit: Unit, cause: str) -> None:
+        run = transitions.mark_started(self._book.run, key, unit, clock.now(), self._means.policy)
+        self._book.commit_run(run, cause=cause)
+        await self._intents.mark_start(key, OperationState.DONE, unit.name)
 
-    async def _failed(self, key: Key, why: str) -> None:
-        await self._intents.mark(key, OperationState.FAILED, why)
+    async def _mark_failed(self, key: ReplicaKey, why: str) -> None:
+        await self._intents.mark_start(key, OperationState.FAILED, why)
 
-    async def _lost(self, key: Key, why: str) -> None:
-        await self._failed(key, why)
-        _log.info("a replica is gone", replica=label(key), why=why)
-        self._book.gone(key, Exit(None, why))
+    async def _conclude_lost(self, key: ReplicaKey, why: str) -> None:
+        await self._mark_failed(key, why)
+        _log.info("a replica is gone", replica=replica_label(key), why=why)
+        self._book.record_exit(key, ExitStatus(None, why))

@@ -11,57 +11,58 @@ T = TypeVar("T")
 ABANDONED_AFTER_S = 10.0
 
 
-class GivenUpError(Exception):
-    """The work was ended before it was done."""
+class WorkCancelledError(Exception):
+    """The work was cancelled before it was done."""
 
 
 @dataclass(eq=False, slots=True)
-class _Shared(Generic[T]):
+class _SharedTask(Generic[T]):
     task: asyncio.Task[T]
     callers: int = 0
 
 
-class Joint(Generic[K, T]):
-    """Work under way, by its key. A repeat of a call joins what the first one began, so that
-    callers may have shorter deadlines than the work; what nobody has waited for in a while is
-    given up."""
+class SharedWork(Generic[K, T]):
+    """Work under way, by its key.
+
+    A repeated call joins the work that the first one began, so that callers may have shorter
+    deadlines than the work. Work for which nobody has waited in a while is cancelled."""
 
     def __init__(self, abandoned_after_s: float = ABANDONED_AFTER_S) -> None:
         self._abandoned_after_s = abandoned_after_s
-        self._shared: dict[K, _Shared[T]] = {}
+        self._shared: dict[K, _SharedTask[T]] = {}
 
-    async def join(self, key: K, begin: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """The result of what is under way under `key`, else of what `begin` makes. Raises
-        GivenUpError."""
+    async def join_or_begin(self, key: K, begin: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Return the result of the work under way under `key`, else of the work that `begin`
+        starts. Raises WorkCancelledError."""
         shared = self._shared.get(key)
         if shared is None:
-            shared = self._shared[key] = _Shared(asyncio.create_task(begin()))
-            shared.task.add_done_callback(lambda task: self._done(key, task))
+            shared = self._shared[key] = _SharedTask(asyncio.create_task(begin()))
+            shared.task.add_done_callback(lambda task: self._forget_done(key, task))
         shared.callers += 1
         try:
             return await asyncio.shield(shared.task)
         except asyncio.CancelledError as error:
             caller = asyncio.current_task()
             if shared.task.cancelled() and not (caller and caller.cancelling()):
-                raise GivenUpError from error
+                raise WorkCancelledError from error
             raise
         finally:
             shared.callers -= 1
             if not shared.callers and not shared.task.done():
                 loop = asyncio.get_running_loop()
-                loop.call_later(self._abandoned_after_s, self._abandon, key, shared)
+                loop.call_later(self._abandoned_after_s, self._cancel_if_abandoned, key, shared)
 
-    def give_up(self, chosen: Callable[[K], bool]) -> None:
-        """End what is under way under these keys, whoever waits for it."""
+    def cancel_matching(self, chosen: Callable[[K], bool]) -> None:
+        """Cancel the work under way under the chosen keys, whoever waits for it."""
         for key in [key for key in self._shared if chosen(key)]:
             # Whoever asks from here on begins anew.
             self._shared.pop(key).task.cancel()
 
-    def _abandon(self, key: K, shared: _Shared[T]) -> None:
+    def _cancel_if_abandoned(self, key: K, shared: _SharedTask[T]) -> None:
         if not shared.callers and self._shared.get(key) is shared:
-            self.give_up(lambda each: each == key)
+            self.cancel_matching(lambda each: each == key)
 
-    def _done(self, key: K, task: asyncio.Task[T]) -> None:
+    def _forget_done(self, key: K, task: asyncio.Task[T]) -> None:
         if key in self._shared and self._shared[key].task is task:
             del self._shared[key]
         if not task.cancelled():

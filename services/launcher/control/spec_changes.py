@@ -1,4 +1,4 @@
-"""What differs between the spec that a run has and one that it is to go on with. Pure."""
+"""Differences between the spec of a run and the one with which it is to go on. Pure."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ _SHOWN_CHARACTERS = 80
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class SpecChange:
     """One key that differs."""
 
     key: str
@@ -29,50 +29,58 @@ class Change:
     new: Any
 
     @property
-    def fixed(self) -> str:
-        """Why a run that has begun cannot take it; empty where it can."""
+    def fixed_reason(self) -> str:
+        """Reason why a run that has begun cannot take the change; empty if it can."""
         if (self.key, self.new) == _CRITIC:
             return "its checkpoints hold no critic"
         found = (why for key, why in _FIXED.items() if f"{self.key}.".startswith(f"{key}."))
         return next(found, "")
 
-    def told(self) -> str:
-        text = f"{self.key}: the run has {_shown(self.old)}, the file {_shown(self.new)}"
+    def format_change(self) -> str:
+        text = (
+            f"{self.key}: the run has {_format_value(self.old)}, the file {_format_value(self.new)}"
+        )
         if SECRET_KEY.search(self.key):
             text = f"{self.key}: differs"
-        return f"{text} (cannot change: {self.fixed})" if self.fixed else text
+        return f"{text} (cannot change: {self.fixed_reason})" if self.fixed_reason else text
 
 
-def changes(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[Change]:
-    """Every key whose value differs, as one types it. Raises ConfigError."""
-    return list(_differing(_whole(stored, "the run's own spec"), _whole(wanted, "spec"), ""))
+def diff_specs(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[SpecChange]:
+    """Return every key whose value differs, in the form in which one types it. Raises
+    ConfigError."""
+    return list(
+        _diff_values(
+            _with_defaults(stored, "the run's own spec"), _with_defaults(wanted, "spec"), ""
+        )
+    )
 
 
-def _whole(spec: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """With the defaults of what all services share: what a run keeps for ever is there."""
+def _with_defaults(spec: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Add the defaults of what all services share, so that the keys that a run keeps for
+    ever are there."""
     return {**spec, **parse_shared(spec, where=where).model_dump(mode="json")}
 
 
-def _differing(old: Any, new: Any, key: str) -> Iterator[Change]:
+def _diff_values(old: Any, new: Any, key: str) -> Iterator[SpecChange]:
     if isinstance(old, Mapping) and isinstance(new, Mapping):
         names = dict.fromkeys((*old, *new))
         pairs = [(name, old.get(name, _ABSENT), new.get(name, _ABSENT)) for name in names]
-    elif _tables(old) and _tables(new) and len(old) == len(new):
+    elif _is_table_list(old) and _is_table_list(new) and len(old) == len(new):
         pairs = [(str(at), *pair) for at, pair in enumerate(zip(old, new, strict=True))]
     else:
         # 1 and 1.0 are one number; true is none.
         if old != new or isinstance(old, bool) is not isinstance(new, bool):
-            yield Change(key, old, new)
+            yield SpecChange(key, old, new)
         return
     for name, before, after in pairs:
-        yield from _differing(before, after, f"{key}.{name}" if key else name)
+        yield from _diff_values(before, after, f"{key}.{name}" if key else name)
 
 
-def _tables(value: Any) -> bool:
+def _is_table_list(value: Any) -> bool:
     return isinstance(value, Sequence) and bool(value) and isinstance(value[0], Mapping)
 
 
-def _shown(value: Any) -> str:
+def _format_value(value: Any) -> str:
     if value is _ABSENT:
         return "none"
     text = repr(value)

@@ -1,25 +1,25 @@
-"""Asks every service whether its part of a spec is right, before anything is started."""
+"""Validation of a spec by every service, before anything is started."""
 
 import asyncio
 from contextlib import suppress
 
 from services.common.child_environment import child_environment
-from services.launcher.plan import BadSpecError, Plan, check_command
+from services.launcher.plan import BadSpecError, RunPlan, check_command
 from services.launcher.state import SERVICES
 
 _TIMEOUT_S = 120.0
 
 
-async def check(plan: Plan) -> None:
+async def check_spec(plan: RunPlan) -> None:
     """Let the services validate their parts. Raises BadSpecError with all that they say."""
-    answers = await asyncio.gather(*(_check(plan, service) for service in SERVICES))
+    answers = await asyncio.gather(*(_check_service(plan, service) for service in SERVICES))
     problems = [answer for answer in answers if answer]
     if problems:
         raise BadSpecError("\n".join(problems))
 
 
-async def _check(plan: Plan, service: str) -> str:
-    """What one service has to say against the spec; empty when nothing."""
+async def _check_service(plan: RunPlan, service: str) -> str:
+    """Return one service's objections to the spec; empty if it has none."""
     process = await asyncio.create_subprocess_exec(
         *check_command(plan.config.modules, service),
         stdin=asyncio.subprocess.PIPE,

@@ -1,4 +1,5 @@
-"""What can happen to a run, and what that changes. Pure; the clock is an argument."""
+"""Events in the life of a run and the state changes that they cause. Pure; the clock is an
+argument."""
 
 from dataclasses import replace
 
@@ -8,14 +9,14 @@ from services.launcher.state import (
     LEARNER,
     PHASE_DONE,
     Cleanup,
-    Exit,
-    Key,
-    Note,
+    ExitStatus,
+    LifecyclePolicy,
     Outcome,
-    Policy,
     Replica,
+    ReplicaKey,
     ReplicaState,
     Run,
+    RunNote,
     RunState,
     Unit,
 )
@@ -29,37 +30,39 @@ PHASE_NO_CAPACITY = "no_capacity"
 _REFUSAL = "\nerror: "
 
 
-def passed(run: Run) -> Run:
-    """Nothing speaks against the start."""
+def mark_admitted(run: Run) -> Run:
+    """Admit the run: nothing speaks against the start."""
     return replace(run, state=RunState.PROVISIONING) if run.state is RunState.PREFLIGHT else run
 
 
-def started(run: Run, key: Key, unit: Unit, now: float, policy: Policy) -> Run:
-    """The backend has started this replica; only now it can be late."""
+def mark_started(run: Run, key: ReplicaKey, unit: Unit, now: float, policy: LifecyclePolicy) -> Run:
+    """Record that the backend has started this replica; only now it can be late."""
     replica = replace(run.replicas[key], unit=unit, attempt=1)
     if replica.state is ReplicaState.STARTING:
         replica = replace(replica, due=now + policy.start_timeout_s)
-    return run.put([replica])
+    return run.with_replicas([replica])
 
 
-def taken_over(run: Run, now: float, grace_s: float) -> Run:
-    """Another launcher goes on with this run. What began to serve while none was there is not late:
-    it has so long to say so."""
-    waiting = [r for r in run.replicas.values() if r.state is ReplicaState.STARTING and r.live]
-    return run.put([replace(r, due=max(r.due, now + grace_s)) for r in waiting])
+def extend_start_deadlines(run: Run, now: float, grace_s: float) -> Run:
+    """Extend the deadlines of starting replicas when another launcher takes over the run. A
+    replica that began to serve without a launcher is not late: it has `grace_s` seconds to
+    report."""
+    waiting = [r for r in run.replicas.values() if r.state is ReplicaState.STARTING and r.is_live]
+    return run.with_replicas([replace(r, due=max(r.due, now + grace_s)) for r in waiting])
 
 
-def no_capacity(
-    run: Run, key: Key, error: str, now: float, policy: Policy
-) -> tuple[Run, list[Note]]:
-    """Nobody has a machine for this replica: ask again later, but not for ever."""
+def handle_no_capacity(
+    run: Run, key: ReplicaKey, error: str, now: float, policy: LifecyclePolicy
+) -> tuple[Run, list[RunNote]]:
+    """Handle that no machine is available for this replica: ask again later, but not for
+    ever."""
     replica = run.replicas[key]
-    if replica.state is ReplicaState.DRAINING or run.ending:
-        return run.put([replace(replica, state=ReplicaState.STOPPED)]), []
+    if replica.state is ReplicaState.DRAINING or run.is_ending:
+        return run.with_replicas([replace(replica, state=ReplicaState.STOPPED)]), []
     number = replica.attempt
     cause = f"{replica.label} found no machine in attempt {number} of {policy.attempts}: {error}"
     if number < policy.attempts:
-        delay = policy.attempt_backoff(number)
+        delay = policy.attempt_delay_s(number)
         replica = replace(
             replica,
             state=ReplicaState.RESTARTING,
@@ -67,49 +70,53 @@ def no_capacity(
             attempt=number + 1,
             due=now + delay,
         )
-        return run.put([replica]), [Note(f"{cause}; next in {delay:g} s")]
-    return _given_up(run, replica, Outcome.CAPACITY, now, policy, cause)
+        return run.with_replicas([replica]), [RunNote(f"{cause}; next in {delay:g} s")]
+    return _give_up_replica(run, replica, Outcome.CAPACITY, now, policy, cause)
 
 
-def registered(run: Run, key: Key, address: str, metrics_address: str = "") -> Run:
-    """This replica has announced where it serves. Unknown replicas are none of the run's."""
+def mark_registered(run: Run, key: ReplicaKey, address: str, metrics_address: str = "") -> Run:
+    """Record the address that this replica has announced. Unknown replicas are none of the
+    run's."""
     if key not in run.replicas:
         return run
     known = run.replicas[key]
     at = replace(known, address=address, metrics_address=metrics_address, exited=False)
-    return run.put([at])
+    return run.with_replicas([at])
 
 
-def beat(run: Run, key: Key, phase: str, serving: bool) -> Run:
-    """This replica says that it is alive; serving for the first time ends its start."""
+def mark_heartbeat(run: Run, key: ReplicaKey, phase: str, serving: bool) -> Run:
+    """Record a heartbeat of this replica; serving for the first time ends its start."""
     replica = run.replicas.get(key)
     if replica is None:
         return run
     replica = replace(replica, phase=phase)
     if serving and replica.state is ReplicaState.STARTING:
         replica = replace(replica, state=ReplicaState.RUNNING, setups=0, due=0.0)
-    return run.put([replica])
+    return run.with_replicas([replica])
 
 
-def priced(run: Run, key: Key, price: float | None) -> tuple[Run, list[Note]]:
-    """This replica is on machines that cost so much an hour; None: nobody knows."""
+def set_replica_price(run: Run, key: ReplicaKey, price: float | None) -> tuple[Run, list[RunNote]]:
+    """Set the hourly price of the machines of this replica; None: nobody knows it."""
     replica = run.replicas.get(key)
-    gone = replica is None or replica.state.over or replica.state is ReplicaState.RESTARTING
+    gone = replica is None or replica.state.is_over or replica.state is ReplicaState.RESTARTING
     if replica is None or gone or replica.price == price:
         return run, []
-    run = run.put([replace(replica, price=price)])
-    return run, [] if price is None else [Note(f"{replica.label} costs ${price:,.2f} an hour")]
+    run = run.with_replicas([replace(replica, price=price)])
+    return run, [] if price is None else [RunNote(f"{replica.label} costs ${price:,.2f} an hour")]
 
 
-def reported_exit(run: Run, key: Key) -> Run:
-    """This replica's watcher has said that it ended for good, and how is told when it is gone."""
+def mark_exit_reported(run: Run, key: ReplicaKey) -> Run:
+    """Record that this replica's watcher has reported its final exit. How it ended is
+    recorded once it is gone."""
     if key not in run.replicas:
         return run
-    return run.put([replace(run.replicas[key], exited=True)])
+    return run.with_replicas([replace(run.replicas[key], exited=True)])
 
 
-def exited(run: Run, key: Key, how: Exit, now: float, policy: Policy) -> tuple[Run, list[Note]]:
-    """This replica's process is gone: by request, at its goal, or by a failure."""
+def handle_exit(
+    run: Run, key: ReplicaKey, how: ExitStatus, now: float, policy: LifecyclePolicy
+) -> tuple[Run, list[RunNote]]:
+    """Handle that this replica's process is gone: by request, at its goal, or by a failure."""
     replica = run.replicas[key]
     replica = replace(
         replica,
@@ -120,88 +127,94 @@ def exited(run: Run, key: Key, how: Exit, now: float, policy: Policy) -> tuple[R
         exited=False,
         killed=-KILL_AGAIN_S,
     )
-    if replica.state is ReplicaState.DRAINING or run.ending:
-        notes = [Note(f"{replica.label} {describe_exit(how)} while draining")] if how.code else []
-        return run.put([replace(replica, state=ReplicaState.STOPPED)]), notes
+    if replica.state is ReplicaState.DRAINING or run.is_ending:
+        notes = (
+            [RunNote(f"{replica.label} {describe_exit(how)} while draining")] if how.code else []
+        )
+        return run.with_replicas([replace(replica, state=ReplicaState.STOPPED)]), notes
     if replica.service == LEARNER and not how.code and replica.phase == PHASE_DONE:
-        run = run.put([replace(replica, state=ReplicaState.STOPPED)])
-        return end(run, Outcome.COMPLETED, now, policy), []
-    return _failed(run, replica, how, now, policy)
+        run = run.with_replicas([replace(replica, state=ReplicaState.STOPPED)])
+        return end_run(run, Outcome.COMPLETED, now, policy), []
+    return _handle_failure(run, replica, how, now, policy)
 
 
-def _failed(
-    run: Run, replica: Replica, how: Exit, now: float, policy: Policy
-) -> tuple[Run, list[Note]]:
+def _handle_failure(
+    run: Run, replica: Replica, how: ExitStatus, now: float, policy: LifecyclePolicy
+) -> tuple[Run, list[RunNote]]:
     if how.preempted:
-        return _begin_elsewhere(run, replica, now, policy)
+        return _retry_after_preemption(run, replica, now, policy)
     if how.unready:
-        return _set_up_elsewhere(run, replica, how.tail, now, policy)
+        return _retry_after_failed_setup(run, replica, how.tail, now, policy)
     recent = [at for at in replica.failures if now - at < policy.restart_window_s]
     failures = (*recent, now)
     replica = replace(replica, failures=failures)
     cause = f"{replica.label} {describe_exit(how)}"
     if how.code != EXIT_BAD_CONFIG and len(failures) <= policy.max_restarts:
-        delay = policy.backoff(len(failures))
+        delay = policy.restart_delay_s(len(failures))
         replica = replace(replica, state=ReplicaState.RESTARTING, due=now + delay)
         text = f"{cause}; restart {len(failures)} of {policy.max_restarts} in {delay:g} s"
-        return run.put([replica]), [Note(text)]
+        return run.with_replicas([replica]), [RunNote(text)]
     verdict = f"{cause}; gave up after {len(failures)} failures"
     tail = f". Its last lines:\n{_last_words(how)}" if how.tail and how.began else ""
     outcome = Outcome.REFUSED if how.code == EXIT_BAD_CONFIG else Outcome.FAILED
-    return _given_up(run, replica, outcome, now, policy, verdict, tail)
+    return _give_up_replica(run, replica, outcome, now, policy, verdict, tail)
 
 
-def _last_words(how: Exit) -> str:
-    """Whoever refuses says why in the end, and nobody need read the log before that."""
+def _last_words(how: ExitStatus) -> str:
+    """Return the last lines of an exit. A service that refuses states the reason at the end,
+    so the log before that is left out."""
     at = f"\n{how.tail}".rfind(_REFUSAL) if how.code == EXIT_BAD_CONFIG else -1
     return how.tail[max(0, at) :]
 
 
-def _given_up(
+def _give_up_replica(
     run: Run,
     replica: Replica,
     outcome: Outcome,
     now: float,
-    policy: Policy,
+    policy: LifecyclePolicy,
     verdict: str,
     tail: str = "",
-) -> tuple[Run, list[Note]]:
-    """The run goes on without this replica, if another one of its service is to stay. What it said
-    last, its `tail`, is told once: now, or as the run's error with its end."""
-    run = run.put([replace(replica, state=ReplicaState.FAILED)])
+) -> tuple[Run, list[RunNote]]:
+    """Give up a replica; the run goes on without it if another one of its service is to
+    stay. Its last output, the `tail`, is told once: now, or as the run's error with its end."""
+    run = run.with_replicas([replace(replica, state=ReplicaState.FAILED)])
     gone = (ReplicaState.FAILED, ReplicaState.DRAINING, ReplicaState.STOPPED)
-    if not all(other.state in gone for other in run.of(replica.service)):
-        return run, [Note(verdict + tail)]
-    return end(run, outcome, now, policy, verdict + tail), [Note(verdict)]
+    if not all(other.state in gone for other in run.replicas_of(replica.service)):
+        return run, [RunNote(verdict + tail)]
+    return end_run(run, outcome, now, policy, verdict + tail), [RunNote(verdict)]
 
 
-def _set_up_elsewhere(
-    run: Run, replica: Replica, why: str, now: float, policy: Policy
-) -> tuple[Run, list[Note]]:
-    """A machine may be broken; if several are, it is what they are to be set up with."""
+def _retry_after_failed_setup(
+    run: Run, replica: Replica, why: str, now: float, policy: LifecyclePolicy
+) -> tuple[Run, list[RunNote]]:
+    """Retry a failed setup on another machine. One machine may be broken; if several are,
+    what they are set up with is at fault."""
     number = replica.setups + 1
     replica = replace(replica, setups=number)
     cause = f"{replica.label}: setup failed on machine {number} of {policy.setups}: {why}"
     if number >= policy.setups:
         verdict = f"{cause}; see launcher.sky.setup, and SkyPilot's log of it"
-        return _given_up(run, replica, Outcome.FAILED, now, policy, verdict)
-    delay = policy.backoff(number)
+        return _give_up_replica(run, replica, Outcome.FAILED, now, policy, verdict)
+    delay = policy.restart_delay_s(number)
     replica = replace(replica, state=ReplicaState.RESTARTING, due=now + delay)
-    return run.put([replica]), [Note(f"{cause}; another in {delay:g} s")]
+    return run.with_replicas([replica]), [RunNote(f"{cause}; another in {delay:g} s")]
 
 
-def _begin_elsewhere(
-    run: Run, replica: Replica, now: float, policy: Policy
-) -> tuple[Run, list[Note]]:
-    """However often machines are taken away, a run goes on for as long as it may."""
-    delay = policy.backoff(1)
+def _retry_after_preemption(
+    run: Run, replica: Replica, now: float, policy: LifecyclePolicy
+) -> tuple[Run, list[RunNote]]:
+    """Ask for another machine in place of one that was taken away. However often that
+    happens, a run goes on for as long as it may."""
+    delay = policy.restart_delay_s(1)
     text = f"{replica.label} has no machine any more; it asks for another in {delay:g} s"
     replica = replace(replica, state=ReplicaState.RESTARTING, due=now + delay)
-    return run.put([replica]), [Note(text)]
+    return run.with_replicas([replica]), [RunNote(text)]
 
 
-def describe_exit(how: Exit) -> str:
-    """`exited with code 3`, `was killed by signal 9` or `could not be started: WHY`."""
+def describe_exit(how: ExitStatus) -> str:
+    """Describe an exit: `exited with code 3`, `was killed by signal 9` or `could not be
+    started: WHY`."""
     if not how.began:
         return f"could not be started: {how.tail}"
     if how.code is None:
@@ -211,18 +224,20 @@ def describe_exit(how: Exit) -> str:
     return f"exited with code {how.code}"
 
 
-def end(run: Run, outcome: Outcome, now: float, policy: Policy, error: str = "") -> Run:
+def end_run(
+    run: Run, outcome: Outcome, now: float, policy: LifecyclePolicy, error: str = ""
+) -> Run:
     """Drain the run towards this outcome; a run that is ending keeps the one it has."""
-    if run.ending:
+    if run.is_ending:
         return run
     return _drain_towards(replace(run, error=error), outcome, now + policy.drain_s)
 
 
-def stop(run: Run, now: float, grace_s: float) -> Run:
+def request_stop(run: Run, now: float, grace_s: float) -> Run:
     """End the run by request. On a draining run this can only shorten what is left."""
     if run.state is RunState.DRAINING:
         return replace(run, drain_by=min(run.drain_by, now + grace_s))
-    if run.ending:
+    if run.is_ending:
         return run
     return _drain_towards(run, Outcome.STOPPED, now + grace_s)
 
@@ -231,8 +246,9 @@ def _drain_towards(run: Run, outcome: Outcome, by: float) -> Run:
     return replace(run, state=RunState.DRAINING, outcome=outcome, drain_by=by)
 
 
-def torn_down(run: Run, now: float, policy: Policy) -> Run:
-    """All replicas are over: what they ran on is given back, and looked for."""
+def begin_teardown(run: Run, now: float, policy: LifecyclePolicy) -> Run:
+    """Begin teardown, as all replicas are over: their machines are given back, and their
+    remains looked for."""
     return replace(
         run,
         state=RunState.TEARDOWN,
@@ -242,31 +258,32 @@ def torn_down(run: Run, now: float, policy: Policy) -> Run:
     )
 
 
-def cleaned(run: Run, gone: bool, detail: str, now: float) -> tuple[Run, list[Note]]:
-    """What a look for the run's remains has shown. The run has ended once nothing is left, or when
-    too much time has passed."""
+def record_cleanup(run: Run, gone: bool, detail: str, now: float) -> tuple[Run, list[RunNote]]:
+    """Record the result of a look for the run's remains. The run has ended once nothing is
+    left, or when too much time has passed."""
     run = replace(run, cleanings=run.cleanings + 1, cleanup_detail=detail)
-    goal = run.goal or RunState.STOPPED
+    goal = run.target_state or RunState.STOPPED
     if gone:
         return replace(run, cleanup=Cleanup.VERIFIED, state=goal), []
     if now >= run.clean_by:
         text = f"a leak is suspected: {detail or 'nobody could be asked'}"
-        return replace(run, cleanup=Cleanup.LEAK_SUSPECTED, state=goal), [Note(text)]
+        return replace(run, cleanup=Cleanup.LEAK_SUSPECTED, state=goal), [RunNote(text)]
     delay = min(CLEAN_AGAIN_MAX_S, CLEAN_AGAIN_S * 2 ** (run.cleanings - 1))
     return replace(run, clean_at=min(now + delay, run.clean_by)), []
 
 
-def hurried(run: Run, now: float) -> Run:
-    """The launcher must go: drain no longer, and look for remains once more at most."""
-    run = stop(run, now, 0.0)
+def hurry_run(run: Run, now: float) -> Run:
+    """Hurry the end of the run, as the launcher must exit: drain no longer, and look for
+    remains once more at most."""
+    run = request_stop(run, now, 0.0)
     return replace(run, clean_by=min(run.clean_by, now)) if run.clean_by else run
 
 
-def unreachable(run: Run, why: str) -> Run:
-    """The backend cannot be asked; it can again when `why` is empty."""
+def set_unreachable(run: Run, why: str) -> Run:
+    """Record that the backend cannot be asked; an empty `why` says that it can again."""
     return replace(run, unreachable=why)
 
 
-def scale(run: Run, service: str, replicas: int) -> Run:
-    """Wish for this many replicas of a service."""
+def scale_service(run: Run, service: str, replicas: int) -> Run:
+    """Set the wanted number of replicas of a service."""
     return replace(run, wanted={**run.wanted, service: replicas})

@@ -1,1 +1,1 @@
-"""Probes before a run: `probe_list.py` names them, `run_probes.py` runs them."""
+"""Probes that run before a start: `probe_list.py` names them, `run_probes.py` runs them."""

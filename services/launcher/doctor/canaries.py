@@ -1,4 +1,4 @@
-"""Which task of each environment is played before a run, and verifiers that do not compile."""
+"""Canary tasks, one played per environment before a run, and a check that verifiers compile."""
 
 import hashlib
 import json
@@ -7,27 +7,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from services.common.interpreter import python
+from services.common.interpreter import python_command
 from services.launcher.doctor.dataset import (
     FLEET_OPENENV,
-    ChooseError,
     TaskFileError,
-    chosen,
+    TaskSelectionError,
     comes_later,
     env_key_of,
+    filter_tasks,
     key_of,
     read_tasks,
+    select_tasks,
     task_field,
-    those_of,
 )
 from services.launcher.doctor.findings import Finding, NotApplicableError, fail, first_line, warn
-from services.launcher.doctor.probe_process import output_of
-from services.launcher.doctor.run_context import Subject
+from services.launcher.doctor.probe_process import run_command
+from services.launcher.doctor.run_context import RunContext
 from services.launcher.state import GATEWAY, LEARNER, RunMode
 
 # So many are compiled: a second or two.
 _MOST_VERIFIERS = 1000
-_COMPILE = """
+_CHECK_SCRIPT = """
 import json, sys
 from services.env_gateway.verify.source_shape import VerifierError, find_verifier
 
@@ -43,8 +43,8 @@ print(json.dumps(wrong))
 
 @dataclass(frozen=True, slots=True)
 class Canary:
-    """The task of an environment that is played. `verifier` is the source that grades it in the
-    gateway; "" where somebody else does."""
+    """The task that is played for an environment. `verifier` is the source that grades it in
+    the gateway; "" if another service grades it."""
 
     env_key: str
     backend: str
@@ -52,29 +52,32 @@ class Canary:
     verifier: str
 
 
-async def canaries(subject: Subject) -> tuple[list[Canary], list[Finding]]:
-    """One for each environment of the tasks that the run uses, and what is wrong with the others:
-    an instance costs money, and so none is made of an environment that the run leaves alone."""
-    section = subject.section(GATEWAY)
+async def choose_canaries(subject: RunContext) -> tuple[list[Canary], list[Finding]]:
+    """Choose one canary for each environment of the tasks that the run uses, and report
+    verifiers that do not compile. Environments that the run does not use get none, because
+    an instance costs money."""
+    section = subject.get_section(GATEWAY)
     by_env: dict[str, list[Canary]] = {}
-    for task in await _used(subject):
-        canary = _canary(section, task)
+    for task in await _list_used_tasks(subject):
+        canary = _make_canary(section, task)
         by_env.setdefault(canary.env_key, []).append(canary)
-    wrong = await _uncompiled(subject, [each for env in by_env.values() for each in env])
+    wrong = await _check_verifiers(subject, [each for env in by_env.values() for each in env])
     findings: list[Finding] = []
     found: list[Canary] = []
     for env_key in sorted(by_env):
-        whole = [each for each in by_env[env_key] if _digest(each.verifier) not in wrong]
-        broken = [each for each in by_env[env_key] if _digest(each.verifier) in wrong]
+        whole = [each for each in by_env[env_key] if _source_digest(each.verifier) not in wrong]
+        broken = [each for each in by_env[env_key] if _source_digest(each.verifier) in wrong]
         if broken:
-            findings.append(_broken(broken, wrong[_digest(broken[0].verifier)], whole))
+            findings.append(
+                _report_broken(broken, wrong[_source_digest(broken[0].verifier)], whole)
+            )
         found += whole[:1]
     return found, findings
 
 
-async def _used(subject: Subject) -> list[Mapping[str, Any]]:
-    """The tasks that are trained or evaluated on. Raises NotApplicableError."""
-    section = subject.section(LEARNER)
+async def _list_used_tasks(subject: RunContext) -> list[Mapping[str, Any]]:
+    """Return the tasks that are trained or evaluated on. Raises NotApplicableError."""
+    section = subject.get_section(LEARNER)
     sets = [each["tasks"] for each in section["eval"]["sets"]]
     trained = [section["tasks"]] if subject.mode is RunMode.TRAIN or not sets else []
     paths = list(dict.fromkeys([*trained, *sets]))
@@ -83,16 +86,16 @@ async def _used(subject: Subject) -> list[Mapping[str, Any]]:
         raise NotApplicableError(comes_later(subject, paths[0]))
     try:
         files = {path: read_tasks(Path(path)) for path in here}
-        used = await chosen(subject, section, here)
-    except (TaskFileError, ChooseError) as error:
+        used = await select_tasks(subject, section, here)
+    except (TaskFileError, TaskSelectionError) as error:
         raise NotApplicableError(f"there is no task to open: {error}") from error
     wrong = next((said for _, said in used.values() if said), "")
     if wrong:
         raise NotApplicableError(f"there is no task to open: {wrong}")
-    return [task for path in here for task in those_of(files[path], used[path][0])]
+    return [task for path in here for task in filter_tasks(files[path], used[path][0])]
 
 
-def _canary(section: Mapping[str, Any], task: Mapping[str, Any]) -> Canary:
+def _make_canary(section: Mapping[str, Any], task: Mapping[str, Any]) -> Canary:
     env_key = env_key_of(task)
     own = section["environments"].get(env_key) or {}
     backend = own.get("backend") or section["backend"]
@@ -106,21 +109,21 @@ def _canary(section: Mapping[str, Any], task: Mapping[str, Any]) -> Canary:
     return Canary(env_key, backend, task, verifier)
 
 
-async def _uncompiled(subject: Subject, found: Sequence[Canary]) -> dict[str, str]:
-    """By their digests what the gateway has against verifiers, none of which is run."""
-    sources = {_digest(each.verifier): each.verifier for each in found if each.verifier}
+async def _check_verifiers(subject: RunContext, found: Sequence[Canary]) -> dict[str, str]:
+    """Return the gateway's objections to verifiers, by source digest. No verifier is executed."""
+    sources = {_source_digest(each.verifier): each.verifier for each in found if each.verifier}
     given = dict(list(sources.items())[:_MOST_VERIFIERS])
     if not given:
         return {}
-    command = python("-c", _COMPILE)
-    code, output, errors = await output_of(command, json.dumps(given).encode(), subject.environ)
+    command = python_command("-c", _CHECK_SCRIPT)
+    code, output, errors = await run_command(command, json.dumps(given).encode(), subject.environ)
     if code != 0:
         last = first_line("\n".join(reversed(errors.strip().splitlines())))
         raise NotApplicableError(f"the gateway's own check of verifiers ended with {code}: {last}")
     return json.loads(output)
 
 
-def _broken(broken: Sequence[Canary], why: str, whole: Sequence[Canary]) -> Finding:
+def _report_broken(broken: Sequence[Canary], why: str, whole: Sequence[Canary]) -> Finding:
     env_key, key = broken[0].env_key, key_of(broken[0].task)
     fix = "correct verifier_func in the task file"
     if whole:
@@ -129,5 +132,5 @@ def _broken(broken: Sequence[Canary], why: str, whole: Sequence[Canary]) -> Find
     return fail(f"{env_key}: no task can be graded; of {key!r}, {why}", fix)
 
 
-def _digest(source: str) -> str:
+def _source_digest(source: str) -> str:
     return hashlib.sha256(source.encode("utf-8", "replace")).hexdigest()

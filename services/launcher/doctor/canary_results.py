@@ -1,4 +1,4 @@
-"""Episodes that were graded before, so that the same is not played again."""
+"""Cache of graded canary episodes, so that the same one is not played again."""
 
 import hashlib
 import json
@@ -15,10 +15,10 @@ from typing import Any
 
 from services.launcher.doctor.canaries import Canary
 from services.launcher.doctor.dataset import FLEET_BACKENDS, version_of
-from services.launcher.doctor.run_context import Subject
+from services.launcher.doctor.run_context import RunContext
 from services.launcher.state import GATEWAY, ROLLOUT
 
-FILE = ".doctor.json"
+RESULTS_FILE = ".doctor.json"
 # Packages of a server, and what else nobody can see from here, change in time.
 _GOOD_FOR_S = 7 * 86400.0
 _KEPT = 512
@@ -27,20 +27,22 @@ _MOST_FILES = 4000
 _ROOT = Path(__file__).resolve().parents[3]
 
 
-class Played:
-    """When which episode was graded last, in a file of the folder of all runs."""
+class PlayedEpisodes:
+    """Times at which episodes were last graded, in a file of the folder of all runs."""
 
     def __init__(self, folder: Path) -> None:
-        self._path = folder / FILE
+        self._path = folder / RESULTS_FILE
 
-    def at(self, key: str, now: float) -> float | None:
-        """Seconds since the epoch; None where it has to be played."""
-        at = self._read().get(key)
+    def played_at(self, key: str, now: float) -> float | None:
+        """Return when the episode was graded, in seconds since the epoch; None if it has to be
+        played."""
+        at = self._read_file().get(key)
         return at if at is not None and 0 <= now - at < _GOOD_FOR_S else None
 
-    def note(self, keys: Iterable[str], now: float) -> None:
-        """These were graded. A file that cannot be written only costs the next run an episode."""
-        known = {**self._read(), **dict.fromkeys(keys, now)}
+    def note_played(self, keys: Iterable[str], now: float) -> None:
+        """Record graded episodes. A file that cannot be written only costs the next run an
+        episode."""
+        known = {**self._read_file(), **dict.fromkeys(keys, now)}
         newest = sorted(known.items(), key=lambda item: item[1])[-_KEPT:]
         draft = self._path.with_suffix(f".{os.getpid()}")
         with suppress(OSError):
@@ -48,7 +50,7 @@ class Played:
             draft.write_text(json.dumps(dict(newest)))
             draft.replace(self._path)
 
-    def _read(self) -> dict[str, float]:
+    def _read_file(self) -> dict[str, float]:
         try:
             found = json.loads(self._path.read_text())
             return {str(key): float(at) for key, at in found.items()}
@@ -56,11 +58,11 @@ class Played:
             return {}
 
 
-def key_of_episode(subject: Subject, canary: Canary) -> str | None:
-    """A digest of all that an episode's grade depends on; None where that cannot be told, as of a
-    server that somebody else runs."""
-    section = subject.section(GATEWAY)
-    server = _server(section, canary)
+def key_of_episode(subject: RunContext, canary: Canary) -> str | None:
+    """Return a digest of all that an episode's grade depends on; None if that cannot be
+    determined, as for a server that a third party runs."""
+    section = subject.get_section(GATEWAY)
+    server = _server_identity(section, canary)
     if server is None:
         return None
     own = section["environments"].get(canary.env_key) or {}
@@ -71,52 +73,52 @@ def key_of_episode(subject: Subject, canary: Canary) -> str | None:
         canary.verifier,
         canary.task.get("task_modality"),
         section,
-        [_content(Path(path)) for path in files if path],
+        [_file_digest(Path(path)) for path in files if path],
         server,
-        _reader(subject),
+        _prompt_inputs(subject),
         # What runs the verifiers, and the gateway.
-        _stats([_ROOT / "services/env_gateway", _ROOT / "environments/verifiers.sha256"]),
-        (str(subject.python or sys.executable), _packages()),
+        _file_states([_ROOT / "services/env_gateway", _ROOT / "environments/verifiers.sha256"]),
+        (str(subject.python or sys.executable), _last_install_time()),
         (shutil.which("bwrap"), os.geteuid()),
     ]
     text = json.dumps(parts, sort_keys=True, default=str)
     return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()
 
 
-def _reader(subject: Subject) -> object:
-    """What the length of its prompt depends on, and what it must not exceed."""
+def _prompt_inputs(subject: RunContext) -> object:
+    """Return the inputs that determine the prompt's length and its limit."""
     policy, rollout = subject.shared.policy, subject.sections.get(ROLLOUT, {})
     keys = ("prompt", "max_input_length", "max_generate_length")
     files = ("tokenizer.json", "chat_template.jinja", "tokenizer_config.json")
     return (
         (policy.model, policy.revision, policy.trust_remote_code),
         [rollout.get(key) for key in keys],
-        [_content(Path(policy.model) / name) for name in files],
+        [_file_digest(Path(policy.model) / name) for name in files],
     )
 
 
-def now() -> float:
+def current_time() -> float:
     return time.time()
 
 
-def _server(section: Mapping[str, Any], canary: Canary) -> object:
-    """What tells one server of the environment from another; None where nothing does."""
+def _server_identity(section: Mapping[str, Any], canary: Canary) -> object:
+    """Return the identity of the environment's server; None if nothing tells it from another."""
     config = section["backends"].get(canary.backend) or {}
     if canary.backend == "embedded":
-        return _stats([_ROOT / "environments"])
+        return _file_states([_ROOT / "environments"])
     command = config.get("command")
     if command:
-        return _code_of(command)
+        return _command_state(command)
     return config.get("url") if canary.backend in FLEET_BACKENDS else None
 
 
-def _code_of(command: Sequence[str]) -> object:
-    """The state of the Python files that a command runs, and of those beside them."""
-    files = [path for pair in pairwise(("", *command)) for path in _code(*pair)]
-    return _stats(files) if files else None
+def _command_state(command: Sequence[str]) -> object:
+    """Return the state of the Python files that a command runs, and of those beside them."""
+    files = [path for pair in pairwise(("", *command)) for path in _code_files(*pair)]
+    return _file_states(files) if files else None
 
 
-def _code(before: str, word: str) -> list[Path]:
+def _code_files(before: str, word: str) -> list[Path]:
     if before == "-m":
         tops = {base / word.partition(".")[0] for base in (Path.cwd(), _ROOT)}
         return sorted(top for top in tops if top.is_dir())
@@ -127,10 +129,10 @@ def _code(before: str, word: str) -> list[Path]:
     return [path, *path.parent.glob("*.py"), *path.parent.glob("*/*.py")]
 
 
-def _stats(paths: Sequence[Path]) -> object:
-    """Name, size and time of each Python file below; None for too many of them."""
+def _file_states(paths: Sequence[Path]) -> object:
+    """Return name, size and time of each Python file below; None if there are too many."""
     found: list[tuple[str, int, int]] = []
-    for path in _files(paths):
+    for path in _python_files(paths):
         with suppress(OSError):
             stat = path.stat()
             found.append((str(path), stat.st_size, stat.st_mtime_ns))
@@ -139,20 +141,20 @@ def _stats(paths: Sequence[Path]) -> object:
     return sorted(found)
 
 
-def _files(paths: Sequence[Path]) -> Iterator[Path]:
+def _python_files(paths: Sequence[Path]) -> Iterator[Path]:
     for path in paths:
         yield from [path] if path.is_file() else path.rglob("*.py")
 
 
-def _content(path: Path) -> str:
+def _file_digest(path: Path) -> str:
     try:
         return hashlib.sha256(path.read_bytes()).hexdigest()
     except OSError as error:
         return str(error)
 
 
-def _packages() -> int:
-    """When something was installed last."""
+def _last_install_time() -> int:
+    """Return when a package was last installed."""
     with suppress(OSError):
         return Path(sysconfig.get_path("purelib")).stat().st_mtime_ns
     return 0

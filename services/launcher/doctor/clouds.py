@@ -1,15 +1,15 @@
-"""Whether SkyPilot is there, answers, and may use the clouds that the spec names."""
+"""Probe of SkyPilot: it is installed, answers, and may use the clouds that the spec names."""
 
 import sys
 
 from services.launcher.backends.sky.resources import machines_of
 from services.launcher.doctor.findings import Finding, NotApplicableError
-from services.launcher.doctor.probe_process import ask
-from services.launcher.doctor.run_context import SERVICES, Subject
-from services.launcher.security.env_filter import CLOUDS
+from services.launcher.doctor.probe_process import run_probe_module
+from services.launcher.doctor.run_context import SERVICES, RunContext
+from services.launcher.security.env_filter import CLOUD_VARIABLES
 
 
-async def clouds(subject: Subject) -> list[Finding]:
+async def probe_clouds(subject: RunContext) -> list[Finding]:
     if subject.backend != "sky":
         raise NotApplicableError("the run stays on this machine")
     sky = subject.plan.config.sky
@@ -18,5 +18,7 @@ async def clouds(subject: Subject) -> list[Finding]:
         for service in SERVICES
     }
     # SkyPilot lies in the launcher's own environment.
-    also = ("SKYPILOT_*", *CLOUDS)
-    return await ask(sys.executable, "sky_probe", {"wanted": wanted}, subject.environ, also)
+    also = ("SKYPILOT_*", *CLOUD_VARIABLES)
+    return await run_probe_module(
+        sys.executable, "sky_probe", {"wanted": wanted}, subject.environ, also
+    )

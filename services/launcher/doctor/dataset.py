@@ -1,5 +1,5 @@
-"""Whether the tasks can be read, some of them are selected, and their environments and data exist
-where they will run."""
+"""Probe of the tasks: they can be read, some of them are selected, and their environments and
+data exist where they will run."""
 
 import asyncio
 import json
@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from services.common.interpreter import python
-from services.launcher.doctor.environments import misnamed
+from services.common.interpreter import python_command
+from services.launcher.doctor.environments import find_misnamed
 from services.launcher.doctor.findings import (
     Finding,
     NotApplicableError,
@@ -20,30 +20,30 @@ from services.launcher.doctor.findings import (
     ok,
 )
 from services.launcher.doctor.ports import used_backends
-from services.launcher.doctor.probe_process import output_of
-from services.launcher.doctor.run_context import Subject, is_made_later
+from services.launcher.doctor.probe_process import run_command
+from services.launcher.doctor.run_context import RunContext, is_made_later
 from services.launcher.state import GATEWAY, LEARNER
 
 FLEET_OPENENV = "fleet_openenv"
 FLEET_BACKENDS = ("fleet", FLEET_OPENENV)
 # The selection is the learner's: its own functions make it, in a process of its own. By file the
 # keys of the tasks that are left, and what is wrong, with what to do.
-_CHOOSE = """
+_SELECT_SCRIPT = """
 import json, sys
 from pathlib import Path
-from services.common.config import parse
+from services.common.config import parse_config
 from services.learner.config.sampling import SelectConfig
-from services.learner.sampling.task_selection import SelectionError, select, select_for_evaluation
+from services.learner.sampling.task_selection import SelectionError, select_eval_tasks, select_tasks
 from services.learner.sampling.tasks import TaskFileError, load_tasks
 
 asked = json.load(sys.stdin)
-config = parse(SelectConfig, asked["select"], where="learner.select")
+config = parse_config(SelectConfig, asked["select"], where="learner.select")
 
 def chosen(path):
     tasks = load_tasks(Path(path))
-    left = select_for_evaluation(tasks, config, path=path) if path in asked["sets"] else []
+    left = select_eval_tasks(tasks, config, path=path) if path in asked["sets"] else []
     if path == asked["tasks"]:
-        left += select(tasks, config, path=path, seed=asked["seed"])
+        left += select_tasks(tasks, config, path=path, seed=asked["seed"])
     return [task.key for task in left]
 
 told = {}
@@ -56,12 +56,12 @@ for path in asked["files"]:
         told[path] = [[], f"{error}; correct learner.select, or the file"]
 print(json.dumps(told))
 """
-_FILE = "correct {key}, or make the file"
+_FILE_FIX = "correct {key}, or make the file"
 
 
 @dataclass(frozen=True, slots=True)
-class Version:
-    """Of an environment and its data, as tasks name them; "" is whatever is newest."""
+class EnvVersion:
+    """Version of an environment and its data, as tasks name them; "" is the newest."""
 
     env_key: str
     env_version: str
@@ -69,56 +69,56 @@ class Version:
 
 
 class TaskFileError(Exception):
-    """A task file cannot be used; the message says why."""
+    """Raised when a task file cannot be used; the message says why."""
 
 
-class ChooseError(Exception):
-    """The learner's functions do not run; the message says how they ended."""
+class TaskSelectionError(Exception):
+    """Raised when the learner's selection does not run; the message says how it ended."""
 
 
-async def dataset(subject: Subject) -> list[Finding]:
-    section = subject.section(LEARNER)
+async def probe_dataset(subject: RunContext) -> list[Finding]:
+    section = subject.get_section(LEARNER)
     findings: list[Finding] = []
     files: dict[str, list[dict[str, Any]]] = {}
-    for path, key in _keys(section).items():
+    for path, key in _task_file_keys(section).items():
         try:
             if later := comes_later(subject, path):
                 findings.append(Finding(Status.SKIPPED, later))
             else:
                 files[path] = await asyncio.to_thread(read_tasks, Path(path))
         except TaskFileError as error:
-            findings.append(fail(f"{key}: {error}", _FILE.format(key=key)))
+            findings.append(fail(f"{key}: {error}", _FILE_FIX.format(key=key)))
     try:
-        used = await chosen(subject, section, list(files)) if files else {}
-    except ChooseError as error:
+        used = await select_tasks(subject, section, list(files)) if files else {}
+    except TaskSelectionError as error:
         return [*findings, fail(str(error), "see whether the learner's environment is whole")]
-    counts: Counter[Version] = Counter()
+    counts: Counter[EnvVersion] = Counter()
     named: list[tuple[str, str]] = []
     for path, (keys, wrong) in used.items():
         if wrong:
             findings.append(Finding(Status.FAIL, wrong))
-        left = those_of(files[path], keys)
+        left = filter_tasks(files[path], keys)
         if 0 < len(left) < len(files[path]):
             findings.append(ok(f"{len(left)} of the {len(files[path])} tasks of {path} are used"))
         counts.update(version_of(task) for task in left)
         named += [(key_of(task), env_key_of(task)) for task in left]
     if counts:
-        findings.append(ok(_told(counts)))
+        findings.append(ok(_format_counts(counts)))
     if gateway := subject.sections.get(GATEWAY):
-        findings += misnamed(gateway, named)
-    return [*findings, *await _at_fleet(subject, sorted(counts, key=str))]
+        findings += find_misnamed(gateway, named)
+    return [*findings, *await _check_fleet_data(subject, sorted(counts, key=str))]
 
 
-def _keys(section: Mapping[str, Any]) -> dict[str, str]:
-    """The task files, each with the key that names it first."""
+def _task_file_keys(section: Mapping[str, Any]) -> dict[str, str]:
+    """Return the task files, each with the config key that names it first."""
     paths = {section["tasks"]: "learner.tasks"}
     for number, each in enumerate(section["eval"]["sets"]):
         paths.setdefault(each["tasks"], f"learner.eval.sets.{number}.tasks")
     return paths
 
 
-def comes_later(subject: Subject, path: str) -> str:
-    """Why a file cannot be looked at yet, and that is well; empty where it should be here."""
+def comes_later(subject: RunContext, path: str) -> str:
+    """Explain why a file rightly cannot be checked yet; "" if it should be here."""
     if is_made_later(subject, path):
         return f"{path} is made by [[prepare]] first"
     if subject.backend == "sky" and "://" in path:
@@ -126,11 +126,11 @@ def comes_later(subject: Subject, path: str) -> str:
     return ""
 
 
-async def chosen(
-    subject: Subject, section: Mapping[str, Any], paths: list[str]
+async def select_tasks(
+    subject: RunContext, section: Mapping[str, Any], paths: list[str]
 ) -> dict[str, tuple[set[str], str]]:
-    """By file the keys of the tasks that the run uses, and what the learner has against it. Raises
-    ChooseError."""
+    """Return, by file, the keys of the tasks that the run uses and the learner's objection to
+    the file. Raises TaskSelectionError."""
     question = {
         "files": paths,
         "tasks": section["tasks"],
@@ -138,16 +138,18 @@ async def chosen(
         "select": section["select"],
         "seed": subject.shared.seed,
     }
-    command = python("-c", _CHOOSE)
-    code, output, errors = await output_of(command, json.dumps(question).encode(), subject.environ)
+    command = python_command("-c", _SELECT_SCRIPT)
+    code, output, errors = await run_command(
+        command, json.dumps(question).encode(), subject.environ
+    )
     if code != 0:
         last = first_line("\n".join(reversed(errors.strip().splitlines())))
-        raise ChooseError(f"the learner's selection of tasks ended with code {code}: {last}")
+        raise TaskSelectionError(f"the learner's selection of tasks ended with code {code}: {last}")
     return {path: (set(keys), wrong) for path, (keys, wrong) in json.loads(output).items()}
 
 
 def read_tasks(path: Path) -> list[dict[str, Any]]:
-    """The tasks of a file. Raises TaskFileError."""
+    """Read the tasks of a file. Raises TaskFileError."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -163,8 +165,10 @@ def read_tasks(path: Path) -> list[dict[str, Any]]:
     return tasks
 
 
-def those_of(tasks: Sequence[Mapping[str, Any]], keys: Collection[str]) -> list[Mapping[str, Any]]:
-    """Of these tasks those that have one of the keys, in their order."""
+def filter_tasks(
+    tasks: Sequence[Mapping[str, Any]], keys: Collection[str]
+) -> list[Mapping[str, Any]]:
+    """Return the tasks that have one of the keys, in their order."""
     return [task for task in tasks if key_of(task) in keys]
 
 
@@ -176,8 +180,8 @@ def env_key_of(task: Mapping[str, Any]) -> str:
     return task_field(task, "env_id", "env_key")
 
 
-def version_of(task: Mapping[str, Any]) -> Version:
-    return Version(
+def version_of(task: Mapping[str, Any]) -> EnvVersion:
+    return EnvVersion(
         env_key_of(task),
         task_field(task, "version", "env_version"),
         task_field(task, "data_version"),
@@ -185,18 +189,18 @@ def version_of(task: Mapping[str, Any]) -> Version:
 
 
 def task_field(task: Mapping[str, Any], *names: str) -> str:
-    """A field by the first of its names that the task uses."""
+    """Return a field by the first of its names that the task uses."""
     return next((str(task[name]) for name in names if task.get(name) is not None), "")
 
 
-def _told(counts: Counter[Version]) -> str:
+def _format_counts(counts: Counter[EnvVersion]) -> str:
     envs: Counter[str] = Counter()
     for version, count in counts.items():
         envs[version.env_key] += count
     return ", ".join(f"{count} tasks of {env_key}" for env_key, count in sorted(envs.items()))
 
 
-async def _at_fleet(subject: Subject, versions: list[Version]) -> list[Finding]:
+async def _check_fleet_data(subject: RunContext, versions: list[EnvVersion]) -> list[Finding]:
     gateway = subject.sections.get(GATEWAY)
     if gateway is None or not versions or not used_backends(subject) & set(FLEET_BACKENDS):
         return []
@@ -209,7 +213,7 @@ async def _at_fleet(subject: Subject, versions: list[Version]) -> list[Finding]:
         if (backend_of.get(version.env_key) or gateway["backend"]) in FLEET_BACKENDS
     ]
     try:
-        return await key_probe.fleet_versions(subject, theirs)
+        return await key_probe.check_fleet_versions(subject, theirs)
     except NotApplicableError:
         # An emulator that the gateway starts: the canary episodes ask it.
         return []

@@ -1,54 +1,67 @@
-"""Whether checkpoints fit on the disk, and published weights into shared memory."""
+"""Probe of disk space: checkpoints fit on the disk, published weights into shared memory."""
 
 from services.launcher.doctor import memory_estimate
 from services.launcher.doctor.findings import Finding, fail, ok, warn
-from services.launcher.doctor.machine import this_machine
-from services.launcher.doctor.machine_sizes import rooms
-from services.launcher.doctor.memory_estimate import gib
-from services.launcher.doctor.model_size import NoFiguresError, figures
-from services.launcher.doctor.policy import NoPolicyError, policy_folder, without
-from services.launcher.doctor.run_context import Subject
+from services.launcher.doctor.machine import measure_machine
+from services.launcher.doctor.machine_sizes import list_capacities
+from services.launcher.doctor.memory_estimate import format_gib
+from services.launcher.doctor.model_size import UnknownModelSizeError, read_model_size
+from services.launcher.doctor.policy import (
+    NoPolicyError,
+    fetch_policy_folder,
+    report_missing_policy,
+)
+from services.launcher.doctor.run_context import RunContext
 from services.launcher.state import LEARNER
 
 
-async def disk(subject: Subject) -> list[Finding]:
+async def probe_disk(subject: RunContext) -> list[Finding]:
     try:
-        model = figures(await policy_folder(subject))
+        model = read_model_size(await fetch_policy_folder(subject))
     except NoPolicyError as error:
-        return [without(subject, error)]
-    except NoFiguresError as error:
+        return [report_missing_policy(subject, error)]
+    except UnknownModelSizeError as error:
         return [fail(str(error), "fetch the model again")]
-    section, dtype = subject.section(LEARNER), subject.shared.policy.dtype
-    kept = memory_estimate.checkpoints(model, dtype, section)
-    shared = memory_estimate.shared_memory(model, dtype)
+    section, dtype = subject.get_section(LEARNER), subject.shared.policy.dtype
+    kept = memory_estimate.checkpoint_bytes(model, dtype, section)
+    shared = memory_estimate.weight_slot_bytes(model, dtype)
     keep = section["checkpoint"]["keep"]
-    told = ok(f"checkpoints take {gib(kept)} ({keep} kept), weights in /dev/shm {gib(shared)}")
+    told = ok(
+        f"checkpoints take {format_gib(kept)} ({keep} kept), weights in /dev/shm"
+        f" {format_gib(shared)}"
+    )
     if subject.backend == "local":
-        return [told, *await _here(subject, kept, shared)]
-    return [told, *_elsewhere(subject, kept)]
+        return [told, *await _check_here(subject, kept, shared)]
+    return [told, *_check_candidates(subject, kept)]
 
 
-async def _here(subject: Subject, kept: int, shared: int) -> list[Finding]:
-    here = await this_machine(subject.folder)
+async def _check_here(subject: RunContext, kept: int, shared: int) -> list[Finding]:
+    here = await measure_machine(subject.folder)
     findings: list[Finding] = []
     if kept > here.disk:
-        what = f"checkpoints take {gib(kept)}, {gib(here.disk)} are free for {subject.folder}"
+        what = (
+            f"checkpoints take {format_gib(kept)}, {format_gib(here.disk)} are free for"
+            f" {subject.folder}"
+        )
         lower = "free some, give another folder by --runs, or lower learner.checkpoint.keep"
         findings.append(fail(what, lower))
     if shared > here.shared:
-        what = f"weights in /dev/shm take {gib(shared)}, {gib(here.shared)} are free there"
+        what = (
+            f"weights in /dev/shm take {format_gib(shared)}, {format_gib(here.shared)} are"
+            " free there"
+        )
         larger = f"mount -o remount,size={shared // 10**9 + 1}G /dev/shm (docker: --shm-size)"
         # What fills it now may be gone by then; what never fits is a fault.
         findings.append((fail if shared > here.shared_total else warn)(what, larger))
     return findings
 
 
-def _elsewhere(subject: Subject, kept: int) -> list[Finding]:
-    found = list(rooms(subject.plan.config.sky, LEARNER, subject.sky_home))
+def _check_candidates(subject: RunContext, kept: int) -> list[Finding]:
+    found = list(list_capacities(subject.plan.config.sky, LEARNER, subject.sky_home))
     small = [room for room in found if room.disk < kept]
     if not small:
         return []
-    names = ", ".join(f"{room.name} ({gib(room.disk)})" for room in small)
-    what = f"checkpoints take {gib(kept)}, too much for the disk of {names}"
+    names = ", ".join(f"{room.name} ({format_gib(room.disk)})" for room in small)
+    what = f"checkpoints take {format_gib(kept)}, too much for the disk of {names}"
     larger = "set disk_size in launcher.sky.learner, or lower learner.checkpoint.keep"
     return [(fail if len(small) == len(found) else warn)(what, larger)]

@@ -1,11 +1,10 @@
-"""Gives back what it is sent, over gRPC as every service speaks it, and takes a seat in a ring.
+"""Echo over gRPC as every service speaks it, which can also take part in a ring.
 
-The doctor starts some on this machine. To try the way to another machine, start one there by hand,
-`python -m services.launcher.doctor.echo_server --listen HOST:PORT --tls-dir DIR` with the token in
-FLOTILLA_TOKEN and the interpreter of the services, and name it here:
-`flotilla doctor SPEC --node HOST:PORT --tls-dir DIR`. The machine of the doctor is a part of the
-ring too, which the nodes must reach: it is best one of them.
-"""
+The doctor starts some on this machine. To test the connection to another machine, start one
+there by hand, `python -m services.launcher.doctor.echo_server --listen HOST:PORT --tls-dir
+DIR` with the token in FLOTILLA_TOKEN and the interpreter of the services, and name it here:
+`flotilla doctor SPEC --node HOST:PORT --tls-dir DIR`. The doctor's machine is part of the
+ring too, and the nodes must reach it: run the doctor on one of them if possible."""
 
 import argparse
 import asyncio
@@ -22,28 +21,35 @@ from services.common.arguments import read_token
 from services.common.errors import ConfigError
 from services.common.text import say, say_json
 from services.common.tls import Tls, read_tls
-from services.launcher.doctor.ring_rank import Outcome, Seat, seat_from, sit
+from services.launcher.doctor.ring_rank import (
+    RankAssignment,
+    RankOutcome,
+    parse_assignment,
+    run_rank,
+)
 
 SERVICE, METHOD, RING = "flotilla.Doctor", "Echo", "Ring"
 _GRACE_S = 0.2
 
 
-async def _echo(request: bytes, context: Any) -> bytes:
+async def _echo_bytes(request: bytes, context: Any) -> bytes:
     return request
 
 
-async def _ring(request: Seat, context: Any) -> Outcome:
-    """Be one rank, for as long as the caller wants to know what comes of it."""
-    return await sit(sys.executable, request, os.environ)
+async def _run_ring_rank(request: RankAssignment, context: Any) -> RankOutcome:
+    """Run one rank, for as long as the caller waits for its outcome."""
+    return await run_rank(sys.executable, request, os.environ)
 
 
-async def serve(listen: str, token: str, tls: Tls | None, *, until_eof: bool) -> None:
-    """Serve until SIGTERM, or until standard input ends: so do those that the doctor starts, even
-    where it is killed. Raises ConfigError."""
+async def serve_echo(listen: str, token: str, tls: Tls | None, *, until_eof: bool) -> None:
+    """Serve until SIGTERM, or until standard input ends: those that the doctor starts then end
+    even if it is killed. Raises ConfigError."""
     server = rpc.server(token=token)
     handlers = {
-        METHOD: grpc.unary_unary_rpc_method_handler(_echo, bytes, bytes),
-        RING: grpc.unary_unary_rpc_method_handler(_ring, seat_from, Outcome.to_bytes),
+        METHOD: grpc.unary_unary_rpc_method_handler(_echo_bytes, bytes, bytes),
+        RING: grpc.unary_unary_rpc_method_handler(
+            _run_ring_rank, parse_assignment, RankOutcome.to_bytes
+        ),
     }
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
     over = asyncio.Event()
@@ -71,7 +77,7 @@ def main() -> int:
     given = parser.parse_args()
     try:
         token, tls = read_token(given.token_file), read_tls(given.tls_dir)
-        asyncio.run(serve(given.listen, token, tls, until_eof=given.until_eof))
+        asyncio.run(serve_echo(given.listen, token, tls, until_eof=given.until_eof))
     except ConfigError as error:
         say(f"error: {error}", file=sys.stderr)
         return 2

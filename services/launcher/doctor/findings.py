@@ -1,14 +1,14 @@
-"""What a probe finds, and how findings become one result."""
+"""Findings of probes, and how they combine into one result per probe."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from services.common.secret_values import forms, secret_values
+from services.common.secret_values import secret_values, written_forms
 
 
 class Status(StrEnum):
-    """Of a finding, the mildest first."""
+    """Status of a finding, the mildest first."""
 
     SKIPPED = "skipped"
     OK = "ok"
@@ -20,12 +20,12 @@ _SEVERITY = tuple(Status)
 
 
 class NotApplicableError(Exception):
-    """There is nothing to probe; the message says why."""
+    """Raised when a probe does not apply to the run; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that a probe has to say; of a fault, also how it is mended."""
+    """One observation of a probe; for a fault, also how to fix it."""
 
     status: Status
     detail: str
@@ -44,8 +44,8 @@ def fail(what: str, fix: str) -> Finding:
 
 
 class UnprobedError(Exception):
-    """There is something to probe, which cannot be done here. That is no fault of the run, but
-    somebody has to know of it."""
+    """Raised when a probe applies but cannot run here. That is no fault of the run, but the
+    user must know of it."""
 
     def __init__(self, what: str, fix: str) -> None:
         super().__init__(f"{what}; {fix}")
@@ -53,48 +53,48 @@ class UnprobedError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
-    """All that one probe found, the worst first."""
+class ProbeResult:
+    """All findings of one probe, the worst first."""
 
     probe: str
     findings: tuple[Finding, ...]
 
     @property
     def status(self) -> Status:
-        """That of the worst finding."""
+        """Status of the worst finding."""
         return self.findings[0].status if self.findings else Status.OK
 
     @property
     def detail(self) -> str:
-        """A paragraph for each finding; what is not as bad as the worst begins with its status."""
+        """One paragraph per finding; those milder than the worst begin with their status."""
         return "\n".join(
             found.detail if found.status is self.status else f"{found.status}: {found.detail}"
             for found in self.findings
         )
 
-    def told(self, status: Status) -> list[str]:
-        """The findings of this status alone."""
+    def format_findings(self, status: Status) -> list[str]:
+        """Format the findings of this status alone."""
         return [f"{self.probe}: {f.detail}" for f in self.findings if f.status is status]
 
-    def body(self) -> dict[str, str]:
+    def to_dict(self) -> dict[str, str]:
         return {"probe": self.probe, "status": self.status.value, "detail": self.detail}
 
 
-def combine(probe: str, findings: Sequence[Finding]) -> Result:
-    """All findings of a probe as one result."""
+def combine_findings(probe: str, findings: Sequence[Finding]) -> ProbeResult:
+    """Combine all findings of a probe into one result."""
     ordered = sorted(findings, key=lambda f: _SEVERITY.index(f.status), reverse=True)
-    return Result(probe, tuple(ordered))
+    return ProbeResult(probe, tuple(ordered))
 
 
 def first_line(text: str, limit: int = 300) -> str:
-    """What of a foreign error message goes into a detail."""
+    """Return the part of a foreign error message that goes into a detail: its first line."""
     return (text.strip().splitlines() or [""])[0][:limit]
 
 
-def hide(text: str, environ: Mapping[str, str], also: tuple[str, ...] = ()) -> str:
-    """`text` without the values of variables that hold secrets, and of those in `also`: vendors
-    repeat what they got."""
+def hide_secrets(text: str, environ: Mapping[str, str], also: tuple[str, ...] = ()) -> str:
+    """Replace the values of variables that hold secrets, and of those in `also`, by their
+    names: vendors repeat what they were sent."""
     for value, name in secret_values(environ, also).items():
-        for form in sorted(forms(value), key=len, reverse=True):
+        for form in sorted(written_forms(value), key=len, reverse=True):
             text = text.replace(form, f"[{name}]")
     return text

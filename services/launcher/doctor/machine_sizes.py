@@ -1,20 +1,20 @@
-"""How large the machines are that a spec asks SkyPilot for, as far as it or SkyPilot's catalog says
-so."""
+"""Sizes of the machines that a spec requests from SkyPilot, as far as the spec or SkyPilot's
+catalog states them."""
 
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from services.launcher.backends.sky.price_catalog import Catalog
-from services.launcher.backends.sky.resources import accelerator, machines_of
+from services.launcher.backends.sky.price_catalog import PriceCatalog
+from services.launcher.backends.sky.resources import machines_of, parse_accelerator
 from services.launcher.config.sky import Machine, SkyConfig
 
 _GIB = 2**30
 # SkyPilot's own, where a candidate names none.
 _DISK_GB = 256
 # Memory of one GPU in GiB, by SkyPilot's name without its variants' suffixes.
-_GPUS: Mapping[str, int] = {
+_GPU_GIB: Mapping[str, int] = {
     "B200": 180,
     "H200": 141,
     "H100": 80,
@@ -40,8 +40,9 @@ _GPUS: Mapping[str, int] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
-    """One candidate, in bytes; 0 for what the spec leaves open. `sized`: it names its resources."""
+class MachineCapacity:
+    """Capacity of one candidate, in bytes; 0 for what the spec leaves open. `sized`: the spec
+    names its resources."""
 
     name: str
     memory: int
@@ -51,21 +52,21 @@ class Room:
     sized: bool
 
 
-def rooms(sky: SkyConfig, service: str, home: Path) -> Iterator[Room]:
-    """Of the candidates that a service may be given. `home` is SkyPilot's folder: its catalog knows
-    the memory of those that name none."""
-    catalog = Catalog(home)
+def list_capacities(sky: SkyConfig, service: str, home: Path) -> Iterator[MachineCapacity]:
+    """Yield the capacities of a service's candidates. `home` is SkyPilot's folder, whose
+    catalog supplies memory that a candidate leaves out."""
+    catalog = PriceCatalog(home)
     for machine in machines_of(sky, service).candidates:
-        yield _room(machine, catalog)
+        yield _candidate_capacity(machine, catalog)
 
 
-def _room(machine: Machine, catalog: Catalog) -> Room:
-    memory = float(_digits(machine.memory)) or catalog.memory(machine) or 0.0
-    kind, count = accelerator(machine.accelerators) or ("", 0)
+def _candidate_capacity(machine: Machine, catalog: PriceCatalog) -> MachineCapacity:
+    memory = float(_leading_number(machine.memory)) or catalog.machine_memory(machine) or 0.0
+    kind, count = parse_accelerator(machine.accelerators) or ("", 0)
     words = (machine.infra, machine.accelerators, machine.memory and f"{machine.memory} GiB")
     # Slurm and Kubernetes may have their GPUs in a partition or a pod, and name none.
     cloud = (machine.infra or "").split("/")[0]
-    return Room(
+    return MachineCapacity(
         name=" ".join(word for word in words if word) or "any machine",
         # `64+`: at least so many, so that is all to count on.
         memory=int(memory * _GIB),
@@ -77,11 +78,11 @@ def _room(machine: Machine, catalog: Catalog) -> Room:
 
 
 def gpu_bytes(kind: str) -> int:
-    """Memory of one; 0 where the kind is not known."""
-    known = [name for name in _GPUS if kind.upper().startswith(name.upper())]
-    return _GPUS[max(known, key=len)] * _GIB if kind and known else 0
+    """Return the memory of one GPU; 0 if its kind is not known."""
+    known = [name for name in _GPU_GIB if kind.upper().startswith(name.upper())]
+    return _GPU_GIB[max(known, key=len)] * _GIB if kind and known else 0
 
 
-def _digits(text: str | None) -> str:
+def _leading_number(text: str | None) -> str:
     found = re.match(r"\d+(\.\d+)?", text or "")
     return found.group() if found else "0"

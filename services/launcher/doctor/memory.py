@@ -1,16 +1,20 @@
-"""Whether the policy fits: the trainer, the engine, and what they need beside it."""
+"""Probe of memory: the trainer, the engine and their overhead fit."""
 
 from collections.abc import Iterator
 
 from services.launcher.config.launcher import LauncherConfig
 from services.launcher.doctor import memory_estimate
 from services.launcher.doctor.findings import Finding, Status, fail, ok, warn
-from services.launcher.doctor.machine import Machine, this_machine
-from services.launcher.doctor.machine_sizes import Room, rooms
-from services.launcher.doctor.memory_estimate import Engine, Needs, gib
-from services.launcher.doctor.model_size import Figures, NoFiguresError, figures
-from services.launcher.doctor.policy import NoPolicyError, policy_folder, without
-from services.launcher.doctor.run_context import Subject
+from services.launcher.doctor.machine import MachineResources, measure_machine
+from services.launcher.doctor.machine_sizes import MachineCapacity, list_capacities
+from services.launcher.doctor.memory_estimate import EngineMemory, TrainerMemory, format_gib
+from services.launcher.doctor.model_size import ModelSize, UnknownModelSizeError, read_model_size
+from services.launcher.doctor.policy import (
+    NoPolicyError,
+    fetch_policy_folder,
+    report_missing_policy,
+)
+from services.launcher.doctor.run_context import RunContext
 from services.launcher.state import LEARNER, ROLLOUT, SERVICES
 
 _SMALLER = (
@@ -29,94 +33,113 @@ _LESS_ENGINE = (
 _GPUS_OF = {LEARNER: "learner.rank.processes", ROLLOUT: "rollout.engine.tensor_parallel"}
 
 
-async def memory(subject: Subject) -> list[Finding]:
+async def probe_memory(subject: RunContext) -> list[Finding]:
     try:
-        model = figures(await policy_folder(subject))
+        model = read_model_size(await fetch_policy_folder(subject))
     except NoPolicyError as error:
-        return [without(subject, error)]
-    except NoFiguresError as error:
+        return [report_missing_policy(subject, error)]
+    except UnknownModelSizeError as error:
         return [fail(str(error), "fetch the model again")]
     policy = subject.shared.policy
-    trainer = memory_estimate.learner(
-        model, policy.dtype, policy.max_model_len, subject.section(LEARNER)
+    trainer = memory_estimate.estimate_trainer(
+        model, policy.dtype, policy.max_model_len, subject.get_section(LEARNER)
     )
-    engine = memory_estimate.engine(
-        model, policy.dtype, policy.max_model_len, subject.section(ROLLOUT)
+    engine = memory_estimate.estimate_engine(
+        model, policy.dtype, policy.max_model_len, subject.get_section(ROLLOUT)
     )
-    told = ok(_told(model, trainer, engine))
+    told = ok(_format_needs(model, trainer, engine))
     if subject.backend == "local":
-        here = await this_machine(subject.folder)
-        config, shared = subject.plan.config, memory_estimate.shared_memory(model, policy.dtype)
-        found = _here(here, trainer, engine, config.replicas()[ROLLOUT], shared)
-        return [told, *found, *_gpus_here(here, trainer, engine, config)]
-    return [told, *_elsewhere(subject, trainer, engine)]
+        here = await measure_machine(subject.folder)
+        config, shared = subject.plan.config, memory_estimate.weight_slot_bytes(model, policy.dtype)
+        found = _check_here(here, trainer, engine, config.replica_counts()[ROLLOUT], shared)
+        return [told, *found, *_check_gpus_here(here, trainer, engine, config)]
+    return [told, *_check_candidates(subject, trainer, engine)]
 
 
-def _told(model: Figures, trainer: Needs, engine: Engine) -> str:
-    near = f"{gib(trainer.device)} a GPU" if trainer.device else f"{gib(trainer.host)} of memory"
-    engines = f"{gib(engine.weights)} of weights and {gib(engine.sequence)} of KV a sequence"
+def _format_needs(model: ModelSize, trainer: TrainerMemory, engine: EngineMemory) -> str:
+    near = (
+        f"{format_gib(trainer.device)} a GPU"
+        if trainer.device
+        else f"{format_gib(trainer.host)} of memory"
+    )
+    engines = (
+        f"{format_gib(engine.weights)} of weights and {format_gib(engine.sequence)} of"
+        " KV a sequence"
+    )
     return (
-        f"{model.parameters / 1e9:.2f} B parameters; learner {near} ({gib(trainer.estimated)} of it"
+        f"{model.parameters / 1e9:.2f} B parameters; learner {near}"
+        f" ({format_gib(trainer.estimated)} of it"
         f" estimated activations), rollout {engines} at up to {engine.max_num_seqs} sequences"
     )
 
 
-def _here(
-    here: Machine, trainer: Needs, engine: Engine, replicas: int, shared: int
+def _check_here(
+    here: MachineResources, trainer: TrainerMemory, engine: EngineMemory, replicas: int, shared: int
 ) -> Iterator[Finding]:
     host = trainer.host + replicas * engine.host + shared
     if host > here.memory:
-        what = f"the run takes {gib(host)} of memory, this machine has {gib(here.memory)}"
+        what = (
+            f"the run takes {format_gib(host)} of memory, this machine has"
+            f" {format_gib(here.memory)}"
+        )
         # What is estimated may be wrong: only what is certain refuses a run.
         sure = host - (0 if trainer.device else trainer.estimated) > here.memory
         yield (fail if sure else warn)(what, _SMALLER)
     elif host > here.free_memory:
-        what = f"the run takes {gib(host)} of memory, {gib(here.free_memory)} are free now"
+        what = (
+            f"the run takes {format_gib(host)} of memory, {format_gib(here.free_memory)}"
+            " are free now"
+        )
         yield warn(what, "end what else runs here")
-    if not (trainer.device or engine.gpu):
+    if not (trainer.device or engine.uses_gpu):
         return
     if not here.gpus:
         keys = [k for k, gpu in _gpu_keys(trainer, engine) if gpu]
         cpu = 'set both to the CPU, or launch with launcher.backend = "sky"'
         yield fail(f"{' and '.join(keys)} ask for a GPU, and there is none here", cpu)
         return
-    yield from on_gpu(trainer, engine, min(here.gpus), "a GPU of this machine")
+    yield from check_gpu(trainer, engine, min(here.gpus), "a GPU of this machine")
 
 
-def _gpus_here(
-    here: Machine, trainer: Needs, engine: Engine, config: LauncherConfig
+def _check_gpus_here(
+    here: MachineResources, trainer: TrainerMemory, engine: EngineMemory, config: LauncherConfig
 ) -> Iterator[Finding]:
-    """Whether there are as many GPUs as the services want, and as the launcher is to hand out."""
+    """Check that there are as many GPUs as the services need, and as the launcher is to assign."""
     there = len(here.gpus)
     if not there:
         return
-    each, replicas = config.gpus(), config.replicas()
+    each, replicas = config.gpu_counts(), config.replica_counts()
     for service, wanted in ((LEARNER, trainer.gpus), (ROLLOUT, engine.gpus)):
         share = each[service] or there
         if wanted > share:
             given = f"launcher.{service}.gpus gives" if each[service] else "this machine has"
-            yield _too_few(service, wanted, share, given)
+            yield _too_few_gpus(service, wanted, share, given)
     asked = sum(each[service] * replicas[service] for service in SERVICES)
     if asked > there:
         what = f"launcher.SERVICE.gpus come to {asked} for all replicas, this machine has {there}"
         yield fail(what, "lower them or launcher.rollout.replicas, or set them to 0 to share")
 
 
-def _too_few(service: str, wanted: int, there: int, given: str) -> Finding:
+def _too_few_gpus(service: str, wanted: int, there: int, given: str) -> Finding:
     key = _GPUS_OF[service]
     what = f"{given} {there} GPU{'s' if there > 1 else ''} for {key} = {wanted}"
     return fail(what, f"lower {key}, or give each replica of {service} more GPUs")
 
 
-def _gpu_keys(trainer: Needs, engine: Engine) -> list[tuple[str, bool]]:
-    return [("learner.rank.device", trainer.device > 0), ("rollout.engine.device", engine.gpu)]
+def _gpu_keys(trainer: TrainerMemory, engine: EngineMemory) -> list[tuple[str, bool]]:
+    return [("learner.rank.device", trainer.device > 0), ("rollout.engine.device", engine.uses_gpu)]
 
 
-def _elsewhere(subject: Subject, trainer: Needs, engine: Engine) -> Iterator[Finding]:
-    """Of each service, that at least one of its candidates is large enough."""
+def _check_candidates(
+    subject: RunContext, trainer: TrainerMemory, engine: EngineMemory
+) -> Iterator[Finding]:
+    """Check, for each service, that at least one of its candidates is large enough."""
     sky, home = subject.plan.config.sky, subject.sky_home
     for service in (LEARNER, ROLLOUT):
-        judged = [list(_fits(service, room, trainer, engine)) for room in rooms(sky, service, home)]
+        judged = [
+            list(_check_candidate(service, room, trainer, engine))
+            for room in list_capacities(sky, service, home)
+        ]
         small = [finding for found in judged for finding in found]
         if any(not found for found in judged):
             yield from (Finding(Status.WARN, found.detail) for found in small)
@@ -124,37 +147,42 @@ def _elsewhere(subject: Subject, trainer: Needs, engine: Engine) -> Iterator[Fin
             yield from small
 
 
-def _fits(service: str, room: Room, trainer: Needs, engine: Engine) -> Iterator[Finding]:
-    """What is too small about one candidate; nothing where its size is not known."""
+def _check_candidate(
+    service: str, room: MachineCapacity, trainer: TrainerMemory, engine: EngineMemory
+) -> Iterator[Finding]:
+    """Yield what is too small about one candidate; nothing if its size is not known."""
     host = trainer.host if service == LEARNER else engine.host
     wanted = trainer.gpus if service == LEARNER else engine.gpus
     where = f"{service}: {room.name}"
     if room.memory and host > room.memory:
-        yield fail(f"{where} has {gib(room.memory)} of memory for {gib(host)}", _SMALLER)
+        yield fail(
+            f"{where} has {format_gib(room.memory)} of memory for {format_gib(host)}", _SMALLER
+        )
     if wanted and room.gpus == 0 and room.sized:
         yield fail(f"{where} has no GPU", f"name accelerators in launcher.sky.{service}")
     if 0 < room.gpus < wanted:
-        yield _too_few(service, wanted, room.gpus, f"{where} has")
+        yield _too_few_gpus(service, wanted, room.gpus, f"{where} has")
     if wanted and room.gpu_memory:
         only = (trainer, None) if service == LEARNER else (None, engine)
-        yield from on_gpu(*only, room.gpu_memory, where)
+        yield from check_gpu(*only, room.gpu_memory, where)
 
 
-def on_gpu(
-    trainer: Needs | None, engine: Engine | None, size: int, where: str
+def check_gpu(
+    trainer: TrainerMemory | None, engine: EngineMemory | None, size: int, where: str
 ) -> Iterator[Finding]:
-    """What does not fit into a GPU of this size."""
+    """Yield what does not fit into a GPU of this size."""
     if trainer is not None and trainer.device > size:
-        what = f"{where} has {gib(size)} for the learner's {gib(trainer.device)}"
+        what = f"{where} has {format_gib(size)} for the learner's {format_gib(trainer.device)}"
         yield (fail if trainer.certain > size else warn)(what, _LESS_TRAINER)
-    if engine is None or not engine.gpu:
+    if engine is None or not engine.uses_gpu:
         return
-    room = engine.room(size)
+    room = engine.kv_cache_bytes(size)
     if room < engine.sequence:
-        left = f"{gib(max(0, room))} for KV" if room > 0 else "nothing for KV"
+        left = f"{format_gib(max(0, room))} for KV" if room > 0 else "nothing for KV"
         what = (
-            f"{where} ({gib(size)}) leaves {left} beside {gib(engine.weights)} of weights; one"
-            f" sequence of full length takes {gib(engine.sequence)}"
+            f"{where} ({format_gib(size)}) leaves {left} beside {format_gib(engine.weights)}"
+            " of weights; one"
+            f" sequence of full length takes {format_gib(engine.sequence)}"
         )
         yield fail(what, _LESS_ENGINE)
     elif room < engine.sequence * min(4, engine.max_num_seqs):

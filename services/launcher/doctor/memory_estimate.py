@@ -1,14 +1,14 @@
-"""What a run takes of memory and disk, from the model's figures and the spec. Pure.
+"""Estimate of a run's memory and disk needs, from the model's size and the spec. Pure.
 
-The trainer keeps parameters in float32 whatever the compute dtype: 4 bytes a parameter, as many for
-its gradient, 8 for AdamW's moments. What activations take is an estimate, and told as such.
-"""
+The trainer keeps parameters in float32 whatever the compute dtype: 4 bytes per parameter, as
+many for its gradient, 8 for AdamW's moments. Activation memory is an estimate, and reported
+as such."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from services.launcher.doctor.model_size import Figures
+from services.launcher.doctor.model_size import ModelSize
 
 GIB = 2**30
 _FLOAT32 = 4
@@ -23,8 +23,9 @@ _LAYER_WIDTHS = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Needs:
-    """In bytes. `device` is of one GPU and 0 on a CPU; `host` is of the whole service."""
+class TrainerMemory:
+    """Memory of the trainer, in bytes. `device` is per GPU and 0 on a CPU; `host` covers the
+    whole service."""
 
     host: int
     device: int = 0
@@ -35,7 +36,7 @@ class Needs:
 
     @property
     def certain(self) -> int:
-        """The least of what the device, or the host of a CPU, needs."""
+        """Lower bound of the memory on the device, or on the host for a CPU."""
         return (self.device or self.host) - self.estimated
 
 
@@ -43,8 +44,10 @@ def item_bytes(dtype: str) -> int:
     return _FLOAT32 if dtype == "float32" else 2
 
 
-def learner(model: Figures, dtype: str, max_len: int, section: Mapping[str, Any]) -> Needs:
-    """All ranks together on the host; one rank on its device."""
+def estimate_trainer(
+    model: ModelSize, dtype: str, max_len: int, section: Mapping[str, Any]
+) -> TrainerMemory:
+    """Estimate the trainer: all ranks together on the host, one rank on its device."""
     rank, algorithm = section["rank"], section["algorithm"]
     cuda, count = rank["device"] == "cuda", model.parameters
     models = 2 if algorithm["advantage"] == "gae" else 1
@@ -61,15 +64,15 @@ def learner(model: Figures, dtype: str, max_len: int, section: Mapping[str, Any]
         near += reference
     else:
         far += reference
-    work = activations(model, dtype, max_len, rank)
+    work = activation_bytes(model, dtype, max_len, rank)
     processes = rank["processes"]
     if cuda:
-        return Needs(processes * (far + _PROCESS_BYTES), near + work, work, processes)
-    return Needs(processes * (near + far + work + _PROCESS_BYTES), 0, processes * work)
+        return TrainerMemory(processes * (far + _PROCESS_BYTES), near + work, work, processes)
+    return TrainerMemory(processes * (near + far + work + _PROCESS_BYTES), 0, processes * work)
 
 
-def activations(model: Figures, dtype: str, max_len: int, rank: Mapping[str, Any]) -> int:
-    """Of the longest forward and backward pass, with the logits of one piece of the head."""
+def activation_bytes(model: ModelSize, dtype: str, max_len: int, rank: Mapping[str, Any]) -> int:
+    """Estimate the longest forward and backward pass, with the logits of one chunk of the head."""
     width = item_bytes(dtype)
     tokens = max(rank["pack_tokens"], max_len)
     layer = tokens * width * (_LAYER_WIDTHS * model.hidden + 3 * model.intermediate)
@@ -77,17 +80,18 @@ def activations(model: Figures, dtype: str, max_len: int, rank: Mapping[str, Any
         layers = model.layers * tokens * model.hidden * width + layer
     else:
         layers = model.layers * layer
-    return layers + head(model, rank)
+    return layers + head_bytes(model, rank)
 
 
-def head(model: Figures, rank: Mapping[str, Any]) -> int:
-    """Logits of one piece, their softmax and its gradient, in float32."""
+def head_bytes(model: ModelSize, rank: Mapping[str, Any]) -> int:
+    """Return the bytes of one chunk's logits, their softmax and its gradient, in float32."""
     return 3 * _FLOAT32 * rank["head_chunk"] * model.vocab
 
 
 @dataclass(frozen=True, slots=True)
-class Engine:
-    """One rollout replica: weights on each of its devices, and what is left for the KV cache."""
+class EngineMemory:
+    """Memory of one rollout replica: weights on each of its devices, and what is left for the
+    KV cache."""
 
     weights: int
     # Keys and values of one sequence of full length, on each device.
@@ -100,30 +104,32 @@ class Engine:
     gpus: int
 
     @property
-    def gpu(self) -> bool:
+    def uses_gpu(self) -> bool:
         return self.gpus > 0
 
-    def room(self, device_bytes: int) -> int:
-        """For the KV cache; negative where the weights alone are too large."""
+    def kv_cache_bytes(self, device_bytes: int) -> int:
+        """Return the bytes left for the KV cache; negative if the weights alone are too large."""
         if self.cache is not None:
             return min(self.cache, device_bytes - self.weights)
         return int(self.share * device_bytes) - self.weights
 
     @property
     def host(self) -> int:
-        """Of the machine's own memory."""
-        own = self.weights if self.gpu else self.weights + (self.cache or 0)
+        """Bytes of the machine's own memory."""
+        own = self.weights if self.uses_gpu else self.weights + (self.cache or 0)
         return own + _PROCESS_BYTES
 
 
-def engine(model: Figures, dtype: str, max_len: int, section: Mapping[str, Any]) -> Engine:
+def estimate_engine(
+    model: ModelSize, dtype: str, max_len: int, section: Mapping[str, Any]
+) -> EngineMemory:
     options = section["engine"]
     gpu, parallel = options["device"] == "cuda", options["tensor_parallel"]
     width = item_bytes(dtype)
     cache = options["kv_cache_memory_bytes"]
     split = min(parallel, model.kv_heads)
     tokens = min(max_len, section["max_input_length"] + section["max_generate_length"])
-    return Engine(
+    return EngineMemory(
         weights=model.parameters * width // parallel,
         sequence=model.kv_bytes(width) * tokens // split,
         max_num_seqs=options["max_num_seqs"],
@@ -133,18 +139,20 @@ def engine(model: Figures, dtype: str, max_len: int, section: Mapping[str, Any])
     )
 
 
-def shared_memory(model: Figures, dtype: str) -> int:
-    """The weights' slots in /dev/shm, from which every engine of the machine loads."""
+def weight_slot_bytes(model: ModelSize, dtype: str) -> int:
+    """Return the bytes of the weights' slots in /dev/shm, from which every engine of the
+    machine loads."""
     return _SLOTS * model.parameters * item_bytes(dtype)
 
 
-def checkpoints(model: Figures, dtype: str, section: Mapping[str, Any]) -> int:
-    """Those that are kept, the one that is being written, and the final model."""
+def checkpoint_bytes(model: ModelSize, dtype: str, section: Mapping[str, Any]) -> int:
+    """Return the bytes of the checkpoints that are kept, the one being written, and the final
+    model."""
     models = 2 if section["algorithm"]["advantage"] == "gae" else 1
     one = models * model.parameters * (_FLOAT32 + _MOMENTS)
     return (section["checkpoint"]["keep"] + 1) * one + model.parameters * item_bytes(dtype)
 
 
-def gib(size: float) -> str:
-    """`12.3 GiB`, or MiB below one tenth of it."""
+def format_gib(size: float) -> str:
+    """Format a size: `12.3 GiB`, or MiB below one tenth of a GiB."""
     return f"{size / GIB:.1f} GiB" if size >= GIB / 10 else f"{size / 2**20:.1f} MiB"

@@ -1,4 +1,4 @@
-"""How large a model is, from its config.json and the headers or the index of its weights. Pure but
+"""Size of a model, from its config.json and the headers or the index of its weights. Pure but
 for reading those files."""
 
 import json
@@ -13,13 +13,14 @@ _MAX_HEADER_BYTES = 100_000_000
 _ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8, "float8_e4m3fn": 1}
 
 
-class NoFiguresError(Exception):
-    """The size cannot be told; the message names the file and what is wrong."""
+class UnknownModelSizeError(Exception):
+    """Raised when the size cannot be determined; the message names the file and what is wrong."""
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
-    """Of a decoder; a vision model's are those of its language part, but for `parameters`."""
+class ModelSize:
+    """Dimensions of a decoder; for a vision model those of its language part, except
+    `parameters`."""
 
     parameters: int
     layers: int
@@ -32,18 +33,18 @@ class Figures:
     positions: int
 
     def kv_bytes(self, item_bytes: int) -> int:
-        """Keys and values of one token, in all layers."""
+        """Return the bytes of one token's keys and values, in all layers."""
         return 2 * self.layers * self.kv_heads * self.head_dim * item_bytes
 
 
-def figures(folder: Path) -> Figures:
-    """Of a model folder. Raises NoFiguresError."""
-    outer = _object(folder / CONFIG)
+def read_model_size(folder: Path) -> ModelSize:
+    """Read the size of the model in a folder. Raises UnknownModelSizeError."""
+    outer = _read_object(folder / CONFIG)
     config = outer.get("text_config") or outer
     try:
         heads = int(config["num_attention_heads"])
         hidden = int(config["hidden_size"])
-        found = Figures(
+        found = ModelSize(
             parameters=0,
             layers=int(config["num_hidden_layers"]),
             hidden=hidden,
@@ -54,52 +55,55 @@ def figures(folder: Path) -> Figures:
             positions=int(config.get("max_position_embeddings") or 0),
         )
     except (KeyError, TypeError, ValueError) as error:
-        raise NoFiguresError(f"{folder / CONFIG} lacks what a decoder has: {error!r}") from error
+        raise UnknownModelSizeError(
+            f"{folder / CONFIG} lacks what a decoder has: {error!r}"
+        ) from error
     tied = bool(outer.get("tie_word_embeddings", config.get("tie_word_embeddings", False)))
-    parameters = _counted(folder, outer) or _estimated(found, heads, tied)
-    return Figures(parameters, *(getattr(found, name) for name in _REST))
+    parameters = _count_parameters(folder, outer) or _estimate_parameters(found, heads, tied)
+    return ModelSize(parameters, *(getattr(found, name) for name in _REST))
 
 
 _REST = ("layers", "hidden", "intermediate", "vocab", "kv_heads", "head_dim", "positions")
 
 
-def _counted(folder: Path, config: Mapping[str, Any]) -> int:
-    """From the weights' own files; 0 where there are none."""
+def _count_parameters(folder: Path, config: Mapping[str, Any]) -> int:
+    """Count the parameters from the weights' own files; 0 if there are none."""
     index = folder / INDEX
     if index.exists():
-        metadata = _object(index).get("metadata") or {}
+        metadata = _read_object(index).get("metadata") or {}
         if metadata.get("total_parameters"):
             return int(metadata["total_parameters"])
         dtype = str(config.get("dtype") or config.get("torch_dtype") or "bfloat16")
         return int(metadata.get("total_size") or 0) // _ITEM_BYTES.get(dtype, 2)
-    return sum(_in_file(path) for path in sorted(folder.glob("*.safetensors")))
+    return sum(_count_in_file(path) for path in sorted(folder.glob("*.safetensors")))
 
 
-def _in_file(path: Path) -> int:
+def _count_in_file(path: Path) -> int:
     try:
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
             if length > _MAX_HEADER_BYTES:
-                raise NoFiguresError(f"{path} is no safetensors file")
+                raise UnknownModelSizeError(f"{path} is no safetensors file")
             header = json.loads(file.read(length))
         tensors = (value for name, value in header.items() if name != "__metadata__")
         return sum(math.prod(tensor["shape"]) for tensor in tensors)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise NoFiguresError(f"{path} is no safetensors file: {error!r}") from error
+        raise UnknownModelSizeError(f"{path} is no safetensors file: {error!r}") from error
 
 
-def _estimated(f: Figures, heads: int, tied: bool) -> int:
-    """Of a dense decoder with gated feed-forward layers; norms and biases do not count."""
+def _estimate_parameters(f: ModelSize, heads: int, tied: bool) -> int:
+    """Estimate the parameters of a dense decoder with gated feed-forward layers, without norms
+    and biases."""
     attention = 2 * f.hidden * f.head_dim * (heads + f.kv_heads)
     layer = attention + 3 * f.hidden * f.intermediate
     return f.layers * layer + f.vocab * f.hidden * (1 if tied else 2)
 
 
-def _object(path: Path) -> dict[str, Any]:
+def _read_object(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise NoFiguresError(f"{path} cannot be read: {error}") from error
+        raise UnknownModelSizeError(f"{path} cannot be read: {error}") from error
     if not isinstance(value, dict):
-        raise NoFiguresError(f"{path} is no JSON object")
+        raise UnknownModelSizeError(f"{path} is no JSON object")
     return value

@@ -1,7 +1,6 @@
-"""The ways between the ranks of a ring, as sockets find them: a group only says that it timed out.
+"""TCP connectivity between the ranks of a ring: a process group itself only reports a timeout.
 
-Runs with the standard library alone, on every node.
-"""
+Runs with the standard library alone, on every node."""
 
 import fcntl
 import ipaddress
@@ -18,11 +17,11 @@ INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 _CONNECT_S = 5.0
 _SIOCGIFADDR = 0x8915
 
-Address = tuple[str, int]
+SocketAddress = tuple[str, int]
 
 
 def own_address(host: str) -> str:
-    """Of this machine, in the network in which `host` is reached. Raises OSError."""
+    """Return this machine's address in the network in which it reaches `host`. Raises OSError."""
     family, kind, _, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind) as probe:
         # Sends nothing: only the route is looked up.
@@ -30,15 +29,15 @@ def own_address(host: str) -> str:
         return str(probe.getsockname()[0])
 
 
-def listen(host: str) -> socket.socket:
-    """At a free port. Raises OSError."""
+def listen_on(host: str) -> socket.socket:
+    """Listen at a free port of `host`. Raises OSError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     return socket.create_server((host, 0), family=family, backlog=64)
 
 
-def speak_towards(host: str) -> str:
-    """Has gloo and NCCL use the network in which `host` is, unless the environment names one, as
-    the training ranks do. The address that is then this rank's. Raises OSError."""
+def select_interface(host: str) -> str:
+    """Make gloo and NCCL use the network of `host`, unless the environment names an interface,
+    as the training ranks do. Return the address of this rank that results. Raises OSError."""
     own = own_address(host)
     interface = _interface_of(own)
     for name in INTERFACES:
@@ -47,10 +46,10 @@ def speak_towards(host: str) -> str:
     return _address_of(os.environ.get(INTERFACES[0], "")) or own
 
 
-def unreached(peers: Mapping[int, Address]) -> list[str]:
-    """Of the ranks that listen at these addresses, those that cannot be reached, and why."""
+def find_unreachable(peers: Mapping[int, SocketAddress]) -> list[str]:
+    """List the ranks that cannot be reached at these addresses, and why."""
     with ThreadPoolExecutor(max_workers=max(1, len(peers))) as pool:
-        said = pool.map(_tried, peers.values())
+        said = pool.map(_try_connect, peers.values())
         return [
             f"cannot reach rank {rank} at {host} port {port} ({text})"
             for (rank, (host, port)), text in zip(peers.items(), said, strict=True)
@@ -58,8 +57,8 @@ def unreached(peers: Mapping[int, Address]) -> list[str]:
         ]
 
 
-def _tried(address: Address) -> str:
-    """Why an address is not reached; "" where it is."""
+def _try_connect(address: SocketAddress) -> str:
+    """Try to connect; return why that failed, or ""."""
     try:
         # That it is accepted takes nobody: the other side's kernel does it.
         socket.create_connection(address, timeout=_CONNECT_S).close()
@@ -70,8 +69,8 @@ def _tried(address: Address) -> str:
     return ""
 
 
-def mend(host: str) -> str:
-    """What to do about a way that is blocked, said on the machine that did not get through."""
+def suggest_network_fix(host: str) -> str:
+    """Suggest how to open a blocked connection; written for the machine that could not connect."""
     interfaces = ", ".join(name for _, name in socket.if_nameindex())
     fix = (
         "let all TCP ports through between the two, or set GLOO_SOCKET_IFNAME and"
@@ -84,7 +83,7 @@ def mend(host: str) -> str:
 
 
 def _interface_of(own: str) -> str | None:
-    """That has this address; None where it cannot be told, as of IPv6."""
+    """Return the interface that has this address; None if it cannot be determined, as for IPv6."""
     if ipaddress.ip_address(own).is_loopback:
         return "lo"
     names = [name for _, name in socket.if_nameindex()]
@@ -92,7 +91,8 @@ def _interface_of(own: str) -> str | None:
 
 
 def _address_of(interface: str) -> str | None:
-    """None where there is no such interface, or it has no address of IPv4."""
+    """Return the IPv4 address of an interface; None if there is no such interface or it has no
+    such address."""
     request: Any = struct.pack("256s", interface.encode()[:15])
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:

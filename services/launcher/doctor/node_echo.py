@@ -1,4 +1,4 @@
-"""Whether the nodes of a run hear each other over gRPC: with its largest messages, and its TLS."""
+"""Probe of gRPC between the nodes of a run: with its largest messages, and its TLS."""
 
 import asyncio
 import json
@@ -13,11 +13,11 @@ from services.common import rpc
 from services.common.arguments import TOKEN_VARIABLE
 from services.common.child_environment import child_environment
 from services.common.errors import ConfigError
-from services.common.interpreter import python
+from services.common.interpreter import python_command
 from services.common.tls import TLS_VARIABLE, Tls, likely_cause
 from services.launcher.doctor.echo_server import METHOD, SERVICE
 from services.launcher.doctor.findings import Finding, fail, first_line, ok
-from services.launcher.doctor.run_context import Subject
+from services.launcher.doctor.run_context import RunContext
 from services.launcher.state import GATEWAY, LEARNER, ROLLOUT
 
 # As large as messages of the contracts get.
@@ -25,34 +25,34 @@ _MESSAGE = bytes(2**20)
 _CALL_S = 8.0
 # Those that are called; rollouts only call.
 _SERVERS = (GATEWAY, LEARNER)
-_FIREWALL = "see whether it runs, and whether firewalls let its port through"
-IDENTITY = "start both sides with the same FLOTILLA_TOKEN, and with --tls-dir of the same run"
+_FIREWALL_FIX = "see whether it runs, and whether firewalls let its port through"
+IDENTITY_FIX = "start both sides with the same FLOTILLA_TOKEN, and with --tls-dir of the same run"
 NO_TOKEN = fail(
     f"{TOKEN_VARIABLE} is not set", f"export the {TOKEN_VARIABLE} that the nodes were started with"
 )
-_OLD = "start the echo there anew, with the version that is here"
+_OLD_VERSION_FIX = "start the echo there anew, with the version that is here"
 
 
-async def echo(subject: Subject) -> list[Finding]:
+async def probe_echo(subject: RunContext) -> list[Finding]:
     if subject.nodes:
         token = subject.environ.get(TOKEN_VARIABLE, "")
         if not token:
             return [NO_TOKEN]
-        calls = [_call(node, LEARNER, token, subject.tls) for node in subject.nodes]
+        calls = [_call_echo(node, LEARNER, token, subject.tls) for node in subject.nodes]
         return list(await asyncio.gather(*calls))
-    return await _between_own(subject)
+    return await _call_own_echoes(subject)
 
 
-async def _between_own(subject: Subject) -> list[Finding]:
-    """Processes in the places of gateway and learner, called as a rollout does."""
+async def _call_own_echoes(subject: RunContext) -> list[Finding]:
+    """Call echo processes in place of gateway and learner, as a rollout would."""
     token = secrets.token_urlsafe(32)
     members: dict[str, Tls] = {}
     if subject.backend != "local":
-        from services.launcher.security.certificates import mint_run
+        from services.launcher.security.certificates import mint_identity
 
-        members = dict(mint_run("doctor").members)
+        members = dict(mint_identity("doctor").members)
     async with AsyncExitStack() as stack:
-        servers = [_served(subject, token, members.get(service)) for service in _SERVERS]
+        servers = [_serve_echo(subject, token, members.get(service)) for service in _SERVERS]
         try:
             addresses = [await stack.enter_async_context(server) for server in servers]
         except ConfigError as error:
@@ -60,16 +60,16 @@ async def _between_own(subject: Subject) -> list[Finding]:
         caller = members.get(ROLLOUT)
         pairs = zip(addresses, _SERVERS, strict=True)
         return list(
-            await asyncio.gather(*(_call(at, service, token, caller) for at, service in pairs))
+            await asyncio.gather(*(_call_echo(at, service, token, caller) for at, service in pairs))
         )
 
 
 @asynccontextmanager
-async def _served(subject: Subject, token: str, tls: Tls | None) -> AsyncGenerator[str]:
-    """The address of an echo in a process of its own. Raises ConfigError."""
+async def _serve_echo(subject: RunContext, token: str, tls: Tls | None) -> AsyncGenerator[str]:
+    """Run an echo in a process of its own and yield its address. Raises ConfigError."""
     secret = {TOKEN_VARIABLE: token, **({TLS_VARIABLE: tls.to_text()} if tls else {})}
     process = await asyncio.create_subprocess_exec(
-        *python("-m", "services.launcher.doctor.echo_server", "--until-eof"),
+        *python_command("-m", "services.launcher.doctor.echo_server", "--until-eof"),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
@@ -89,7 +89,7 @@ async def _served(subject: Subject, token: str, tls: Tls | None) -> AsyncGenerat
         await process.communicate()
 
 
-async def _call(address: str, service: str, token: str, tls: Tls | None) -> Finding:
+async def _call_echo(address: str, service: str, token: str, tls: Tls | None) -> Finding:
     try:
         async with rpc.channel(
             address, token=token, tls=tls, peer=service, wait_for_ready=False
@@ -97,18 +97,18 @@ async def _call(address: str, service: str, token: str, tls: Tls | None) -> Find
             call: Any = channel.unary_unary(f"/{SERVICE}/{METHOD}")
             answer = await call(_MESSAGE, timeout=_CALL_S)
     except ConfigError as error:
-        return fail(f"{address}: {error}", IDENTITY)
+        return fail(f"{address}: {error}", IDENTITY_FIX)
     except grpc.aio.AioRpcError as error:
-        return refusal(address, error)
+        return explain_refusal(address, error)
     if answer != _MESSAGE:
         return fail(f"{address} gave back something else", "see what listens there")
     return ok(f"{address} gave {len(_MESSAGE)} bytes back {'under TLS' if tls else 'in clear'}")
 
 
-def refusal(address: str, error: grpc.aio.AioRpcError) -> Finding:
-    """Why a node's echo does not answer."""
+def explain_refusal(address: str, error: grpc.aio.AioRpcError) -> Finding:
+    """Explain why a node's echo does not answer."""
     if error.code() is grpc.StatusCode.UNIMPLEMENTED:
-        return fail(f"{address} is no echo, or one of an older version", _OLD)
+        return fail(f"{address} is no echo, or one of an older version", _OLD_VERSION_FIX)
     said = likely_cause(error.details()) or f"{error.code().name}: {error.details()}"
     stranger = error.code() is grpc.StatusCode.UNAUTHENTICATED or "certificate" in said
-    return fail(f"{address} does not answer: {said}", IDENTITY if stranger else _FIREWALL)
+    return fail(f"{address} does not answer: {said}", IDENTITY_FIX if stranger else _FIREWALL_FIX)

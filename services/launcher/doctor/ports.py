@@ -1,4 +1,4 @@
-"""Whether what is to be listened on is free, and what is to be reached can be."""
+"""Probe of TCP ports: those to listen on are free, those to reach are reachable."""
 
 import asyncio
 import secrets
@@ -9,25 +9,27 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from services.launcher.doctor.findings import Finding, NotApplicableError, fail, ok, warn
-from services.launcher.doctor.run_context import Subject
+from services.launcher.doctor.run_context import RunContext
 from services.launcher.state import GATEWAY, LEARNER
 
 _CONNECT_S = 5.0
 _LOOPBACK = "127.0.0.1"
 
 
-async def ports(subject: Subject) -> list[Finding]:
-    taken = [finding for what, port in _fixed(subject) if (finding := _free(what, port))]
-    advertised = await _advertised(subject)
+async def probe_ports(subject: RunContext) -> list[Finding]:
+    taken = [
+        finding for what, port in _list_fixed_ports(subject) if (finding := _check_free(what, port))
+    ]
+    advertised = await _check_advertised(subject)
     problems = [*taken, *advertised]
     if problems:
         return problems
-    fixed = ", ".join(f"{port} ({what})" for what, port in _fixed(subject))
+    fixed = ", ".join(f"{port} ({what})" for what, port in _list_fixed_ports(subject))
     return [ok(f"free: {fixed}" if fixed else "nothing is bound to a fixed port")]
 
 
-def _fixed(subject: Subject) -> Iterator[tuple[str, int]]:
-    """The ports of this machine that the spec names."""
+def _list_fixed_ports(subject: RunContext) -> Iterator[tuple[str, int]]:
+    """Yield the ports of this machine that the spec names."""
     sky = subject.plan.config.sky
     if subject.backend == "sky":
         if sky.registry_port:
@@ -44,8 +46,8 @@ def _fixed(subject: Subject) -> Iterator[tuple[str, int]]:
         yield "learner.weights.port", port
 
 
-def used_backends(subject: Subject) -> set[str]:
-    """The backends that the gateway's environments use; none where that is not known."""
+def used_backends(subject: RunContext) -> set[str]:
+    """Return the backends that the gateway's environments use; none if that is not known."""
     section = subject.sections.get(GATEWAY)
     if section is None:
         return set()
@@ -53,7 +55,7 @@ def used_backends(subject: Subject) -> set[str]:
     return {section["backend"], *own}
 
 
-def _free(what: str, port: int) -> Finding | None:
+def _check_free(what: str, port: int) -> Finding | None:
     with socket.socket() as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -64,26 +66,26 @@ def _free(what: str, port: int) -> Finding | None:
     return None
 
 
-async def _advertised(subject: Subject) -> list[Finding]:
-    """Whether a connection to the advertised address arrives at this machine."""
+async def _check_advertised(subject: RunContext) -> list[Finding]:
+    """Check that a connection to the advertised address arrives at this machine."""
     sky = subject.plan.config.sky
     if subject.backend != "sky" or sky.advertise is None:
         return []
     word = secrets.token_bytes(16)
 
-    async def greet(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def send_word(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(word)
         await writer.drain()
         writer.close()
 
     try:
-        server = await asyncio.start_server(greet, "0.0.0.0", sky.registry_port)
+        server = await asyncio.start_server(send_word, "0.0.0.0", sky.registry_port)
     except OSError:
         # The port is taken, which has been said.
         return []
     async with server:
         port = server.sockets[0].getsockname()[1]
-        heard = await _heard(sky.advertise, port, len(word))
+        heard = await _read_greeting(sky.advertise, port, len(word))
     if heard == word:
         return []
     fix = (
@@ -99,7 +101,7 @@ async def _advertised(subject: Subject) -> list[Finding]:
     return [say(f"{where} cannot be reached {away}: {heard or 'no answer'}", fix)]
 
 
-async def _heard(host: str, port: int, size: int) -> bytes | OSError:
+async def _read_greeting(host: str, port: int, size: int) -> bytes | OSError:
     try:
         async with asyncio.timeout(_CONNECT_S):
             reader, writer = await asyncio.open_connection(host, port)
@@ -113,8 +115,8 @@ async def _heard(host: str, port: int, size: int) -> bytes | OSError:
         return error
 
 
-async def webhook(subject: Subject) -> list[Finding]:
-    """Whether the webhook's host takes a connection; nothing is posted."""
+async def probe_webhook(subject: RunContext) -> list[Finding]:
+    """Check that the webhook's host accepts a connection; nothing is posted."""
     variable = subject.plan.config.notify.webhook_env
     if variable is None:
         raise NotApplicableError("no webhook is told")
@@ -126,7 +128,7 @@ async def webhook(subject: Subject) -> list[Finding]:
         port = url.port or (443 if url.scheme == "https" else 80)
     except ValueError:
         return [fail(f"{variable} has a port that is none", "write https://host:port/path")]
-    heard = await _heard(url.hostname, port, 0)
+    heard = await _read_greeting(url.hostname, port, 0)
     if isinstance(heard, OSError):
         what = f"{url.hostname}:{port} of {variable} cannot be reached: {heard}"
         return [fail(what, "correct the URL, or see whether that server runs")]

@@ -1,4 +1,4 @@
-"""Probes that block, in processes of their own: a deadline can end those."""
+"""Subprocesses for probes that block: a deadline can end a process."""
 
 import asyncio
 import json
@@ -17,16 +17,16 @@ from services.launcher.doctor.findings import Finding, Status, fail, first_line
 _ADAPTERS = "services.launcher.doctor.adapters"
 
 
-async def output_of(
+async def run_command(
     command: Sequence[str],
     given: bytes,
     environ: Mapping[str, str],
     handed: Sequence[int] = (),
     also: Sequence[str] = (),
 ) -> tuple[int, str, str]:
-    """Exit code, output and errors of a command, which gets the descriptors `handed` to it and, of
-    `environ`, what any process of ours gets and what is named `also`. Cancelled, it ends all that
-    the command is."""
+    """Run a command and return its exit code, output and errors. It gets the descriptors in
+    `handed` and, of `environ`, what every process of ours gets and what `also` names. On
+    cancellation its whole process group is killed."""
     process = await asyncio.create_subprocess_exec(
         *command,
         stdin=asyncio.subprocess.PIPE,
@@ -46,17 +46,18 @@ async def output_of(
     return code, output.decode(errors="replace"), errors.decode(errors="replace")
 
 
-async def ask(
+async def run_probe_module(
     python: str,
     module: str,
     question: Mapping[str, Any],
     environ: Mapping[str, str],
     also: Sequence[str] = (),
 ) -> list[Finding]:
-    """The findings of a probe's module in another process, by `answer`."""
-    command = interpreter.python("-m", f"{_ADAPTERS}.{module}", executable=python)
+    """Run a probe's module in another process, where it calls `answer_question`, and return its
+    findings."""
+    command = interpreter.python_command("-m", f"{_ADAPTERS}.{module}", executable=python)
     given = json.dumps(question).encode()
-    code, output, errors = await output_of(command, given, environ, also=also)
+    code, output, errors = await run_command(command, given, environ, also=also)
     try:
         pairs = json.loads(output.strip().splitlines()[-1])
         return [Finding(Status(status), detail) for status, detail in pairs]
@@ -66,7 +67,8 @@ async def ask(
         return [fail(what, "see whether it runs by hand, in an environment made anew by `make`")]
 
 
-def answer(probe: Callable[[Mapping[str, Any]], list[Finding]]) -> None:
-    """In the process: question from standard input, findings to standard output."""
+def answer_question(probe: Callable[[Mapping[str, Any]], list[Finding]]) -> None:
+    """Answer the parent process: read the question from standard input, write the findings to
+    standard output."""
     findings = probe(json.load(sys.stdin))
     say_json([[finding.status.value, finding.detail] for finding in findings])

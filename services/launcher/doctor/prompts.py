@@ -1,12 +1,12 @@
-"""How long the prompts of environments are, with their tools, by the policy's tokenizer and chat
-template: what is too long is found before an engine is loaded."""
+"""Length check of the environments' prompts with their tools, by the policy's tokenizer and
+chat template: a prompt that is too long is found before an engine is loaded."""
 
 import base64
 import json
 from collections.abc import Mapping
 from typing import Any
 
-from services.common.interpreter import python
+from services.common.interpreter import python_command
 from services.launcher.doctor.findings import (
     Finding,
     NotApplicableError,
@@ -16,14 +16,14 @@ from services.launcher.doctor.findings import (
     ok,
     warn,
 )
-from services.launcher.doctor.policy import NoPolicyError, policy_folder
-from services.launcher.doctor.probe_process import output_of
-from services.launcher.doctor.run_context import Subject
+from services.launcher.doctor.policy import NoPolicyError, fetch_policy_folder
+from services.launcher.doctor.probe_process import run_command
+from services.launcher.doctor.run_context import RunContext
 from services.launcher.state import ROLLOUT
 
 # The prompt is the rollout's: its own functions make it, in a process of its own. By environment
 # how many tokens it has, or why it cannot be made.
-_COUNT = """
+_COUNT_SCRIPT = """
 import base64, json, sys
 from pathlib import Path
 from flotilla.env_gateway.v1 import episode_service_pb2 as pb
@@ -53,20 +53,21 @@ print(json.dumps(told))
 
 
 class UncountedError(Exception):
-    """Nothing can be counted yet; the message says why."""
+    """Raised when nothing can be counted yet; the message says why."""
 
 
-async def prompts(
-    subject: Subject, opened: Mapping[str, bytes], single_turn: frozenset[str]
+async def check_prompts(
+    subject: RunContext, opened: Mapping[str, bytes], single_turn: frozenset[str]
 ) -> dict[str, Finding]:
-    """By environment; none where the probe `tokenizer` says why. `opened` are the gateway's
-    EpisodeReady, as they came over the wire. Raises UncountedError."""
+    """Return one finding per environment; none if the probe `tokenizer` already reports the
+    cause. `opened` are the gateway's EpisodeReady messages, as received. Raises
+    UncountedError."""
     rollout = subject.sections.get(ROLLOUT)
     if rollout is None or not opened:
         return {}
     try:
-        folder = await policy_folder(subject)
-        executable = subject.interpreter("tokenizers", "transformers")
+        folder = await fetch_policy_folder(subject)
+        executable = subject.find_interpreter("tokenizers", "transformers")
     except NotApplicableError as error:
         raise UncountedError(str(error)) from error
     except (NoPolicyError, UnprobedError):
@@ -78,23 +79,26 @@ async def prompts(
         "profile": rollout["prompt"]["profile"],
         "ready": {env_key: base64.b64encode(text).decode() for env_key, text in opened.items()},
     }
-    command = python("-c", _COUNT, executable=executable)
-    code, output, errors = await output_of(command, json.dumps(question).encode(), subject.environ)
+    command = python_command("-c", _COUNT_SCRIPT, executable=executable)
+    code, output, errors = await run_command(
+        command, json.dumps(question).encode(), subject.environ
+    )
     if code != 0:
         last = first_line("\n".join(reversed(errors.strip().splitlines())))
         what = f"prompts are not counted: the rollout's functions ended with code {code}: {last}"
         return {"": warn(what, "see whether the rollout's environment is whole")}
     told = json.loads(output.strip().splitlines()[-1])
     return {
-        env_key: judged(env_key, tokens, wrong, rollout, several=env_key not in single_turn)
+        env_key: judge_prompt(env_key, tokens, wrong, rollout, several=env_key not in single_turn)
         for env_key, (tokens, wrong) in told.items()
     }
 
 
-def judged(
+def judge_prompt(
     env_key: str, tokens: int, wrong: str, rollout: Mapping[str, Any], *, several: bool
 ) -> Finding:
-    """Whether a prompt leaves room for a turn, and for another where there may be `several`."""
+    """Judge whether a prompt leaves room for a turn, and for another one if there may be
+    `several`."""
     most, turn = rollout["max_input_length"], rollout["max_generate_length"]
     if wrong:
         return fail(f"{env_key}: {wrong}", "mend the chat template of policy.model")

@@ -1,7 +1,7 @@
-"""Whether processes as the ranks and engines are can join one group and pass tensors around.
+"""Probe of collectives: processes like the ranks and engines join one group and pass tensors
+around.
 
-They are all on this machine, or, where nodes are named, one here and one on each of them.
-"""
+They all run on this machine or, where nodes are named, one here and one on each node."""
 
 import asyncio
 import time
@@ -14,15 +14,21 @@ import grpc.aio
 from services.common import rpc
 from services.common.arguments import TOKEN_VARIABLE
 from services.common.errors import ConfigError
-from services.common.network import is_loopback, split
+from services.common.network import is_loopback, split_host_port
 from services.launcher.backends.local.backend import visible_gpus
 from services.launcher.doctor.echo_server import RING, SERVICE
 from services.launcher.doctor.findings import Finding, fail, ok, warn
-from services.launcher.doctor.network_check import listen, own_address
-from services.launcher.doctor.node_echo import IDENTITY, NO_TOKEN, refusal
-from services.launcher.doctor.probe_process import output_of
-from services.launcher.doctor.ring_rank import LIMIT_S, Outcome, Seat, outcome_from, sit
-from services.launcher.doctor.run_context import Subject
+from services.launcher.doctor.network_check import listen_on, own_address
+from services.launcher.doctor.node_echo import IDENTITY_FIX, NO_TOKEN, explain_refusal
+from services.launcher.doctor.probe_process import run_command
+from services.launcher.doctor.ring_rank import (
+    LIMIT_S,
+    RankAssignment,
+    RankOutcome,
+    parse_outcome,
+    run_rank,
+)
+from services.launcher.doctor.run_context import RunContext
 from services.launcher.state import LEARNER, ROLLOUT
 
 _MOST, _LEAST = 3, 2
@@ -35,11 +41,11 @@ _ADDRESSES = "write HOST:PORT, of hosts that this machine finds"
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
-    """What came of one rank; `refused` where its node did not even begin."""
+class _RankReport:
+    """Report of one rank; `refused` if its node did not even begin."""
 
     who: str
-    outcome: Outcome
+    outcome: RankOutcome
     refused: Finding | None = None
 
     @property
@@ -47,58 +53,60 @@ class _Told:
         return self.refused is not None or self.outcome.wrong != ""
 
 
-async def ring(subject: Subject) -> list[Finding]:
+async def probe_ring(subject: RunContext) -> list[Finding]:
     nodes = tuple(dict.fromkeys(subject.nodes))
     subject = replace(subject, nodes=nodes)
     if nodes and not subject.environ.get(TOKEN_VARIABLE):
         return [NO_TOKEN]
-    gpus, python = _gpus(subject, nodes), subject.interpreter("torch")
+    gpus, python = _assign_gpus(subject, nodes), subject.find_interpreter("torch")
     try:
         host = await asyncio.to_thread(_host_towards, nodes)
-        door = listen(host)
+        door = listen_on(host)
     except (ConfigError, OSError) as error:
         return [fail(f"{', '.join(nodes) or _HOST}: {error}", _ADDRESSES)]
     with door:
         at = door.getsockname()[1]
-        seats = [Seat(rank, len(gpus), host, at, gpu) for rank, gpu in enumerate(gpus)]
-        members = [_here(python, subject, seats[0], door.fileno())]
+        seats = [RankAssignment(rank, len(gpus), host, at, gpu) for rank, gpu in enumerate(gpus)]
+        members = [_run_here(python, subject, seats[0], door.fileno())]
         if nodes:
-            members += [_there(*each, subject) for each in zip(nodes, seats[1:], strict=True)]
+            members += [_run_on_node(*each, subject) for each in zip(nodes, seats[1:], strict=True)]
         else:
-            members += [_here(python, subject, seat) for seat in seats[1:]]
+            members += [_run_here(python, subject, seat) for seat in seats[1:]]
         started = time.monotonic()
         told = await _until_one_fails(members)
         took = time.monotonic() - started
-    return await _judged(told, seats[0], took, python, subject)
+    return await _judge_reports(told, seats[0], took, python, subject)
 
 
-def _gpus(subject: Subject, nodes: Sequence[str]) -> list[int | None]:
-    """For each rank the GPU that it takes, if they are to: all here, or one on every node."""
-    rank = subject.section(LEARNER)["rank"]
+def _assign_gpus(subject: RunContext, nodes: Sequence[str]) -> list[int | None]:
+    """Assign a GPU to each rank if GPUs are wanted: all on this machine, or one on every node."""
+    rank = subject.get_section(LEARNER)["rank"]
     wanted = rank["device"] == "cuda"
     if nodes:
         return [0 if wanted else None] * (len(nodes) + 1)
-    planned = rank["processes"] + subject.plan.config.replicas()[ROLLOUT]
+    planned = rank["processes"] + subject.plan.config.replica_counts()[ROLLOUT]
     world = max(_LEAST, min(_MOST, planned))
     seen = len(visible_gpus()) if wanted else 0
     return list(range(min(world, seen))) if seen >= _LEAST else [None] * world
 
 
 def _host_towards(nodes: Sequence[str]) -> str:
-    """Where nodes find this machine. Raises ConfigError, OSError."""
-    own = [own_address(split(node, "node")[0]) for node in nodes]
+    """Return the address at which nodes reach this machine. Raises ConfigError, OSError."""
+    own = [own_address(split_host_port(node, "node")[0]) for node in nodes]
     # From loopback a machine reaches its other addresses as well; others do not reach loopback.
     return min(own, key=is_loopback, default=_HOST)
 
 
-async def _here(python: str, subject: Subject, seat: Seat, listener: int | None = None) -> _Told:
+async def _run_here(
+    python: str, subject: RunContext, seat: RankAssignment, listener: int | None = None
+) -> _RankReport:
     who = f"rank {seat.rank}{' here' if subject.nodes else ''}"
-    return _Told(who, await sit(python, seat, subject.environ, listener))
+    return _RankReport(who, await run_rank(python, seat, subject.environ, listener))
 
 
-async def _there(node: str, seat: Seat, subject: Subject) -> _Told:
-    """A rank that a node's echo is."""
-    who, nothing = f"rank {seat.rank} on {node}", Outcome()
+async def _run_on_node(node: str, seat: RankAssignment, subject: RunContext) -> _RankReport:
+    """Run a rank on a node, by its echo."""
+    who, nothing = f"rank {seat.rank} on {node}", RankOutcome()
     try:
         async with rpc.channel(
             node,
@@ -108,21 +116,23 @@ async def _there(node: str, seat: Seat, subject: Subject) -> _Told:
             wait_for_ready=False,
         ) as channel:
             call: Any = channel.unary_unary(f"/{SERVICE}/{RING}")
-            return _Told(who, outcome_from(await call(seat.to_bytes(), timeout=_CALL_S)))
+            return _RankReport(who, parse_outcome(await call(seat.to_bytes(), timeout=_CALL_S)))
     except ConfigError as error:
-        return _Told(who, nothing, fail(f"{node}: {error}", IDENTITY))
+        return _RankReport(who, nothing, fail(f"{node}: {error}", IDENTITY_FIX))
     except grpc.aio.AioRpcError as error:
-        return _Told(who, nothing, refusal(node, error))
+        return _RankReport(who, nothing, explain_refusal(node, error))
     except ValueError:
         wrong = fail(f"{node} answers with something else", "see what listens there")
-        return _Told(who, nothing, wrong)
+        return _RankReport(who, nothing, wrong)
 
 
-async def _until_one_fails(members: Sequence[Coroutine[Any, Any, _Told]]) -> list[_Told]:
-    """What the ranks told, in the order in which they ended: all, or those until shortly after
-    one has failed. The others are ended."""
+async def _until_one_fails(
+    members: Sequence[Coroutine[Any, Any, _RankReport]],
+) -> list[_RankReport]:
+    """Collect the reports in the order in which ranks ended: all of them, or those up to
+    shortly after the first failure. The remaining ranks are cancelled."""
     tasks = {asyncio.ensure_future(member) for member in members}
-    told: list[_Told] = []
+    told: list[_RankReport] = []
     try:
         running = tasks
         while running and not any(each.went_wrong for each in told):
@@ -138,8 +148,12 @@ async def _until_one_fails(members: Sequence[Coroutine[Any, Any, _Told]]) -> lis
     return told
 
 
-async def _judged(
-    told: Sequence[_Told], first: Seat, took: float, python: str, subject: Subject
+async def _judge_reports(
+    told: Sequence[_RankReport],
+    first: RankAssignment,
+    took: float,
+    python: str,
+    subject: RunContext,
 ) -> list[Finding]:
     refused = [each.refused for each in told if each.refused is not None]
     if refused:
@@ -149,14 +163,17 @@ async def _judged(
         what = f"{told[0].outcome.how} ring of {first.world} processes"
         where = f", here and on {', '.join(subject.nodes)}," if subject.nodes else ""
         passed = ok(f"{what}{where} passed a tensor around in {took:.1f} s")
-        return [passed, *_differing(told)]
-    found = _causes(wrong, first, subject)
-    own = [await _own(python, subject)] if subject.nodes else []
-    return [*found, *_differing([*told, *own])]
+        return [passed, *_compare_torch_versions(told)]
+    found = _find_causes(wrong, first, subject)
+    own = [await _report_own_torch(python, subject)] if subject.nodes else []
+    return [*found, *_compare_torch_versions([*told, *own])]
 
 
-def _causes(wrong: Sequence[_Told], first: Seat, subject: Subject) -> list[Finding]:
-    """Where a way is blocked, what others meet with comes of that; else the first is the cause."""
+def _find_causes(
+    wrong: Sequence[_RankReport], first: RankAssignment, subject: RunContext
+) -> list[Finding]:
+    """Return the causes: blocked connections, if there are any, because other errors follow
+    from them; else the first error."""
     causes = [each for each in wrong if each.outcome.blocked] or wrong[:1]
     name = f"{'gloo' if first.gpu is None else 'nccl'} ring of {first.world}"
     if len(subject.nodes) > 1:
@@ -165,14 +182,14 @@ def _causes(wrong: Sequence[_Told], first: Seat, subject: Subject) -> list[Findi
     return [fail(f"{name}: {each.who}: {each.outcome.wrong}", each.outcome.fix) for each in causes]
 
 
-async def _own(python: str, subject: Subject) -> _Told:
-    """The version of torch that rank 0 has: it may have been ended before it told."""
-    code, output, _ = await output_of((python, "-c", _TORCH), b"", subject.environ)
-    return _Told("rank 0 here", Outcome(torch=output.strip() if code == 0 else ""))
+async def _report_own_torch(python: str, subject: RunContext) -> _RankReport:
+    """Report the torch version of rank 0, which may have been ended before it reported."""
+    code, output, _ = await run_command((python, "-c", _TORCH), b"", subject.environ)
+    return _RankReport("rank 0 here", RankOutcome(torch=output.strip() if code == 0 else ""))
 
 
-def _differing(told: Sequence[_Told]) -> list[Finding]:
-    """What is for CPUs and for CUDA may be one version."""
+def _compare_torch_versions(told: Sequence[_RankReport]) -> list[Finding]:
+    """Warn of differing torch versions; builds for CPU and for CUDA may be one version."""
     versions = {each.who: each.outcome.torch for each in told if each.outcome.torch}
     if len({version.partition("+")[0] for version in versions.values()}) < 2:
         return []

@@ -1,4 +1,4 @@
-"""One rank of a ring: where it sits, what came of it, and the process that is it."""
+"""One rank of a ring: its assignment, its outcome, and the process that runs it."""
 
 import ipaddress
 import json
@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 
 from services.common import interpreter
 from services.launcher.doctor.findings import first_line
-from services.launcher.doctor.probe_process import output_of
+from services.launcher.doctor.probe_process import run_command
 
 # All of a rank's life: its imports, waiting for the others, and what gloo and NCCL may take.
 LIMIT_S = 75
@@ -18,8 +18,8 @@ _BY_HAND = "see whether it runs by hand, in an environment made anew by `make`"
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
-    """A rank, among how many, and where rank 0 listens. `gpu` is the one that it takes where GPUs
+class RankAssignment:
+    """A rank, the size of its ring, and where rank 0 listens. `gpu` is the one it uses if GPUs
     are wanted and every rank has one; None for gloo."""
 
     rank: int
@@ -33,11 +33,12 @@ class Seat:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """What came of a rank: `wrong` is "" where all went well, and else `fix` says how to mend it.
+class RankOutcome:
+    """Outcome of a rank: `wrong` is "" if all went well; otherwise `fix` says how to correct
+    it.
 
-    `blocked` is said of a way that does not exist: what it brings about elsewhere tells nothing.
-    """
+    `blocked` marks a connection that cannot be made: errors that follow from it elsewhere
+    say nothing new."""
 
     wrong: str = ""
     fix: str = ""
@@ -50,10 +51,11 @@ class Outcome:
         return json.dumps(asdict(self)).encode()
 
 
-def seat_from(text: bytes) -> Seat:
-    """Of a caller elsewhere, which never sits where rank 0 does. Raises ValueError."""
+def parse_assignment(text: bytes) -> RankAssignment:
+    """Parse the assignment sent by a remote caller, which never takes rank 0 itself. Raises
+    ValueError."""
     try:
-        seat = Seat(**json.loads(text))
+        seat = RankAssignment(**json.loads(text))
         # Raises for what is no address: no rank looks up a stranger's names.
         ipaddress.ip_address(seat.host)
         if not 0 < seat.rank < seat.world <= _MOST_RANKS or not 0 < seat.port < 2**16:
@@ -63,26 +65,26 @@ def seat_from(text: bytes) -> Seat:
     return seat
 
 
-def outcome_from(text: bytes | str) -> Outcome:
-    """Raises ValueError."""
+def parse_outcome(text: bytes | str) -> RankOutcome:
+    """Parse an outcome. Raises ValueError."""
     try:
-        return Outcome(**json.loads(text))
+        return RankOutcome(**json.loads(text))
     except TypeError as error:
         raise ValueError(str(error)) from error
 
 
-async def sit(
-    python: str, seat: Seat, environ: Mapping[str, str], listener: int | None = None
-) -> Outcome:
-    """Be a rank, in a process that ends with this call. Rank 0 has the `listener` to hand on."""
+async def run_rank(
+    python: str, seat: RankAssignment, environ: Mapping[str, str], listener: int | None = None
+) -> RankOutcome:
+    """Run a rank in a process that ends with this call. Rank 0 passes its `listener` on."""
     handed: Sequence[int] = () if listener is None else (listener,)
-    command = interpreter.python("-m", _MODULE, *map(str, handed), executable=python)
-    code, output, errors = await output_of(command, seat.to_bytes(), environ, handed)
+    command = interpreter.python_command("-m", _MODULE, *map(str, handed), executable=python)
+    code, output, errors = await run_command(command, seat.to_bytes(), environ, handed)
     try:
         # Vendors print as well.
-        return outcome_from(output.strip().splitlines()[-1])
+        return parse_outcome(output.strip().splitlines()[-1])
     except (ValueError, IndexError):
         if code == -signal.SIGALRM:
-            return Outcome(f"did not come through within {LIMIT_S} s", _BY_HAND)
+            return RankOutcome(f"did not come through within {LIMIT_S} s", _BY_HAND)
         last = first_line("\n".join(reversed(errors.strip().splitlines())))
-        return Outcome(f"ended with code {code}: {last or 'it said nothing'}", _BY_HAND)
+        return RankOutcome(f"ended with code {code}: {last or 'it said nothing'}", _BY_HAND)

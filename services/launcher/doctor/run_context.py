@@ -1,4 +1,4 @@
-"""What the doctor looks at: a spec, the parts that the services make of it, and this machine."""
+"""Input of the doctor: a spec, the sections that the services make of it, and this machine."""
 
 import asyncio
 import json
@@ -19,19 +19,20 @@ from services.launcher.doctor.findings import (
     first_line,
     ok,
 )
-from services.launcher.doctor.probe_process import output_of
-from services.launcher.plan import Plan, check_command
+from services.launcher.doctor.probe_process import run_command
+from services.launcher.plan import RunPlan, check_command
 from services.launcher.state import GATEWAY, LEARNER, ROLLOUT, RunMode
 
 SERVICES = (GATEWAY, LEARNER, ROLLOUT)
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
+class RunContext:
     """A run that is to be started. `sections` has the whole configuration of each service, with
-    all defaults; what is replaced by `launcher.modules`, or is wrong, is not in it."""
+    all defaults; services that `launcher.modules` replaces, or whose section is invalid, are
+    absent."""
 
-    plan: Plan
+    plan: RunPlan
     shared: SharedConfig
     environ: Mapping[str, str]
     # The folder of all runs.
@@ -50,71 +51,71 @@ class Subject:
 
     @property
     def sky_home(self) -> Path:
-        """Where SkyPilot keeps its catalog on this machine."""
+        """Folder in which SkyPilot keeps its catalog on this machine."""
         return Path(self.environ.get("HOME", "/nonexistent")) / ".sky"
 
-    def section(self, service: str) -> Mapping[str, Any]:
-        """Raises NotApplicableError where it is not known."""
+    def get_section(self, service: str) -> Mapping[str, Any]:
+        """Return the section of a service. Raises NotApplicableError if it is not known."""
         if service not in self.sections:
             raise NotApplicableError(f"the configuration of {service} is not known")
         return self.sections[service]
 
-    def interpreter(self, *modules: str) -> str:
-        """That of the services. Where it is not here, the launcher's own for a probe that takes no
-        more than these modules. Raises UnprobedError."""
+    def find_interpreter(self, *modules: str) -> str:
+        """Return the services' interpreter. If it is not here, return the launcher's own for a
+        probe that needs only these modules. Raises UnprobedError."""
         if self.python is not None:
             return str(self.python)
         lacking = [module for module in modules if find_spec(module) is None]
         if modules and not lacking:
             return sys.executable
         lacks = f"lacks {', '.join(lacking)}" if lacking else "is another one"
-        raise self.unprobed(f"the launcher's own {lacks}")
+        raise self.make_unprobed_error(f"the launcher's own {lacks}")
 
-    def unprobed(self, why: str) -> UnprobedError:
-        """For what only the interpreter of the services can tell."""
+    def make_unprobed_error(self, why: str) -> UnprobedError:
+        """Build the error for what only the services' interpreter can tell."""
         return UnprobedError(
             f"not looked at: there is no {self.plan.config.sky.python} here to ask, and {why}",
             "make it here (`make setup` makes .venv), and the doctor asks it; machines make theirs",
         )
 
-    def policy_made_later(self) -> bool:
-        """Whether a command of the spec is still to make the policy."""
+    def is_policy_made_later(self) -> bool:
+        """Return whether a command of the spec has yet to make the policy."""
         return is_made_later(self, self.shared.policy.model)
 
 
-def is_made_later(subject: Subject, path: str) -> bool:
-    """Whether one of the spec's [[prepare]] makes this file, and has not."""
+def is_made_later(subject: RunContext, path: str) -> bool:
+    """Return whether one of the spec's [[prepare]] commands makes this file, and has not yet."""
     tables = subject.plan.spec.get("prepare", [])
     made = {str(table.get("creates")) for table in tables if isinstance(table, Mapping)}
     return path in made and not Path(path).exists()
 
 
-def subject_of(plan: Plan, folder: Path, environ: Mapping[str, str]) -> Subject:
-    """Of a plan, before the services were asked. Raises ConfigError."""
+def make_run_context(plan: RunPlan, folder: Path, environ: Mapping[str, str]) -> RunContext:
+    """Make the context of a plan, before the services were asked. Raises ConfigError."""
     python: Path | None = Path(sys.executable)
     if plan.config.backend == "sky":
         there = Path(plan.config.sky.python)
         python = there.absolute() if there.exists() else None
-    return Subject(plan, parse_shared(plan.spec, where="spec"), environ, folder, python)
+    return RunContext(plan, parse_shared(plan.spec, where="spec"), environ, folder, python)
 
 
-async def read_sections(subject: Subject) -> tuple[dict[str, Mapping[str, Any]], list[Finding]]:
-    """What each service makes of its part of the spec, and what it has against it."""
-    read = await asyncio.gather(*(_read(subject, service) for service in SERVICES))
+async def read_sections(subject: RunContext) -> tuple[dict[str, Mapping[str, Any]], list[Finding]]:
+    """Return each service's view of its part of the spec, and its objections."""
+    read = await asyncio.gather(*(_read_section(subject, service) for service in SERVICES))
     sections = {service: section for service, section, _ in read if section is not None}
     findings = [finding for _, _, finding in read if finding is not None]
     return sections, findings or [ok(f"valid for {', '.join(sections) or 'the launcher'}")]
 
 
-async def _read(
-    subject: Subject, service: str
+async def _read_section(
+    subject: RunContext, service: str
 ) -> tuple[str, Mapping[str, Any] | None, Finding | None]:
     if service in subject.plan.config.modules:
         # Whatever it would print, its keys are not those that the probes know.
         return service, None, None
     command = (*check_command({}, service)[:-1], "--print-config")
     given = subject.plan.text.encode()
-    code, output, errors = await output_of(command, given, subject.environ)
+    code, output, errors = await run_command(command, given, subject.environ)
     if code != 0:
         said = errors.strip() or f"exited with code {code}"
         return service, None, fail(f"{service}: {said}", "correct the spec")

@@ -1,4 +1,4 @@
-"""Runs probes, all at once, each with a deadline of its own."""
+"""Concurrent execution of probes, each with a deadline of its own."""
 
 import asyncio
 from collections.abc import Collection, Sequence
@@ -7,81 +7,85 @@ from dataclasses import replace
 from services.launcher.doctor.findings import (
     Finding,
     NotApplicableError,
-    Result,
+    ProbeResult,
     Status,
     UnprobedError,
-    combine,
+    combine_findings,
     fail,
-    hide,
+    hide_secrets,
 )
 from services.launcher.doctor.probe_list import PROBES, Probe
-from services.launcher.doctor.run_context import Subject, read_sections
+from services.launcher.doctor.run_context import RunContext, read_sections
 
 SPEC = "spec"
 _SPEC_LIMIT_S = 60.0
 _SKIPPED = "left out, as --skip or launcher.skip_probes asks"
 
 
-async def examine(
-    subject: Subject, skip: Collection[str] = (), probes: Sequence[Probe] = PROBES
-) -> list[Result]:
-    """One result for each probe, in their order, after that of the spec itself."""
+async def examine_run(
+    subject: RunContext, skip: Collection[str] = (), probes: Sequence[Probe] = PROBES
+) -> list[ProbeResult]:
+    """Return one result for each probe, in their order, after that of the spec itself."""
     try:
         async with asyncio.timeout(_SPEC_LIMIT_S):
             sections, findings = await read_sections(subject)
     except TimeoutError:
-        sections, findings = {}, [_late(_SPEC_LIMIT_S)]
-    if wrong := unknown(subject.plan.config.skip_probes):
+        sections, findings = {}, [_make_timeout_finding(_SPEC_LIMIT_S)]
+    if wrong := find_unknown_probes(subject.plan.config.skip_probes):
         what = f"launcher.skip_probes: there is no probe {wrong[0]!r}"
         findings = [*findings, fail(what, f"there are {', '.join(p.name for p in PROBES)}")]
     # A spec that is wrong is no matter of taste: it cannot be left out.
-    about_spec = _told(combine(SPEC, findings), subject)
-    return [about_spec, *await run(replace(subject, sections=sections), probes, skip)]
+    about_spec = _redact_result(combine_findings(SPEC, findings), subject)
+    return [about_spec, *await run_probes(replace(subject, sections=sections), probes, skip)]
 
 
-async def run(
-    subject: Subject, probes: Sequence[Probe], skip: Collection[str] = ()
-) -> list[Result]:
-    """One result for each of these probes, of a subject whose sections are known."""
+async def run_probes(
+    subject: RunContext, probes: Sequence[Probe], skip: Collection[str] = ()
+) -> list[ProbeResult]:
+    """Return one result for each of these probes, for a context whose sections are known."""
     left_out = {*skip, *subject.plan.config.skip_probes}
-    return list(await asyncio.gather(*(_one(probe, subject, left_out) for probe in probes)))
+    return list(await asyncio.gather(*(_run_probe(probe, subject, left_out) for probe in probes)))
 
 
-async def _one(probe: Probe, subject: Subject, left_out: Collection[str]) -> Result:
+async def _run_probe(probe: Probe, subject: RunContext, left_out: Collection[str]) -> ProbeResult:
     if probe.name in left_out:
-        return combine(probe.name, [Finding(Status.SKIPPED, _SKIPPED)])
+        return combine_findings(probe.name, [Finding(Status.SKIPPED, _SKIPPED)])
     try:
         async with asyncio.timeout(probe.limit_s):
             findings = await probe.run(subject)
     except TimeoutError:
-        findings = [_late(probe.limit_s)]
+        findings = [_make_timeout_finding(probe.limit_s)]
     except NotApplicableError as error:
         findings = [Finding(Status.SKIPPED, str(error))]
     except UnprobedError as error:
         findings = [error.finding]
     # A defect of a probe is a result as well: the others have something to say.
     except Exception as error:  # noqa: BLE001
-        findings = [fail(f"the probe itself failed: {error!r}", f"leave it out: {_skip(probe)}")]
-    return _told(combine(probe.name, findings), subject)
+        findings = [
+            fail(f"the probe itself failed: {error!r}", f"leave it out: {_skip_flag(probe)}")
+        ]
+    return _redact_result(combine_findings(probe.name, findings), subject)
 
 
-def _skip(probe: Probe) -> str:
+def _skip_flag(probe: Probe) -> str:
     return f"--skip {probe.name}"
 
 
-def _late(limit_s: float) -> Finding:
+def _make_timeout_finding(limit_s: float) -> Finding:
     return fail(
         f"no answer within {limit_s:g} s", "see what hangs there, or leave the probe out by --skip"
     )
 
 
-def _told(result: Result, subject: Subject) -> Result:
+def _redact_result(result: ProbeResult, subject: RunContext) -> ProbeResult:
     config = subject.plan.config
     named = (config.notify.slack.token_env, config.notify.webhook_env or "", *config.sky.secrets)
-    hidden = (replace(f, detail=hide(f.detail, subject.environ, named)) for f in result.findings)
+    hidden = (
+        replace(f, detail=hide_secrets(f.detail, subject.environ, named)) for f in result.findings
+    )
     return replace(result, findings=tuple(hidden))
 
 
-def unknown(names: Collection[str]) -> list[str]:
-    """Those that are no probes."""
+def find_unknown_probes(names: Collection[str]) -> list[str]:
+    """Return the names that belong to no probe."""
     return sorted(set(names) - {probe.name for probe in PROBES})

@@ -1,10 +1,10 @@
-"""Whether the variables are set that machines are to be given."""
+"""Probe of secrets: the variables to be handed to machines are set."""
 
 from services.launcher.doctor.findings import Finding, NotApplicableError, fail, ok
-from services.launcher.doctor.run_context import Subject
+from services.launcher.doctor.run_context import RunContext
 
 
-async def secrets(subject: Subject) -> list[Finding]:
+async def probe_secrets(subject: RunContext) -> list[Finding]:
     names = subject.plan.config.sky.secrets if subject.backend == "sky" else ()
     if not names:
         raise NotApplicableError("no variable is to be handed over")

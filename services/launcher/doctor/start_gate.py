@@ -1,4 +1,4 @@
-"""The doctor before a start: what fails refuses the run, before it costs anything."""
+"""The doctor before a start: a failed probe refuses the run before it costs anything."""
 
 import os
 from collections.abc import Sequence
@@ -7,27 +7,28 @@ from dataclasses import replace
 from services.common.errors import ConfigError
 from services.launcher.doctor.findings import Status
 from services.launcher.doctor.probe_list import PROBES
-from services.launcher.doctor.run_context import subject_of
-from services.launcher.doctor.run_probes import examine
-from services.launcher.plan import BadSpecError, read_spec
-from services.launcher.ports import Intent, RefusedError
+from services.launcher.doctor.run_context import make_run_context
+from services.launcher.doctor.run_probes import examine_run
+from services.launcher.plan import BadSpecError, parse_spec
+from services.launcher.ports import PendingRun, RunRefusedError
 
 
-async def doctor_gate(intent: Intent) -> Sequence[str]:
-    """Implements `ports.Gate`: all probes before machines are rented, the quick ones here."""
+async def doctor_gate(intent: PendingRun) -> Sequence[str]:
+    """Run the doctor as `ports.Gate`: all probes before machines are rented, the quick ones for
+    this machine."""
     try:
-        subject = subject_of(read_spec(intent.spec_json), intent.run_dir.parent, os.environ)
+        subject = make_run_context(parse_spec(intent.spec_json), intent.run_dir.parent, os.environ)
     except (BadSpecError, ConfigError) as error:
-        raise RefusedError(str(error)) from error
+        raise RunRefusedError(str(error)) from error
     subject = replace(subject, mode=intent.run.mode)
     everything = intent.config.backend != "local"
     probes = [probe for probe in PROBES if everything or probe.local]
-    results = await examine(subject, probes=probes)
-    warned = [told for result in results for told in result.told(Status.WARN)]
-    failed = [told for result in results for told in result.told(Status.FAIL)]
+    results = await examine_run(subject, probes=probes)
+    warned = [told for result in results for told in result.format_findings(Status.WARN)]
+    failed = [told for result in results for told in result.format_findings(Status.FAIL)]
     if failed:
         lines = "\n".join(failed)
-        raise RefusedError(
+        raise RunRefusedError(
             f"the doctor found what would fail:\n{lines}\nTo start in spite of one, leave it out:"
             " launcher.skip_probes"
         )

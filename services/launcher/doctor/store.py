@@ -1,10 +1,11 @@
-"""Whether checkpoints can be uploaded, read back and removed; and whether they are."""
+"""Probe of the checkpoint store: objects can be uploaded, read back and removed, and uploads
+are configured."""
 
 from services.launcher.backends.sky import cost_estimate, resources
 from services.launcher.doctor.findings import Finding, NotApplicableError, fail, warn
-from services.launcher.doctor.probe_process import ask
-from services.launcher.doctor.run_context import Subject
-from services.launcher.security.env_filter import STORE
+from services.launcher.doctor.probe_process import run_probe_module
+from services.launcher.doctor.run_context import RunContext
+from services.launcher.security.env_filter import STORE_VARIABLES
 from services.launcher.state import LEARNER, RunMode
 
 # One of them, or a role of the machine, opens a bucket.
@@ -15,8 +16,8 @@ _LEAVE_OUT = (
 )
 
 
-async def store(subject: Subject) -> list[Finding]:
-    section = subject.section(LEARNER)
+async def probe_store(subject: RunContext) -> list[Finding]:
+    section = subject.get_section(LEARNER)
     checkpoint = section["checkpoint"]
     if checkpoint["remote"] is not None:
         question = {
@@ -25,20 +26,23 @@ async def store(subject: Subject) -> list[Finding]:
             # What the launcher's own packages lack, those of the services may have.
             "elsewhere": subject.python is None,
         }
-        python = subject.interpreter("fsspec")
-        found = await ask(python, "store_probe", question, subject.environ, STORE)
-        return [*found, *_only_here(subject, checkpoint["remote"])]
+        python = subject.find_interpreter("fsspec")
+        found = await run_probe_module(
+            python, "store_probe", question, subject.environ, STORE_VARIABLES
+        )
+        return [*found, *_check_handed_keys(subject, checkpoint["remote"])]
     config = subject.plan.config
-    lost = cost_estimate.unkept(section, config)
+    lost = cost_estimate.describe_unkept(section, config)
     if subject.backend != "sky" or subject.mode is not RunMode.TRAIN or not lost:
         raise NotApplicableError(f"{cost_estimate.REMOTE} is not set: nothing is uploaded")
     # There a lost node costs nothing: homes are on a server.
-    say = warn if resources.on_slurm(config.sky, LEARNER) else fail
-    return [say(lost, f"{cost_estimate.KEEP}; {_LEAVE_OUT}")]
+    say = warn if resources.is_on_slurm(config.sky, LEARNER) else fail
+    return [say(lost, f"{cost_estimate.KEEP_HINT}; {_LEAVE_OUT}")]
 
 
-def _only_here(subject: Subject, url: str) -> list[Finding]:
-    """Machines are handed variables: what was tried with a file of this one says little of them."""
+def _check_handed_keys(subject: RunContext, url: str) -> list[Finding]:
+    """Warn if machines are handed no credentials: a test with a credentials file of this
+    machine says little about them."""
     handed = any(subject.environ.get(name) for name in _CREDENTIALS)
     if subject.backend != "sky" or not url.startswith("s3") or handed:
         return []

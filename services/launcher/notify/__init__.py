@@ -1,1 +1,2 @@
-"""Tells people about runs: `messages.py` writes, `outbox.py` keeps, `delivery.py` sends."""
+"""Notifications about runs: `messages.py` writes them, `outbox.py` keeps them, `delivery.py`
+sends them."""

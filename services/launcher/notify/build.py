@@ -1,4 +1,4 @@
-"""Puts together who tells people of runs: the notifier, its outbox, and what takes its letters."""
+"""Assembly of the notifier, its outbox, and the delivery of its letters."""
 
 import asyncio
 import os
@@ -7,37 +7,40 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from services.common.errors import ConfigError
-from services.launcher.notify.delivery import Post
+from services.launcher.notify.delivery import DeliveryWorker
 from services.launcher.notify.notifier import Notifier
-from services.launcher.notify.outbox import Outbox, Target
+from services.launcher.notify.outbox import DeliveryTarget, Outbox
 from services.launcher.notify.sinks import Sink
-from services.launcher.store.ledger import Store
+from services.launcher.store.ledger import Ledger
 
 
-def sink_of(target: Target) -> Sink:
-    """What delivers to a target, with its secret out of this process's environment."""
+def make_sink(target: DeliveryTarget) -> Sink:
+    """Make the sink that delivers to a target, with its secret from this process's environment."""
     secret = os.environ.get(target.secret_env, "")
     # Their HTTP client takes a while to import, and most launchers tell nobody.
     if target.kind == "slack":
-        from services.launcher.notify.adapters.slack import Slack
+        from services.launcher.notify.adapters.slack import SlackSink
 
-        return Slack(target, secret)
+        return SlackSink(target, secret)
     if target.kind == "webhook":
-        from services.launcher.notify.adapters.webhook import Webhook
+        from services.launcher.notify.adapters.webhook import WebhookSink
 
-        return Webhook(target, secret)
+        return WebhookSink(target, secret)
     raise ConfigError(f"the outbox has a letter for {target.kind!r}, which is nothing known here")
 
 
 @asynccontextmanager
-async def notifying(runs: Path) -> AsyncGenerator[Notifier]:
-    """An observer of the runs in this folder. What it hears is sent meanwhile, and what is left in
-    the end by the next launcher."""
-    store = Store(runs / "launcher.sqlite")
+async def open_notifier(runs: Path) -> AsyncGenerator[Notifier]:
+    """Open an observer of the runs in this folder. Its messages are sent meanwhile; those left
+    in the end are for the next launcher."""
+    store = Ledger(runs / "launcher.sqlite")
     outbox = Outbox(runs / "launcher.sqlite")
-    post = Post(outbox, sink_of)
+    post = DeliveryWorker(outbox, make_sink)
     notifier = Notifier(runs, store, outbox, post)
-    tasks = [asyncio.create_task(post.run()), asyncio.create_task(notifier.watch())]
+    tasks = [
+        asyncio.create_task(post.run_delivery()),
+        asyncio.create_task(notifier.watch_metrics()),
+    ]
     try:
         yield notifier
     finally:

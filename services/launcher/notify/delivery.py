@@ -1,4 +1,4 @@
-"""Takes letters out of the outbox to where they belong, for as long as that takes."""
+"""Delivery of letters from the outbox to their targets, for as long as that takes."""
 
 import asyncio
 import time
@@ -6,9 +6,9 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from services.common.log import get_logger, redact
-from services.launcher.control.background import unbroken
-from services.launcher.notify.outbox import Letter, Outbox, State, Target
-from services.launcher.notify.sinks import LaterError, RefusedError, Sink
+from services.launcher.control.background import run_safely
+from services.launcher.notify.outbox import DeliveryTarget, Letter, LetterState, Outbox
+from services.launcher.notify.sinks import DeliveryDelayedError, DeliveryRefusedError, Sink
 
 _FIRST_PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 300.0
@@ -19,13 +19,14 @@ _LOOK_S = 5.0
 _log = get_logger(__name__)
 
 
-class Post:
-    """Sends what is due. A target that is away, slow or wrong costs time of nothing else."""
+class DeliveryWorker:
+    """Worker that sends the letters that are due. A target that is away, slow or wrong delays
+    no other."""
 
     def __init__(
         self,
         outbox: Outbox,
-        make: Callable[[Target], Sink],
+        make: Callable[[DeliveryTarget], Sink],
         *,
         clock: Callable[[], float] = time.time,
         first_pause_s: float = _FIRST_PAUSE_S,
@@ -34,29 +35,29 @@ class Post:
         self._make = make
         self._clock = clock
         self._first_pause_s = first_pause_s
-        self._sinks: dict[Target, Sink] = {}
-        self._resting: dict[Target, float] = {}
-        self._complained: set[tuple[Target, str]] = set()
+        self._sinks: dict[DeliveryTarget, Sink] = {}
+        self._resting: dict[DeliveryTarget, float] = {}
+        self._complained: set[tuple[DeliveryTarget, str]] = set()
         self._wake = asyncio.Event()
 
-    def wake(self) -> None:
-        """There is something new in the outbox."""
+    def wake_up(self) -> None:
+        """Wake the worker: there is something new in the outbox."""
         self._wake.set()
 
-    async def run(self) -> None:
+    async def run_delivery(self) -> None:
         """Send until cancelled."""
         while True:
             self._wake.clear()
-            await unbroken(self.deliver, "delivering messages")
+            await run_safely(self.deliver_due, "delivering messages")
             # Not wait_for: it swallows a cancellation that comes together with the event.
             with suppress(TimeoutError):
-                async with asyncio.timeout(self._patience()):
+                async with asyncio.timeout(self._seconds_to_next()):
                     await self._wake.wait()
 
-    async def deliver(self) -> None:
+    async def deliver_due(self) -> None:
         """Send all that is due now, to all targets at once, in order for each."""
-        while letters := [letter for letter in self._outbox.heads() if self._due(letter)]:
-            targets: dict[Target, list[Letter]] = {letter.target: [] for letter in letters}
+        while letters := [letter for letter in self._outbox.list_heads() if self._is_due(letter)]:
+            targets: dict[DeliveryTarget, list[Letter]] = {letter.target: [] for letter in letters}
             for letter in letters:
                 targets[letter.target].append(letter)
             await asyncio.gather(*(self._deliver_to(found) for found in targets.values()))
@@ -65,65 +66,67 @@ class Post:
         """Give what is due one more try, within the grace; the rest is for the next launcher."""
         with suppress(TimeoutError):
             async with asyncio.timeout(grace_s):
-                await self.deliver()
+                await self.deliver_due()
         await asyncio.gather(*(sink.close() for sink in self._sinks.values()))
         self._sinks.clear()
 
-    def _due(self, letter: Letter) -> bool:
+    def _is_due(self, letter: Letter) -> bool:
         now = self._clock()
         return letter.due <= now and self._resting.get(letter.target, 0.0) <= now
 
-    def _patience(self) -> float:
+    def _seconds_to_next(self) -> float:
         now = self._clock()
-        dues = [max(x.due, self._resting.get(x.target, 0.0)) - now for x in self._outbox.heads()]
+        dues = [
+            max(x.due, self._resting.get(x.target, 0.0)) - now for x in self._outbox.list_heads()
+        ]
         return max(0.01, min([_LOOK_S, *dues]))
 
     async def _deliver_to(self, letters: list[Letter]) -> None:
         for letter in letters:
-            if self._due(letter):
+            if self._is_due(letter):
                 await self._deliver_one(letter)
 
     async def _deliver_one(self, letter: Letter) -> None:
         now = self._clock()
         if now - letter.created > _GIVE_UP_S:
             _log.warning("a message was never delivered", run_id=letter.run_id, key=letter.key)
-            self._outbox.give_up(letter, "too old")
+            self._outbox.mark_given_up(letter, "too old")
             return
-        unsure = letter.state is State.SENDING
+        unsure = letter.state is LetterState.SENDING
         try:
-            thread = await self._send(letter)
-        except LaterError as error:
-            pause_s = max(error.after_s, self._backoff(letter))
+            thread = await self._send_letter(letter)
+        except DeliveryDelayedError as error:
+            pause_s = max(error.after_s, self._backoff_s(letter))
             if error.after_s:
                 self._resting[letter.target] = now + error.after_s
             unsure = unsure or error.unsure
-            self._outbox.later(letter, now + pause_s, str(error), unsure=unsure)
-            self._complain(letter.target, str(error), fatal=False)
-        except RefusedError as error:
+            self._outbox.mark_delayed(letter, now + pause_s, str(error), unsure=unsure)
+            self._complain_once(letter.target, str(error), fatal=False)
+        except DeliveryRefusedError as error:
             self._resting[letter.target] = now + _REFUSED_PAUSE_S
-            self._outbox.later(letter, now + _REFUSED_PAUSE_S, str(error), unsure=unsure)
-            self._complain(letter.target, str(error), fatal=True)
+            self._outbox.mark_delayed(letter, now + _REFUSED_PAUSE_S, str(error), unsure=unsure)
+            self._complain_once(letter.target, str(error), fatal=True)
         else:
-            self._outbox.sent(letter, thread)
+            self._outbox.mark_sent(letter, thread)
             self._complained = {known for known in self._complained if known[0] != letter.target}
 
-    async def _send(self, letter: Letter) -> str:
-        """Of a letter that may have arrived, look first."""
+    async def _send_letter(self, letter: Letter) -> str:
+        """Send a letter; look first for one that may have arrived before."""
         sink = self._sinks.get(letter.target)
         if sink is None:
             sink = self._sinks[letter.target] = self._make(letter.target)
-        if letter.state is State.SENDING:
-            thread = await sink.find(letter)
+        if letter.state is LetterState.SENDING:
+            thread = await sink.find_thread(letter)
             if thread is not None:
                 return thread
-        self._outbox.sending(letter)
-        return await sink.send(letter)
+        self._outbox.mark_sending(letter)
+        return await sink.send_letter(letter)
 
-    def _backoff(self, letter: Letter) -> float:
+    def _backoff_s(self, letter: Letter) -> float:
         return min(_LONGEST_PAUSE_S, self._first_pause_s * 2 ** min(letter.attempts, 16))
 
-    def _complain(self, target: Target, problem: str, *, fatal: bool) -> None:
-        """Once for each problem, until something gets through."""
+    def _complain_once(self, target: DeliveryTarget, problem: str, *, fatal: bool) -> None:
+        """Log each problem once, until something gets through."""
         if (target, problem) in self._complained:
             return
         self._complained.add((target, problem))

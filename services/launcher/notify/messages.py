@@ -1,4 +1,4 @@
-"""Which event of a run becomes which message. Pure."""
+"""Messages for events of a run, pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,8 +12,8 @@ _TEXT_CHARACTERS = 1_500
 _LOG_CHARACTERS = 2_500
 
 
-class Kind(StrEnum):
-    """What a message is about."""
+class MessageKind(StrEnum):
+    """Subject of a message."""
 
     STARTED = "started"
     RESUMED = "resumed"
@@ -30,7 +30,7 @@ class Kind(StrEnum):
 class Message:
     """One message for people. `facts` are pairs of a label and a value."""
 
-    kind: Kind
+    kind: MessageKind
     title: str
     facts: tuple[tuple[str, str], ...] = ()
     text: str = ""
@@ -39,8 +39,8 @@ class Message:
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
-    """What messages say of a run; amounts are US dollars."""
+class RunFacts:
+    """Facts of a run that messages report; amounts are US dollars."""
 
     run_id: str
     name: str
@@ -66,23 +66,24 @@ class Facts:
     log: str = ""
 
 
-def of_state(state: RunState, facts: Facts, *, resumed: bool = False) -> list[Message]:
-    """What a change of state says; most say nothing."""
+def state_messages(state: RunState, facts: RunFacts, *, resumed: bool = False) -> list[Message]:
+    """Return the messages about a change of state; most changes have none."""
     match state:
         case RunState.PREFLIGHT:
-            return [_started(facts, resumed=resumed)]
+            return [_started_message(facts, resumed=resumed)]
         case RunState.COMPLETED:
-            return [_completed(facts), *_leak(facts)]
+            return [_completed_message(facts), *_leak_messages(facts)]
         case RunState.FAILED:
-            return [_failed(facts), *_leak(facts)]
+            return [_failed_message(facts), *_leak_messages(facts)]
         case RunState.STOPPED:
-            return [_stopped(facts), *_leak(facts)]
+            return [_stopped_message(facts), *_leak_messages(facts)]
         case _:
             return []
 
 
-def of_spending(facts: Facts) -> dict[str, Message]:
-    """What is near its limit or over it, by a key that is the same each time that is said."""
+def spending_messages(facts: RunFacts) -> dict[str, Message]:
+    """Return a message for each limit that is near or exceeded, by a key that is the same each
+    time."""
     told: dict[str, Message] = {}
     limits = (
         ("cost", facts.cost.accrued, facts.max_cost, "${:,.2f}", "launcher.max_cost"),
@@ -96,14 +97,14 @@ def of_spending(facts: Facts) -> dict[str, Message]:
         title = f"Limit of {what} reached" if over else f"{used / limit:.0%} of the {what} are used"
         text = "The run drains and stops; its work is saved." if over else ""
         amounts = f"{form.format(used)} of {form.format(limit)} ({key})"
-        pairs = (("Run", facts.run_id), ("Used", amounts), *_spent(facts))
-        told[f"{what}-{level}-{limit:g}"] = Message(Kind.BUDGET, title, pairs, text)
+        pairs = (("Run", facts.run_id), ("Used", amounts), *_spent_facts(facts))
+        told[f"{what}-{level}-{limit:g}"] = Message(MessageKind.BUDGET, title, pairs, text)
     return told
 
 
-def of_alarm(run_id: str, alarm: Alarm) -> Message:
-    """An alarm of a service, or what is good news."""
-    kind = Kind.NOTICE if alarm.severity == "notice" else Kind.ALARM
+def alarm_message(run_id: str, alarm: Alarm) -> Message:
+    """Return the message about a service's alarm, or about good news."""
+    kind = MessageKind.NOTICE if alarm.severity == "notice" else MessageKind.ALARM
     name = alarm.rule.replace("_", " ")
     title = f"{kind.capitalize()}: {name}"
     title = title if alarm.scope == "all" else f"{title} of {alarm.scope}"
@@ -112,7 +113,7 @@ def of_alarm(run_id: str, alarm: Alarm) -> Message:
     return Message(kind, title, pairs, text[:_TEXT_CHARACTERS])
 
 
-def _started(facts: Facts, *, resumed: bool) -> Message:
+def _started_message(facts: RunFacts, *, resumed: bool) -> Message:
     services = ", ".join(f"{count} {service}" for service, count in sorted(facts.wanted.items()))
     pairs = [
         ("Run", facts.run_id),
@@ -121,14 +122,16 @@ def _started(facts: Facts, *, resumed: bool) -> Message:
         ("Backend", facts.backend),
         ("Services", services),
         ("Tasks", facts.tasks),
-        ("Cost", _estimate(facts)),
+        ("Cost", _estimate_text(facts)),
         ("Tracker", facts.tracker),
     ]
-    kind, title = (Kind.RESUMED, "Run resumed") if resumed else (Kind.STARTED, "Run started")
+    kind, title = (
+        (MessageKind.RESUMED, "Run resumed") if resumed else (MessageKind.STARTED, "Run started")
+    )
     return Message(kind, title, tuple(pair for pair in pairs if pair[1]))
 
 
-def _estimate(facts: Facts) -> str:
+def _estimate_text(facts: RunFacts) -> str:
     if facts.estimate is None:
         return ""
     told = f"${facts.estimate:,.2f} an hour"
@@ -140,50 +143,50 @@ def _estimate(facts: Facts) -> str:
     return told
 
 
-def _completed(facts: Facts) -> Message:
-    return Message(Kind.COMPLETED, "Run completed", _ending(facts))
+def _completed_message(facts: RunFacts) -> Message:
+    return Message(MessageKind.COMPLETED, "Run completed", _ending_facts(facts))
 
 
-def _failed(facts: Facts) -> Message:
+def _failed_message(facts: RunFacts) -> Message:
     text = facts.error[:_TEXT_CHARACTERS]
     log = facts.log[-_LOG_CHARACTERS:]
-    return Message(Kind.FAILED, "Run failed", _ending(facts), text, log)
+    return Message(MessageKind.FAILED, "Run failed", _ending_facts(facts), text, log)
 
 
-def _stopped(facts: Facts) -> Message:
+def _stopped_message(facts: RunFacts) -> Message:
     title = {
         Outcome.BUDGET: "Run stopped: its budget is spent",
         Outcome.DEADLINE: "Run stopped: its time is up",
         Outcome.CAPACITY: "Run stopped: nobody has such machines",
     }.get(facts.outcome, "Run cancelled")
-    return Message(Kind.STOPPED, title, _ending(facts), facts.error[:_TEXT_CHARACTERS])
+    return Message(MessageKind.STOPPED, title, _ending_facts(facts), facts.error[:_TEXT_CHARACTERS])
 
 
-def _leak(facts: Facts) -> list[Message]:
+def _leak_messages(facts: RunFacts) -> list[Message]:
     if facts.cleanup is not Cleanup.LEAK_SUSPECTED:
         return []
     pairs = (("Run", facts.run_id), ("Found", facts.cleanup_detail or "nobody could be asked"))
     text = "Something of the run may still cost money: look at the provider's own list, and reap."
-    return [Message(Kind.LEAK_SUSPECTED, "Machines may be left running", pairs, text)]
+    return [Message(MessageKind.LEAK_SUSPECTED, "Machines may be left running", pairs, text)]
 
 
-def _ending(facts: Facts) -> tuple[tuple[str, str], ...]:
+def _ending_facts(facts: RunFacts) -> tuple[tuple[str, str], ...]:
     pairs = [
         ("Run", facts.run_id),
         ("Outcome", facts.outcome.value),
-        ("Held-out pass@1", _before_after(facts)),
+        ("Held-out pass@1", _before_after_text(facts)),
         ("Machines", facts.cleanup.value.replace("_", " ")),
-        *_spent(facts),
+        *_spent_facts(facts),
         ("Tracker", facts.tracker),
     ]
     return tuple(pair for pair in pairs if pair[1])
 
 
-def _spent(facts: Facts) -> list[tuple[str, str]]:
+def _spent_facts(facts: RunFacts) -> list[tuple[str, str]]:
     return [("Spent", f"${facts.cost.accrued:,.2f}")] if facts.cost.accrued else []
 
 
-def _before_after(facts: Facts) -> str:
+def _before_after_text(facts: RunFacts) -> str:
     if facts.after is None:
         return ""
     after = f"{facts.after:.1%}"

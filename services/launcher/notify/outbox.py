@@ -1,9 +1,9 @@
-"""Messages that have yet to be sent, in the launcher's ledger, so that no death of it loses one.
+"""Outbox of messages yet to be sent, in the launcher's ledger, so that no death of it loses
+one.
 
-A row is identified by (run_id, event, sink): told of an event twice, the outbox keeps one message.
-A row is `sending` before its first byte leaves. Whoever finds one in that state does not know
-whether it arrived, and has to look.
-"""
+A row is identified by (run_id, event, sink): the outbox keeps one message of an event that it
+sees twice. A row is `sending` before its first byte leaves. A sender that finds one in that
+state does not know whether it arrived, and has to look."""
 
 import json
 import sqlite3
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from services.common.log import redact
-from services.launcher.notify.messages import Kind, Message
+from services.launcher.notify.messages import Message, MessageKind
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS outbox (
@@ -29,8 +29,8 @@ CREATE TABLE IF NOT EXISTS first_evaluations (run_id TEXT PRIMARY KEY, pass_at_1
 """
 
 
-class State(StrEnum):
-    """How far a row has come."""
+class LetterState(StrEnum):
+    """Delivery state of a row."""
 
     WAITING = "waiting"
     SENDING = "sending"
@@ -39,8 +39,8 @@ class State(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
-    """Where messages go: `kind` is slack | webhook. Secrets are named by their variable only."""
+class DeliveryTarget:
+    """Target of messages: `kind` is slack | webhook. Secrets are named by their variable only."""
 
     kind: str
     secret_env: str
@@ -54,22 +54,22 @@ class Letter:
 
     run_id: str
     event: str
-    target: Target
+    target: DeliveryTarget
     message: Message
     created: float
-    state: State
+    state: LetterState
     attempts: int
     due: float
     thread: str = ""
 
     @property
     def key(self) -> str:
-        """The same for every attempt at this letter, and for no other."""
+        """The idempotency key: the same for every attempt at this letter, and for no other."""
         return f"{self.run_id}/{self.event}"
 
 
 class Outbox:
-    """Reads and writes the tables. Has a connection of its own; calls are short and block."""
+    """Store of the outbox's tables. It has a connection of its own; calls are short and block."""
 
     def __init__(self, path: Path) -> None:
         self._db = sqlite3.connect(path, isolation_level=None, timeout=10.0)
@@ -80,12 +80,12 @@ class Outbox:
     def close(self) -> None:
         self._db.close()
 
-    def put(
+    def put_message(
         self,
         run_id: str,
         event: str,
         message: Message,
-        targets: Sequence[Target],
+        targets: Sequence[DeliveryTarget],
         now: float,
     ) -> None:
         """Keep a message for each target, unless that event is there already."""
@@ -93,50 +93,54 @@ class Outbox:
         self._db.execute("BEGIN IMMEDIATE")
         self._db.executemany(
             "INSERT OR IGNORE INTO outbox VALUES (?, ?, ?, ?, ?, ?, 'waiting', 0, 0, '')",
-            [(run_id, event, at.kind, _place(at), text, now) for at in targets],
+            [(run_id, event, at.kind, _target_to_json(at), text, now) for at in targets],
         )
         self._db.execute("COMMIT")
 
-    def heads(self) -> list[Letter]:
-        """The oldest unsent letter of each run and target: later ones wait, for their thread."""
+    def list_heads(self) -> list[Letter]:
+        """List the oldest unsent letter of each run and target: later ones wait, for their
+        thread."""
         rows = self._db.execute(
             "SELECT outbox.*, MIN(outbox.rowid), coalesce(threads.thread, '') AS thread FROM outbox"
             " LEFT JOIN threads USING (run_id, target)"
             " WHERE state IN ('waiting', 'sending') GROUP BY run_id, target ORDER BY outbox.rowid"
         )
-        return [_letter(row) for row in rows.fetchall()]
+        return [_letter_from_row(row) for row in rows.fetchall()]
 
-    def sending(self, letter: Letter) -> None:
-        """Note that it may arrive from now on."""
-        self._update(letter, State.SENDING, letter.attempts + 1, letter.due, "")
+    def mark_sending(self, letter: Letter) -> None:
+        """Record that the letter may arrive from now on."""
+        self._update_row(letter, LetterState.SENDING, letter.attempts + 1, letter.due, "")
 
-    def sent(self, letter: Letter, thread: str) -> None:
-        """It has arrived; the first of a run to a target begins its thread."""
+    def mark_sent(self, letter: Letter, thread: str) -> None:
+        """Record that the letter has arrived; the first of a run to a target begins its thread."""
         self._db.execute("BEGIN IMMEDIATE")
-        self._update(letter, State.SENT, letter.attempts + 1, letter.due, "")
+        self._update_row(letter, LetterState.SENT, letter.attempts + 1, letter.due, "")
         self._db.execute(
             "INSERT OR IGNORE INTO threads VALUES (?, ?, ?)",
-            (letter.run_id, _place(letter.target), thread),
+            (letter.run_id, _target_to_json(letter.target), thread),
         )
         self._db.execute("COMMIT")
 
-    def later(self, letter: Letter, due: float, error: str, *, unsure: bool) -> None:
-        """It goes again at `due`; `unsure` if it may have arrived all the same."""
-        state = State.SENDING if unsure else State.WAITING
-        self._update(letter, state, letter.attempts + 1, due, redact(error))
+    def mark_delayed(self, letter: Letter, due: float, error: str, *, unsure: bool) -> None:
+        """Schedule another attempt at `due`; `unsure` if the letter may have arrived all the
+        same."""
+        state = LetterState.SENDING if unsure else LetterState.WAITING
+        self._update_row(letter, state, letter.attempts + 1, due, redact(error))
 
-    def give_up(self, letter: Letter, error: str) -> None:
-        self._update(letter, State.GIVEN_UP, letter.attempts, letter.due, redact(error))
+    def mark_given_up(self, letter: Letter, error: str) -> None:
+        self._update_row(letter, LetterState.GIVEN_UP, letter.attempts, letter.due, redact(error))
 
-    def _update(self, letter: Letter, state: State, attempts: int, due: float, error: str) -> None:
+    def _update_row(
+        self, letter: Letter, state: LetterState, attempts: int, due: float, error: str
+    ) -> None:
         self._db.execute(
             "UPDATE outbox SET state = ?, attempts = ?, due = ?, error = ?"
             " WHERE run_id = ? AND event = ? AND sink = ?",
             (state, attempts, due, error, letter.run_id, letter.event, letter.target.kind),
         )
 
-    def begun_before(self, run_id: str, event: str) -> bool:
-        """Whether another event has told of this run's start."""
+    def has_begun_before(self, run_id: str, event: str) -> bool:
+        """Return whether another event has announced this run's start."""
         row = self._db.execute(
             "SELECT 1 FROM outbox WHERE run_id = ? AND event != ?"
             " AND json_extract(message, '$.kind') IN ('started', 'resumed')",
@@ -145,25 +149,25 @@ class Outbox:
         return row is not None
 
     def note_evaluation(self, run_id: str, pass_at_1: float) -> None:
-        """The first one of a run stays."""
+        """Keep a run's first evaluation; later ones change nothing."""
         row = (run_id, pass_at_1)
         self._db.execute("INSERT OR IGNORE INTO first_evaluations VALUES (?, ?)", row)
 
-    def first_evaluation(self, run_id: str) -> float | None:
+    def get_first_evaluation(self, run_id: str) -> float | None:
         row = self._db.execute(
             "SELECT pass_at_1 FROM first_evaluations WHERE run_id = ?", (run_id,)
         ).fetchone()
         return None if row is None else float(row["pass_at_1"])
 
 
-def _place(target: Target) -> str:
+def _target_to_json(target: DeliveryTarget) -> str:
     return json.dumps(asdict(target), sort_keys=True)
 
 
-def _letter(row: sqlite3.Row) -> Letter:
+def _letter_from_row(row: sqlite3.Row) -> Letter:
     said: Mapping[str, Any] = json.loads(row["message"])
     message = Message(
-        kind=Kind(said["kind"]),
+        kind=MessageKind(said["kind"]),
         title=said["title"],
         facts=tuple((label, value) for label, value in said["facts"]),
         text=said["text"],
@@ -172,10 +176,10 @@ def _letter(row: sqlite3.Row) -> Letter:
     return Letter(
         run_id=row["run_id"],
         event=row["event"],
-        target=Target(**json.loads(row["target"])),
+        target=DeliveryTarget(**json.loads(row["target"])),
         message=message,
         created=row["created"],
-        state=State(row["state"]),
+        state=LetterState(row["state"]),
         attempts=row["attempts"],
         due=row["due"],
         thread=row["thread"],

@@ -1,4 +1,4 @@
-"""Gathers what messages say of a run: from the ledger, its spec, and the files that it has here."""
+"""Facts of a run for messages: from the ledger, its spec, and the files that it has here."""
 
 import json
 import re
@@ -7,7 +7,7 @@ from typing import Any
 
 from services.launcher.config.launcher import LauncherConfig
 from services.launcher.control import budget
-from services.launcher.notify.messages import Facts
+from services.launcher.notify.messages import RunFacts
 from services.launcher.store import logs
 from services.launcher.store.ledger import StoredRun
 
@@ -15,7 +15,7 @@ FIRST_LAST = "eval/all/pass_at_1"
 _REPLICA = re.compile(r"(env_gateway|learner|rollout)-\d+\b")
 
 
-def facts_of(
+def gather_facts(
     stored: StoredRun,
     config: LauncherConfig,
     runs: Path,
@@ -23,18 +23,18 @@ def facts_of(
     before: float | None,
     now: float,
     with_log: bool,
-) -> Facts:
-    """`before` is what the first evaluation said."""
+) -> RunFacts:
+    """Gather the facts of a run. `before` is the result of the first evaluation."""
     run, prices = stored.run, stored.prices
     known = any(prices.values())
-    log = tail(runs / run.run_id, run.error, config.notify.tail_lines) if with_log else ""
-    return Facts(
+    log = log_tail(runs / run.run_id, run.error, config.notify.tail_lines) if with_log else ""
+    return RunFacts(
         run_id=run.run_id,
         name=run.name,
         backend=run.backend,
         mode=run.mode,
         wanted=run.wanted,
-        estimate=budget.estimate(prices, run.wanted) if known else None,
+        estimate=budget.hourly_cost(prices, run.wanted) if known else None,
         cost=run.cost,
         max_cost=config.max_cost,
         max_hours=config.max_hours,
@@ -51,15 +51,15 @@ def facts_of(
     )
 
 
-def tail(run_dir: Path, error: str, lines: int) -> str:
-    """The end of the log of the replica that the error names, else of the learner."""
+def log_tail(run_dir: Path, error: str, lines: int) -> str:
+    """Return the end of the log of the replica that the error names, else of the learner."""
     named = _REPLICA.match(error)
     name = named.group(0) if named else "learner-0"
-    return logs.last_lines(run_dir / "logs" / f"{name}.log", lines)
+    return logs.read_last_lines(run_dir / "logs" / f"{name}.log", lines)
 
 
 def tracker_link(spec_json: str) -> str:
-    """Where wandb shows the run; empty unless the spec names its entity."""
+    """Return where wandb shows the run; empty unless the spec names its entity."""
     learner: Any = json.loads(spec_json or "{}").get("learner", {})
     tracking: Any = learner.get("tracking", {})
     if "wandb" not in tracking.get("backends", ()) or not tracking.get("entity"):
@@ -69,12 +69,15 @@ def tracker_link(spec_json: str) -> str:
 
 
 def selected_tasks(spec_json: str) -> str:
-    """The task file and what is chosen of it: `all.json; modality tool_use; max_tasks 100`."""
+    """Describe the task file and what is chosen of it:
+    `all.json; modality tool_use; max_tasks 100`."""
     learner: Any = json.loads(spec_json or "{}").get("learner", {})
     chosen: dict[str, Any] = learner.get("select", {})
-    said = [f"{key} {_listed(value)}" for key, value in chosen.items() if value not in (None, [])]
+    said = [
+        f"{key} {_join_values(value)}" for key, value in chosen.items() if value not in (None, [])
+    ]
     return "; ".join([*([learner["tasks"]] if "tasks" in learner else []), *said])
 
 
-def _listed(value: Any) -> str:
+def _join_values(value: Any) -> str:
     return ", ".join(map(str, value)) if isinstance(value, list) else str(value)

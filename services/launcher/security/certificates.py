@@ -1,9 +1,8 @@
-"""Who is who in a run: its token, its CA, and a certificate for each of its services.
+"""Identities in a run: its token, its CA, and a certificate for each of its services.
 
-The CA's key signs once and is forgotten: nobody can add a member to a run later, and nothing that
-is stored could. Everything lies in runs/.identity/RUN_ID/, for its owner alone. The launcher has
-one too, for whoever asks it for runs.
-"""
+The CA's key signs once and is forgotten: nobody can add a member to a run later, and nothing
+that is stored could. Everything lies in runs/.identity/RUN_ID/, readable by its owner alone.
+The launcher has an identity too, for the clients that ask it for runs."""
 
 import os
 import secrets
@@ -27,9 +26,9 @@ from services.launcher.state import GATEWAY, LEARNER, ROLLOUT
 LAUNCHER = "launcher"
 CLIENT = "client"
 MEMBERS = (LAUNCHER, GATEWAY, LEARNER, ROLLOUT)
-VALID = timedelta(days=60)
+VALIDITY = timedelta(days=60)
 # No run's id begins so: what ends a run cannot take this for its remains.
-OWN = "_launcher"
+LAUNCHER_ID = "_launcher"
 # What a launcher's certificate has left, at least, when it starts: it is not exchanged while it
 # serves, and would lock out the clients of runs that last longer.
 _LEFT = timedelta(days=30)
@@ -42,111 +41,114 @@ _log = log.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class RunIdentity:
-    """What a run's processes know each other by; `members` holds a Tls for each service."""
+    """Credentials by which a run's processes know each other; `members` holds a Tls for each
+    service."""
 
     run_id: str
     token: str = field(repr=False)
     members: Mapping[str, Tls]
 
-    def tls(self, service: str) -> Tls:
-        """What `service` gets: as files for --tls-dir, or by `to_text()` in FLOTILLA_TLS."""
+    def tls_for(self, service: str) -> Tls:
+        """Return the Tls of `service`: as files for --tls-dir, or by `to_text()` in
+        FLOTILLA_TLS."""
         return self.members[service]
 
 
-def mint_run(
+def mint_identity(
     run_id: str, services: Sequence[str] = MEMBERS, *, now: datetime | None = None
 ) -> RunIdentity:
-    """A new identity, nowhere stored."""
+    """Mint a new identity, stored nowhere."""
     authority = _Authority(run_id, now or datetime.now(UTC))
-    members = {service: authority.member(service) for service in services}
+    members = {service: authority.issue_member(service) for service in services}
     return RunIdentity(run_id, secrets.token_urlsafe(32), members)
 
 
-def of_launcher(runs: Path, *, now: datetime | None = None) -> RunIdentity:
-    """The launcher's own, and that of the clients of launcher.json, of which there are copies: the
-    stored one, or a new one where there is none or it has not long to go. Raises ConfigError.
+def load_launcher_identity(runs: Path, *, now: datetime | None = None) -> RunIdentity:
+    """Return the identity of the launcher itself and of the clients of launcher.json, of which
+    there are copies: the stored one, or a new one where there is none or it expires soon.
 
-    Only for who holds the lock of the folder.
-    """
+    Only the holder of the folder's lock may call this. Raises ConfigError."""
     now = now or datetime.now(UTC)
     try:
-        known = load_run(runs, OWN)
-        if known is not None and _end(known) - now >= _LEFT:
+        known = load_identity(runs, LAUNCHER_ID)
+        if known is not None and _earliest_expiry(known) - now >= _LEFT:
             return known
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError(
-            f"the launcher's identity cannot be read ({error}): remove {folder_of(runs, OWN)}, and"
+            f"the launcher's identity cannot be read ({error}): remove"
+            f" {identity_folder(runs, LAUNCHER_ID)}, and"
             " copy runs/launcher.json again to wherever there is a copy of it"
         ) from error
-    minted = mint_run(OWN, (LAUNCHER, CLIENT), now=now)
-    store_run(runs, minted)
-    _log.info("new certificates: copy launcher.json again", until=f"{now + VALID:%Y-%m-%d}")
+    minted = mint_identity(LAUNCHER_ID, (LAUNCHER, CLIENT), now=now)
+    store_identity(runs, minted)
+    _log.info("new certificates: copy launcher.json again", until=f"{now + VALIDITY:%Y-%m-%d}")
     return minted
 
 
-def store_run(runs: Path, identity: RunIdentity) -> None:
-    """Write an identity down, whole or not at all."""
-    place = folder_of(runs, identity.run_id)
+def store_identity(runs: Path, identity: RunIdentity) -> None:
+    """Store an identity, whole or not at all."""
+    place = identity_folder(runs, identity.run_id)
     draft = place.with_name(f".{identity.run_id}.{os.getpid()}")
     shutil.rmtree(draft, ignore_errors=True)
     place.parent.mkdir(mode=0o700, exist_ok=True)
     draft.mkdir(mode=0o700)
-    _write(draft / _TOKEN_FILE, identity.token.encode())
+    _write_private(draft / _TOKEN_FILE, identity.token.encode())
     for service, tls in identity.members.items():
         member = draft / service
         member.mkdir(mode=0o700)
-        _write(member / CA_FILE, tls.ca)
-        _write(member / CERTIFICATE_FILE, tls.certificate)
-        _write(member / KEY_FILE, tls.key)
+        _write_private(member / CA_FILE, tls.ca)
+        _write_private(member / CERTIFICATE_FILE, tls.certificate)
+        _write_private(member / KEY_FILE, tls.key)
     shutil.rmtree(place, ignore_errors=True)
     draft.rename(place)
 
 
-def load_run(runs: Path, run_id: str) -> RunIdentity | None:
-    """The stored identity of a run; None if it has none (any more)."""
-    place = folder_of(runs, run_id)
+def load_identity(runs: Path, run_id: str) -> RunIdentity | None:
+    """Return the stored identity of a run; None if it has none (any more)."""
+    place = identity_folder(runs, run_id)
     try:
         token = (place / _TOKEN_FILE).read_text()
     except FileNotFoundError:
         return None
     folders = sorted(path for path in place.iterdir() if path.is_dir())
-    members = {folder.name: _read(folder, run_id) for folder in folders}
+    members = {folder.name: _read_member(folder, run_id) for folder in folders}
     return RunIdentity(run_id, token, members)
 
 
-def remove_run(runs: Path, run_id: str) -> None:
-    """Forget a run's identity, whose processes are all gone. May be called again."""
-    shutil.rmtree(folder_of(runs, run_id), ignore_errors=True)
+def remove_identity(runs: Path, run_id: str) -> None:
+    """Remove the identity of a run whose processes are all gone. May be called again."""
+    shutil.rmtree(identity_folder(runs, run_id), ignore_errors=True)
 
 
-def folder_of(runs: Path, run_id: str) -> Path:
-    """Where an identity is stored; the folder in it named as a service fits --tls-dir."""
+def identity_folder(runs: Path, run_id: str) -> Path:
+    """Return where an identity is stored; the folder in it named as a service fits --tls-dir."""
     return runs / _FOLDER / run_id
 
 
-def _end(identity: RunIdentity) -> datetime:
-    """When its certificates end. Raises ValueError for what is none, KeyError where one is gone."""
-    shown = (identity.tls(member).certificate for member in (LAUNCHER, CLIENT))
+def _earliest_expiry(identity: RunIdentity) -> datetime:
+    """Return when the identity's first certificate expires. Raises ValueError for one that is
+    no certificate, KeyError where one is gone."""
+    shown = (identity.tls_for(member).certificate for member in (LAUNCHER, CLIENT))
     return min(x509.load_pem_x509_certificate(each).not_valid_after_utc for each in shown)
 
 
-def _read(folder: Path, run_id: str) -> Tls:
+def _read_member(folder: Path, run_id: str) -> Tls:
     texts = [(folder / name).read_bytes() for name in (CA_FILE, CERTIFICATE_FILE, KEY_FILE)]
-    return Tls(*texts, name=_name(folder.name, run_id))
+    return Tls(*texts, name=_member_name(folder.name, run_id))
 
 
-def _write(path: Path, content: bytes) -> None:
+def _write_private(path: Path, content: bytes) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "wb") as file:
         file.write(content)
 
 
-def _name(service: str, run_id: str) -> str:
+def _member_name(service: str, run_id: str) -> str:
     return f"{service}.{run_id}.flotilla"
 
 
 class _Authority:
-    """A CA for as long as one run is minted. P-256: gRPC's TLS takes no Ed25519 certificates."""
+    """CA for as long as one run is minted. P-256: gRPC's TLS takes no Ed25519 certificates."""
 
     def __init__(self, run_id: str, now: datetime) -> None:
         self._run_id = run_id
@@ -154,23 +156,23 @@ class _Authority:
         self._key = ec.generate_private_key(ec.SECP256R1())
         # X.509 allows a common name 64 characters; run ids may be longer, and nobody compares it.
         self._subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "flotilla run CA")])
-        authority = self._builder(self._subject, self._key.public_key()).add_extension(
+        authority = self._start_certificate(self._subject, self._key.public_key()).add_extension(
             x509.BasicConstraints(ca=True, path_length=0), critical=True
         )
-        self._certificate = authority.add_extension(_usage(signs=True), critical=True).sign(
+        self._certificate = authority.add_extension(_key_usage(signs=True), critical=True).sign(
             self._key, SHA256()
         )
 
-    def member(self, service: str) -> Tls:
-        """A certificate for a server that is a client too, as all are."""
-        key, name = ec.generate_private_key(ec.SECP256R1()), _name(service, self._run_id)
+    def issue_member(self, service: str) -> Tls:
+        """Issue a certificate for a server that is a client too, as all are."""
+        key, name = ec.generate_private_key(ec.SECP256R1()), _member_name(service, self._run_id)
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, service)])
         purposes = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
         certificate = (
-            self._builder(subject, key.public_key())
+            self._start_certificate(subject, key.public_key())
             .add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-            .add_extension(_usage(signs=False), critical=True)
+            .add_extension(_key_usage(signs=False), critical=True)
             .add_extension(x509.ExtendedKeyUsage(purposes), critical=False)
             .sign(self._key, SHA256())
         )
@@ -182,7 +184,7 @@ class _Authority:
             name,
         )
 
-    def _builder(
+    def _start_certificate(
         self, subject: x509.Name, key: ec.EllipticCurvePublicKey
     ) -> x509.CertificateBuilder:
         identifier = x509.SubjectKeyIdentifier.from_public_key(key)
@@ -193,7 +195,7 @@ class _Authority:
             .public_key(key)
             .serial_number(x509.random_serial_number())
             .not_valid_before(self._now - _SKEW)
-            .not_valid_after(self._now + VALID)
+            .not_valid_after(self._now + VALIDITY)
             .add_extension(identifier, critical=False)
             .add_extension(
                 x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()),
@@ -202,7 +204,7 @@ class _Authority:
         )
 
 
-def _usage(*, signs: bool) -> x509.KeyUsage:
+def _key_usage(*, signs: bool) -> x509.KeyUsage:
     return x509.KeyUsage(
         digital_signature=not signs,
         content_commitment=False,

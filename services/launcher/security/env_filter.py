@@ -1,9 +1,8 @@
-"""Which of the launcher's own variables the processes of a run get, beyond what any process of ours
-gets (`services.common.child_environment`).
+"""Filter of the launcher's own variables that the processes of a run get, beyond what any
+process of ours gets (`services.common.child_environment`).
 
-A rented machine gets the secrets of its service and no others; processes of this machine go by the
-same table.
-"""
+A rented machine gets the secrets of its service and no others; processes of this machine follow
+the same table."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,43 +13,47 @@ from services.launcher.security import secret_names
 from services.launcher.state import LEARNER, SERVICES
 
 # Of clouds, as SkyPilot and the launcher read them.
-CLOUDS = (
+CLOUD_VARIABLES = (
     *("LAMBDA_API_KEY", "RUNPOD_API_KEY", "VAST_API_KEY", "PRIME_INTELLECT_API_KEY"),
     *("NEBIUS_CREDENTIALS_JSON", "NEBIUS_TENANT_ID"),
 )
 # What only the launcher itself has a use for.
-LAUNCHERS_OWN = ("SLACK_BOT_TOKEN", REMOTE_VARIABLE, *CLOUDS)
+LAUNCHERS_OWN = ("SLACK_BOT_TOKEN", REMOTE_VARIABLE, *CLOUD_VARIABLES)
 # How a store of any vendor is found and opened.
-STORE = (
-    *(*secret_names.STORES, "AWS_*", "S3_*", "GOOGLE_*", "GCS_*", "GCLOUD_*", "CLOUDSDK_*"),
+STORE_VARIABLES = (
+    *(*secret_names.STORE_SECRETS, "AWS_*", "S3_*", "GOOGLE_*", "GCS_*", "GCLOUD_*", "CLOUDSDK_*"),
     *("AZURE_*", "FSSPEC_*"),
 )
-HUB = secret_names.HUB
+HUB_VARIABLE = secret_names.HUB_TOKEN
 _WANDB = "WANDB_*"
 
 
-def inherited(spec: Mapping[str, Any], config: LauncherConfig, service: str) -> tuple[str, ...]:
-    """Return names of variables that a service is given: what its part of the spec and
-    `launcher.sky.secrets` ask for, and what it can do with a store, the hub and W&B where the run
-    uses them. The run's own identity comes another way, and another's has no business there."""
+def inherited_variables(
+    spec: Mapping[str, Any], config: LauncherConfig, service: str
+) -> tuple[str, ...]:
+    """Return the names of variables that a service is given.
+
+    These are the variables that its part of the spec and `launcher.sky.secrets` ask for, and
+    those of a store, the hub and W&B where the run uses them. The run's own identity comes
+    another way, and another's has no business there."""
     named = {
-        *secret_names.of_service(spec, config, service),
-        *secret_names.if_set(spec, service),
+        *secret_names.required_secrets(spec, config, service),
+        *secret_names.optional_secrets(spec, service),
     }
-    named -= set(secret_names.IDENTITY)
+    named -= set(secret_names.IDENTITY_VARIABLES)
     if service == LEARNER:
-        named |= _of_learner(spec.get(LEARNER, {}))
+        named |= _learner_variables(spec.get(LEARNER, {}))
     return tuple(sorted(named))
 
 
-def inherited_by_all(spec: Mapping[str, Any], config: LauncherConfig) -> tuple[str, ...]:
-    """Return what any service of the run is given: for the commands that prepare it, which fetch
-    from where the services do, and from the hub."""
-    named = (name for service in SERVICES for name in inherited(spec, config, service))
-    return tuple(sorted({HUB, *named}))
+def variables_of_any_service(spec: Mapping[str, Any], config: LauncherConfig) -> tuple[str, ...]:
+    """Return what any service of the run is given: for the commands that prepare it, which
+    fetch from where the services do, and from the hub."""
+    named = (name for service in SERVICES for name in inherited_variables(spec, config, service))
+    return tuple(sorted({HUB_VARIABLE, *named}))
 
 
-def _of_learner(section: Mapping[str, Any]) -> set[str]:
+def _learner_variables(section: Mapping[str, Any]) -> set[str]:
     checkpoint: Mapping[str, Any] = section.get("checkpoint") or {}
     tracked = "wandb" in section.get("tracking", {}).get("backends", [])
-    return {*(STORE if checkpoint.get("remote") else ()), *((_WANDB,) if tracked else ())}
+    return {*(STORE_VARIABLES if checkpoint.get("remote") else ()), *((_WANDB,) if tracked else ())}

@@ -1,8 +1,8 @@
-"""Secrets on their way to a machine: SkyPilot carries them sealed, and the key goes with the code.
+"""Sealed secrets on their way to a machine: SkyPilot carries them sealed, and the key goes with
+the code.
 
 SkyPilot keeps a task's secrets in its database and in files, and on Slurm it writes them on the
-command line of `srun`, which every user of the node can read.
-"""
+command line of `srun`, which every user of the node can read."""
 
 from collections.abc import Mapping, MutableMapping
 from pathlib import Path
@@ -18,8 +18,8 @@ _MARK = "sealed:"
 _OF_SKYPILOT = "SKYPILOT_"
 
 
-def key_in(folder: Path) -> bytes:
-    """The key of the run whose code this is, made when it is first asked for."""
+def load_or_make_key(folder: Path) -> bytes:
+    """Return the key of the run whose code this is, made when it is first asked for."""
     path = folder / KEY_FILE
     if not path.exists():
         draft = path.with_name(f"{KEY_FILE}.draft")
@@ -30,26 +30,26 @@ def key_in(folder: Path) -> bytes:
 
 
 def forget_key(folder: Path) -> None:
-    """Nobody can open any more what SkyPilot still has."""
+    """Remove the key, so that nobody can open what SkyPilot still has."""
     (folder / KEY_FILE).unlink(missing_ok=True)
 
 
-def seal(values: Mapping[str, str], key: bytes) -> dict[str, str]:
-    """The same names, with values that say nothing without the key."""
+def seal_secrets(values: Mapping[str, str], key: bytes) -> dict[str, str]:
+    """Seal the values: the same names, with values that are worthless without the key."""
     fernet = Fernet(key)
     return {
-        name: value if name.startswith(_OF_SKYPILOT) else _MARK + _encrypted(fernet, value)
+        name: value if name.startswith(_OF_SKYPILOT) else _MARK + _encrypt_value(fernet, value)
         for name, value in values.items()
     }
 
 
-def _encrypted(fernet: Fernet, value: str) -> str:
+def _encrypt_value(fernet: Fernet, value: str) -> str:
     return fernet.encrypt(value.encode()).decode()
 
 
-def unseal(environ: MutableMapping[str, str], key_file: Path | None) -> tuple[str, ...]:
-    """Open in place what came sealed; return the names. Raises ConfigError if the key is not that
-    of the run."""
+def unseal_secrets(environ: MutableMapping[str, str], key_file: Path | None) -> tuple[str, ...]:
+    """Open sealed variables in place; return their names. Raises ConfigError if the key is not
+    that of the run."""
     sealed = {name: value for name, value in environ.items() if value.startswith(_MARK)}
     if not sealed:
         return ()

@@ -1,8 +1,8 @@
-"""How secrets get from the watcher's environment to the service: in files of a private folder.
+"""Secret files that bring secrets from the watcher's environment to the service, in a private
+folder.
 
 An environment is inherited by every child, and shown by crash handlers and debuggers; a file is
-read once, by the one who was told its name.
-"""
+read once, by the process that was given its name."""
 
 import os
 import shutil
@@ -18,8 +18,8 @@ from services.common.tls import CA_FILE, CERTIFICATE_FILE, KEY_FILE, Tls, read_t
 
 
 @dataclass(frozen=True, slots=True)
-class Handover:
-    """The secrets of this unit, and the arguments by which its service finds them."""
+class SecretFiles:
+    """Secrets of this unit, and the arguments by which its service finds them."""
 
     token: str
     tls: Tls | None
@@ -28,34 +28,33 @@ class Handover:
 
 
 @contextmanager
-def handed_over() -> Generator[Handover]:
+def secrets_in_files() -> Generator[SecretFiles]:
     """Move token and TLS from the environment into files, for as long as the block runs.
 
-    Raises ConfigError where there is no token, or what is there is no secret of a run.
-    """
+    Raises ConfigError where there is no token, or where a value is no secret of a run."""
     token, tls = read_token(None), read_tls(None)
     del os.environ[TOKEN_VARIABLE]
     log.add_secret(token)
     # mkdtemp makes it 0700.
     folder = Path(tempfile.mkdtemp(prefix="flotilla-"))
     try:
-        yield Handover(token, tls, folder, _files(folder, token, tls))
+        yield SecretFiles(token, tls, folder, _write_files(folder, token, tls))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _files(folder: Path, token: str, tls: Tls | None) -> tuple[str, ...]:
-    _write(folder / "token", token.encode())
+def _write_files(folder: Path, token: str, tls: Tls | None) -> tuple[str, ...]:
+    _write_private(folder / "token", token.encode())
     arguments = ("--token-file", str(folder / "token"))
     if tls is None:
         return arguments
     contents = {CA_FILE: tls.ca, CERTIFICATE_FILE: tls.certificate, KEY_FILE: tls.key}
     for name, content in contents.items():
-        _write(folder / name, content)
+        _write_private(folder / name, content)
     return (*arguments, "--tls-dir", str(folder))
 
 
-def _write(path: Path, content: bytes) -> None:
+def _write_private(path: Path, content: bytes) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "wb") as file:
         file.write(content)

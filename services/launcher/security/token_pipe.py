@@ -1,7 +1,6 @@
-"""How a replica on this machine gets its token: through a pipe that is empty once it was read.
+"""Token pipe of a replica on this machine: a pipe that is empty once the token was read.
 
-An environment is inherited by every child, and can be read for as long as the process lives.
-"""
+An environment is inherited by every child, and can be read for as long as the process lives."""
 
 import os
 from collections.abc import Generator, Mapping
@@ -12,19 +11,20 @@ from services.common.arguments import TOKEN_VARIABLE
 
 
 @dataclass(frozen=True, slots=True)
-class Handed:
-    """What the command is started with: further arguments, and descriptors that stay open."""
+class TokenPipe:
+    """Additions to the command's start: further arguments, and descriptors that stay open."""
 
     arguments: tuple[str, ...] = ()
     descriptors: tuple[int, ...] = ()
 
 
 @contextmanager
-def handed_over(secrets: Mapping[str, str]) -> Generator[Handed]:
-    """For the start of a process: it may read the token in `secrets`, if there is one."""
+def token_in_pipe(secrets: Mapping[str, str]) -> Generator[TokenPipe]:
+    """Provide a pipe for the start of a process, which may read the token in `secrets`, if
+    there is one."""
     token = secrets.get(TOKEN_VARIABLE)
     if token is None:
-        yield Handed()
+        yield TokenPipe()
         return
     reader, writer = os.pipe()
     try:
@@ -33,6 +33,6 @@ def handed_over(secrets: Mapping[str, str]) -> Generator[Handed]:
     finally:
         os.close(writer)
     try:
-        yield Handed(("--token-file", f"/dev/fd/{reader}"), (reader,))
+        yield TokenPipe(("--token-file", f"/dev/fd/{reader}"), (reader,))
     finally:
         os.close(reader)

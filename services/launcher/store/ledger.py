@@ -1,9 +1,8 @@
-"""The launcher's ledger: runs, replicas, what happened to them and what was asked, in one SQLite
-file.
+"""The launcher's ledger: runs, replicas, what happened to them and what was requested, in
+one SQLite file.
 
 WAL with synchronous=FULL: what was written survives a loss of power, which ends no machine
-elsewhere.
-"""
+elsewhere."""
 
 import json
 import sqlite3
@@ -15,39 +14,39 @@ from typing import Any
 from services.launcher.progress import Progress
 from services.launcher.state import Cleanup, Replica, Run
 from services.launcher.store import records
-from services.launcher.store.operations import Operations
-from services.launcher.store.records import Event, StoredRun, Transition
-from services.launcher.store.schema import LedgerError, prepare
+from services.launcher.store.operations import OperationLog
+from services.launcher.store.records import RunEvent, StoredRun, Transition
+from services.launcher.store.schema import LedgerError, prepare_schema
 
-__all__ = ["PROGRESS_KEPT", "Event", "LedgerError", "Store", "StoredRun", "Transition"]
+__all__ = ["PROGRESS_KEPT", "Ledger", "LedgerError", "RunEvent", "StoredRun", "Transition"]
 
 # Progress events kept per run; transitions and messages are kept for ever.
 PROGRESS_KEPT = 5_000
 
 
-class Store:
-    """Reads and writes the ledger. Calls take a millisecond or a few and block.
+class Ledger:
+    """Access to the ledger. Calls take a millisecond or a few and block.
 
-    Raises LedgerError for a ledger of a version that is not known.
-    """
+    Raises LedgerError for a ledger of an unknown version."""
 
     def __init__(self, path: Path) -> None:
         self._db = sqlite3.connect(path, isolation_level=None, timeout=10.0)
         self._db.row_factory = sqlite3.Row
         try:
-            prepare(self._db, str(path))
+            prepare_schema(self._db, str(path))
         except BaseException:
             self._db.close()
             raise
         self._db.execute("PRAGMA synchronous=FULL")
-        self.operations = Operations(self._db)
+        self.operations = OperationLog(self._db)
 
     def close(self) -> None:
         self._db.close()
 
     @contextmanager
     def transaction(self) -> Generator[None]:
-        """Make what is written inside one commit."""
+        """Run the block as one transaction, and commit all that is written inside it
+        together."""
         self._db.execute("BEGIN IMMEDIATE")
         try:
             yield
@@ -58,21 +57,22 @@ class Store:
                 self._db.execute("ROLLBACK")
             raise
 
-    def request(self, request_id: str) -> tuple[str, str] | None:
-        """The digest and run of a StartRun that was answered before."""
+    def get_request(self, request_id: str) -> tuple[str, str] | None:
+        """Return the digest and run of a StartRun that was answered before."""
         row = self._db.execute(
             "SELECT digest, run_id FROM requests WHERE request_id = ?", (request_id,)
         ).fetchone()
         return None if row is None else (row["digest"], row["run_id"])
 
-    def remember(self, request_id: str, digest: str, run_id: str) -> None:
-        """Keep the answer to a StartRun."""
+    def save_request(self, request_id: str, digest: str, run_id: str) -> None:
+        """Save the answer to a StartRun."""
         self._db.execute("INSERT INTO requests VALUES (?, ?, ?)", (request_id, digest, run_id))
 
-    def begin(
+    def begin_run(
         self, run: Run, spec_json: str, now: float, prices: Mapping[str, float] | None = None
     ) -> None:
-        """Write a run that starts, for the first time or again. What it cost stays counted."""
+        """Write a run that starts, for the first time or again. What it has cost stays
+        counted."""
         self._db.execute(
             "INSERT INTO runs (run_id, name, state, mode, spec_json, error, wanted_json, created)"
             " VALUES (?, ?, ?, ?, ?, '', '{}', ?) ON CONFLICT (run_id) DO UPDATE SET"
@@ -85,25 +85,26 @@ class Store:
             (run.backend, now, json.dumps(dict(prices or {})), run.run_id),
         )
         self._db.execute("DELETE FROM replicas WHERE run_id = ?", (run.run_id,))
-        self.save(run, [], None)
+        self.save_run(run, [], None)
 
-    def save(self, run: Run, replicas: Iterable[Replica], ended: float | None) -> None:
-        """Write a run's head and those of its replicas that changed. It ends but once."""
+    def save_run(self, run: Run, replicas: Iterable[Replica], ended: float | None) -> None:
+        """Write a run's head and those of its replicas that changed. The time of its end is
+        set only once."""
         columns = ", ".join(f"{column} = ?" for column in records.RUN_COLUMNS)
         self._db.execute(
             f"UPDATE runs SET {columns},"
             " ended = iif(? IS NULL, NULL, coalesce(ended, ?)) WHERE run_id = ?",
-            (*records.run_values(run), ended, ended, run.run_id),
+            (*records.run_to_values(run), ended, ended, run.run_id),
         )
         self._db.executemany(
             f"INSERT OR REPLACE INTO replicas ({', '.join(records.REPLICA_COLUMNS)})"
             f" VALUES ({', '.join('?' * len(records.REPLICA_COLUMNS))})",
-            [records.replica_values(run.run_id, replica) for replica in replicas],
+            [records.replica_to_values(run.run_id, replica) for replica in replicas],
         )
 
     def save_progress(self, run_id: str, progress: Progress) -> None:
-        """Keep the newest of what a learner has told of itself."""
-        told = (json.dumps(dict(progress.metrics)), records.alarms_json(progress.alarms))
+        """Keep the newest of what a learner has reported of itself."""
+        told = (json.dumps(dict(progress.metrics)), records.alarms_to_json(progress.alarms))
         self._db.execute(
             "UPDATE runs SET metrics_json = ?, alarms_json = ?, step = ?, total_steps = ?"
             " WHERE run_id = ?",
@@ -121,8 +122,8 @@ class Store:
             [(run_id, now, t.subject, t.old, t.new, t.cause) for t in found],
         )
 
-    def transitions(self, run_id: str) -> list[Transition]:
-        """All changes of a run and of its replicas, oldest first."""
+    def list_transitions(self, run_id: str) -> list[Transition]:
+        """Return all changes of a run and of its replicas, oldest first."""
         found = self._db.execute(
             "SELECT * FROM transitions WHERE run_id = ? ORDER BY number", (run_id,)
         ).fetchall()
@@ -147,16 +148,16 @@ class Store:
             )
         return number
 
-    def events(self, run_id: str, after: int, limit: int = 200) -> list[Event]:
+    def list_events(self, run_id: str, after: int, limit: int = 200) -> list[RunEvent]:
         found = self._db.execute(
             "SELECT event, time, kind, body FROM events WHERE run_id = ? AND event > ?"
             " ORDER BY event LIMIT ?",
             (run_id, after, limit),
         ).fetchall()
-        return [Event(r["event"], r["time"], r["kind"], json.loads(r["body"])) for r in found]
+        return [RunEvent(r["event"], r["time"], r["kind"], json.loads(r["body"])) for r in found]
 
     def has_trained(self, run_id: str) -> bool:
-        """Whether the run's learner ever told of a step."""
+        """Tell whether the run's learner ever reported a step."""
         row = self._db.execute(
             "SELECT 1 FROM events WHERE run_id = ? AND kind = 'progress'"
             " AND json_extract(body, '$.step') > 0 LIMIT 1",
@@ -164,42 +165,44 @@ class Store:
         ).fetchone()
         return row is not None
 
-    def untold(self) -> dict[str, int]:
-        """The last event of each run that observers have been told, where there are later ones."""
+    def list_unpublished(self) -> dict[str, int]:
+        """Return the last published event of each run that has later ones."""
         found = self._db.execute("SELECT run_id, told FROM runs WHERE told < next_event - 1")
         return {row["run_id"]: row["told"] for row in found}
 
-    def tell(self, run_id: str, number: int) -> None:
-        """Observers have been told of this event, and of all before it."""
+    def mark_published(self, run_id: str, number: int) -> None:
+        """Record that observers have been told of this event, and of all before it."""
         self._db.execute("UPDATE runs SET told = ? WHERE run_id = ?", (number, run_id))
 
-    def get(self, run_id: str) -> StoredRun | None:
+    def get_run(self, run_id: str) -> StoredRun | None:
         row = self._db.execute("SELECT * FROM runs WHERE run_id = ?", (run_id,)).fetchone()
-        return None if row is None else self._stored(row)
+        return None if row is None else self._load_stored_run(row)
 
-    def newest(self, limit: int = 1_000) -> list[StoredRun]:
-        """The runs, newest first."""
+    def list_newest(self, limit: int = 1_000) -> list[StoredRun]:
+        """Return the runs, newest first."""
         found = self._db.execute(
             "SELECT * FROM runs ORDER BY created DESC, run_id DESC LIMIT ?", (limit,)
         ).fetchall()
-        return [self._stored(row) for row in found]
+        return [self._load_stored_run(row) for row in found]
 
-    def unended(self) -> list[StoredRun]:
-        """The runs that go on, however long ago they were begun first."""
+    def list_unended(self) -> list[StoredRun]:
+        """Return the runs that go on, however long ago they first began."""
         found = self._db.execute("SELECT * FROM runs WHERE ended IS NULL").fetchall()
-        return [self._stored(row) for row in found]
+        return [self._load_stored_run(row) for row in found]
 
-    def suspects(self, backend: str) -> list[StoredRun]:
-        """The ended runs of which something may be left."""
+    def list_suspects(self, backend: str) -> list[StoredRun]:
+        """Return the ended runs of which something may be left."""
         found = self._db.execute(
             "SELECT * FROM runs WHERE backend = ? AND cleanup = ? AND ended IS NOT NULL",
             (backend, Cleanup.LEAK_SUSPECTED),
         ).fetchall()
-        return [self._stored(row) for row in found]
+        return [self._load_stored_run(row) for row in found]
 
-    def run_ids(self) -> set[str]:
+    def list_run_ids(self) -> set[str]:
         return {row["run_id"] for row in self._db.execute("SELECT run_id FROM runs")}
 
-    def _stored(self, row: sqlite3.Row) -> StoredRun:
+    def _load_stored_run(self, row: sqlite3.Row) -> StoredRun:
         found = self._db.execute("SELECT * FROM replicas WHERE run_id = ?", (row["run_id"],))
-        return records.stored_run(row, [records.replica_of(replica) for replica in found])
+        return records.stored_run_from_row(
+            row, [records.replica_from_row(replica) for replica in found]
+        )

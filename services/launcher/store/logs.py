@@ -1,4 +1,4 @@
-"""Reading the log files of a run: the last lines, and on from a position."""
+"""Reader of the log files of a run: the last lines, and on from a position."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +11,7 @@ _BLOCK = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class LogLine:
     """One line of a log; `end` is the position behind it."""
 
     source: str
@@ -19,8 +19,9 @@ class Line:
     end: int
 
 
-def sources(run_dir: Path, service: str = "") -> dict[str, Path]:
-    """The logs of a run, or of one service and its children: `learner-0`, `learner-rank-0`."""
+def list_sources(run_dir: Path, service: str = "") -> dict[str, Path]:
+    """Return the logs of a run, or of one service and its children: `learner-0`,
+    `learner-rank-0`."""
     found = sorted((run_dir / "logs").glob("*.log"))
     logs = {path.stem: path for path in found}
     if not service:
@@ -28,18 +29,18 @@ def sources(run_dir: Path, service: str = "") -> dict[str, Path]:
     return {name: path for name, path in logs.items() if name.startswith(f"{service}-")}
 
 
-def last_lines(path: Path, count: int = 15, limit: int = 4_000) -> str:
-    """The last lines of a log for an error message, at most `limit` characters, without secrets:
-    messages go further than logs."""
+def read_last_lines(path: Path, count: int = 15, limit: int = 4_000) -> str:
+    """Return the last lines of a log for an error message, at most `limit` characters,
+    without secrets: messages go further than logs."""
     if not path.exists():
         return ""
-    lines = read(path, tail_position(path, count), 10 * _BLOCK)
+    lines = read_lines(path, find_tail_position(path, count), 10 * _BLOCK)
     # Before the cut, which could leave half of one.
     return redact("\n".join(line.text for line in lines))[-limit:]
 
 
-def tail_position(path: Path, count: int) -> int:
-    """Where the last `count` lines begin."""
+def find_tail_position(path: Path, count: int) -> int:
+    """Return the position where the last `count` lines begin."""
     if count <= 0:
         return path.stat().st_size
     with path.open("rb") as file:
@@ -71,12 +72,13 @@ def _nth_last_newline(block: bytes, count: int) -> int:
     return position
 
 
-def read(path: Path, position: int, limit: int = _BLOCK, *, final: bool = True) -> list[Line]:
-    """The lines from `position` on, about `limit` bytes of them.
+def read_lines(
+    path: Path, position: int, limit: int = _BLOCK, *, final: bool = True
+) -> list[LogLine]:
+    """Return the lines from `position` on, about `limit` bytes of them.
 
-    An unfinished last line is returned only when `final`: nobody will write its rest.
-    """
-    lines: list[Line] = []
+    An unfinished last line is returned only when `final`: nobody will write its rest."""
+    lines: list[LogLine] = []
     # Followers ask several times a second, and mostly in vain.
     if path.stat().st_size <= position:
         return lines
@@ -90,5 +92,5 @@ def read(path: Path, position: int, limit: int = _BLOCK, *, final: bool = True) 
             position += len(raw)
             limit -= len(raw)
             text = raw.rstrip(b"\r\n").decode(errors="replace")
-            lines.append(Line(path.stem, text, position))
+            lines.append(LogLine(path.stem, text, position))
     return lines

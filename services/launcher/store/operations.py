@@ -1,5 +1,5 @@
-"""What the launcher asks of backends, written down before it is asked: after a crash it is known
-what may be under way. Arguments carry no secrets."""
+"""Operations that the launcher requests of backends, recorded before the request: after a
+crash it is known what may be under way. Arguments carry no secrets."""
 
 import json
 import sqlite3
@@ -12,8 +12,8 @@ from services.launcher import clock
 
 
 class OperationState(StrEnum):
-    """How far an operation has come. What is not over when a launcher dies is looked for by name
-    before anything is asked again."""
+    """Stages of an operation. One that is not over when a launcher dies is looked for by
+    name before anything is requested again."""
 
     INTENT = "intent"
     SENT = "sent"
@@ -21,13 +21,13 @@ class OperationState(StrEnum):
     FAILED = "failed"
 
     @property
-    def over(self) -> bool:
+    def is_over(self) -> bool:
         return self in (OperationState.DONE, OperationState.FAILED)
 
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One thing that was asked of a backend, or will be."""
+    """One request to a backend, made or about to be made."""
 
     number: int
     kind: str
@@ -37,14 +37,14 @@ class Operation:
     detail: str
 
 
-class Operations:
-    """The ledger's operations. Writes belong in a transaction of the Store."""
+class OperationLog:
+    """The ledger's operations. Writes belong in a transaction of the Ledger."""
 
     def __init__(self, db: sqlite3.Connection) -> None:
         self._db = db
 
-    def intend(self, run_id: str, kind: str, name: str, **arguments: Any) -> int:
-        """Write down what will be asked; returns the operation's number."""
+    def record_intent(self, run_id: str, kind: str, name: str, **arguments: Any) -> int:
+        """Record what will be requested; return the number of the operation."""
         now = clock.now()
         cursor = self._db.execute(
             "INSERT INTO operations"
@@ -54,34 +54,34 @@ class Operations:
         )
         return int(cursor.lastrowid or 0)
 
-    def mark(self, number: int, state: OperationState, detail: str = "") -> None:
+    def mark_state(self, number: int, state: OperationState, detail: str = "") -> None:
         self._db.execute(
             "UPDATE operations SET state = ?, detail = ?, changed = ? WHERE number = ?",
             (state, detail, clock.now(), number),
         )
 
-    def conclude(self, number: int, success: bool, detail: str) -> None:
-        self.mark(number, OperationState.DONE if success else OperationState.FAILED, detail)
+    def mark_concluded(self, number: int, success: bool, detail: str) -> None:
+        self.mark_state(number, OperationState.DONE if success else OperationState.FAILED, detail)
 
-    def of(self, run_id: str) -> list[Operation]:
-        """A run's operations in the order of their intent."""
+    def list_operations(self, run_id: str) -> list[Operation]:
+        """Return a run's operations in the order of their intent."""
         rows = self._db.execute(
             "SELECT * FROM operations WHERE run_id = ? ORDER BY number", (run_id,)
         ).fetchall()
-        return [_operation(row) for row in rows]
+        return [_operation_from_row(row) for row in rows]
 
-    def open(self, run_id: str, kind: str, name: str) -> Operation | None:
-        """The newest operation of this name, if it is not over."""
+    def find_open(self, run_id: str, kind: str, name: str) -> Operation | None:
+        """Return the newest operation of this name, if it is not over."""
         row = self._db.execute(
             "SELECT * FROM operations WHERE run_id = ? AND kind = ? AND name = ?"
             " ORDER BY number DESC LIMIT 1",
             (run_id, kind, name),
         ).fetchone()
-        found = None if row is None else _operation(row)
-        return None if found is None or found.state.over else found
+        found = None if row is None else _operation_from_row(row)
+        return None if found is None or found.state.is_over else found
 
 
-def _operation(row: sqlite3.Row) -> Operation:
+def _operation_from_row(row: sqlite3.Row) -> Operation:
     return Operation(
         row["number"],
         row["kind"],

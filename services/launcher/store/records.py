@@ -1,4 +1,4 @@
-"""Between runs and the ledger's rows."""
+"""Conversion between runs and the ledger's rows."""
 
 import json
 import sqlite3
@@ -21,9 +21,9 @@ from services.launcher.state import (
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
-    """One thing that happened. `kind`: state | replica | progress | message | alarm | cost; `body`
-    is its JSON."""
+class RunEvent:
+    """One event of a run. `kind`: state | replica | progress | message | alarm | cost;
+    `body` is its JSON."""
 
     number: int
     time: float
@@ -33,8 +33,8 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Transition:
-    """One change that the ledger keeps for ever. `subject`: run | outcome | cleanup | backend, or
-    a replica's label."""
+    """One permanent record of a change. `subject`: run | outcome | cleanup | backend, or a
+    replica's label."""
 
     subject: str
     old: str
@@ -74,18 +74,18 @@ REPLICA_COLUMNS = (
 )
 
 
-def run_values(run: Run) -> tuple[Any, ...]:
+def run_to_values(run: Run) -> tuple[Any, ...]:
     cleaning = (run.cleanup, run.cleanup_detail, run.cleanings, run.clean_at, run.clean_by)
     counts = (json.dumps(dict(run.wanted)), json.dumps(asdict(run.cost)), run.metered)
     why = (run.error, run.unreachable)
     return (run.state, run.outcome, run.drain_by, *cleaning, *why, *counts)
 
 
-def alarms_json(alarms: Iterable[Alarm]) -> str:
+def alarms_to_json(alarms: Iterable[Alarm]) -> str:
     return json.dumps([asdict(alarm) for alarm in alarms])
 
 
-def replica_values(run_id: str, replica: Replica) -> tuple[Any, ...]:
+def replica_to_values(run_id: str, replica: Replica) -> tuple[Any, ...]:
     unit = replica.unit
     found = (
         (None, None, None, "") if unit is None else (unit.name, unit.pid, unit.started, unit.ref)
@@ -96,7 +96,7 @@ def replica_values(run_id: str, replica: Replica) -> tuple[Any, ...]:
     return (*head, replica.address, *past, *last)
 
 
-def stored_run(row: sqlite3.Row, replicas: list[Replica]) -> StoredRun:
+def stored_run_from_row(row: sqlite3.Row, replicas: list[Replica]) -> StoredRun:
     run = Run(
         run_id=row["run_id"],
         name=row["name"],
@@ -132,7 +132,7 @@ def stored_run(row: sqlite3.Row, replicas: list[Replica]) -> StoredRun:
     )
 
 
-def replica_of(row: sqlite3.Row) -> Replica:
+def replica_from_row(row: sqlite3.Row) -> Replica:
     unit = None
     if row["unit"] is not None:
         unit = Unit(row["unit"], row["pid"], row["started"], row["ref"])

@@ -1,10 +1,11 @@
-"""Who serves where, pure: one roster per run, newest incarnation wins."""
+"""Roster of the replicas that serve, and their addresses. Pure; one roster per run, the
+newest incarnation wins."""
 
 from collections import deque
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from services.launcher.state import Key
+from services.launcher.state import ReplicaKey
 
 # Incarnations that were replaced, and are told so should they come back.
 REMEMBERED = 4096
@@ -24,8 +25,8 @@ class UnregisteredError(Exception):
     """A heartbeat of a replica that has not registered."""
 
 
-class Command(StrEnum):
-    """What the answer to a heartbeat tells a replica."""
+class ReplicaCommand(StrEnum):
+    """Command to a replica, in the answer to its heartbeat."""
 
     NONE = "none"
     DRAIN = "drain"
@@ -45,7 +46,7 @@ class Member:
     metrics_address: str = ""
 
     @property
-    def key(self) -> Key:
+    def key(self) -> ReplicaKey:
         return (self.service, self.replica)
 
 
@@ -53,13 +54,12 @@ class Roster:
     """The replicas of one run. `version` grows with every change that a peer can see."""
 
     def __init__(self) -> None:
-        self._members: dict[Key, Member] = {}
+        self._members: dict[ReplicaKey, Member] = {}
         self._replaced: deque[str] = deque(maxlen=REMEMBERED)
         self.version = 0
 
-    def register(self, member: Member) -> None:
-        """Take a member in. Raises TooManyMembersError, and ReplacedError for an incarnation that
-        was replaced before."""
+    def register_member(self, member: Member) -> None:
+        """Add a member. Raises ReplacedError for an incarnation that was replaced before."""
         if member.incarnation in self._replaced:
             raise ReplacedError(member.incarnation)
         known = self._members.get(member.key)
@@ -69,10 +69,12 @@ class Roster:
             raise TooManyMembersError(f"{len(self._members)} replicas are registered already")
         elif known is not None:
             self._replaced.append(known.incarnation)
-        self._put(member)
+        self._put_member(member)
 
-    def beat(self, key: Key, incarnation: str, serving: bool, now: float) -> bool:
-        """Note a sign of life. False: this incarnation has yet to register (again)."""
+    def record_heartbeat(
+        self, key: ReplicaKey, incarnation: str, serving: bool, now: float
+    ) -> bool:
+        """Record a heartbeat. False: this incarnation has yet to register (again)."""
         known = self._members.get(key)
         if incarnation in self._replaced:
             raise ReplacedError(incarnation)
@@ -80,31 +82,31 @@ class Roster:
             return False
         if known.incarnation != incarnation:
             raise ReplacedError(incarnation)
-        self._put(replace(known, serving=serving, last_beat=now))
+        self._put_member(replace(known, serving=serving, last_beat=now))
         return True
 
-    def forget(self, key: Key) -> None:
-        """Its process is gone."""
+    def forget_member(self, key: ReplicaKey) -> None:
+        """Forget a member whose process is gone."""
         known = self._members.pop(key, None)
         if known is not None:
             self._replaced.append(known.incarnation)
             self.version += 1
 
-    def peers(self, service: str) -> list[Member]:
-        """The serving replicas of a service, by number."""
+    def serving_members(self, service: str) -> list[Member]:
+        """Return the serving replicas of a service, by number."""
         found = [m for m in self._members.values() if m.service == service and m.serving]
         return sorted(found, key=lambda member: member.replica)
 
-    def silent(self, now: float, limit_s: float) -> list[Member]:
-        """Serving members from whom nothing was heard for longer than this."""
+    def silent_members(self, now: float, limit_s: float) -> list[Member]:
+        """Return the serving members that have sent nothing for longer than `limit_s`."""
         return [m for m in self._members.values() if m.serving and now - m.last_beat > limit_s]
 
-    def _put(self, member: Member) -> None:
+    def _put_member(self, member: Member) -> None:
         known = self._members.get(member.key)
         self._members[member.key] = member
-        if known is None or _seen(known) != _seen(member):
+        if known is None or _visible_fields(known) != _visible_fields(member):
             self.version += 1
 
 
-def _seen(member: Member) -> tuple[str, str, bool]:
+def _visible_fields(member: Member) -> tuple[str, str, bool]:
     return (member.incarnation, member.address, member.serving)

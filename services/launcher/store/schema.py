@@ -1,8 +1,8 @@
-"""The ledger's tables, and how an older ledger becomes one of today."""
+"""The ledger's tables, and the migration of older ledgers to the current version."""
 
 import sqlite3
 
-VERSION = 5
+SCHEMA_VERSION = 5
 
 _BASE = """
 CREATE TABLE IF NOT EXISTS runs (
@@ -93,33 +93,35 @@ class LedgerError(Exception):
     """The ledger cannot be used; the message says why, and what to do."""
 
 
-def prepare(db: sqlite3.Connection, path: str) -> None:
-    """Make the tables, or make an older ledger's into those of today. Raises LedgerError."""
-    found = _version(db)
-    if found == VERSION:
+def prepare_schema(db: sqlite3.Connection, path: str) -> None:
+    """Create the tables, or migrate those of an older ledger to the current version. Raises
+    LedgerError."""
+    found = _read_version(db)
+    if found == SCHEMA_VERSION:
         return
     _refuse_unknown(found, path)
     db.execute("PRAGMA journal_mode=WAL")
     db.execute("BEGIN IMMEDIATE")
     try:
         # Another process may have been faster.
-        if (found := _version(db)) != VERSION:
+        if (found := _read_version(db)) != SCHEMA_VERSION:
             for statement in _STEPS[found].split(";\n"):
                 db.execute(statement)
-            db.execute(f"PRAGMA user_version = {VERSION}")
+            db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
     except BaseException:
         db.execute("ROLLBACK")
         raise
     db.execute("COMMIT")
 
 
-def _version(db: sqlite3.Connection) -> int:
+def _read_version(db: sqlite3.Connection) -> int:
     return int(db.execute("PRAGMA user_version").fetchone()[0])
 
 
 def _refuse_unknown(found: int, path: str) -> None:
     if found not in _STEPS:
         raise LedgerError(
-            f"{path} is a ledger of version {found}, and this flotilla knows version {VERSION}:"
+            f"{path} is a ledger of version {found}, and this flotilla knows version"
+            f" {SCHEMA_VERSION}:"
             " use the flotilla that wrote it, or another --runs folder"
         )

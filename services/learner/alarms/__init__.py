@@ -1,1 +1,2 @@
-"""What people must hear: rules over steps, tasks and events, and each alarm raised once."""
+"""Alarms for people: rules over steps, tasks and events, each alarm raised once. Start reading at
+`alarms.py`."""

@@ -1,4 +1,4 @@
-"""Raises each alarm once and clears it when its cause is gone."""
+"""Registry of alarms: each is raised once and cleared when its cause is gone."""
 
 import logging
 import threading
@@ -10,16 +10,16 @@ from services.common.log import get_logger, redact
 from services.common.text import one_line
 from services.common.watchdog import Standstill
 from services.learner.alarms import event_rules
-from services.learner.alarms.moving_windows import Memory
+from services.learner.alarms.moving_windows import RuleMemory
 from services.learner.alarms.rules import LearningRules
 from services.learner.alarms.task_rules import TaskRules
 from services.learner.alarms.types import (
     Alarm,
+    AlarmVerdict,
     Severity,
     StepFacts,
     Streak,
     TemplateError,
-    Verdict,
 )
 from services.learner.config.alarms import AlarmsConfig
 from services.learner.journal.disk_incidents import Incident
@@ -37,7 +37,7 @@ _SEVEREST = (Severity.ERROR, Severity.WARNING, Severity.NOTICE)
 
 
 class Alarms:
-    """What is raised now. May be called from any thread."""
+    """The alarms raised now. May be called from any thread."""
 
     def __init__(
         self,
@@ -47,10 +47,10 @@ class Alarms:
         max_staleness: int,
         remembered: Mapping[str, Any],
     ) -> None:
-        """`remembered` is `memory` of an earlier start of the run, or empty."""
+        """Take `remembered`: the `memory` of an earlier start of the run, or empty."""
         self._config = config
         self._sinks = sinks
-        self._memory = Memory(config.window, config.count, remembered.get("firsts", {}))
+        self._memory = RuleMemory(config.window, config.count, remembered.get("firsts", {}))
         self._learning = LearningRules(config, self._memory, max_staleness=max_staleness)
         self._tasks = TaskRules(config, self._memory)
         self._evals = event_rules.EvalRule(config)
@@ -58,23 +58,23 @@ class Alarms:
         self._lock = threading.Lock()
         self.step = 0
         # Called after each change, by whichever thread made it.
-        self.on_change: Callable[[], None] = _ignore
+        self.on_change: Callable[[], None] = _ignore_change
 
     @property
     def memory(self) -> dict[str, Any]:
-        """What later starts of the run should know."""
+        """State that later starts of the run need."""
         return {"firsts": self._memory.firsts}
 
     @property
     def raised(self) -> list[Alarm]:
-        """The most severe first, and of those the oldest."""
+        """Raised alarms, the most severe first, and among those the oldest."""
         with self._lock:
             found = list(self._raised.values())
         return sorted(found, key=lambda alarm: _SEVEREST.index(alarm.verdict.severity))
 
     @property
     def count(self) -> int:
-        """How many are raised; good news is no alarm."""
+        """Number of raised alarms; good news is no alarm."""
         return sum(alarm.verdict.severity is not Severity.NOTICE for alarm in self.raised)
 
     @property
@@ -83,64 +83,68 @@ class Alarms:
         keys = [alarm.verdict for alarm in self.raised]
         return {f"alarms/{v.rule}/{v.scope.replace('/', '_')}": 1.0 for v in keys}
 
-    def step_done(self, facts: StepFacts) -> None:
-        """Judge a step. That it ended clears what was said about stages that stood still."""
+    def judge_step(self, facts: StepFacts) -> None:
+        """Judge a step. A finished step also clears the alarms about stalled stages."""
         self.step = facts.step
-        self.judge([*self._learning.of(facts), *self._tasks.of(facts)])
-        self._moved()
+        self.apply_verdicts([*self._learning.judge_step(facts), *self._tasks.judge_step(facts)])
+        self._clear_standstills()
 
-    def evaluated(self, version: int, metrics: Mapping[str, float]) -> None:
-        self.judge(self._evals.of(version, metrics))
-        self._moved()
+    def judge_evaluation(self, version: int, metrics: Mapping[str, float]) -> None:
+        self.apply_verdicts(self._evals.judge_evaluation(version, metrics))
+        self._clear_standstills()
 
-    def look(
+    def judge_tries(
         self,
         streaks: Mapping[str, Streak],
         template_errors: Mapping[str, TemplateError] | None = None,
     ) -> None:
-        """Call it about once a second: what goes wrong while no step ends."""
-        self.judge(event_rules.failing(self._config, streaks))
-        self.judge(event_rules.template_errors(template_errors or {}))
+        """Judge tries while no step ends; call it about once a second."""
+        self.apply_verdicts(event_rules.judge_streaks(self._config, streaks))
+        self.apply_verdicts(event_rules.judge_template_errors(template_errors or {}))
 
-    def damage(self, incident: Incident) -> None:
-        """Something on disk was not what had been written, and the run went on without it."""
-        self.judge([event_rules.damage(incident)])
+    def report_damage(self, incident: Incident) -> None:
+        """Raise an alarm about damage on disk that the run worked around."""
+        self.apply_verdicts([event_rules.damage_verdict(incident)])
 
-    def standstill(self, found: Standstill) -> None:
-        """A stage stands still; from the watchdog's thread."""
-        self.judge([event_rules.standstill(found.stage, found.seconds)])
+    def report_standstill(self, found: Standstill) -> None:
+        """Raise an alarm about a stalled stage; called from the watchdog's thread."""
+        self.apply_verdicts([event_rules.standstill_verdict(found.stage, found.seconds)])
 
-    def failed(self, problem: str) -> None:
-        """The run ends in an error."""
-        self.judge([event_rules.failed(problem)])
+    def report_failure(self, problem: str) -> None:
+        """Raise the alarm that the run ends in an error."""
+        self.apply_verdicts([event_rules.failure_verdict(problem)])
 
-    def judge(self, verdicts: Iterable[Verdict]) -> None:
-        """Raise what is bad and not raised yet, clear what is well again."""
+    def apply_verdicts(self, verdicts: Iterable[AlarmVerdict]) -> None:
+        """Raise alarms for new bad verdicts, and clear those that are well again."""
         for verdict in verdicts:
             if verdict.bad is not None:
-                self._set(verdict)
+                self._apply_verdict(verdict)
 
-    def _moved(self) -> None:
+    def _clear_standstills(self) -> None:
         for alarm in self.raised:
             if alarm.verdict.rule == event_rules.NO_PROGRESS:
-                self._set(Verdict(event_rules.NO_PROGRESS, alarm.verdict.scope, bad=False))
+                self._apply_verdict(
+                    AlarmVerdict(event_rules.NO_PROGRESS, alarm.verdict.scope, bad=False)
+                )
 
-    def _set(self, verdict: Verdict) -> None:
+    def _apply_verdict(self, verdict: AlarmVerdict) -> None:
         key = (verdict.rule, verdict.scope)
         with self._lock:
             known = self._raised.get(key)
             if bool(verdict.bad) == (known is not None):
                 return
             if known is None:
-                alarm = Alarm(_plain(verdict), raised=True, step=self.step, since_step=self.step)
+                alarm = Alarm(
+                    _sanitize_verdict(verdict), raised=True, step=self.step, since_step=self.step
+                )
                 self._raised[key] = alarm
             else:
                 alarm = Alarm(known.verdict, False, self.step, known.since_step)
                 del self._raised[key]
         self.on_change()
-        self._tell(alarm)
+        self._send_alarm(alarm)
 
-    def _tell(self, alarm: Alarm) -> None:
+    def _send_alarm(self, alarm: Alarm) -> None:
         verdict = alarm.verdict
         facts = {"alarm": verdict.rule, "scope": verdict.scope, "at_step": alarm.step}
         if not alarm.raised:
@@ -150,14 +154,14 @@ class Alarms:
             said = {**facts, **figures, "cause": verdict.cause, "fix": verdict.fix}
             _log.log(_LEVELS[verdict.severity], "alarm", **said)
         for sink in self._sinks:
-            sink.send(alarm)
+            sink.send_alarm(alarm)
 
 
-def _plain(verdict: Verdict) -> Verdict:
-    """With words of others made harmless."""
+def _sanitize_verdict(verdict: AlarmVerdict) -> AlarmVerdict:
+    """Return the verdict with quoted text made harmless."""
     cause, fix = (one_line(redact(text), _CHARACTERS) for text in (verdict.cause, verdict.fix))
     return replace(verdict, cause=cause, fix=fix)
 
 
-def _ignore() -> None:
-    """Nobody waits for changes."""
+def _ignore_change() -> None:
+    """Do nothing on a change."""

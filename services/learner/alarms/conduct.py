@@ -1,4 +1,4 @@
-"""What a policy did in its attempts, by the counts that they carry, and how to say it. Pure."""
+"""Behaviour of a policy in its attempts, by their counts, and how to describe it. Pure."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -17,7 +17,8 @@ _LOOK = "look at its attempts (flotilla show RUN --failed)"
 
 @dataclass(slots=True)
 class Conduct:
-    """Sums over attempts; those by name count attempts, but for errors, which count each."""
+    """Sums over attempts. Counters by name count attempts, except for errors, where each one
+    counts."""
 
     attempts: int = 0
     rewarded: int = 0
@@ -37,7 +38,7 @@ class Conduct:
         names = [each.name for each in fields(self)]
         return Conduct(**{name: getattr(self, name) + getattr(other, name) for name in names})
 
-    def add(self, attempt: Trajectory) -> None:
+    def add_attempt(self, attempt: Trajectory) -> None:
         counts = attempt.counts
         self.attempts += 1
         self.rewarded += bool(attempt.reward)
@@ -56,30 +57,30 @@ class Conduct:
 
 @dataclass(frozen=True, slots=True)
 class Habit:
-    """Something that the policy does, as in `it ...`, and what to try."""
+    """Something that the policy does, phrased to follow `it ...`, and a remedy."""
 
     told: str
     fix: str
 
 
-def summed(attempts: Iterable[Trajectory]) -> Conduct:
+def sum_attempts(attempts: Iterable[Trajectory]) -> Conduct:
     conduct = Conduct()
     for attempt in attempts:
-        conduct.add(attempt)
+        conduct.add_attempt(attempt)
     return conduct
 
 
-def habits(conduct: Conduct) -> list[Habit]:
-    """What the policy does instead of what would be rewarded, the most telling first."""
-    found = [*_calls(conduct), *_ends(conduct)]
-    return found or [_plays_on(conduct)]
+def find_habits(conduct: Conduct) -> list[Habit]:
+    """List what the policy does instead of what would be rewarded, the most telling habit first."""
+    found = [*_call_habits(conduct), *_limit_habits(conduct)]
+    return found or [_fallback_habit(conduct)]
 
 
-def _calls(conduct: Conduct) -> Iterator[Habit]:
-    """How it calls tools, or why it does not."""
+def _call_habits(conduct: Conduct) -> Iterator[Habit]:
+    """Yield habits in calling tools, or reasons why it does not."""
     whole = conduct.attempts
     if conduct.unknown_tools and max(conduct.unknown_tools.values()) >= _OFTEN * whole:
-        names = _listed(conduct.unknown_tools, f" of {whole} episodes")
+        names = _format_counts(conduct.unknown_tools, f" of {whole} episodes")
         yield Habit(
             f"calls tools that this server does not have: {names}",
             "Compare the tools that the server lists (flotilla env try) with those that the policy"
@@ -88,7 +89,7 @@ def _calls(conduct: Conduct) -> Iterator[Habit]:
     if conduct.malformed_turns > _OFTEN * conduct.turns:
         share = conduct.malformed_turns / conduct.turns
         yield Habit(
-            f"has parse errors in {share:.0%} of turns: {_listed(conduct.parse_errors)}",
+            f"has parse errors in {share:.0%} of turns: {_format_counts(conduct.parse_errors)}",
             f"It may know another format of tool calls than the prompt asks for: {_LOOK}",
         )
     elif conduct.silent >= _MOSTLY * whole:
@@ -99,7 +100,8 @@ def _calls(conduct: Conduct) -> Iterator[Habit]:
     errors = conduct.tool_errors - Counter(bad_tool=conduct.tool_errors["bad_tool"])
     if errors.total() >= _MOSTLY * max(1, conduct.tool_calls):
         yield Habit(
-            f"makes calls that fail ({errors.total()} of {conduct.tool_calls}): {_listed(errors)}",
+            f"makes calls that fail ({errors.total()} of {conduct.tool_calls}):"
+            f" {_format_counts(errors)}",
             f"See what the tools answer: {_LOOK}, and logs/env_gateway-0.log",
         )
     elif conduct.repeats >= _MOSTLY * max(1, conduct.tool_calls):
@@ -117,8 +119,8 @@ _LIMITS = {
 }
 
 
-def _ends(conduct: Conduct) -> Iterator[Habit]:
-    """By which limits its attempts end."""
+def _limit_habits(conduct: Conduct) -> Iterator[Habit]:
+    """Yield the limits that end its attempts."""
     for stop, count in conduct.stops.most_common():
         if stop in _LIMITS and count >= _MOSTLY * conduct.attempts:
             yield Habit(
@@ -127,12 +129,12 @@ def _ends(conduct: Conduct) -> Iterator[Habit]:
             )
 
 
-def _plays_on(conduct: Conduct) -> Habit:
+def _fallback_habit(conduct: Conduct) -> Habit:
     done, whole = conduct.stops[StopReason.DONE], conduct.attempts
     told = f"says that it is done in {done} of {whole} episodes, after"
     told += f" {conduct.tool_calls / max(1, whole):.1f} tool calls each"
     if conduct.failed_checks:
-        told += f"; checks that fail: {_listed(conduct.failed_checks)}"
+        told += f"; checks that fail: {_format_counts(conduct.failed_checks)}"
     return Habit(
         told,
         "The tasks are too hard, or the verifier passes nothing: solve one by hand and have it"
@@ -140,8 +142,8 @@ def _plays_on(conduct: Conduct) -> Habit:
     )
 
 
-def _listed(counted: Counter[str], unit: str = "") -> str:
-    """`search (41 of 96 episodes), browse (12)`."""
+def _format_counts(counted: Counter[str], unit: str = "") -> str:
+    """Format counts, as in `search (41 of 96 episodes), browse (12)`."""
     first, *others = counted.most_common(_NAMED)
     named = [f"{first[0]} ({first[1]}{unit})", *(f"{name} ({count})" for name, count in others)]
     more = len(counted) - len(named)

@@ -1,8 +1,8 @@
-"""Verdicts on what happens beside the steps: evaluations, tries, stages, files. Pure."""
+"""Verdicts on events outside the steps: evaluations, tries, stages, files. Pure."""
 
 from collections.abc import Mapping
 
-from services.learner.alarms.types import ALL, Severity, Streak, TemplateError, Verdict
+from services.learner.alarms.types import ALL, AlarmVerdict, Severity, Streak, TemplateError
 from services.learner.config.alarms import AlarmsConfig
 from services.learner.journal.disk_incidents import Incident
 
@@ -32,18 +32,18 @@ _DAMAGE = {
 }
 
 
-def failing(config: AlarmsConfig, streaks: Mapping[str, Streak]) -> list[Verdict]:
-    """Environments at which nothing works any more; judged while no step ends, too."""
-    return [_failing(config, env, streak) for env, streak in streaks.items()]
+def judge_streaks(config: AlarmsConfig, streaks: Mapping[str, Streak]) -> list[AlarmVerdict]:
+    """Judge environments where every try fails; also called while no step ends."""
+    return [_judge_streak(config, env, streak) for env, streak in streaks.items()]
 
 
-def _failing(config: AlarmsConfig, env: str, streak: Streak) -> Verdict:
+def _judge_streak(config: AlarmsConfig, env: str, streak: Streak) -> AlarmVerdict:
     bad = True if streak.tries >= config.failing_tries else None if streak.tries else False
     reason, count = max(streak.reasons.items(), key=lambda item: item[1], default=("", 0))
     kind = reason.partition(":")[0].partition("/")[0]
     words = streak.words.get(reason, "")
     told = f"{reason}: {words}" if words else reason
-    return Verdict(
+    return AlarmVerdict(
         "failing_environment",
         env,
         bad,
@@ -55,14 +55,15 @@ def _failing(config: AlarmsConfig, env: str, streak: Streak) -> Verdict:
     )
 
 
-def template_errors(newest: Mapping[str, TemplateError]) -> list[Verdict]:
-    """Groups that were dropped whole; over once `CALM_GROUPS` others there were not."""
-    return [_template_error(env, found) for env, found in newest.items()]
+def judge_template_errors(newest: Mapping[str, TemplateError]) -> list[AlarmVerdict]:
+    """Judge groups that were dropped whole; cleared after `CALM_GROUPS` other groups without
+    one."""
+    return [_judge_template_error(env, found) for env, found in newest.items()]
 
 
-def _template_error(env: str, found: TemplateError) -> Verdict:
+def _judge_template_error(env: str, found: TemplateError) -> AlarmVerdict:
     since = found.groups_since
-    return Verdict(
+    return AlarmVerdict(
         "template_error",
         env,
         True if not since else False if since >= CALM_GROUPS else None,
@@ -74,24 +75,25 @@ def _template_error(env: str, found: TemplateError) -> Verdict:
 
 
 class EvalRule:
-    """Compares each evaluation of a set with the best one before it.
+    """Compares each evaluation of a set with the best earlier one.
 
-    pass@1 has fallen when the difference is over `eval_fall` and over 1.96 standard errors of it,
-    the errors taken from the 95 % intervals: two evaluations of one policy rarely do that.
-    """
+    pass@1 has fallen when the difference exceeds both `eval_fall` and 1.96 of its standard
+    errors, taken from the 95 % intervals: two evaluations of one policy rarely differ that
+    much."""
 
     def __init__(self, config: AlarmsConfig) -> None:
         self._config = config
         # By set: pass@1, its standard error, the version.
         self._best: dict[str, tuple[float, float, int]] = {}
 
-    def of(self, version: int, metrics: Mapping[str, float]) -> list[Verdict]:
-        """`metrics` as they are logged: `eval/all/pass_at_1` and its interval, and so on."""
+    def judge_evaluation(self, version: int, metrics: Mapping[str, float]) -> list[AlarmVerdict]:
+        """Judge an evaluation by its logged `metrics`: `eval/all/pass_at_1` and its interval, and
+        so on."""
         ends = "/all/pass_at_1"
         found = [name.removesuffix(ends) for name in metrics if name.endswith(ends)]
-        return [self._set(version, prefix, metrics) for prefix in found]
+        return [self._judge_set(version, prefix, metrics) for prefix in found]
 
-    def _set(self, version: int, prefix: str, metrics: Mapping[str, float]) -> Verdict:
+    def _judge_set(self, version: int, prefix: str, metrics: Mapping[str, float]) -> AlarmVerdict:
         name = f"{prefix}/all/pass_at_1"
         value = metrics[name]
         error = (metrics[f"{name}_high"] - metrics[f"{name}_low"]) / (2 * 1.96)
@@ -100,7 +102,7 @@ class EvalRule:
         chance = 1.96 * (error**2 + best_error**2) ** 0.5
         if value >= best:
             self._best[prefix] = (value, error, version)
-        return Verdict(
+        return AlarmVerdict(
             "eval_regression",
             prefix,
             fall > max(chance, self._config.eval_fall) or (False if fall <= chance / 2 else None),
@@ -114,9 +116,9 @@ class EvalRule:
         )
 
 
-def standstill(stage: str, seconds: float) -> Verdict:
-    """A stage does not move; cleared by the next step or evaluation that ends."""
-    return Verdict(
+def standstill_verdict(stage: str, seconds: float) -> AlarmVerdict:
+    """Verdict on a stalled stage; cleared by the next step or evaluation that ends."""
+    return AlarmVerdict(
         NO_PROGRESS,
         stage,
         True,
@@ -140,9 +142,9 @@ _STANDSTILL = {
 }
 
 
-def damage(incident: Incident) -> Verdict:
-    """Something on disk is not what was written. Never cleared: somebody should look."""
-    return Verdict(
+def damage_verdict(incident: Incident) -> AlarmVerdict:
+    """Verdict on damage on disk. Never cleared: a person should look at it."""
+    return AlarmVerdict(
         incident.kind,
         ALL,
         True,
@@ -152,9 +154,9 @@ def damage(incident: Incident) -> Verdict:
     )
 
 
-def failed(problem: str) -> Verdict:
-    """The run ends in an error. Nobody clears it."""
-    return Verdict(
+def failure_verdict(problem: str) -> AlarmVerdict:
+    """Verdict on a run that ends in an error. Never cleared."""
+    return AlarmVerdict(
         "run_failed",
         ALL,
         True,

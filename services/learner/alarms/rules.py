@@ -1,9 +1,9 @@
-"""Rules about learning, over finished steps. Pure, but for the memory of the steps before."""
+"""Rules about learning, over finished steps. Pure, except for the memory of earlier steps."""
 
 from collections.abc import Iterable, Mapping
 
-from services.learner.alarms.moving_windows import Memory, Ratio, too_high, too_low
-from services.learner.alarms.types import ALL, Severity, StepFacts, Verdict
+from services.learner.alarms.moving_windows import MovingRatio, RuleMemory, too_high, too_low
+from services.learner.alarms.types import ALL, AlarmVerdict, Severity, StepFacts
 from services.learner.config.alarms import AlarmsConfig
 
 # Below this share of passes an environment without signal is too hard rather than too easy.
@@ -19,39 +19,39 @@ _MEASURES = (
 
 
 class LearningRules:
-    """Whether the policy learns from what it is given."""
+    """Rules that judge whether the policy learns from its tasks."""
 
-    def __init__(self, config: AlarmsConfig, memory: Memory, *, max_staleness: int) -> None:
+    def __init__(self, config: AlarmsConfig, memory: RuleMemory, *, max_staleness: int) -> None:
         self._config = config
         self._memory = memory
         self._max_staleness = max_staleness
 
-    def of(self, facts: StepFacts) -> list[Verdict]:
-        """Verdicts on everything of which there is enough to judge."""
+    def judge_step(self, facts: StepFacts) -> list[AlarmVerdict]:
+        """Return verdicts on everything that has enough data."""
         return [
-            *self._signal(facts),
-            *self._stale(facts),
-            *self._staleness(facts),
-            *self._lengths(facts),
-            *self._entropy(facts),
-            *self._skipped(facts),
-            *self._guard(facts),
-            *self._uploads(facts),
+            *self._judge_signal(facts),
+            *self._judge_stale_drops(facts),
+            *self._judge_staleness(facts),
+            *self._judge_lengths(facts),
+            *self._judge_entropy(facts),
+            *self._judge_skipped(facts),
+            *self._judge_guard(facts),
+            *self._judge_uploads(facts),
         ]
 
-    def _signal(self, facts: StepFacts) -> Iterable[Verdict]:
+    def _judge_signal(self, facts: StepFacts) -> Iterable[AlarmVerdict]:
         limit = self._config.signal_ratio
         for env, (part, whole) in _with_all(facts.signal).items():
             name = "avg_pass_at_1" if env == ALL else f"{env.replace('/', '_')}/pass_at_1"
             passes = facts.metrics.get(f"reward/{name}", 0.0)
-            mean = self._memory.level(f"passes/{env}", passes).mean or 0.0
-            ratio = self._memory.ratio(f"signal/{env}", facts.step, part, whole)
+            mean = self._memory.update_mean(f"passes/{env}", passes).mean or 0.0
+            ratio = self._memory.update_ratio(f"signal/{env}", facts.step, part, whole)
             if ratio.value is None:
                 continue
             hard, low = passes < _HALF, too_low(ratio.value, limit)
             solved = too_high(mean, self._config.solved_share)
-            yield _solved(env, ratio, facts.step, mean, low if solved else solved)
-            yield Verdict(
+            yield _solved_verdict(env, ratio, facts.step, mean, low if solved else solved)
+            yield AlarmVerdict(
                 "signal_ratio",
                 env,
                 False if solved else low,
@@ -66,11 +66,11 @@ class LearningRules:
                 limit,
             )
 
-    def _stale(self, facts: StepFacts) -> Iterable[Verdict]:
-        ratio = self._memory.ratio("stale", facts.step, *facts.stale)
+    def _judge_stale_drops(self, facts: StepFacts) -> Iterable[AlarmVerdict]:
+        ratio = self._memory.update_ratio("stale", facts.step, *facts.stale)
         if ratio.value is None:
             return
-        yield Verdict(
+        yield AlarmVerdict(
             "stale_drops",
             ALL,
             too_high(ratio.value, self._config.stale_share),
@@ -82,10 +82,10 @@ class LearningRules:
             self._config.stale_share,
         )
 
-    def _staleness(self, facts: StepFacts) -> Iterable[Verdict]:
+    def _judge_staleness(self, facts: StepFacts) -> Iterable[AlarmVerdict]:
         bound = self._max_staleness
         newest = facts.metrics.get("async/staleness_max", 0.0)
-        yield Verdict(
+        yield AlarmVerdict(
             "staleness_over",
             ALL,
             newest > bound,
@@ -96,11 +96,13 @@ class LearningRules:
             bound,
             Severity.ERROR,
         )
-        mean = self._memory.level("staleness", facts.metrics.get("async/staleness_mean", 0.0)).mean
+        mean = self._memory.update_mean(
+            "staleness", facts.metrics.get("async/staleness_mean", 0.0)
+        ).mean
         # With a bound of 1 every step of an asynchronous run is at the bound.
         if mean is None or bound < 2:
             return
-        yield Verdict(
+        yield AlarmVerdict(
             "staleness_near",
             ALL,
             too_high(mean, _NEAR * bound),
@@ -112,10 +114,10 @@ class LearningRules:
             _NEAR * bound,
         )
 
-    def _lengths(self, facts: StepFacts) -> Iterable[Verdict]:
+    def _judge_lengths(self, facts: StepFacts) -> Iterable[AlarmVerdict]:
         factor = self._config.length_factor
         for env, length in facts.lengths.items():
-            level = self._memory.level(f"length/{env}", length)
+            level = self._memory.update_mean(f"length/{env}", length)
             if level.mean is None or not level.first:
                 continue
             change = level.mean / level.first
@@ -123,7 +125,7 @@ class LearningRules:
                 f"an attempt has {level.mean:.0f} tokens of the policy, and had"
                 f" {level.first:.0f} at the start of the run"
             )
-            yield Verdict(
+            yield AlarmVerdict(
                 "length_collapse",
                 env,
                 too_low(change, 1 / factor),
@@ -133,7 +135,7 @@ class LearningRules:
                 change,
                 1 / factor,
             )
-            yield Verdict(
+            yield AlarmVerdict(
                 "length_explosion",
                 env,
                 too_high(change, factor),
@@ -144,14 +146,14 @@ class LearningRules:
                 factor,
             )
 
-    def _entropy(self, facts: StepFacts) -> Iterable[Verdict]:
+    def _judge_entropy(self, facts: StepFacts) -> Iterable[AlarmVerdict]:
         if "policy/entropy" not in facts.metrics:
             return
-        level = self._memory.level("entropy", facts.metrics["policy/entropy"])
+        level = self._memory.update_mean("entropy", facts.metrics["policy/entropy"])
         if level.mean is None or not level.first:
             return
         limit = self._config.entropy_share
-        yield Verdict(
+        yield AlarmVerdict(
             "entropy_collapse",
             ALL,
             too_low(level.mean / level.first, limit),
@@ -163,10 +165,10 @@ class LearningRules:
             limit,
         )
 
-    def _skipped(self, facts: StepFacts) -> Iterable[Verdict]:
+    def _judge_skipped(self, facts: StepFacts) -> Iterable[AlarmVerdict]:
         skipped = facts.metrics.get("policy/skipped", 0.0) > 0
-        recent = self._memory.level("skipped", float(skipped)).mean
-        yield Verdict(
+        recent = self._memory.update_mean("skipped", float(skipped)).mean
+        yield AlarmVerdict(
             "skipped_update",
             ALL,
             # Cleared by a whole window without one.
@@ -180,9 +182,9 @@ class LearningRules:
             Severity.ERROR,
         )
 
-    def _guard(self, facts: StepFacts) -> Iterable[Verdict]:
+    def _judge_guard(self, facts: StepFacts) -> Iterable[AlarmVerdict]:
         level = int(facts.metrics.get("mismatch/guard_level", 0.0))
-        yield Verdict(
+        yield AlarmVerdict(
             "mismatch_guard",
             ALL,
             level > 0,
@@ -194,10 +196,10 @@ class LearningRules:
             Severity.ERROR if level > 1 else Severity.WARNING,
         )
 
-    def _uploads(self, facts: StepFacts) -> Iterable[Verdict]:
+    def _judge_uploads(self, facts: StepFacts) -> Iterable[AlarmVerdict]:
         failures = facts.metrics.get("checkpoint/upload_failures", 0.0)
-        recent = self._memory.level("uploads", failures).total
-        yield Verdict(
+        recent = self._memory.update_mean("uploads", failures).total
+        yield AlarmVerdict(
             "upload_failing",
             ALL,
             recent > 0,
@@ -208,9 +210,11 @@ class LearningRules:
         )
 
 
-def _solved(env: str, ratio: Ratio, step: int, passes: float, bad: bool | None) -> Verdict:
+def _solved_verdict(
+    env: str, ratio: MovingRatio, step: int, passes: float, bad: bool | None
+) -> AlarmVerdict:
     """Good news: the attempts do not differ because nearly all of them pass."""
-    return Verdict(
+    return AlarmVerdict(
         "solved",
         env,
         bad,
@@ -224,7 +228,7 @@ def _solved(env: str, ratio: Ratio, step: int, passes: float, bad: bool | None) 
 
 
 def _with_all(pairs: Mapping[str, tuple[int, int]]) -> dict[str, tuple[int, int]]:
-    """With the sum of all environments, where there is more than one."""
+    """Add the sum over all environments, if there is more than one."""
     if len(pairs) < 2:
         return dict(pairs)
     parts, wholes = zip(*pairs.values(), strict=True)

@@ -1,64 +1,64 @@
-"""Rules about tasks and environments, over finished steps. Pure, but for the memory of the steps
-before."""
+"""Rules about tasks and environments, over finished steps. Pure, except for the memory of earlier
+steps."""
 
 from collections import deque
 from collections.abc import Iterable
 
-from services.learner.alarms.conduct import Conduct, habits
-from services.learner.alarms.moving_windows import Memory, too_high
-from services.learner.alarms.types import Severity, StepFacts, Verdict
+from services.learner.alarms.conduct import Conduct, find_habits
+from services.learner.alarms.moving_windows import RuleMemory, too_high
+from services.learner.alarms.types import AlarmVerdict, Severity, StepFacts
 from services.learner.config.alarms import AlarmsConfig
 
 
 class TaskRules:
-    """Whether tasks can be played and graded."""
+    """Rules that judge whether tasks can be played and graded."""
 
-    def __init__(self, config: AlarmsConfig, memory: Memory) -> None:
+    def __init__(self, config: AlarmsConfig, memory: RuleMemory) -> None:
         self._config = config
         self._memory = memory
         # The newest steps with attempts in an environment, and what the policy did there.
         self._steps: dict[str, deque[tuple[int, Conduct]]] = {}
 
-    def of(self, facts: StepFacts) -> list[Verdict]:
-        """Verdicts on everything of which there is enough to judge."""
+    def judge_step(self, facts: StepFacts) -> list[AlarmVerdict]:
+        """Return verdicts on everything that has enough data."""
         return [
-            *self._no_grade(facts),
-            *self._tool_errors(facts),
-            *self._given_up(facts),
-            *self._quarantine(facts),
-            *self._refused(facts),
-            *self._no_reward(facts),
+            *self._judge_no_grade(facts),
+            *self._judge_tool_errors(facts),
+            *self._judge_given_up(facts),
+            *self._judge_quarantine(facts),
+            *self._judge_refused(facts),
+            *self._judge_no_reward(facts),
         ]
 
-    def _no_grade(self, facts: StepFacts) -> Iterable[Verdict]:
+    def _judge_no_grade(self, facts: StepFacts) -> Iterable[AlarmVerdict]:
         limit = self._config.no_grade_rate
         for env, (part, whole) in facts.no_grade.items():
-            ratio = self._memory.ratio(f"no_grade/{env}", facts.step, part, whole)
+            ratio = self._memory.update_ratio(f"no_grade/{env}", facts.step, part, whole)
             if ratio.value is None:
                 continue
-            yield Verdict(
+            yield AlarmVerdict(
                 "no_grade_rate",
                 env,
                 too_high(ratio.value, limit),
                 f"in steps {ratio.since} to {facts.step} the grade of {ratio} tries is not known"
-                + _last(facts.no_grade_words.get(env, "")),
+                + _format_last(facts.no_grade_words.get(env, "")),
                 "Look for the reason in the gateway's log (logs/env_gateway-0.log) and grade one"
                 " attempt by hand (flotilla env try); these tries are not trained on",
                 ratio.value,
                 limit,
             )
 
-    def _tool_errors(self, facts: StepFacts) -> Iterable[Verdict]:
+    def _judge_tool_errors(self, facts: StepFacts) -> Iterable[AlarmVerdict]:
         limit = self._config.tool_error_rate
         for name in facts.metrics:
             prefix, _, rest = name.partition("/")
             env, _, figure = rest.partition("/")
             if (prefix, figure) != ("environment", "tool_error_rate"):
                 continue
-            rate = self._memory.level(f"tool_errors/{env}", facts.metrics[name]).mean
+            rate = self._memory.update_mean(f"tool_errors/{env}", facts.metrics[name]).mean
             if rate is None:
                 continue
-            yield Verdict(
+            yield AlarmVerdict(
                 "tool_error_rate",
                 env,
                 too_high(rate, limit),
@@ -70,11 +70,11 @@ class TaskRules:
                 limit,
             )
 
-    def _given_up(self, facts: StepFacts) -> Iterable[Verdict]:
+    def _judge_given_up(self, facts: StepFacts) -> Iterable[AlarmVerdict]:
         limit = self._config.given_up_tasks
         for env, count in facts.given_up.items():
-            tasks = self._memory.level(f"given_up/{env}", float(count)).total
-            yield Verdict(
+            tasks = self._memory.update_mean(f"given_up/{env}", float(count)).total
+            yield AlarmVerdict(
                 "given_up_tasks",
                 env,
                 tasks >= limit or (False if tasks == 0 else None),
@@ -86,14 +86,14 @@ class TaskRules:
                 limit,
             )
 
-    def _quarantine(self, facts: StepFacts) -> Iterable[Verdict]:
+    def _judge_quarantine(self, facts: StepFacts) -> Iterable[AlarmVerdict]:
         for name in facts.metrics:
             prefix, _, rest = name.partition("/")
             env, _, figure = rest.partition("/")
             if (prefix, figure) != ("sampling", "quarantine_refused"):
                 continue
-            tasks = self._memory.level(f"quarantine/{env}", facts.metrics[name]).total
-            yield Verdict(
+            tasks = self._memory.update_mean(f"quarantine/{env}", facts.metrics[name]).total
+            yield AlarmVerdict(
                 "quarantine_stopped",
                 env,
                 tasks > 0,
@@ -105,31 +105,31 @@ class TaskRules:
                 severity=Severity.ERROR,
             )
 
-    def _refused(self, facts: StepFacts) -> Iterable[Verdict]:
+    def _judge_refused(self, facts: StepFacts) -> Iterable[AlarmVerdict]:
         limit = self._config.failing_tries
         for env, count in facts.refused.items():
-            tries = self._memory.level(f"refused/{env}", float(count)).total
-            yield Verdict(
+            tries = self._memory.update_mean(f"refused/{env}", float(count)).total
+            yield AlarmVerdict(
                 "refused_tasks",
                 env,
                 tries >= limit or (False if tries == 0 else None),
                 f"the gateway would not open {tries:.0f} tries at its tasks within"
-                f" {self._config.window} steps" + _last(facts.refused_words.get(env, "")),
+                f" {self._config.window} steps" + _format_last(facts.refused_words.get(env, "")),
                 "The gateway's answer is in the log, and with each attempt (flotilla show): mend"
                 " the task file or the environment's entry in the spec",
                 tries,
                 limit,
             )
 
-    def _no_reward(self, facts: StepFacts) -> Iterable[Verdict]:
+    def _judge_no_reward(self, facts: StepFacts) -> Iterable[AlarmVerdict]:
         limit = self._config.no_reward_steps
         for env, conduct in facts.conduct.items():
             steps = self._steps.setdefault(env, deque(maxlen=limit))
             steps.append((facts.step, conduct))
             played = sum((each for _, each in steps), Conduct())
             none = not played.rewarded
-            found = habits(played)
-            yield Verdict(
+            found = find_habits(played)
+            yield AlarmVerdict(
                 "no_reward",
                 env,
                 False if not none else True if len(steps) == limit else None,
@@ -141,5 +141,5 @@ class TaskRules:
             )
 
 
-def _last(words: str) -> str:
+def _format_last(words: str) -> str:
     return f"; of the last one it was said: {words}" if words else ""

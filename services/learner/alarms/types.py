@@ -1,4 +1,4 @@
-"""Alarms as values."""
+"""Alarms, verdicts and the facts they are based on, as plain values."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ ALL = "all"
 
 
 class Severity(StrEnum):
-    """How the log says it. A notice is good news."""
+    """Log level of an alarm. A notice is good news."""
 
     NOTICE = "notice"
     WARNING = "warning"
@@ -19,11 +19,10 @@ class Severity(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """What a rule says of one thing (an environment, a stage, ...) as of now.
+class AlarmVerdict:
+    """Current judgement of a rule on one thing (an environment, a stage, ...).
 
-    `bad` is None between the limit that raises an alarm and the one that clears it.
-    """
+    `bad` is None between the limit that raises an alarm and the one that clears it."""
 
     rule: str
     scope: str
@@ -40,7 +39,7 @@ class Verdict:
 class Alarm:
     """An alarm that was raised or, with `raised` False, cleared."""
 
-    verdict: Verdict
+    verdict: AlarmVerdict
     raised: bool
     # Of the run, when that happened; and when it was raised.
     step: int
@@ -58,8 +57,8 @@ class Alarm:
 
 @dataclass(frozen=True, slots=True)
 class TemplateError:
-    """The newest group of an environment that was dropped as TEMPLATE_ERROR: what was said of it,
-    and how many groups of the environment came to their end since."""
+    """The newest group of an environment that was dropped as TEMPLATE_ERROR: its error text, and
+    the number of groups of that environment that have ended since."""
 
     said: str
     groups_since: int = 0
@@ -67,7 +66,8 @@ class TemplateError:
 
 @dataclass(frozen=True, slots=True)
 class StepFacts:
-    """What the rules see of one step. Pairs are (part, whole); the keys are environments."""
+    """Facts about one step that the rules judge. Pairs are (part, whole); the keys are
+    environments."""
 
     step: int
     metrics: Mapping[str, float]
@@ -92,7 +92,7 @@ class StepFacts:
 
 @dataclass(frozen=True, slots=True)
 class Streak:
-    """The newest tries at one environment, none of which got a grade."""
+    """The newest tries at one environment, if none of them got a grade."""
 
     tries: int
     # How often each reason, and what was said of it last.

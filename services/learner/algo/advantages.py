@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from services.learner.algo.gae import Estimate, TokenValues, gae, returns_to_go, whiten
+from services.learner.algo.gae import GaeEstimate, TokenValues, compute_gae, returns_to_go, whiten
 from services.learner.algo.registry import Registry
 from services.learner.config.algorithm import AlgorithmConfig, CriticConfig
 
@@ -32,11 +32,10 @@ _STD_FLOOR = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class BatchRewards:
-    """What a step's batch earned, sequence by sequence.
+    """Rewards of a step's batch, sequence by sequence.
 
     An attempt's sequences stand in the order in which they were sampled and carry the same
-    reward.
-    """
+    reward."""
 
     group_ids: Sequence[str]
     attempt_indices: Sequence[int]
@@ -71,21 +70,20 @@ ADVANTAGES: Registry[Estimator] = Registry("advantage")
 
 
 def within_groups(name: str) -> Callable[[GroupEstimator], GroupEstimator]:
-    """Registers an estimator of one group's outcomes: all tokens of an attempt get its advantage.
+    """Register an estimator of one group's outcomes: all tokens of an attempt get its advantage.
 
-    It is not asked about groups without a signal.
-    """
+    It is not asked about groups without a signal."""
 
-    def register(estimator: GroupEstimator) -> GroupEstimator:
-        def estimate(batch: BatchRewards, config: AlgorithmConfig) -> list[TokenValues]:
-            values = _by_attempt(_outcomes(batch), estimator)
+    def register_estimator(estimator: GroupEstimator) -> GroupEstimator:
+        def estimate_batch(batch: BatchRewards, config: AlgorithmConfig) -> list[TokenValues]:
+            values = _estimate_groups(_attempt_outcomes(batch), estimator)
             keys = zip(batch.group_ids, batch.attempt_indices, batch.token_rewards, strict=True)
             return [np.full(len(tokens), values[group, attempt]) for group, attempt, tokens in keys]
 
-        ADVANTAGES.register(name)(estimate)
+        ADVANTAGES.register(name)(estimate_batch)
         return estimator
 
-    return register
+    return register_estimator
 
 
 @within_groups("grpo")
@@ -134,8 +132,10 @@ def reinforce_pp(batch: BatchRewards, config: AlgorithmConfig) -> list[TokenValu
     then (A_t - mean) / std. The baseline and the scale are the whole batch's, not a group's:
     nothing is exactly 0 but a batch whose returns are all equal.
     """
-    per_attempt = {key: returns_to_go(rewards) for key, rewards in _trajectories(batch).items()}
-    return _whitened(batch, per_attempt)
+    per_attempt = {
+        key: returns_to_go(rewards) for key, rewards in _attempt_token_rewards(batch).items()
+    }
+    return _whiten_and_split(batch, per_attempt)
 
 
 @ADVANTAGES.register("gae")
@@ -144,14 +144,14 @@ def gae_with_critic(batch: BatchRewards, config: AlgorithmConfig) -> list[TokenV
 
     PPO, arXiv 1707.06347, equation 11. Raises ValueError without values.
     """
-    estimates = _estimates(batch, config.critic)
-    return _whitened(batch, {key: found.advantages for key, found in estimates.items()})
+    estimates = _gae_estimates(batch, config.critic)
+    return _whiten_and_split(batch, {key: found.advantages for key, found in estimates.items()})
 
 
 def critic_targets(batch: BatchRewards, config: AlgorithmConfig) -> list[TokenValues]:
-    """What the critic should have said of each token: advantage (not whitened) plus value."""
-    estimates = _estimates(batch, config.critic)
-    return _split(batch, {key: found.returns for key, found in estimates.items()})
+    """The critic's target for each token: advantage (not whitened) plus value."""
+    estimates = _gae_estimates(batch, config.critic)
+    return _split_by_sequence(batch, {key: found.returns for key, found in estimates.items()})
 
 
 def _check_reward(group: str, attempt: int, first: float, reward: float) -> None:
@@ -163,8 +163,8 @@ def _check_reward(group: str, attempt: int, first: float, reward: float) -> None
         )
 
 
-def _outcomes(batch: BatchRewards) -> dict[tuple[str, int], float]:
-    """Of each attempt: its reward and those of all its tokens."""
+def _attempt_outcomes(batch: BatchRewards) -> dict[tuple[str, int], float]:
+    """The outcome of each attempt: its reward and those of all its tokens."""
     by_token = [float(tokens.sum()) for tokens in batch.token_rewards]
     return {
         key: batch.rewards[rows[0]] + sum(by_token[i] for i in rows)
@@ -172,7 +172,7 @@ def _outcomes(batch: BatchRewards) -> dict[tuple[str, int], float]:
     }
 
 
-def _by_attempt(
+def _estimate_groups(
     totals: Mapping[tuple[str, int], float], estimator: GroupEstimator
 ) -> dict[tuple[str, int], float]:
     groups: dict[str, dict[tuple[str, int], float]] = {}
@@ -180,11 +180,11 @@ def _by_attempt(
         groups.setdefault(key[0], {})[key] = total
     values: dict[tuple[str, int], float] = {}
     for attempts in groups.values():
-        values |= _signal(attempts, estimator)
+        values |= _estimate_group(attempts, estimator)
     return values
 
 
-def _signal(
+def _estimate_group(
     attempts: Mapping[tuple[str, int], float], estimator: GroupEstimator
 ) -> dict[tuple[str, int], float]:
     rewards = np.array(list(attempts.values()), np.float64)
@@ -194,7 +194,7 @@ def _signal(
     return dict(zip(attempts, estimator(rewards).tolist(), strict=True))
 
 
-def _trajectories(batch: BatchRewards) -> dict[tuple[str, int], TokenValues]:
+def _attempt_token_rewards(batch: BatchRewards) -> dict[tuple[str, int], TokenValues]:
     """Rewards [policy tokens] of each attempt's tokens, its own reward with the last."""
     rewards: dict[tuple[str, int], TokenValues] = {}
     for key, rows in batch.attempts.items():
@@ -204,32 +204,32 @@ def _trajectories(batch: BatchRewards) -> dict[tuple[str, int], TokenValues]:
     return rewards
 
 
-def _estimates(batch: BatchRewards, config: CriticConfig) -> dict[tuple[str, int], Estimate]:
+def _gae_estimates(batch: BatchRewards, config: CriticConfig) -> dict[tuple[str, int], GaeEstimate]:
     if batch.values is None:
         raise ValueError("advantage 'gae' needs a critic's values")
     values = batch.values
-    found: dict[tuple[str, int], Estimate] = {}
-    rewards = _trajectories(batch)
+    found: dict[tuple[str, int], GaeEstimate] = {}
+    rewards = _attempt_token_rewards(batch)
     for key, rows in batch.attempts.items():
         said = np.concatenate([values[i] for i in rows]).astype(np.float64)
-        found[key] = gae(rewards[key], said, config.discount, config.trace_decay)
+        found[key] = compute_gae(rewards[key], said, config.discount, config.trace_decay)
     return found
 
 
-def _whitened(
+def _whiten_and_split(
     batch: BatchRewards, per_attempt: Mapping[tuple[str, int], TokenValues]
 ) -> list[TokenValues]:
-    sequences = _split(batch, per_attempt)
+    sequences = _split_by_sequence(batch, per_attempt)
     if not sequences:
         return []
     flat = whiten(np.concatenate(sequences))
     return np.split(flat, np.cumsum([len(tokens) for tokens in sequences])[:-1])
 
 
-def _split(
+def _split_by_sequence(
     batch: BatchRewards, per_attempt: Mapping[tuple[str, int], TokenValues]
 ) -> list[TokenValues]:
-    """The tokens of each attempt, handed to its sequences in the batch's order."""
+    """Split the tokens of each attempt among its sequences, in the batch's order."""
     found: dict[int, TokenValues] = {}
     for key, rows in batch.attempts.items():
         ends = np.cumsum([len(batch.token_rewards[i]) for i in rows])[:-1]

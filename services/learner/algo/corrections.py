@@ -32,26 +32,26 @@ class CorrectionInput:
 
 @dataclass(frozen=True, slots=True)
 class Correction:
-    """What each token's policy loss is multiplied by [n], and which tokens are kept [n] (bool)."""
+    """The factor of each token's policy loss [n], and the mask of kept tokens [n] (bool)."""
 
     weights: Tensor
     kept: Tensor
 
 
 def needs_sequences(config: CorrectionConfig) -> bool:
-    """Whether a token's weight or mask depends on other tokens of its sequence."""
+    """Return True when a token's weight or mask depends on other tokens of its sequence."""
     chosen = (config.sequence_tis, config.sequence_mask_product, config.sequence_mask_geometric)
     return any(value is not None for value in chosen)
 
 
-def needs_trainer(config: CorrectionConfig, ratio_limit: float | None) -> bool:
-    """Whether anything depends on the trainer's logprobs."""
+def needs_trainer_logprobs(config: CorrectionConfig, ratio_limit: float | None) -> bool:
+    """Return True when anything depends on the trainer's logprobs."""
     per_token = (config.token_tis, config.token_mask, ratio_limit)
     return needs_sequences(config) or any(value is not None for value in per_token)
 
 
 @torch.no_grad()
-def correct(
+def compute_correction(
     tokens: CorrectionInput, config: CorrectionConfig, ratio_limit: float | None = None
 ) -> Correction:
     """Weights and mask of the tokens.
@@ -66,24 +66,24 @@ def correct(
     sums = sequence_sums(difference, tokens.sequence, tokens.count)[tokens.sequence]
     means = sequence_means(difference, tokens.sequence, tokens.count)[tokens.sequence]
     weights = config.staleness_decay ** tokens.staleness.to(difference.dtype)
-    weights = weights * _truncated(difference, config.token_tis)
-    weights = weights * _truncated(sums, config.sequence_tis)
+    weights = weights * _truncated_ratio(difference, config.token_tis)
+    weights = weights * _truncated_ratio(sums, config.sequence_tis)
     limit = (1 / ratio_limit, ratio_limit) if ratio_limit is not None else None
-    kept = _within(difference, config.token_mask) & _within(difference, limit)
-    kept &= _within(sums, config.sequence_mask_product)
-    kept &= _within(means, config.sequence_mask_geometric)
+    kept = _within_bounds(difference, config.token_mask) & _within_bounds(difference, limit)
+    kept &= _within_bounds(sums, config.sequence_mask_product)
+    kept &= _within_bounds(means, config.sequence_mask_geometric)
     return Correction(weights, kept)
 
 
-def _truncated(log_ratio: Tensor, cap: float | None) -> Tensor:
+def _truncated_ratio(log_ratio: Tensor, cap: float | None) -> Tensor:
     """min(exp(log_ratio), cap), 1 without a cap; never overflows."""
     if cap is None:
         return torch.ones_like(log_ratio)
     return log_ratio.clamp(max=math.log(cap)).exp()
 
 
-def _within(log_ratio: Tensor, bounds: tuple[float, float] | None) -> Tensor:
-    """Where low <= exp(log_ratio) <= high, or NaN; everywhere without bounds."""
+def _within_bounds(log_ratio: Tensor, bounds: tuple[float, float] | None) -> Tensor:
+    """Mask [n]: low <= exp(log_ratio) <= high, or NaN; True everywhere without bounds."""
     if bounds is None:
         return torch.ones_like(log_ratio, dtype=torch.bool)
     low = math.log(bounds[0]) if bounds[0] > 0 else -math.inf

@@ -16,8 +16,8 @@ _VARIANCE_FLOOR = 1e-8
 
 
 @dataclass(frozen=True, slots=True)
-class Estimate:
-    """Of the tokens of one trajectory: advantages, and what a critic should have said."""
+class GaeEstimate:
+    """Advantages of one trajectory's tokens, and the returns a critic should have predicted."""
 
     advantages: TokenValues
     returns: TokenValues
@@ -28,7 +28,9 @@ def returns_to_go(rewards: TokenValues) -> TokenValues:
     return np.cumsum(rewards[::-1])[::-1]
 
 
-def gae(rewards: TokenValues, values: TokenValues, discount: float, decay: float) -> Estimate:
+def compute_gae(
+    rewards: TokenValues, values: TokenValues, discount: float, decay: float
+) -> GaeEstimate:
     """Generalised advantage estimation, arXiv 1506.02438, equation 16, over one trajectory.
 
     delta_t = r_t + discount * V_{t+1} - V_t with V = 0 after the end;
@@ -42,7 +44,7 @@ def gae(rewards: TokenValues, values: TokenValues, discount: float, decay: float
     while terms < len(deltas):
         advantages[:-terms] += (discount * decay) ** terms * advantages[terms:]
         terms *= 2
-    return Estimate(advantages, advantages + values)
+    return GaeEstimate(advantages, advantages + values)
 
 
 def whiten(values: TokenValues) -> TokenValues:

@@ -32,9 +32,8 @@ def kl_penalty(logprobs: Tensor, reference: Tensor, estimator: str) -> Tensor:
 
 @torch.no_grad()
 def kl_rewards(logprobs: Tensor, reference: Tensor, config: KlConfig) -> Tensor:
-    """What is added to each token's reward [n]: -coefficient * KL estimate.
+    """The term added to each token's reward [n]: -coefficient * KL estimate.
 
     PPO with a KL in the reward, arXiv 2203.02155, equation 2; `logprobs` are the trainer's as the
-    step begins.
-    """
+    step begins."""
     return -config.coefficient * kl_penalty(logprobs, reference, config.estimator)

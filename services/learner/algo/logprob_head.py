@@ -23,7 +23,7 @@ EntropyWeights = Callable[[slice], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
-class _Plan:
+class _LossPlan:
     objective: TokenObjective
     entropy_weights: EntropyWeights | None
     coupled: bool
@@ -41,7 +41,7 @@ def _log_softmax(hidden: Tensor, weight: Tensor, temperature: Tensor) -> Tensor:
     return logits.sub_(logits.logsumexp(-1, keepdim=True))
 
 
-def _spans(count: int, chunk: int) -> list[slice]:
+def _chunk_spans(count: int, chunk: int) -> list[slice]:
     return [slice(start, min(start + chunk, count)) for start in range(0, count, chunk)]
 
 
@@ -55,7 +55,7 @@ def token_logprobs(
         _log_softmax(hidden[span], head, temperature[span])
         .gather(1, targets[span, None])
         .squeeze(1)
-        for span in _spans(len(targets), chunk)
+        for span in _chunk_spans(len(targets), chunk)
     ]
     return torch.cat(parts) if parts else temperature.new_zeros(0)
 
@@ -79,7 +79,7 @@ def fused_policy_loss(
     With `entropy_weights` the loss includes their product with the entropies, whose gradient is
     that of the full distribution and not of the sampled tokens.
     """
-    plan = _Plan(objective, entropy_weights, coupled, chunk)
+    plan = _LossPlan(objective, entropy_weights, coupled, chunk)
     loss, logprobs, entropy = _FusedPolicyLoss.apply(hidden, weight, targets, temperature, plan)
     return loss, logprobs, entropy
 
@@ -87,7 +87,12 @@ def fused_policy_loss(
 class _FusedPolicyLoss(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: Tensor, plan: _Plan
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        targets: Tensor,
+        temperature: Tensor,
+        plan: _LossPlan,
     ) -> tuple[Tensor, Tensor, Tensor]:
         precise = _accumulation_dtype(hidden.dtype)
         head = weight.to(hidden.dtype)
@@ -96,8 +101,8 @@ class _FusedPolicyLoss(torch.autograd.Function):
         logprobs = hidden.new_empty(len(targets), dtype=precise)
         entropy = torch.empty_like(logprobs)
         loss = hidden.new_zeros((), dtype=precise)
-        derive = _derivation(plan, hidden, weight, targets, temperature)
-        for span in _spans(len(targets), plan.chunk):
+        derive = _make_derivative(plan, hidden, weight, targets, temperature)
+        for span in _chunk_spans(len(targets), plan.chunk):
             log_probs = _log_softmax(hidden[span], head, temperature[span])
             logprobs[span] = log_probs.gather(1, targets[span, None]).squeeze(1)
             probs = log_probs.exp()
@@ -115,7 +120,7 @@ class _FusedPolicyLoss(torch.autograd.Function):
             grad.scatter_add_(1, targets[span, None], (slope / temperature[span])[:, None])
             grad = grad.to(hidden.dtype)
             torch.mm(grad, head, out=grad_hidden[span])
-            _accumulate(grad_weight, grad, hidden[span])
+            _accumulate_gradient(grad_weight, grad, hidden[span])
         ctx.save_for_backward(grad_hidden, grad_weight.to(weight.dtype))
         ctx.mark_non_differentiable(logprobs, entropy)
         return loss, logprobs, entropy
@@ -133,10 +138,12 @@ class _FusedPolicyLoss(torch.autograd.Function):
         )
 
 
-def _derivation(
-    plan: _Plan, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: Tensor
+def _make_derivative(
+    plan: _LossPlan, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: Tensor
 ) -> Callable[[Tensor, slice], tuple[Tensor, Tensor]]:
-    """Gives the loss of each token of a chunk and the derivative by its logprob."""
+    """Return a function that gives each token's loss in a chunk and its derivative.
+
+    The derivative is by the token's logprob."""
     if not plan.coupled:
         return lambda logprobs, span: _values_and_slope(plan.objective, logprobs, span)
     logprobs = token_logprobs(hidden, weight, targets, temperature, chunk=plan.chunk)
@@ -154,7 +161,7 @@ def _values_and_slope(
     return values.detach(), slope
 
 
-def _accumulate(total: Tensor, grad: Tensor, hidden: Tensor) -> None:
+def _accumulate_gradient(total: Tensor, grad: Tensor, hidden: Tensor) -> None:
     if total.dtype == hidden.dtype:
         total.addmm_(grad.t(), hidden)
     else:

@@ -33,7 +33,7 @@ class LossInput:
 
 @dataclass(frozen=True, slots=True)
 class TokenLoss:
-    """Loss of each token [n], and where the clip took effect [n] (bool)."""
+    """Loss of each token [n], and the mask of tokens where the clip took effect [n] (bool)."""
 
     loss: Tensor
     clipped: Tensor
@@ -51,13 +51,15 @@ class LossRegistry(Registry[PolicyLoss]):
         self._coupled: set[str] = set()
 
     def register(self, name: str, *, coupled: bool = False) -> Callable[[PolicyLoss], PolicyLoss]:
-        """`coupled`: a token's loss depends on other logprobs of its sequence than its own."""
+        """Register a loss.
+
+        `coupled`: a token's loss depends on other logprobs of its sequence than its own."""
         if coupled:
             self._coupled.add(name)
         return super().register(name)
 
-    def coupled(self, name: str) -> bool:
-        """Whether the loss must see whole sequences."""
+    def is_coupled(self, name: str) -> bool:
+        """Return True when the loss must see whole sequences."""
         return name in self._coupled
 
 
@@ -76,7 +78,7 @@ def ppo_clip(tokens: LossInput, config: AlgorithmConfig) -> TokenLoss:
     PPO, arXiv 1707.06347, equation 7; with clip_high > clip_low the clip-higher of DAPO,
     arXiv 2503.14476, equation 10.
     """
-    return _clipped(log_ratio(tokens.logprobs, tokens.old).exp(), tokens.advantages, config)
+    return _clipped_loss(log_ratio(tokens.logprobs, tokens.old).exp(), tokens.advantages, config)
 
 
 @LOSSES.register("dual_clip")
@@ -105,7 +107,7 @@ def gspo(tokens: LossInput, config: AlgorithmConfig) -> TokenLoss:
     means = sequence_means((tokens.logprobs - tokens.old).detach(), tokens.sequence, tokens.count)
     shared = means.clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO)[tokens.sequence]
     through = tokens.logprobs - tokens.logprobs.detach()
-    return _clipped((shared + through).exp(), tokens.advantages, config)
+    return _clipped_loss((shared + through).exp(), tokens.advantages, config)
 
 
 @LOSSES.register("cispo")
@@ -141,7 +143,7 @@ def importance_sampling(tokens: LossInput, config: AlgorithmConfig) -> TokenLoss
     return TokenLoss(-ratio * tokens.advantages, torch.zeros_like(ratio, dtype=torch.bool))
 
 
-def _clipped(ratio: Tensor, advantages: Tensor, config: AlgorithmConfig) -> TokenLoss:
+def _clipped_loss(ratio: Tensor, advantages: Tensor, config: AlgorithmConfig) -> TokenLoss:
     plain = ratio * advantages
     bounded = ratio.clamp(1 - config.clip_low, 1 + config.clip_high) * advantages
     return TokenLoss(-torch.minimum(plain, bounded), bounded < plain)

@@ -1,4 +1,4 @@
-"""Which tokens are trained on."""
+"""Masks of the tokens that are trained on."""
 
 import numpy as np
 from numpy.typing import NDArray

@@ -1,4 +1,4 @@
-"""How far the trainer's policy is from the one that sampled the tokens."""
+"""Mismatch between the trainer's policy and the one that sampled the tokens."""
 
 import math
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ class Mismatch:
             self.masked + other.masked,
         )
 
-    def metrics(self) -> dict[str, float]:
+    def to_metrics(self) -> dict[str, float]:
         """The `mismatch/*` metrics; empty when no token was seen."""
         if self.tokens == 0:
             return {}
@@ -44,13 +44,12 @@ class Mismatch:
         }
 
 
-def measure(logprobs: Tensor, behaviour: Tensor, kept: Tensor) -> Mismatch:
-    """Compares the trainer's logprobs with the sampler's, both [n]; `kept` [n] is the mask.
+def measure_mismatch(logprobs: Tensor, behaviour: Tensor, kept: Tensor) -> Mismatch:
+    """Compare the trainer's logprobs with the sampler's, both [n]; `kept` [n] is the mask.
 
     `kl` is the k3 estimator of KL(behaviour || trainer), r - 1 - log r with r the ratio
     trainer / behaviour: unbiased on the sampler's tokens and never negative
-    (joschu.net/blog/kl-approx.html).
-    """
+    (joschu.net/blog/kl-approx.html)."""
     if logprobs.numel() == 0:
         return Mismatch()
     delta = _log_ratio(logprobs, behaviour)
@@ -64,12 +63,11 @@ def measure(logprobs: Tensor, behaviour: Tensor, kept: Tensor) -> Mismatch:
     )
 
 
-def distribution(logprobs: Tensor, behaviour: Tensor) -> VersionMismatch:
-    """The same of all tokens of one version at once, with how the differences are spread.
+def measure_version_mismatch(logprobs: Tensor, behaviour: Tensor) -> VersionMismatch:
+    """Measure the mismatch of all tokens of one version, with how the differences are spread.
 
     Both [n], n at least 1. A logprob that is not finite on either side makes every figure
-    infinite: it agrees with nothing.
-    """
+    infinite: it agrees with nothing."""
     difference = logprobs.double() - behaviour.double()
     if not bool(torch.isfinite(difference).all()):
         worst = float("inf")
@@ -80,7 +78,7 @@ def distribution(logprobs: Tensor, behaviour: Tensor) -> VersionMismatch:
         tokens=size.numel(),
         kl=float((delta.exp() - 1 - delta).mean()),
         abs_diff=float(size.mean()),
-        abs_diff_tail=_quantile(size, _TAIL),
+        abs_diff_tail=_exact_quantile(size, _TAIL),
         abs_diff_max=float(size.max()),
     )
 
@@ -90,7 +88,7 @@ def _log_ratio(logprobs: Tensor, behaviour: Tensor) -> Tensor:
     return (logprobs.double() - behaviour.double()).clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO)
 
 
-def _quantile(values: Tensor, q: float) -> float:
+def _exact_quantile(values: Tensor, q: float) -> float:
     """The smallest value that a share `q` of all values does not exceed.
 
     torch.quantile refuses more than 16 million values.

@@ -6,9 +6,8 @@ Of a token: w * (c * loss(ratio, A) + coefficient * KL - entropy_coefficient * H
 -c * min(u A, clip(u) A) with u = policy / proximal (arXiv 2110.00641; for asynchronous training
 AReaL, arXiv 2505.24298).
 
-A step's `Objective` says what it needs to know beforehand; `on` makes it the weighted loss of
-one pack's tokens, in the form that the fused head takes.
-"""
+A step's `Objective` says what it needs to know beforehand; `make_pack_loss` makes it the weighted
+loss of one pack's tokens, in the form that the fused head takes."""
 
 from dataclasses import dataclass
 
@@ -18,9 +17,9 @@ from torch import Tensor
 from services.learner.algo.corrections import (
     Correction,
     CorrectionInput,
-    correct,
+    compute_correction,
     needs_sequences,
-    needs_trainer,
+    needs_trainer_logprobs,
 )
 from services.learner.algo.kl import kl_penalty
 from services.learner.algo.losses import LOSSES, LossInput, PolicyLoss, TokenLoss
@@ -76,7 +75,9 @@ class ObjectiveSums:
 
 
 class Objective:
-    """What one step's updates minimise. Raises ValueError for a loss that nobody registered."""
+    """The objective that one step's updates minimise.
+
+    Raises ValueError for a loss that nobody registered."""
 
     def __init__(self, config: AlgorithmConfig, settings: StepSettings | None = None) -> None:
         self._config = config
@@ -84,36 +85,39 @@ class Objective:
         self._loss = LOSSES.get(config.loss)
 
     @property
-    def needs_reference(self) -> bool:
-        """Whether the reference policy's logprobs are needed."""
+    def needs_reference_logprobs(self) -> bool:
+        """True when the reference policy's logprobs are needed."""
         return self._config.kl.coefficient > 0
 
     @property
-    def needs_proximal(self) -> bool:
-        """Whether the trainer's logprobs must be computed before the first update.
+    def needs_proximal_logprobs(self) -> bool:
+        """True when the trainer's logprobs must be computed before the first update.
 
-        Not for a single update: until it is made they are the ones that it computes anyway.
-        """
+        Not for a single update: until it is made they are the ones that it computes anyway."""
         config = self._config
-        in_reward = self.needs_reference and config.kl.place == "reward"
-        wanted = config.proximal == "trainer" or needs_trainer(config.correction, self._ratio_limit)
+        in_reward = self.needs_reference_logprobs and config.kl.place == "reward"
+        wanted = config.proximal == "trainer" or needs_trainer_logprobs(
+            config.correction, self._ratio_limit
+        )
         return in_reward or (wanted and config.epochs * config.mini_batches > 1)
 
     @property
     def coupled(self) -> bool:
-        """Whether a token's loss depends on other logprobs of its sequence than its own."""
-        by_correction = needs_sequences(self._config.correction) and not self.needs_proximal
-        return LOSSES.coupled(self._config.loss) or by_correction
+        """True when a token's loss depends on other logprobs of its sequence than its own."""
+        by_correction = (
+            needs_sequences(self._config.correction) and not self.needs_proximal_logprobs
+        )
+        return LOSSES.is_coupled(self._config.loss) or by_correction
 
     @property
     def moves_without_advantage(self) -> bool:
-        """Whether tokens with advantage 0 have a gradient too."""
-        in_loss = self.needs_reference and self._config.kl.place == "loss"
+        """True when tokens with advantage 0 have a gradient too."""
+        in_loss = self.needs_reference_logprobs and self._config.kl.place == "loss"
         return in_loss or self._config.entropy_coefficient != 0
 
-    def on(self, tokens: PackTokens) -> "PackLoss":
-        """The loss of one pack. Raises ValueError when the reference's logprobs are missing."""
-        if self.needs_reference and tokens.reference is None:
+    def make_pack_loss(self, tokens: PackTokens) -> "PackLoss":
+        """Return the loss of one pack. Raises ValueError when reference logprobs are missing."""
+        if self.needs_reference_logprobs and tokens.reference is None:
             raise ValueError("a KL penalty needs the reference policy's logprobs")
         return PackLoss(self._loss, self._config, self._ratio_limit, tokens)
 
@@ -140,7 +144,9 @@ class PackLoss:
         self.correction = torch.zeros_like(tokens.weights)
         self.kl = torch.zeros_like(tokens.weights)
         self._whole = (
-            None if tokens.proximal is None else self._correct(tokens.proximal, slice(None))
+            None
+            if tokens.proximal is None
+            else self._compute_correction(tokens.proximal, slice(None))
         )
 
     def __call__(self, logprobs: Tensor, span: slice) -> Tensor:
@@ -150,11 +156,11 @@ class PackLoss:
         NaN is never masked: the loss is then NaN, and the update must be refused.
         """
         now = logprobs.detach()
-        correction = self._correction(now, span)
+        correction = self._chunk_correction(now, span)
         # Only kept tokens pass a gradient on, even where a derivative is not finite.
         moving = torch.where(correction.kept, logprobs, now)
         result = self._policy_loss(moving, now, span)
-        loss = result.loss * correction.weights + self._penalty(moving, span)
+        loss = result.loss * correction.weights + self._kl_loss_term(moving, span)
         self.kept[span] = correction.kept
         self.clipped[span] = result.clipped & correction.kept
         self.correction[span] = correction.weights
@@ -164,14 +170,14 @@ class PackLoss:
         tokens = self._tokens
         given = LossInput(
             moving,
-            self._old(now, span),
+            self._proximal_logprobs(now, span),
             tokens.advantages[span],
             tokens.sequence[span],
             tokens.count,
         )
         return self._loss(given, self._config)
 
-    def _penalty(self, moving: Tensor, span: slice) -> Tensor | float:
+    def _kl_loss_term(self, moving: Tensor, span: slice) -> Tensor | float:
         """The KL penalty's part of the loss; measured also where it is part of the reward."""
         reference, kl = self._tokens.reference, self._config.kl
         if reference is None:
@@ -181,16 +187,15 @@ class PackLoss:
         return kl.coefficient * penalty if kl.place == "loss" else 0.0
 
     def entropy_weights(self, span: slice) -> Tensor:
-        """What a nat of each token's entropy adds to the loss; after the loss of the same span.
+        """The loss of a nat of each token's entropy; call it after the loss of the same span.
 
-        The bonus of PPO, arXiv 1707.06347, equation 9.
-        """
+        The bonus of PPO, arXiv 1707.06347, equation 9."""
         weights = self._tokens.weights[span]
         return torch.where(self.kept[span], -self._config.entropy_coefficient * weights, 0.0)
 
     @property
     def sums(self) -> ObjectiveSums:
-        """What the pack's tokens add to the metrics."""
+        """The sums that the pack's tokens add to the metrics."""
         tokens = self._tokens
         left = torch.zeros(tokens.count, dtype=torch.int64, device=self.kept.device)
         left.index_add_(0, tokens.sequence, self.kept.long())
@@ -204,17 +209,17 @@ class PackLoss:
             kl=float(self.kl.double().sum()),
         )
 
-    def _old(self, now: Tensor, span: slice) -> Tensor:
+    def _proximal_logprobs(self, now: Tensor, span: slice) -> Tensor:
         if self._config.proximal == "behaviour":
             return self._tokens.behaviour[span]
         return now if self._tokens.proximal is None else self._tokens.proximal[span]
 
-    def _correction(self, now: Tensor, span: slice) -> Correction:
+    def _chunk_correction(self, now: Tensor, span: slice) -> Correction:
         if self._whole is None:
-            return self._correct(now, span)
+            return self._compute_correction(now, span)
         return Correction(self._whole.weights[span], self._whole.kept[span])
 
-    def _correct(self, trainer: Tensor, span: slice) -> Correction:
+    def _compute_correction(self, trainer: Tensor, span: slice) -> Correction:
         tokens = self._tokens
         found = CorrectionInput(
             trainer,
@@ -223,4 +228,4 @@ class PackLoss:
             tokens.count,
             tokens.staleness[span],
         )
-        return correct(found, self._config.correction, self._ratio_limit)
+        return compute_correction(found, self._config.correction, self._ratio_limit)

@@ -1,4 +1,4 @@
-"""Attempts that did not come to an end of their own: masked, or penalised by length."""
+"""Attempts that did not end by themselves: masked, or penalised by length."""
 
 from collections.abc import Sequence
 
@@ -9,14 +9,14 @@ from services.learner.config.algorithm import OverlongConfig
 from services.learner.types import StopReason
 
 
-def overlong_kept(
+def not_overlong_mask(
     stop_reasons: Sequence[StopReason], lengths: Sequence[int], config: OverlongConfig
 ) -> NDArray[np.bool_]:
-    """Which sequences are trained on: overlong filtering of DAPO, arXiv 2503.14476, section 3.4.
+    """The mask of sequences that are trained on: overlong filtering of DAPO, arXiv 2503.14476,
+    section 3.4.
 
     `lengths` are all tokens of each sequence, prompt and tools' included. What is masked leaves
-    the loss and its normalisation; its reward still counts in its group.
-    """
+    the loss and its normalisation; its reward still counts in its group."""
     limit = config.mask_above_tokens
     return np.array(
         [
@@ -33,12 +33,11 @@ def soft_penalties(
     policy_tokens: Sequence[int],
     config: OverlongConfig,
 ) -> NDArray[np.float64]:
-    """What is added to the reward of each sequence's attempt; the same for all its sequences.
+    """The term added to the reward of each sequence's attempt; the same for all its sequences.
 
     soft_weight times DAPO, arXiv 2503.14476, equation 13, with n the policy tokens of the whole
     attempt: 0 up to soft_limit - soft_buffer, then (soft_limit - soft_buffer - n) / soft_buffer
-    down to -1 at soft_limit, and -1 above.
-    """
+    down to -1 at soft_limit, and -1 above."""
     if config.soft_limit is None:
         return np.zeros(len(group_ids))
     keys = list(zip(group_ids, attempt_indices, strict=True))

@@ -32,8 +32,8 @@ def first_fit_decreasing(lengths: Sequence[int], budget: int) -> tuple[tuple[int
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
-    """Where the segments of a pack lie."""
+class PackLayout:
+    """The places of the segments in a pack."""
 
     # Start of each segment and, last, the end of the pack: one longer than the segments.
     offsets: tuple[int, ...]
@@ -41,8 +41,8 @@ class Layout:
     position_ids: NDArray[np.int64]
 
 
-def layout(lengths: Sequence[int]) -> Layout:
-    """The layout of segments of these lengths, in this order."""
+def make_pack_layout(lengths: Sequence[int]) -> PackLayout:
+    """Lay out segments of these lengths, in this order."""
     offsets = (0, *np.cumsum(lengths, dtype=np.int64).tolist())
     positions = [np.arange(length, dtype=np.int64) for length in lengths]
-    return Layout(offsets, np.concatenate(positions) if positions else np.zeros(0, np.int64))
+    return PackLayout(offsets, np.concatenate(positions) if positions else np.zeros(0, np.int64))

@@ -1,4 +1,4 @@
-"""From token losses to one loss, by weights that are fixed before the batch is cut up.
+"""Reductions of token losses to one loss, by weights that are fixed before the batch is cut up.
 
 A token's weight depends on the whole update's batch and never on the micro-batch, pack or rank
 that it happens to be in; the loss is the weighted sum. So the loss and its gradient do not depend
@@ -7,8 +7,7 @@ on how many sequences fit into memory at once.
 What counts: the policy tokens of every sequence of the update, groups without a signal included,
 except those of sequences that overlong filtering masks (their count is 0). Tokens that a
 correction masks do count: which they are is known only after the forward pass, and leaving them
-in makes a step smaller, not noisier, the more of them there are.
-"""
+in makes a step smaller, not noisier, the more of them there are."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -33,7 +32,7 @@ def sequence_mean(policy_tokens: Sequence[int], norm_tokens: int) -> NDArray[np.
     GRPO, arXiv 2402.03300, equation 3. A sequence without policy tokens is none.
     """
     lengths = np.maximum(np.array(policy_tokens, np.float64), 1.0)
-    return 1.0 / (_sequences(policy_tokens) * lengths)
+    return 1.0 / (_count_sequences(policy_tokens) * lengths)
 
 
 def sequence_mean_token_sum_norm(
@@ -43,10 +42,10 @@ def sequence_mean_token_sum_norm(
 
     Dr. GRPO, arXiv 2503.20783, section 3.2 and its appendix's masked_mean by a constant.
     """
-    return np.full(len(policy_tokens), 1.0 / (_sequences(policy_tokens) * norm_tokens))
+    return np.full(len(policy_tokens), 1.0 / (_count_sequences(policy_tokens) * norm_tokens))
 
 
-def _sequences(policy_tokens: Sequence[int]) -> int:
+def _count_sequences(policy_tokens: Sequence[int]) -> int:
     return max(1, sum(tokens > 0 for tokens in policy_tokens))
 
 

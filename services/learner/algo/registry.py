@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class Registry(Generic[T]):
-    """What goes by a name in `[learner.algorithm]`."""
+    """The entries that go by a name in `[learner.algorithm]`."""
 
     def __init__(self, kind: str) -> None:
         self._kind = kind
@@ -33,7 +33,7 @@ class Registry(Generic[T]):
     def register(self, name: str) -> Callable[[T], T]:
         """A decorator that adds what it decorates. Raises ValueError when the name is taken."""
 
-        def add(entry: T) -> T:
+        def add_entry(entry: T) -> T:
             if name in self._entries:
                 raise ValueError(
                     f"{self._kind} {name!r} is registered already: choose another name"
@@ -41,10 +41,10 @@ class Registry(Generic[T]):
             self._entries[name] = entry
             return entry
 
-        return add
+        return add_entry
 
     def get(self, name: str) -> T:
-        """What goes by `name`. Raises ValueError that names what there is."""
+        """Return the entry called `name`. Raises ValueError that lists the known ones."""
         if name not in self._entries:
             close = difflib.get_close_matches(name, self.names, n=1)
             hint = f"did you mean {close[0]!r}? " if close else ""
@@ -56,11 +56,10 @@ class Registry(Generic[T]):
 
 
 def load_plugins(modules: Iterable[str]) -> None:
-    """Imports the modules, which register what they bring; twice is once.
+    """Import the modules, which register what they bring; twice is once.
 
     They may lie in the working directory, which comes last: what else is there hides nothing.
-    Raises ValueError that names the module which cannot be imported.
-    """
+    Raises ValueError that names the module which cannot be imported."""
     if (here := os.getcwd()) not in sys.path:
         sys.path.append(here)
     for module in modules:

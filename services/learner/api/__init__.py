@@ -1,1 +1,1 @@
-"""The learner's gRPC services, and protobuf to and from its own types."""
+"""gRPC services of the learner, and protobuf to and from its own types."""

@@ -1,4 +1,4 @@
-"""Protobuf in, the learner's words out. Everything is checked on the way."""
+"""Conversion of protobuf into the learner's own types. Everything is checked on the way."""
 
 import hashlib
 import math
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from flotilla.learner.v1 import group_service_pb2 as groups_pb
 from flotilla.learner.v1 import policy_pb2, trajectory_pb2
-from services.common.rpc import seconds
+from services.common.rpc import to_seconds
 from services.learner.trajectory import Counts, Facts, Media, Trajectory, TurnTiming
 from services.learner.types import (
     AttemptKey,
@@ -35,22 +35,22 @@ MAX_REWARD = 1e6
 _MIN_LOGPROB = -1e4
 
 
-class MalformedError(ValueError):
+class MalformedRequestError(ValueError):
     """The message contradicts itself or the contract."""
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """What a token sequence may be."""
+class TokenLimits:
+    """Limits of a token sequence."""
 
     vocab_size: int
     max_tokens: int
 
 
-class Assembly:
-    """Puts the parts of one submission together. Raises MalformedError."""
+class TrajectoryAssembler:
+    """Assembler of the parts of one submission. Raises MalformedRequestError."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: TokenLimits) -> None:
         self._limits = limits
         self._header: trajectory_pb2.TrajectoryHeader | None = None
         self._token_ids: list[bytearray] = []
@@ -59,38 +59,38 @@ class Assembly:
         self._expected = 0
         self._end: bytes | None = None
 
-    def add(self, part: groups_pb.SubmitTrajectoryRequest) -> None:
+    def add_part(self, part: groups_pb.SubmitTrajectoryRequest) -> None:
         """Take the next message of the stream."""
         kind = part.WhichOneof("part")
         if self._end is not None:
-            raise MalformedError(f"{kind} after the end")
+            raise MalformedRequestError(f"{kind} after the end")
         if kind == "header" and self._header is None:
-            self._open(part.header)
+            self._read_header(part.header)
         elif kind == "chunk" and self._header is not None:
-            self._extend(part.chunk)
+            self._append_chunk(part.chunk)
         elif kind == "end" and self._header is not None:
             self._end = part.end.content_digest
         else:
-            raise MalformedError(f"expected header, chunks, end; got {kind} out of order")
+            raise MalformedRequestError(f"expected header, chunks, end; got {kind} out of order")
 
     @property
     def claim(self) -> tuple[str, str, AttemptKey]:
-        """Under which lease, by which worker and as what it comes."""
+        """Lease, worker and attempt under which the submission comes."""
         header = self._header
         if header is None:
-            raise MalformedError("the stream broke off before its header")
-        return header.lease_id, header.worker_id, _key(header)
+            raise MalformedRequestError("the stream broke off before its header")
+        return header.lease_id, header.worker_id, _decode_key(header)
 
     @property
     def announced_bytes(self) -> int:
-        """At most so much follows."""
+        """Upper bound of the bytes that follow."""
         return self._expected
 
-    def trajectory(self) -> Trajectory:
-        """The whole, once the stream has ended."""
+    def build_trajectory(self) -> Trajectory:
+        """Build the whole trajectory, once the stream has ended."""
         header = self._header
         if header is None or self._end is None:
-            raise MalformedError("the stream broke off before its end part")
+            raise MalformedRequestError("the stream broke off before its end part")
         token_ids = [bytes(array) for array in self._token_ids]
         logprobs = [bytes(array) for array in self._logprobs]
         digest = hashlib.sha256()
@@ -98,25 +98,27 @@ class Assembly:
             digest.update(ids)
             digest.update(scores)
         if digest.digest() != self._end:
-            raise MalformedError("content_digest does not match the chunks received")
+            raise MalformedRequestError("content_digest does not match the chunks received")
         sequences = tuple(
-            _sequence(item, ids, scores, self._limits, f"sequence {number}")
+            _decode_sequence(item, ids, scores, self._limits, f"sequence {number}")
             for number, (item, ids, scores) in enumerate(
                 zip(header.sequences, token_ids, logprobs, strict=True)
             )
         )
-        return _trajectory(header, sequences, self._end)
+        return _decode_trajectory(header, sequences, self._end)
 
-    def _open(self, header: trajectory_pb2.TrajectoryHeader) -> None:
+    def _read_header(self, header: trajectory_pb2.TrajectoryHeader) -> None:
         count = len(header.sequences)
         if count > _MAX_SEQUENCES or len(header.turns) > _MAX_TURNS:
-            raise MalformedError(f"{count} sequences, {len(header.turns)} turns are too many")
+            raise MalformedRequestError(
+                f"{count} sequences, {len(header.turns)} turns are too many"
+            )
         spans = sum(len(sequence.spans) for sequence in header.sequences)
         if spans > _MAX_SPANS:
-            raise MalformedError(f"{spans} spans are too many; at most {_MAX_SPANS}")
+            raise MalformedRequestError(f"{spans} spans are too many; at most {_MAX_SPANS}")
         for number, sequence in enumerate(header.sequences):
             if not 0 < sequence.token_count <= self._limits.max_tokens:
-                raise MalformedError(
+                raise MalformedRequestError(
                     f"sequence {number} has {sequence.token_count} tokens;"
                     f" 1 to {self._limits.max_tokens} are allowed"
                 )
@@ -125,28 +127,30 @@ class Assembly:
         self._logprobs = [bytearray() for _ in range(count)]
         self._expected = sum(8 * sequence.token_count for sequence in header.sequences)
 
-    def _extend(self, chunk: trajectory_pb2.SequenceChunk) -> None:
+    def _append_chunk(self, chunk: trajectory_pb2.SequenceChunk) -> None:
         if chunk.sequence_index >= len(self._token_ids):
-            raise MalformedError(f"chunk of sequence {chunk.sequence_index}, which has no header")
+            raise MalformedRequestError(
+                f"chunk of sequence {chunk.sequence_index}, which has no header"
+            )
         size = len(chunk.token_ids) + len(chunk.logprobs)
         if not size:
             # A stream of these would never come to its end.
-            raise MalformedError("a chunk is empty")
+            raise MalformedRequestError("a chunk is empty")
         self._received += size
         if self._received > self._expected:
-            raise MalformedError("the chunks hold more than the header announced")
+            raise MalformedRequestError("the chunks hold more than the header announced")
         self._token_ids[chunk.sequence_index].extend(chunk.token_ids)
         self._logprobs[chunk.sequence_index].extend(chunk.logprobs)
 
 
-def policy_id(message: policy_pb2.PolicyId) -> PolicyId:
+def to_policy_id(message: policy_pb2.PolicyId) -> PolicyId:
     return PolicyId(message.run_epoch, message.version, message.fingerprint)
 
 
-def floats(data: bytes) -> NDArray[np.float32]:
-    """Little-endian float32. Raises MalformedError."""
+def to_floats(data: bytes) -> NDArray[np.float32]:
+    """Decode little-endian float32. Raises MalformedRequestError."""
     if len(data) % 4:
-        raise MalformedError(f"{len(data)} bytes are not a whole number of float32")
+        raise MalformedRequestError(f"{len(data)} bytes are not a whole number of float32")
     return np.frombuffer(data, dtype="<f4")
 
 
@@ -171,86 +175,102 @@ _FAILURES = {
 }
 
 
-def _sequence(
-    header: trajectory_pb2.SequenceHeader, ids: bytes, scores: bytes, limits: Limits, where: str
+def _decode_sequence(
+    header: trajectory_pb2.SequenceHeader,
+    ids: bytes,
+    scores: bytes,
+    limits: TokenLimits,
+    where: str,
 ) -> Sequence:
     if len(ids) != 4 * header.token_count:
-        raise MalformedError(f"{where}: {len(ids)} bytes for {header.token_count} token ids")
-    spans = tuple(_span(span, where) for span in header.spans)
+        raise MalformedRequestError(f"{where}: {len(ids)} bytes for {header.token_count} token ids")
+    spans = tuple(_decode_span(span, where) for span in header.spans)
     covered = sum(span.length for span in spans)
     if covered != header.token_count:
-        raise MalformedError(f"{where}: spans cover {covered} of {header.token_count} tokens")
+        raise MalformedRequestError(
+            f"{where}: spans cover {covered} of {header.token_count} tokens"
+        )
     if spans[0].author is not Author.PROMPT:
-        raise MalformedError(f"{where}: begins with no prompt; nothing predicts its first token")
+        raise MalformedRequestError(
+            f"{where}: begins with no prompt; nothing predicts its first token"
+        )
     _check_order(spans, where)
     token_ids = np.frombuffer(ids, dtype="<i4")
     if token_ids.min() < 0 or token_ids.max() >= limits.vocab_size:
-        raise MalformedError(f"{where}: a token id is outside 0..{limits.vocab_size - 1}")
-    logprobs = floats(scores)
+        raise MalformedRequestError(f"{where}: a token id is outside 0..{limits.vocab_size - 1}")
+    logprobs = to_floats(scores)
     written = sum(span.length for span in spans if span.author is Author.POLICY)
     if len(logprobs) != written:
-        raise MalformedError(f"{where}: {len(logprobs)} logprobs for {written} policy tokens")
+        raise MalformedRequestError(
+            f"{where}: {len(logprobs)} logprobs for {written} policy tokens"
+        )
     _check_logprobs(logprobs, where)
     return Sequence(token_ids, spans, logprobs)
 
 
 def _check_logprobs(logprobs: NDArray[np.float32], where: str) -> None:
-    """What no softmax in float32 says of a token that was sampled: most bytes in another order
-    or of another type look so."""
+    """Refuse logprobs that no softmax in float32 gives a sampled token: most bytes in another
+    order or of another type look so."""
     if not (np.isfinite(logprobs).all() and (logprobs <= 0).all()):
-        raise MalformedError(f"{where}: logprobs must be finite and at most 0")
+        raise MalformedRequestError(f"{where}: logprobs must be finite and at most 0")
     if (logprobs < _MIN_LOGPROB).any():
-        raise MalformedError(
+        raise MalformedRequestError(
             f"{where}: a logprob of {logprobs.min():.3g} is below {_MIN_LOGPROB:g}, which no"
             " sampled token has; logprobs are little-endian float32"
         )
     if ((logprobs != 0) & (np.abs(logprobs) < np.finfo(np.float32).tiny)).any():
-        raise MalformedError(f"{where}: a logprob is subnormal; they are little-endian float32")
+        raise MalformedRequestError(
+            f"{where}: a logprob is subnormal; they are little-endian float32"
+        )
 
 
-def _span(span: trajectory_pb2.Span, where: str) -> Span:
+def _decode_span(span: trajectory_pb2.Span, where: str) -> Span:
     author = _AUTHORS.get(span.author)
     if author is None or not span.length:
-        raise MalformedError(f"{where}: a span needs an author and a length")
+        raise MalformedRequestError(f"{where}: a span needs an author and a length")
     written = author is Author.POLICY
     if written != span.HasField("policy") or written != span.HasField("temperature"):
-        raise MalformedError(f"{where}: policy and temperature belong to policy spans alone")
+        raise MalformedRequestError(f"{where}: policy and temperature belong to policy spans alone")
     if not written:
         return Span(author, span.length)
     if not (math.isfinite(span.temperature) and span.temperature >= 0):
-        raise MalformedError(f"{where}: temperature {span.temperature}")
-    return Span(author, span.length, policy_id(span.policy), span.temperature)
+        raise MalformedRequestError(f"{where}: temperature {span.temperature}")
+    return Span(author, span.length, to_policy_id(span.policy), span.temperature)
 
 
 def _check_order(spans: Items[Span], where: str) -> None:
     policies = [span.policy for span in spans if span.policy is not None]
     for earlier, later in pairwise(policies):
         if later < earlier:
-            raise MalformedError(f"{where}: the policy goes back to an older one")
+            raise MalformedRequestError(f"{where}: the policy goes back to an older one")
 
 
-def _key(header: trajectory_pb2.TrajectoryHeader) -> AttemptKey:
+def _decode_key(header: trajectory_pb2.TrajectoryHeader) -> AttemptKey:
     return AttemptKey(header.key.group_id, header.key.attempt_index, getattr(header.key, "try"))
 
 
-def _trajectory(
+def _decode_trajectory(
     header: trajectory_pb2.TrajectoryHeader, sequences: tuple[Sequence, ...], digest: bytes
 ) -> Trajectory:
-    reward, failure, no_grade = _outcome(header)
+    reward, failure, no_grade = _decode_outcome(header)
     stop = _STOPS.get(header.stop_reason)
     if reward is not None and (stop is None or not sequences):
-        raise MalformedError("a graded attempt needs a stop reason and at least one sequence")
+        raise MalformedRequestError(
+            "a graded attempt needs a stop reason and at least one sequence"
+        )
     if reward is not None and stop is not StopReason.CONTEXT_OVERFLOW:
         # Only where the prompt alone was too long had the policy nothing to say.
         _check_policy_wrote(sequences)
     if header.HasField("partial_reward"):
         _check_reward("partial_reward", header.partial_reward)
     if len(header.detail) > _MAX_DETAIL:
-        raise MalformedError(f"detail has {len(header.detail)} characters; at most {_MAX_DETAIL}")
+        raise MalformedRequestError(
+            f"detail has {len(header.detail)} characters; at most {_MAX_DETAIL}"
+        )
     if (size := len(header.suspicion)) > _MAX_DETAIL:
-        raise MalformedError(f"suspicion has {size} characters; at most {_MAX_DETAIL}")
+        raise MalformedRequestError(f"suspicion has {size} characters; at most {_MAX_DETAIL}")
     return Trajectory(
-        key=_key(header),
+        key=_decode_key(header),
         lease_id=header.lease_id,
         sequences=sequences,
         content_digest=digest,
@@ -263,25 +283,25 @@ def _trajectory(
         checks_passed=tuple(header.checks_passed),
         checks_failed=tuple(header.checks_failed),
         suspicion=header.suspicion,
-        turns=tuple(_turn(turn) for turn in header.turns),
-        counts=_counts(header.counts),
-        facts=_facts(header),
-        media=tuple(tuple(_media(item) for item in s.media) for s in header.sequences),
+        turns=tuple(_decode_turn(turn) for turn in header.turns),
+        counts=_decode_counts(header.counts),
+        facts=_decode_facts(header),
+        media=tuple(tuple(_decode_media(item) for item in s.media) for s in header.sequences),
     )
 
 
 def _check_reward(name: str, value: float) -> None:
     # NaN is within no bounds.
     if not -MAX_REWARD <= value <= MAX_REWARD:
-        raise MalformedError(f"{name} {value} is not from {-MAX_REWARD:g} to {MAX_REWARD:g}")
+        raise MalformedRequestError(f"{name} {value} is not from {-MAX_REWARD:g} to {MAX_REWARD:g}")
 
 
 def _check_policy_wrote(sequences: Items[Sequence]) -> None:
     if not any(len(sequence.logprobs) for sequence in sequences):
-        raise MalformedError("a graded attempt has no token of the policy")
+        raise MalformedRequestError("a graded attempt has no token of the policy")
 
 
-def _outcome(
+def _decode_outcome(
     header: trajectory_pb2.TrajectoryHeader,
 ) -> tuple[float | None, FailureKind | None, str]:
     kind = header.WhichOneof("outcome")
@@ -293,41 +313,41 @@ def _outcome(
         return None, FailureKind.NO_GRADE, name.removeprefix("NO_GRADE_REASON_").lower()
     failure = _FAILURES.get(header.failure)
     if failure is None:
-        raise MalformedError("exactly one of reward, no_grade and failure must be set")
+        raise MalformedRequestError("exactly one of reward, no_grade and failure must be set")
     return None, failure, ""
 
 
-def _turn(turn: trajectory_pb2.TurnTiming) -> TurnTiming:
-    spent = (seconds(turn.generate), seconds(turn.tools))
+def _decode_turn(turn: trajectory_pb2.TurnTiming) -> TurnTiming:
+    spent = (to_seconds(turn.generate), to_seconds(turn.tools))
     return TurnTiming(*spent, turn.prompt_tokens, turn.generated_tokens)
 
 
-def _counts(counts: trajectory_pb2.TrajectoryCounts) -> Counts:
+def _decode_counts(counts: trajectory_pb2.TrajectoryCounts) -> Counts:
     return Counts(
         turns=counts.turns,
         tool_calls=counts.tool_calls,
-        tool_errors=_named(counts.tool_errors, "tool_errors"),
+        tool_errors=_decode_named_counts(counts.tool_errors, "tool_errors"),
         parse_errors=counts.parse_errors,
         repeats=counts.repeats,
-        open_s=seconds(counts.open),
-        grade_s=seconds(counts.grade),
+        open_s=to_seconds(counts.open),
+        grade_s=to_seconds(counts.grade),
         tools=counts.tools,
         malformed_turns=counts.malformed_turns,
-        parse_messages=_named(counts.parse_messages, "parse_messages"),
-        unknown_tools=_named(counts.unknown_tools, "unknown_tools"),
+        parse_messages=_decode_named_counts(counts.parse_messages, "parse_messages"),
+        unknown_tools=_decode_named_counts(counts.unknown_tools, "unknown_tools"),
     )
 
 
-def _named(counts: Mapping[str, int], where: str) -> dict[str, int]:
-    """Counts by names of others: bounded, for they are kept."""
+def _decode_named_counts(counts: Mapping[str, int], where: str) -> dict[str, int]:
+    """Decode counts by what a policy wrote: bounded, for they are kept."""
     if len(counts) > _MAX_NAMED or any(len(name) > _MAX_NAME for name in counts):
-        raise MalformedError(
+        raise MalformedRequestError(
             f"counts.{where}: {len(counts)} keys; at most {_MAX_NAMED}, of {_MAX_NAME} characters"
         )
     return dict(counts)
 
 
-def _facts(header: trajectory_pb2.TrajectoryHeader) -> Facts:
+def _decode_facts(header: trajectory_pb2.TrajectoryHeader) -> Facts:
     return Facts(
         env_key=header.env_key,
         task_key=header.task_key,
@@ -340,6 +360,6 @@ def _facts(header: trajectory_pb2.TrajectoryHeader) -> Facts:
     )
 
 
-def _media(item: trajectory_pb2.MediaReference) -> Media:
+def _decode_media(item: trajectory_pb2.MediaReference) -> Media:
     digests = (item.sha256.hex(), item.processor_digest.hex())
     return Media(digests[0], item.mime, tuple(item.grid), item.token_offset, digests[1])

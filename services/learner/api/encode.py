@@ -1,11 +1,11 @@
-"""The learner's words in, protobuf out."""
+"""Conversion of the learner's own types into protobuf."""
 
 from collections.abc import Sequence as Items
 
 from flotilla.learner.v1 import group_service_pb2 as groups_pb
 from flotilla.learner.v1 import policy_pb2
 from services.common.fingerprint import TensorEntry
-from services.common.rpc import duration
+from services.common.rpc import to_duration
 from services.learner.groups.types import Lease, Purpose
 from services.learner.types import PolicyId
 
@@ -35,7 +35,7 @@ def manifest_message(entries: Items[TensorEntry], total_bytes: int) -> policy_pb
 def lease_message(
     lease: Lease, seeds: Items[int], *, run_epoch: int, remaining_s: float, ttl_s: float, tries: int
 ) -> groups_pb.Lease:
-    """`seeds` belong to the lease's attempts, in order."""
+    """Encode a lease; `seeds` belong to its attempts, in order."""
     group = lease.group
     attempts = [
         groups_pb.LeasedAttempt(attempt_index=index, next_try=next_try, seed=seed)
@@ -50,8 +50,8 @@ def lease_message(
         sampling=groups_pb.SamplingParameters(temperature=group.temperature),
         min_policy=policy_message(lease.min_policy),
         eval_id=group.eval_id,
-        group_deadline=duration(max(0.0, remaining_s)),
-        lease_ttl=duration(ttl_s),
+        group_deadline=to_duration(max(0.0, remaining_s)),
+        lease_ttl=to_duration(ttl_s),
         max_tries=tries,
         run_epoch=run_epoch,
     )

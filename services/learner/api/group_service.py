@@ -1,4 +1,4 @@
-"""The learner's edge: `flotilla.learner.v1.GroupService`. The proto holds the contract."""
+"""Server of `flotilla.learner.v1.GroupService`. The proto holds the contract."""
 
 import asyncio
 from collections.abc import AsyncIterator, Generator
@@ -10,7 +10,7 @@ from flotilla.learner.v1 import group_service_pb2 as pb
 from flotilla.learner.v1 import group_service_pb2_grpc
 from services.common.errors import ServiceError
 from services.common.fingerprint import TokenizerDigests
-from services.common.stream_pacing import LastWords, StalledError, paced
+from services.common.stream_pacing import RefusedStreamDrain, StalledError, read_paced
 from services.learner.api import decode, encode
 from services.learner.api.request_checks import (
     FAILED,
@@ -25,32 +25,32 @@ from services.learner.api.request_checks import (
     refuse,
 )
 from services.learner.config.learner import IntakeConfig
-from services.learner.groups.dispatcher import Dispatcher
-from services.learner.groups.intake_budget import Room, RoomFullError
+from services.learner.groups.dispatcher import GroupDispatcher
+from services.learner.groups.intake_budget import IntakeBudget, IntakeFullError
 from services.learner.groups.messages import (
     DrainingError,
     LeaseRequest,
     Receipt,
     UnknownPolicyError,
-    now,
+    loop_time,
 )
 from services.learner.groups.types import LeaseLostError
 from services.learner.journal.attempts import ContentConflictError
 from services.learner.journal.connection import JournalError
-from services.learner.run.status import Status
+from services.learner.run.status import LearnerStatus
 
 # How much more memory a header takes than bytes on the wire, at most or nearly.
-_PARSED = 8
+_PARSED_SIZE_FACTOR = 8
 
 
 class GroupService(group_service_pb2_grpc.GroupServiceServicer):
-    """Translates between the contract and the dispatcher."""
+    """Translation between the contract and the dispatcher."""
 
     def __init__(
         self,
-        dispatcher: Dispatcher,
-        status: Status,
-        limits: asyncio.Future[decode.Limits],
+        dispatcher: GroupDispatcher,
+        status: LearnerStatus,
+        limits: asyncio.Future[decode.TokenLimits],
         *,
         tokenizer: TokenizerDigests,
         drain: asyncio.Event,
@@ -64,10 +64,10 @@ class GroupService(group_service_pb2_grpc.GroupServiceServicer):
         self._drain = drain
         self._poll_s = poll_s
         self._intake = intake or IntakeConfig()
-        self._room = Room(
+        self._room = IntakeBudget(
             worker_bytes=self._intake.worker_bytes, total_bytes=self._intake.total_bytes
         )
-        self._last_words = LastWords()
+        self._last_words = RefusedStreamDrain()
 
     async def LeaseGroup(
         self, request: pb.LeaseGroupRequest, context: Context
@@ -78,7 +78,7 @@ class GroupService(group_service_pb2_grpc.GroupServiceServicer):
             request_id=request.request_id,
             worker_id=request.worker_id,
             incarnation=request.incarnation,
-            holding=decode.policy_id(request.holding) if request.HasField("holding") else None,
+            holding=decode.to_policy_id(request.holding) if request.HasField("holding") else None,
             free_attempts=request.free_attempts,
             capabilities=frozenset(request.capabilities),
         )
@@ -86,16 +86,16 @@ class GroupService(group_service_pb2_grpc.GroupServiceServicer):
             request_id=poll.request_id, worker_id=poll.worker_id, incarnation=poll.incarnation
         )
         check_capabilities(poll.capabilities)
-        with _refusals(), bounded_workers():
-            lease = await self._dispatcher.lease(poll, self._poll_s_left(context))
+        with _translate_refusals(), bounded_workers():
+            lease = await self._dispatcher.lease_group(poll, self._poll_s_left(context))
         response = pb.LeaseGroupResponse(run_epoch=self._dispatcher.run_epoch)
         if lease:
             rules = self._dispatcher.book.rules
             message = encode.lease_message(
                 lease,
-                self._dispatcher.seeds(lease),
+                self._dispatcher.attempt_seeds(lease),
                 run_epoch=self._dispatcher.run_epoch,
-                remaining_s=lease.deadline - now(),
+                remaining_s=lease.deadline - loop_time(),
                 ttl_s=rules.ttl_s,
                 tries=rules.max_tries,
             )
@@ -106,14 +106,14 @@ class GroupService(group_service_pb2_grpc.GroupServiceServicer):
         self, request: pb.RenewLeasesRequest, context: Context
     ) -> pb.RenewLeasesResponse:
         check_epoch(context, self._dispatcher.run_epoch)
-        lost = self._dispatcher.book.renew(request.worker_id, request.lease_ids, now())
+        lost = self._dispatcher.book.renew_leases(request.worker_id, request.lease_ids, loop_time())
         return pb.RenewLeasesResponse(lost_lease_ids=lost, run_epoch=self._dispatcher.run_epoch)
 
     async def ReleaseLeases(
         self, request: pb.ReleaseLeasesRequest, context: Context
     ) -> pb.ReleaseLeasesResponse:
         check_epoch(context, self._dispatcher.run_epoch)
-        await self._dispatcher.release(request.worker_id, request.lease_ids)
+        await self._dispatcher.release_leases(request.worker_id, request.lease_ids)
         return pb.ReleaseLeasesResponse()
 
     async def SubmitTrajectory(
@@ -121,35 +121,36 @@ class GroupService(group_service_pb2_grpc.GroupServiceServicer):
     ) -> pb.SubmitTrajectoryResponse:
         check_epoch(context, self._dispatcher.run_epoch)
         # Known once the ranks have loaded the model; the caller's deadline bounds the wait.
-        assembly = decode.Assembly(await asyncio.shield(self._limits))
+        assembly = decode.TrajectoryAssembler(await asyncio.shield(self._limits))
         try:
-            with _refusals():
-                async with aclosing(paced(request_iterator, self._intake.stall_s)) as parts:
-                    receipt = await self._take(parts, assembly)
+            with _translate_refusals():
+                async with aclosing(read_paced(request_iterator, self._intake.stall_s)) as parts:
+                    receipt = await self._receive_trajectory(parts, assembly)
         except ServiceError:
-            await self._last_words.hear_out(request_iterator)
+            await self._last_words.drain_stream(request_iterator)
             raise
         return pb.SubmitTrajectoryResponse(
             repeated_submission=receipt.repeated, group_complete=receipt.group_complete
         )
 
-    async def _take(
-        self, parts: AsyncIterator[pb.SubmitTrajectoryRequest], assembly: decode.Assembly
+    async def _receive_trajectory(
+        self, parts: AsyncIterator[pb.SubmitTrajectoryRequest], assembly: decode.TrajectoryAssembler
     ) -> Receipt:
-        """Nothing is read of what has no lease, nor before there is room for all of it."""
+        """Receive a trajectory. Nothing is read of one without a lease, nor before there is
+        room for all of it."""
         header = 0
         async for part in parts:
-            assembly.add(part)
-            header = _PARSED * part.ByteSize()
+            assembly.add_part(part)
+            header = _PARSED_SIZE_FACTOR * part.ByteSize()
             break
         lease_id, worker_id, key = assembly.claim
-        leased = await self._dispatcher.intake.admit(lease_id, worker_id, key)
-        async with self._room.place(worker_id, assembly.announced_bytes, header=header):
+        leased = await self._dispatcher.intake.admit_attempt(lease_id, worker_id, key)
+        async with self._room.reserve_bytes(worker_id, assembly.announced_bytes, header=header):
             async for part in parts:
                 if leased and part.HasField("chunk"):
                     self._dispatcher.intake.check_holder(lease_id, worker_id)
-                assembly.add(part)
-            return await self._dispatcher.submit(assembly.trajectory())
+                assembly.add_part(part)
+            return await self._dispatcher.submit_trajectory(assembly.build_trajectory())
 
     async def GetStatus(
         self, request: pb.GetStatusRequest, context: Context
@@ -162,7 +163,7 @@ class GroupService(group_service_pb2_grpc.GroupServiceServicer):
             leased_groups=book.leased_groups,
             free_slots=book.free_slots,
             ready_groups=len(self._dispatcher.batcher),
-            metrics=status.shown,
+            metrics=status.shown_metrics,
             error=status.error,
         )
         if status.policy:
@@ -170,24 +171,25 @@ class GroupService(group_service_pb2_grpc.GroupServiceServicer):
         return response
 
     async def Drain(self, request: pb.DrainRequest, context: Context) -> pb.DrainResponse:
-        await self._dispatcher.drain()
+        await self._dispatcher.stop_leasing()
         self._drain.set()
         return pb.DrainResponse()
 
     def _poll_s_left(self, context: Context) -> float:
-        """Answer before the caller's deadline, so that it learns of an empty poll as such."""
+        """Return how long to wait: the answer comes before the caller's deadline, so that it
+        learns of an empty poll as such."""
         return max(0.0, min(self._poll_s, context.time_remaining() - 1.0))
 
 
 @contextmanager
-def _refusals() -> Generator[None]:
-    """The dispatcher's refusals in the contract's words."""
+def _translate_refusals() -> Generator[None]:
+    """Translate the dispatcher's refusals into the contract's words."""
     try:
         yield
     except (DrainingError, JournalError) as error:
         # With a journal that takes nothing more, or is another learner's, this one ends too.
         raise refuse(grpc.StatusCode.UNAVAILABLE, "DRAINING", str(error)) from error
-    except (StalledError, RoomFullError) as error:
+    except (StalledError, IntakeFullError) as error:
         reason = "STREAM_STALLED" if isinstance(error, StalledError) else "INTAKE_FULL"
         full = refuse(grpc.StatusCode.RESOURCE_EXHAUSTED, reason, str(error))
         full.retry_delay_s = RETRY_S

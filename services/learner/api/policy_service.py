@@ -1,4 +1,4 @@
-"""The learner's edge: `flotilla.learner.v1.PolicyService`. The proto holds the contract."""
+"""Server of `flotilla.learner.v1.PolicyService`. The proto holds the contract."""
 
 from collections.abc import AsyncIterator
 
@@ -10,7 +10,7 @@ from flotilla.learner.v1 import policy_service_pb2_grpc
 from services.common.fingerprint import TokenizerDigests
 from services.common.host_identity import host_digest
 from services.common.log import get_logger
-from services.common.rpc import duration
+from services.common.rpc import to_duration
 from services.learner.api import decode, encode
 from services.learner.api.request_checks import (
     Context,
@@ -21,34 +21,33 @@ from services.learner.api.request_checks import (
     digests_of,
     refuse,
 )
-from services.learner.groups.dispatcher import Dispatcher
-from services.learner.groups.messages import now
-from services.learner.guard.guard import Guard
+from services.learner.groups.dispatcher import GroupDispatcher
+from services.learner.groups.messages import loop_time
+from services.learner.guard.guard import MismatchGuard
 from services.learner.guard.probes import ProbeError
 from services.learner.guard.types import Probe, ProbeResult
 from services.learner.weights.publisher import (
-    Broadcast,
-    Member,
+    AttachedWorker,
     NoCommonTransportError,
     UnknownWorkerError,
-    Update,
+    WeightBroadcast,
+    WeightUpdate,
 )
 
 _log = get_logger(__name__)
 
 
 class PolicyService(policy_service_pb2_grpc.PolicyServiceServicer):
-    """Translates between the contract and the broadcast.
+    """Translation between the contract and the broadcast.
 
     `weight_server` is the address of WeightService; without one, workers must share memory.
-    Without `share_memory` none does, on this machine or not.
-    """
+    Without `share_memory` none does, on this machine or not."""
 
     def __init__(
         self,
-        broadcast: Broadcast,
-        dispatcher: Dispatcher,
-        guard: Guard,
+        broadcast: WeightBroadcast,
+        dispatcher: GroupDispatcher,
+        guard: MismatchGuard,
         *,
         tokenizer: TokenizerDigests,
         weight_server: str | None,
@@ -64,44 +63,44 @@ class PolicyService(policy_service_pb2_grpc.PolicyServiceServicer):
         self._share_memory = share_memory
         self._publish_timeout_s = publish_timeout_s
         self._max_age_s = max_age_s
-        broadcast.on_left = dispatcher.book.workers.detach
+        broadcast.on_left = dispatcher.book.workers.detach_worker
 
     async def Attach(
         self, request: pb.AttachRequest, context: Context
     ) -> AsyncIterator[pb.AttachResponse]:
         check_epoch(context, self._dispatcher.run_epoch)
         check_tokenizer(digests_of(request), self._tokenizer)
-        member = self._admit(request)
-        end = now() + self._max_age_s
+        member = self._admit_worker(request)
+        end = loop_time() + self._max_age_s
         try:
-            while update := await self._broadcast.next_update(member, end - now()):
-                yield self._message(update)
+            while update := await self._broadcast.next_update(member, end - loop_time()):
+                yield self._update_message(update)
         finally:
-            self._broadcast.left(member)
+            self._broadcast.note_stream_cut(member)
         raise refuse(grpc.StatusCode.UNAVAILABLE, "STREAM_ENDED", "attach again")
 
     async def ReportPolicy(
         self, request: pb.ReportPolicyRequest, context: Context
     ) -> pb.ReportPolicyResponse:
         check_epoch(context, self._dispatcher.run_epoch)
-        policy = decode.policy_id(request.policy)
+        policy = decode.to_policy_id(request.policy)
         applied = request.outcome == pb.UPDATE_OUTCOME_APPLIED
         try:
             if applied:
-                accepted = await self._applied(request)
+                accepted = await self._judge_report(request)
             else:
-                self._broadcast.failed(request.worker_id)
+                self._broadcast.note_failed(request.worker_id)
                 accepted = False
         except UnknownWorkerError as error:
             raise refuse(grpc.StatusCode.NOT_FOUND, "UNKNOWN_WORKER", error.args[0]) from error
-        except (decode.MalformedError, ProbeError) as error:
+        except (decode.MalformedRequestError, ProbeError) as error:
             code = grpc.StatusCode.INVALID_ARGUMENT
             raise refuse(code, "MALFORMED_REPORT", str(error)) from error
         if accepted:
-            await self._dispatcher.serves(request.worker_id, policy)
+            await self._dispatcher.mark_serving(request.worker_id, policy)
         else:
             if applied or request.outcome == pb.UPDATE_OUTCOME_ENGINE_FAILED:
-                await self._dispatcher.serves_nothing(request.worker_id, policy)
+                await self._dispatcher.mark_not_serving(request.worker_id, policy)
             outcome = pb.UpdateOutcome.Name(request.outcome)
             _log.warning(
                 "policy refused",
@@ -112,34 +111,34 @@ class PolicyService(policy_service_pb2_grpc.PolicyServiceServicer):
             )
         return pb.ReportPolicyResponse(accepted=accepted)
 
-    async def _applied(self, request: pb.ReportPolicyRequest) -> bool:
-        """Whether an engine serves what it should."""
-        worker_id, policy = request.worker_id, decode.policy_id(request.policy)
-        self._broadcast.check_member(worker_id)
-        canary = decode.floats(request.canary_logprobs)
-        results = [_probe_result(result) for result in request.probes]
+    async def _judge_report(self, request: pb.ReportPolicyRequest) -> bool:
+        """Return True if an engine serves what it should."""
+        worker_id, policy = request.worker_id, decode.to_policy_id(request.policy)
+        self._broadcast.check_attached(worker_id)
+        canary = decode.to_floats(request.canary_logprobs)
+        results = [_to_probe_result(result) for result in request.probes]
         if await self._guard.probes_agree(worker_id, policy, results):
-            accepted = self._broadcast.applied(worker_id, policy, canary)
+            accepted = self._broadcast.verify_canary(worker_id, policy, canary)
         else:
-            self._broadcast.refused(worker_id)
+            self._broadcast.note_refused(worker_id)
             accepted = False
         if not accepted:
-            self._guard.refused(worker_id, policy, canary, results)
+            self._guard.note_refusal(worker_id, policy, canary, results)
         return accepted
 
-    def _admit(self, request: pb.AttachRequest) -> Member:
+    def _admit_worker(self, request: pb.AttachRequest) -> AttachedWorker:
         book = self._dispatcher.book
         check_names(worker_id=request.worker_id, incarnation=request.incarnation)
         if book.workers.was_replaced(request.worker_id, request.incarnation):
             message = f"another process is {request.worker_id} by now; end this one"
             raise refuse(grpc.StatusCode.NOT_FOUND, "UNKNOWN_WORKER", message)
         with bounded_workers():
-            book.greet(request.worker_id, request.incarnation, now())
+            book.greet_worker(request.worker_id, request.incarnation, loop_time())
         # What it holds but has not shown here to serve is sent again, to be scored.
-        claimed = decode.policy_id(request.holding) if request.HasField("holding") else None
+        claimed = decode.to_policy_id(request.holding) if request.HasField("holding") else None
         worker = book.workers[request.worker_id]
         transports = set(request.transports)
-        member = Member(
+        member = AttachedWorker(
             worker_id=request.worker_id,
             incarnation=request.incarnation,
             devices=request.device_count,
@@ -151,15 +150,15 @@ class PolicyService(policy_service_pb2_grpc.PolicyServiceServicer):
             # An order to load again may have gone down with the stream before.
             reload_next=worker.holding is None and worker.refusals > 0,
         )
-        book.workers.attach(member.worker_id, member.devices)
+        book.workers.attach_worker(member.worker_id, member.devices)
         try:
-            self._broadcast.attach(member)
+            self._broadcast.attach_worker(member)
         except NoCommonTransportError as error:
             code = grpc.StatusCode.FAILED_PRECONDITION
             raise refuse(code, "NO_COMMON_TRANSPORT", str(error)) from error
         return member
 
-    def _message(self, update: Update) -> pb.AttachResponse:
+    def _update_message(self, update: WeightUpdate) -> pb.AttachResponse:
         policy, publication = update.announcement.policy, update.announcement.publication
         location = str(publication.path) if update.by_shm else self._weight_server or ""
         canary = publication.canary_token_ids.astype("<i4").tobytes()
@@ -170,13 +169,13 @@ class PolicyService(policy_service_pb2_grpc.PolicyServiceServicer):
             location=location,
             canary_token_ids=canary,
             reload=update.reload,
-            probes=[_probe(probe) for probe in update.announcement.probes],
-            publish_timeout=duration(self._publish_timeout_s),
+            probes=[_probe_message(probe) for probe in update.announcement.probes],
+            publish_timeout=to_duration(self._publish_timeout_s),
         )
         return pb.AttachResponse(update=message, run_epoch=self._dispatcher.run_epoch)
 
 
-def _probe(probe: Probe) -> pb.Probe:
+def _probe_message(probe: Probe) -> pb.Probe:
     return pb.Probe(
         prompt_token_ids=probe.prompt_token_ids.astype("<i4").tobytes(),
         max_tokens=probe.max_tokens,
@@ -185,9 +184,9 @@ def _probe(probe: Probe) -> pb.Probe:
     )
 
 
-def _probe_result(message: pb.ProbeResult) -> ProbeResult:
-    """Raises MalformedError."""
+def _to_probe_result(message: pb.ProbeResult) -> ProbeResult:
+    """Decode a probe's result. Raises MalformedRequestError."""
     if len(message.token_ids) % 4:
-        raise decode.MalformedError("a probe's token_ids are not a whole number of int32")
+        raise decode.MalformedRequestError("a probe's token_ids are not a whole number of int32")
     token_ids = np.frombuffer(message.token_ids, dtype="<i4").astype(np.int32)
-    return ProbeResult(token_ids, decode.floats(message.logprobs))
+    return ProbeResult(token_ids, decode.to_floats(message.logprobs))

@@ -1,4 +1,4 @@
-"""The learner's edge: `flotilla.learner.v1.RankService`. The proto holds the contract."""
+"""Server of `flotilla.learner.v1.RankService`. The proto holds the contract."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -12,58 +12,62 @@ from services.common.log import get_logger
 from services.learner.api.request_checks import Context, refuse
 from services.learner.ranks import codec
 from services.learner.ranks.machine_admission import WrongMachineError
-from services.learner.ranks.machines import Over, Roll, Session
+from services.learner.ranks.machines import LearnerEnded, MachineRoster, MachineSession
 
 _log = get_logger(__name__)
 
 
 class RankService(rank_service_pb2_grpc.RankServiceServicer):
-    """Translates between the contract and the roll. `drain` is set when a machine has to go."""
+    """Translation between contract and roll. `drain` is set when a machine has to go."""
 
-    def __init__(self, roll: Roll, *, drain: asyncio.Event) -> None:
+    def __init__(self, roll: MachineRoster, *, drain: asyncio.Event) -> None:
         self._roll = roll
         self._drain = drain
 
     async def Join(
         self, request_iterator: AsyncIterator[pb.JoinRequest], context: Context
     ) -> AsyncIterator[pb.JoinResponse]:
-        session = await self._admitted(request_iterator)
-        reading = asyncio.create_task(self._read(request_iterator, session))
+        session = await self._admit_machine(request_iterator)
+        reading = asyncio.create_task(self._read_answers(request_iterator, session))
         try:
             yield pb.JoinResponse(welcome=pb.Welcome())
-            while (said := await session.next()) is not None:
-                if isinstance(said, Over):
+            while (said := await session.next_message()) is not None:
+                if isinstance(said, LearnerEnded):
                     yield pb.JoinResponse(over=pb.Over())
                     return
-                yield codec.call_message(said)
+                yield codec.encode_call(said)
         finally:
-            self._roll.left(session, "is gone: its stream has ended")
+            self._roll.remove_session(session, "is gone: its stream has ended")
             reading.cancel()
         raise refuse(grpc.StatusCode.UNAVAILABLE, "LEARNER_ENDED", "join the next learner")
 
-    async def _admitted(self, requests: AsyncIterator[pb.JoinRequest]) -> Session:
+    async def _admit_machine(self, requests: AsyncIterator[pb.JoinRequest]) -> MachineSession:
         try:
-            return self._roll.admit(codec.machine(await anext(requests, pb.JoinRequest())))
-        except codec.MalformedError as error:
-            raise _malformed(str(error)) from error
+            return self._roll.admit_machine(
+                codec.decode_machine(await anext(requests, pb.JoinRequest()))
+            )
+        except codec.MalformedRankMessageError as error:
+            raise _malformed_request(str(error)) from error
         except WrongMachineError as error:
             _log.error("a machine was refused", why=str(error))
             code = grpc.StatusCode.FAILED_PRECONDITION
             raise refuse(code, "WRONG_MACHINE", str(error)) from error
 
-    async def _read(self, requests: AsyncIterator[pb.JoinRequest], session: Session) -> None:
-        """Hear the machine out; with what is malformed, or the end, it is lost."""
+    async def _read_answers(
+        self, requests: AsyncIterator[pb.JoinRequest], session: MachineSession
+    ) -> None:
+        """Read a machine's messages; with one that is malformed, or the end, it is lost."""
         try:
             async for message in requests:
-                self._hear(message, session)
-        except (codec.MalformedError, KeyError) as error:
-            session.lost(f"answers what was not asked: {error!r}")
+                self._handle_message(message, session)
+        except (codec.MalformedRankMessageError, KeyError) as error:
+            session.mark_lost(f"answers what was not asked: {error!r}")
         except grpc.RpcError as error:
-            session.lost(f"is gone: {error!r}")
+            session.mark_lost(f"is gone: {error!r}")
         else:
-            session.lost("is gone: its stream has ended")
+            session.mark_lost("is gone: its stream has ended")
 
-    def _hear(self, message: pb.JoinRequest, session: Session) -> None:
+    def _handle_message(self, message: pb.JoinRequest, session: MachineSession) -> None:
         said = message.WhichOneof("said")
         if said == "leaving":
             _log.warning("a machine has to go: draining", machine=session.machine.number)
@@ -71,10 +75,10 @@ class RankService(rank_service_pb2_grpc.RankServiceServicer):
         elif said == "answer":
             answer = message.answer
             if answer.error:
-                session.fail(answer.call, answer.error, rank_ended=answer.ended)
+                session.fail_call(answer.call, answer.error, rank_ended=answer.ended)
             else:
-                session.succeed(answer.call, codec.result(answer))
+                session.complete_call(answer.call, codec.decode_result(answer))
 
 
-def _malformed(message: str) -> ServiceError:
+def _malformed_request(message: str) -> ServiceError:
     return refuse(grpc.StatusCode.INVALID_ARGUMENT, "MALFORMED_REQUEST", message)

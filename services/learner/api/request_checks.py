@@ -52,7 +52,7 @@ def check_tokenizer(given: TokenizerDigests, expected: TokenizerDigests) -> None
     """Refuse a worker whose token ids mean something else, and say what of it differs."""
     if given.whole == expected.whole:
         return
-    differs = " and ".join(expected.differing(given))
+    differs = " and ".join(expected.differing_parts(given))
     what = f"{differs} of its policy.model differs" if differs else "its tokenizer differs"
     message = (
         f"the worker's prompts are not the learner's: {what} (digest"

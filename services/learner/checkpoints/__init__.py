@@ -1,1 +1,2 @@
-"""Checkpoints: written, verified, uploaded, restored and exported."""
+"""Checkpoints: writing, verification, upload, restoration and export. Start reading at
+`checkpoint_folders.py`."""

@@ -1,4 +1,4 @@
-"""Files and folders that are on the disk when a function returns."""
+"""Writes of files and folders that are on disk when a function returns."""
 
 import hashlib
 import os
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def write_durably(path: Path, data: bytes) -> None:
-    """Write a new file and fsync it; its folder's entry is `sync_path`'s."""
+    """Write a new file and fsync it; `sync_path` fsyncs its entry in the folder."""
     with path.open("wb") as file:
         file.write(data)
         file.flush()
@@ -14,7 +14,7 @@ def write_durably(path: Path, data: bytes) -> None:
 
 
 def sync_path(path: Path) -> None:
-    """Make a file's content last, or what was created in, renamed into or removed from a folder."""
+    """Fsync a file's content, or what was created in, renamed into or removed from a folder."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -23,6 +23,6 @@ def sync_path(path: Path) -> None:
 
 
 def sha256_of(path: Path) -> str:
-    """In hex."""
+    """Return the SHA-256 of a file, in hex."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

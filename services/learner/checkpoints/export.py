@@ -1,9 +1,8 @@
-"""A checkpoint as a model folder in Hugging Face's format, for transformers and vLLM.
+"""Export of a checkpoint as a model folder in Hugging Face's format, for transformers and vLLM.
 
-The weights are rounded to the dtype that the run was served in; the configuration is the run's own,
-its rope scaling included; a head that is the embedding's own is stored once. `SHA256SUMS` names
-all files: `sha256sum -c SHA256SUMS` checks them.
-"""
+The weights are rounded to the dtype that the run was served in; the configuration is the run's
+own, including its rope scaling; a head that shares the embedding's weights is stored once.
+`SHA256SUMS` lists all files: `sha256sum -c SHA256SUMS` checks them."""
 
 import asyncio
 import fnmatch
@@ -50,14 +49,13 @@ _log = get_logger(__name__)
 
 
 class ExportError(Exception):
-    """The folder could not be written; the message says why, and nothing is left of it."""
+    """The folder could not be written and was removed; the message gives the reason."""
 
 
-def export(checkpoint: Path, assets: Path, policy: PolicyConfig, out: Path) -> None:
-    """Write the model of a checkpoint to `out`, in place of what is there, all of it or nothing.
+def export_model(checkpoint: Path, assets: Path, policy: PolicyConfig, out: Path) -> None:
+    """Write the model of a checkpoint to `out`, replacing what is there, completely or not at all.
 
-    `assets` is the folder of `policy.model`. Raises ExportError.
-    """
+    `assets` is the folder of `policy.model`. Raises ExportError."""
     partial = out.parent / f".{out.name}.partial"
     try:
         shutil.rmtree(partial, ignore_errors=True)
@@ -68,7 +66,7 @@ def export(checkpoint: Path, assets: Path, policy: PolicyConfig, out: Path) -> N
         if not (partial / GENERATION).exists():
             _write_generation_config(partial)
         _write_sums(partial)
-        _replace(partial, out)
+        _replace_folder(partial, out)
     except (OSError, ValueError, KeyError) as error:
         shutil.rmtree(partial, ignore_errors=True)
         problem = f"the model of {checkpoint} cannot be exported to {out}: {error}"
@@ -78,9 +76,11 @@ def export(checkpoint: Path, assets: Path, policy: PolicyConfig, out: Path) -> N
 async def export_newest(
     journal: Journal, run_dir: Path, write: Callable[[Path, Path], None] | None
 ) -> None:
-    """Leave the model that a run has trained in its folder. `write` is given the folder of a
-    checkpoint and that of the model; without it, or a checkpoint, there is nothing to do."""
-    rows = await journal.checkpoints()
+    """Export the model that a run has trained to its folder.
+
+    `write` receives the folder of a checkpoint and that of the model. Without it, or without a
+    checkpoint, nothing is exported."""
+    rows = await journal.list_checkpoints()
     if write is None or not rows:
         return
     checkpoint = run_dir / "checkpoints" / Path(rows[0].directory).name
@@ -103,13 +103,13 @@ def _write_model(source: Path, target: Path, dtype: str) -> None:
     with source.open("rb") as read, target.open("wb") as write:
         write.write(len(text).to_bytes(8, "little") + text)
         for span in spans.values():
-            _copy(read, write, span, kind)
+            _copy_tensor(read, write, span, kind)
         write.flush()
         os.fsync(write.fileno())
 
 
-def _copy(read: BinaryIO, write: BinaryIO, span: TensorSpan, kind: str) -> None:
-    """One tensor, a piece at a time."""
+def _copy_tensor(read: BinaryIO, write: BinaryIO, span: TensorSpan, kind: str) -> None:
+    """Copy one tensor, in pieces."""
     rounded = span.dtype == "F32" and kind == "BF16"
     read.seek(span.begin)
     left = span.end - span.begin
@@ -122,7 +122,7 @@ def _copy(read: BinaryIO, write: BinaryIO, span: TensorSpan, kind: str) -> None:
 
 
 def to_bfloat16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
-    """The bits of the nearest bfloat16, halfway cases to even, as torch rounds; NaN stays NaN."""
+    """Return the bits of the nearest bfloat16. Ties round to even, as in torch; NaN stays NaN."""
     bits = values.view(np.uint32)
     rounded = (bits + (np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1)))) >> np.uint32(
         16
@@ -138,7 +138,7 @@ def _write_config(source: Path, target: Path, dtype: str) -> None:
 
 
 def _write_generation_config(folder: Path) -> None:
-    """What ends a generation, from the model's configuration."""
+    """Write the ids that end a generation, from the model's configuration."""
     config: Mapping[str, Any] = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
     names = ("bos_token_id", "eos_token_id", "pad_token_id")
     ids = {name: config[name] for name in names if config.get(name) is not None}
@@ -164,7 +164,7 @@ def _write_json(path: Path, data: Mapping[str, Any]) -> None:
     write_durably(path, (json.dumps(data, indent=2, sort_keys=True) + "\n").encode())
 
 
-def _replace(partial: Path, out: Path) -> None:
+def _replace_folder(partial: Path, out: Path) -> None:
     for path in (partial, *(p for p in partial.rglob("*") if p.is_dir())):
         sync_path(path)
     old = out.parent / f".{out.name}.old"

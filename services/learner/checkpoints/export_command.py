@@ -1,4 +1,4 @@
-"""Writes the model of a run's checkpoint in Hugging Face's format, for transformers and vLLM."""
+"""Write the model of a run's checkpoint in Hugging Face's format, for transformers and vLLM."""
 
 import argparse
 import json
@@ -11,14 +11,14 @@ from services.common.private_process import refuse_core_dumps
 from services.common.spec import parse_shared
 from services.common.text import say
 from services.learner.checkpoints.adapters.model_assets import assets_of
-from services.learner.checkpoints.export import ExportError, export
+from services.learner.checkpoints.export import ExportError, export_model
 from services.learner.checkpoints.manifest import (
     DamagedCheckpointError,
     ForeignCheckpointError,
-    verify,
+    verify_checkpoint,
 )
 from services.learner.journal.connection import JournalError
-from services.learner.journal.store import FILE_NAME, reading
+from services.learner.journal.store import JOURNAL_FILE, open_read_only
 
 OK, UNABLE = 0, 2
 _REFUSALS = (
@@ -41,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, required=True, help="folder to write; must not exist")
     given = parser.parse_args(argv)
     try:
-        step = _export(given.run_dir, given.step, given.out)
+        step = _export_step(given.run_dir, given.step, given.out)
     except _REFUSALS as error:
         say(f"error: {error}", file=sys.stderr)
         return UNABLE
@@ -49,11 +49,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     return OK
 
 
-def _export(run_dir: Path, step: int | None, out: Path) -> int:
+def _export_step(run_dir: Path, step: int | None, out: Path) -> int:
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ExportError(f"{out} is there already: choose a folder that is not, or remove it")
-    policy = parse_shared(_spec(run_dir), where=str(run_dir / "spec.json")).policy
-    steps = _steps(run_dir / FILE_NAME)
+    policy = parse_shared(_read_spec(run_dir), where=str(run_dir / "spec.json")).policy
+    steps = _kept_folders(run_dir / JOURNAL_FILE)
     if not steps:
         raise ExportError(f"{run_dir} has no checkpoint yet")
     chosen = max(steps) if step is None else step
@@ -61,12 +61,12 @@ def _export(run_dir: Path, step: int | None, out: Path) -> int:
         kept = ", ".join(str(step) for step in sorted(steps))
         raise ExportError(f"{run_dir} has no checkpoint of step {chosen}; it has those of {kept}")
     folder = run_dir / "checkpoints" / steps[chosen]
-    verify(folder)
-    export(folder, assets_of(policy), policy, out)
+    verify_checkpoint(folder)
+    export_model(folder, assets_of(policy), policy, out)
     return chosen
 
 
-def _spec(run_dir: Path) -> dict[str, object]:
+def _read_spec(run_dir: Path) -> dict[str, object]:
     path = run_dir / "spec.json"
     try:
         return json.loads(path.read_text(encoding="utf-8"))
@@ -74,11 +74,11 @@ def _spec(run_dir: Path) -> dict[str, object]:
         raise ExportError(f"{path} cannot be read, so the run's policy is not known") from error
 
 
-def _steps(journal: Path) -> dict[int, str]:
-    """Folder names of the checkpoints that are kept."""
+def _kept_folders(journal: Path) -> dict[int, str]:
+    """Return the folder names of the kept checkpoints, by step."""
     if not journal.exists():
         raise ExportError(f"{journal} is not there, so no checkpoint is known")
-    with reading(journal) as db:
+    with open_read_only(journal) as db:
         rows = db.execute("SELECT step, directory FROM checkpoints").fetchall()
     return {step: Path(directory).name for step, directory in rows}
 

@@ -1,11 +1,10 @@
-"""What makes a folder a checkpoint: `manifest.json`, which names and hashes its files.
+"""Manifest of a checkpoint folder: `manifest.json`, which names and hashes its files.
 
     {"format": 1, "run_id": "demo-20260101-120000", "run_epoch": 2, "step": 40,
      "files": {"model.safetensors": {"sha256": "...", "bytes": 1234}, ...}}
 
-`files` holds every file of the folder but the manifest itself. A folder is whole when each of
-them has the size and SHA-256 that the manifest says. Files are safetensors and JSON only.
-"""
+`files` holds every file of the folder but the manifest itself. A folder is intact when each of
+them has the size and SHA-256 that the manifest lists. Files are safetensors and JSON only."""
 
 import hashlib
 import json
@@ -30,11 +29,12 @@ _MALFORMED = (
 
 
 class DamagedCheckpointError(Exception):
-    """A checkpoint is not what was written; the message names the file and what is wrong."""
+    """A checkpoint differs from what was written; the message names the file and the problem."""
 
 
 class ForeignCheckpointError(ConfigError):
-    """A checkpoint is whole but not for this program; the message says what to do."""
+    """A checkpoint is intact but from another version of the program; the message gives the
+    remedy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,19 +64,24 @@ class Manifest:
 
 
 def write_manifest(directory: Path, manifest: Manifest) -> str:
-    """Write and fsync it in its folder; returns its SHA-256 in hex."""
+    """Write and fsync a manifest in its folder; return its SHA-256 in hex."""
     data = manifest.to_json().encode()
     write_durably(directory / MANIFEST, data)
     return hashlib.sha256(data).hexdigest()
 
 
 def parse_manifest(text: str | bytes, where: str) -> Manifest:
-    """Raises DamagedCheckpointError, or ForeignCheckpointError when a newer program wrote it."""
+    """Parse a manifest.
+
+    Raises DamagedCheckpointError, or ForeignCheckpointError when a newer program wrote it."""
     try:
         data: dict[str, Any] = json.loads(text)
         found = data["format"]
         if found == FORMAT:
-            files = {inside(name): FileEntry(**entry) for name, entry in data["files"].items()}
+            files = {
+                check_relative_name(name): FileEntry(**entry)
+                for name, entry in data["files"].items()
+            }
             numbers = int(data["run_epoch"]), int(data["step"])
             return Manifest(_text(data["run_id"]), *numbers, files)
     except _MALFORMED as error:
@@ -87,7 +92,7 @@ def parse_manifest(text: str | bytes, where: str) -> Manifest:
     )
 
 
-def verify(directory: Path) -> Manifest:
+def verify_checkpoint(directory: Path) -> Manifest:
     """Read every file of a checkpoint folder and compare it with the manifest.
 
     Raises DamagedCheckpointError or ForeignCheckpointError.
@@ -105,8 +110,9 @@ def verify(directory: Path) -> Manifest:
     return manifest
 
 
-def inside(name: str) -> str:
-    """The name of a file below the folder that names it. Raises ValueError for any other."""
+def check_relative_name(name: str) -> str:
+    """Return `name` unchanged if it is a relative path below its folder. Raises ValueError
+    otherwise."""
     path = PurePosixPath(name)
     elsewhere = path.is_absolute() or {"..", "."} & {*path.parts, name} or str(path) != name
     if elsewhere or not _fits(path):

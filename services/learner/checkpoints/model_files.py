@@ -1,7 +1,6 @@
-"""Refuses a policy whose files cannot be trusted, or that is another model than the run trains.
+"""Check of the policy's files: they must be safe to load, and be the model that the run trains.
 
-Only names, headers and JSON are read; nothing is loaded.
-"""
+Only names, headers and JSON are read; nothing is loaded."""
 
 import json
 from collections.abc import Mapping
@@ -29,7 +28,8 @@ _SHAPE = (
 
 
 def check_model_files(policy: PolicyConfig, run_dir: Path) -> None:
-    """Raises ConfigError. Of a model on the hub, the ranks take safetensors alone."""
+    """Raise ConfigError when a local model cannot be used. From the hub the ranks take safetensors
+    alone."""
     folder = Path(policy.model)
     if not folder.is_dir():
         return
@@ -57,12 +57,12 @@ def _without_weights(folder: Path) -> str:
 
 
 def _check_index(folder: Path) -> None:
-    """The shards that an index names lie in the folder, all of them."""
+    """Check that all shards named in an index are in the folder."""
     path = folder / _INDEX
     if not path.exists():
         return
     try:
-        names = set(_object(path)["weight_map"].values())
+        names = set(_read_json_object(path)["weight_map"].values())
     except (KeyError, AttributeError, TypeError) as error:
         raise ConfigError(f"policy.model: {path} is no index of shards: {error!r}") from error
     for name in sorted(str(name) for name in names):
@@ -74,7 +74,7 @@ def _check_same_model(folder: Path, run_dir: Path) -> None:
     saved = sorted(run_dir.glob(f"checkpoints/step-*/{_CONFIG}"))
     if not saved:
         return
-    given, began = _object(folder / _CONFIG), _object(saved[-1])
+    given, began = _read_json_object(folder / _CONFIG), _read_json_object(saved[-1])
     for name in _SHAPE:
         if name in given and name in began and given[name] != began[name]:
             raise ConfigError(
@@ -84,7 +84,7 @@ def _check_same_model(folder: Path, run_dir: Path) -> None:
             )
 
 
-def _object(path: Path) -> Mapping[str, Any]:
+def _read_json_object(path: Path) -> Mapping[str, Any]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:

@@ -1,4 +1,4 @@
-"""Uploads of checkpoints beside training: a thread, and a queue of one that the newest wins."""
+"""Upload of checkpoints beside training: a thread, and a queue of one where the newest wins."""
 
 import asyncio
 import sqlite3
@@ -22,9 +22,9 @@ from services.learner.checkpoints.remote_upload import (
     Uploader,
 )
 from services.learner.config.learner import LearnerConfig
-from services.learner.journal.connection import connect
+from services.learner.journal.connection import connect_journal
 from services.learner.journal.schema import CheckpointRow
-from services.learner.ports import RemoteError, RemoteRefusedError, RemoteStore
+from services.learner.ports import RemoteStore, RemoteStoreError, RemoteStoreRefusedError
 
 # Between two uploads that failed, and between two looks at whether the run went on elsewhere.
 RETRY_S = 15.0
@@ -35,12 +35,12 @@ _log = get_logger(__name__)
 
 
 class UploadError(Exception):
-    """The last checkpoint is not in the store; the message says why."""
+    """The last checkpoint is not in the store; the message gives the reason."""
 
 
 @dataclass(frozen=True, slots=True)
-class Elsewhere:
-    """What uploads are about: the store, the run's files, and how many checkpoints to keep."""
+class RemoteTarget:
+    """Destination of uploads: the store, the run's files, and how many checkpoints to keep."""
 
     store: RemoteStore
     run_dir: Path
@@ -49,39 +49,43 @@ class Elsewhere:
     keep: int
 
 
-def elsewhere(store: RemoteStore | None, runtime: Runtime[LearnerConfig]) -> Elsewhere | None:
-    """Where the checkpoints of a run are uploaded to, if anywhere; an evaluation makes none."""
+def remote_target_of(
+    store: RemoteStore | None, runtime: Runtime[LearnerConfig]
+) -> RemoteTarget | None:
+    """Return the upload destination of a run's checkpoints, if it has one; an evaluation makes
+    none."""
     if store is None or runtime.config.mode != "train":
         return None
     spec = canonical_json(runtime.spec)
-    return Elsewhere(store, runtime.run_dir, spec, runtime.config.checkpoint.remote_keep)
+    return RemoteTarget(store, runtime.run_dir, spec, runtime.config.checkpoint.remote_keep)
 
 
-class NoUploads:
-    """Of a run whose checkpoints are in its folder alone."""
+class NullUploader:
+    """Uploader of a run whose checkpoints are kept in its folder only."""
 
     async def offer(self, row: CheckpointRow) -> None:
-        """There is nowhere to upload it to."""
+        """Ignore the checkpoint: there is no store."""
 
-    async def fenced(self) -> None:
-        """Nobody could tell: waits for ever."""
+    async def wait_until_fenced(self) -> None:
+        """Wait forever: without a store, a takeover cannot be detected."""
         await asyncio.Event().wait()
 
     async def finish(self, timeout_s: float) -> None:
-        """Nothing is under way."""
+        """Return at once: no upload is in progress."""
 
     def metrics(self) -> dict[str, float]:
-        """None."""
+        """Return no metrics."""
         return {}
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: no resources are held."""
 
 
-class Uploads(NoUploads):
-    """Everything that one learner does in the store, once the epoch is its own (`remote_claim`)."""
+class BackgroundUploader(NullUploader):
+    """All work of one learner in the store, from a background thread, once the epoch is its own
+    (`remote_claim`)."""
 
-    def __init__(self, place: Elsewhere, journal: Path, who: Identity) -> None:
+    def __init__(self, place: RemoteTarget, journal: Path, who: Identity) -> None:
         self._place = place
         self._journal = journal
         self._who = who
@@ -104,15 +108,15 @@ class Uploads(NoUploads):
             threading.Thread(target=work, name=name, daemon=True).start()
 
     async def offer(self, row: CheckpointRow) -> None:
-        """Have a committed checkpoint uploaded some time; returns once it is held."""
+        """Queue a committed checkpoint for upload; return once its files are held."""
         held: Future[None] = Future()
         with self._change:
             self._staging += 1
         threading.Thread(target=self._stage, args=(row, held), daemon=True).start()
         await asyncio.wrap_future(held)
 
-    async def fenced(self) -> None:
-        """Wait until the run goes on elsewhere; raises FencedError."""
+    async def wait_until_fenced(self) -> None:
+        """Wait until a later epoch takes the run over; then raise FencedError."""
         await asyncio.wrap_future(self._fenced)
 
     async def finish(self, timeout_s: float) -> None:
@@ -122,7 +126,7 @@ class Uploads(NoUploads):
         if not self._idle():
             _log.info("waiting for the last upload", at_most_s=timeout_s)
             self._hurry()
-        while not self._idle() and not isinstance(self._failure, RemoteRefusedError):
+        while not self._idle() and not isinstance(self._failure, RemoteStoreRefusedError):
             if time.monotonic() > deadline:
                 self._failure = self._failure or UploadError(f"it takes more than {timeout_s:g} s")
                 break
@@ -136,7 +140,7 @@ class Uploads(NoUploads):
             ) from self._failure
 
     def _hurry(self) -> None:
-        """Try again now what failed a while ago."""
+        """Retry a failed upload now."""
         with self._change:
             self._hurried = True
             if self._pending or self._busy:
@@ -144,13 +148,14 @@ class Uploads(NoUploads):
             self._change.notify_all()
 
     def metrics(self) -> dict[str, float]:
-        """Of uploads that ended since the last call: `timing/upload` and what went."""
+        """Return the metrics of uploads since the last call: `timing/upload` and the bytes."""
         with self._change:
             metrics, self._metrics = self._metrics, {}
         return metrics
 
     def close(self) -> None:
-        """End both threads soon. What is under way stays unfinished, and so without a manifest."""
+        """Stop both threads soon. An upload in progress stays unfinished, and so without a
+        manifest."""
         self._ending.set()
         with self._change:
             self._change.notify_all()
@@ -192,13 +197,13 @@ class Uploads(NoUploads):
                     self._busy = False
 
     def _fence(self, error: FencedError) -> None:
-        """Both threads find out."""
+        """Record the takeover for both threads."""
         with self._change:
             if not self._fenced.done():
                 self._fenced.set_exception(error)
 
     def _next(self) -> Staged | None:
-        """Waits for a checkpoint; None when the learner ends."""
+        """Wait for a checkpoint; return None when the learner stops."""
         with self._change:
             self._change.wait_for(lambda: self._pending or self._ending.is_set())
             if self._ending.is_set():
@@ -214,7 +219,7 @@ class Uploads(NoUploads):
             self._failed(error, step)
             staged.discard()
             return
-        except (RemoteError, OSError) as error:
+        except (RemoteStoreError, OSError) as error:
             self._failed(error, step)
             self._again(staged)
             return
@@ -236,7 +241,7 @@ class Uploads(NoUploads):
             self._metrics["checkpoint/upload_failures"] = failures + 1
 
     def _again(self, staged: Staged) -> None:
-        """Keep it for another try, unless a newer one has come."""
+        """Keep the checkpoint for a retry, unless a newer one has arrived."""
         with self._change:
             if self._pending is None:
                 self._pending = staged
@@ -250,7 +255,7 @@ class Uploads(NoUploads):
             return self._fenced.done() or not (self._pending or self._busy or self._staging)
 
     def _beat(self) -> None:
-        """Note in the store how far the run is, and find out whether it went on elsewhere."""
+        """Record the run's progress in the store, and check for a takeover."""
         while not self._fenced.done():
             self._note_progress()
             if self._ending.wait(BEAT_S):
@@ -259,13 +264,13 @@ class Uploads(NoUploads):
     def _note_progress(self) -> None:
         try:
             self._uploader.check_fence()
-            with closing(connect(self._journal, read_only=True)) as db:
+            with closing(connect_journal(self._journal, read_only=True)) as db:
                 (acknowledged,) = db.execute(ACKNOWLEDGED).fetchone()
                 (step,) = db.execute("SELECT coalesce(max(step), 0) FROM plans").fetchone()
             now = Progress(self._who.run_epoch, acknowledged, step)
             self._place.store.write(now.name, now.encode())
         except FencedError as error:
             self._fence(error)
-        except (RemoteError, sqlite3.Error) as error:
+        except (RemoteStoreError, sqlite3.Error) as error:
             if not self._ending.is_set():
                 _log.warning("cannot note the run's progress in the store", why=str(error))

@@ -1,4 +1,4 @@
-"""Whose a run is: each start of a learner claims its epoch in the store before it does anything."""
+"""Ownership of a run: each start of a learner first claims its epoch in the store."""
 
 import asyncio
 import shlex
@@ -7,11 +7,11 @@ from typing import Any, TypeVar
 
 from services.common.errors import ConfigError
 from services.learner.checkpoints import remote_staging
-from services.learner.checkpoints.remote import Elsewhere, NoUploads, Uploads
+from services.learner.checkpoints.remote import BackgroundUploader, NullUploader, RemoteTarget
 from services.learner.checkpoints.remote_layout import Marker
-from services.learner.checkpoints.remote_upload import Identity, persist, read_markers, sleep
+from services.learner.checkpoints.remote_upload import Identity, read_markers, retry_request, sleep
 from services.learner.journal.store import Journal
-from services.learner.ports import RemoteRefusedError, RemoteStore
+from services.learner.ports import RemoteStore, RemoteStoreRefusedError
 
 T = TypeVar("T")
 
@@ -21,19 +21,18 @@ KNOWN_MARKERS = "remote_markers"
 RESTORED = "restored"
 
 
-async def check(place: Elsewhere | None, journal: Journal, run_id: str) -> None:
-    """Raises ConfigError when the store knows of a start of this run that the journal does not.
+async def check_claims(place: RemoteTarget | None, journal: Journal, run_id: str) -> None:
+    """Raise ConfigError when the store knows of a start of this run that the journal does not.
 
-    So for an old disk that comes back, and for a new run under an old run's id; and when the store
-    refuses. Raises another RemoteError when it cannot be asked now.
-    """
+    That is so for an old disk that comes back, and for a new run under an old run's id. A store
+    that refuses also raises ConfigError; one that is unreachable raises another RemoteError."""
     if place is None:
         return
     store = place.store
-    known = (await journal.meta()).get(KNOWN_MARKERS, [])
+    known = (await journal.read_meta()).get(KNOWN_MARKERS, [])
     try:
         markers = await asyncio.to_thread(_ask, lambda: read_markers(store))
-    except RemoteRefusedError as error:
+    except RemoteStoreRefusedError as error:
         raise ConfigError(f"learner.checkpoint.remote: {error}") from error
     foreign = max((m.run_epoch for m in markers if m.name not in known), default=None)
     if foreign is not None:
@@ -45,24 +44,26 @@ async def check(place: Elsewhere | None, journal: Journal, run_id: str) -> None:
         )
 
 
-async def begin(place: Elsewhere | None, journal: Journal, who: Identity) -> NoUploads:
-    """Claim the epoch in the store, and be ready for uploads. Raises ConfigError when another
-    learner claims it at the same moment, RemoteError when the store cannot be asked."""
-    meta = await journal.meta()
+async def claim_epoch(place: RemoteTarget | None, journal: Journal, who: Identity) -> NullUploader:
+    """Claim the epoch in the store, and return the uploader.
+
+    Raises ConfigError when another learner claims it at the same moment, RemoteError when the
+    store is unreachable."""
+    meta = await journal.read_meta()
     _tell_of_losses(meta.get(RESTORED), journal, who.run_epoch)
     if place is None:
-        return NoUploads()
-    forks = await journal.forks()
+        return NullUploader()
+    forks = await journal.load_forks()
     marker = Marker(who.run_epoch, who.incarnation, forks[who.run_epoch])
     # First the journal: a claim that it does not know would be somebody else's for ever.
     await journal.set_meta({KNOWN_MARKERS: [*meta.get(KNOWN_MARKERS, []), marker.name]})
     await asyncio.to_thread(_claim, place.store, marker)
     await asyncio.to_thread(remote_staging.clear, place.run_dir)
-    return Uploads(place, journal.path, who)
+    return BackgroundUploader(place, journal.path, who)
 
 
 def _tell_of_losses(restored: dict[str, Any] | None, journal: Journal, run_epoch: int) -> None:
-    """Once, at the first start after a restoration."""
+    """Report losses once, at the first start after a restoration."""
     if restored is None or restored["newest_epoch"] + 1 != run_epoch:
         return
     if restored["lost"] or restored["lost_steps"]:
@@ -70,7 +71,7 @@ def _tell_of_losses(restored: dict[str, Any] | None, journal: Journal, run_epoch
             f"lost with the disk: at least {restored['lost']} acknowledged tries and"
             f" {restored['lost_steps']} steps that were newer than what was restored"
         )
-        journal.incidents.report("lost_with_disk", text, restored["url"])
+        journal.incidents.report_incident("lost_with_disk", text, restored["url"])
 
 
 def _claim(store: RemoteStore, marker: Marker) -> None:
@@ -85,5 +86,5 @@ def _claim(store: RemoteStore, marker: Marker) -> None:
 
 
 def _ask(ask: Callable[[], T]) -> T:
-    """At the start, when nobody waits for anything else."""
-    return persist(ask, sleep, attempts=4)
+    """Call the store with few retries: during startup nothing else is waiting."""
+    return retry_request(ask, sleep, attempts=4)

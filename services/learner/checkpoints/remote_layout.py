@@ -1,13 +1,12 @@
-"""What the store of a run holds, and which of it counts; pure.
+"""Layout of a run's files in the store, and the rules for which of them count; pure.
 
-    epochs/e000003-INCARNATION.json    that a learner began epoch 3, and at which step
+    epochs/e000003-INCARNATION.json    a learner began epoch 3, and at which step
     checkpoints/e000003-s000020/...    files of the checkpoint that epoch 3 made at step 20
     manifests/e000003-s000020.json     written when all of them are there, and only then
-    progress/e000003.json              how far epoch 3 has come, for counting what a disk took along
+    progress/e000003.json              progress of epoch 3, for counting what a lost disk held
 
-A checkpoint exists when its manifest does. Epochs fence each other: what an epoch made after the
-step at which a later one began is not of the run any more, whenever it was written.
-"""
+A checkpoint exists when its manifest does. Epochs fence each other: what an epoch made after
+the step at which a later one began is no longer part of the run, whenever it was written."""
 
 import json
 import re
@@ -16,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
-from services.learner.checkpoints.manifest import inside
+from services.learner.checkpoints.manifest import check_relative_name
 
 FORMAT = 1
 MANIFESTS, CHECKPOINTS, EPOCHS, PROGRESS = "manifests", "checkpoints", "epochs", "progress"
@@ -29,12 +28,12 @@ _MARKER = re.compile(r"e(\d{6,})-([0-9A-Za-z-]+)")
 
 
 class LayoutError(ValueError):
-    """A file in the store is not what its name says; the message says why."""
+    """A file in the store does not match its name; the message gives the reason."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Stamp:
-    """What a remote checkpoint is named by. Readers take the highest that counts."""
+    """Name of a remote checkpoint. Readers take the highest that counts."""
 
     run_epoch: int
     step: int
@@ -51,8 +50,8 @@ class Stamp:
         return f"{CHECKPOINTS}/{self}"
 
     @classmethod
-    def of(cls, text: str) -> "Stamp | None":
-        """From its text; None when it is something else."""
+    def from_text(cls, text: str) -> "Stamp | None":
+        """Parse the text of a stamp; return None for anything else."""
         found = _STAMP.fullmatch(text)
         return cls(int(found[1]), int(found[2])) if found else None
 
@@ -66,7 +65,7 @@ class RemoteFile:
 
 
 @dataclass(frozen=True, slots=True)
-class Manifest:
+class RemoteManifest:
     """All files of one checkpoint, by their names below its folder."""
 
     stamp: Stamp
@@ -82,7 +81,7 @@ class Manifest:
 
 @dataclass(frozen=True, slots=True)
 class Marker:
-    """That a learner began an epoch, replayed up to `forked_step`."""
+    """Record that a learner began an epoch, replayed up to `forked_step`."""
 
     run_epoch: int
     incarnation: str
@@ -98,7 +97,7 @@ class Marker:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far an epoch has come: tries that its journal acknowledged, and steps planned."""
+    """Progress of an epoch: tries that its journal acknowledged, and steps planned."""
 
     run_epoch: int
     acknowledged: int
@@ -112,15 +111,16 @@ class Progress:
         return _json(asdict(self))
 
 
-def decode_manifest(data: bytes, stamp: Stamp) -> Manifest:
-    """Raises LayoutError when it is torn, foreign, or names files outside of its folder."""
+def decode_manifest(data: bytes, stamp: Stamp) -> RemoteManifest:
+    """Decode a manifest. Raises LayoutError when it is torn, foreign, or names files outside its
+    folder."""
     try:
         fields: Any = json.loads(data)
         made_as = fields["format"]
         own = Stamp(int(fields["stamp"]["run_epoch"]), int(fields["stamp"]["step"]))
         facts = (str(fields["run_id"]), str(fields["schema_version"]), int(fields["acknowledged"]))
         files = {
-            inside(str(name)): RemoteFile(str(file["sha256"]), int(file["size_bytes"]))
+            check_relative_name(str(name)): RemoteFile(str(file["sha256"]), int(file["size_bytes"]))
             for name, file in fields["files"].items()
         }
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -129,11 +129,11 @@ def decode_manifest(data: bytes, stamp: Stamp) -> Manifest:
         raise LayoutError(f"format {made_as!r}, this learner reads {FORMAT}")
     if own != stamp:
         raise LayoutError(f"it is the manifest of {own}")
-    return Manifest(stamp, *facts, files)
+    return RemoteManifest(stamp, *facts, files)
 
 
 def decode_marker(data: bytes, name: str) -> Marker:
-    """What a file under `epochs/` says; its name alone where the writer was cut off."""
+    """Decode a file under `epochs/`; use only its name if its writer was cut off."""
     run_epoch, incarnation = marker_of(name) or (0, "")
     try:
         return Marker(run_epoch, incarnation, int(json.loads(data)["forked_step"]))
@@ -143,7 +143,7 @@ def decode_marker(data: bytes, name: str) -> Marker:
 
 
 def decode_progress(data: bytes) -> Progress | None:
-    """None when it was cut off."""
+    """Decode a progress file; return None when it was cut off."""
     try:
         fields: Any = json.loads(data)
         return Progress(*(int(fields[n]) for n in ("run_epoch", "acknowledged", "step")))
@@ -152,19 +152,20 @@ def decode_progress(data: bytes) -> Progress | None:
 
 
 def marker_of(name: str) -> tuple[int, str] | None:
-    """Run epoch and incarnation of a marker, from its name."""
+    """Return run epoch and incarnation of a marker, from its name."""
     found = _MARKER.fullmatch(PurePosixPath(name).stem)
     return (int(found[1]), found[2]) if found else None
 
 
 def stamps(names: Iterable[str]) -> list[Stamp]:
-    """Of the manifests, oldest first."""
-    found = (Stamp.of(PurePosixPath(n).stem) for n in names if n.endswith(".json"))
+    """Return the stamps of the manifests, oldest first."""
+    found = (Stamp.from_text(PurePosixPath(n).stem) for n in names if n.endswith(".json"))
     return sorted(stamp for stamp in found if stamp is not None)
 
 
 def surviving(found: Iterable[Stamp], markers: Collection[Marker]) -> list[Stamp]:
-    """Those that are of the run, oldest first: no later epoch began before their step."""
+    """Return the stamps that belong to the run, oldest first: no later epoch began before their
+    step."""
     return sorted(
         stamp
         for stamp in found

@@ -1,4 +1,4 @@
-"""What a restored run's files need before a learner of this machine can go on with them."""
+"""Repairs to a restored run's files, before a learner on this machine can resume it."""
 
 import json
 import os
@@ -9,18 +9,19 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from services.learner.checkpoints.durable_files import write_durably
-from services.learner.checkpoints.manifest import inside
+from services.learner.checkpoints.manifest import check_relative_name
 from services.learner.checkpoints.remote_claim import KNOWN_MARKERS, RESTORED
-from services.learner.journal.progress_mark import FILE_NAME as MARK
-from services.learner.journal.progress_mark import Mark
+from services.learner.journal.progress_mark import MARK_FILE as MARK
+from services.learner.journal.progress_mark import ProgressMark
 from services.learner.journal.schema import LOST_WITH_DISK
-from services.learner.journal.store import write_anew
-from services.learner.tracking.metric_lines import points
+from services.learner.journal.store import write_and_reseal
+from services.learner.tracking.metric_lines import parse_points
 
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """Where a run goes on; `lost` acknowledged tries and `lost_steps` are gone, at the least."""
+    """The point from which a run resumes; at least `lost` acknowledged tries and `lost_steps` are
+    gone."""
 
     url: str
     run_id: str
@@ -34,16 +35,16 @@ class Restored:
 
 
 def mend_journal(path: Path, restored: Restored, markers: Sequence[str]) -> str | None:
-    """Make a journal that of this machine: one checkpoint, no epoch twice, losses counted.
+    """Adapt a journal to this machine: one checkpoint, no epoch used twice, losses counted.
 
-    Returns the name of the checkpoint's folder, None when the journal does not know its step.
-    """
-    mark = Mark(path.with_name(MARK))
-    return write_anew(path, mark, lambda db: _mend(db, restored, markers))
+    Returns the name of the checkpoint's folder, None when the journal does not know its step."""
+    mark = ProgressMark(path.with_name(MARK))
+    return write_and_reseal(path, mark, lambda db: _mend(db, restored, markers))
 
 
 def note_loss(db: sqlite3.Connection, restored: Restored) -> None:
-    """Count what is gone, and have the next start above every epoch that ever began tell of it."""
+    """Count what is lost, and have the next start report it, in an epoch above every earlier
+    one."""
     db.execute(
         "INSERT OR IGNORE INTO epochs SELECT ?, coalesce(max(step), 0), ? FROM"
         " (SELECT step FROM plans UNION SELECT step FROM checkpoints)",
@@ -64,7 +65,7 @@ def _mend(db: sqlite3.Connection, restored: Restored, markers: Sequence[str]) ->
     found = db.execute(query, (restored.step,)).fetchone()
     if found is None:
         return None
-    name = inside(Path(found[0]).name)
+    name = check_relative_name(Path(found[0]).name)
     directory = Path(restored.run_dir).resolve() / "checkpoints" / name
     db.execute("DELETE FROM checkpoints WHERE step != ?", (restored.step,))
     db.execute("UPDATE checkpoints SET directory = ?", (str(directory),))
@@ -74,12 +75,12 @@ def _mend(db: sqlite3.Connection, restored: Restored, markers: Sequence[str]) ->
 
 
 def cut_metrics(path: Path, step: int) -> None:
-    """Drop lines of later steps, which are made and logged anew, and what is no line."""
+    """Drop malformed lines and those of later steps, which will be logged again."""
     if not path.exists():
         return
     lines = path.read_bytes().splitlines(keepends=True)
     whole = (line for line in lines if line.endswith(b"\n"))
-    kept = [line for line in whole if any(p["step"] <= step for p in points([line]))]
+    kept = [line for line in whole if any(p["step"] <= step for p in parse_points([line]))]
     partial = path.with_name(f"{path.name}.partial")
     write_durably(partial, b"".join(kept))
     os.replace(partial, path)

@@ -1,7 +1,6 @@
-"""Brings a run from the store to a folder on this machine, whole or not at all. Blocks.
+"""Restoration of a run from the store to a folder on this machine, all or nothing. Blocks.
 
-What the disk of the run held beyond its newest remote checkpoint is lost; it is counted.
-"""
+What the run's disk held beyond its newest remote checkpoint is lost; it is counted."""
 
 import fcntl
 import json
@@ -26,9 +25,9 @@ from services.learner.checkpoints.remote_layout import (
     RANK_FOLDER,
     SPEC,
     LayoutError,
-    Manifest,
     Marker,
     RemoteFile,
+    RemoteManifest,
     Stamp,
     decode_manifest,
     decode_progress,
@@ -36,10 +35,10 @@ from services.learner.checkpoints.remote_layout import (
     surviving,
 )
 from services.learner.checkpoints.remote_repair import Restored, cut_metrics, mend_journal
-from services.learner.checkpoints.remote_upload import persist, read_markers, sleep
+from services.learner.checkpoints.remote_upload import read_markers, retry_request, sleep
 from services.learner.checkpoints.tensor_files import TensorFileError, check_dtype, read_header
 from services.learner.journal.schema import SCHEMA_VERSION
-from services.learner.ports import RemoteRefusedError, RemoteStore
+from services.learner.ports import RemoteStore, RemoteStoreRefusedError
 
 T = TypeVar("T")
 
@@ -48,7 +47,8 @@ _log = get_logger(__name__)
 
 
 class RestoreError(Exception):
-    """The run cannot be resumed from there; the message says why, and nothing was changed here."""
+    """The run cannot be resumed from there; the message gives the reason, and nothing was changed
+    here."""
 
 
 class NothingThereError(RestoreError):
@@ -56,7 +56,7 @@ class NothingThereError(RestoreError):
 
 
 class _DamagedError(Exception):
-    """This checkpoint is not what its manifest says; another may be."""
+    """This checkpoint differs from its manifest; an older one may be intact."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +69,10 @@ class _Found:
 
 
 def restore(store: RemoteStore, runs: Path, *, name: str) -> Restored:
-    """Have the newest whole checkpoint of a run of spec `name` under `runs`.
+    """Restore the newest intact checkpoint of a run of spec `name` under `runs`.
 
-    A damaged one is told of, and the one before it taken. Raises RestoreError; RemoteError where
-    the store was out of reach.
-    """
+    A damaged one is logged, and the previous one taken. Raises RestoreError; RemoteError when
+    the store was unreachable."""
     found = _look(store)
     problems: list[str] = []
     for stamp in reversed(found.stamps):
@@ -89,14 +88,14 @@ def restore(store: RemoteStore, runs: Path, *, name: str) -> Restored:
 
 
 def _look(store: RemoteStore) -> _Found:
-    """What there is. Raises RestoreError when no manifest is."""
-    found = stamps(_ask(store, lambda: store.names(MANIFESTS)))
+    """Read what the store holds. Raises RestoreError when there is no manifest."""
+    found = stamps(_ask(store, lambda: store.list_files(MANIFESTS)))
     markers = _ask(store, lambda: read_markers(store))
     if not found:
         raise _nothing(store, bool(markers))
     noted = [
         decode_progress(_ask(store, lambda n=name: store.read(n)) or b"")
-        for name in _ask(store, lambda: store.names(PROGRESS))
+        for name in _ask(store, lambda: store.list_files(PROGRESS))
     ]
     known = [progress for progress in noted if progress is not None]
     return _Found(
@@ -112,7 +111,7 @@ def _nothing(store: RemoteStore, begun: bool) -> RestoreError:
         return RestoreError(
             f"{store.url}: the run ended before its first checkpoint was uploaded: start it anew"
         )
-    below = _ask(store, lambda: store.names(""))
+    below = _ask(store, lambda: store.list_files(""))
     runs = sorted({n.split("/")[0] for n in below if f"/{MANIFESTS}/" in n})
     if runs:
         more = f" (there are {', '.join(runs)})" if len(runs) > 1 else ""
@@ -122,7 +121,7 @@ def _nothing(store: RemoteStore, begun: bool) -> RestoreError:
     return NothingThereError(f"{store.url}: no run has a checkpoint there (no {MANIFESTS}/*.json)")
 
 
-def _manifest(store: RemoteStore, stamp: Stamp) -> Manifest:
+def _manifest(store: RemoteStore, stamp: Stamp) -> RemoteManifest:
     data = _ask(store, lambda: store.read(stamp.manifest))
     if data is None:
         raise _DamagedError("its manifest is gone")
@@ -133,7 +132,7 @@ def _manifest(store: RemoteStore, stamp: Stamp) -> Manifest:
 
 
 def _restore(
-    store: RemoteStore, manifest: Manifest, found: _Found, runs: Path, name: str
+    store: RemoteStore, manifest: RemoteManifest, found: _Found, runs: Path, name: str
 ) -> Restored:
     run_id = manifest.run_id
     if not _RUN_ID.fullmatch(run_id):
@@ -180,7 +179,7 @@ def _download(store: RemoteStore, source: str, target: Path, file: RemoteFile) -
 
 
 def _check_tensors(folder: Path) -> None:
-    """Before anything maps them; the master weights of a checkpoint are float32."""
+    """Check the tensor files before they are mapped; a checkpoint's master weights are float32."""
     try:
         for path in sorted(folder.rglob("*.safetensors")):
             read_header(path)
@@ -199,8 +198,10 @@ def _check_spec(path: Path, url: str, name: str) -> None:
         raise RestoreError(f"{url} is a run of spec {found!r}, not of {name!r}")
 
 
-def _mend(folder: Path, url: str, manifest: Manifest, found: _Found, run_dir: Path) -> Restored:
-    """Files as a learner of this machine expects them."""
+def _mend(
+    folder: Path, url: str, manifest: RemoteManifest, found: _Found, run_dir: Path
+) -> Restored:
+    """Convert the files to what a learner on this machine expects."""
     stamp = manifest.stamp
     restored = Restored(
         url=url,
@@ -227,7 +228,7 @@ def _mend(folder: Path, url: str, manifest: Manifest, found: _Found, run_dir: Pa
 
 @contextmanager
 def _own_folder(folder: Path) -> Generator[Path]:
-    """An empty folder that nobody else fills at the same time; gone afterwards unless renamed."""
+    """Create an empty folder, locked against other processes; removed afterwards unless renamed."""
     folder.mkdir(parents=True, exist_ok=True)
     handle = os.open(folder, os.O_RDONLY)
     try:
@@ -252,14 +253,15 @@ def _empty(folder: Path) -> None:
 
 
 def _settle(folder: Path) -> None:
-    """All of it on the disk, before it has its name."""
+    """Fsync everything, before the folder gets its final name."""
     for path in [*folder.rglob("*"), folder]:
         sync_path(path)
 
 
 def _ask(store: RemoteStore, ask: Callable[[], T]) -> T:
-    """Raises RestoreError where the store refuses, RemoteError where it was out of reach."""
+    """Call the store with retries. Raises RestoreError when it refuses, RemoteError when it was
+    unreachable."""
     try:
-        return persist(ask, sleep, attempts=4)
-    except RemoteRefusedError as error:
+        return retry_request(ask, sleep, attempts=4)
+    except RemoteStoreRefusedError as error:
         raise RestoreError(f"cannot resume from {store.url}: {error}") from error

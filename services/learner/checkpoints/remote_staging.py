@@ -1,7 +1,6 @@
-"""Sets a checkpoint aside for its upload: links to its files, and the journal as it was then.
+"""Staging of a checkpoint for its upload: links to its files, and a copy of the journal.
 
-Local checkpoints may be removed, and the journal written, while an upload takes its time.
-"""
+Local checkpoints may be removed, and the journal written, while an upload is in progress."""
 
 import os
 import shutil
@@ -12,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from services.learner.checkpoints.remote_layout import JOURNAL, RANK_FOLDER, SPEC, Stamp
-from services.learner.journal.connection import connect
+from services.learner.journal.connection import connect_journal
 from services.learner.journal.schema import LOST_WITH_DISK, SCHEMA_VERSION, CheckpointRow
 
 FOLDER = "uploads"
@@ -49,7 +48,7 @@ class Staged:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What is set aside: a committed checkpoint, and the journal and spec of its run."""
+    """Input of staging: a committed checkpoint, and the journal and spec of its run."""
 
     row: CheckpointRow
     run_dir: Path
@@ -58,8 +57,8 @@ class Source:
 
 
 def stage(source: Source, stamp: Stamp, held: Callable[[], None]) -> Staged:
-    """Set a checkpoint aside. `held` is called as soon as nothing that happens to its folder or to
-    the journal can change it any more."""
+    """Stage a checkpoint. `held` is called as soon as nothing that happens to its folder or to the
+    journal can change it any more."""
     folder = source.run_dir / FOLDER / str(stamp)
     shutil.rmtree(folder, ignore_errors=True)
     files = _link(Path(source.row.directory), folder / RANK_FOLDER)
@@ -73,12 +72,11 @@ def stage(source: Source, stamp: Stamp, held: Callable[[], None]) -> Staged:
 
 
 def snapshot(journal: Path, target: Path, step: int, held: Callable[[], None]) -> int:
-    """Copy the journal as it is now, without the arrays that the checkpoint of `step` contains.
+    """Copy the journal's current state, without the arrays that the checkpoint of `step` contains.
 
-    Returns how many tries it had acknowledged. Writers go on meanwhile: the copy is of the
-    transaction that is open when `held` is called.
-    """
-    with closing(connect(journal, read_only=True)) as source, closing(_new(target)) as copy:
+    Returns how many tries it had acknowledged. Writers may continue: the copy is of the
+    transaction that is open when `held` is called."""
+    with closing(connect_journal(journal, read_only=True)) as source, closing(_new(target)) as copy:
         source.execute("BEGIN")
         (acknowledged,) = source.execute(ACKNOWLEDGED).fetchone()
         held()
@@ -91,7 +89,7 @@ def snapshot(journal: Path, target: Path, step: int, held: Callable[[], None]) -
 
 
 def clear(run_dir: Path) -> None:
-    """Remove what an earlier start had set aside; the newest checkpoint is offered anew."""
+    """Remove what an earlier start had staged; the newest checkpoint is offered again."""
     shutil.rmtree(run_dir / FOLDER, ignore_errors=True)
 
 
@@ -100,7 +98,8 @@ def _new(path: Path) -> sqlite3.Connection:
 
 
 def _link(source: Path, target: Path) -> list[str]:
-    """All files of a folder, at any depth, without copying where the file system can link."""
+    """Link or copy all files of a folder, at any depth; links are used where the file system has
+    them."""
     names: list[str] = []
     for path in sorted(source.rglob("*")):
         if path.is_dir():

@@ -1,8 +1,7 @@
-"""One upload of one checkpoint, and what is tidied up after it. Blocks: runs in a thread.
+"""Upload of one checkpoint, and the cleanup after it. Blocks: runs in a thread.
 
-Files first, each checked once it is there, the manifest last. A learner whose run went on elsewhere
-writes no manifest.
-"""
+Files go first, each verified once it is there, and the manifest last. A learner whose run was
+taken over writes no manifest."""
 
 import hashlib
 import random
@@ -21,9 +20,9 @@ from services.learner.checkpoints.remote_layout import (
     MANIFESTS,
     METRICS,
     LayoutError,
-    Manifest,
     Marker,
     RemoteFile,
+    RemoteManifest,
     Stamp,
     decode_manifest,
     decode_marker,
@@ -32,7 +31,7 @@ from services.learner.checkpoints.remote_layout import (
     surviving,
 )
 from services.learner.checkpoints.remote_staging import Staged
-from services.learner.ports import RemoteError, RemoteRefusedError, RemoteStore
+from services.learner.ports import RemoteStore, RemoteStoreError, RemoteStoreRefusedError
 
 T = TypeVar("T")
 
@@ -47,34 +46,36 @@ _log = get_logger(__name__)
 
 
 class FencedError(Exception):
-    """The run went on elsewhere, in a later epoch: nothing of this learner counts any more."""
+    """A later epoch has taken the run over: nothing of this learner counts any more."""
 
 
 class LocalDamageError(Exception):
-    """A file of the checkpoint is not what was committed: it must not replace an older one."""
+    """A file of the checkpoint differs from what was committed: it must not replace an older
+    one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Whose uploads these are."""
+    """Identity of the learner that uploads."""
 
     run_id: str
     run_epoch: int
     incarnation: str
 
 
-def persist(ask: Callable[[], T], wait: Callable[[float], bool], attempts: int = _ATTEMPTS) -> T:
-    """Ask a store again, after growing pauses of random length, until it answers.
+def retry_request(
+    ask: Callable[[], T], wait: Callable[[float], bool], attempts: int = _ATTEMPTS
+) -> T:
+    """Retry a request to a store, with growing pauses of random length, until it succeeds.
 
-    `wait` returns True when there is no time any more. Raises RemoteRefusedError at once, another
-    RemoteError after the last attempt.
-    """
+    `wait` returns True when there is no time left. Raises RemoteRefusedError at once, another
+    RemoteError after the last attempt."""
     for attempt in range(attempts):
         try:
             return ask()
-        except RemoteRefusedError:
+        except RemoteStoreRefusedError:
             raise
-        except RemoteError as error:
+        except RemoteStoreError as error:
             pause = random.uniform(0.5, 1.0) * min(_LONGEST_PAUSE_S, _PAUSE_S * 2**attempt)
             if attempt + 1 == attempts or wait(pause):
                 raise
@@ -83,14 +84,14 @@ def persist(ask: Callable[[], T], wait: Callable[[float], bool], attempts: int =
 
 
 def sleep(seconds: float) -> bool:
-    """For `persist`, where nothing else ends the wait."""
+    """Sleep for `retry_request`, when nothing else ends the wait."""
     time.sleep(seconds)
     return False
 
 
 def read_markers(store: RemoteStore) -> list[Marker]:
-    """Of all epochs of a run."""
-    names = [name for name in store.names(EPOCHS) if marker_of(name)]
+    """Read the markers of all epochs of a run."""
+    names = [name for name in store.list_files(EPOCHS) if marker_of(name)]
     return [decode_marker(store.read(name) or b"", name) for name in names]
 
 
@@ -106,7 +107,7 @@ class Uploader:
         keep: int,
         wait: Callable[[float], bool],
     ) -> None:
-        """`wait` sleeps for seconds, and returns True when the learner ends."""
+        """Take `wait`, which sleeps for seconds and returns True when the learner stops."""
         self._store = store
         self._who = who
         self._run_dir = run_dir
@@ -114,10 +115,9 @@ class Uploader:
         self._wait = wait
 
     def upload(self, staged: Staged) -> int:
-        """Have a checkpoint in the store; returns the bytes sent, 0 when it was there already.
+        """Upload a checkpoint; return the bytes sent, 0 when it was there already.
 
-        Raises FencedError, LocalDamageError, RemoteError.
-        """
+        Raises FencedError, LocalDamageError, RemoteError."""
         self.check_fence()
         if self._is_there(staged):
             return 0
@@ -129,7 +129,7 @@ class Uploader:
         for name, file in files.items():
             self._send(staged, name, file, report)
         self.check_fence()
-        manifest = Manifest(
+        manifest = RemoteManifest(
             staged.stamp, self._who.run_id, staged.schema_version, staged.acknowledged, files
         )
         self._ask(lambda: self._store.write(staged.stamp.manifest, manifest.encode()))
@@ -137,8 +137,10 @@ class Uploader:
         return report.total_bytes
 
     def check_fence(self) -> None:
-        """Raises FencedError when a later epoch has begun."""
-        names = self._ask(lambda: [*self._store.names(EPOCHS), *self._store.names(MANIFESTS)])
+        """Raise FencedError when a later epoch has begun."""
+        names = self._ask(
+            lambda: [*self._store.list_files(EPOCHS), *self._store.list_files(MANIFESTS)]
+        )
         epochs = [found[0] for name in names if (found := marker_of(name))]
         epochs += [stamp.run_epoch for stamp in stamps(names)]
         newest = max(epochs, default=0)
@@ -153,7 +155,8 @@ class Uploader:
         return sorted([*staged.files, *metrics])
 
     def _is_there(self, staged: Staged) -> bool:
-        """Whether an upload of the same files, or of a later step, ended: in an earlier start."""
+        """Return True when an earlier start finished an upload of the same files, or of a later
+        step."""
         for stamp in self._surviving():
             if stamp.step > staged.stamp.step:
                 return True
@@ -184,37 +187,39 @@ class Uploader:
     def _check(self, target: str, file: RemoteFile) -> None:
         size = self._store.size(target)
         if size != file.size_bytes:
-            raise RemoteError(f"{self._store.url}/{target} has {size} bytes, not {file.size_bytes}")
+            raise RemoteStoreError(
+                f"{self._store.url}/{target} has {size} bytes, not {file.size_bytes}"
+            )
         if file.size_bytes <= READ_BACK_BYTES:
             data = self._store.read(target) or b""
             if hashlib.sha256(data).hexdigest() != file.sha256:
-                raise RemoteError(f"{self._store.url}/{target} is not what was sent")
+                raise RemoteStoreError(f"{self._store.url}/{target} is not what was sent")
 
     def _surviving(self) -> list[Stamp]:
         markers = self._ask(lambda: read_markers(self._store))
-        return surviving(stamps(self._ask(lambda: self._store.names(MANIFESTS))), markers)
+        return surviving(stamps(self._ask(lambda: self._store.list_files(MANIFESTS))), markers)
 
     def _tidy(self, newest: Stamp) -> None:
-        """Remove what is beyond `keep`, what is not of the run any more, and what uploads left that
-        never ended. Manifests go first: none ever names a file that is gone."""
+        """Remove checkpoints beyond `keep`, those no longer part of the run, and the remains of
+        unfinished uploads. Manifests go first: none ever names a missing file."""
         kept = self._surviving()[-self._keep :]
         old = [s for s in self._stamps() if s not in kept and s.run_epoch <= newest.run_epoch]
         self._ask(lambda: self._store.remove([stamp.manifest for stamp in old]))
         named = {stamp.folder for stamp in self._stamps()}
-        files = self._ask(lambda: self._store.names(CHECKPOINTS))
+        files = self._ask(lambda: self._store.list_files(CHECKPOINTS))
         left = [name for name in files if _folder(name) not in named and _older(name, newest)]
         self._ask(lambda: self._store.remove(left))
         self._ask(self._store.drop_unfinished)
 
     def _stamps(self) -> list[Stamp]:
-        return stamps(self._ask(lambda: self._store.names(MANIFESTS)))
+        return stamps(self._ask(lambda: self._store.list_files(MANIFESTS)))
 
     def _ask(self, ask: Callable[[], T]) -> T:
-        return persist(ask, self._wait)
+        return retry_request(ask, self._wait)
 
 
 class _Report:
-    """Says in the log how far an upload is, now and then."""
+    """Logs the progress of an upload from time to time."""
 
     def __init__(self, step: int, total_bytes: int) -> None:
         self.total_bytes = total_bytes
@@ -224,11 +229,11 @@ class _Report:
         self._said = time.monotonic()
 
     def begin(self) -> None:
-        """A file is sent, maybe again."""
+        """Start sending a file, possibly again."""
         self._of_file = 0
 
     def sent(self, count: int) -> None:
-        """So many bytes more of the file."""
+        """Count further bytes of the file."""
         self._of_file += count
         if time.monotonic() - self._said >= _REPORT_EVERY_S:
             self._said = time.monotonic()
@@ -236,7 +241,7 @@ class _Report:
             _log.info("uploading", step=self._step, sent_bytes=sent, total_bytes=self.total_bytes)
 
     def end(self, size_bytes: int) -> None:
-        """The file is there."""
+        """Count the file as sent."""
         self._done += size_bytes
         self._of_file = 0
 
@@ -253,11 +258,12 @@ def _digest(staged: Staged, name: str) -> RemoteFile:
 
 
 def _folder(name: str) -> str:
-    """`checkpoints/STAMP` of a file somewhere below it."""
+    """Return `checkpoints/STAMP` for a file somewhere below it."""
     return "/".join(name.split("/")[:2])
 
 
 def _older(name: str, newest: Stamp) -> bool:
-    """Of an epoch up to ours: what a later one has begun is none of our business."""
-    stamp = Stamp.of(name.split("/")[1])
+    """Return True for files of an epoch up to ours: a later epoch's files are not ours to
+    remove."""
+    stamp = Stamp.from_text(name.split("/")[1])
     return stamp is not None and stamp.run_epoch <= newest.run_epoch

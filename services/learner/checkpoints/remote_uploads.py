@@ -1,20 +1,20 @@
-"""Checkpoints in a run's folder whose uploads are begun as they are made."""
+"""Checkpoints in a run's folder that are queued for upload as they are made."""
 
 from pathlib import Path
 
 from services.learner.checkpoints.checkpoint_folders import Checkpoints
-from services.learner.checkpoints.remote import NoUploads
+from services.learner.checkpoints.remote import NullUploader
 from services.learner.journal.schema import CheckpointRow
 from services.learner.journal.store import Journal
 from services.learner.ports import Ranks
 
 
 class UploadedCheckpoints(Checkpoints):
-    """Checkpoints of which each is also uploaded, once it is committed."""
+    """Checkpoints that are each uploaded, once committed."""
 
     def __init__(
         self,
-        uploads: NoUploads,
+        uploads: NullUploader,
         run_dir: Path,
         journal: Journal,
         *,
@@ -25,15 +25,16 @@ class UploadedCheckpoints(Checkpoints):
         super().__init__(run_dir, journal, run_id=run_id, run_epoch=run_epoch, keep=keep)
         self._uploads = uploads
 
-    async def save(self, ranks: Ranks, step: int) -> CheckpointRow:
-        """As in a folder alone; the upload is only begun."""
-        row = await super().save(ranks, step)
+    async def save_step(self, ranks: Ranks, step: int) -> CheckpointRow:
+        """Save to the folder like the base class, and queue the upload."""
+        row = await super().save_step(ranks, step)
         await self._uploads.offer(row)
         return row
 
-    async def newest(self) -> CheckpointRow | None:
-        """As in a folder alone; its upload may have been cut off by the end of the last start."""
-        row = await super().newest()
+    async def find_newest(self) -> CheckpointRow | None:
+        """Find the newest checkpoint like the base class, and queue it: the end of the last start
+        may have cut off its upload."""
+        row = await super().find_newest()
         if row is not None:
             await self._uploads.offer(row)
         return row

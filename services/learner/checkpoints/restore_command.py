@@ -1,7 +1,6 @@
-"""Brings a run from where its checkpoints are uploaded to this machine, to go on with it here.
+"""Restore a run from its uploaded checkpoints to this machine, so that it can be resumed here.
 
-Prints what was restored, as one JSON object. Nothing is changed where that cannot be done.
-"""
+Prints what was restored, as one JSON object. When it cannot be restored, nothing is changed."""
 
 import argparse
 import sys
@@ -10,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from services.common import log
-from services.common.config import load_spec, parse
+from services.common.config import load_spec, parse_config
 from services.common.errors import ConfigError
 from services.common.private_process import keep_private
 from services.common.spec import parse_shared
@@ -19,7 +18,7 @@ from services.learner.checkpoints.adapters.fsspec_store import open_store
 from services.learner.checkpoints.remote_repair import Restored
 from services.learner.checkpoints.remote_restore import NothingThereError, RestoreError, restore
 from services.learner.config.learner import CheckpointConfig
-from services.learner.ports import RemoteError
+from services.learner.ports import RemoteStoreError
 
 OK, UNABLE, RETRYABLE, NOTHING = 0, 2, 3, 4
 
@@ -38,26 +37,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     given, overrides = parser.parse_known_args(argv)
     log.setup("restore", "")
     try:
-        restored = _restore(given.url, given.config, given.runs, overrides)
+        restored = _restore_run(given.url, given.config, given.runs, overrides)
     except NothingThereError as error:
         say(f"error: {error}", file=sys.stderr)
         return NOTHING
     except (ConfigError, RestoreError) as error:
         say(f"error: {error}", file=sys.stderr)
         return UNABLE
-    except RemoteError as error:
+    except RemoteStoreError as error:
         say(f"error: cannot reach {given.url}: {error}", file=sys.stderr)
         return RETRYABLE
     say_json(asdict(restored))
     return OK
 
 
-def _restore(url: str, path: Path, runs: Path, overrides: Sequence[str]) -> Restored:
+def _restore_run(url: str, path: Path, runs: Path, overrides: Sequence[str]) -> Restored:
     spec = load_spec(path, overrides)
     name = parse_shared(spec, where=str(path)).name
     # The rest of the table is for a learner that goes on, and that reads the run's own spec.
     table = dict(spec.get("learner", {})).get("checkpoint", {})
-    config = parse(CheckpointConfig, table, where=str(path), section="learner.checkpoint")
+    config = parse_config(CheckpointConfig, table, where=str(path), section="learner.checkpoint")
     store = open_store(url, config.remote_options)
     return restore(store, runs, name=name)
 

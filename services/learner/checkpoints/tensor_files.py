@@ -1,8 +1,7 @@
-"""Headers of safetensors files, read and checked before a byte of their data is touched.
+"""Headers of safetensors files, read and checked before any of their data is touched.
 
-A file is: the header's length (8 bytes, little-endian), the header (JSON: name to dtype, shape and
-the [begin, end) of its data), the data. The format allows neither gaps nor overlaps.
-"""
+A file is: the header's length (8 bytes, little-endian), the header (JSON: name to dtype, shape
+and the [begin, end) of its data), the data. The format allows neither gaps nor overlaps."""
 
 import json
 import math
@@ -34,7 +33,7 @@ _LENGTH_BYTES = 8
 
 
 class TensorFileError(ValueError):
-    """A file cannot be used; the message names it and what is wrong."""
+    """A file cannot be used; the message names it and the problem."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +47,9 @@ class TensorSpan:
 
 
 def read_header(path: Path) -> dict[str, TensorSpan]:
-    """The tensors of a file, in the order of their data. Raises TensorFileError.
+    """Return the tensors of a file, in the order of their data. Raises TensorFileError.
 
-    Reads no more than the header, and that only when its length can be one.
-    """
+    Only the header is read, and only when its length is plausible."""
     try:
         size = path.stat().st_size
         with path.open("rb") as file:
@@ -69,20 +67,20 @@ def read_header(path: Path) -> dict[str, TensorSpan]:
     if not isinstance(header, dict):
         raise TensorFileError(f"{path}: not safetensors: its header is no JSON object")
     base = _LENGTH_BYTES + length
-    named = [(n, _span(path, n, e, base)) for n, e in header.items() if n != "__metadata__"]
+    named = [(n, _parse_span(path, n, e, base)) for n, e in header.items() if n != "__metadata__"]
     spans = dict(sorted(named, key=lambda item: (item[1].begin, item[1].end)))
     _check_layout(path, spans, base, size)
     return spans
 
 
 def check_dtype(path: Path, dtype: str) -> None:
-    """Raises TensorFileError when a floating-point tensor is not of `dtype` ("F32")."""
+    """Raise TensorFileError when a floating-point tensor is not of `dtype` ("F32")."""
     for name, span in read_header(path).items():
         if "F" in span.dtype and span.dtype != dtype:
             raise TensorFileError(f"{path}: {name} is {span.dtype}, expected {dtype}")
 
 
-def _span(path: Path, name: str, entry: Any, base: int) -> TensorSpan:
+def _parse_span(path: Path, name: str, entry: Any, base: int) -> TensorSpan:
     try:
         dtype, (begin, end) = entry["dtype"], entry["data_offsets"]
         shape = tuple(entry["shape"])

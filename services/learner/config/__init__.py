@@ -1,1 +1,1 @@
-"""The learner's tables of a run spec."""
+"""The learner's tables of a run spec. Start reading at `learner.py`."""

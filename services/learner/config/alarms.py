@@ -1,16 +1,16 @@
-"""When to raise an alarm, and whom to tell: `[learner.alarms]`. See docs/metrics.md."""
+"""Alarm thresholds and the webhook: `[learner.alarms]`. See docs/metrics.md."""
 
 import re
 
 from pydantic import Field, field_validator
 
-from services.common.config import Model
+from services.common.config import ConfigModel
 from services.common.number_ranges import Count, Share, Steps
 
 _WEBHOOK = re.compile(r"\$[A-Za-z_][A-Za-z0-9_]*|https?://\S+")
 
 
-class AlarmsConfig(Model):
+class AlarmsConfig(ConfigModel):
     """Thresholds. A ratio is judged over `window` steps, or more until it has `count` things."""
 
     # A URL that takes {"text": ...}, as Slack's do, or $NAME of an environment variable with one.

@@ -1,14 +1,13 @@
-"""How rewards become a loss: `[learner.algorithm]` and the tables below it.
+"""Settings of the RL algorithm: `[learner.algorithm]` and the tables below it.
 
-Nothing here imports torch: the service reads it too. Papers and equations stand with the code, in
-`services/learner/algo`.
-"""
+Nothing here imports torch: the service reads it too. Papers and equations are with the code, in
+`services/learner/algo`."""
 
 from typing import Literal, Self
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from services.common.config import Model, did_you_mean
+from services.common.config import ConfigModel, did_you_mean
 from services.common.number_ranges import MOST_STEPS, MOST_TOKENS, Count, Tokens
 from services.learner.types import StopReason
 
@@ -19,7 +18,7 @@ ADVANTAGE_NAMES = ("grpo", "dr_grpo", "rloo", "max_rl", "reinforce_pp", "gae")
 LOSS_NAMES = ("ppo_clip", "dual_clip", "gspo", "cispo", "sapo", "importance_sampling")
 
 
-class KlConfig(Model):
+class KlConfig(ConfigModel):
     """A penalty on leaving the reference policy, the one that the run began with."""
 
     # 0 switches it off, and no reference policy is loaded.
@@ -30,11 +29,11 @@ class KlConfig(Model):
     place: Literal["loss", "reward"] = "loss"
 
 
-class CorrectionConfig(Model):
-    """What is done about tokens that the trainer would not have sampled as often as the engine.
+class CorrectionConfig(ConfigModel):
+    """Corrections for tokens whose probability differs between trainer and engine.
 
-    Ratios are trainer / sampler, the trainer's logprobs taken as a step begins. Absent: not done.
-    """
+    Ratios are trainer / sampler, with the trainer's logprobs at the start of a step. Absent:
+    not done."""
 
     # Truncated importance sampling: the loss of a token is weighted by its ratio, at most this.
     token_tis: float | None = Field(default=None, gt=0, le=1e6)
@@ -63,8 +62,8 @@ class CorrectionConfig(Model):
         return self
 
 
-class OverlongConfig(Model):
-    """What is done about attempts that did not come to an end of their own."""
+class OverlongConfig(ConfigModel):
+    """Treatment of attempts that did not end by themselves."""
 
     # Attempts that ended so carry no gradient; their rewards still count in their group.
     mask_stop_reasons: tuple[StopReason, ...] = ()
@@ -83,7 +82,7 @@ class OverlongConfig(Model):
         return self
 
 
-class CriticConfig(Model):
+class CriticConfig(ConfigModel):
     """The value model of `advantage = "gae"`, trained beside the policy."""
 
     # The same at every step: the schedule of `[learner.optimizer]` is the policy's alone.
@@ -97,8 +96,8 @@ class CriticConfig(Model):
     warmup_steps: int = Field(default=0, ge=0, le=MOST_STEPS)
 
 
-class AlgorithmConfig(Model):
-    """How rewards become a loss."""
+class AlgorithmConfig(ConfigModel):
+    """Advantage, loss and their settings."""
 
     # Modules imported by the ranks, for estimators and losses of your own.
     plugins: tuple[str, ...] = ()
@@ -135,7 +134,8 @@ class AlgorithmConfig(Model):
     @field_validator("advantage", "loss")
     @classmethod
     def _name_is_known(cls, name: str, info: ValidationInfo) -> str:
-        """With plugins any name may be known: the ranks look it up as they start."""
+        """Check the name. With plugins any name may be known: the ranks look it up as they
+        start."""
         known = ADVANTAGE_NAMES if info.field_name == "advantage" else LOSS_NAMES
         if name not in known and not info.data.get("plugins"):
             raise ValueError(

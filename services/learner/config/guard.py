@@ -4,12 +4,12 @@ from typing import Literal
 
 from pydantic import Field
 
-from services.common.config import Model
+from services.common.config import ConfigModel
 from services.common.number_ranges import MOST_STEPS, MOST_TOKENS, Steps, Tokens
 
 
-class GuardConfig(Model):
-    """How engine and trainer are held together."""
+class GuardConfig(ConfigModel):
+    """Limits on the mismatch between engine and trainer, and the measures against it."""
 
     # `warn` reports what `enforce` would act on; `off` compares nothing but canaries.
     mode: Literal["enforce", "warn", "off"] = "enforce"

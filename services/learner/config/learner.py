@@ -5,7 +5,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from services.common.config import Model
+from services.common.config import ConfigModel
 from services.common.number_ranges import MOST_STEPS, Count, Seconds, Steps
 from services.learner.config.alarms import AlarmsConfig
 from services.learner.config.algorithm import AlgorithmConfig
@@ -22,7 +22,7 @@ _REMOTE_URL = re.compile(r"[a-z][a-z0-9+.-]*://[^@\s]*")
 _SECRET_OPTION = re.compile(r"key|secret|token|password|credential|username", re.IGNORECASE)
 
 
-class OptimizerConfig(Model):
+class OptimizerConfig(ConfigModel):
     """AdamW and its schedule."""
 
     lr: float = Field(default=1e-6, gt=0, le=1)
@@ -37,8 +37,8 @@ class OptimizerConfig(Model):
     schedule: Literal["constant", "linear", "cosine"] = "constant"
 
 
-class CheckpointConfig(Model):
-    """When parameters and optimizer are written to the run's folder."""
+class CheckpointConfig(ConfigModel):
+    """Schedule and storage of checkpoints of parameters and optimizer."""
 
     # Steps between checkpoints; the last step always makes one.
     every: Steps = 20
@@ -71,7 +71,7 @@ class CheckpointConfig(Model):
         return self
 
 
-class EvalSetConfig(Model):
+class EvalSetConfig(ConfigModel):
     """One fixed set of tasks and one way to sample them."""
 
     # `heldout` is reported as `eval/...`, any other name as `eval_{name}/...`.
@@ -87,7 +87,7 @@ class EvalSetConfig(Model):
     when: tuple[EvalMoment, ...] = ("before", "during", "after")
 
 
-class EvalConfig(Model):
+class EvalConfig(ConfigModel):
     """Evaluation on tasks that are never trained on."""
 
     sets: tuple[EvalSetConfig, ...] = ()
@@ -106,8 +106,8 @@ class EvalConfig(Model):
         return self
 
 
-class WeightsConfig(Model):
-    """How published weights reach engines."""
+class WeightsConfig(ConfigModel):
+    """Distribution of published weights to engines."""
 
     # What lies between learner and engines. `private`: whatever both sides can do. `public`: a
     # network with strangers in it; WeightService alone, under TLS, for shared memory, NCCL and gloo
@@ -119,8 +119,8 @@ class WeightsConfig(Model):
     advertise: str | None = None
 
 
-class IntakeConfig(Model):
-    """Trajectories on their way in."""
+class IntakeConfig(ConfigModel):
+    """Limits on trajectories in transit to the learner."""
 
     # Bytes of one worker's trajectories that may be under way; its further ones wait, unread.
     worker_bytes: int = Field(default=8 * 2**20, ge=2**20, le=2**40)
@@ -130,7 +130,7 @@ class IntakeConfig(Model):
     stall_s: Seconds = 30.0
 
 
-class LearnerConfig(Model):
+class LearnerConfig(ConfigModel):
     """Everything under `[learner]`."""
 
     # `eval` evaluates the run's newest policy on all sets and ends, without training.

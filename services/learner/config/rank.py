@@ -4,12 +4,12 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from services.common.config import Model
+from services.common.config import ConfigModel
 from services.common.number_ranges import MOST_TOKENS, Seconds, Tokens
 
 
-class RankConfig(Model):
-    """How the training ranks use their machines."""
+class RankConfig(ConfigModel):
+    """Use of machines by the training ranks."""
 
     device: Literal["cpu", "cuda"] = "cpu"
     # Ranks on each machine, each with a whole copy of the model and a share of every batch; on

@@ -1,10 +1,10 @@
-"""Which tasks are used, `[learner.select]`, and which comes when, `[learner.sampling]`."""
+"""Selection of tasks, `[learner.select]`, and their order, `[learner.sampling]`."""
 
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from services.common.config import Model
+from services.common.config import ConfigModel
 from services.common.number_ranges import Count, Share, Steps
 
 Weight = Annotated[float, Field(ge=0, le=1e6)]
@@ -12,36 +12,36 @@ Level = Annotated[int, Field(ge=0, le=1_000_000)]
 Tasks = Annotated[int, Field(ge=1, le=1_000_000_000)]
 
 
-def _listed(value: Any) -> Any:
-    """Command lines and forms have several values with commas between them."""
+def _split_list(value: Any) -> Any:
+    """Split a comma-separated list, as command lines and forms provide it."""
     if isinstance(value, str):
         return tuple(part.strip() for part in value.split(",") if part.strip())
     return tuple(value) if isinstance(value, list) else value
 
 
-def _levels(value: Any) -> Any:
-    value = (value,) if isinstance(value, int) else _listed(value)
+def _parse_levels(value: Any) -> Any:
+    value = (value,) if isinstance(value, int) else _split_list(value)
     if not isinstance(value, tuple):
         return value
     return tuple(int(part) if str(part).isdecimal() else part for part in value)
 
 
-class SelectConfig(Model):
-    """Which tasks of a task file are used; what is not set leaves them all."""
+class SelectConfig(ConfigModel):
+    """Filters on the tasks of a task file; a key that is not set filters nothing."""
 
     modality: Literal["tool_use", "computer_use", "browser_use", "joint", "single_turn"] | None = (
         None
     )
-    env_keys: Annotated[tuple[str, ...], BeforeValidator(_listed)] = ()
+    env_keys: Annotated[tuple[str, ...], BeforeValidator(_split_list)] = ()
     # Tasks without a difficulty are left out where this is set.
-    difficulty: Annotated[tuple[Level, ...], BeforeValidator(_levels)] = ()
+    difficulty: Annotated[tuple[Level, ...], BeforeValidator(_parse_levels)] = ()
     data_version: str | None = Field(default=None, min_length=1)
     # Of what the others leave for training, so many; evaluation sets have their own `count`.
     max_tasks: Tasks | None = None
 
 
-class DifficultyConfig(Model):
-    """Leaves out for a while what every attempt solves, and what none does."""
+class DifficultyConfig(ConfigModel):
+    """Temporary exclusion of tasks that every attempt solves, or none does."""
 
     enabled: bool = False
     # Groups of a task before it may be parked.
@@ -63,7 +63,7 @@ class DifficultyConfig(Model):
         return self
 
 
-class SamplingConfig(Model):
+class SamplingConfig(ConfigModel):
     """The order of tasks."""
 
     # How many groups each environment gets: the same number, a number that is proportional to

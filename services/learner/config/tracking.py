@@ -1,16 +1,16 @@
-"""Where metrics go: `[learner.tracking]`."""
+"""Destinations of metrics: `[learner.tracking]`."""
 
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from services.common.config import Model
+from services.common.config import ConfigModel
 
 Backend = Literal["jsonl", "console", "wandb", "tensorboard"]
 
 
-class TrackingConfig(Model):
-    """The trackers of a run, and what wandb is told about it."""
+class TrackingConfig(ConfigModel):
+    """The trackers of a run, and the settings of wandb."""
 
     # `jsonl` writes metrics.jsonl, which `flotilla train` draws its curve from.
     backends: tuple[Backend, ...] = ("jsonl", "console")

@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 
 from services.learner.groups.types import GroupSpec
-from services.learner.sampling.difficulty import Outcome
+from services.learner.sampling.difficulty import GroupOutcome
 from services.learner.trajectory import Trajectory, policy_mask
 from services.learner.types import (
     AttemptKey,
@@ -26,7 +26,7 @@ ConstantGroups = Literal["mask", "drop", "replace"]
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class AttemptRecord:
     """A received try without its arrays."""
 
     trajectory: Trajectory
@@ -39,9 +39,9 @@ class Record:
     dropped: str = ""
 
     @property
-    def spoils_its_group(self) -> bool:
-        """Whether no attempt beside it may be used: those that ended before they read what cannot
-        be rendered are a selection."""
+    def spoils_group(self) -> bool:
+        """True if no attempt beside it may be used: those that ended before they read what
+        cannot be rendered are a biased selection."""
         return self.trajectory.failure is FailureKind.TEMPLATE_ERROR and not self.dropped
 
 
@@ -50,8 +50,8 @@ class ReadyGroup:
     """A complete group: its graded attempts, in order of attempt."""
 
     spec: GroupSpec
-    graded: tuple[Record, ...]
-    failed: tuple[Record, ...]
+    graded: tuple[AttemptRecord, ...]
+    failed: tuple[AttemptRecord, ...]
     # Monotonic seconds of its first lease and of its end.
     leased_at: float = 0.0
     ended_at: float = 0.0
@@ -61,8 +61,8 @@ class ReadyGroup:
         versions = [r.oldest_version for r in self.graded if r.oldest_version is not None]
         return min(versions, default=None)
 
-    def older_than(self, version: int) -> bool:
-        """Whether an older version wrote any of it."""
+    def is_older_than(self, version: int) -> bool:
+        """Return True if a version older than `version` wrote any of it."""
         return self.oldest_version is not None and self.oldest_version < version
 
     @property
@@ -70,14 +70,14 @@ class ReadyGroup:
         return [r.trajectory.reward for r in self.graded if r.trajectory.reward is not None]
 
     @property
-    def constant(self) -> bool:
-        """No attempt was better than another: the group has no gradient."""
+    def is_constant(self) -> bool:
+        """True if no attempt was better than another: the group has no gradient."""
         return len(set(self.rewards)) <= 1
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What one step takes: groups that are trained, and those left out for want of signal."""
+    """Groups of one step: those that are trained, and those left out for want of signal."""
 
     groups: tuple[ReadyGroup, ...]
     filtered: tuple[ReadyGroup, ...]
@@ -85,7 +85,7 @@ class Batch:
     replaced: int = 0
 
     @property
-    def attempts(self) -> tuple[AttemptKey, ...]:
+    def attempt_keys(self) -> tuple[AttemptKey, ...]:
         return tuple(r.trajectory.key for group in self.groups for r in group.graded)
 
     @property
@@ -93,25 +93,27 @@ class Batch:
         return self.groups + self.filtered
 
     @property
-    def lacking(self) -> int:
-        """Places of the step that were taken by groups without signal."""
+    def places_without_signal(self) -> int:
+        """Number of the step's places that were taken by groups without signal."""
         unreplaced = (*self.groups, *self.filtered[self.replaced :])
-        return sum(group.constant for group in unreplaced)
+        return sum(group.is_constant for group in unreplaced)
 
     @property
-    def outcomes(self) -> list[Outcome]:
-        """What all its groups earned, in the order in which they were drawn."""
-        return [Outcome(g.spec.task.key, g.rewards) for g in sorted(self.all_groups, key=_drawn)]
+    def outcomes(self) -> list[GroupOutcome]:
+        """Outcomes of all its groups, in the order in which they were drawn."""
+        return [
+            GroupOutcome(g.spec.task.key, g.rewards)
+            for g in sorted(self.all_groups, key=_draw_order)
+        ]
 
 
 class Batcher:
-    """Holds complete groups until a step takes them or they are too stale.
+    """Store of complete groups until a step takes them or they are too stale.
 
     Groups without signal are trained like all others (`mask`), left out (`drop`), or left out
     and replaced (`replace`: the dynamic sampling of DAPO, arXiv:2503.14476, section 3.2): the
     step then waits for `groups_per_step` groups with signal, unless `max_refill` times as many
-    without were replaced for it.
-    """
+    without were replaced for it."""
 
     def __init__(
         self,
@@ -131,10 +133,10 @@ class Batcher:
     def __len__(self) -> int:
         return len(self._ready)
 
-    def add(self, group: ReadyGroup) -> bool:
-        """True when the group has no signal and another should be sampled in its place: then it
-        needs no slot any more."""
-        replace_it = group.constant and len(self._replaced) < self._most_replaced
+    def add_group(self, group: ReadyGroup) -> bool:
+        """Add a group; return True if it has no signal and another should be sampled in its
+        place. It then needs no slot any more."""
+        replace_it = group.is_constant and len(self._replaced) < self._most_replaced
         (self._replaced if replace_it else self._ready).append(group)
         return replace_it
 
@@ -143,58 +145,57 @@ class Batcher:
         self._replaced.append(group)
 
     def put_back(self, batch: Batch, *, without: Collection[str]) -> None:
-        """Undo `take`, but for the groups with these ids."""
+        """Undo `take_batch`, except for the groups with these ids."""
         kept = [g for g in batch.all_groups if g.spec.group_id not in without]
         replaced = [g for g in batch.filtered[: batch.replaced] if g in kept]
         self._replaced += replaced
         self._ready += [g for g in kept if g not in replaced]
 
     def oldest_allowed(self, trainer_version: int) -> int:
-        """What a step from this version on may train on (I7)."""
+        """Return the oldest version that a step from this version on may train on (I7)."""
         return trainer_version - self._max_staleness
 
     def drop_stale(self, trainer_version: int) -> list[ReadyGroup]:
-        """Remove and return what the next step may no longer train on, or count with it."""
+        """Remove and return the groups that the next step may no longer train on, or count."""
         bound = self.oldest_allowed(trainer_version)
         waiting = (*self._replaced, *self._ready)
-        self._replaced = _young(self._replaced, bound)
-        self._ready = _young(self._ready, bound)
-        return [group for group in waiting if group.older_than(bound)]
+        self._replaced = _keep_younger(self._replaced, bound)
+        self._ready = _keep_younger(self._ready, bound)
+        return [group for group in waiting if group.is_older_than(bound)]
 
-    def take(self, trainer_version: int) -> Batch | None:
-        """Remove and return one step's groups, or nothing while there are too few.
+    def take_batch(self, trainer_version: int) -> Batch | None:
+        """Remove and return one step's groups; return None while there are too few.
 
-        When every group is constant none is left out: a step always has attempts.
-        """
+        If every group is constant, none is left out: a step always has attempts."""
         bound = self.oldest_allowed(trainer_version)
-        usable = sorted(_young(self._ready, bound), key=_drawn)
+        usable = sorted(_keep_younger(self._ready, bound), key=_draw_order)
         taken = usable[: self._groups_per_step]
         if len(taken) < self._groups_per_step:
             return None
         self._ready = [group for group in self._ready if group not in taken]
-        replaced = sorted(_young(self._replaced, bound), key=_drawn)
+        replaced = sorted(_keep_younger(self._replaced, bound), key=_draw_order)
         self._replaced = [group for group in self._replaced if group not in replaced]
-        constant = [g for g in taken if g.constant]
+        constant = [g for g in taken if g.is_constant]
         if self._constant == "mask" or len(constant) == len(taken):
             constant = []
         groups = tuple(group for group in taken if group not in constant)
         return Batch(groups, (*replaced, *constant), len(replaced))
 
 
-def _young(groups: Iterable[ReadyGroup], bound: int) -> list[ReadyGroup]:
-    """Those of which no version before `bound` wrote any."""
-    return [group for group in groups if not group.older_than(bound)]
+def _keep_younger(groups: Iterable[ReadyGroup], bound: int) -> list[ReadyGroup]:
+    """Return the groups of which no version before `bound` wrote any."""
+    return [group for group in groups if not group.is_older_than(bound)]
 
 
-def _drawn(group: ReadyGroup) -> tuple[int, int]:
-    """Its place in the curriculum."""
+def _draw_order(group: ReadyGroup) -> tuple[int, int]:
+    """Return a group's place in the curriculum."""
     return group.spec.sequence_number, group.spec.requeues
 
 
-def record_of(trajectory: Trajectory, dropped: str = "") -> Record:
-    """A try as it is kept in memory."""
+def make_record(trajectory: Trajectory, dropped: str = "") -> AttemptRecord:
+    """Make the record of a try that is kept in memory."""
     versions = [policy.version for policy in trajectory.policies]
-    return Record(
+    return AttemptRecord(
         trajectory=replace(trajectory, sequences=()),
         policy_tokens=trajectory.policy_tokens,
         total_tokens=sum(len(s.token_ids) for s in trajectory.sequences),
@@ -204,10 +205,10 @@ def record_of(trajectory: Trajectory, dropped: str = "") -> Record:
     )
 
 
-def train_batch(
+def build_train_batch(
     step: int, attempts: Iterable[Trajectory], settings: StepSettings | None = None
 ) -> TrainBatch:
-    """What the ranks train on in `step`: a function of the plan alone (I5)."""
+    """Build the batch that the ranks train on in `step`: a function of the plan alone (I5)."""
     rows = [row for attempt in attempts for row in _train_sequences(step, attempt)]
     return TrainBatch(step, tuple(rows), settings or StepSettings())
 

@@ -1,24 +1,26 @@
-"""How groups end: complete, without signal, or dropped; and what the journal is told of it."""
+"""End of a group: complete, without signal, or dropped; and what the journal is told of it."""
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
-from services.learner.groups.batcher import Batch, Batcher, ReadyGroup, Record
+from services.learner.groups.batcher import AttemptRecord, Batch, Batcher, ReadyGroup
 from services.learner.groups.counters import Tally
 from services.learner.groups.leases import LeaseBook
-from services.learner.groups.messages import now
-from services.learner.groups.open_attempts import Records
-from services.learner.groups.requeue import GivingUp
+from services.learner.groups.messages import loop_time
+from services.learner.groups.open_attempts import OpenAttempts
+from services.learner.groups.requeue import TaskRequeuer
 from services.learner.groups.task_groups import FreshGroups
-from services.learner.groups.types import TEMPLATE_ERROR, Ended, GroupSpec, Purpose
-from services.learner.journal.curriculum import Snapshot
+from services.learner.groups.types import TEMPLATE_ERROR, EndedGroup, GroupSpec, Purpose
+from services.learner.journal.curriculum import CurriculumSnapshot
 from services.learner.journal.integrity import CORRUPT
 from services.learner.journal.store import Journal
 
 
-class Endings:
-    """Takes groups out of the lease book. `on_eval_group` gets complete ones of evaluations."""
+class GroupEndings:
+    """Ends groups and takes them out of the lease book.
+
+    `on_eval_group` gets the complete groups of evaluations."""
 
     def __init__(
         self,
@@ -26,13 +28,13 @@ class Endings:
         batcher: Batcher,
         journal: Journal,
         fresh: FreshGroups,
-        giving_up: GivingUp,
+        giving_up: TaskRequeuer,
         tally: Tally,
         changed: asyncio.Condition,
     ) -> None:
-        """`changed` is notified of every group that ends."""
-        self.records = Records()
-        self.on_eval_group: Callable[[ReadyGroup], None] = _ignore
+        """Create it; `changed` is notified of every group that ends."""
+        self.records = OpenAttempts()
+        self.on_eval_group: Callable[[ReadyGroup], None] = _ignore_group
         self._book = book
         self._batcher = batcher
         self._journal = journal
@@ -41,108 +43,111 @@ class Endings:
         self._tally = tally
         self._changed = changed
 
-    def take(self, spec: GroupSpec, record: Record) -> Ended | None:
-        """Note how a try ended; says so when that completed its group."""
-        self.records.add(record)
-        self._tally.received(record, spec)
-        self._giving_up.tried(spec, record, now())
+    def take_record(self, spec: GroupSpec, record: AttemptRecord) -> EndedGroup | None:
+        """Note how a try ended; return its group if that completed it."""
+        self.records.add_record(record)
+        self._tally.count_received(record, spec)
+        self._giving_up.note_attempt(spec, record, loop_time())
         graded = record.trajectory.reward is not None and not record.dropped
-        return self._book.record(
+        return self._book.record_attempt(
             record.trajectory.key,
             graded=graded,
             oldest_version=record.oldest_version,
-            drop=TEMPLATE_ERROR if record.spoils_its_group else "",
+            drop=TEMPLATE_ERROR if record.spoils_group else "",
         )
 
-    async def settle(self, ended: Sequence[Ended]) -> None:
+    async def settle_groups(self, ended: Sequence[EndedGroup]) -> None:
         """Hand complete groups on; journal the others, with those that replace them."""
         requeued: list[GroupSpec] = []
         filtered: list[str] = []
         for group in ended:
-            ready = self.records.ready(group, now())
+            ready = self.records.make_ready_group(group, loop_time())
             if group.reason:
-                requeued += self._drop(group.reason, ready)
-            elif self._complete(ready):
+                requeued += self._drop_group(group.reason, ready)
+            elif self._complete_group(ready):
                 filtered.append(group.group.group_id)
         dropped = [group for group in ended if group.reason]
         # The change must be on its way to the journal before anything else is drawn.
-        snapshot = self.snapshot()
+        snapshot = self.flush_curriculum()
         if dropped or filtered or snapshot:
             await self._journal.end_groups(dropped, requeued, filtered, snapshot)
         if snapshot:
-            self._fresh.journaled(snapshot.drawn)
-        self._book.add(requeued)
-        await self._notify()
+            self._fresh.mark_journaled(snapshot.drawn)
+        self._book.add_groups(requeued)
+        await self._notify_changed()
 
-    def snapshot(self) -> Snapshot | None:
-        """What the curriculum changed because of groups that could not be graded."""
-        change = self._fresh.curriculum.flush()
-        return Snapshot(change, self._fresh.unjournaled) if change else None
+    def flush_curriculum(self) -> CurriculumSnapshot | None:
+        """Flush the curriculum's changes because of groups that could not be graded."""
+        change = self._fresh.curriculum.flush_condemned()
+        return CurriculumSnapshot(change, self._fresh.unjournaled) if change else None
 
-    def stale(self, version: int) -> list[Ended]:
-        """End what a step from `version` on may no longer train on."""
+    def end_stale(self, version: int) -> list[EndedGroup]:
+        """End the groups that a step from `version` on may no longer train on."""
         ended = self._book.drop_stale(self._batcher.oldest_allowed(version))
         for group in self._batcher.drop_stale(version):
             keys = tuple(record.trajectory.key for record in group.graded)
-            ended.append(Ended(group.spec, keys, group.oldest_version or 0, "stale"))
+            ended.append(EndedGroup(group.spec, keys, group.oldest_version or 0, "stale"))
         return ended
 
-    def forget(self, group_ids: Iterable[str]) -> None:
+    def forget_groups(self, group_ids: Iterable[str]) -> None:
         """Free the slots of groups that are over."""
         ids = list(group_ids)
-        self._book.free(ids)
-        self.records.forget(ids)
+        self._book.free_groups(ids)
+        self.records.forget_groups(ids)
 
-    async def intact(self, batch: Batch) -> bool:
-        """Else what is damaged in the journal is dropped, and the batch's other groups go back."""
-        damaged = await self._journal.damaged(batch.attempts)
+    async def verify_batch(self, batch: Batch) -> bool:
+        """Check a batch against the journal; return True if it is intact.
+
+        Otherwise drop what is damaged, and put the batch's other groups back."""
+        damaged = await self._journal.find_damaged(batch.attempt_keys)
         if not damaged:
             return True
-        await self._journal.quarantine(damaged)
+        await self._journal.quarantine_records(damaged)
         ids = {key.group_id for key in damaged}
         for group in batch.groups:
             if group.spec.group_id in ids:
-                self._tally.dropped(CORRUPT, group)
+                self._tally.count_dropped(CORRUPT, group)
         self._batcher.put_back(batch, without=ids)
-        self.forget(ids)
-        await self._notify()
+        self.forget_groups(ids)
+        await self._notify_changed()
         return False
 
-    async def _notify(self) -> None:
+    async def _notify_changed(self) -> None:
         async with self._changed:
             self._changed.notify_all()
 
-    def _drop(self, reason: str, group: ReadyGroup) -> list[GroupSpec]:
-        """Returns the group that replaces it, if one does."""
+    def _drop_group(self, reason: str, group: ReadyGroup) -> list[GroupSpec]:
+        """Drop a group; return the groups that replace it, at most one."""
         spec = group.spec
-        self._tally.dropped(reason, group)
-        self.forget([spec.group_id])
+        self._tally.count_dropped(reason, group)
+        self.forget_groups([spec.group_id])
         if reason == TEMPLATE_ERROR:
-            self._giving_up.unrendered(group)
+            self._giving_up.note_unrendered(group)
         if spec.purpose is Purpose.EVAL:
             # Its evaluation reports the task as missing.
             self.on_eval_group(replace(group, graded=()))
         if reason != "too_few_graded" or spec.purpose is not Purpose.TRAIN:
-            self._giving_up.over(spec)
+            self._giving_up.forget_task(spec)
             return []
         open_since = self._book.open_since(spec.task.env_key)
-        replacement = self._giving_up.replacement(group, open_since=open_since)
+        replacement = self._giving_up.make_replacement(group, open_since=open_since)
         return [replacement] if replacement else []
 
-    def _complete(self, group: ReadyGroup) -> bool:
-        """True when a TRAIN group has no signal and another is to be sampled in its place."""
+    def _complete_group(self, group: ReadyGroup) -> bool:
+        """Complete a group; return True if it is a TRAIN group without signal and another is to
+        be sampled in its place."""
         spec = group.spec
-        self._giving_up.completed(group, open_since=self._book.open_since(spec.task.env_key))
+        self._giving_up.note_complete(group, open_since=self._book.open_since(spec.task.env_key))
         if spec.purpose is Purpose.EVAL:
-            self.forget([spec.group_id])
+            self.forget_groups([spec.group_id])
             self.on_eval_group(group)
             return False
-        filtered = self._batcher.add(group)
+        filtered = self._batcher.add_group(group)
         if filtered:
             # Its slot alone: until a step has counted it, it may still get too old for that.
-            self._book.free([spec.group_id])
+            self._book.free_groups([spec.group_id])
         return filtered
 
 
-def _ignore(group: ReadyGroup) -> None:
-    """Nobody evaluates."""
+def _ignore_group(group: ReadyGroup) -> None:
+    """Ignore a group: no evaluation is running."""

@@ -1,4 +1,4 @@
-"""What came in and what was lost between two steps, for the metrics."""
+"""Counters of what came in and what was lost between two steps, for the metrics."""
 
 from collections import Counter, deque
 from dataclasses import dataclass, field, replace
@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from services.common.log import get_logger
 from services.common.text import first_line
 from services.learner.alarms.types import Streak, TemplateError
-from services.learner.groups.batcher import ReadyGroup, Record
+from services.learner.groups.batcher import AttemptRecord, ReadyGroup
 from services.learner.groups.types import GroupSpec, Purpose
 from services.learner.trajectory import Trajectory
 from services.learner.types import FailureKind
@@ -20,7 +20,7 @@ _WORDS_CHARACTERS = 300
 
 
 @dataclass(slots=True)
-class Counters:
+class StepCounters:
     """Sums since they were last taken."""
 
     policy_tokens: int = 0
@@ -43,12 +43,12 @@ class Counters:
 
 
 class Tally:
-    """Counts as things happen; `take` starts anew."""
+    """Counters of the run's events; `take_counters` starts them anew."""
 
     def __init__(self) -> None:
         self.stale_lengths: deque[int] = deque(maxlen=_LENGTHS)
         self.trained_lengths: deque[int] = deque(maxlen=_LENGTHS)
-        self._counters = Counters()
+        self._counters = StepCounters()
         # Of the whole process; and how many earlier starts of the run have received.
         self.received_in_all: Counter[str] = Counter()
         self.received_before = 0
@@ -57,8 +57,8 @@ class Tally:
         # By environment.
         self.template_errors: dict[str, TemplateError] = {}
 
-    def received(self, record: Record, spec: GroupSpec) -> None:
-        """A try was journaled."""
+    def count_received(self, record: AttemptRecord, spec: GroupSpec) -> None:
+        """Count a try that was journaled."""
         counters = self._counters
         counters.policy_tokens += record.policy_tokens
         counters.trajectories += 1
@@ -66,54 +66,56 @@ class Tally:
         failure = record.trajectory.failure or record.dropped
         if failure:
             counters.failures[str(failure)] += 1
-        self._streak(spec.task.env_key, record)
+        self._update_streak(spec.task.env_key, record)
         if spec.purpose is Purpose.TRAIN:
             env = spec.task.env_key
             counters.tries[env] += 1
             if record.trajectory.failure is FailureKind.NO_GRADE:
                 counters.no_grade[env] += 1
-                counters.no_grade_words[env] = ": ".join(filter(None, _said(record.trajectory)))
+                counters.no_grade_words[env] = ": ".join(
+                    filter(None, _explain_failure(record.trajectory))
+                )
 
-    def dropped(self, reason: str, group: ReadyGroup) -> None:
-        """A group was dropped."""
+    def count_dropped(self, reason: str, group: ReadyGroup) -> None:
+        """Count a group that was dropped."""
         self._counters.dropped_groups[reason] += 1
         records = (*group.graded, *group.failed)
         self._counters.dropped_tokens += sum(record.policy_tokens for record in records)
         if reason == "stale":
             self.stale_lengths.extend(record.policy_tokens for record in group.graded)
 
-    def quarantined(self, spec: GroupSpec) -> None:
-        """A task was dropped as often as it may be requeued."""
+    def count_given_up(self, spec: GroupSpec) -> None:
+        """Count a task that was given up: it was dropped as often as it may be requeued."""
         self._counters.quarantined += 1
         self._counters.given_up[spec.task.env_key] += 1
         _log.error("a task was given up", task=spec.task.key, env=spec.task.env_key)
 
-    def refused(self, env: str, tries: int, detail: str) -> None:
-        """The env_gateway refused every try of a group, and said why."""
+    def count_refused(self, env: str, tries: int, detail: str) -> None:
+        """Count the tries of a group that the env_gateway refused, and keep what it said."""
         self._counters.refused[env] += tries
         self._counters.refused_words[env] = first_line(detail, _WORDS_CHARACTERS)
 
-    def unrendered(self, spec: GroupSpec, detail: str) -> None:
-        """A group was dropped as TEMPLATE_ERROR."""
+    def count_unrendered(self, spec: GroupSpec, detail: str) -> None:
+        """Note a group that was dropped as TEMPLATE_ERROR."""
         env = spec.task.env_key
         self.template_errors[env] = TemplateError(f"of task {spec.task.key!r}: {detail}")
         _log.error("a group was dropped: template error", task=spec.task.key, said=detail)
 
-    def rendered(self, env: str) -> None:
-        """A group of an environment came to its end, with all that its policy was to read."""
+    def count_rendered(self, env: str) -> None:
+        """Count a group of an environment that ended with all that its policy was to read."""
         if known := self.template_errors.get(env):
             self.template_errors[env] = replace(known, groups_since=known.groups_since + 1)
 
-    def trained(self, group: ReadyGroup) -> None:
-        """A group went into a step."""
+    def count_trained(self, group: ReadyGroup) -> None:
+        """Note a group that went into a step."""
         self.trained_lengths.extend(record.policy_tokens for record in group.graded)
 
-    def _streak(self, env: str, record: Record) -> None:
+    def _update_streak(self, env: str, record: AttemptRecord) -> None:
         trajectory = record.trajectory
         if trajectory.failure is None:
             self.streaks[env] = Streak(0, {})
             return
-        reason, words = _said(trajectory)
+        reason, words = _explain_failure(trajectory)
         known = self.streaks.get(env, Streak(0, {}))
         reasons, newest = Counter(known.reasons), dict(known.words)
         if reason in reasons or len(reasons) < _REASONS:
@@ -121,14 +123,15 @@ class Tally:
             newest[reason] = words or newest.get(reason, "")
         self.streaks[env] = Streak(known.tries + 1, reasons, newest)
 
-    def take(self) -> Counters:
-        """The sums so far, which start from nothing again."""
-        taken, self._counters = self._counters, Counters()
+    def take_counters(self) -> StepCounters:
+        """Return the sums so far, and start again from nothing."""
+        taken, self._counters = self._counters, StepCounters()
         return taken
 
 
-def _said(trajectory: Trajectory) -> tuple[str, str]:
-    """Why a try failed, of which there are few; and in whose words, a verifier's or a backend's."""
+def _explain_failure(trajectory: Trajectory) -> tuple[str, str]:
+    """Return why a try failed, which is one of few kinds, and what a verifier or
+    backend said."""
     words = first_line(trajectory.detail, _WORDS_CHARACTERS)
     if trajectory.no_grade:
         return f"{trajectory.failure}: {trajectory.no_grade}", words

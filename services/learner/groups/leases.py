@@ -1,4 +1,5 @@
-"""Who may sample what. No I/O, no clock of its own; every time is an argument in seconds.
+"""The lease book: which worker may sample which group. No I/O, no clock of its own; every time
+is an argument in seconds.
 
     fresh or requeued --lease--> leased --all attempts ended--> complete --free--> (gone)
                           ^         |                              |
@@ -6,17 +7,16 @@
 
 A TRAIN group holds one of `(max_staleness + 1) * groups_per_step` slots from its first
 lease until it is gone. Slots are never counted up and down: the groups that hold one are
-the groups in the book, so none can leak. EVAL groups hold slots of their own.
-"""
+the groups in the book, so none can leak. EVAL groups hold slots of their own."""
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from math import inf
 
-from services.learner.groups.queue import Backlog
+from services.learner.groups.queue import GroupQueue
 from services.learner.groups.types import (
-    Attempt,
-    Ended,
+    AttemptProgress,
+    EndedGroup,
     GroupSpec,
     Lease,
     LeaseLostError,
@@ -24,12 +24,12 @@ from services.learner.groups.types import (
     OpenGroup,
     Purpose,
 )
-from services.learner.groups.workers import Roster, Worker
+from services.learner.groups.workers import RolloutWorker, WorkerRoster
 from services.learner.types import AttemptKey, PolicyId
 
 
 class LeaseBook:
-    """Leases fresh groups from `next_group`, requeued ones, and lost ones again."""
+    """Book of leases: of fresh groups from `next_group`, requeued ones, and lost ones again."""
 
     def __init__(self, rules: LeaseRules, next_group: Callable[[], GroupSpec]) -> None:
         self.rules = rules
@@ -37,36 +37,38 @@ class LeaseBook:
         self.policy: PolicyId | None = None
         # How many TRAIN groups may hold a slot now, below the rule's bound near a run's end.
         self.train_slots = rules.train_slots
-        self._backlog = Backlog(next_group, bound=rules.train_slots)
+        self._backlog = GroupQueue(next_group, bound=rules.train_slots)
         self._groups: dict[str, OpenGroup] = {}
         self._lost: deque[str] = deque()
         self._leases: dict[str, str] = {}
-        self.workers = Roster(ttl_s=rules.ttl_s)
+        self.workers = WorkerRoster(ttl_s=rules.ttl_s)
 
     # --- workers
 
-    def greet(self, worker_id: str, incarnation: str, now: float) -> None:
+    def greet_worker(self, worker_id: str, incarnation: str, now: float) -> None:
         """Note that a worker lives; a new incarnation ends its predecessor's leases.
 
         A process that was replaced has no place to come back to: it changes nothing.
         """
         if self.workers.was_replaced(worker_id, incarnation):
             return
-        worker = self.workers.get(worker_id)
+        worker = self.workers.find_worker(worker_id)
         if worker is None or worker.incarnation != incarnation:
             self.end_leases_of(worker_id)
-            self.workers.replace(worker_id, incarnation, now)
+            self.workers.replace_worker(worker_id, incarnation, now)
         self.workers[worker_id].seen = now
 
     def end_leases_of(self, worker_id: str) -> None:
         """Take all work back from a worker that is absent."""
-        if worker := self.workers.get(worker_id):
+        if worker := self.workers.find_worker(worker_id):
             for lease_id in worker.leases.copy():
-                self._lose(lease_id)
+                self._lose_lease(lease_id)
 
     # --- leases
 
-    def lease(self, worker_id: str, free_attempts: int, lease_id: str, now: float) -> Lease | None:
+    def lease_next(
+        self, worker_id: str, free_attempts: int, lease_id: str, now: float
+    ) -> Lease | None:
         """Give a greeted worker the next group that it may have, or nothing."""
         worker = self.workers[worker_id]
         worker.seen = now
@@ -75,38 +77,38 @@ class LeaseBook:
         for purpose in (Purpose.EVAL, Purpose.TRAIN):
             if not self._may_have_more(worker, purpose, now):
                 continue
-            if group := self._pick(worker, purpose, free_attempts, now):
-                return self._grant(group, worker_id, lease_id, now)
+            if group := self._pick_group(worker, purpose, free_attempts, now):
+                return self._grant_lease(group, worker_id, lease_id, now)
         return None
 
-    def renew(self, worker_id: str, lease_ids: Iterable[str], now: float) -> list[str]:
-        """Push back the expiry of leases; returns those that are lost."""
-        if worker := self.workers.get(worker_id):
+    def renew_leases(self, worker_id: str, lease_ids: Iterable[str], now: float) -> list[str]:
+        """Push back the expiry of leases; return those that are lost."""
+        if worker := self.workers.find_worker(worker_id):
             worker.seen = now
         lost: list[str] = []
         for lease_id in lease_ids:
-            group = self._leased(lease_id)
+            group = self._leased_group(lease_id)
             if group and group.lease and group.lease.worker_id == worker_id:
                 group.expires = now + self.rules.ttl_s
             else:
                 lost.append(lease_id)
         return lost
 
-    def release(self, worker_id: str, lease_ids: Iterable[str]) -> None:
+    def release_leases(self, worker_id: str, lease_ids: Iterable[str]) -> None:
         """Take back what a worker returns; what is not its own is ignored."""
         for lease_id in lease_ids:
-            group = self._leased(lease_id)
+            group = self._leased_group(lease_id)
             if group and group.lease and group.lease.worker_id == worker_id:
-                self._lose(lease_id)
+                self._lose_lease(lease_id)
 
-    def holder(self, lease_id: str) -> Lease | None:
-        """The lease, when it is still good."""
-        group = self._leased(lease_id)
+    def find_lease(self, lease_id: str) -> Lease | None:
+        """Return the lease, if it is still good."""
+        group = self._leased_group(lease_id)
         return group.lease if group else None
 
-    def check(self, lease_id: str, key: AttemptKey, now: float) -> GroupSpec:
-        """Leave to hand in `key`; it keeps the lease alive. Raises LeaseLostError."""
-        group = self._leased(lease_id)
+    def check_attempt(self, lease_id: str, key: AttemptKey, now: float) -> GroupSpec:
+        """Check that `key` may be handed in; keep the lease alive. Raises LeaseLostError."""
+        group = self._leased_group(lease_id)
         if group is None or group.spec.group_id != key.group_id or group.expires <= now:
             raise LeaseLostError(f"lease {lease_id!r} does not cover group {key.group_id!r}")
         if key.attempt_index >= group.spec.size or key.attempt_try >= self.rules.max_tries:
@@ -120,64 +122,64 @@ class LeaseBook:
         group.expires = now + self.rules.ttl_s
         return group.spec
 
-    def record(
+    def record_attempt(
         self, key: AttemptKey, *, graded: bool, oldest_version: int | None, drop: str = ""
-    ) -> Ended | None:
-        """Note how a try ended; says so when that ended its group: completed it or, with a reason
-        to `drop` it, made all of it useless.
+    ) -> EndedGroup | None:
+        """Note how a try ended; return its group if that ended it.
 
-        A try of a group that is gone, or of an attempt that has ended, changes nothing.
-        """
+        A group ends when it is complete or, with a reason to `drop` it, when all of it has
+        become useless. A try of a group that is gone, or of an attempt that has ended, changes
+        nothing."""
         if not self.waits_for(key):
             return None
         group = self._groups[key.group_id]
         if drop:
-            return self._end(group, drop)
+            return self._end_group(group, drop)
         attempt = group.attempts[key.attempt_index]
         attempt.next_try = max(attempt.next_try, key.attempt_try + 1)
         if graded:
-            group.grade(key, oldest_version)
+            group.record_grade(key, oldest_version)
         attempt.ended = graded or attempt.next_try >= self.rules.max_tries
-        return None if group.missing else self._end(group)
+        return None if group.missing_attempts else self._end_group(group)
 
-    def expire(self, now: float) -> list[Ended]:
+    def expire_leases(self, now: float) -> list[EndedGroup]:
         """Take back overdue leases, and end the groups whose deadline has passed."""
         for group in list(self._groups.values()):
             if group.lease and group.expires <= now:
-                self._lose(group.lease.lease_id)
+                self._lose_lease(group.lease.lease_id)
         overdue = [g for g in self._groups.values() if not g.complete and g.deadline <= now]
         self.workers.forget_absent(now)
-        return [self._end(group) for group in overdue]
+        return [self._end_group(group) for group in overdue]
 
     # --- groups
 
-    def add(self, specs: Iterable[GroupSpec]) -> None:
+    def add_groups(self, specs: Iterable[GroupSpec]) -> None:
         """Have groups leased before all fresh ones."""
-        self._backlog.add(specs)
+        self._backlog.add_groups(specs)
 
-    def drop(self, group_ids: Collection[str], reason: str) -> list[Ended]:
+    def drop_groups(self, group_ids: Collection[str], reason: str) -> list[EndedGroup]:
         """End groups that are not complete, whatever they have."""
-        self._backlog.drop(group_ids)
+        self._backlog.drop_groups(group_ids)
         known = [self._groups[i] for i in group_ids if i in self._groups]
-        return [self._end(group, reason) for group in known if not group.complete]
+        return [self._end_group(group, reason) for group in known if not group.complete]
 
-    def drop_stale(self, oldest_allowed: int) -> list[Ended]:
+    def drop_stale(self, oldest_allowed: int) -> list[EndedGroup]:
         """End the open TRAIN groups that hold an attempt older than a version."""
         stale = [
             group.spec.group_id
             for group in self._groups.values()
-            if group.spec.purpose is Purpose.TRAIN and group.older_than(oldest_allowed)
+            if group.spec.purpose is Purpose.TRAIN and group.is_older_than(oldest_allowed)
         ]
-        return self.drop(stale, "stale")
+        return self.drop_groups(stale, "stale")
 
-    def free(self, group_ids: Iterable[str]) -> None:
+    def free_groups(self, group_ids: Iterable[str]) -> None:
         """Forget complete groups: trained and published, dropped, filtered or evaluated."""
         for group_id in group_ids:
             self._groups.pop(group_id, None)
 
-    def restore(self, spec: GroupSpec, now: float) -> None:
+    def restore_group(self, spec: GroupSpec, now: float) -> None:
         """Take up a group that had been leased before a restart, without its lease."""
-        self._groups[spec.group_id] = self._open(spec, now)
+        self._groups[spec.group_id] = self._open_group(spec, now)
         self._lost.append(spec.group_id)
 
     def restore_lease(
@@ -185,35 +187,35 @@ class LeaseBook:
     ) -> None:
         """Give a restored group its lease back, so that its worker can renew it."""
         worker_id, incarnation = worker
-        self.greet(worker_id, incarnation, now)
+        self.greet_worker(worker_id, incarnation, now)
         group = self._groups.get(group_id)
         if group and not group.complete and group.lease is None:
             self._lost.remove(group_id)
-            self._grant(group, worker_id, lease_id, now)
+            self._grant_lease(group, worker_id, lease_id, now)
 
     def missing_capabilities(self, now: float) -> frozenset[str]:
-        """What waiting groups need and no worker that lives can do."""
-        if not self.workers.alive(now):
+        """Return the capabilities that waiting groups need and no live worker has."""
+        if not self.workers.any_alive(now):
             return frozenset()
         specs = [*self._backlog, *(self._groups[group_id].spec for group_id in self._lost)]
         needed = frozenset[str]().union(*(spec.task.needs for spec in specs))
-        return needed - self.workers.capabilities(now)
+        return needed - self.workers.live_capabilities(now)
 
     def waits_for(self, key: AttemptKey) -> bool:
-        """Whether a try would still change its group: neither is over."""
+        """Return True if a try would still change its group: neither is over."""
         group = self._groups.get(key.group_id)
         return bool(group and not group.complete and not group.attempts[key.attempt_index].ended)
 
     def open_since(self, env: str) -> float:
-        """When the oldest group of an environment that is not complete was leased first;
-        infinity when there is none."""
+        """Return when the oldest incomplete group of an environment was leased first; infinity
+        if there is none."""
         own = (g for g in self._groups.values() if g.spec.task.env_key == env and not g.complete)
         return min((g.deadline - self.rules.group_deadline_s for g in own), default=inf)
 
     # --- counts
 
-    def held(self, purpose: Purpose = Purpose.TRAIN) -> int:
-        """Slots in use."""
+    def held_slots(self, purpose: Purpose = Purpose.TRAIN) -> int:
+        """Return the number of slots in use."""
         return sum(1 for group in self._groups.values() if group.spec.purpose is purpose)
 
     @property
@@ -222,59 +224,61 @@ class LeaseBook:
 
     @property
     def free_slots(self) -> int:
-        return max(0, self.train_slots - self.held())
+        return max(0, self.train_slots - self.held_slots())
 
     # --- inside
 
-    def _may_have_more(self, worker: Worker, purpose: Purpose, now: float) -> bool:
+    def _may_have_more(self, worker: RolloutWorker, purpose: Purpose, now: float) -> bool:
         slots = self.train_slots if purpose is Purpose.TRAIN else self.rules.eval_slots
         if not slots:
             return False
-        share = self.workers.share(worker, slots, now)
-        specs = [group.spec for lease in worker.leases if (group := self._leased(lease))]
+        share = self.workers.slot_share(worker, slots, now)
+        specs = [group.spec for lease in worker.leases if (group := self._leased_group(lease))]
         return sum(1 for spec in specs if spec.purpose is purpose) < share
 
-    def _pick(
-        self, worker: Worker, purpose: Purpose, free_attempts: int, now: float
+    def _pick_group(
+        self, worker: RolloutWorker, purpose: Purpose, free_attempts: int, now: float
     ) -> OpenGroup | None:
         for group_id in self._lost:
             group = self._groups[group_id]
-            if group.spec.purpose is purpose and worker.may_take(group, self.policy, free_attempts):
+            if group.spec.purpose is purpose and worker.can_take(group, self.policy, free_attempts):
                 self._lost.remove(group_id)
                 return group
-        spec = self._next(worker, purpose)
+        spec = self._next_unleased(worker, purpose)
         if spec is None:
             return None
-        group = self._open(spec, now)
-        if not worker.may_take(group, self.policy, free_attempts):
+        group = self._open_group(spec, now)
+        if not worker.can_take(group, self.policy, free_attempts):
             return None
-        self._backlog.take(spec)
+        self._backlog.take_group(spec)
         self._groups[spec.group_id] = group
         return group
 
-    def _next(self, worker: Worker, purpose: Purpose) -> GroupSpec | None:
+    def _next_unleased(self, worker: RolloutWorker, purpose: Purpose) -> GroupSpec | None:
         train = purpose is Purpose.TRAIN
-        slots = self.free_slots if train else self.rules.eval_slots - self.held(purpose)
-        return self._backlog.first(purpose, worker.capabilities) if slots > 0 else None
+        slots = self.free_slots if train else self.rules.eval_slots - self.held_slots(purpose)
+        return self._backlog.find_next(purpose, worker.capabilities) if slots > 0 else None
 
-    def _open(self, spec: GroupSpec, now: float) -> OpenGroup:
+    def _open_group(self, spec: GroupSpec, now: float) -> OpenGroup:
         deadline = now + self.rules.group_deadline_s
-        return OpenGroup(spec, [Attempt() for _ in range(spec.size)], deadline)
+        return OpenGroup(spec, [AttemptProgress() for _ in range(spec.size)], deadline)
 
-    def _grant(self, group: OpenGroup, worker_id: str, lease_id: str, now: float) -> Lease:
+    def _grant_lease(self, group: OpenGroup, worker_id: str, lease_id: str, now: float) -> Lease:
         policy = group.spec.exact_policy or self.policy or PolicyId(0, 0)
-        lease = Lease(lease_id, group.spec, group.missing, policy, worker_id, group.deadline)
+        lease = Lease(
+            lease_id, group.spec, group.missing_attempts, policy, worker_id, group.deadline
+        )
         group.lease, group.expires = lease, now + self.rules.ttl_s
         self._leases[lease_id] = group.spec.group_id
         self.workers[worker_id].leases.add(lease_id)
         return lease
 
-    def _leased(self, lease_id: str) -> OpenGroup | None:
+    def _leased_group(self, lease_id: str) -> OpenGroup | None:
         group_id = self._leases.get(lease_id)
         return self._groups[group_id] if group_id is not None else None
 
-    def _lose(self, lease_id: str) -> None:
-        if group := self._leased(lease_id):
+    def _lose_lease(self, lease_id: str) -> None:
+        if group := self._leased_group(lease_id):
             self._end_lease(group)
             self._lost.append(group.spec.group_id)
 
@@ -284,16 +288,16 @@ class LeaseBook:
             self.workers[group.lease.worker_id].leases.discard(group.lease.lease_id)
             group.lease = None
 
-    def _end(self, group: OpenGroup, reason: str = "") -> Ended:
-        """Complete a group that holds enough to be used, and drop it else."""
+    def _end_group(self, group: OpenGroup, reason: str = "") -> EndedGroup:
+        """Complete a group that holds enough to be used; drop it otherwise."""
         self._end_lease(group)
         if group.spec.group_id in self._lost:
             self._lost.remove(group.spec.group_id)
         group.complete = True
         needed = self.rules.min_group if group.spec.purpose is Purpose.TRAIN else 0
-        if not reason and len(group.graded) < needed:
+        if not reason and len(group.graded_keys) < needed:
             reason = "too_few_graded"
         if reason:
             del self._groups[group.spec.group_id]
         oldest = group.oldest_version
-        return Ended(group.spec, group.graded, -1 if oldest is None else oldest, reason)
+        return EndedGroup(group.spec, group.graded_keys, -1 if oldest is None else oldest, reason)

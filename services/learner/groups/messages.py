@@ -1,4 +1,4 @@
-"""The dispatcher's small words: requests, receipts, refusals, its clock and its seeds."""
+"""Small parts of the dispatcher: requests, receipts, refusals, its clock and its seeds."""
 
 import asyncio
 import hashlib
@@ -34,17 +34,16 @@ class LeaseRequest:
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """What a worker is told about a submission."""
+    """Answer to a worker's submission."""
 
     repeated: bool
     group_complete: bool
 
 
 def check_temperature(spec: GroupSpec, trajectory: Trajectory) -> None:
-    """Every policy token must be sampled as the lease said; the trainer scores it so.
+    """Check that every policy token was sampled as the lease said; the trainer scores it so.
 
-    Raises ValueError.
-    """
+    Raises ValueError."""
     leased = np.float32(spec.temperature)
     spans = [span for sequence in trajectory.sequences for span in sequence.spans]
     for span in spans:
@@ -52,12 +51,12 @@ def check_temperature(spec: GroupSpec, trajectory: Trajectory) -> None:
             raise ValueError(f"sampled at temperature {span.temperature}, the lease says {leased}")
 
 
-def now() -> float:
-    """Monotonic seconds; every time in the lease book is on this clock."""
+def loop_time() -> float:
+    """Return monotonic seconds; every time in the lease book is on this clock."""
     return asyncio.get_running_loop().time()
 
 
 def attempt_seed(seed: int, group_id: str, attempt_index: int, attempt_try: int) -> int:
-    """63 bits, a function of the run's seed and the try alone."""
+    """Return 63 bits, a function of the run's seed and the try alone."""
     text = f"{seed}/{group_id}/{attempt_index}/{attempt_try}"
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8]) >> 1

@@ -1,36 +1,36 @@
-"""The tries of the groups that are not over, without their arrays."""
+"""Tries of the groups that are not over, without their arrays."""
 
 from collections.abc import Iterable
 
-from services.learner.groups.batcher import ReadyGroup, Record
-from services.learner.groups.types import Ended
+from services.learner.groups.batcher import AttemptRecord, ReadyGroup
+from services.learner.groups.types import EndedGroup
 from services.learner.types import AttemptKey
 
 
-class Records:
-    """What was received for each group, and since when it is worked on."""
+class OpenAttempts:
+    """Records received for each open group, and the time since which it is worked on."""
 
     def __init__(self) -> None:
-        self._records: dict[str, dict[AttemptKey, Record]] = {}
+        self._records: dict[str, dict[AttemptKey, AttemptRecord]] = {}
         self._leased_at: dict[str, float] = {}
 
-    def leased(self, group_id: str, now: float) -> None:
-        """A group was leased, maybe not for the first time."""
+    def note_lease(self, group_id: str, now: float) -> None:
+        """Note that a group was leased, maybe not for the first time."""
         self._leased_at.setdefault(group_id, now)
 
-    def add(self, record: Record) -> None:
+    def add_record(self, record: AttemptRecord) -> None:
         key = record.trajectory.key
         self._records.setdefault(key.group_id, {})[key] = record
 
-    def ready(self, ended: Ended, now: float) -> ReadyGroup:
-        """An ended group with what was received for it."""
+    def make_ready_group(self, ended: EndedGroup, now: float) -> ReadyGroup:
+        """Combine an ended group with the records received for it."""
         group_id = ended.group.group_id
         records = self._records.get(group_id, {})
         graded = tuple(records[key] for key in ended.graded)
         others = tuple(r for key, r in records.items() if key not in ended.graded)
         return ReadyGroup(ended.group, graded, others, self._leased_at.get(group_id, now), now)
 
-    def forget(self, group_ids: Iterable[str]) -> None:
+    def forget_groups(self, group_ids: Iterable[str]) -> None:
         for group_id in group_ids:
             self._records.pop(group_id, None)
             self._leased_at.pop(group_id, None)

@@ -6,12 +6,11 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from services.learner.groups.types import GroupSpec, Purpose
 
 
-class Backlog:
-    """Two queues. Fresh TRAIN groups are made when they are asked for.
+class GroupQueue:
+    """Two queues of groups that wait for a worker. Fresh TRAIN groups are made on demand.
 
     A worker gets the first group that it can do; those that it cannot do wait for another,
-    never more of them than `bound`.
-    """
+    never more of them than `bound`."""
 
     def __init__(self, next_group: Callable[[], GroupSpec], *, bound: int) -> None:
         self._next_group = next_group
@@ -22,13 +21,13 @@ class Backlog:
         for queue in self._queues.values():
             yield from queue
 
-    def add(self, specs: Iterable[GroupSpec]) -> None:
+    def add_groups(self, specs: Iterable[GroupSpec]) -> None:
         """Put groups before all fresh ones."""
         for spec in specs:
             self._queues[spec.purpose].append(spec)
 
-    def first(self, purpose: Purpose, capabilities: Collection[str]) -> GroupSpec | None:
-        """The next group for a worker; it stays until it is taken."""
+    def find_next(self, purpose: Purpose, capabilities: Collection[str]) -> GroupSpec | None:
+        """Return the next group for a worker; it stays in the queue until it is taken."""
         queue = self._queues[purpose]
         for spec in queue:
             if spec.task.needs.issubset(capabilities):
@@ -39,10 +38,10 @@ class Backlog:
                 return spec
         return None
 
-    def take(self, spec: GroupSpec) -> None:
+    def take_group(self, spec: GroupSpec) -> None:
         self._queues[spec.purpose].remove(spec)
 
-    def drop(self, group_ids: Collection[str]) -> None:
+    def drop_groups(self, group_ids: Collection[str]) -> None:
         """Forget groups of evaluations."""
         kept = (s for s in self._queues[Purpose.EVAL] if s.group_id not in group_ids)
         self._queues[Purpose.EVAL] = deque(kept)

@@ -1,24 +1,23 @@
-"""What becomes of a task that could not be graded: another group, none, or quarantine."""
+"""Fate of a task that could not be graded: another group, none, or quarantine."""
 
-from services.learner.groups.batcher import ReadyGroup, Record
+from services.learner.groups.batcher import AttemptRecord, ReadyGroup
 from services.learner.groups.counters import Tally
 from services.learner.groups.types import GroupSpec, Purpose
 from services.learner.sampling.curriculum import Curriculum
-from services.learner.sampling.quarantine import Suspect, Witnesses
-from services.learner.sampling.refused_tasks import Refusal, Refusals, refusal_of
-from services.learner.sampling.template_failures import Unrendered
+from services.learner.sampling.quarantine import SuspectTask, Witnesses
+from services.learner.sampling.refused_tasks import Refusal, RefusalHistory, common_refusal
+from services.learner.sampling.template_failures import TemplateFailures
 from services.learner.trajectory import Trajectory
 
 
-class GivingUp:
+class TaskRequeuer:
     """Requeues a task `max_requeues` times, then gives it up.
 
-    What the gateway will not have is given up at once: the gateway answered, and would answer
-    the same again. `problem` is set when that makes the run pointless.
-    """
+    A task that the gateway refuses is given up at once: the gateway answered, and would answer
+    the same again. `problem` is set when that makes the run pointless."""
 
     def __init__(
-        self, curriculum: Curriculum, refusals: Refusals, tally: Tally, *, max_requeues: int
+        self, curriculum: Curriculum, refusals: RefusalHistory, tally: Tally, *, max_requeues: int
     ) -> None:
         self.problem = ""
         self._curriculum = curriculum
@@ -26,95 +25,94 @@ class GivingUp:
         self._tally = tally
         self._max_requeues = max_requeues
         self._witnesses = Witnesses()
-        self._unrendered = Unrendered(sum(curriculum.sizes.values()))
+        self._unrendered = TemplateFailures(sum(curriculum.task_counts.values()))
         # Since when the task of a sequence number is tried, once a group for it was dropped.
         self._since: dict[int, float] = {}
 
-    def tried(self, spec: GroupSpec, record: Record, now: float) -> None:
-        """A try has ended: it may show that another task is at fault itself."""
+    def note_attempt(self, spec: GroupSpec, record: AttemptRecord, now: float) -> None:
+        """Note a try that has ended: it may show that another task is itself at fault."""
         task, trajectory = spec.task, record.trajectory
-        self._refusals.tried(task.env_key, trajectory)
+        self._refusals.note_attempt(task.env_key, trajectory)
         if trajectory.reward is None:
             return
-        began = now - _seconds(trajectory)
-        for suspect in self._witnesses.graded(task.env_key, task.key, began, now):
-            self._condemn(suspect.task)
+        began = now - _attempt_seconds(trajectory)
+        for suspect in self._witnesses.note_graded(task.env_key, task.key, began, now):
+            self._condemn_task(suspect.task)
 
-    def completed(self, group: ReadyGroup, *, open_since: float) -> None:
-        """A group has what it needs, or was an evaluation's, which come to their end whatever
-        they have. `open_since`: see `replacement`."""
-        self._unrendered.completed()
+    def note_complete(self, group: ReadyGroup, *, open_since: float) -> None:
+        """Note a group that has what it needs, or that was an evaluation's: those end whatever
+        they have. `open_since`: see `make_replacement`."""
+        self._unrendered.note_complete()
         if group.graded:
-            self._tally.rendered(group.spec.task.env_key)
+            self._tally.count_rendered(group.spec.task.env_key)
         if group.spec.purpose is Purpose.TRAIN:
-            self.over(group.spec)
+            self.forget_task(group.spec)
         elif not group.graded:
-            self._refused(group, open_since)
+            self._judge_refusal(group, open_since)
 
-    def unrendered(self, group: ReadyGroup) -> None:
-        """A group was dropped because what its policy was to read could not be rendered."""
+    def note_unrendered(self, group: ReadyGroup) -> None:
+        """Note a group that was dropped: what its policy was to read could not be rendered."""
         spec = group.spec
-        said = next(r.trajectory.detail for r in group.failed if r.spoils_its_group)
-        self._tally.unrendered(spec, said)
-        self.problem = self.problem or self._unrendered.dropped(spec.task.key, said)
+        said = next(r.trajectory.detail for r in group.failed if r.spoils_group)
+        self._tally.count_unrendered(spec, said)
+        self.problem = self.problem or self._unrendered.note_dropped(spec.task.key, said)
 
-    def over(self, spec: GroupSpec) -> None:
-        """The task of a TRAIN group needs no other group."""
+    def forget_task(self, spec: GroupSpec) -> None:
+        """Forget the task of a TRAIN group: it needs no other group."""
         self._since.pop(spec.sequence_number, None)
 
-    def replacement(self, group: ReadyGroup, *, open_since: float) -> GroupSpec | None:
-        """The next group for the task of a TRAIN group with too few grades, or none.
+    def make_replacement(self, group: ReadyGroup, *, open_since: float) -> GroupSpec | None:
+        """Make the next group for the task of a TRAIN group with too few grades, or none.
 
         `open_since` is when the oldest group that is not complete, of the same environment, was
-        leased: it may still show that the environment works.
-        """
+        leased: it may still show that the environment works."""
         spec = group.spec
         began = self._since.setdefault(spec.sequence_number, group.leased_at)
-        refused = self._refused(group, open_since)
+        refused = self._judge_refusal(group, open_since)
         if spec.requeues < self._max_requeues and refused is not Refusal.BAD_TASK:
-            return spec.requeued()
-        self.over(spec)
-        self._tally.quarantined(spec)
+            return spec.to_requeued()
+        self.forget_task(spec)
+        self._tally.count_given_up(spec)
         if refused is Refusal.BAD_TASK:
-            self._condemn(
+            self._condemn_task(
                 spec.task.key, f"the gateway refuses it: {group.failed[-1].trajectory.detail}"
             )
         elif refused is None:
-            suspect = Suspect(spec.task.key, began, group.ended_at)
-            if self._witnesses.suspect(spec.task.env_key, suspect):
-                self._condemn(spec.task.key)
+            suspect = SuspectTask(spec.task.key, began, group.ended_at)
+            if self._witnesses.judge_suspect(spec.task.env_key, suspect):
+                self._condemn_task(spec.task.key)
         return None
 
-    def _refused(self, group: ReadyGroup, open_since: float) -> Refusal | None:
-        """Whether the gateway refused every try of a group."""
-        refusal = None if group.graded else refusal_of([r.trajectory for r in group.failed])
+    def _judge_refusal(self, group: ReadyGroup, open_since: float) -> Refusal | None:
+        """Return the refusal if the gateway refused every try of a group."""
+        refusal = None if group.graded else common_refusal([r.trajectory for r in group.failed])
         env = group.spec.task.env_key
         if refusal is None:
-            self._failed(group, open_since)
+            self._note_failure(group, open_since)
             return None
         kind, detail = refusal
-        self._tally.refused(env, len(group.failed), detail)
-        problem = self._refusals.refused(
+        self._tally.count_refused(env, len(group.failed), detail)
+        problem = self._refusals.note_refused(
             env, group.spec.task.key, kind, detail, at=group.ended_at, open_since=open_since
         )
         self.problem = self.problem or problem
         return kind
 
-    def _failed(self, group: ReadyGroup, open_since: float) -> None:
+    def _note_failure(self, group: ReadyGroup, open_since: float) -> None:
         """Note a group without any grade: nothing may ever get one."""
         if group.graded or self.problem:
             return
         task, tries = group.spec.task, [record.trajectory for record in group.failed]
-        self.problem = self._refusals.failed(
+        self.problem = self._refusals.note_failed(
             task.env_key, task.key, tries, at=group.ended_at, open_since=open_since
         )
 
-    def _condemn(self, task_key: str, reason: str = "") -> None:
+    def _condemn_task(self, task_key: str, reason: str = "") -> None:
         tries = f"{self._max_requeues + 1} groups had too few grades while other tasks were graded"
-        self._curriculum.condemn(task_key, reason or tries)
+        self._curriculum.condemn_task(task_key, reason or tries)
 
 
-def _seconds(trajectory: Trajectory) -> float:
-    """How long a try took, as far as it says."""
+def _attempt_seconds(trajectory: Trajectory) -> float:
+    """Return how long a try took, as far as it says."""
     turns = sum(turn.generate_s + turn.tools_s for turn in trajectory.turns)
     return trajectory.counts.open_s + turns + trajectory.counts.grade_s

@@ -1,13 +1,13 @@
-"""Puts the dispatcher together, with everything that an earlier start left in the journal."""
+"""Construction of the dispatcher, with everything that an earlier start left in the journal."""
 
 from collections.abc import Sequence
 
 from services.common.errors import ConfigError
 from services.learner.config.learner import LearnerConfig
 from services.learner.groups.batcher import Batcher
-from services.learner.groups.dispatcher import Dispatcher
+from services.learner.groups.dispatcher import GroupDispatcher
 from services.learner.groups.leases import LeaseBook
-from services.learner.groups.policy_history import Lineage
+from services.learner.groups.policy_history import PolicyLineage
 from services.learner.groups.task_groups import FreshGroups
 from services.learner.groups.types import LeaseRules
 from services.learner.journal.curriculum import drawn_tasks, opened_environments, stored_curriculum
@@ -24,14 +24,14 @@ from services.learner.sampling.tasks import Task
 
 async def start_dispatcher(
     config: LearnerConfig, journal: Journal, tasks: Sequence[Task], seed: int
-) -> Dispatcher:
-    """Begins a run epoch. Raises ConfigError when the tasks cannot be drawn as configured."""
-    curriculum = await _curriculum(config, journal, tasks, seed)
+) -> GroupDispatcher:
+    """Begin a run epoch. Raises ConfigError when the tasks cannot be drawn as configured."""
+    curriculum = await _build_curriculum(config, journal, tasks, seed)
     # The launcher names no epoch yet, so the journal's count is the only one.
     run_epoch = await journal.begin_epoch(at_least=1)
     fresh = FreshGroups(curriculum, size=config.group_size, temperature=config.temperature)
-    dispatcher = Dispatcher(
-        LeaseBook(_rules(config), fresh),
+    dispatcher = GroupDispatcher(
+        LeaseBook(_lease_rules(config), fresh),
         Batcher(
             groups_per_step=config.groups_per_step,
             max_staleness=config.max_staleness,
@@ -39,42 +39,42 @@ async def start_dispatcher(
             max_refill=config.max_refill,
         ),
         journal,
-        Lineage(await journal.publications(), await journal.forks()),
+        PolicyLineage(await journal.list_publications(), await journal.load_forks()),
         fresh,
         run_epoch=run_epoch,
         seed=seed,
         max_requeues=config.max_requeues,
-        opened=await journal.read(opened_environments),
+        opened=await journal.run_read(opened_environments),
     )
     await journal.drop_evals("eval_interrupted")
     if config.mode == "train":
-        for stored in await journal.read(replaced_groups):
+        for stored in await journal.run_read(replaced_groups):
             await dispatcher.restore_replaced(stored)
-        for stored in await journal.read(unfinished_groups):
-            await dispatcher.restore(stored)
+        for stored in await journal.run_read(unfinished_groups):
+            await dispatcher.restore_group(stored)
     return dispatcher
 
 
-async def _curriculum(
+async def _build_curriculum(
     config: LearnerConfig, journal: Journal, tasks: Sequence[Task], seed: int
 ) -> Curriculum:
-    """At the draw with which an earlier start would have gone on."""
+    """Build the curriculum, at the draw with which an earlier start would have gone on."""
     try:
         curriculum = Curriculum(
             tasks,
             config.sampling,
             seed=seed,
             window=config.groups_per_step,
-            stored=await journal.read(stored_curriculum),
-            seen=await journal.read(drawn_tasks),
+            stored=await journal.run_read(stored_curriculum),
+            seen=await journal.run_read(drawn_tasks),
         )
     except (MixtureError, NoTasksError) as error:
         raise ConfigError(str(error)) from error
-    curriculum.catch_up(await journal.read(next_sequence_number))
+    curriculum.catch_up(await journal.run_read(next_sequence_number))
     return curriculum
 
 
-def _rules(config: LearnerConfig) -> LeaseRules:
+def _lease_rules(config: LearnerConfig) -> LeaseRules:
     return LeaseRules(
         train_slots=(config.max_staleness + 1) * config.groups_per_step,
         eval_slots=config.eval.slots,

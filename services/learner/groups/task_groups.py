@@ -7,11 +7,10 @@ from services.learner.sampling.curriculum import Curriculum
 
 
 class FreshGroups:
-    """Makes TRAIN groups, and knows which of them the journal may not have yet.
+    """Maker of TRAIN groups; it knows which of them the journal may not have yet.
 
-    A restart goes on after the last number that the journal has. So that none is left out, every
-    lease and every change of the curriculum is journaled with what was drawn before it.
-    """
+    A restart goes on after the last number that the journal has. So that none is left out,
+    every lease and every change of the curriculum is journaled with what was drawn before it."""
 
     def __init__(self, curriculum: Curriculum, *, size: int, temperature: float) -> None:
         self.curriculum = curriculum
@@ -20,12 +19,12 @@ class FreshGroups:
         self._unjournaled: dict[str, GroupSpec] = {}
 
     def __call__(self) -> GroupSpec:
-        """The next group of the run."""
+        """Make the next group of the run."""
         number = self.curriculum.number
         spec = GroupSpec(
             group_id=f"g{number:06d}r0",
             sequence_number=number,
-            task=self.curriculum.draw(),
+            task=self.curriculum.draw_task(),
             purpose=Purpose.TRAIN,
             size=self._size,
             temperature=self._temperature,
@@ -37,7 +36,7 @@ class FreshGroups:
     def unjournaled(self) -> tuple[GroupSpec, ...]:
         return tuple(self._unjournaled.values())
 
-    def journaled(self, specs: Iterable[GroupSpec]) -> None:
-        """These are on the disk."""
+    def mark_journaled(self, specs: Iterable[GroupSpec]) -> None:
+        """Note that these are on the disk."""
         for spec in specs:
             self._unjournaled.pop(spec.group_id, None)

@@ -11,7 +11,7 @@ TEMPLATE_ERROR = "template_error"
 
 
 class Purpose(StrEnum):
-    """What the sampled trajectories are for."""
+    """Use of the sampled trajectories."""
 
     TRAIN = "train"
     EVAL = "eval"
@@ -23,7 +23,7 @@ class LeaseLostError(KeyError):
 
 @dataclass(frozen=True, slots=True)
 class GroupSpec:
-    """What does not change about a group."""
+    """Everything about a group that does not change."""
 
     group_id: str
     # Position in the curriculum; -1 for EVAL.
@@ -38,8 +38,8 @@ class GroupSpec:
     # Set for EVAL: sample from exactly this policy.
     exact_policy: PolicyId | None = None
 
-    def requeued(self) -> "GroupSpec":
-        """A new group for the same task."""
+    def to_requeued(self) -> "GroupSpec":
+        """Make a new group for the same task."""
         stem = self.group_id.rsplit("r", 1)[0]
         requeues = self.requeues + 1
         return replace(self, group_id=f"{stem}r{requeues}", requeues=requeues)
@@ -47,7 +47,7 @@ class GroupSpec:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """Leave to sample the missing attempts of one group."""
+    """Permission to sample the missing attempts of one group."""
 
     lease_id: str
     group: GroupSpec
@@ -59,8 +59,8 @@ class Lease:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
-    """A group that needs no more work; dropped when `reason` is set."""
+class EndedGroup:
+    """A group that needs no more work; dropped if `reason` is set."""
 
     group: GroupSpec
     graded: tuple[AttemptKey, ...]
@@ -71,7 +71,7 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class LeaseRules:
-    """The bounds that a book keeps."""
+    """Bounds that a lease book keeps."""
 
     train_slots: int
     eval_slots: int
@@ -82,8 +82,8 @@ class LeaseRules:
 
 
 @dataclass(slots=True)
-class Attempt:
-    """How far one attempt has come."""
+class AttemptProgress:
+    """Progress of one attempt."""
 
     next_try: int = 0
     # The try that was graded.
@@ -96,27 +96,27 @@ class OpenGroup:
     """A group in the book."""
 
     spec: GroupSpec
-    attempts: list[Attempt]
+    attempts: list[AttemptProgress]
     deadline: float
     oldest_version: int | None = None
     complete: bool = False
     lease: Lease | None = None
     expires: float = 0.0
 
-    def grade(self, key: AttemptKey, oldest_version: int | None) -> None:
+    def record_grade(self, key: AttemptKey, oldest_version: int | None) -> None:
         """Note a graded try, and the oldest version that wrote any of it."""
         self.attempts[key.attempt_index].graded = key
         versions = [v for v in (self.oldest_version, oldest_version) if v is not None]
         self.oldest_version = min(versions, default=None)
 
-    def older_than(self, version: int) -> bool:
-        """Whether an older version wrote any of it."""
+    def is_older_than(self, version: int) -> bool:
+        """Return True if a version older than `version` wrote any of it."""
         return self.oldest_version is not None and self.oldest_version < version
 
     @property
-    def missing(self) -> tuple[tuple[int, int], ...]:
+    def missing_attempts(self) -> tuple[tuple[int, int], ...]:
         return tuple((i, a.next_try) for i, a in enumerate(self.attempts) if not a.ended)
 
     @property
-    def graded(self) -> tuple[AttemptKey, ...]:
+    def graded_keys(self) -> tuple[AttemptKey, ...]:
         return tuple(a.graded for a in self.attempts if a.graded is not None)

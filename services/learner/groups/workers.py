@@ -1,4 +1,4 @@
-"""The rollout workers that the lease book knows. No clock of its own."""
+"""Roster of the rollout workers that the lease book knows. No clock of its own."""
 
 from collections import deque
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ class TooManyWorkersError(Exception):
 
 
 @dataclass(slots=True)
-class Worker:
+class RolloutWorker:
     """One rollout process."""
 
     incarnation: str
@@ -35,8 +35,8 @@ class Worker:
     capabilities: frozenset[str] = frozenset()
     leases: set[str] = field(default_factory=set[str])
 
-    def may_take(self, group: OpenGroup, newest: PolicyId | None, free_attempts: int) -> bool:
-        """Whether it serves what the group asks for, can do its task, and has room."""
+    def can_take(self, group: OpenGroup, newest: PolicyId | None, free_attempts: int) -> bool:
+        """Return True if it serves what the group asks for, can do its task, and has room."""
         if self.holding is None or newest is None:
             return False
         exact = group.spec.exact_policy
@@ -45,29 +45,29 @@ class Worker:
         if not group.spec.task.needs <= self.capabilities:
             return False
         # A worker smaller than a group takes one all the same when it has nothing else.
-        return free_attempts >= len(group.missing) or not self.leases
+        return free_attempts >= len(group.missing_attempts) or not self.leases
 
 
-class Roster:
-    """Who lives, what each serves and can do, and each one's fair share of the slots."""
+class WorkerRoster:
+    """Live workers, what each serves and can do, and each one's fair share of the slots."""
 
     def __init__(self, *, ttl_s: float) -> None:
         self._ttl_s = ttl_s
-        self._workers: dict[str, Worker] = {}
+        self._workers: dict[str, RolloutWorker] = {}
         self._replaced: deque[tuple[str, str]] = deque(maxlen=_REMEMBERED)
 
-    def __getitem__(self, worker_id: str) -> Worker:
+    def __getitem__(self, worker_id: str) -> RolloutWorker:
         return self._workers[worker_id]
 
-    def get(self, worker_id: str) -> Worker | None:
+    def find_worker(self, worker_id: str) -> RolloutWorker | None:
         return self._workers.get(worker_id)
 
     @property
-    def ids(self) -> tuple[str, ...]:
-        """Of all workers that are known now."""
+    def worker_ids(self) -> tuple[str, ...]:
+        """Ids of all workers that are known now."""
         return tuple(self._workers)
 
-    def replace(self, worker_id: str, incarnation: str, now: float) -> None:
+    def replace_worker(self, worker_id: str, incarnation: str, now: float) -> None:
         """Take in a new process under its id; its predecessor must hold nothing any more.
 
         Raises TooManyWorkersError.
@@ -76,57 +76,57 @@ class Roster:
             self._replaced.append((worker_id, old.incarnation))
         elif len(self._workers) >= _MOST_WORKERS:
             raise TooManyWorkersError(f"{len(self._workers)} workers are known already")
-        self._workers[worker_id] = Worker(incarnation, now)
+        self._workers[worker_id] = RolloutWorker(incarnation, now)
 
     def was_replaced(self, worker_id: str, incarnation: str) -> bool:
-        """Whether a process has a successor: it may not take its place back."""
+        """Return True if a process has a successor: it may not take its place back."""
         return worker_id in self._workers and (worker_id, incarnation) in self._replaced
 
-    def attach(self, worker_id: str, devices: int) -> None:
+    def attach_worker(self, worker_id: str, devices: int) -> None:
         """Count a worker's devices in everybody's fair share."""
         worker = self._workers[worker_id]
         worker.devices, worker.attached = max(1, devices), True
 
-    def detach(self, worker_id: str) -> None:
-        """A worker's stream is gone: it counts only while it calls."""
+    def detach_worker(self, worker_id: str) -> None:
+        """Note that a worker's stream is gone: it counts only while it calls."""
         if worker := self._workers.get(worker_id):
             worker.attached = False
 
-    def serves(self, worker_id: str, policy: PolicyId) -> None:
-        """A worker's canary was right; news that arrives late does not take it back."""
+    def mark_serving(self, worker_id: str, policy: PolicyId) -> None:
+        """Note that a worker's canary was right; late news does not take that back."""
         if worker := self._workers.get(worker_id):
             if policy not in worker.served:
                 worker.served.append(policy)
             if worker.holding is None or policy > worker.holding:
                 worker.holding = policy
 
-    def serves_nothing(self, worker_id: str, refused: PolicyId) -> None:
-        """A worker's canary was wrong, or its engine is torn: it gets no work."""
+    def mark_not_serving(self, worker_id: str, refused: PolicyId) -> None:
+        """Note that a worker's canary was wrong, or its engine is torn: it gets no work."""
         if worker := self._workers.get(worker_id):
             worker.holding = None
             worker.refusals += 1
             if refused in worker.served:
                 worker.served.remove(refused)
 
-    def capabilities(self, now: float) -> frozenset[str]:
-        """What some worker that lives can do."""
-        live = [w.capabilities for w in self._workers.values() if self._alive(w, now)]
+    def live_capabilities(self, now: float) -> frozenset[str]:
+        """Return the capabilities that at least one live worker has."""
+        live = [w.capabilities for w in self._workers.values() if self._is_alive(w, now)]
         return frozenset[str]().union(*live)
 
-    def alive(self, now: float) -> bool:
-        """Whether any worker lives."""
-        return any(self._alive(worker, now) for worker in self._workers.values())
+    def any_alive(self, now: float) -> bool:
+        """Return True if any worker is alive."""
+        return any(self._is_alive(worker, now) for worker in self._workers.values())
 
-    def share(self, worker: Worker, slots: int, now: float) -> int:
-        """Slots that a worker may have by its devices; at least 1."""
-        devices = sum(w.devices for w in self._workers.values() if self._alive(w, now))
+    def slot_share(self, worker: RolloutWorker, slots: int, now: float) -> int:
+        """Return the slots that a worker may have by its devices; at least 1."""
+        devices = sum(w.devices for w in self._workers.values() if self._is_alive(w, now))
         return max(1, ceil(slots * worker.devices / max(1, devices)))
 
     def forget_absent(self, now: float) -> None:
         """Drop workers that hold nothing and no longer call."""
         for worker_id, worker in list(self._workers.items()):
-            if not worker.leases and not self._alive(worker, now):
+            if not worker.leases and not self._is_alive(worker, now):
                 del self._workers[worker_id]
 
-    def _alive(self, worker: Worker, now: float) -> bool:
+    def _is_alive(self, worker: RolloutWorker, now: float) -> bool:
         return worker.attached or now - worker.seen < self._ttl_s

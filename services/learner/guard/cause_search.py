@@ -1,4 +1,4 @@
-"""Looks for the cause of a disagreement on the ranks."""
+"""Search for the cause of a disagreement, on the ranks."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,9 +8,9 @@ import numpy as np
 
 from services.common.log import get_logger
 from services.common.spec import PolicyConfig
-from services.learner.guard.control_chart import Bound
-from services.learner.guard.diagnosis import diagnose
-from services.learner.guard.report import Finding
+from services.learner.guard.control_chart import MismatchBound
+from services.learner.guard.diagnosis import diagnose_mismatch
+from services.learner.guard.report import MismatchFinding
 from services.learner.guard.types import Comparison
 from services.learner.ports import RankError, Ranks
 from services.learner.types import TrainBatch, VersionMismatch
@@ -20,45 +20,49 @@ _UNKNOWN = VersionMismatch(0, *[float("inf")] * 4)
 
 
 @dataclass(frozen=True, slots=True)
-class Investigator:
-    """What a search for the cause needs to know."""
+class CauseSearch:
+    """Search for the cause of a disagreement, with all that it needs to know."""
 
     ranks: Ranks
     policy: PolicyConfig
     temperature: float
-    bound: Bound
+    bound: MismatchBound
 
-    async def find(
+    async def find_cause(
         self,
         moment: Literal["start", "run"],
         source: str,
         batch: TrainBatch,
         workers: Sequence[str],
-    ) -> Finding:
-        """`workers` are those that wrote the batch's sequences, in order."""
+    ) -> MismatchFinding:
+        """Find the cause; `workers` are those that wrote the batch's sequences, in order."""
         version = batch.step - 1
         try:
-            comparison = await self.ranks.compare(batch, diagnose=True)
+            comparison = await self.ranks.compare_batch(batch, diagnose=True)
         except RankError as error:
             # The disagreement stands; only its cause stays unknown.
             _log.warning("the cause cannot be looked for", reason=str(error))
             comparison = Comparison()
         found = comparison.versions.get(version)
-        return Finding(
+        return MismatchFinding(
             moment=moment,
             source=source,
             version=version,
-            excesses=self.bound.excesses(version, found) if found else (),
+            excesses=self.bound.find_excesses(version, found) if found else (),
             comparison=comparison,
-            diagnosis=diagnose(found or _UNKNOWN, comparison, self.policy, self.temperature),
-            workers=by_worker(workers, comparison),
+            diagnosis=diagnose_mismatch(
+                found or _UNKNOWN, comparison, self.policy, self.temperature
+            ),
+            workers=errors_by_worker(workers, comparison),
             dtype=self.policy.dtype,
             bound=self.bound,
         )
 
 
-def by_worker(workers: Sequence[str], comparison: Comparison) -> tuple[tuple[str, float], ...]:
-    """Mean error of each worker's sequences, the worst first."""
+def errors_by_worker(
+    workers: Sequence[str], comparison: Comparison
+) -> tuple[tuple[str, float], ...]:
+    """Return the mean error of each worker's sequences, the worst first."""
     errors: dict[str, list[float]] = {}
     for worker, error in zip(workers, comparison.sequences, strict=False):
         if error is not None:

@@ -29,8 +29,8 @@ MIN_TOKENS = 32
 _TINY = 1e-12
 
 
-class Level(IntEnum):
-    """What the guard does."""
+class GuardLevel(IntEnum):
+    """Level of the guard's response."""
 
     WATCH = 0
     # Tokens far off get no gradient.
@@ -41,15 +41,15 @@ class Level(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Bound:
-    """What a precision explains, by statistic."""
+class MismatchBound:
+    """Mismatch that a precision explains, by statistic."""
 
     mean: float
     tail: float
     kl: float
 
-    def excesses(self, version: int, found: VersionMismatch) -> tuple["Excess", ...]:
-        """The statistics of one version that no healthy engine would have."""
+    def find_excesses(self, version: int, found: VersionMismatch) -> tuple["Excess", ...]:
+        """Return the statistics of one version that no healthy engine would have."""
         pairs: tuple[tuple[Statistic, float, float], ...] = (
             ("mean", found.abs_diff, self.mean),
             ("tail", found.abs_diff_tail, self.tail),
@@ -63,10 +63,10 @@ class Bound:
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class ChartRules:
     """The chart's constants; see `GuardConfig`."""
 
-    bound: Bound
+    bound: MismatchBound
     sigmas: float
     smoothing: float
     warmup_versions: int
@@ -91,25 +91,25 @@ class Excess:
 
 
 @dataclass(frozen=True, slots=True)
-class Track:
+class MovingLogStats:
     """Moving mean and variance of a statistic's logarithm."""
 
     mean: float = 0.0
     variance: float = 0.0
     count: int = 0
 
-    def fed(self, value: float, smoothing: float) -> "Track":
-        """With one more healthy value. The first ones weigh alike."""
+    def with_value(self, value: float, smoothing: float) -> "MovingLogStats":
+        """Return the statistics with one more healthy value. The first ones weigh alike."""
         weight = max(smoothing, 1 / (self.count + 1))
         difference = math.log(max(value, _TINY)) - self.mean
-        return Track(
+        return MovingLogStats(
             self.mean + weight * difference,
             (1 - weight) * (self.variance + weight * difference**2),
             self.count + 1,
         )
 
-    def limit(self, bound: float, rules: Rules) -> float:
-        """The largest value that the run's history explains."""
+    def upper_limit(self, bound: float, rules: ChartRules) -> float:
+        """Return the largest value that the run's history explains."""
         if self.count < rules.warmup_versions:
             return bound
         own = self.mean + rules.sigmas * math.sqrt(self.variance)
@@ -117,71 +117,77 @@ class Track:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """What one look at the newest samples led to."""
+class ChartVerdict:
+    """Result of one look at the newest samples."""
 
-    level: Level
+    level: GuardLevel
     excesses: tuple[Excess, ...] = ()
     # Entered ON_POLICY just now.
     resync: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Chart:
+class ControlChart:
     """A run's state under the guard. Every method returns a new one."""
 
-    kl: Track = Track()
-    tail: Track = Track()
-    level: Level = Level.WATCH
+    kl: MovingLogStats = MovingLogStats()
+    tail: MovingLogStats = MovingLogStats()
+    level: GuardLevel = GuardLevel.WATCH
     healthy: int = 0
 
-    def limits(self, rules: Rules) -> tuple[float, float]:
-        """Of the KL and of the tail."""
-        return self.kl.limit(rules.bound.kl, rules), self.tail.limit(rules.bound.tail, rules)
+    def current_limits(self, rules: ChartRules) -> tuple[float, float]:
+        """Return the limits of the KL and of the tail."""
+        return self.kl.upper_limit(rules.bound.kl, rules), self.tail.upper_limit(
+            rules.bound.tail, rules
+        )
 
-    def observe(
-        self, found: Mapping[int, VersionMismatch], rules: Rules
-    ) -> tuple["Chart", Verdict]:
+    def observe_versions(
+        self, found: Mapping[int, VersionMismatch], rules: ChartRules
+    ) -> tuple["ControlChart", ChartVerdict]:
         """Take in what was measured on samples of one or more versions.
 
         Versions with too few tokens count as not measured; without any, nothing changes.
         """
         judged = {v: each for v, each in sorted(found.items()) if each.tokens >= MIN_TOKENS}
         if not judged:
-            return self, Verdict(self.level)
-        excesses = tuple(e for v, each in judged.items() for e in self._excesses(v, each, rules))
+            return self, ChartVerdict(self.level)
+        excesses = tuple(
+            e for v, each in judged.items() for e in self._find_excesses(v, each, rules)
+        )
         if excesses:
-            return self._worse(excesses)
+            return self._step_up(excesses)
         chart = self
         for each in judged.values():
             chart = replace(
                 chart,
-                kl=chart.kl.fed(each.kl, rules.smoothing),
-                tail=chart.tail.fed(each.abs_diff_tail, rules.smoothing),
+                kl=chart.kl.with_value(each.kl, rules.smoothing),
+                tail=chart.tail.with_value(each.abs_diff_tail, rules.smoothing),
             )
-        return chart._better(rules)
+        return chart._step_down(rules)
 
-    def state(self) -> dict[str, Any]:
-        """As JSON, for the journal."""
+    def to_state(self) -> dict[str, Any]:
+        """Encode as JSON, for the journal."""
         return {**asdict(self), "level": int(self.level)}
 
     @staticmethod
-    def restored(state: Mapping[str, Any]) -> "Chart":
-        """What `state` gave; a new chart for an empty one.
+    def from_state(state: Mapping[str, Any]) -> "ControlChart":
+        """Restore what `to_state` gave; a new chart for an empty one.
 
-        Never above MASK: this start has loaded every engine anew, and what is over a limit now may
-        have been sampled before it, so that it is dropped once more before anything is stopped.
-        """
+        Never above MASK: this start has loaded every engine anew, and what is over a limit now
+        may have been sampled before it, so that it is dropped once more before anything is
+        stopped."""
         if not state:
-            return Chart()
-        kl, tail = Track(**state["kl"]), Track(**state["tail"])
-        level = min(Level(state["level"]), Level.MASK)
-        return Chart(kl, tail, level, state["healthy"])
+            return ControlChart()
+        kl, tail = MovingLogStats(**state["kl"]), MovingLogStats(**state["tail"])
+        level = min(GuardLevel(state["level"]), GuardLevel.MASK)
+        return ControlChart(kl, tail, level, state["healthy"])
 
-    def _excesses(self, version: int, found: VersionMismatch, rules: Rules) -> tuple[Excess, ...]:
-        if hard := rules.bound.excesses(version, found):
+    def _find_excesses(
+        self, version: int, found: VersionMismatch, rules: ChartRules
+    ) -> tuple[Excess, ...]:
+        if hard := rules.bound.find_excesses(version, found):
             return hard
-        kl, tail = self.limits(rules)
+        kl, tail = self.current_limits(rules)
         pairs: tuple[tuple[Statistic, float, float], ...] = (
             ("kl", found.kl, kl),
             ("tail", found.abs_diff_tail, tail),
@@ -192,17 +198,17 @@ class Chart:
             if not value <= limit
         )
 
-    def _worse(self, excesses: tuple[Excess, ...]) -> tuple["Chart", Verdict]:
+    def _step_up(self, excesses: tuple[Excess, ...]) -> tuple["ControlChart", ChartVerdict]:
         level = self.level
-        if level < Level.ON_POLICY:
-            level = Level(level + 1)
+        if level < GuardLevel.ON_POLICY:
+            level = GuardLevel(level + 1)
         elif any(excess.hard for excess in excesses):
-            level = Level.STOP
-        resync = level is Level.ON_POLICY and self.level is not Level.ON_POLICY
-        return replace(self, level=level, healthy=0), Verdict(level, excesses, resync)
+            level = GuardLevel.STOP
+        resync = level is GuardLevel.ON_POLICY and self.level is not GuardLevel.ON_POLICY
+        return replace(self, level=level, healthy=0), ChartVerdict(level, excesses, resync)
 
-    def _better(self, rules: Rules) -> tuple["Chart", Verdict]:
+    def _step_down(self, rules: ChartRules) -> tuple["ControlChart", ChartVerdict]:
         healthy, level = self.healthy + 1, self.level
         if level and healthy >= rules.healthy_versions:
-            healthy, level = 0, Level(level - 1)
-        return replace(self, level=level, healthy=healthy), Verdict(level)
+            healthy, level = 0, GuardLevel(level - 1)
+        return replace(self, level=level, healthy=healthy), ChartVerdict(level)

@@ -1,11 +1,11 @@
-"""Which setting explains that an engine disagrees with the trainer. No I/O."""
+"""Diagnosis: the setting that explains why an engine disagrees with the trainer. No I/O."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from services.common.spec import PolicyConfig
-from services.learner.guard.types import Band, Comparison, Hypothesis, Setting
+from services.learner.guard.types import Comparison, Hypothesis, PositionBand, Setting
 from services.learner.types import VersionMismatch
 
 # An explanation leaves this share of the error at most.
@@ -32,38 +32,45 @@ _NO_FIX = "compare the engine's options and its model's config.json with the tra
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """`setting` is None when no single one explains the error."""
+    """Explanation of a mismatch; `setting` is None when no single one explains the error."""
 
     setting: Setting | None
     sentence: str
     fix: str
 
 
-def diagnose(
+def diagnose_mismatch(
     found: VersionMismatch, comparison: Comparison, policy: PolicyConfig, temperature: float
 ) -> Diagnosis:
-    """`found` is the mismatch that `comparison.hypotheses` were tried on."""
-    best = _exact(found, comparison.hypotheses) or _rounding(found, comparison, policy.dtype)
-    grows = _growth(comparison.bands)
+    """Diagnose a mismatch; `found` is the one that `comparison.hypotheses` were tried on."""
+    best = _find_exact(found, comparison.hypotheses) or _find_rounding(
+        found, comparison, policy.dtype
+    )
+    grows = _describe_growth(comparison.bands)
     if best is None:
         closest = min(comparison.hypotheses, key=lambda h: h.residual, default=None)
-        return Diagnosis(None, f"no single setting explains it{grows}{_closest(closest)}", _NO_FIX)
-    sentence = f"{_sentence(best, policy, temperature)} (error then {best.residual:.2g}){grows}"
+        return Diagnosis(
+            None, f"no single setting explains it{grows}{_describe_closest(closest)}", _NO_FIX
+        )
+    sentence = (
+        f"{_describe_cause(best, policy, temperature)} (error then {best.residual:.2g}){grows}"
+    )
     return Diagnosis(best.setting, sentence, _FIXES[best.setting])
 
 
-def _exact(found: VersionMismatch, hypotheses: Sequence[Hypothesis]) -> Hypothesis | None:
-    """The one that leaves least of the error, if that is little."""
+def _find_exact(found: VersionMismatch, hypotheses: Sequence[Hypothesis]) -> Hypothesis | None:
+    """Return the hypothesis that leaves least of the error, if that is little."""
     tried = [h for h in hypotheses if h.setting != "dtype"]
     best = min(tried, key=lambda h: h.residual, default=None)
     return best if best and best.residual <= _LEFT * found.abs_diff else None
 
 
-def _rounding(found: VersionMismatch, comparison: Comparison, dtype: str) -> Hypothesis | None:
-    """The coarser dtype whose rounding is of the error's size. Rounding cannot be repeated by
-    another implementation, so that its residual says nothing."""
+def _find_rounding(found: VersionMismatch, comparison: Comparison, dtype: str) -> Hypothesis | None:
+    """Return the coarser dtype whose rounding is of the error's size.
 
-    def distance(hypothesis: Hypothesis) -> float:
+    Rounding cannot be repeated by another implementation, so that its residual says nothing."""
+
+    def log_distance(hypothesis: Hypothesis) -> float:
         if not (hypothesis.effect > 0 and 0 < found.abs_diff < math.inf):
             return math.inf
         return abs(math.log(found.abs_diff / hypothesis.effect))
@@ -74,11 +81,11 @@ def _rounding(found: VersionMismatch, comparison: Comparison, dtype: str) -> Hyp
         for h in comparison.hypotheses
         if h.setting == "dtype" and _COARSENESS.index(h.value) > own
     ]
-    best = min(coarser, key=distance, default=None)
-    return best if best and distance(best) <= math.log(_ALIKE) else None
+    best = min(coarser, key=log_distance, default=None)
+    return best if best and log_distance(best) <= math.log(_ALIKE) else None
 
 
-def _sentence(best: Hypothesis, policy: PolicyConfig, temperature: float) -> str:
+def _describe_cause(best: Hypothesis, policy: PolicyConfig, temperature: float) -> str:
     match best.setting:
         case "temperature":
             return (
@@ -91,18 +98,18 @@ def _sentence(best: Hypothesis, policy: PolicyConfig, temperature: float) -> str
                 f" policy.dtype is {policy.dtype}"
             )
         case "rope":
-            return f"rope differs: the engine encodes positions {_as(best.value)}"
+            return f"rope differs: the engine encodes positions {_describe_rope(best.value)}"
         case "head":
             return f"the output head differs: the engine's is {best.value}"
         case "weights":
             return f"the weights differ: the engine's are {best.value}"
 
 
-def _as(value: str) -> str:
+def _describe_rope(value: str) -> str:
     return value if value.startswith("without") else f"with {value}"
 
 
-def _growth(bands: Sequence[Band]) -> str:
+def _describe_growth(bands: Sequence[PositionBand]) -> str:
     if len(bands) < 2:
         return ""
     near, far = bands[0], bands[-1]
@@ -112,7 +119,7 @@ def _growth(bands: Sequence[Band]) -> str:
     )
 
 
-def _closest(hypothesis: Hypothesis | None) -> str:
+def _describe_closest(hypothesis: Hypothesis | None) -> str:
     if hypothesis is None:
         return ""
     what = f"{hypothesis.setting} {hypothesis.value}"

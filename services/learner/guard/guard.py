@@ -1,4 +1,4 @@
-"""The mismatch guard of one start of a learner: what it asks, judges, remembers and orders."""
+"""Mismatch guard of one start of a learner: what it asks, judges, remembers and orders."""
 
 import asyncio
 from collections import Counter, deque
@@ -13,20 +13,24 @@ from numpy.typing import NDArray
 from services.common.log import get_logger
 from services.common.spec import PolicyConfig
 from services.learner.config.learner import LearnerConfig
-from services.learner.groups.background import Writes
+from services.learner.groups.background import BackgroundTasks
 from services.learner.groups.batcher import Batch
-from services.learner.guard.cause_search import Investigator, by_worker
-from services.learner.guard.control_chart import Chart, Level, Verdict
+from services.learner.guard.cause_search import CauseSearch, errors_by_worker
+from services.learner.guard.control_chart import ChartVerdict, ControlChart, GuardLevel
 from services.learner.guard.dtype_bounds import rules_of
 from services.learner.guard.probes import (
-    Answer,
+    EngineReport,
+    build_evidence,
     check_results,
-    evidence,
     probe_batch,
     start_probes,
 )
 from services.learner.guard.report import MismatchError, write_report
-from services.learner.guard.rescored_samples import Sample, samples, spread
+from services.learner.guard.rescored_samples import (
+    RescoredSample,
+    interleave_attempts,
+    load_samples,
+)
 from services.learner.guard.types import Comparison, Probe, ProbeResult
 from services.learner.journal.store import Journal
 from services.learner.ports import RankError, Ranks
@@ -41,7 +45,7 @@ from services.learner.types import (
 )
 
 _log = get_logger(__name__)
-META = "guard"
+GUARD_META = "guard"
 # An engine may be torn once; one that was loaded anew and still disagrees is set up otherwise.
 _REFUSALS = 2
 _HISTORY = 64
@@ -49,7 +53,7 @@ _HISTORY = 64
 
 @dataclass(frozen=True, slots=True)
 class Ruling:
-    """What becomes of a batch: trained with `settings`, or dropped for a sampling anew, or
+    """Decision about a batch: it is trained with `settings`, or dropped for a sampling anew, or
     neither: the run is stopped."""
 
     settings: StepSettings = field(default_factory=StepSettings)
@@ -57,8 +61,10 @@ class Ruling:
     stop: MismatchError | None = None
 
 
-class Guard:
-    """Everything runs on one event loop; the ranks do one thing at a time."""
+class MismatchGuard:
+    """Guard against a mismatch of engine and trainer.
+
+    Everything runs on one event loop; the ranks do one thing at a time."""
 
     def __init__(
         self,
@@ -71,7 +77,8 @@ class Guard:
         run_epoch: int,
         state: Mapping[str, Any],
     ) -> None:
-        """`state` is what an earlier start of the run left in the journal under `META`."""
+        """Create the guard; `state` is what an earlier start of the run left in the journal
+        under `GUARD_META`."""
         self._config = config.guard
         self._temperature = config.temperature
         self._policy = policy
@@ -80,8 +87,8 @@ class Guard:
         self._run_dir = run_dir
         self._run_epoch = run_epoch
         self._rules = rules_of(config.guard, policy.dtype)
-        self._cause = Investigator(ranks, policy, config.temperature, self._rules.bound)
-        self._chart = Chart.restored(state)
+        self._cause = CauseSearch(ranks, policy, config.temperature, self._rules.bound)
+        self._chart = ControlChart.from_state(state)
         self._probes: tuple[Probe, ...] = ()
         self._publication: Publication | None = None
         self._vocab_size = 0
@@ -90,20 +97,20 @@ class Guard:
         # This start has given a batch to the trainer.
         self._begun = False
         self._refusals: Counter[str] = Counter()
-        self._refused: asyncio.Queue[Answer] = asyncio.Queue()
+        self._refused: asyncio.Queue[EngineReport] = asyncio.Queue()
         self._ranks_turn = asyncio.Lock()
-        self._work = Writes()
+        self._work = BackgroundTasks()
         self._metrics: dict[str, float] = {}
         self._history: deque[dict[str, Any]] = deque(maxlen=_HISTORY)
 
     # --- engines
 
-    def loaded(self, info: ModelInfo) -> None:
-        """Learn what the ranks hold, before anything is published."""
+    def note_model(self, info: ModelInfo) -> None:
+        """Note what the ranks hold, before anything is published."""
         self._vocab_size = info.vocab_size
 
     def probes_for(self, publication: Publication) -> tuple[Probe, ...]:
-        """What engines are asked with a publication: something until a step has been trained."""
+        """Return the probes that go with a publication: some until a step has been trained."""
         self._publication = publication
         if self._begun or self._config.mode == "off":
             self._probes = ()
@@ -114,14 +121,13 @@ class Guard:
     async def probes_agree(
         self, worker_id: str, policy: PolicyId, results: Sequence[ProbeResult]
     ) -> bool:
-        """Whether an engine samples what the trainer expects it to; True without an answer.
+        """Return True if an engine samples what the trainer expects of it, or gave no answer.
 
-        Raises ProbeError. It goes on when the caller goes away: the ranks are at it, and must not
-        be given something else to compare meanwhile.
-        """
+        Raises ProbeError. It goes on when the caller goes away: the ranks are at it, and must
+        not be given something else to compare meanwhile."""
         if self._begun or not results:
             return True
-        return await self._work.finish(self._probes_agree(worker_id, policy, results))
+        return await self._work.run_shielded(self._probes_agree(worker_id, policy, results))
 
     async def _probes_agree(
         self, worker_id: str, policy: PolicyId, results: Sequence[ProbeResult]
@@ -132,14 +138,14 @@ class Guard:
             check_results(self._probes, results, self._vocab_size)
             batch = probe_batch(policy.version, self._probes, results)
             try:
-                found = (await self._ranks.compare(batch)).versions.get(policy.version)
+                found = (await self._ranks.compare_batch(batch)).versions.get(policy.version)
             except RankError as error:
                 # The ranks have gone on to other weights, or died, which the loop will meet.
                 _log.warning("probes cannot be judged", worker=worker_id, reason=str(error))
                 return True
         if found is None:
             return True
-        excesses = self._rules.bound.excesses(policy.version, found)
+        excesses = self._rules.bound.find_excesses(policy.version, found)
         shown = {"worker": worker_id, "abs_diff": found.abs_diff, "tail": found.abs_diff_tail}
         if excesses:
             _log.error("probes disagree", **shown, over=[str(excess) for excess in excesses])
@@ -147,28 +153,29 @@ class Guard:
             _log.info("probes agree", **shown, tokens=found.tokens)
         return not excesses or self._config.mode == "warn"
 
-    def refused(
+    def note_refusal(
         self,
         worker_id: str,
         policy: PolicyId,
         canary: NDArray[np.float32],
         results: Sequence[ProbeResult],
     ) -> None:
-        """Note an engine that was refused; before the first step, the second time of one worker
-        is the run's end."""
+        """Note an engine that was refused.
+
+        Before the first step, the second time of one worker ends the run."""
         self._refusals[worker_id] += 1
         if self._config.mode != "enforce" or self._begun:
             return
         if self._refusals[worker_id] >= _REFUSALS:
-            self._refused.put_nowait(Answer(worker_id, policy, canary, tuple(results)))
+            self._refused.put_nowait(EngineReport(worker_id, policy, canary, tuple(results)))
 
-    async def watch(self) -> None:
+    async def wait_for_mismatch(self) -> None:
         """Wait for an engine that cannot be brought to agree; raises MismatchError."""
         answer = await self._refused.get()
         async with self._ranks_turn:
-            source, batch = evidence(answer, self._publication, self._probes)
+            source, batch = build_evidence(answer, self._publication, self._probes)
             workers = [answer.worker_id] * len(batch.sequences)
-            finding = await self._cause.find("start", source, batch, workers)
+            finding = await self._cause.find_cause("start", source, batch, workers)
         raise write_report(self._run_dir, finding)
 
     # --- batches
@@ -181,19 +188,20 @@ class Guard:
         if self._config.mode == "off":
             return Ruling()
         async with self._ranks_turn:
-            chosen, own = await self._chosen(batch, version)
-            comparison = await self._compare(chosen, version)
+            chosen, own = await self._choose_samples(batch, version)
+            comparison = await self._compare_samples(chosen, version)
             if own and version in comparison.versions:
                 await self._check_start(chosen, comparison, version)
             elif not self._checked:
                 _log.warning("nothing in the batch was sampled by this start: checked later")
-            ruling = await self._rule(chosen, comparison, version)
+            ruling = await self._make_ruling(chosen, comparison, version)
         self._begun = self._begun or not (ruling.resync or ruling.stop)
-        await self._journal.set_meta({META: self._chart.state()})
+        await self._journal.set_meta({GUARD_META: self._chart.to_state()})
         return ruling
 
-    def noted(self, result: StepResult, base: int) -> StepResult:
-        """With the `mismatch/*` metrics of docs/mismatch.md, of the step that began at `base`."""
+    def with_metrics(self, result: StepResult, base: int) -> StepResult:
+        """Return a result with the `mismatch/*` metrics of docs/mismatch.md, of the step that
+        began at `base`."""
         drift = {
             f"mismatch/kl_staleness_{base - version}": found.kl
             for version, found in result.versions.items()
@@ -202,14 +210,18 @@ class Guard:
 
     # --- inside
 
-    async def _chosen(self, batch: Batch, version: int) -> tuple[list[Sample], bool]:
-        """Before a start has been judged, what its own engines sampled from the newest weights, and
-        True; after that, or without any, whatever the batch has."""
+    async def _choose_samples(
+        self, batch: Batch, version: int
+    ) -> tuple[list[RescoredSample], bool]:
+        """Choose the samples to compare; also return whether they are this start's own.
+
+        They are, before a start has been judged, what its own engines sampled from the newest
+        weights. After that, or without any, they are whatever the batch has."""
         groups = batch.groups
         if not self._checked:
-            own = await samples(
+            own = await load_samples(
                 self._journal,
-                spread(groups),
+                interleave_attempts(groups),
                 version,
                 epoch=self._run_epoch,
                 tokens=self._config.start_tokens,
@@ -219,20 +231,22 @@ class Guard:
         tokens = self._config.audit_tokens
         if not tokens:
             return [], False
-        found = await samples(self._journal, spread(groups), version, epoch=None, tokens=tokens)
+        found = await load_samples(
+            self._journal, interleave_attempts(groups), version, epoch=None, tokens=tokens
+        )
         return found, False
 
-    async def _compare(self, chosen: Sequence[Sample], version: int) -> Comparison:
+    async def _compare_samples(self, chosen: Sequence[RescoredSample], version: int) -> Comparison:
         if not chosen:
             return Comparison()
-        return await self._ranks.compare(_batch(chosen, version))
+        return await self._ranks.compare_batch(_samples_to_batch(chosen, version))
 
     async def _check_start(
-        self, chosen: Sequence[Sample], comparison: Comparison, version: int
+        self, chosen: Sequence[RescoredSample], comparison: Comparison, version: int
     ) -> None:
         found = comparison.versions[version]
         self._checked = True
-        excesses = self._rules.bound.excesses(version, found)
+        excesses = self._rules.bound.find_excesses(version, found)
         if not excesses:
             _log.info(
                 "engine and trainer agree",
@@ -243,45 +257,51 @@ class Guard:
             )
             return
         workers = [sample.worker_id for sample in chosen]
-        finding = await self._cause.find("start", "samples", _batch(chosen, version), workers)
+        finding = await self._cause.find_cause(
+            "start", "samples", _samples_to_batch(chosen, version), workers
+        )
         error = write_report(self._run_dir, finding)
         if self._config.mode == "enforce":
             raise error
         _log.error("engine and trainer disagree", reason=str(error))
 
-    async def _rule(self, chosen: Sequence[Sample], comparison: Comparison, version: int) -> Ruling:
+    async def _make_ruling(
+        self, chosen: Sequence[RescoredSample], comparison: Comparison, version: int
+    ) -> Ruling:
         before = self._chart.level
-        self._chart, verdict = self._chart.observe(comparison.versions, self._rules)
-        self._note(comparison.versions, version)
+        self._chart, verdict = self._chart.observe_versions(comparison.versions, self._rules)
+        self._note_metrics(comparison.versions, version)
         if verdict.excesses or verdict.level is not before:
             self._log_change(before, verdict, chosen, comparison)
         if self._config.mode == "warn":
             return Ruling()
         settings = StepSettings()
-        if verdict.level >= Level.MASK:
+        if verdict.level >= GuardLevel.MASK:
             settings = StepSettings(ratio_limit=self._config.ratio_limit)
-        if verdict.level is not Level.STOP:
+        if verdict.level is not GuardLevel.STOP:
             return Ruling(settings, resync=verdict.resync)
         workers = [sample.worker_id for sample in chosen]
-        finding = await self._cause.find("run", "samples", _batch(chosen, version), workers)
+        finding = await self._cause.find_cause(
+            "run", "samples", _samples_to_batch(chosen, version), workers
+        )
         finding = replace(finding, excesses=verdict.excesses)
         return Ruling(settings, stop=write_report(self._run_dir, finding, list(self._history)))
 
     def _log_change(
         self,
-        before: Level,
-        verdict: Verdict,
-        chosen: Sequence[Sample],
+        before: GuardLevel,
+        verdict: ChartVerdict,
+        chosen: Sequence[RescoredSample],
         comparison: Comparison,
     ) -> None:
         over = [str(excess) for excess in verdict.excesses]
-        worst = by_worker([sample.worker_id for sample in chosen], comparison)[:1]
+        worst = errors_by_worker([sample.worker_id for sample in chosen], comparison)[:1]
         log = _log.error if verdict.excesses else _log.info
         levels = {"was": before.name.lower(), "level": verdict.level.name.lower()}
         log("mismatch guard", **levels, over=over, worst=worst, acts=self._config.mode)
 
-    def _note(self, versions: Mapping[int, VersionMismatch], version: int) -> None:
-        kl_limit, tail_limit = self._chart.limits(self._rules)
+    def _note_metrics(self, versions: Mapping[int, VersionMismatch], version: int) -> None:
+        kl_limit, tail_limit = self._chart.current_limits(self._rules)
         self._metrics = {
             "mismatch/guard_level": float(self._chart.level),
             "mismatch/kl_limit": kl_limit,
@@ -296,5 +316,5 @@ class Guard:
         self._history.append({"step": version + 1, **self._metrics})
 
 
-def _batch(chosen: Sequence[Sample], version: int) -> TrainBatch:
+def _samples_to_batch(chosen: Sequence[RescoredSample], version: int) -> TrainBatch:
     return TrainBatch(version + 1, tuple(sample.sequence for sample in chosen))

@@ -1,4 +1,4 @@
-"""What engines are asked at a run's start, and their answers as sequences to score."""
+"""Probes that engines answer at a run's start, and their answers as sequences to score."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,18 +18,17 @@ _LONG_SEEDS = (5, 6)
 
 
 def start_probes(policy: PolicyConfig, vocab_size: int, temperature: float) -> tuple[Probe, ...]:
-    """Short continuations at the training temperature and, where the run stretches the model's
-    context, some that begin just where the model's own ends.
+    """Make short continuations at the training temperature and, if the run stretches the
+    model's context, some that begin just where the model's own ends.
 
-    The prompts depend on nothing but the vocabulary's size.
-    """
+    The prompts depend on nothing but the vocabulary's size."""
     longest = policy.max_model_len - _TOKENS
     lengths = [(min(_SHORT_PROMPT, longest), seed) for seed in _SHORT_SEEDS]
     original = (policy.rope_scaling or {}).get("original_max_position_embeddings")
     if original is not None and int(original) <= longest:
         lengths += [(int(original), seed) for seed in _LONG_SEEDS]
     return tuple(
-        Probe(_prompt(length, vocab_size, seed), _TOKENS, temperature, seed)
+        Probe(_make_prompt(length, vocab_size, seed), _TOKENS, temperature, seed)
         for length, seed in lengths
         if length > 0
     )
@@ -40,7 +39,7 @@ class ProbeError(ValueError):
 
 
 def check_results(probes: Sequence[Probe], results: Sequence[ProbeResult], vocab_size: int) -> None:
-    """Raises ProbeError for what could not be scored. No answers at all are no error."""
+    """Check that results can be scored; none at all are no error. Raises ProbeError."""
     if not results:
         return
     if len(results) != len(probes):
@@ -59,14 +58,16 @@ def check_results(probes: Sequence[Probe], results: Sequence[ProbeResult], vocab
 def probe_batch(
     version: int, probes: Sequence[Probe], results: Sequence[ProbeResult]
 ) -> TrainBatch:
-    """The answers as sequences that `version` wrote. Results and probes are in the same order."""
+    """Build sequences that `version` wrote from the answers.
+
+    Results and probes are in the same order."""
     pairs = zip(probes, results, strict=True)
-    return TrainBatch(version + 1, tuple(_row(i, *pair) for i, pair in enumerate(pairs)))
+    return TrainBatch(version + 1, tuple(_probe_sequence(i, *pair) for i, pair in enumerate(pairs)))
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """What an engine reported of a policy that it had loaded."""
+class EngineReport:
+    """Report of an engine on a policy that it had loaded."""
 
     worker_id: str
     policy: PolicyId
@@ -74,31 +75,33 @@ class Answer:
     results: tuple[ProbeResult, ...]
 
 
-def evidence(
-    answer: Answer, publication: Publication | None, probes: Sequence[Probe]
+def build_evidence(
+    answer: EngineReport, publication: Publication | None, probes: Sequence[Probe]
 ) -> tuple[str, TrainBatch]:
-    """What the answer consists of, and as sequences that its version wrote, the canary first."""
+    """Name what a report holds, and return it as sequences that its version wrote.
+
+    The canary comes first."""
     version = answer.policy.version
     rows: tuple[TrainSequence, ...] = ()
     if publication is not None and len(answer.canary) == len(publication.canary_logprobs):
-        rows = (_canary(publication.canary_token_ids, answer.canary),)
+        rows = (_canary_sequence(publication.canary_token_ids, answer.canary),)
     if not answer.results or len(answer.results) != len(probes):
         return "canary", TrainBatch(version + 1, rows)
     sampled = probe_batch(version, probes, answer.results).sequences
     return "canary and probes", TrainBatch(version + 1, rows + sampled)
 
 
-def _canary(token_ids: NDArray[np.int32], logprobs: NDArray[np.float32]) -> TrainSequence:
-    """A canary as a sequence of which the engine wrote all but the first token."""
-    return _sequence("canary", 0, token_ids, logprobs, temperature=1.0)
+def _canary_sequence(token_ids: NDArray[np.int32], logprobs: NDArray[np.float32]) -> TrainSequence:
+    """Return a canary as a sequence of which the engine wrote all but the first token."""
+    return _build_sequence("canary", 0, token_ids, logprobs, temperature=1.0)
 
 
-def _row(index: int, probe: Probe, result: ProbeResult) -> TrainSequence:
+def _probe_sequence(index: int, probe: Probe, result: ProbeResult) -> TrainSequence:
     ids = np.concatenate([probe.prompt_token_ids, result.token_ids]).astype(np.int32)
-    return _sequence("probe", index, ids, result.logprobs, temperature=probe.temperature)
+    return _build_sequence("probe", index, ids, result.logprobs, temperature=probe.temperature)
 
 
-def _sequence(
+def _build_sequence(
     group_id: str,
     index: int,
     token_ids: NDArray[np.int32],
@@ -106,7 +109,7 @@ def _sequence(
     *,
     temperature: float,
 ) -> TrainSequence:
-    """The last `len(logprobs)` tokens are the policy's."""
+    """Build a sequence whose last `len(logprobs)` tokens are the policy's."""
     first = len(token_ids) - len(logprobs)
     behaviour = np.zeros(len(token_ids), np.float32)
     behaviour[first:] = logprobs
@@ -122,7 +125,7 @@ def _sequence(
     )
 
 
-def _prompt(length: int, vocab_size: int, seed: int) -> NDArray[np.int32]:
-    """Token ids spread all over the vocabulary, others for every seed."""
+def _make_prompt(length: int, vocab_size: int, seed: int) -> NDArray[np.int32]:
+    """Make token ids spread all over the vocabulary, others for every seed."""
     spots = (np.arange(1, length + 1, dtype=np.float64) * _GOLDEN + seed / 7) % 1.0
     return (spots * vocab_size).astype(np.int32)

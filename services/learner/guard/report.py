@@ -1,4 +1,4 @@
-"""What is left for people when engine and trainer disagree: an error, and a file."""
+"""Report for people when engine and trainer disagree: an error, and a file."""
 
 import json
 import math
@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from services.common.errors import ConfigError
-from services.learner.guard.control_chart import Bound, Excess
+from services.learner.guard.control_chart import Excess, MismatchBound
 from services.learner.guard.diagnosis import Diagnosis
 from services.learner.guard.types import Comparison
 
-FILE_NAME = "mismatch_report.json"
+REPORT_FILE = "mismatch_report.json"
 
 
 class MismatchError(ConfigError):
@@ -23,7 +23,7 @@ class MismatchError(ConfigError):
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class MismatchFinding:
     """A disagreement and all that is known of it."""
 
     moment: Literal["start", "run"]
@@ -36,10 +36,10 @@ class Finding:
     # Mean error of each worker's sequences, the worst first.
     workers: tuple[tuple[str, float], ...]
     dtype: str
-    bound: Bound
+    bound: MismatchBound
 
-    def message(self, path: Path) -> str:
-        """One sentence for each: what, by how much, why, and what to do."""
+    def format_message(self, path: Path) -> str:
+        """Format one sentence for each: what, by how much, why, and what to do."""
         begin = "the run does not start" if self.moment == "start" else "the run is stopped"
         over = "; ".join(str(excess) for excess in self.excesses) or "the canary is over its bound"
         worst = f" Worst: {self.workers[0][0]}." if self.workers else ""
@@ -51,25 +51,26 @@ class Finding:
 
 
 def write_report(
-    run_dir: Path, finding: Finding, history: Sequence[dict[str, Any]] = ()
+    run_dir: Path, finding: MismatchFinding, history: Sequence[dict[str, Any]] = ()
 ) -> MismatchError:
-    """Writes `mismatch_report.json` under the run's folder; returns the error to end with."""
-    path = run_dir / FILE_NAME
-    error = MismatchError(finding.message(path))
+    """Write `mismatch_report.json` under the run's folder; return the error to end with."""
+    path = run_dir / REPORT_FILE
+    error = MismatchError(finding.format_message(path))
     text = json.dumps(
-        _finite({"message": str(error), **asdict(finding), "history": list(history)}), indent=2
+        _to_finite_json({"message": str(error), **asdict(finding), "history": list(history)}),
+        indent=2,
     )
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text + "\n")
     return error
 
 
-def _finite(value: Any) -> Any:
-    """JSON knows neither NaN nor infinity, and no keys but strings."""
+def _to_finite_json(value: Any) -> Any:
+    """Replace what JSON does not know: NaN, infinity, and keys other than strings."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, dict):
-        return {str(name): _finite(each) for name, each in value.items()}
+        return {str(name): _to_finite_json(each) for name, each in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(each) for each in value]
+        return [_to_finite_json(each) for each in value]
     return value

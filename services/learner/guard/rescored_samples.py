@@ -1,4 +1,4 @@
-"""Which of a batch's samples are scored again, and how they look to the ranks."""
+"""Samples of a batch that are scored again, and how they look to the ranks."""
 
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from itertools import chain, zip_longest
 
 import numpy as np
 
-from services.learner.groups.batcher import ReadyGroup, Record
+from services.learner.groups.batcher import AttemptRecord, ReadyGroup
 from services.learner.journal.store import Journal
 from services.learner.trajectory import Trajectory, policy_mask
 from services.learner.types import PolicyId, TrainSequence
@@ -14,31 +14,34 @@ from services.learner.types import Sequence as Sampled
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
-    """A sequence to score, and whose engine wrote it."""
+class RescoredSample:
+    """A sequence to score, and the worker whose engine wrote it."""
 
     sequence: TrainSequence
     worker_id: str
 
 
-def spread(groups: Sequence[ReadyGroup]) -> Iterator[Record]:
-    """The first attempt of every group, then the second of each, and so on.
+def interleave_attempts(groups: Sequence[ReadyGroup]) -> Iterator[AttemptRecord]:
+    """Iterate over the first attempt of every group, then the second of each, and so on.
 
-    A group is one engine's work, mostly: so every engine is heard before any is twice.
-    """
+    A group is mostly one engine's work: so every engine is heard before any is heard twice."""
     rounds = zip_longest(*(group.graded for group in groups))
     return (record for record in chain.from_iterable(rounds) if record is not None)
 
 
-async def samples(
-    journal: Journal, records: Iterator[Record], version: int, *, epoch: int | None, tokens: int
-) -> list[Sample]:
-    """At most so many policy tokens, but at least one sequence if there is any.
+async def load_samples(
+    journal: Journal,
+    records: Iterator[AttemptRecord],
+    version: int,
+    *,
+    epoch: int | None,
+    tokens: int,
+) -> list[RescoredSample]:
+    """Load at most so many policy tokens, but at least one sequence if there is any.
 
-    With an `epoch`, only what its own engines sampled from `version`, the newest.
-    """
-    found: list[Sample] = []
-    async for sample in _judged(journal, records, version, epoch):
+    With an `epoch`, only what its own engines sampled from `version`, the newest."""
+    found: list[RescoredSample] = []
+    async for sample in _iter_samples(journal, records, version, epoch):
         count = int(sample.sequence.policy_mask.sum())
         if found and count > tokens:
             break
@@ -47,22 +50,22 @@ async def samples(
     return found
 
 
-async def _judged(
-    journal: Journal, records: Iterator[Record], version: int, epoch: int | None
-) -> AsyncIterator[Sample]:
+async def _iter_samples(
+    journal: Journal, records: Iterator[AttemptRecord], version: int, epoch: int | None
+) -> AsyncIterator[RescoredSample]:
     for record in records:
         if epoch is not None and record.newest_version != version:
             continue
-        for trajectory in await journal.load([record.trajectory.key]):
+        for trajectory in await journal.load_trajectories([record.trajectory.key]):
             for sequence in trajectory.sequences:
                 first = _first_policy(sequence)
-                if first is None or (epoch is not None and first != _newest(epoch, version)):
+                if first is None or (epoch is not None and first != _newest_policy(epoch, version)):
                     continue
-                row = _row(trajectory, sequence, first, version)
-                yield Sample(row, trajectory.facts.worker_id)
+                row = _to_train_sequence(trajectory, sequence, first, version)
+                yield RescoredSample(row, trajectory.facts.worker_id)
 
 
-def _newest(epoch: int, version: int) -> PolicyId:
+def _newest_policy(epoch: int, version: int) -> PolicyId:
     return PolicyId(epoch, version)
 
 
@@ -70,9 +73,11 @@ def _first_policy(sequence: Sampled) -> PolicyId | None:
     return next((span.policy for span in sequence.spans if span.policy is not None), None)
 
 
-def _row(trajectory: Trajectory, sequence: Sampled, first: PolicyId, version: int) -> TrainSequence:
-    """The sequence up to where other weights took over: what follows was computed on a cache
-    that both have filled, which no version alone explains."""
+def _to_train_sequence(
+    trajectory: Trajectory, sequence: Sampled, first: PolicyId, version: int
+) -> TrainSequence:
+    """Return the sequence up to where other weights took over: what follows was computed on a
+    cache that both have filled, which no version alone explains."""
     end = 0
     for span in sequence.spans:
         if span.policy not in (None, first):

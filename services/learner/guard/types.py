@@ -1,4 +1,4 @@
-"""What the mismatch guard and the ranks say to each other. No torch."""
+"""Messages between the mismatch guard and the ranks. No torch."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -25,14 +25,14 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class ProbeResult:
-    """What an engine sampled, the prompt left out, and the logprobs that it says it had."""
+    """Tokens that an engine sampled after the prompt, and the logprobs that it reports."""
 
     token_ids: NDArray[np.int32]
     logprobs: NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
-class Band:
+class PositionBand:
     """The tokens at positions in [start, end), and how far they are off on average."""
 
     start: int
@@ -42,11 +42,10 @@ class Band:
 
 @dataclass(frozen=True, slots=True)
 class Hypothesis:
-    """What would be if the engine had one thing set otherwise.
+    """Trial of one thing that the engine may have set otherwise.
 
     `residual` is the mean |difference| of logprobs that remains when the trainer computes that
-    way too; `effect` is how far that way lies from the trainer's own, on the same tokens.
-    """
+    way too; `effect` is how far that way lies from the trainer's own, on the same tokens."""
 
     setting: Setting
     value: str
@@ -64,6 +63,6 @@ class Comparison:
     versions: Mapping[int, VersionMismatch] = field(default_factory=dict[int, VersionMismatch])
     # Mean |difference| of each sequence of the batch; None for those left out.
     sequences: tuple[float | None, ...] = ()
-    bands: tuple[Band, ...] = ()
+    bands: tuple[PositionBand, ...] = ()
     # Only when asked for; of the sequences that the newest weights wrote.
     hypotheses: tuple[Hypothesis, ...] = ()

@@ -3,7 +3,7 @@
 from dataclasses import asdict
 from typing import Any
 
-from services.learner.guard.types import Band, Comparison, Hypothesis
+from services.learner.guard.types import Comparison, Hypothesis, PositionBand
 from services.learner.types import VersionMismatch
 
 Message = dict[str, Any]
@@ -23,6 +23,6 @@ def decode_comparison(message: Message) -> Comparison:
     return Comparison(
         versions={version: VersionMismatch(**found) for version, found in message["versions"]},
         sequences=tuple(message["sequences"]),
-        bands=tuple(Band(**band) for band in message["bands"]),
+        bands=tuple(PositionBand(**band) for band in message["bands"]),
         hypotheses=tuple(Hypothesis(**hypothesis) for hypothesis in message["hypotheses"]),
     )

@@ -1,2 +1,2 @@
-"""What the learner must not forget, in one SQLite file; every write is fenced by the run epoch. A
-reader starts at `store.py`."""
+"""The learner's durable state in one SQLite file; the run epoch fences every write. Start reading
+at `store.py`."""

@@ -1,9 +1,9 @@
-"""Gives up what the journal of a stopped run has lost, so that the run can go on without it.
+"""Accept what the journal of a stopped run has lost, so that the run can be resumed without it.
 
-What is known to be missing is counted as `lost_with_disk`, and the next start of the run raises an
-alarm. A journal that is whole as far as it goes is kept; a damaged one is moved to a folder beside
-it, and a new one begins at the newest checkpoint. Prints what is lost, as one JSON object.
-"""
+What is known to be missing is counted as `lost_with_disk`, and the next start of the run raises
+an alarm. A journal that is intact but too old is kept; a damaged one is moved to a folder
+beside it, and a new one begins at the newest checkpoint. The command prints what is lost, as
+one JSON object."""
 
 import argparse
 import sqlite3
@@ -20,13 +20,22 @@ from services.learner.checkpoints.manifest import MANIFEST
 from services.learner.checkpoints.remote_repair import Restored, cut_metrics, note_loss
 from services.learner.journal.checkpoint_tables import put_checkpoint
 from services.learner.journal.connection import JournalError
-from services.learner.journal.progress_evidence import METRICS, Orphan, newest_trace, orphans_after
-from services.learner.journal.progress_mark import FILE_NAME as MARK
-from services.learner.journal.progress_mark import Mark
-from services.learner.journal.row_codec import accounts, replayed_version
-from services.learner.journal.schema import FILE_NAME, LOST_WITH_DISK, CheckpointRow
-from services.learner.journal.startup_check import BehindError, LostPastError, check
-from services.learner.journal.store import create, hold, write_anew
+from services.learner.journal.progress_evidence import (
+    METRICS,
+    OrphanCheckpoint,
+    newest_trace,
+    orphans_after,
+)
+from services.learner.journal.progress_mark import MARK_FILE as MARK
+from services.learner.journal.progress_mark import ProgressMark
+from services.learner.journal.row_codec import count_fates, replayed_version
+from services.learner.journal.schema import JOURNAL_FILE, LOST_WITH_DISK, CheckpointRow
+from services.learner.journal.startup_check import (
+    JournalBehindError,
+    LostHistoryError,
+    check_journal,
+)
+from services.learner.journal.store import create_journal, lock_journal, write_and_reseal
 
 OK, UNABLE = 0, 2
 
@@ -54,76 +63,77 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def accept_loss(run_dir: Path) -> Restored | None:
-    """Make the journal of a run one that can be gone on with; None when it is one.
+    """Make the journal of a run usable again; return None when it already is.
 
-    Raises JournalError when a learner works on it, or it is of another schema.
-    """
-    with hold(run_dir):
+    Raises JournalError when a learner works on it, or it has another schema."""
+    with lock_journal(run_dir):
         try:
-            check(run_dir)
-        except LostPastError as error:
-            return _accept(run_dir, error)
+            check_journal(run_dir)
+        except LostHistoryError as error:
+            return _rebuild_journal(run_dir, error)
     return None
 
 
-def _accept(run_dir: Path, loss: LostPastError) -> Restored:
-    path, mark = run_dir / FILE_NAME, Mark(run_dir / MARK)
-    write = write_anew
-    if not isinstance(loss, BehindError):
+def _rebuild_journal(run_dir: Path, loss: LostHistoryError) -> Restored:
+    path, mark = run_dir / JOURNAL_FILE, ProgressMark(run_dir / MARK)
+    write = write_and_reseal
+    if not isinstance(loss, JournalBehindError):
         _set_aside(run_dir)
-        write = create
+        write = create_journal
     # The old mark goes last: until then a start that is cut off finds what it found.
-    restored = write(path, mark, lambda db: _mend(db, run_dir, loss))
+    restored = write(path, mark, lambda db: _adopt_orphans(db, run_dir, loss))
     cut_metrics(run_dir / METRICS, restored.step)
     return restored
 
 
 def _set_aside(run_dir: Path) -> None:
-    """Keep the damaged journal for whoever can mend it."""
+    """Move the damaged journal to a folder of its own, where it can be repaired."""
     number = 1
     while (folder := run_dir / f"damaged-journal-{number}").exists():
         number += 1
     folder.mkdir()
-    for name in (f"{FILE_NAME}-wal", f"{FILE_NAME}-shm", FILE_NAME):
+    for name in (f"{JOURNAL_FILE}-wal", f"{JOURNAL_FILE}-shm", JOURNAL_FILE):
         if (run_dir / name).exists():
             (run_dir / name).rename(folder / name)
     sync_path(folder)
     sync_path(run_dir)
 
 
-def _mend(db: sqlite3.Connection, run_dir: Path, loss: LostPastError) -> Restored:
-    """Take over the checkpoints that the journal does not know, and count what is missing."""
+def _adopt_orphans(db: sqlite3.Connection, run_dir: Path, loss: LostHistoryError) -> Restored:
+    """Add the checkpoints that the journal does not know, and count what is missing."""
     planned = replayed_version(db)
     trace = newest_trace(run_dir, planned)
     orphans = orphans_after(run_dir, planned)
     for orphan in orphans:
-        put_checkpoint(db, _row(orphan))
+        put_checkpoint(db, _orphan_to_row(orphan))
     if orphans:
         _drop_unfinished(db)
     step = replayed_version(db)
     known = max(loss.step, trace.step if trace else 0)
     restored = Restored(
-        url=str(run_dir / FILE_NAME),
+        url=str(run_dir / JOURNAL_FILE),
         run_id=run_dir.name,
         run_dir=str(run_dir),
         run_epoch=loss.run_epoch,
         step=step,
-        lost=max(0, loss.acknowledged - accounts(db)["acknowledged"]),
+        lost=max(0, loss.acknowledged - count_fates(db)["acknowledged"]),
         lost_steps=max(0, known - step),
-        newest_epoch=max([loss.run_epoch, _epoch(db), *(o.manifest.run_epoch for o in orphans)]),
+        newest_epoch=max(
+            [loss.run_epoch, _newest_epoch(db), *(o.manifest.run_epoch for o in orphans)]
+        ),
     )
     note_loss(db, restored)
     return restored
 
 
-def _row(orphan: Orphan) -> CheckpointRow:
+def _orphan_to_row(orphan: OrphanCheckpoint) -> CheckpointRow:
     files = {name: entry.sha256 for name, entry in orphan.manifest.files.items()}
     files[MANIFEST] = sha256_of(orphan.folder / MANIFEST)
     return CheckpointRow(orphan.manifest.step, str(orphan.folder.resolve()), files)
 
 
 def _drop_unfinished(db: sqlite3.Connection) -> None:
-    """Nobody knows which open groups are in the steps that are lost: none is trained on twice."""
+    """Drop the open groups: any of them may belong to a lost step, and none is trained on twice."""
     db.execute(
         "UPDATE groups SET state = 'dropped', reason = ? WHERE purpose = 'train'"
         " AND (state = 'open' OR state = 'filtered' AND step IS NULL)",
@@ -131,7 +141,7 @@ def _drop_unfinished(db: sqlite3.Connection) -> None:
     )
 
 
-def _epoch(db: sqlite3.Connection) -> int:
+def _newest_epoch(db: sqlite3.Connection) -> int:
     return int(db.execute("SELECT coalesce(max(run_epoch), 0) FROM epochs").fetchone()[0])
 
 

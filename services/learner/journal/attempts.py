@@ -1,15 +1,15 @@
-"""Groups, leases and what came back of them."""
+"""Journal tables of groups, leases and the trajectories that came back."""
 
 import sqlite3
 from collections.abc import Iterable, Sequence
 
 from services.learner import trajectory as trajectories
-from services.learner.groups.types import Ended, GroupSpec, Lease
-from services.learner.journal.curriculum import Snapshot, put_snapshot
+from services.learner.groups.types import EndedGroup, GroupSpec, Lease
+from services.learner.journal.curriculum import CurriculumSnapshot, put_snapshot
 from services.learner.journal.integrity import DamagedRecordError
 from services.learner.journal.quarantine import DAMAGED, put_in_quarantine
 from services.learner.journal.row_codec import put_group, record_digest
-from services.learner.journal.table_access import Access
+from services.learner.journal.table_access import TableAccess
 from services.learner.journal.trajectories import (
     put_trajectory,
     trajectories_of,
@@ -20,13 +20,13 @@ from services.learner.types import AttemptKey
 
 
 class ContentConflictError(Exception):
-    """Other content was journaled under the same key."""
+    """Different content was journaled under the same key."""
 
 
-class AttemptTables(Access):
+class AttemptTables(TableAccess):
     """`groups`, `leases` and `trajectories`."""
 
-    async def leased(
+    async def add_lease(
         self,
         lease: Lease,
         incarnation: str,
@@ -34,9 +34,10 @@ class AttemptTables(Access):
         epoch: int,
         drawn: Iterable[GroupSpec] = (),
     ) -> None:
-        """Note a lease, and its group and those that were `drawn` before it when they are new."""
+        """Add a lease, with its group and the groups `drawn` before it that are new to the
+        journal."""
 
-        def work(db: sqlite3.Connection) -> None:
+        def insert_lease(db: sqlite3.Connection) -> None:
             for spec in drawn:
                 put_group(db, spec, leased=False)
             put_group(db, lease.group, leased=True)
@@ -46,18 +47,17 @@ class AttemptTables(Access):
                 (*row, incarnation, request_id, epoch),
             )
 
-        await self.write(work)
+        await self.run_transaction(insert_lease)
 
-    async def receive(self, trajectory: Trajectory, dropped: str = "") -> bool:
-        """Keep a trajectory; True when it is new. Raises ContentConflictError.
+    async def add_trajectory(self, trajectory: Trajectory, dropped: str = "") -> bool:
+        """Add a trajectory; return True when it is new. Raises ContentConflictError.
 
-        `dropped` says why it will not be used, when that is known already.
-        """
+        `dropped` is the reason why it will not be used, if that is known already."""
         key = trajectory.key
         digest = trajectories.record_digest(trajectory)
         row = trajectory_row(trajectory, digest)
 
-        def work(db: sqlite3.Connection) -> bool:
+        def insert_trajectory(db: sqlite3.Connection) -> bool:
             known = record_digest(db, key)
             if known is None:
                 put_trajectory(db, row, dropped)
@@ -66,34 +66,34 @@ class AttemptTables(Access):
                 raise ContentConflictError(f"other content is journaled under {key}")
             return False
 
-        return await self.write(work)
+        return await self.run_transaction(insert_trajectory)
 
     async def drop_try(self, key: AttemptKey, reason: str) -> None:
-        """Note why a trajectory that is journaled is not used after all."""
-        await self._execute(
+        """Record why a journaled trajectory is not used after all."""
+        await self._execute_sql(
             "UPDATE trajectories SET dropped = ?"
             " WHERE group_id = ? AND attempt_index = ? AND try = ? AND dropped = ''",
             (reason, key.group_id, key.attempt_index, key.attempt_try),
         )
 
     async def record_digest(self, key: AttemptKey) -> bytes | None:
-        """Of what is journaled under a key, if anything is."""
-        return await self.read(lambda db: record_digest(db, key))
+        """Return the digest of the record under a key, if there is one."""
+        return await self.run_read(lambda db: record_digest(db, key))
 
     async def end_groups(
         self,
-        dropped: Iterable[Ended],
+        dropped: Iterable[EndedGroup],
         requeued: Iterable[GroupSpec] = (),
         filtered: Iterable[str] = (),
-        snapshot: Snapshot | None = None,
+        snapshot: CurriculumSnapshot | None = None,
     ) -> None:
-        """Note groups that were dropped, with the groups that replace them; those that were
-        `filtered` for want of signal; and what the curriculum makes of it."""
+        """Record how groups ended: the dropped ones with the groups that replace them, those
+        `filtered` for lack of signal, and the resulting curriculum snapshot."""
         rows = [("dropped", e.reason, e.group.group_id) for e in dropped]
         constant = [(group_id,) for group_id in filtered]
         specs = list(requeued)
 
-        def work(db: sqlite3.Connection) -> None:
+        def update_groups(db: sqlite3.Connection) -> None:
             db.executemany("UPDATE groups SET state = ?, reason = ? WHERE group_id = ?", rows)
             db.executemany(
                 "UPDATE groups SET state = 'filtered', reason = 'constant' WHERE group_id = ?",
@@ -104,47 +104,48 @@ class AttemptTables(Access):
             if snapshot:
                 put_snapshot(db, snapshot)
 
-        await self.write(work)
+        await self.run_transaction(update_groups)
 
     async def drop_evals(self, reason: str) -> None:
-        """Close the groups of evaluations that did not end."""
-        await self._execute(
+        """Close the groups of evaluations that did not finish."""
+        await self._execute_sql(
             "UPDATE groups SET state = 'dropped', reason = ?"
             " WHERE purpose = 'eval' AND state = 'open'",
             (reason,),
         )
 
-    async def load(self, keys: Sequence[AttemptKey]) -> list[Trajectory]:
-        """Trajectories with their arrays, in the order of `keys`.
+    async def load_trajectories(self, keys: Sequence[AttemptKey]) -> list[Trajectory]:
+        """Load trajectories with their arrays, in the order of `keys`.
 
-        Raises DamagedRecordError when any is not what was written.
-        """
+        Raises DamagedRecordError when any differs from what was written."""
 
-        def query(db: sqlite3.Connection) -> list[Trajectory]:
+        def query_trajectories(db: sqlite3.Connection) -> list[Trajectory]:
             found, damaged = trajectories_of(db, keys)
             if damaged:
                 raise DamagedRecordError(damaged)
             return found
 
-        return await self.read(query)
+        return await self.run_read(query_trajectories)
 
     async def load_intact(self, keys: Sequence[AttemptKey]) -> list[Trajectory]:
-        """Like `load`, but groups with damaged records are put in quarantine and left out."""
+        """Load trajectories like `load_trajectories`, but quarantine and skip groups with damaged
+        records."""
         try:
-            return await self.load(keys)
+            return await self.load_trajectories(keys)
         except DamagedRecordError as error:
             damaged = error.keys
-        await self.quarantine(damaged)
+        await self.quarantine_records(damaged)
         groups = {key.group_id for key in damaged}
-        return await self.load([key for key in keys if key.group_id not in groups])
+        return await self.load_trajectories([key for key in keys if key.group_id not in groups])
 
-    async def damaged(self, keys: Sequence[AttemptKey]) -> list[AttemptKey]:
-        """Those of `keys` whose record is not what was written."""
-        return await self.read(lambda db: trajectories_of(db, keys)[1])
+    async def find_damaged(self, keys: Sequence[AttemptKey]) -> list[AttemptKey]:
+        """Return those of `keys` whose record differs from what was written."""
+        return await self.run_read(lambda db: trajectories_of(db, keys)[1])
 
-    async def quarantine(self, keys: Sequence[AttemptKey]) -> None:
-        """Keep damaged records from ever being trained on: their groups are dropped, and taken
-        out of the plans that name them. An incident."""
+    async def quarantine_records(self, keys: Sequence[AttemptKey]) -> None:
+        """Exclude damaged records from training for good and report an incident.
+
+        Their groups are dropped, and removed from the plans that name them."""
         groups = sorted({key.group_id for key in keys})
-        await self.write(lambda db: put_in_quarantine(db, keys, groups))
-        self.incidents.report("corrupt_record", DAMAGED, groups)
+        await self.run_transaction(lambda db: put_in_quarantine(db, keys, groups))
+        self.incidents.report_incident("corrupt_record", DAMAGED, groups)

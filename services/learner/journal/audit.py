@@ -1,10 +1,9 @@
-"""The invariants of a run, from its journal alone:
+"""Audit of a run's invariants, from its journal alone:
 
     python -m services.learner.journal.audit runs/RUN_ID/journal.sqlite
 
-I1: no attempt is in two steps. I2: every trajectory that was acknowledged was trained, evaluated,
-failed, dropped with a reason, or waits.
-"""
+I1: no attempt is in two steps. I2: every trajectory that was acknowledged was trained,
+evaluated, failed, dropped with a reason, or waits."""
 
 import sqlite3
 import sys
@@ -16,14 +15,14 @@ from pathlib import Path
 from services.common.text import say, say_json
 from services.learner.journal.connection import JournalError
 from services.learner.journal.plans import plans_after
-from services.learner.journal.row_codec import accounts
-from services.learner.journal.store import reading
+from services.learner.journal.row_codec import count_fates
+from services.learner.journal.store import open_read_only
 from services.learner.journal.trajectories import keys_of, trajectories_of
 
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """What the journal of a run says of itself."""
+    """Result of auditing one journal."""
 
     # Trajectories in the journal, and where they went: the fates sum to it.
     acknowledged: int
@@ -37,14 +36,14 @@ class Audit:
 
     @property
     def holds(self) -> bool:
-        """I1 and I2."""
+        """True when both invariants, I1 and I2, hold."""
         balanced = sum(self.fates.values()) == self.acknowledged
         return balanced and not self.twice and not self.unknown and not self.damaged
 
 
-def audit(db: sqlite3.Connection) -> Audit:
-    """Reads everything; the run may be running."""
-    fates = accounts(db)
+def audit_journal(db: sqlite3.Connection) -> Audit:
+    """Audit the whole journal; the run may still be running."""
+    fates = count_fates(db)
     acknowledged = fates.pop("acknowledged")
     groups = [group for (group,) in db.execute("SELECT DISTINCT group_id FROM trajectories")]
     keys = [key for group in groups for key in keys_of(db, group)]
@@ -61,13 +60,13 @@ def audit(db: sqlite3.Connection) -> Audit:
 
 
 def main(argv: Sequence[str]) -> int:
-    """0 when the invariants hold, 1 when they do not, 2 when the journal cannot be read."""
+    """Return 0 when the invariants hold, 1 when they do not, 2 when the journal cannot be read."""
     if len(argv) != 1:
         say(__doc__ or "", file=sys.stderr)
         return 2
     try:
-        with reading(Path(argv[0])) as db:
-            found = audit(db)
+        with open_read_only(Path(argv[0])) as db:
+            found = audit_journal(db)
     except JournalError as error:
         say(f"error: {error}", file=sys.stderr)
         return 2

@@ -1,4 +1,4 @@
-"""Checkpoints that count, and results of evaluations."""
+"""Journal tables of committed checkpoints and of evaluation results."""
 
 import json
 import sqlite3
@@ -7,31 +7,31 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from services.learner.journal.schema import PRUNE, CheckpointRow
-from services.learner.journal.table_access import Access
+from services.learner.journal.table_access import TableAccess
 
 
 def put_checkpoint(db: sqlite3.Connection, made: CheckpointRow) -> None:
-    """Have a checkpoint count."""
+    """Insert the row that commits a checkpoint."""
     row = (made.step, made.directory, json.dumps(made.files), time.time())
     db.execute("INSERT OR REPLACE INTO checkpoints VALUES (?, ?, ?, ?)", row)
 
 
-class ResultTables(Access):
+class ResultTables(TableAccess):
     """`checkpoints` and `evals`."""
 
     async def commit_checkpoint(
         self, made: CheckpointRow, keep: int, put_in_place: Callable[[], None] | None = None
     ) -> list[str]:
-        """Make a checkpoint the newest; returns the folders that are no longer needed.
+        """Make a checkpoint the newest; return the folders that are no longer needed.
 
-        `put_in_place` gives its folder the name that the row has, inside the transaction: only
-        the learner of the newest epoch gets there. What it raises is raised, and nothing is noted.
-        Payloads that the oldest kept checkpoint contains are pruned in the same transaction,
-        all but those of each step's first group, which people read. While there are fewer than
-        `keep`, the initial policy counts as one, and nothing is pruned.
-        """
+        `put_in_place` renames its folder to the name in the row, inside the transaction: only
+        the learner of the newest epoch gets there. An exception from it is passed on, and
+        nothing is committed. The same transaction prunes the payloads that the oldest kept
+        checkpoint contains, except those of each step's first group, which people read. While
+        there are fewer than `keep` checkpoints, the initial policy counts as one, and nothing
+        is pruned."""
 
-        def work(db: sqlite3.Connection) -> list[str]:
+        def replace_checkpoints(db: sqlite3.Connection) -> list[str]:
             if put_in_place:
                 put_in_place()
             put_checkpoint(db, made)
@@ -43,27 +43,27 @@ class ResultTables(Access):
                 db.execute(PRUNE, (kept[-1][0], kept[-1][0]))
             return [directory for _, directory in old]
 
-        return await self.write(work)
+        return await self.run_transaction(replace_checkpoints)
 
-    async def checkpoints(self) -> list[CheckpointRow]:
-        """The kept ones, newest first."""
+    async def list_checkpoints(self) -> list[CheckpointRow]:
+        """Return the kept checkpoints, newest first."""
         sql = "SELECT step, directory, files FROM checkpoints ORDER BY step DESC"
-        rows = await self.read(lambda db: db.execute(sql).fetchall())
+        rows = await self.run_read(lambda db: db.execute(sql).fetchall())
         return [CheckpointRow(n, directory, json.loads(files)) for n, directory, files in rows]
 
     async def forget_checkpoints(self, steps: Sequence[int]) -> None:
-        await self.write(
+        await self.run_transaction(
             lambda db: db.executemany(
                 "DELETE FROM checkpoints WHERE step = ?", [(step,) for step in steps]
             )
         )
 
-    async def evaluated(
+    async def add_evaluation(
         self, eval_id: str, moment: str, version: int, results: Mapping[str, Any]
     ) -> None:
-        """Keep the results of an evaluation and close its groups."""
+        """Store the results of an evaluation and close its groups."""
 
-        def work(db: sqlite3.Connection) -> None:
+        def insert_evaluation(db: sqlite3.Connection) -> None:
             db.execute(
                 "INSERT OR REPLACE INTO evals VALUES (?, ?, ?, ?)",
                 (eval_id, moment, version, json.dumps(results)),
@@ -73,10 +73,10 @@ class ResultTables(Access):
                 (eval_id,),
             )
 
-        await self.write(work)
+        await self.run_transaction(insert_evaluation)
 
-    async def evals(self) -> dict[str, dict[str, Any]]:
-        """Results by eval id, in order of version."""
+    async def load_eval_results(self) -> dict[str, dict[str, Any]]:
+        """Return results by eval id, in order of version."""
         sql = "SELECT eval_id, results FROM evals ORDER BY version"
-        rows = await self.read(lambda db: db.execute(sql).fetchall())
+        rows = await self.run_read(lambda db: db.execute(sql).fetchall())
         return {eval_id: json.loads(results) for eval_id, results in rows}

@@ -1,19 +1,19 @@
-"""How the journal's file is opened, and the errors of it."""
+"""Connections to the journal's file, and its errors."""
 
 import sqlite3
 from pathlib import Path
 
 
 class JournalError(Exception):
-    """The journal could not be opened or written; nothing after it was acknowledged."""
+    """The journal could not be opened or written; later writes are not acknowledged."""
 
 
 class StaleEpochError(JournalError):
-    """Another learner has begun a newer epoch of the run: this one must end."""
+    """Another learner has begun a newer epoch of the run: this one must stop."""
 
 
-def connect(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
-    """A connection whose commits are on the disk when they return."""
+def connect_journal(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
+    """Open a connection whose commits are on disk when they return."""
     uri = f"{path.absolute().as_uri()}{'?mode=ro' if read_only else ''}"
     connection = sqlite3.connect(uri, uri=True, isolation_level=None, timeout=30)
     if not read_only:

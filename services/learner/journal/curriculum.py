@@ -1,4 +1,4 @@
-"""The curriculum's changes in the journal, and what a restart reads of them."""
+"""Journal tables of curriculum changes, and the queries that a restart needs."""
 
 import json
 import sqlite3
@@ -8,19 +8,25 @@ from typing import Any
 
 from services.learner.groups.types import GroupSpec
 from services.learner.journal.row_codec import put_group
-from services.learner.sampling.curriculum_changes import Change, Cursor, Standing, Stored, TaskState
+from services.learner.sampling.curriculum_changes import (
+    CurriculumChange,
+    PassCursor,
+    StoredCurriculum,
+    TaskStanding,
+    TaskState,
+)
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
-    """A change, and the groups that were drawn before it and may not be journaled yet."""
+class CurriculumSnapshot:
+    """A curriculum change, with the groups drawn before it that may not be journaled yet."""
 
-    change: Change
+    change: CurriculumChange
     drawn: tuple[GroupSpec, ...]
 
 
-def put_snapshot(db: sqlite3.Connection, snapshot: Snapshot) -> None:
-    """Journal a change. From it on, every lower sequence number has its group."""
+def put_snapshot(db: sqlite3.Connection, snapshot: CurriculumSnapshot) -> None:
+    """Journal a change. From then on, every lower sequence number has its group."""
     change = snapshot.change
     for spec in snapshot.drawn:
         put_group(db, spec, leased=False)
@@ -39,27 +45,27 @@ def put_snapshot(db: sqlite3.Connection, snapshot: Snapshot) -> None:
     )
 
 
-def stored_curriculum(db: sqlite3.Connection) -> Stored:
-    """Where the newest change left off."""
+def stored_curriculum(db: sqlite3.Connection) -> StoredCurriculum:
+    """Load the state that the newest change left."""
     sql = "SELECT number, cursors FROM curriculum ORDER BY id DESC LIMIT 1"
     newest = db.execute(sql).fetchone()
     if newest is None:
-        return Stored()
+        return StoredCurriculum()
     number, text = newest
-    cursors = {env: Cursor(*row) for env, row in json.loads(text).items()}
+    cursors = {env: PassCursor(*row) for env, row in json.loads(text).items()}
     rows = db.execute(
         "SELECT task, env, standing, groups, passes, attempts, queued, turn, member"
         " FROM curriculum_tasks"
     )
     tasks = tuple(
-        TaskState(task, env, Standing(standing), *rest, member=bool(member))
+        TaskState(task, env, TaskStanding(standing), *rest, member=bool(member))
         for task, env, standing, *rest, member in rows
     )
-    return Stored(number, cursors, tasks)
+    return StoredCurriculum(number, cursors, tasks)
 
 
-def left_out(db: sqlite3.Connection) -> list[dict[str, Any]]:
-    """The tasks that are parked or quarantined, with why, as plain values."""
+def inactive_tasks(db: sqlite3.Connection) -> list[dict[str, Any]]:
+    """List the parked and quarantined tasks, with the reason, as plain values."""
     rows = db.execute(
         "SELECT task, env, standing, groups, passes, attempts,"
         " (SELECT reason FROM curriculum_events e WHERE e.task = t.task AND kind != 'probed'"
@@ -80,13 +86,13 @@ def left_out(db: sqlite3.Connection) -> list[dict[str, Any]]:
 
 
 def drawn_tasks(db: sqlite3.Connection) -> set[str]:
-    """Keys of the tasks of all TRAIN groups."""
+    """Return the keys of all tasks with a TRAIN group."""
     sql = "SELECT DISTINCT json_extract(spec, '$.task[0]') FROM groups WHERE purpose = 'train'"
     return {key for (key,) in db.execute(sql)}
 
 
 def opened_environments(db: sqlite3.Connection) -> set[str]:
-    """The environments of which the run has a graded attempt."""
+    """Return the environments with at least one graded attempt."""
     sql = (
         "SELECT DISTINCT json_extract(spec, '$.task[1]') FROM groups g WHERE EXISTS"
         " (SELECT 1 FROM trajectories t WHERE t.group_id = g.group_id AND t.reward IS NOT NULL)"

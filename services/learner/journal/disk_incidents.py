@@ -1,4 +1,4 @@
-"""What went wrong with what is kept on disk, for the log and for whoever raises alarms."""
+"""Incidents with files on disk, for the log and for alarms."""
 
 from collections import Counter, deque
 from collections.abc import Callable
@@ -12,7 +12,7 @@ _log = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Incident:
-    """One damage that was found and worked around."""
+    """One case of damage that was found and worked around."""
 
     # `corrupt_record`, `damaged_checkpoint`, `damaged_mark`, `checkpoint_failed`, `lost_with_disk`.
     kind: str
@@ -20,15 +20,15 @@ class Incident:
 
 
 class Incidents:
-    """Those of this start: how many of each kind, and the newest of them."""
+    """Incidents since this start: counts by kind, and the newest ones."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
         self.newest: deque[Incident] = deque(maxlen=_KEPT)
         self.on_report: Callable[[Incident], None] = lambda incident: None
 
-    def report(self, kind: str, text: str, what: object) -> None:
-        """Log an error and keep it. `what` names the thing that is damaged."""
+    def report_incident(self, kind: str, text: str, what: object) -> None:
+        """Log an error and keep it. `what` names the damaged thing."""
         _log.error(text, incident=kind, what=what)
         self.counts[kind] += 1
         self.newest.append(Incident(kind, f"{text}: {what}"))

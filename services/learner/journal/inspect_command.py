@@ -1,11 +1,11 @@
-"""Prints what a run's attempts did, one JSON object per line, from its journal:
+"""Print the attempts of a run, one JSON object per line, from its journal:
 
     python -m services.learner.journal.inspect_command runs/RUN_ID/journal.sqlite --failed -n 3
 
-Works on running and ended runs, and changes nothing. Attempts whose tokens are kept come first,
-the newest before older ones. The last line is {"matched": N}, the number that `-n` chose from.
-With `--tasks` it prints the tasks that are parked or quarantined instead, and why.
-"""
+Works on running and finished runs, and changes nothing. Attempts whose tokens are kept come
+first, newer before older ones. The last line is {"matched": N}, the number that `-n` chose
+from. With `--tasks` it prints the tasks that are parked or quarantined instead, with the
+reason."""
 
 import argparse
 import json
@@ -22,8 +22,8 @@ import numpy as np
 from services.common.private_process import keep_private
 from services.common.text import say, say_json
 from services.learner.journal.connection import JournalError
-from services.learner.journal.curriculum import left_out
-from services.learner.journal.store import reading
+from services.learner.journal.curriculum import inactive_tasks
+from services.learner.journal.store import open_read_only
 from services.learner.journal.trajectories import trajectory_of
 from services.learner.trajectory import PASS_REWARD, Trajectory
 from services.learner.types import AttemptKey, Author
@@ -34,21 +34,21 @@ _ORDER = "ORDER BY t.payload IS NULL, t.received DESC, t.attempt_index"
 
 
 class NothingFoundError(Exception):
-    """There is nothing to show; the message says why and what to try."""
+    """There is nothing to show; the message gives the reason and what to try."""
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """Which attempts; None takes all. `passed` is a reward of at least 1, False everything else,
-    tries without a reward included."""
+class AttemptFilter:
+    """Filter of attempts; None matches all. `passed` means a reward of at least 1, False
+    everything else, including tries without a reward."""
 
     step: int | None = None
     env_key: str | None = None
     group_id: str | None = None
     passed: bool | None = None
 
-    def where(self) -> tuple[str, list[Any]]:
-        """An SQL condition and its arguments."""
+    def to_sql(self) -> tuple[str, list[Any]]:
+        """Return an SQL condition and its arguments."""
         conditions: list[tuple[str, Any]] = []
         if self.step is not None:
             conditions.append(("g.step = ?", self.step))
@@ -63,47 +63,47 @@ class Wanted:
         return text, [value for _, value in conditions]
 
 
-def attempts(journal: Path, wanted: Wanted, limit: int) -> Iterator[dict[str, Any]]:
-    """The attempts as plain values, then {"matched": N}. Raises NothingFoundError."""
-    with _opened(journal) as connection:
-        yield from _rows(connection, journal, wanted, limit)
+def query_attempts(journal: Path, wanted: AttemptFilter, limit: int) -> Iterator[dict[str, Any]]:
+    """Yield the attempts as plain values, then {"matched": N}. Raises NothingFoundError."""
+    with _open_journal(journal) as connection:
+        yield from _query_rows(connection, journal, wanted, limit)
 
 
-def left_out_tasks(journal: Path) -> list[dict[str, Any]]:
-    """The tasks that the run does not draw as usual, and why. Raises NothingFoundError."""
-    with _opened(journal) as connection:
-        return left_out(connection)
+def query_inactive_tasks(journal: Path) -> list[dict[str, Any]]:
+    """List the tasks that are parked or quarantined, with the reason. Raises NothingFoundError."""
+    with _open_journal(journal) as connection:
+        return inactive_tasks(connection)
 
 
 @contextmanager
-def _opened(journal: Path) -> Generator[sqlite3.Connection]:
+def _open_journal(journal: Path) -> Generator[sqlite3.Connection]:
     if not journal.exists():
         raise NothingFoundError(
             f"{journal} does not exist: the run's learner has not started, or this is no run"
         )
     try:
-        with reading(journal) as connection:
+        with open_read_only(journal) as connection:
             yield connection
     except JournalError as error:
         raise NothingFoundError(str(error)) from error
 
 
-def _rows(
-    db: sqlite3.Connection, journal: Path, wanted: Wanted, limit: int
+def _query_rows(
+    db: sqlite3.Connection, journal: Path, wanted: AttemptFilter, limit: int
 ) -> Iterator[dict[str, Any]]:
-    where, arguments = wanted.where()
+    where, arguments = wanted.to_sql()
     (matched,) = db.execute(f"SELECT count(*) {_FROM} WHERE {where}", arguments).fetchone()
     if not matched:
-        raise NothingFoundError(_why_nothing(db, journal, wanted))
+        raise NothingFoundError(_explain_no_match(db, journal, wanted))
     columns = "t.group_id, t.attempt_index, t.try, t.dropped, g.purpose, g.eval_id, g.state,"
     columns += " g.reason, g.step, g.spec, t.payload IS NULL"
     sql = f"SELECT {columns} {_FROM} WHERE {where} {_ORDER} LIMIT ?"
     for row in db.execute(sql, [*arguments, limit]).fetchall():
-        yield _attempt(db, row)
+        yield _attempt_to_dict(db, row)
     yield {"matched": matched}
 
 
-def _why_nothing(db: sqlite3.Connection, journal: Path, wanted: Wanted) -> str:
+def _explain_no_match(db: sqlite3.Connection, journal: Path, wanted: AttemptFilter) -> str:
     (received,) = db.execute("SELECT count(*) FROM trajectories").fetchone()
     if not received:
         return f"{journal} has no attempts yet"
@@ -125,7 +125,7 @@ def _why_nothing(db: sqlite3.Connection, journal: Path, wanted: Wanted) -> str:
     return f"none of the {received} attempts in {journal} is like that"
 
 
-def _attempt(db: sqlite3.Connection, row: tuple[Any, ...]) -> dict[str, Any]:
+def _attempt_to_dict(db: sqlite3.Connection, row: tuple[Any, ...]) -> dict[str, Any]:
     group_id, index, attempt_try, dropped, purpose, eval_id, state, reason, step, spec, pruned = row
     trajectory = trajectory_of(db, AttemptKey(group_id, index, attempt_try))
     task_key, env_key, task_json = json.loads(spec)["task"]
@@ -142,12 +142,12 @@ def _attempt(db: sqlite3.Connection, row: tuple[Any, ...]) -> dict[str, Any]:
         "env_key": env_key,
         "task_prompt": json.loads(task_json)["prompt"],
         "tokens_kept": not pruned,
-        **_outcome(trajectory),
-        "sequences": [list(_spans(sequence)) for sequence in trajectory.sequences],
+        **_outcome_to_dict(trajectory),
+        "sequences": [list(_spans_to_dicts(sequence)) for sequence in trajectory.sequences],
     }
 
 
-def _outcome(trajectory: Trajectory) -> dict[str, Any]:
+def _outcome_to_dict(trajectory: Trajectory) -> dict[str, Any]:
     return {
         "worker_id": trajectory.facts.worker_id,
         "reward": trajectory.reward,
@@ -164,8 +164,8 @@ def _outcome(trajectory: Trajectory) -> dict[str, Any]:
     }
 
 
-def _spans(sequence: TokenSequence) -> Iterator[dict[str, Any]]:
-    """Runs of tokens by author; those of a policy with its version and their mean logprob."""
+def _spans_to_dicts(sequence: TokenSequence) -> Iterator[dict[str, Any]]:
+    """Yield runs of tokens by author; those of a policy with its version and their mean logprob."""
     start, sampled = 0, 0
     for span in sequence.spans:
         token_ids = sequence.token_ids[start : start + span.length].tolist()
@@ -195,10 +195,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--tasks", action="store_true", help="tasks that are parked or quarantined")
     parser.add_argument("-n", type=int, default=3, help="at most so many (3)")
     chosen = parser.parse_args(argv)
-    wanted = Wanted(chosen.step, chosen.env, chosen.group, chosen.passed)
+    wanted = AttemptFilter(chosen.step, chosen.env, chosen.group, chosen.passed)
     try:
-        found = attempts(chosen.journal, wanted, chosen.n)
-        for row in left_out_tasks(chosen.journal) if chosen.tasks else found:
+        found = query_attempts(chosen.journal, wanted, chosen.n)
+        for row in query_inactive_tasks(chosen.journal) if chosen.tasks else found:
             say_json(row)
     except NothingFoundError as error:
         say(str(error), file=sys.stderr)

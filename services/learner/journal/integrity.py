@@ -1,9 +1,8 @@
-"""Whether a record is still what was written: SQLite's pages carry no checksums.
+"""Digests that show whether a record is still as written: SQLite's pages carry no checksums.
 
-Two digests are stored with each trajectory, both SHA-256: of its arrays, which may be pruned, and
-of everything else, the arrays' digest included. A plan has one. What changes after the first
-write (why a trajectory was dropped) is not covered.
-"""
+Two digests are stored with each trajectory, both SHA-256: one of its arrays, which may be
+pruned, and one of everything else, including the digest of the arrays. A plan has one. What
+changes after the first write (why a trajectory was dropped) is not covered."""
 
 import hashlib
 import json
@@ -17,7 +16,7 @@ CORRUPT = "corrupt_record"
 
 
 class DamagedRecordError(JournalError):
-    """Trajectories in the journal are not what was written; `keys` says which."""
+    """Journaled trajectories differ from what was written; `keys` lists them."""
 
     def __init__(self, keys: Iterable[AttemptKey]) -> None:
         self.keys = tuple(keys)
@@ -25,11 +24,11 @@ class DamagedRecordError(JournalError):
 
 
 def array_digest(payload: bytes) -> bytes:
-    """Of a trajectory's arrays as they are stored."""
+    """Return the digest of a trajectory's arrays as they are stored."""
     return hashlib.sha256(payload).digest()
 
 
 def row_digest(values: Iterable[str | int | float | bytes | None]) -> bytes:
-    """Of the columns of one row, in order."""
+    """Return the digest of one row's columns, in order."""
     plain = [value.hex() if isinstance(value, bytes) else value for value in values]
     return hashlib.sha256(json.dumps(plain).encode()).digest()

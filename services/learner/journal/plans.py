@@ -1,4 +1,4 @@
-"""Rows of `plans` to and from the learner's words."""
+"""Rows of `plans`, converted to and from the learner's own types."""
 
 import json
 import sqlite3
@@ -16,35 +16,37 @@ _COLUMNS = "step, run_epoch, attempts, settings"
 
 def put_plan(db: sqlite3.Connection, plan: Plan, epoch: int) -> None:
     """Add the plan of a new step."""
-    _put(db, (plan.step, epoch, _text(plan.attempts), json.dumps(asdict(plan.settings))))
+    _write_row(
+        db, (plan.step, epoch, _keys_to_json(plan.attempts), json.dumps(asdict(plan.settings)))
+    )
 
 
 def plans_after(db: sqlite3.Connection, step: int) -> list[Plan]:
-    """In order. Raises JournalError when one is not what was written."""
-    return [_plan(row) for row in _rows(db, step)]
+    """Load the plans of later steps, in order. Raises JournalError when one is damaged."""
+    return [_row_to_plan(row) for row in _read_rows(db, step)]
 
 
-def take_out(db: sqlite3.Connection, groups: Collection[str]) -> None:
-    """Have no plan name these groups any more."""
-    for row in _rows(db, 0):
-        attempts = _plan(row).attempts
+def remove_from_plans(db: sqlite3.Connection, groups: Collection[str]) -> None:
+    """Remove these groups from every plan."""
+    for row in _read_rows(db, 0):
+        attempts = _row_to_plan(row).attempts
         kept = tuple(key for key in attempts if key.group_id not in groups)
         if len(kept) < len(attempts):
             step, epoch, _, *others, _ = row
-            _put(db, (step, epoch, _text(kept), *others))
+            _write_row(db, (step, epoch, _keys_to_json(kept), *others))
 
 
-def _put(db: sqlite3.Connection, row: tuple[Any, ...]) -> None:
+def _write_row(db: sqlite3.Connection, row: tuple[Any, ...]) -> None:
     sql = f"INSERT OR REPLACE INTO plans ({_COLUMNS}, row_digest) VALUES (?, ?, ?, ?, ?)"
     db.execute(sql, (*row, row_digest(row)))
 
 
-def _rows(db: sqlite3.Connection, step: int) -> list[tuple[Any, ...]]:
+def _read_rows(db: sqlite3.Connection, step: int) -> list[tuple[Any, ...]]:
     sql = f"SELECT {_COLUMNS}, row_digest FROM plans WHERE step > ? ORDER BY step"
     return db.execute(sql, (step,)).fetchall()
 
 
-def _plan(row: tuple[Any, ...]) -> Plan:
+def _row_to_plan(row: tuple[Any, ...]) -> Plan:
     *values, seal = row
     step, _, attempts, settings = values
     if row_digest(values) != seal:
@@ -56,5 +58,5 @@ def _plan(row: tuple[Any, ...]) -> Plan:
     return Plan(step, keys, StepSettings(**json.loads(settings)))
 
 
-def _text(keys: tuple[AttemptKey, ...]) -> str:
+def _keys_to_json(keys: tuple[AttemptKey, ...]) -> str:
     return json.dumps([[k.group_id, k.attempt_index, k.attempt_try] for k in keys])

@@ -1,4 +1,4 @@
-"""How far a run has come, as its other files say: what a journal and its mark, both old, hide."""
+"""Evidence of a run's progress in its other files, for a journal and a mark that are both old."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,9 +10,9 @@ from services.learner.checkpoints.manifest import (
     MANIFEST,
     DamagedCheckpointError,
     Manifest,
-    verify,
+    verify_checkpoint,
 )
-from services.learner.tracking.metric_lines import points
+from services.learner.tracking.metric_lines import parse_points
 
 CHECKPOINTS, METRICS = "checkpoints", "metrics.jsonl"
 _RECEIVED = "throughput/trajectories"
@@ -21,8 +21,8 @@ _TAIL_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Trace:
-    """That a run has come to a step, by one of its files."""
+class ProgressTrace:
+    """Evidence that a run reached a step, found in one of its files."""
 
     step: int
     path: Path
@@ -31,54 +31,60 @@ class Trace:
 
 
 @dataclass(frozen=True, slots=True)
-class Orphan:
-    """A whole checkpoint that the journal does not know."""
+class OrphanCheckpoint:
+    """An intact checkpoint that the journal does not know."""
 
     folder: Path
     manifest: Manifest
 
 
-def newest_trace(run_dir: Path, step: int) -> Trace | None:
-    """The newest trace of a step after `step`; None where the journal knows all."""
-    orphans = [Trace(o.manifest.step, o.folder / MANIFEST) for o in orphans_after(run_dir, step)]
-    logged = [trace for trace in _logged(run_dir / METRICS) if trace.step > step]
+def newest_trace(run_dir: Path, step: int) -> ProgressTrace | None:
+    """Return the newest trace of a step after `step`; None when the journal knows everything."""
+    orphans = [
+        ProgressTrace(o.manifest.step, o.folder / MANIFEST) for o in orphans_after(run_dir, step)
+    ]
+    logged = [trace for trace in _logged_traces(run_dir / METRICS) if trace.step > step]
     return max([*logged, *orphans], key=lambda trace: trace.step, default=None)
 
 
-def orphans_after(run_dir: Path, step: int) -> list[Orphan]:
-    """The whole checkpoints of later steps, oldest first. Reads every byte of them."""
+def orphans_after(run_dir: Path, step: int) -> list[OrphanCheckpoint]:
+    """Return the intact checkpoints of later steps, oldest first. Reads every byte of them."""
     folders = sorted((run_dir / CHECKPOINTS).glob("step-*"))
     later = (folder for folder in folders if (step_of(folder) or 0) > step)
-    return [Orphan(folder, manifest) for folder in later if (manifest := whole(folder))]
+    return [
+        OrphanCheckpoint(folder, manifest)
+        for folder in later
+        if (manifest := read_whole_manifest(folder))
+    ]
 
 
 def step_of(folder: Path) -> int | None:
-    """The step of a checkpoint's folder, by its name; None while it is being made."""
+    """Return the step in a checkpoint folder's name; None while it is being made."""
     digits = folder.name.removeprefix("step-")
     return int(digits) if digits.isdecimal() else None
 
 
-def whole(folder: Path) -> Manifest | None:
-    """The manifest of a checkpoint that is what was written, and is where it belongs."""
+def read_whole_manifest(folder: Path) -> Manifest | None:
+    """Return the manifest of a checkpoint that is intact and in the right folder, else None."""
     try:
-        manifest = verify(folder)
+        manifest = verify_checkpoint(folder)
     except (DamagedCheckpointError, ConfigError):
         return None
     return manifest if manifest.step == step_of(folder) else None
 
 
-def _logged(path: Path) -> Iterator[Trace]:
-    """The steps that were logged. One that does not follow on the one before it is no trace: a
-    damaged digit must not stop a run."""
+def _logged_traces(path: Path) -> Iterator[ProgressTrace]:
+    """Yield a trace for each logged step. A step that does not follow its predecessor is ignored:
+    a damaged digit must not stop a run."""
     before = 0
-    for point in points(_tail(path)):
+    for point in parse_points(_read_tail(path)):
         step = point["step"]
         if before <= step <= before + 1:
-            yield Trace(step, path, _count(point.get(_RECEIVED)))
+            yield ProgressTrace(step, path, _to_count(point.get(_RECEIVED)))
         before = step
 
 
-def _tail(path: Path) -> list[bytes]:
+def _read_tail(path: Path) -> list[bytes]:
     try:
         with path.open("rb") as file:
             size = path.stat().st_size
@@ -89,5 +95,5 @@ def _tail(path: Path) -> list[bytes]:
     return lines[1:-1] if size > _TAIL_BYTES else lines[:-1]
 
 
-def _count(value: Any) -> int:
+def _to_count(value: Any) -> int:
     return int(value) if isinstance(value, int | float) else 0

@@ -1,16 +1,15 @@
-"""How far the journal has come, in a small file beside it: `journal.mark`.
+"""The journal's progress, in a small file beside it: `journal.mark`.
 
-SQLite's write-ahead log ends at the first frame that is not whole, so damage there takes every
-later transaction away without a word. The mark says which transaction was the last: it is written
-and fsynced after each commit and before anybody is told of it. A journal may be one commit ahead of
-its mark (a kill came in between), never behind it.
+SQLite's write-ahead log ends at the first frame that is not whole, so damage there silently
+removes every later transaction. The mark records the last transaction: it is written and
+fsynced after each commit and before anything is acknowledged. A journal may be one commit ahead
+of its mark (after a kill between the two), never behind it.
 
     slot 0: {"position": {...}, "sha256": "..."}     even commits
     slot 1: {"position": {...}, "sha256": "..."}     odd commits
 
-The slots take turns, so that a torn write leaves the one before it, and so that the one write
-of a learner that was asleep while another took over is not taken for the newest.
-"""
+The slots alternate, so that a torn write leaves the previous one intact, and so that a single
+write by a learner that slept while another took over is not mistaken for the newest."""
 
 import hashlib
 import json
@@ -21,14 +20,14 @@ from typing import Any
 
 from services.learner.checkpoints.durable_files import sync_path, write_durably
 
-FILE_NAME = "journal.mark"
+MARK_FILE = "journal.mark"
 # No block of a disk holds parts of both.
 _SLOT_BYTES = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """One state of a journal: what it holds, and the commits that led there."""
+    """One state of a journal: its content, and the commits that led there."""
 
     # Made up when the journal was.
     journal: str
@@ -41,15 +40,15 @@ class Position:
     acknowledged: int = 0
 
 
-class Mark:
+class ProgressMark:
     """The mark of one journal. Blocks: used by the thread that writes the journal."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._handle: int | None = None
 
-    def read(self) -> Position | None:
-        """The newest position that was noted whole; None when there is none."""
+    def read_position(self) -> Position | None:
+        """Return the newest intact position; None when there is none."""
         try:
             data = self.path.read_bytes()
         except FileNotFoundError:
@@ -57,8 +56,8 @@ class Mark:
         slots = (_decode(data[at : at + _SLOT_BYTES]) for at in (0, _SLOT_BYTES))
         return max((p for p in slots if p), key=lambda p: p.commits, default=None)
 
-    def begin(self, position: Position) -> None:
-        """Have a new file in place of whatever is there."""
+    def reset_to(self, position: Position) -> None:
+        """Replace the file with a new one at `position`."""
         self.close()
         slots = [_encode(position) if at == position.commits % 2 else b"" for at in (0, 1)]
         partial = self.path.with_name(f"{self.path.name}.partial")
@@ -66,8 +65,8 @@ class Mark:
         os.replace(partial, self.path)
         sync_path(self.path.parent)
 
-    def note(self, position: Position) -> None:
-        """Note a commit; it is on the disk when this returns."""
+    def note_commit(self, position: Position) -> None:
+        """Record a commit; it is on disk when this returns."""
         if self._handle is None:
             self._handle = os.open(self.path, os.O_WRONLY)
         slot = _encode(position).ljust(_SLOT_BYTES)
@@ -82,13 +81,15 @@ class Mark:
 
 def _encode(position: Position) -> bytes:
     fields = asdict(position)
-    return json.dumps({"position": fields, "sha256": _digest(fields)}, sort_keys=True).encode()
+    return json.dumps(
+        {"position": fields, "sha256": _fields_digest(fields)}, sort_keys=True
+    ).encode()
 
 
 def _decode(slot: bytes) -> Position | None:
     try:
         found = json.loads(slot)
-        if found["sha256"] == _digest(found["position"]):
+        if found["sha256"] == _fields_digest(found["position"]):
             return Position(**found["position"])
     except (ValueError, KeyError, TypeError):
         # Torn, damaged, or never written.
@@ -96,5 +97,5 @@ def _decode(slot: bytes) -> Position | None:
     return None
 
 
-def _digest(fields: dict[str, Any]) -> str:
+def _fields_digest(fields: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()

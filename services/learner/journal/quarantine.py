@@ -1,10 +1,10 @@
-"""What becomes of groups with damaged records."""
+"""Quarantine of groups with damaged records."""
 
 import sqlite3
 from collections.abc import Sequence
 
 from services.learner.journal.integrity import CORRUPT
-from services.learner.journal.plans import take_out
+from services.learner.journal.plans import remove_from_plans
 from services.learner.types import AttemptKey
 
 DAMAGED = "records of the journal are damaged: their groups are dropped"
@@ -13,7 +13,7 @@ DAMAGED = "records of the journal are damaged: their groups are dropped"
 def put_in_quarantine(
     db: sqlite3.Connection, keys: Sequence[AttemptKey], groups: Sequence[str]
 ) -> None:
-    """Drop damaged tries and their `groups`, and take these out of every plan."""
+    """Drop damaged tries and their `groups`, and remove the groups from every plan."""
     db.executemany(
         "UPDATE trajectories SET dropped = ? WHERE group_id = ? AND attempt_index = ? AND try = ?",
         [(CORRUPT, key.group_id, key.attempt_index, key.attempt_try) for key in keys],
@@ -22,4 +22,4 @@ def put_in_quarantine(
         "UPDATE groups SET state = 'dropped', reason = ? WHERE group_id = ?",
         [(CORRUPT, group_id) for group_id in groups],
     )
-    take_out(db, groups)
+    remove_from_plans(db, groups)

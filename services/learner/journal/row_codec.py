@@ -1,4 +1,5 @@
-"""Rows of the journal from and to the learner's words, inside one transaction or query."""
+"""Rows of the journal, converted from and to the learner's own types within one transaction or
+query."""
 
 import json
 import sqlite3
@@ -15,8 +16,8 @@ _BY_KEY = "WHERE group_id = ? AND attempt_index = ? AND try = ?"
 
 
 def put_group(db: sqlite3.Connection, spec: GroupSpec, *, leased: bool) -> None:
-    """Note a group unless it is known; a lease is never forgotten."""
-    row = (spec.group_id, spec.sequence_number, spec.purpose, spec.eval_id, _spec_text(spec))
+    """Add a group unless it is known; a lease is never forgotten."""
+    row = (spec.group_id, spec.sequence_number, spec.purpose, spec.eval_id, _spec_to_json(spec))
     db.execute(
         "INSERT INTO groups VALUES (?, ?, ?, ?, ?, ?, 'open', '', NULL)"
         " ON CONFLICT (group_id) DO UPDATE SET leased = max(leased, excluded.leased)",
@@ -31,30 +32,31 @@ def record_digest(db: sqlite3.Connection, key: AttemptKey) -> bytes | None:
 
 
 def unfinished_groups(db: sqlite3.Connection) -> list[StoredGroup]:
-    """The TRAIN groups whose work is neither planned nor dropped, oldest first."""
+    """List the TRAIN groups that are neither planned nor dropped, oldest first."""
     return _stored_groups(db, "state = 'open'")
 
 
 def replaced_groups(db: sqlite3.Connection) -> list[StoredGroup]:
-    """The TRAIN groups that were filtered and that no step has counted yet, oldest first."""
+    """List the filtered TRAIN groups that no step has counted yet, oldest first."""
     return _stored_groups(db, "state = 'filtered' AND step IS NULL")
 
 
 def next_sequence_number(db: sqlite3.Connection) -> int:
-    """Where the curriculum goes on."""
+    """Return the sequence number at which the curriculum continues."""
     sql = "SELECT coalesce(max(sequence_number), -1) + 1 FROM groups WHERE purpose = 'train'"
     return int(db.execute(sql).fetchone()[0])
 
 
 def replayed_version(db: sqlite3.Connection) -> int:
-    """The version at which a start from this journal takes over, all plans replayed."""
+    """Return the version at which a start from this journal takes over, after replaying all
+    plans."""
     (planned,) = db.execute("SELECT coalesce(max(step), 0) FROM plans").fetchone()
     (saved,) = db.execute("SELECT coalesce(max(step), 0) FROM checkpoints").fetchone()
     return max(planned, saved)
 
 
-def accounts(db: sqlite3.Connection) -> dict[str, int]:
-    """Where every acknowledged try went (I2); the values sum to `acknowledged`."""
+def count_fates(db: sqlite3.Connection) -> dict[str, int]:
+    """Count acknowledged tries by fate (I2); the fates sum to `acknowledged`."""
     sql = """
     SELECT CASE WHEN t.failure IS NOT NULL THEN 'failed'
                 WHEN t.dropped != '' THEN 'dropped/' || t.dropped
@@ -76,12 +78,12 @@ def _stored_groups(db: sqlite3.Connection, condition: str) -> list[StoredGroup]:
         f"SELECT {_SPEC}, leased FROM groups WHERE purpose = 'train' AND {condition}"
         " ORDER BY sequence_number, group_id"
     ).fetchall()
-    return [_stored(db, row) for row in rows]
+    return [_row_to_stored_group(db, row) for row in rows]
 
 
-def _stored(db: sqlite3.Connection, row: tuple[Any, ...]) -> StoredGroup:
+def _row_to_stored_group(db: sqlite3.Connection, row: tuple[Any, ...]) -> StoredGroup:
     *columns, leased = row
-    spec = _spec(columns)
+    spec = _row_to_spec(columns)
     # A worker's newest lease names the incarnation that may still live.
     lease = db.execute(
         "SELECT lease_id, worker_id, incarnation, request_id FROM leases l WHERE rowid ="
@@ -97,7 +99,7 @@ def _stored(db: sqlite3.Connection, row: tuple[Any, ...]) -> StoredGroup:
     return StoredGroup(spec, bool(leased), lease, tuple(tries), tuple(damaged))
 
 
-def _spec_text(spec: GroupSpec) -> str:
+def _spec_to_json(spec: GroupSpec) -> str:
     policy = spec.exact_policy
     return json.dumps(
         {
@@ -111,7 +113,7 @@ def _spec_text(spec: GroupSpec) -> str:
     )
 
 
-def _spec(row: list[Any]) -> GroupSpec:
+def _row_to_spec(row: list[Any]) -> GroupSpec:
     group_id, sequence_number, purpose, eval_id, text = row
     data = json.loads(text)
     return GroupSpec(

@@ -1,4 +1,4 @@
-"""The journal's tables and what is read from them."""
+"""The journal's tables, and the types that are read from them."""
 
 from dataclasses import dataclass, field
 
@@ -6,7 +6,7 @@ from services.learner.groups.types import GroupSpec
 from services.learner.trajectory import Trajectory
 from services.learner.types import AttemptKey, StepSettings
 
-FILE_NAME = "journal.sqlite"
+JOURNAL_FILE = "journal.sqlite"
 SCHEMA_VERSION = "3"
 
 # In `meta`: how many acknowledged tries went down with the disks of earlier starts, and are in no
@@ -78,10 +78,10 @@ UPDATE trajectories SET payload = NULL WHERE payload IS NOT NULL AND group_id IN
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The attempts that step `step` trains on, in order, and how.
+    """The attempts that step `step` trains on, in order, and its settings.
 
-    With the parameters before it, it determines the step's result: a step draws no random numbers.
-    """
+    With the parameters before it, it determines the step's result: a step draws no random
+    numbers."""
 
     step: int
     attempts: tuple[AttemptKey, ...]
@@ -90,7 +90,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class StoredGroup:
-    """A TRAIN group that a restart takes up again."""
+    """A TRAIN group that a restart resumes."""
 
     spec: GroupSpec
     leased: bool

@@ -1,10 +1,9 @@
-"""What the rows of the journal add up to, so that one that changes, goes or comes back is noticed.
+"""Checksums over all rows of the journal, so that a changed, removed or restored row is noticed.
 
-SQLite's pages carry no checksums, and a row that is whole says nothing of those that are gone. So
-each table has the number of its rows and the sum of their digests, modulo 2^128. Triggers of the
-writing connection keep both up with every insert, update and delete; they are stored, chained to
-the state before, in the same transaction. A start reads all rows and adds them up again.
-"""
+SQLite's pages carry no checksums, and an intact row gives no sign of missing ones. So each
+table has the number of its rows and the sum of their digests, modulo 2^128. Triggers of the
+writing connection update both with every insert, update and delete; they are stored, chained to
+the state before, in the same transaction. A start reads all rows and sums them up again."""
 
 import hashlib
 import json
@@ -45,16 +44,16 @@ _MODULUS = 1 << 128
 
 
 @dataclass(slots=True)
-class Total:
+class TableTotal:
     """Number of rows, and the sum of their digests."""
 
     rows: int = 0
     digest: int = 0
 
-    def count(self, sign: int, values: tuple[Any, ...]) -> None:
-        """Take a row in, or out."""
+    def count_row(self, sign: int, values: tuple[Any, ...]) -> None:
+        """Add a row to the total, or remove it."""
         self.rows += sign
-        self.digest = (self.digest + sign * _digest(values)) % _MODULUS
+        self.digest = (self.digest + sign * _row_hash(values)) % _MODULUS
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,35 +64,35 @@ class Seal:
     commits: int
     # The chain before this commit.
     before: str
-    totals: Mapping[str, Total] = field(default_factory=dict[str, Total])
+    totals: Mapping[str, TableTotal] = field(default_factory=dict[str, TableTotal])
 
     @property
     def chain(self) -> str:
-        return hashlib.sha256(self._text().encode()).hexdigest()
+        return hashlib.sha256(self._state_json().encode()).hexdigest()
 
-    def next(self, totals: Mapping[str, Total]) -> "Seal":
+    def next_seal(self, totals: Mapping[str, TableTotal]) -> "Seal":
         return Seal(self.journal, self.commits + 1, self.chain, totals)
 
     def encode(self) -> str:
-        return json.dumps({"state": self._text(), "chain": self.chain})
+        return json.dumps({"state": self._state_json(), "chain": self.chain})
 
-    def _text(self) -> str:
+    def _state_json(self) -> str:
         return json.dumps(asdict(self), sort_keys=True)
 
 
 class BrokenSealError(ValueError):
-    """The journal's seal is not what was written."""
+    """The journal's seal differs from what was written."""
 
 
-def stored(db: sqlite3.Connection) -> Seal:
-    """The seal of the last commit. Raises BrokenSealError."""
+def load_seal(db: sqlite3.Connection) -> Seal:
+    """Load the seal of the last commit. Raises BrokenSealError."""
     row = db.execute("SELECT body FROM seal").fetchone()
     if row is None:
         raise BrokenSealError("its seal is gone")
     try:
         body = json.loads(row[0])
         state = json.loads(body["state"])
-        totals = {name: Total(**total) for name, total in state.pop("totals").items()}
+        totals = {name: TableTotal(**total) for name, total in state.pop("totals").items()}
         seal = Seal(**state, totals=totals)
     except (ValueError, KeyError, TypeError) as error:
         raise BrokenSealError(f"its seal cannot be read: {error!r}") from error
@@ -102,8 +101,8 @@ def stored(db: sqlite3.Connection) -> Seal:
     return seal
 
 
-def position(db: sqlite3.Connection, seal: Seal) -> Position:
-    """Of a journal with this seal."""
+def current_position(db: sqlite3.Connection, seal: Seal) -> Position:
+    """Return the position of a journal with this seal."""
     (epoch,) = db.execute("SELECT coalesce(max(run_epoch), 0) FROM epochs").fetchone()
     query = "SELECT CAST(value AS INTEGER) FROM meta WHERE key = ?"
     (lost,) = db.execute(query, (LOST_WITH_DISK,)).fetchone() or (0,)
@@ -112,62 +111,62 @@ def position(db: sqlite3.Connection, seal: Seal) -> Position:
     return Position(seal.journal, seal.commits, seal.chain, epoch, step, acknowledged)
 
 
-def added_up(db: sqlite3.Connection, table: str) -> Total:
-    """The total of all rows that a table has."""
-    total = Total()
+def sum_table(db: sqlite3.Connection, table: str) -> TableTotal:
+    """Sum up all rows of a table."""
+    total = TableTotal()
     for values in db.execute(f"SELECT {', '.join(SEALED[table])} FROM {table} NOT INDEXED"):
-        total.count(1, values)
+        total.count_row(1, values)
     return total
 
 
-def seal_anew(db: sqlite3.Connection) -> Seal:
-    """Seal what the tables hold now, whoever wrote it: of a new journal, or a mended one."""
-    totals = {table: added_up(db, table) for table in SEALED}
+def reseal_tables(db: sqlite3.Connection) -> Seal:
+    """Seal the current content of the tables, of a new journal or a repaired one."""
+    totals = {table: sum_table(db, table) for table in SEALED}
     known = db.execute("SELECT 1 FROM seal").fetchone()
-    seal = stored(db).next(totals) if known else Seal(uuid.uuid4().hex, 0, "", totals)
-    _store(db, seal)
+    seal = load_seal(db).next_seal(totals) if known else Seal(uuid.uuid4().hex, 0, "", totals)
+    _store_seal(db, seal)
     return seal
 
 
-class Sealing:
-    """Keeps the seal up with what one connection writes."""
+class SealUpdater:
+    """Keeps the seal up to date with the writes of one connection."""
 
     def __init__(self, db: sqlite3.Connection) -> None:
         self._db = db
-        self._changes: dict[str, Total] = {}
+        self._changes: dict[str, TableTotal] = {}
         # Else what INSERT OR REPLACE takes away is not heard of.
         db.execute("PRAGMA recursive_triggers = ON")
-        db.create_function("sealed", -1, self._count)
+        db.create_function("sealed", -1, self._count_row)
         for table, columns in SEALED.items():
             _add_triggers(db, table, columns)
 
-    def begin(self) -> None:
-        """A transaction begins."""
+    def begin_transaction(self) -> None:
+        """Reset the changes at the start of a transaction."""
         self._changes = {}
 
-    def changes(self) -> dict[str, Total]:
-        """For `roll_back`, to a savepoint that begins now."""
+    def copy_changes(self) -> dict[str, TableTotal]:
+        """Return a copy of the changes, for `roll_back` to a savepoint that begins now."""
         return {table: replace(total) for table, total in self._changes.items()}
 
-    def roll_back(self, changes: dict[str, Total]) -> None:
+    def roll_back(self, changes: dict[str, TableTotal]) -> None:
         self._changes = changes
 
-    def seal(self) -> Position | None:
-        """Seal the open transaction; None when it has changed nothing."""
+    def seal_transaction(self) -> Position | None:
+        """Seal the open transaction; return None when it has changed nothing."""
         if not self._changes:
             return None
-        old = stored(self._db)
-        totals = {name: self._sum(name, total) for name, total in old.totals.items()}
-        seal = old.next(totals)
-        _store(self._db, seal)
-        return position(self._db, seal)
+        old = load_seal(self._db)
+        totals = {name: self._add_change(name, total) for name, total in old.totals.items()}
+        seal = old.next_seal(totals)
+        _store_seal(self._db, seal)
+        return current_position(self._db, seal)
 
-    def _sum(self, name: str, total: Total) -> Total:
-        change = self._changes.get(name, Total())
-        return Total(total.rows + change.rows, (total.digest + change.digest) % _MODULUS)
+    def _add_change(self, name: str, total: TableTotal) -> TableTotal:
+        change = self._changes.get(name, TableTotal())
+        return TableTotal(total.rows + change.rows, (total.digest + change.digest) % _MODULUS)
 
-    def _count(self, table: str, sign: int, *values: Any) -> None:
-        self._changes.setdefault(table, Total()).count(sign, values)
+    def _count_row(self, table: str, sign: int, *values: Any) -> None:
+        self._changes.setdefault(table, TableTotal()).count_row(sign, values)
 
 
 def _add_triggers(db: sqlite3.Connection, table: str, columns: tuple[str, ...]) -> None:
@@ -181,10 +180,10 @@ def _add_triggers(db: sqlite3.Connection, table: str, columns: tuple[str, ...]) 
         db.execute(f"CREATE TEMP TRIGGER {name} AFTER {event} ON main.{table} BEGIN {action} END")
 
 
-def _store(db: sqlite3.Connection, seal: Seal) -> None:
+def _store_seal(db: sqlite3.Connection, seal: Seal) -> None:
     db.execute("INSERT OR REPLACE INTO seal VALUES (1, ?)", (seal.encode(),))
 
 
-def _digest(values: tuple[Any, ...]) -> int:
+def _row_hash(values: tuple[Any, ...]) -> int:
     # `repr` tells 1, 1.0, "1" and b"1" apart.
     return int.from_bytes(hashlib.sha256(repr(values).encode()).digest()[:16])

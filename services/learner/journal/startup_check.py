@@ -1,8 +1,7 @@
-"""Whether the journal of a stopped run is all that the run left, before a learner goes on with it.
+"""Check that the journal of a stopped run is complete, before a learner resumes the run.
 
-Nothing is written: SQLite opens the file for reading only, so that a damaged write-ahead log stays
-for whoever can mend it.
-"""
+Nothing is written: SQLite opens the file read-only, so that a damaged write-ahead log can still
+be repaired."""
 
 import sqlite3
 import time
@@ -13,18 +12,18 @@ from itertools import islice
 from pathlib import Path
 
 from services.learner.journal import progress_evidence
-from services.learner.journal.connection import JournalError, connect
-from services.learner.journal.consistency import contradictions, missing_attempts
+from services.learner.journal.connection import JournalError, connect_journal
+from services.learner.journal.consistency import find_contradictions, missing_attempts
 from services.learner.journal.integrity import CORRUPT
-from services.learner.journal.progress_mark import FILE_NAME as MARK
-from services.learner.journal.progress_mark import Mark, Position
-from services.learner.journal.schema import FILE_NAME, SCHEMA_VERSION
+from services.learner.journal.progress_mark import MARK_FILE as MARK
+from services.learner.journal.progress_mark import Position, ProgressMark
+from services.learner.journal.schema import JOURNAL_FILE, SCHEMA_VERSION
 from services.learner.journal.seal import (
     SEALED,
     BrokenSealError,
-    added_up,
-    position,
-    stored,
+    current_position,
+    load_seal,
+    sum_table,
 )
 from services.learner.journal.trajectories import damaged_rows
 from services.learner.types import AttemptKey
@@ -35,17 +34,16 @@ _STEPS_BETWEEN_LOOKS = 1000
 _NAMED = 5
 
 
-class LostPastError(JournalError):
-    """A run has acknowledged more than its journal holds, or what it holds has changed.
+class LostHistoryError(JournalError):
+    """The run has acknowledged more than its journal holds, or the journal's content has changed.
 
-    `acknowledged` and `run_epoch` are the highest that are known of the run.
-    """
+    `acknowledged` and `run_epoch` are the highest values that are known of the run."""
 
     def __init__(self, problem: str, run_dir: Path, known: Position | None, received: int) -> None:
         self.run_epoch = known.run_epoch if known else 0
         self.acknowledged = max(received, known.acknowledged if known else 0)
         self.step = known.step if known else 0
-        files = f"{FILE_NAME}, {FILE_NAME}-wal and {MARK}"
+        files = f"{JOURNAL_FILE}, {JOURNAL_FILE}-wal and {MARK}"
         super().__init__(
             f"{problem}\nNothing was changed. Restore {files} from a copy of the moment when the"
             f" run stopped; or give up what is lost: flotilla train SPEC --resume {run_dir.name}"
@@ -53,17 +51,17 @@ class LostPastError(JournalError):
         )
 
 
-class BehindError(LostPastError):
-    """The journal is whole as far as it goes, and that is not far enough."""
+class JournalBehindError(LostHistoryError):
+    """The journal is intact but ends too early."""
 
 
-class DamagedJournalError(LostPastError):
-    """The journal is gone, or rows of it are not what was written."""
+class DamagedJournalError(LostHistoryError):
+    """The journal is missing, or rows of it differ from what was written."""
 
 
 @dataclass(slots=True)
-class Found:
-    """A journal that can be gone on with."""
+class CheckedJournal:
+    """A journal that can be resumed."""
 
     # None where there is no journal yet.
     position: Position | None = None
@@ -76,20 +74,23 @@ class Found:
     cut_short: bool = False
 
 
-def check(run_dir: Path, limit_s: float = LIMIT_S) -> Found:
-    """Raises BehindError, DamagedJournalError; JournalError for a journal of another schema."""
-    path, mark = run_dir / FILE_NAME, Mark(run_dir / MARK)
-    known = mark.read()
+def check_journal(run_dir: Path, limit_s: float = LIMIT_S) -> CheckedJournal:
+    """Check the journal of a run against its mark, its other files and itself.
+
+    Raises JournalBehindError, DamagedJournalError; JournalError for a journal of another
+    schema."""
+    path, mark = run_dir / JOURNAL_FILE, ProgressMark(run_dir / MARK)
+    known = mark.read_position()
     if not path.exists():
-        return _nothing(run_dir, known, f"{path} is gone")
+        return _expect_no_run(run_dir, known, f"{path} is gone")
     try:
-        with closing(connect(path, read_only=True)) as db:
+        with closing(connect_journal(path, read_only=True)) as db:
             version = schema_version(db)
             check_schema(path, version)
             if version is None:
                 # Its maker was killed, or it lost everything.
-                return _nothing(run_dir, known, f"{path} is empty")
-            return _Check(run_dir, db, known).run(limit_s)
+                return _expect_no_run(run_dir, known, f"{path} is empty")
+            return _JournalCheck(run_dir, db, known).run_checks(limit_s)
     except (sqlite3.DatabaseError, BrokenSealError) as error:
         raise DamagedJournalError(
             f"{path} is not a journal, or damaged: {error}", run_dir, known, 0
@@ -97,7 +98,7 @@ def check(run_dir: Path, limit_s: float = LIMIT_S) -> Found:
 
 
 def check_schema(path: Path, found: str | None) -> None:
-    """Raises JournalError for another schema than this program's."""
+    """Raise JournalError for a schema that this program does not use."""
     if found not in (None, SCHEMA_VERSION):
         raise JournalError(
             f"{path} has schema {found}, this learner reads and writes {SCHEMA_VERSION}: go on with"
@@ -106,18 +107,22 @@ def check_schema(path: Path, found: str | None) -> None:
 
 
 def schema_version(db: sqlite3.Connection) -> str | None:
-    """None before there is one: the file is new, or its maker was killed."""
+    """Return the schema's version; None before there is one: the file is new, or its maker was
+    killed."""
     known = db.execute("SELECT 1 FROM sqlite_master WHERE name = 'meta'").fetchone()
     sql = "SELECT value FROM meta WHERE key = 'schema_version'"
     found = db.execute(sql).fetchone() if known else None
     return str(found[0]) if found else None
 
 
-def _nothing(run_dir: Path, known: Position | None, problem: str) -> Found:
-    """A run may begin here, unless one has."""
+def _expect_no_run(run_dir: Path, known: Position | None, problem: str) -> CheckedJournal:
+    """Return an empty result for a new run; raise when the run has already begun."""
     if known is not None and known.commits:
         raise DamagedJournalError(
-            f"{problem}, but {run_dir / MARK} says that it had {_extent(known)}", run_dir, known, 0
+            f"{problem}, but {run_dir / MARK} says that it had {_describe_extent(known)}",
+            run_dir,
+            known,
+            0,
         )
     if trace := progress_evidence.newest_trace(run_dir, 0):
         raise DamagedJournalError(
@@ -126,33 +131,33 @@ def _nothing(run_dir: Path, known: Position | None, problem: str) -> Found:
             None,
             trace.acknowledged,
         )
-    return Found()
+    return CheckedJournal()
 
 
-class _Check:
-    """One journal that can be opened, against its mark, its other files and itself."""
+class _JournalCheck:
+    """Comparison of one readable journal with its mark, its other files and itself."""
 
     def __init__(self, run_dir: Path, db: sqlite3.Connection, known: Position | None) -> None:
         self._run_dir = run_dir
-        self._path = run_dir / FILE_NAME
+        self._path = run_dir / JOURNAL_FILE
         self._db = db
         self._known = known
-        self._seal = stored(db)
-        self._found = Found(position(db, self._seal))
+        self._seal = load_seal(db)
+        self._found = CheckedJournal(current_position(db, self._seal))
 
-    def run(self, limit_s: float) -> Found:
-        with _limited(self._db, limit_s) as late:
+    def run_checks(self, limit_s: float) -> CheckedJournal:
+        with _limit_time(self._db, limit_s) as late:
             try:
-                self._content()
+                self._check_content()
             except sqlite3.OperationalError:
                 if not late():
                     raise
                 self._found.cut_short = True
-        self._against_the_mark()
-        self._against_other_files()
+        self._check_against_mark()
+        self._check_against_files()
         return self._found
 
-    def _against_the_mark(self) -> None:
+    def _check_against_mark(self) -> None:
         mark, known, found = self._run_dir / MARK, self._known, self._position
         if known is None:
             self._found.new_mark = True
@@ -165,72 +170,81 @@ class _Check:
                 f"{mark} is of another journal than {self._path}", self._run_dir, known, 0
             )
         if found.commits < known.commits:
-            raise self._behind(known)
+            raise self._behind_error(known)
         ahead = found.commits - known.commits
         if ahead > 1:
             self._found.new_mark = True
             self._found.bad_mark = f"{mark} is an old one, {ahead} commits behind its journal"
         elif known.chain != (self._seal.before if ahead else self._seal.chain):
-            raise BehindError(
+            raise JournalBehindError(
                 f"{self._path} is not the one that {mark} was written for: their commits differ,"
                 f" {known.commits} at the latest",
                 *(self._run_dir, known, found.acknowledged),
             )
 
-    def _against_other_files(self) -> None:
+    def _check_against_files(self) -> None:
         trace = progress_evidence.newest_trace(self._run_dir, self._position.step)
         if trace is None:
             return
-        raise BehindError(
-            f"{self._path} (with {FILE_NAME}-wal) ends at step {self._position.step}, but"
+        raise JournalBehindError(
+            f"{self._path} (with {JOURNAL_FILE}-wal) ends at step {self._position.step}, but"
             f" {trace.path} is of step {trace.step}",
             self._run_dir,
             self._known,
             trace.acknowledged,
         )
 
-    def _behind(self, known: Position) -> BehindError:
+    def _behind_error(self, known: Position) -> JournalBehindError:
         found = self._position
-        return BehindError(
+        return JournalBehindError(
             f"{self._path}-wal was removed, cut or damaged: {self._path} ends at commit"
-            f" {found.commits} with {_extent(found)}; {self._run_dir / MARK} says that the run had"
-            f" {known.commits} commits with {_extent(known)}",
+            f" {found.commits} with {_describe_extent(found)}; {self._run_dir / MARK} says"
+            " that the run had"
+            f" {known.commits} commits with {_describe_extent(known)}",
             *(self._run_dir, known, found.acknowledged),
         )
 
-    def _content(self) -> None:
-        """Every row against its digests, its table's total and the other tables; every page."""
+    def _check_content(self) -> None:
+        """Compare every row with its digests, its table's total and the other tables; check every
+        page."""
         damaged = damaged_rows(self._db)
-        if problems := self._problems(unclear=bool(damaged)):
+        if problems := self._find_problems(unclear=bool(damaged)):
             raise DamagedJournalError(
                 f"{self._path} is damaged: {'; '.join(problems[:_NAMED])}",
                 *(self._run_dir, self._known, self._position.acknowledged),
             )
         self._found.damaged = _not_in_quarantine(self._db, damaged)
 
-    def _problems(self, *, unclear: bool) -> list[str]:
+    def _find_problems(self, *, unclear: bool) -> list[str]:
         try:
-            found = [*self._totals(unclear=unclear), *islice(contradictions(self._db), _NAMED)]
-            return found or self._missing() or self._pages()
+            found = [
+                *self._compare_totals(unclear=unclear),
+                *islice(find_contradictions(self._db), _NAMED),
+            ]
+            return found or self._find_missing() or self._check_pages()
         except JournalError as error:
             # A plan that is damaged says so itself.
             return [str(error)]
 
-    def _totals(self, *, unclear: bool) -> Iterator[str]:
-        """`unclear` is the sum of the trajectories: one of them is known to be damaged."""
+    def _compare_totals(self, *, unclear: bool) -> Iterator[str]:
+        """Compare each table with its sealed total.
+
+        `unclear` means that the sum of the trajectories cannot match: one of them is known to
+        be damaged."""
         for table in SEALED:
-            sealed, now = self._seal.totals[table], added_up(self._db, table)
+            sealed, now = self._seal.totals[table], sum_table(self._db, table)
             if now.rows != sealed.rows:
                 yield f"{table} has {now.rows} rows instead of {sealed.rows}"
             elif now != sealed and not (unclear and table == "trajectories"):
                 yield f"rows of {table} are not what was written"
 
-    def _missing(self) -> list[str]:
-        """Trajectories that only a damaged key can hide: nobody could tell whose they are."""
+    def _find_missing(self) -> list[str]:
+        """Report planned trajectories that are missing: only a damaged key can hide them, and then
+        their group is unknown."""
         missing = missing_attempts(self._db)
         return [f"{len(missing)} planned trajectories are missing"] if missing else []
 
-    def _pages(self) -> list[str]:
+    def _check_pages(self) -> list[str]:
         said = [text for (text,) in self._db.execute(f"PRAGMA integrity_check({_NAMED})")]
         return [] if said == ["ok"] else said
 
@@ -241,15 +255,15 @@ class _Check:
 
 
 def _not_in_quarantine(db: sqlite3.Connection, keys: list[AttemptKey]) -> list[AttemptKey]:
-    """Those of damaged records that no start has put there yet."""
+    """Return those damaged records that no earlier start has quarantined."""
     sql = "SELECT group_id, attempt_index, try FROM trajectories WHERE dropped = ?"
     known = {AttemptKey(*row) for row in db.execute(sql, (CORRUPT,))}
     return [key for key in keys if key not in known]
 
 
 @contextmanager
-def _limited(db: sqlite3.Connection, limit_s: float) -> Generator[Callable[[], bool]]:
-    """Queries of a connection end with an OperationalError when their time is up."""
+def _limit_time(db: sqlite3.Connection, limit_s: float) -> Generator[Callable[[], bool]]:
+    """Abort queries of a connection with an OperationalError when their time is up."""
     ends = time.monotonic() + limit_s
 
     def late() -> bool:
@@ -262,5 +276,5 @@ def _limited(db: sqlite3.Connection, limit_s: float) -> Generator[Callable[[], b
         db.set_progress_handler(None, 0)
 
 
-def _extent(position: Position) -> str:
+def _describe_extent(position: Position) -> str:
     return f"{position.acknowledged} acknowledged trajectories and {position.step} steps"

@@ -1,31 +1,32 @@
-"""Run epochs, step plans and publications."""
+"""Journal tables of run epochs, step plans and publications."""
 
 import sqlite3
 import time
 from collections.abc import Sequence
 
-from services.learner.journal.curriculum import Snapshot, put_snapshot
+from services.learner.journal.curriculum import CurriculumSnapshot, put_snapshot
 from services.learner.journal.plans import plans_after, put_plan
 from services.learner.journal.row_codec import replayed_version
 from services.learner.journal.schema import Plan
-from services.learner.journal.table_access import Access
+from services.learner.journal.table_access import TableAccess
 from services.learner.types import PolicyId
 
 
-class StepTables(Access):
+class StepTables(TableAccess):
     """`epochs`, `plans` and `publications`."""
 
     async def begin_epoch(self, at_least: int) -> int:
-        """Start a new run epoch above every earlier one, forked where the replay will end."""
+        """Start a new run epoch above every earlier one, forked at the version where the replay
+        will end."""
 
-        def work(db: sqlite3.Connection) -> int:
+        def insert_epoch(db: sqlite3.Connection) -> int:
             (last,) = db.execute("SELECT coalesce(max(run_epoch), 0) FROM epochs").fetchone()
             epoch = max(at_least, last + 1)
             fork = replayed_version(db)
             db.execute("INSERT INTO epochs VALUES (?, ?, ?)", (epoch, fork, time.time()))
             return epoch
 
-        return await self.write(work)
+        return await self.run_transaction(insert_epoch)
 
     async def commit_plan(
         self,
@@ -33,14 +34,14 @@ class StepTables(Access):
         epoch: int,
         groups: Sequence[str],
         filtered: Sequence[str],
-        snapshot: Snapshot | None = None,
+        snapshot: CurriculumSnapshot | None = None,
     ) -> None:
-        """Fix what a step trains on, before it runs, and with it the fate of its groups and what
-        the curriculum makes of them."""
+        """Commit what a step trains on before it runs, with the fate of its groups and the
+        resulting curriculum snapshot."""
         rows = [("planned", "", plan.step, group_id) for group_id in groups]
         rows += [("filtered", "constant", plan.step, group_id) for group_id in filtered]
 
-        def work(db: sqlite3.Connection) -> None:
+        def insert_plan(db: sqlite3.Connection) -> None:
             if snapshot:
                 put_snapshot(db, snapshot)
             put_plan(db, plan, epoch)
@@ -48,23 +49,23 @@ class StepTables(Access):
                 "UPDATE groups SET state = ?, reason = ?, step = ? WHERE group_id = ?", rows
             )
 
-        await self.write(work)
+        await self.run_transaction(insert_plan)
 
     async def plans_after(self, step: int) -> list[Plan]:
-        """In order. Raises JournalError when one is not what was written."""
-        return await self.read(lambda db: plans_after(db, step))
+        """Load the plans of later steps, in order. Raises JournalError when one is damaged."""
+        return await self.run_read(lambda db: plans_after(db, step))
 
-    async def published(self, policy: PolicyId) -> None:
-        await self._execute(
+    async def add_publication(self, policy: PolicyId) -> None:
+        await self._execute_sql(
             "INSERT OR REPLACE INTO publications VALUES (?, ?, ?)",
             (policy.run_epoch, policy.version, policy.fingerprint),
         )
 
-    async def publications(self) -> list[PolicyId]:
-        rows = await self.read(lambda db: db.execute("SELECT * FROM publications").fetchall())
+    async def list_publications(self) -> list[PolicyId]:
+        rows = await self.run_read(lambda db: db.execute("SELECT * FROM publications").fetchall())
         return [PolicyId(*row) for row in rows]
 
-    async def forks(self) -> dict[int, int]:
-        """The version at which each epoch took over, by epoch."""
+    async def load_forks(self) -> dict[int, int]:
+        """Return the version at which each epoch took over, by epoch."""
         sql = "SELECT run_epoch, forked_version FROM epochs"
-        return dict(await self.read(lambda db: db.execute(sql).fetchall()))
+        return dict(await self.run_read(lambda db: db.execute(sql).fetchall()))

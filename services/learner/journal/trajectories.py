@@ -1,4 +1,5 @@
-"""Rows of `trajectories` to and from the learner's words, checked whenever they are read."""
+"""Rows of `trajectories`, converted to and from the learner's own types and verified on every
+read."""
 
 import sqlite3
 import time
@@ -25,13 +26,13 @@ Row = tuple[Any, ...]
 
 
 def trajectory_row(trajectory: Trajectory, record_digest: bytes) -> Row:
-    """What is stored of a try, for `put_trajectory`."""
+    """Return the row that stores a try, for `put_trajectory`."""
     key = trajectory.key
-    payload = trajectories.payload(trajectory)
+    payload = trajectories.array_bytes(trajectory)
     sealed = (
         *(key.group_id, key.attempt_index, key.attempt_try),
         *(trajectory.reward, trajectory.failure, record_digest, trajectory.content_digest),
-        *(trajectories.summary(trajectory), array_digest(payload)),
+        *(trajectories.summary_json(trajectory), array_digest(payload)),
     )
     return (*sealed, row_digest(sealed), payload)
 
@@ -41,19 +42,19 @@ def put_trajectory(db: sqlite3.Connection, row: Row, dropped: str) -> None:
 
 
 def trajectory_of(db: sqlite3.Connection, key: AttemptKey) -> Trajectory:
-    """Raises DamagedRecordError when what is stored under a key is not what was, or is gone."""
+    """Load the trajectory under a key. Raises DamagedRecordError when it is damaged or missing."""
     by_key = "WHERE group_id = ? AND attempt_index = ? AND try = ?"
     values = (key.group_id, key.attempt_index, key.attempt_try)
     row = db.execute(f"{_SELECT} {by_key}", values).fetchone()
     if row is None:
         raise DamagedRecordError([key])
-    return _trajectory(row)
+    return _row_to_trajectory(row)
 
 
 def trajectories_of(
     db: sqlite3.Connection, keys: Iterable[AttemptKey]
 ) -> tuple[list[Trajectory], list[AttemptKey]]:
-    """Those that are what was written, in order, and the keys of the others."""
+    """Return the intact trajectories, in order, and the keys of the others."""
     found: list[Trajectory] = []
     damaged: list[AttemptKey] = []
     for key in keys:
@@ -65,7 +66,7 @@ def trajectories_of(
 
 
 def keys_of(db: sqlite3.Connection, group_id: str) -> list[AttemptKey]:
-    """All tries of a group, in order of attempt and try."""
+    """List all tries of a group, in order of attempt and try."""
     sql = (
         "SELECT group_id, attempt_index, try FROM trajectories WHERE group_id = ?"
         " ORDER BY attempt_index, try"
@@ -74,16 +75,17 @@ def keys_of(db: sqlite3.Connection, group_id: str) -> list[AttemptKey]:
 
 
 def damaged_rows(db: sqlite3.Connection) -> list[AttemptKey]:
-    """All that are not what was written, but for arrays: these are compared when they are read."""
+    """List the rows that differ from what was written, except in their arrays: those are compared
+    when they are read."""
     rows = db.execute(f"SELECT {_COLUMNS}, row_digest FROM trajectories NOT INDEXED")
     return [AttemptKey(*row[:3]) for row in rows if row_digest(row[:-1]) != row[-1]]
 
 
-def _trajectory(row: Row) -> Trajectory:
+def _row_to_trajectory(row: Row) -> Trajectory:
     *sealed, seal, payload = row
     group_id, index, attempt_try, reward, failure, _, content_digest, summary, arrays = sealed
     key = AttemptKey(group_id, index, attempt_try)
     whole = payload is None or array_digest(payload) == arrays
     if not whole or row_digest(sealed) != seal:
         raise DamagedRecordError([key])
-    return trajectories.restore(key, reward, failure, content_digest, summary, payload)
+    return trajectories.restore_trajectory(key, reward, failure, content_digest, summary, payload)

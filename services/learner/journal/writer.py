@@ -1,15 +1,14 @@
-"""One thread that writes to SQLite, so that no fsync ever stops the event loop.
+"""A thread that does all writes to SQLite, so that no fsync ever stops the event loop.
 
-Writes that arrive while a commit is under way share the next one: the cost of an fsync is
-paid once for all of them. A write's future is done when its transaction is on the disk.
+Writes that arrive during a commit share the next one: the cost of an fsync is paid once for all
+of them. A write's future is done when its transaction is on disk.
 
-Each transaction is sealed (see `seal`) and, once it is on the disk, noted in the mark (see `mark`):
-only then is anybody told of it.
+Each transaction is sealed (see `seal`) and, once it is on disk, recorded in the mark (see
+`progress_mark`); only then is it acknowledged.
 
-Every transaction first makes sure that no newer run epoch has begun: a process that was asleep
-while another took its run over (the lock of the folder is only as good as the file system)
-finds itself fenced, and changes nothing any more.
-"""
+Every transaction first checks that no newer run epoch has begun: a process that slept while
+another took over its run (the lock of the folder is only as good as the file system) is fenced,
+and changes nothing any more."""
 
 import asyncio
 import queue
@@ -21,9 +20,9 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, TypeVar
 
-from services.learner.journal.connection import JournalError, StaleEpochError, connect
-from services.learner.journal.progress_mark import Mark
-from services.learner.journal.seal import BrokenSealError, Sealing
+from services.learner.journal.connection import JournalError, StaleEpochError, connect_journal
+from services.learner.journal.progress_mark import ProgressMark
+from services.learner.journal.seal import BrokenSealError, SealUpdater
 
 T = TypeVar("T")
 
@@ -33,13 +32,13 @@ _Work = tuple[Callable[[sqlite3.Connection], Any], "Future[Any]"]
 _MAX_BATCH = 256
 
 
-class Writer:
-    """Runs functions on the journal's one writing connection, in order."""
+class JournalWriter:
+    """Runs functions on the journal's only writing connection, in order."""
 
-    def __init__(self, path: Path, mark: Mark) -> None:
+    def __init__(self, path: Path, mark: ProgressMark) -> None:
         self._path = path
         self._mark = mark
-        with closing(connect(path, read_only=True)) as db:
+        with closing(connect_journal(path, read_only=True)) as db:
             # The newest epoch when this writer came, and after its own last commit.
             self._epoch = _newest_epoch(db)
         self._queue: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
@@ -47,15 +46,14 @@ class Writer:
         # Ends with the JournalError when the disk refuses.
         self.broken: Future[None] = Future()
         self.broken.set_running_or_notify_cancel()
-        self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
+        self._thread = threading.Thread(target=self._run_batches, name="journal", daemon=True)
         self._thread.start()
 
-    async def write(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """Run `work` in a transaction; returns when it is durable.
+    async def run_transaction(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """Run `work` in a transaction; return when it is durable.
 
-        Raises what `work` raises, or JournalError when the disk refused. A caller that is
-        cancelled no longer waits, but the write happens all the same.
-        """
+        Raises what `work` raises, or JournalError when the disk refused. Cancelling the caller
+        ends its wait, but the write still happens."""
         if self._failure:
             raise self._failure
         future: Future[T] = Future()
@@ -64,16 +62,16 @@ class Writer:
         return await asyncio.wrap_future(future)
 
     def close(self) -> None:
-        """Finish what was asked for, and end the thread."""
+        """Finish the queued writes, and end the thread."""
         self._queue.put(None)
         self._thread.join()
 
-    def _run(self) -> None:
-        connection = connect(self._path)
-        sealing = Sealing(connection)
+    def _run_batches(self) -> None:
+        connection = connect_journal(self._path)
+        sealing = SealUpdater(connection)
         try:
             while batch := self._next_batch():
-                self._commit(connection, sealing, batch)
+                self._commit_batch(connection, sealing, batch)
         finally:
             connection.close()
             self._mark.close()
@@ -94,34 +92,36 @@ class Writer:
             batch.append(work)
         return batch
 
-    def _commit(self, connection: sqlite3.Connection, sealing: Sealing, batch: list[_Work]) -> None:
+    def _commit_batch(
+        self, connection: sqlite3.Connection, sealing: SealUpdater, batch: list[_Work]
+    ) -> None:
         done: list[tuple[Future[Any], Any]] = []
         try:
             if self._failure:
                 raise sqlite3.OperationalError(str(self._failure))
             connection.execute("BEGIN IMMEDIATE")
             self._check_epoch(connection)
-            sealing.begin()
+            sealing.begin_transaction()
             for work, future in batch:
                 try:
-                    done.append((future, _savepoint(connection, sealing, work)))
+                    done.append((future, _run_in_savepoint(connection, sealing, work)))
                 except sqlite3.OperationalError:
                     # A full disk, an I/O error: everybody's.
                     raise
                 except Exception as error:  # noqa: BLE001 - it belongs to whoever asked
                     future.set_exception(error)
-            epoch, position = _newest_epoch(connection), sealing.seal()
+            epoch, position = _newest_epoch(connection), sealing.seal_transaction()
             connection.execute("COMMIT")
             if position:
-                self._mark.note(position)
+                self._mark.note_commit(position)
         except StaleEpochError as error:
             connection.execute("ROLLBACK")
-            self._refuse(batch, error)
+            self._fail_batch(batch, error)
         except (sqlite3.Error, BrokenSealError) as error:
             # After a failed fsync nobody knows what is on the disk: stop acknowledging.
-            self._refuse(batch, JournalError(f"cannot write {self._path}: {error}"))
+            self._fail_batch(batch, JournalError(f"cannot write {self._path}: {error}"))
         except OSError as error:
-            self._refuse(batch, JournalError(f"cannot write {self._mark.path}: {error}"))
+            self._fail_batch(batch, JournalError(f"cannot write {self._mark.path}: {error}"))
         else:
             self._epoch = epoch
             for future, result in done:
@@ -135,8 +135,8 @@ class Writer:
                 f" epoch {self._epoch}, ends and changes nothing any more"
             )
 
-    def _refuse(self, batch: list[_Work], error: JournalError) -> None:
-        """Fail what was asked for, and everything after it."""
+    def _fail_batch(self, batch: list[_Work], error: JournalError) -> None:
+        """Fail the queued writes, and every later one."""
         if not self._failure:
             self._failure = error
             self.broken.set_exception(error)
@@ -146,15 +146,15 @@ class Writer:
 
 
 def _newest_epoch(connection: sqlite3.Connection) -> int:
-    """0 before the first."""
+    """Return the newest run epoch; 0 before the first."""
     (newest,) = connection.execute("SELECT coalesce(max(run_epoch), 0) FROM epochs").fetchone()
     return int(newest)
 
 
-def _savepoint(
-    connection: sqlite3.Connection, sealing: Sealing, work: Callable[[sqlite3.Connection], T]
+def _run_in_savepoint(
+    connection: sqlite3.Connection, sealing: SealUpdater, work: Callable[[sqlite3.Connection], T]
 ) -> T:
-    before = sealing.changes()
+    before = sealing.copy_changes()
     connection.execute("SAVEPOINT work")
     try:
         result = work(connection)

@@ -1,2 +1,2 @@
-"""One training rank, a process of its own; torch lives here. A reader starts at `worker.py` and
-`step.py`."""
+"""One training rank, a process of its own; torch lives here. Start reading at `worker.py` and
+`trainer.py`."""

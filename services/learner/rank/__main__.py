@@ -1,8 +1,8 @@
 """A training rank, a child of the learner service: `python -m services.learner.rank`.
 
-Not for use by hand: it reads framed commands from stdin and answers on stdout (see `wire`).
-Whatever libraries print goes to stderr. It ends when its stdin does, so never outlives its parent.
-"""
+Not for use by hand: it reads framed commands from stdin and answers on stdout (see
+`ranks/protocol.py`). Whatever libraries print goes to stderr. The process ends when its stdin
+does, so it never outlives its parent."""
 
 import os
 import queue
@@ -15,25 +15,25 @@ from typing import BinaryIO
 from services.common.text import say
 from services.learner.ranks import protocol
 
-ORPHANED = 3
+ORPHANED_EXIT_CODE = 3
 
 Inbox = queue.SimpleQueue[protocol.Message]
 
 
 def main() -> None:
-    """Serves until `close` is said, or stdin ends."""
+    """Serve commands until `close` is said or stdin ends."""
     commands, answers = _claim_channel()
     # Heavy imports only now: nothing they print can reach the channel.
-    from services.learner.rank.worker import Dispatcher
+    from services.learner.rank.worker import CommandDispatcher
 
-    dispatcher = Dispatcher()
+    dispatcher = CommandDispatcher()
     inbox = Inbox()
     listener = threading.Thread(
-        target=_listen, args=(commands, inbox, dispatcher.close), daemon=True
+        target=_read_commands, args=(commands, inbox, dispatcher.close), daemon=True
     )
     listener.start()
     while (message := inbox.get())["command"] != "close":
-        answers.write(protocol.encode_frame(_answer(dispatcher.answer, message)))
+        answers.write(protocol.encode_frame(_answer_message(dispatcher.answer_command, message)))
         answers.flush()
     dispatcher.close()
     # The interpreter would spend a second on taking torch apart.
@@ -41,7 +41,7 @@ def main() -> None:
 
 
 def _claim_channel() -> tuple[BinaryIO, BinaryIO]:
-    """Takes stdin and stdout for the channel; what others use of them from now on is harmless."""
+    """Take stdin and stdout for the channel; later uses of them by others are harmless."""
     commands = os.fdopen(os.dup(0), "rb")
     answers = os.fdopen(os.dup(1), "wb")
     empty = os.open(os.devnull, os.O_RDONLY)
@@ -51,17 +51,17 @@ def _claim_channel() -> tuple[BinaryIO, BinaryIO]:
     return commands, answers
 
 
-def _listen(commands: BinaryIO, inbox: Inbox, cleanup: Callable[[], None]) -> None:
-    """Passes commands on, and ends the process at once when the parent is gone."""
+def _read_commands(commands: BinaryIO, inbox: Inbox, cleanup: Callable[[], None]) -> None:
+    """Pass commands on; end the process at once when the parent is gone."""
     while (message := protocol.read_frame(commands)) is not None:
         inbox.put(message)
         if message["command"] == "close":
             return
     cleanup()
-    os._exit(ORPHANED)
+    os._exit(ORPHANED_EXIT_CODE)
 
 
-def _answer(
+def _answer_message(
     handle: Callable[[protocol.Message], protocol.Message], message: protocol.Message
 ) -> protocol.Message:
     try:

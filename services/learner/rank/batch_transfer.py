@@ -1,41 +1,43 @@
-"""How a batch gets from the service to each rank: through memory, or from rank to rank."""
+"""The way of a batch from the service to each rank: through memory, or from rank to rank."""
 
 from typing import Protocol
 
-from services.learner.rank.data_parallel import Place, Replicas
+from services.learner.rank.data_parallel import RankPlacement, Replicas
 from services.learner.ranks import protocol
 from services.learner.types import TrainBatch
 
 
-class Batches(Protocol):
-    """Where a rank has its batches from."""
+class BatchSource(Protocol):
+    """The source of a rank's batches."""
 
-    def read(self, message: protocol.Message) -> TrainBatch:
-        """The batch of a command."""
+    def read_batch(self, message: protocol.Message) -> TrainBatch:
+        """Return the batch of a command."""
         ...
 
 
-class SharedBatches:
-    """All ranks are on the service's machine, and read what it wrote into shared memory."""
+class SharedMemoryBatchSource:
+    """Batches that the service writes into shared memory: all ranks are on its machine."""
 
-    def read(self, message: protocol.Message) -> TrainBatch:
-        """See `Batches`."""
+    def read_batch(self, message: protocol.Message) -> TrainBatch:
+        """See `BatchSource`."""
         return protocol.read_batch(message)
 
 
-class SentBatches:
-    """The first rank reads it there, and sends it to all others; their messages say nothing."""
+class BroadcastBatchSource:
+    """Batches that the first rank reads from shared memory and broadcasts to all others.
+
+    The messages of the other ranks are empty."""
 
     def __init__(self, replicas: Replicas) -> None:
         self._replicas = replicas
 
-    def read(self, message: protocol.Message) -> TrainBatch:
-        """See `Batches`."""
+    def read_batch(self, message: protocol.Message) -> TrainBatch:
+        """See `BatchSource`."""
         first = self._replicas.index == 0
-        packed = self._replicas.spread_bytes(protocol.pack_batch(message) if first else None)
+        packed = self._replicas.broadcast_bytes(protocol.pack_batch(message) if first else None)
         return protocol.unpack_batch(packed)
 
 
-def batches_of(place: Place, replicas: Replicas) -> Batches:
-    """The way that leads to all ranks of a run."""
-    return SentBatches(replicas) if place.far else SharedBatches()
+def make_batch_source(place: RankPlacement, replicas: Replicas) -> BatchSource:
+    """Return the source that reaches all ranks of a run."""
+    return BroadcastBatchSource(replicas) if place.spans_machines else SharedMemoryBatchSource()

@@ -32,22 +32,21 @@ class CheckpointError(Exception):
     """A checkpoint is damaged or belongs to another model; the message names the file."""
 
 
-def save(
+def save_checkpoint(
     directory: Path,
     policy: Policy,
     optimizer: Optimizer,
     step: int,
     others: Mapping[str, Mapping[str, Tensor]] = MappingProxyType({}),
 ) -> CheckpointFiles:
-    """Writes and fsyncs the state as of `step`; the digests cover every file.
+    """Write and fsync the state as of `step`; the digests cover every file.
 
-    `others` are tensors by name, by the name of what they belong to (`critic`).
-    """
+    `others` are tensors by name, by the name of what they belong to (`critic`)."""
     directory.mkdir(parents=True, exist_ok=True)
     policy.config.save_pretrained(directory)
     tensors: dict[str, Mapping[str, Tensor]] = {
         MODEL_FILE: policy.named_parameters(),
-        OPTIMIZER_FILE: optimizer.state(),
+        OPTIMIZER_FILE: optimizer.state_tensors(),
         **{f"{name}.safetensors": state for name, state in others.items()},
     }
     for name, values in tensors.items():
@@ -62,10 +61,9 @@ def save(
 
 
 def read_step(directory: Path) -> int:
-    """The step of a checkpoint, after checking that its files are what was written.
+    """Return the step of a checkpoint, after checking that its files are what was written.
 
-    Raises CheckpointError when one is missing or differs, or a newer program wrote it.
-    """
+    Raises CheckpointError when one is missing or differs, or a newer program wrote it."""
     try:
         state = json.loads((directory / STATE_FILE).read_text())
         if state["format"] != FORMAT:
@@ -82,15 +80,15 @@ def read_step(directory: Path) -> int:
 
 
 def load_optimizer(directory: Path, optimizer: Optimizer) -> None:
-    """Takes the optimizer's state over; CheckpointError when it is of another model."""
+    """Take over the optimizer's state; CheckpointError when it is of another model."""
     try:
         optimizer.load_state(load_file(directory / OPTIMIZER_FILE))
     except (OSError, SafetensorError, ValueError) as error:
         raise CheckpointError(f"{directory / OPTIMIZER_FILE}: {error}") from error
 
 
-def load_other(directory: Path, name: str) -> dict[str, Tensor]:
-    """What `save` was given as `others[name]`; CheckpointError when it is not there."""
+def load_extra_state(directory: Path, name: str) -> dict[str, Tensor]:
+    """Return `others[name]` as given to `save_checkpoint`; CheckpointError when it is missing."""
     path = directory / f"{name}.safetensors"
     try:
         return load_file(path)

@@ -5,15 +5,15 @@ from dataclasses import replace
 from services.common.spec import PolicyConfig
 from services.learner.config.rank import RankConfig
 from services.learner.guard.types import Comparison
-from services.learner.rank.mismatch_hypotheses import Suspect, hypotheses
+from services.learner.rank.mismatch_hypotheses import SuspectModel, evaluate_hypotheses
 from services.learner.rank.model import Policy
 from services.learner.rank.publish import WeightSlots
-from services.learner.rank.score_comparison import Comparer
+from services.learner.rank.score_comparison import ScoreComparer
 from services.learner.types import TrainBatch
 
 
-class Comparing:
-    """Compares, and looks for the cause when it is asked to."""
+class CompareCommand:
+    """Compare engine and trainer scores, and look for the cause when asked to."""
 
     def __init__(
         self, policy: Policy, slots: WeightSlots, config: PolicyConfig, rank: RankConfig
@@ -25,17 +25,16 @@ class Comparing:
         scaling = config.rope_scaling or {}
         original = scaling.get("original_max_position_embeddings")
         split = int(original) if original is not None else None
-        self._comparer = Comparer(policy, slots, rank, split=split)
+        self._comparer = ScoreComparer(policy, slots, rank, split=split)
 
-    def compare(self, batch: TrainBatch, version: int, *, diagnose: bool) -> Comparison:
-        """`version` is that of the weights in the model.
+    def run_comparison(self, batch: TrainBatch, version: int, *, diagnose: bool) -> Comparison:
+        """Compare a batch; `version` is that of the weights in the model.
 
-        Raises ValueError for a batch that was made for other weights.
-        """
+        Raises ValueError for a batch that was made for other weights."""
         if batch.step - 1 != version:
             raise ValueError(f"a batch for version {batch.step - 1}, the weights are {version}")
-        found = self._comparer.compare(batch)
+        found = self._comparer.compare_batch(batch)
         if not diagnose:
             return found
-        suspect = Suspect(self._policy, self._slots, self._config, self._rank, version)
-        return replace(found, hypotheses=hypotheses(suspect, batch))
+        suspect = SuspectModel(self._policy, self._slots, self._config, self._rank, version)
+        return replace(found, hypotheses=evaluate_hypotheses(suspect, batch))

@@ -12,7 +12,7 @@ from services.learner.config.algorithm import CriticConfig
 from services.learner.config.learner import OptimizerConfig
 from services.learner.rank.model import Policy, body_states
 from services.learner.rank.optimizer import Optimizer
-from services.learner.rank.packed_rows import Row, Targets
+from services.learner.rank.packed_rows import PackTargets, Row
 
 _MODEL, _OPTIMIZER = "model.", "optimizer."
 
@@ -33,11 +33,10 @@ class Critic:
         offload: bool = False,
         state: Mapping[str, Tensor] | None = None,
     ) -> None:
-        """`optimizer` is the policy's: all but the learning rate is taken from it. With a `state`
-        it goes on where the critic that gave it was, bit for bit.
+        """Build the critic; `optimizer` is the policy's: all but the learning rate comes from it.
 
-        Raises ValueError when the state is of another model.
-        """
+        With a `state` the critic continues where the one that saved it stopped, bit for bit. Raises
+        ValueError when the state is of another model."""
         self.config = config
         self._policy = policy
         self._body: Any = copy.deepcopy(policy.model.base_model)
@@ -45,11 +44,11 @@ class Critic:
         nn.init.zeros_(self._head.weight)
         nn.init.zeros_(self._head.bias)
         if state is not None:
-            self._load(_under(state, _MODEL))
+            self._load_parameters(_strip_prefix(state, _MODEL))
         chosen = optimizer.model_copy(update={"lr": config.lr})
         self.optimizer = Optimizer(self.named_parameters(), chosen, offload=offload)
         if state is not None:
-            self.optimizer.load_state(_under(state, _OPTIMIZER))
+            self.optimizer.load_state(_strip_prefix(state, _OPTIMIZER))
 
     def named_parameters(self) -> dict[str, nn.Parameter]:
         """Parameters of body and head by name."""
@@ -60,38 +59,40 @@ class Critic:
             **{f"head.{name}": parameter for name, parameter in head},
         }
 
-    def values(self, rows: Sequence[Row], targets: Targets) -> Tensor:
-        """What it says of each policy token of a pack [policy tokens], float32."""
+    def predict_values(self, rows: Sequence[Row], targets: PackTargets) -> Tensor:
+        """Return the value of each policy token of a pack [policy tokens], float32."""
         with self._policy.autocast():
             states = body_states(self._body, [r.token_ids for r in rows], self._policy.device)
         # Outside of autocast: values are small differences of large numbers.
         return self._head(states[targets.positions].float()).squeeze(1)
 
-    def backward(
+    def accumulate_gradient(
         self,
         rows: Sequence[Row],
-        targets: Targets,
+        targets: PackTargets,
         old: Tensor,
         returns: Tensor,
         weights: Tensor,
     ) -> tuple[float, int]:
-        """Adds the gradient of a pack's weighted value loss; the loss, and the tokens clipped."""
-        values = self.values(rows, targets)
+        """Add the gradient of a pack's weighted value loss.
+
+        Returns the loss, and the number of tokens clipped."""
+        values = self.predict_values(rows, targets)
         found = clipped_value_loss(values, old, returns, self.config.value_clip)
         loss = (found.loss * weights).sum()
         loss.backward()
         return float(loss.detach()), int(torch.count_nonzero(found.clipped))
 
-    def state(self) -> dict[str, Tensor]:
-        """Parameters and moments by name, for a checkpoint."""
-        moments = self.optimizer.state()
+    def state_tensors(self) -> dict[str, Tensor]:
+        """Return parameters and moments by name, for a checkpoint."""
+        moments = self.optimizer.state_tensors()
         return {
             **{_MODEL + name: value.detach() for name, value in self.named_parameters().items()},
             **{_OPTIMIZER + name: value for name, value in moments.items()},
         }
 
     @torch.no_grad()
-    def _load(self, saved: Mapping[str, Tensor]) -> None:
+    def _load_parameters(self, saved: Mapping[str, Tensor]) -> None:
         own = self.named_parameters()
         if {n: t.shape for n, t in saved.items()} != {n: p.shape for n, p in own.items()}:
             raise ValueError("the critic's state is of another model")
@@ -99,7 +100,7 @@ class Critic:
             parameter.copy_(saved[name])
 
 
-def _under(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+def _strip_prefix(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {
         name.removeprefix(prefix): value
         for name, value in tensors.items()

@@ -1,4 +1,4 @@
-"""Data-parallel ranks: which sequences are whose, and sums over what each has computed."""
+"""Data-parallel ranks: the assignment of sequences, and sums over what each rank computed."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
@@ -9,15 +9,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch import distributed as dist
 
-from services.common.config import Model
-from services.learner.rank.rendezvous import Store, store_of
+from services.common.config import ConfigModel
+from services.learner.rank.rendezvous import Store, connect_store
 
 # A rank may wait so long for the slowest; one that died is noticed by the service, in seconds.
 _PATIENCE = timedelta(hours=1)
 
 
-class Place(Model):
-    """Which of a run's ranks a process is."""
+class RankPlacement(ConfigModel):
+    """The place of a process among a run's ranks."""
 
     index: int
     count: int
@@ -28,17 +28,16 @@ class Place(Model):
     slots: int
 
     @property
-    def far(self) -> bool:
-        """Some of the ranks are on other machines: they share no files and no memory."""
+    def spans_machines(self) -> bool:
+        """True when some ranks are on other machines: they share no files and no memory."""
         return self.slots < self.count
 
 
 class Replicas:
-    """All ranks of a run, as one of them sees them. Alone, every sum is what it was.
+    """All ranks of a run, as one of them sees them. A single rank leaves every sum unchanged.
 
     All ranks must call the same methods in the same order. Sums are the same bits on every rank,
-    and in every run of as many ranks.
-    """
+    and in every run of as many ranks."""
 
     def __init__(self, index: int = 0, count: int = 1, device: torch.device | None = None) -> None:
         self.index = index
@@ -46,26 +45,26 @@ class Replicas:
         self._device = device or torch.device("cpu")
 
     @staticmethod
-    def join(place: Place, device: torch.device, store: Store | None = None) -> "Replicas":
-        """Meets the other ranks: over gloo on CPUs, over NCCL on GPUs.
+    def join_process_group(
+        place: RankPlacement, device: torch.device, store: Store | None = None
+    ) -> "Replicas":
+        """Meet the other ranks: over gloo on CPUs, over NCCL on GPUs.
 
-        `store` is the one that this rank holds for all, if it does.
-        """
+        `store` is the one that this rank hosts for all, if it does."""
         dist.init_process_group(
             "nccl" if device.type == "cuda" else "gloo",
-            store=store or store_of(place.rendezvous, place.count),
+            store=store or connect_store(place.rendezvous, place.count),
             rank=place.index,
             world_size=place.count,
             timeout=_PATIENCE,
         )
         return Replicas(place.index, place.count, device)
 
-    def share(self, lengths: Sequence[int]) -> list[int]:
-        """Indices of the sequences that this rank computes.
+    def assign_sequences(self, lengths: Sequence[int]) -> list[int]:
+        """Return the indices of the sequences that this rank computes.
 
         The longest first, each to the rank with the fewest tokens so far: at most 4/3 of the best
-        possible maximum (Graham 1969). A pure function of lengths, index and count.
-        """
+        possible maximum (Graham 1969). A pure function of lengths, index and count."""
         loads = [0] * self.count
         own: list[int] = []
         for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
@@ -75,15 +74,15 @@ class Replicas:
                 own.append(index)
         return sorted(own)
 
-    def add_up(self, tensors: Iterable[Tensor]) -> None:
-        """Replaces each tensor by its sum over all ranks."""
+    def all_reduce(self, tensors: Iterable[Tensor]) -> None:
+        """Replace each tensor by its sum over all ranks."""
         if self.count == 1:
             return
         for tensor in tensors:
             dist.all_reduce(tensor)
 
-    def spread(self, tensor: Tensor) -> None:
-        """Replaces the tensor by the first rank's, whatever device it is on."""
+    def broadcast_tensor(self, tensor: Tensor) -> None:
+        """Replace the tensor by the first rank's, whatever device it is on."""
         if self.count == 1:
             return
         moved = tensor.to(self._device)
@@ -91,30 +90,29 @@ class Replicas:
         if moved is not tensor:
             tensor.copy_(moved)
 
-    def spread_bytes(self, data: bytes | None) -> bytes:
-        """What the first rank gives; the others give None."""
+    def broadcast_bytes(self, data: bytes | None) -> bytes:
+        """Return what the first rank gives; the others give None."""
         size = torch.tensor([len(data or b"")], dtype=torch.int64)
-        self.spread(size)
+        self.broadcast_tensor(size)
         # A buffer that is written to, and at least a byte long.
         buffer = bytearray(data or bytes(int(size)))
         if buffer:
-            self.spread(torch.frombuffer(buffer, dtype=torch.uint8))
+            self.broadcast_tensor(torch.frombuffer(buffer, dtype=torch.uint8))
         return bytes(buffer)
 
-    def total(self, *values: float) -> list[float]:
-        """Sums of plain numbers over all ranks, in float64."""
+    def sum_numbers(self, *values: float) -> list[float]:
+        """Return the sums of plain numbers over all ranks, in float64."""
         numbers = torch.tensor(values, dtype=torch.float64, device=self._device)
-        self.add_up([numbers])
+        self.all_reduce([numbers])
         return numbers.tolist()
 
-    def collect(
+    def gather_arrays(
         self, own: Mapping[int, NDArray[np.float32]], lengths: Mapping[int, int]
     ) -> dict[int, NDArray[np.float32]]:
-        """Arrays by key, from those that each rank computed; keys that none computed are left out.
+        """Return arrays by key, from those that each rank computed; keys without any are left out.
 
         `lengths` are the arrays', of all keys and in the same order on every rank. Values arrive
-        as they are, NaN too.
-        """
+        as they are, NaN too."""
         if self.count == 1 or not lengths:
             return {key: own[key] for key in lengths if key in own}
         ends = np.cumsum(list(lengths.values()), dtype=np.int64)
@@ -123,7 +121,7 @@ class Replicas:
         for key, array in own.items():
             parts[key][:] = array
         summed = torch.from_numpy(values).to(self._device)
-        self.add_up([summed])
+        self.all_reduce([summed])
         values[:] = summed.cpu().numpy()
-        there = self.total(*(float(key in own) for key in lengths))
+        there = self.sum_numbers(*(float(key in own) for key in lengths))
         return {key: parts[key] for key, ranks in zip(lengths, there, strict=True) if ranks}

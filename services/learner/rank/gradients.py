@@ -1,4 +1,4 @@
-"""Adds the gradients of a mini-batch to the models, a pack at a time."""
+"""Gradients of a mini-batch, added to the models a pack at a time."""
 
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, field, replace
@@ -13,13 +13,13 @@ from services.learner.algo.objective import Objective, ObjectiveSums, PackTokens
 from services.learner.rank.critic import Critic
 from services.learner.rank.data_parallel import Replicas
 from services.learner.rank.model import Policy
-from services.learner.rank.packed_rows import ByRow, Packer, Targets, by_row
-from services.learner.rank.step_preparation import Example
+from services.learner.rank.packed_rows import ByRow, PackTargets, RowPacker, split_by_row
+from services.learner.rank.step_preparation import TrainExample
 
 
 @dataclass(frozen=True, slots=True)
-class Sums:
-    """Over the policy tokens of one mini-batch, so that packs and ranks add up."""
+class MiniBatchSums:
+    """Sums over the policy tokens of one mini-batch, so that packs and ranks add up."""
 
     loss: float = 0.0
     entropy: float = 0.0
@@ -28,8 +28,8 @@ class Sums:
     value_tokens: int = 0
     objective: ObjectiveSums = field(default_factory=ObjectiveSums)
 
-    def __add__(self, other: "Sums") -> "Sums":
-        return Sums(
+    def __add__(self, other: "MiniBatchSums") -> "MiniBatchSums":
+        return MiniBatchSums(
             self.loss + other.loss,
             self.entropy + other.entropy,
             self.value_loss + other.value_loss,
@@ -38,33 +38,33 @@ class Sums:
             self.objective + other.objective,
         )
 
-    def over(self, replicas: Replicas) -> "Sums":
-        """Those of all ranks."""
+    def sum_over_ranks(self, replicas: Replicas) -> "MiniBatchSums":
+        """Return the sums over all ranks."""
         *plain, nested = astuple(self)
         own = (*plain, *nested)
-        summed = replicas.total(*own)
+        summed = replicas.sum_numbers(*own)
         # Counts stay whole numbers.
         values = [type(mine)(total) for mine, total in zip(own, summed, strict=True)]
         objective = ObjectiveSums(*values[len(plain) :])
-        return replace(Sums(*values[: len(plain)]), objective=objective)
+        return replace(MiniBatchSums(*values[: len(plain)]), objective=objective)
 
 
 @dataclass(slots=True)
-class Seen:
-    """Of this rank's share of the rows: what the policy gave them, and how uncertain it was."""
+class RankTokenStats:
+    """Logprobs and entropy that the policy gave to this rank's share of the rows."""
 
     logprobs: ByRow = field(default_factory=dict[int, NDArray[np.float32]])
     entropy: ByRow = field(default_factory=dict[int, NDArray[np.float32]])
 
 
-class Accumulator:
+class GradientAccumulator:
     """Forward and backward passes of policy and critic."""
 
     def __init__(
         self,
         policy: Policy,
         critic: Critic | None,
-        packer: Packer,
+        packer: RowPacker,
         *,
         chunk: int,
         entropy_bonus: bool,
@@ -75,30 +75,34 @@ class Accumulator:
         self._chunk = chunk
         self._entropy_bonus = entropy_bonus
 
-    def policy(self, examples: Sequence[Example], objective: Objective) -> tuple[Sums, Seen]:
-        """Adds the gradient of the objective on this rank's share of the examples."""
-        sums, seen = Sums(), Seen()
-        for pack in self._packs(examples):
-            sums += self._policy_pack(pack, objective, seen)
+    def add_policy_gradients(
+        self, examples: Sequence[TrainExample], objective: Objective
+    ) -> tuple[MiniBatchSums, RankTokenStats]:
+        """Add the gradient of the objective on this rank's share of the examples."""
+        sums, seen = MiniBatchSums(), RankTokenStats()
+        for pack in self._make_packs(examples):
+            sums += self._add_policy_pack(pack, objective, seen)
         return sums, seen
 
-    def critic(self, examples: Sequence[Example]) -> Sums:
-        """Adds the gradient of the value loss on this rank's share of the examples."""
-        sums = Sums()
-        for pack in self._packs(examples):
-            sums += self._critic_pack(pack)
+    def add_critic_gradients(self, examples: Sequence[TrainExample]) -> MiniBatchSums:
+        """Add the gradient of the value loss on this rank's share of the examples."""
+        sums = MiniBatchSums()
+        for pack in self._make_packs(examples):
+            sums += self._add_critic_pack(pack)
         return sums
 
-    def _packs(self, examples: Sequence[Example]) -> list[list[Example]]:
+    def _make_packs(self, examples: Sequence[TrainExample]) -> list[list[TrainExample]]:
         by_index = {example.row.index: example for example in examples}
-        packs = self._packer.packs([example.row for example in examples])
+        packs = self._packer.iter_packs([example.row for example in examples])
         return [[by_index[row.index] for row in pack] for pack in packs]
 
-    def _policy_pack(self, pack: Sequence[Example], objective: Objective, seen: Seen) -> Sums:
+    def _add_policy_pack(
+        self, pack: Sequence[TrainExample], objective: Objective, seen: RankTokenStats
+    ) -> MiniBatchSums:
         rows = [example.row for example in pack]
-        targets = Targets.of(rows, self._policy.device)
-        hidden = self._policy.hidden([row.token_ids for row in rows])[targets.positions]
-        on_pack = objective.on(_pack_tokens(pack, targets))
+        targets = PackTargets.from_rows(rows, self._policy.device)
+        hidden = self._policy.hidden_states([row.token_ids for row in rows])[targets.positions]
+        on_pack = objective.make_pack_loss(_make_pack_tokens(pack, targets))
         loss, logprobs, entropy = fused_policy_loss(
             hidden,
             self._policy.head,
@@ -110,55 +114,57 @@ class Accumulator:
             entropy_weights=on_pack.entropy_weights if self._entropy_bonus else None,
         )
         loss.backward()
-        seen.logprobs |= by_row(logprobs, rows)
-        seen.entropy |= by_row(entropy, rows)
-        return Sums(
+        seen.logprobs |= split_by_row(logprobs, rows)
+        seen.entropy |= split_by_row(entropy, rows)
+        return MiniBatchSums(
             loss=float(loss.detach()),
             entropy=float(entropy.double().sum()),
             objective=on_pack.sums,
         )
 
-    def _critic_pack(self, pack: Sequence[Example]) -> Sums:
+    def _add_critic_pack(self, pack: Sequence[TrainExample]) -> MiniBatchSums:
         assert self._critic is not None
         device = self._policy.device
         rows = [example.row for example in pack]
-        targets = Targets.of(rows, device)
-        loss, clipped = self._critic.backward(
+        targets = PackTargets.from_rows(rows, device)
+        loss, clipped = self._critic.accumulate_gradient(
             rows,
             targets,
-            _joined([example.values for example in pack], device),
-            _joined([example.returns for example in pack], device),
-            _spread([example.weight for example in pack], targets),
+            _concat_arrays([example.values for example in pack], device),
+            _concat_arrays([example.returns for example in pack], device),
+            _expand_to_tokens([example.weight for example in pack], targets),
         )
-        return Sums(value_loss=loss, value_clipped=clipped, value_tokens=len(targets.token_ids))
+        return MiniBatchSums(
+            value_loss=loss, value_clipped=clipped, value_tokens=len(targets.token_ids)
+        )
 
 
-def _pack_tokens(pack: Sequence[Example], targets: Targets) -> PackTokens:
+def _make_pack_tokens(pack: Sequence[TrainExample], targets: PackTargets) -> PackTokens:
     device = targets.positions.device
     first = pack[0]
     return PackTokens(
-        behaviour=_joined([example.row.behaviour for example in pack], device),
-        advantages=_joined([example.advantages for example in pack], device),
-        weights=_spread([example.weight for example in pack], targets),
+        behaviour=_concat_arrays([example.row.behaviour for example in pack], device),
+        advantages=_concat_arrays([example.advantages for example in pack], device),
+        weights=_expand_to_tokens([example.weight for example in pack], targets),
         sequence=targets.sequence,
         count=len(pack),
-        staleness=_spread([example.row.staleness for example in pack], targets),
+        staleness=_expand_to_tokens([example.row.staleness for example in pack], targets),
         proximal=None
         if first.proximal is None
-        else _joined([example.proximal for example in pack], device),
+        else _concat_arrays([example.proximal for example in pack], device),
         reference=None
         if first.reference is None
-        else _joined([example.reference for example in pack], device),
+        else _concat_arrays([example.reference for example in pack], device),
     )
 
 
-def _joined(arrays: Sequence[NDArray[np.floating] | None], device: torch.device) -> Tensor:
-    """Arrays of a pack's rows, which are there for all or for none, end to end as float32."""
+def _concat_arrays(arrays: Sequence[NDArray[np.floating] | None], device: torch.device) -> Tensor:
+    """Concatenate the arrays of a pack's rows as float32; either all rows have one or none has."""
     there = [array for array in arrays if array is not None]
     return torch.from_numpy(np.concatenate(there).astype(np.float32)).to(device)
 
 
-def _spread(values: Sequence[float], targets: Targets) -> Tensor:
-    """One value of each row, at each of its policy tokens."""
+def _expand_to_tokens(values: Sequence[float], targets: PackTargets) -> Tensor:
+    """Repeat each row's value at each of its policy tokens."""
     by_sequence = torch.tensor(values, dtype=torch.float32, device=targets.sequence.device)
     return by_sequence[targets.sequence]

@@ -1,4 +1,4 @@
-"""What would explain that an engine disagrees: the trainer scores again with one thing changed."""
+"""Hypotheses about why an engine disagrees: the trainer scores again with one thing changed."""
 
 import copy
 import math
@@ -16,9 +16,9 @@ from services.common.spec import PolicyConfig
 from services.learner.algo.logprob_head import token_logprobs
 from services.learner.config.rank import RankConfig
 from services.learner.guard.types import Hypothesis, Setting
-from services.learner.rank.model import Policy, load
+from services.learner.rank.model import Policy, load_policy
 from services.learner.rank.publish import WeightSlots
-from services.learner.rank.score_comparison import PolicyTokens, other_weights, states
+from services.learner.rank.score_comparison import PolicyTokens, predicting_states, swapped_weights
 from services.learner.types import TrainBatch, TrainSequence
 
 _DTYPES = {
@@ -35,7 +35,7 @@ _LAYER = re.compile(r"(.*\.layers\.\d+)\.")
 
 
 @dataclass(frozen=True, slots=True)
-class Suspect:
+class SuspectModel:
     """A model that disagrees with an engine, and what it was made from."""
 
     policy: Policy
@@ -46,104 +46,108 @@ class Suspect:
     version: int
 
 
-class _Trials:
-    """Tries one change after another on the sequences that the newest weights wrote."""
+class _HypothesisTrials:
+    """Trials of one change after another on the sequences that the newest weights wrote."""
 
-    def __init__(self, suspect: Suspect, batch: TrainBatch) -> None:
+    def __init__(self, suspect: SuspectModel, batch: TrainBatch) -> None:
         self._suspect = suspect
         self._policy = suspect.policy
         indices = [i for i, s in enumerate(batch.sequences) if s.staleness == 0]
         self._sequences: list[TrainSequence] = [batch.sequences[i] for i in indices]
-        self._tokens = PolicyTokens.of(batch, indices, self._policy.device)
-        self._own = self._scores(self._policy, self._states(self._policy))
+        self._tokens = PolicyTokens.from_batch(batch, indices, self._policy.device)
+        self._own = self._score_tokens(self._policy, self._hidden_states(self._policy))
 
-    def all(self) -> Iterator[Hypothesis]:
-        """Every change that this model allows."""
-        yield from self._temperatures()
-        yield from self._rope()
-        yield from self._weights()
-        yield from self._dtypes()
+    def try_all(self) -> Iterator[Hypothesis]:
+        """Try every change that this model allows."""
+        yield from self._try_temperatures()
+        yield from self._try_rope_settings()
+        yield from self._try_weights()
+        yield from self._try_dtypes()
 
-    def _temperatures(self) -> Iterator[Hypothesis]:
-        """The engine may report logprobs of temperature 1, or of whichever fits best."""
-        hidden = self._states(self._policy)
+    def _try_temperatures(self) -> Iterator[Hypothesis]:
+        """Try temperature 1, or whichever fits best: the engine may report logprobs of it."""
+        hidden = self._hidden_states(self._policy)
         # A canary, which is scored at 1, comes before what was sampled.
         sampled = self._tokens.temperature == self._tokens.temperature[-1]
 
-        def scores(temperature: float) -> Tensor:
+        def score_at(temperature: float) -> Tensor:
             other = torch.where(sampled, temperature, self._tokens.temperature)
-            return self._scores(self._policy, hidden, temperature=other.float())
+            return self._score_tokens(self._policy, hidden, temperature=other.float())
 
-        fitted = _minimum(lambda log_t: self._residual(scores(math.exp(log_t))))
+        fitted = _golden_section_search(
+            lambda log_t: self._mean_residual(score_at(math.exp(log_t)))
+        )
         for temperature in (1.0, math.exp(fitted)):
-            yield self._hypothesis("temperature", f"{temperature:.3g}", scores(temperature))
+            yield self._make_hypothesis("temperature", f"{temperature:.3g}", score_at(temperature))
 
-    def _rope(self) -> Iterator[Hypothesis]:
-        """Positions may be encoded without the run's scaling, or with another base."""
+    def _try_rope_settings(self) -> Iterator[Hypothesis]:
+        """Try positions encoded without the run's scaling, or with another base."""
         if self._suspect.config.rope_scaling is not None:
-            own = _unscaled(self._suspect.config)
-            yield from self._with_rope("without policy.rope_scaling", own)
+            own = _unscaled_rope(self._suspect.config)
+            yield from self._try_rope("without policy.rope_scaling", own)
         parameters = getattr(self._policy.config, "rope_parameters", None) or {}
         base = parameters.get("rope_theta")
         for theta in _THETAS:
             if isinstance(base, int | float) and theta != base:
-                yield from self._with_rope(
+                yield from self._try_rope(
                     f"rope_theta = {theta:.0f}", {**parameters, "rope_theta": theta}
                 )
 
-    def _with_rope(self, value: str, parameters: Mapping[str, Any]) -> Iterator[Hypothesis]:
-        with _rope_parameters(self._policy.model, parameters) as changed:
+    def _try_rope(self, value: str, parameters: Mapping[str, Any]) -> Iterator[Hypothesis]:
+        with _replaced_rope(self._policy.model, parameters) as changed:
             if changed:
-                hidden = self._states(self._policy)
-                yield self._hypothesis("rope", value, self._scores(self._policy, hidden))
+                hidden = self._hidden_states(self._policy)
+                yield self._make_hypothesis("rope", value, self._score_tokens(self._policy, hidden))
 
-    def _weights(self) -> Iterator[Hypothesis]:
-        """Weights that were published before, or never: the head alone, or all of them."""
-        policy, hidden = self._policy, self._states(self._policy)
+    def _try_weights(self) -> Iterator[Hypothesis]:
+        """Try weights that were published before, or never: the head alone, or all of them."""
+        policy, hidden = self._policy, self._hidden_states(self._policy)
         embedding: Any = policy.model.get_input_embeddings()
         if embedding.weight is not policy.head:
-            scores = self._scores(policy, hidden, head=embedding.weight)
-            yield self._hypothesis("head", "the input embedding", scores)
+            scores = self._score_tokens(policy, hidden, head=embedding.weight)
+            yield self._make_hypothesis("head", "the input embedding", scores)
         for version in self._suspect.slots.versions:
             if version != self._suspect.version:
-                older = dict(self._suspect.slots.tensors(version))
-                yield from self._left_behind(older, hidden, f"version {version}")
+                older = dict(self._suspect.slots.iter_tensors(version))
+                yield from self._try_stale_weights(older, hidden, f"version {version}")
         if self._suspect.version > 0:
-            first = load(self._suspect.config, self._suspect.rank).named_parameters()
+            first = load_policy(self._suspect.config, self._suspect.rank).named_parameters()
             own = {name: parameter.data for name, parameter in first.items()}
-            yield from self._left_behind(own, hidden, "policy.model, which the run began with")
+            yield from self._try_stale_weights(
+                own, hidden, "policy.model, which the run began with"
+            )
 
-    def _left_behind(
+    def _try_stale_weights(
         self, older: Mapping[str, Tensor], hidden: Tensor, owner: str
     ) -> Iterator[Hypothesis]:
-        """An update that did not reach the head, one layer, or anything."""
-        with other_weights(self._policy, older.items()):
+        """Try an update that did not reach the head, one layer, or anything."""
+        with swapped_weights(self._policy, older.items()):
             head = self._policy.head.data
-            whole = self._scores(self._policy, self._states(self._policy))
-        yield self._hypothesis(
-            "head", f"that of {owner}", self._scores(self._policy, hidden, head=head)
+            whole = self._score_tokens(self._policy, self._hidden_states(self._policy))
+        yield self._make_hypothesis(
+            "head", f"that of {owner}", self._score_tokens(self._policy, hidden, head=head)
         )
-        yield self._hypothesis("weights", f"those of {owner}", whole)
-        for layer, names in _layers(older).items():
-            with other_weights(self._policy, ((name, older[name]) for name in names)):
-                scores = self._scores(self._policy, self._states(self._policy))
-            yield self._hypothesis("weights", f"new but for {layer}, that of {owner}", scores)
+        yield self._make_hypothesis("weights", f"those of {owner}", whole)
+        for layer, names in _group_by_layer(older).items():
+            with swapped_weights(self._policy, ((name, older[name]) for name in names)):
+                scores = self._score_tokens(self._policy, self._hidden_states(self._policy))
+            yield self._make_hypothesis("weights", f"new but for {layer}, that of {owner}", scores)
 
-    def _dtypes(self) -> Iterator[Hypothesis]:
-        """The whole model in another dtype, residual stream, norms and logits included."""
+    def _try_dtypes(self) -> Iterator[Hypothesis]:
+        """Try the whole model in another dtype, residual stream, norms and logits included."""
         for name, dtype in _DTYPES.items():
             if dtype == self._policy.compute_dtype:
                 continue
             model: Any = nn.Module.to(copy.deepcopy(self._policy.model), dtype)
             # No autocast: nothing is computed in any other dtype than this.
             cast = replace(self._policy, model=model, compute_dtype=torch.float32)
-            hidden = self._states(cast).to(dtype)
-            yield self._hypothesis("dtype", name, self._scores(cast, hidden))
+            hidden = self._hidden_states(cast).to(dtype)
+            yield self._make_hypothesis("dtype", name, self._score_tokens(cast, hidden))
 
-    def _states(self, policy: Policy) -> Tensor:
-        return states(policy, self._sequences, self._suspect.rank.pack_tokens)
+    def _hidden_states(self, policy: Policy) -> Tensor:
+        return predicting_states(policy, self._sequences, self._suspect.rank.pack_tokens)
 
-    def _scores(
+    def _score_tokens(
         self,
         policy: Policy,
         hidden: Tensor,
@@ -160,23 +164,23 @@ class _Trials:
             chunk=self._suspect.rank.head_chunk,
         ).double()
 
-    def _residual(self, scores: Tensor) -> float:
+    def _mean_residual(self, scores: Tensor) -> float:
         return float((scores - self._tokens.behaviour).abs().mean())
 
-    def _hypothesis(self, setting: Setting, value: str, scores: Tensor) -> Hypothesis:
+    def _make_hypothesis(self, setting: Setting, value: str, scores: Tensor) -> Hypothesis:
         effect = float((scores - self._own).abs().mean())
-        return Hypothesis(setting, value, self._residual(scores), effect)
+        return Hypothesis(setting, value, self._mean_residual(scores), effect)
 
 
-def hypotheses(suspect: Suspect, batch: TrainBatch) -> tuple[Hypothesis, ...]:
-    """Every hypothesis about the sequences of the newest weights; none where there are none."""
+def evaluate_hypotheses(suspect: SuspectModel, batch: TrainBatch) -> tuple[Hypothesis, ...]:
+    """Return every hypothesis about the sequences of the newest weights, if there are any."""
     if not any(s.staleness == 0 and s.policy_mask[1:].any() for s in batch.sequences):
         return ()
-    return tuple(_Trials(suspect, batch).all())
+    return tuple(_HypothesisTrials(suspect, batch).try_all())
 
 
-def _layers(names: Iterable[str]) -> dict[str, list[str]]:
-    """Parameters by the decoder layer they are in; those in none each alone."""
+def _group_by_layer(names: Iterable[str]) -> dict[str, list[str]]:
+    """Group parameters by their decoder layer; those in no layer stand alone."""
     found: dict[str, list[str]] = {}
     for name in names:
         layer = _LAYER.match(name)
@@ -184,8 +188,8 @@ def _layers(names: Iterable[str]) -> dict[str, list[str]]:
     return found
 
 
-def _minimum(cost: Any) -> float:
-    """The log temperature of least cost, by golden-section search."""
+def _golden_section_search(cost: Any) -> float:
+    """Return the log temperature of least cost, by golden-section search."""
     low, high = (math.log(bound) for bound in _TEMPERATURES)
     for _ in range(_SEARCH_STEPS):
         left, right = high - _GOLDEN * (high - low), low + _GOLDEN * (high - low)
@@ -193,8 +197,8 @@ def _minimum(cost: Any) -> float:
     return (low + high) / 2
 
 
-def _unscaled(config: PolicyConfig) -> dict[str, Any]:
-    """The rope parameters of the model's own folder."""
+def _unscaled_rope(config: PolicyConfig) -> dict[str, Any]:
+    """Return the rope parameters of the model's own folder."""
     options: dict[str, Any] = {"trust_remote_code": config.trust_remote_code}
     if config.revision is not None:
         options["revision"] = config.revision
@@ -204,9 +208,10 @@ def _unscaled(config: PolicyConfig) -> dict[str, Any]:
 
 
 @contextmanager
-def _rope_parameters(model: nn.Module, parameters: Mapping[str, Any]) -> Generator[bool]:
-    """The model encodes positions by other parameters for as long; False where it has no module
-    for it that can be made anew."""
+def _replaced_rope(model: nn.Module, parameters: Mapping[str, Any]) -> Generator[bool]:
+    """Encode positions by other parameters while the block runs.
+
+    Yields False when the model has no module for it that can be rebuilt."""
     replaced: list[tuple[nn.Module, str, nn.Module]] = []
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):

@@ -15,7 +15,7 @@ from transformers.utils import logging as transformers_logging
 
 from services.common.spec import PolicyConfig
 from services.learner.algo.logprob_head import token_logprobs
-from services.learner.algo.packing import layout
+from services.learner.algo.packing import make_pack_layout
 from services.learner.config.rank import RankConfig
 from services.learner.rank import attention
 
@@ -62,8 +62,10 @@ class Policy:
             return nullcontext()
         return torch.autocast(self.device.type, self.compute_dtype)
 
-    def hidden(self, token_ids: Sequence[np.ndarray]) -> Tensor:
-        """Last hidden states [tokens, width], in the compute dtype, of sequences end to end."""
+    def hidden_states(self, token_ids: Sequence[np.ndarray]) -> Tensor:
+        """Return the last hidden states [tokens, width] of sequences end to end.
+
+        They are in the compute dtype."""
         with self.autocast():
             states = body_states(self.model.base_model, token_ids, self.device)
         # Autocast keeps norms in float32; the head is a matrix product like the others.
@@ -71,8 +73,8 @@ class Policy:
 
 
 def body_states(body: Any, token_ids: Sequence[np.ndarray], device: torch.device) -> Tensor:
-    """What a model without its head gives [tokens, width] for sequences end to end."""
-    plan = layout([len(ids) for ids in token_ids])
+    """Return the states [tokens, width] of a model without its head, for sequences end to end."""
+    plan = make_pack_layout([len(ids) for ids in token_ids])
     ids = torch.from_numpy(np.concatenate(token_ids).astype(np.int64))
     positions = torch.from_numpy(plan.position_ids)
     output = body(
@@ -92,21 +94,22 @@ def canary_token_ids(vocab_size: int) -> np.ndarray:
 
 
 @torch.no_grad()
-def score(policy: Policy, token_ids: np.ndarray, *, chunk: int) -> np.ndarray:
-    """Logprobs [n - 1] float32 of tokens 1..n-1 given those before them, at temperature 1."""
-    hidden = policy.hidden([token_ids])[:-1]
+def score_tokens(policy: Policy, token_ids: np.ndarray, *, chunk: int) -> np.ndarray:
+    """Return the logprobs [n - 1] of tokens 1..n-1 given those before them, at temperature 1.
+
+    They are float32."""
+    hidden = policy.hidden_states([token_ids])[:-1]
     targets = torch.from_numpy(token_ids[1:].astype(np.int64)).to(policy.device)
     temperature = torch.ones(len(targets), device=policy.device)
     values = token_logprobs(hidden, policy.head, targets, temperature, chunk=chunk)
     return values.float().cpu().numpy()
 
 
-def load(config: PolicyConfig, rank: RankConfig, source: str | Path | None = None) -> Policy:
-    """Loads the policy's weights, from `source` (a checkpoint folder) instead where given.
+def load_policy(config: PolicyConfig, rank: RankConfig, source: str | Path | None = None) -> Policy:
+    """Load the policy's weights, from `source` (a checkpoint folder) instead where given.
 
-    Raises ModelError when the model cannot be found, or would not be trained as it is served.
-    """
-    policy = prepare(read_model(config, source), DTYPES[config.dtype], rank)
+    Raises ModelError when the model cannot be found, or would not be trained as it is served."""
+    policy = prepare_policy(read_model(config, source), DTYPES[config.dtype], rank)
     return replace(policy, max_model_len=config.max_model_len)
 
 
@@ -142,7 +145,7 @@ def read_model(config: PolicyConfig, source: str | Path | None = None) -> PreTra
 
 
 def _refuse_pickle(folder: Path) -> None:
-    """A pickled checkpoint can run code of its own as it is loaded."""
+    """Refuse a pickled checkpoint, which can run code of its own as it is loaded."""
     if any(folder.glob("*.safetensors")):
         return
     pickled = sorted(path.name for path in folder.glob("*.bin") if "model" in path.name)
@@ -154,8 +157,8 @@ def _refuse_pickle(folder: Path) -> None:
         )
 
 
-def prepare(model: PreTrainedModel, dtype: torch.dtype, rank: RankConfig) -> Policy:
-    """Makes a loaded model trainable and checks that its logprobs are what it itself computes."""
+def prepare_policy(model: PreTrainedModel, dtype: torch.dtype, rank: RankConfig) -> Policy:
+    """Make a loaded model trainable and check that its logprobs are what it itself computes."""
     device = torch.device(rank.device)
     nn.Module.to(model, device)
     _switch_dropout_off(model)
@@ -169,26 +172,28 @@ def prepare(model: PreTrainedModel, dtype: torch.dtype, rank: RankConfig) -> Pol
 
 
 def apply_rope_scaling(settings: Any, config: PolicyConfig) -> None:
-    """Lays `[policy.rope_scaling]` over the model's own rope parameters (theta stays)."""
+    """Lay `[policy.rope_scaling]` over the model's own rope parameters (theta stays)."""
     scaling = config.rope_scaling
     if scaling is None:
         return
     settings.standardize_rope_params()
     settings.rope_parameters = {**settings.rope_parameters, **scaling}
-    settings.max_position_embeddings = config.positions(settings.max_position_embeddings)
+    settings.max_position_embeddings = config.scaled_positions(settings.max_position_embeddings)
     settings.standardize_rope_params()
     settings.validate_rope()
 
 
 def _switch_dropout_off(model: nn.Module) -> None:
-    """Behaviour logprobs were computed without dropout; a ratio with it is noise."""
+    """Switch dropout off: behaviour logprobs were computed without it.
+
+    A ratio with dropout is noise."""
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
 
 
 def _rope_types(model: nn.Module) -> set[str]:
-    """How the model's layers turn positions into angles, by transformers' names."""
+    """Return transformers' names of how the model's layers turn positions into angles."""
     found: set[str] = set()
     for module in model.modules():
         kind: Any = getattr(module, "rope_type", None)
@@ -198,7 +203,9 @@ def _rope_types(model: nn.Module) -> set[str]:
 
 
 def _check_rope(model: nn.Module) -> None:
-    """Dynamic scaling keeps the angles of the longest sequence so far for those that follow."""
+    """Refuse dynamic scaling.
+
+    It keeps the angles of the longest sequence so far for those that follow."""
     if any("dynamic" in name for name in _rope_types(model)):
         raise ModelError(
             "this model's rope is scaled dynamically: what it gives a sequence depends on the "
@@ -208,10 +215,9 @@ def _check_rope(model: nn.Module) -> None:
 
 @torch.no_grad()
 def _check_head(policy: Policy) -> None:
-    """The fused head must give what the model's own forward pass gives.
+    """Check that the fused head gives what the model's own forward pass gives.
 
-    It would not for a head with a bias, or with scaled or capped logits.
-    """
+    It would not for a head with a bias, or with scaled or capped logits."""
     ids = canary_token_ids(policy.head.shape[0])
     with policy.autocast():
         output: Any = policy.model(
@@ -221,7 +227,7 @@ def _check_head(policy: Policy) -> None:
     own = output.logits[0, :-1].float().log_softmax(-1)
     targets = torch.from_numpy(ids[1:].astype(np.int64)).to(policy.device)
     expected = own.gather(1, targets[:, None]).squeeze(1).cpu().numpy()
-    worst = float(np.abs(score(policy, ids, chunk=CANARY_TOKENS) - expected).max())
+    worst = float(np.abs(score_tokens(policy, ids, chunk=CANARY_TOKENS) - expected).max())
     if not worst <= _TOLERANCE[policy.compute_dtype]:
         raise ModelError(
             f"{type(policy.model).__name__} computes its logits by more than a matrix product "
@@ -231,15 +237,14 @@ def _check_head(policy: Policy) -> None:
 
 @torch.no_grad()
 def _packs_are_exact(policy: Policy) -> bool:
-    """Whether a segment's hidden states do not depend on the segment before it.
+    """Return True when a segment's hidden states do not depend on the segment before it.
 
     They do in models whose layers carry a state along the row (convolutions, linear attention),
-    and with longrope, whose angles are chosen by the largest position in the row.
-    """
+    and with longrope, whose angles are chosen by the largest position in the row."""
     if "longrope" in _rope_types(policy.model):
         return False
     ids = canary_token_ids(policy.head.shape[0])
     first, second = ids[:20], ids[20:]
-    packed = policy.hidden([first, second])[len(first) :]
-    alone = policy.hidden([second])
+    packed = policy.hidden_states([first, second])[len(first) :]
+    alone = policy.hidden_states([second])
     return torch.allclose(packed.float(), alone.float(), rtol=1e-2, atol=1e-2)

@@ -28,8 +28,8 @@ def learning_rate(config: OptimizerConfig, step: int, total_steps: int) -> float
 
 
 @dataclass(frozen=True, slots=True)
-class Update:
-    """What one optimizer update did."""
+class OptimizerUpdate:
+    """The result of one optimizer update."""
 
     # The gradient's norm before clipping.
     grad_norm: float
@@ -71,7 +71,7 @@ class Optimizer:
 
     @property
     def config(self) -> OptimizerConfig:
-        """How it was made."""
+        """The configuration that it was made from."""
         return self._config
 
     @property
@@ -80,47 +80,45 @@ class Optimizer:
         return [p.grad for p in self._parameters.values() if p.grad is not None]
 
     def gradient_norm(self) -> Tensor:
-        """Of the whole accumulated gradient, not clipped."""
+        """Return the norm of the whole accumulated gradient, not clipped."""
         return torch.nn.utils.get_total_norm(self.gradients)
 
-    def step(self, lr: float, norm: Tensor | None = None) -> Update:
-        """Applies the accumulated gradients, whose norm may be known, and clears them.
+    def step(self, lr: float, norm: Tensor | None = None) -> OptimizerUpdate:
+        """Apply the accumulated gradients, whose norm may be known, and clear them.
 
-        A gradient that is not finite is thrown away: parameters and moments stay as they were.
-        """
+        A gradient that is not finite is thrown away: parameters and moments stay as they were."""
         norm = self.gradient_norm() if norm is None else norm
         if not torch.isfinite(norm):
-            return self.discard(float(norm))
-        self._apply(lr, norm)
-        self._clear()
-        return Update(float(norm), skipped=False)
+            return self.discard_gradients(float(norm))
+        self._apply_gradients(lr, norm)
+        self._clear_gradients()
+        return OptimizerUpdate(float(norm), skipped=False)
 
-    def discard(self, grad_norm: float = math.nan) -> Update:
-        """Throws the accumulated gradients away."""
-        self._clear()
-        return Update(grad_norm, skipped=True)
+    def discard_gradients(self, grad_norm: float = math.nan) -> OptimizerUpdate:
+        """Throw the accumulated gradients away."""
+        self._clear_gradients()
+        return OptimizerUpdate(grad_norm, skipped=True)
 
     @torch.no_grad()
-    def add_up(self, replicas: Replicas) -> None:
-        """Replaces the accumulated gradients by their sums over all ranks.
+    def all_reduce_gradients(self, replicas: Replicas) -> None:
+        """Replace the accumulated gradients by their sums over all ranks.
 
-        A parameter that no rank has a gradient of keeps none, as on a single rank.
-        """
+        A parameter that no rank has a gradient of keeps none, as on a single rank."""
         if replicas.count == 1:
             return
         parameters = list(self._parameters.values())
-        there = replicas.total(*(float(p.grad is not None) for p in parameters))
+        there = replicas.sum_numbers(*(float(p.grad is not None) for p in parameters))
         wanted = [p for p, ranks in zip(parameters, there, strict=True) if ranks]
         for parameter in wanted:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-        replicas.add_up(self.gradients)
+        replicas.all_reduce(self.gradients)
 
-    def _clear(self) -> None:
+    def _clear_gradients(self) -> None:
         for parameter in (*self._parameters.values(), *self._masters.values()):
             parameter.grad = None
 
-    def _apply(self, lr: float, norm: Tensor) -> None:
+    def _apply_gradients(self, lr: float, norm: Tensor) -> None:
         if self._config.grad_clip > 0:
             torch.nn.utils.clip_grads_with_norm_(
                 self._parameters.values(), self._config.grad_clip, norm
@@ -139,8 +137,8 @@ class Optimizer:
             for parameter, master in offloaded:
                 parameter.copy_(master)
 
-    def state(self) -> dict[str, Tensor]:
-        """Every tensor of the state, as `{kind}.{parameter}`; empty before the first update."""
+    def state_tensors(self) -> dict[str, Tensor]:
+        """Return the state's tensors as `{kind}.{parameter}`; empty before the first update."""
         return {
             f"{kind}.{name}": value
             for name, master in self._masters.items()
@@ -148,10 +146,9 @@ class Optimizer:
         }
 
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
-        """Takes over what `state` gave, bit for bit.
+        """Take over what `state_tensors` gave, bit for bit.
 
-        Raises ValueError when it names parameters that this model does not have.
-        """
+        Raises ValueError when it names parameters that this model does not have."""
         self._adamw.state.clear()
         for key, value in tensors.items():
             kind, _, name = key.partition(".")

@@ -1,4 +1,4 @@
-"""Sequences as they enter packs, and the packs that are this rank's."""
+"""Sequences as they enter packs, and this rank's packs."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ ByRow = dict[int, NDArray[np.float32]]
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A sequence up to its last policy token; what follows it is trained on by nobody."""
+    """A sequence up to its last policy token; nothing after that token is trained on."""
 
     # Its place in the batch.
     index: int
@@ -34,8 +34,10 @@ class Row:
     staleness: int
 
     @staticmethod
-    def of(index: int, sequence: TrainSequence) -> "Row":
-        """Raises ValueError when the policy wrote the first token, which nothing predicts."""
+    def from_sequence(index: int, sequence: TrainSequence) -> "Row":
+        """Cut a sequence after its last policy token.
+
+        Raises ValueError when the policy wrote the first token, which nothing predicts."""
         positions = predicting_positions(sequence.policy_mask)
         end = int(positions[-1]) + 2 if len(positions) else 0
         return Row(
@@ -49,7 +51,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Targets:
+class PackTargets:
     """The policy tokens of a pack; every tensor is [policy tokens]."""
 
     # In the pack, of the hidden states that predict them.
@@ -60,7 +62,7 @@ class Targets:
     sequence: Tensor
 
     @staticmethod
-    def of(rows: Sequence[Row], device: torch.device) -> "Targets":
+    def from_rows(rows: Sequence[Row], device: torch.device) -> "PackTargets":
         starts = np.cumsum([0, *(len(row.token_ids) for row in rows)])
         counts = [len(row.positions) for row in rows]
         positions = [row.positions + start for row, start in zip(rows, starts, strict=False)]
@@ -72,33 +74,36 @@ class Targets:
             np.repeat(temperatures, counts),
             np.repeat(np.arange(len(rows)), counts),
         )
-        return Targets(*(torch.from_numpy(column).to(device) for column in columns))
+        return PackTargets(*(torch.from_numpy(column).to(device) for column in columns))
 
 
 @dataclass(frozen=True, slots=True)
-class Packer:
-    """Cuts rows up into what this rank forwards at once."""
+class RowPacker:
+    """Cut rows up into the packs that this rank forwards at once."""
 
     policy: Policy
     pack_tokens: int
     replicas: Replicas
 
-    def packs(self, rows: Sequence[Row]) -> Iterator[Sequence[Row]]:
-        """This rank's share of the rows that have a policy token, a pack at a time."""
+    def iter_packs(self, rows: Sequence[Row]) -> Iterator[Sequence[Row]]:
+        """Yield this rank's share of the rows that have a policy token, a pack at a time."""
         filled = [row for row in rows if len(row.positions)]
-        own = [filled[place] for place in self.replicas.share([len(r.token_ids) for r in filled])]
+        own = [
+            filled[place]
+            for place in self.replicas.assign_sequences([len(r.token_ids) for r in filled])
+        ]
         budget = self.pack_tokens if self.policy.packable else 1
         for pack in first_fit_decreasing([len(row.token_ids) for row in own], budget):
             yield [own[place] for place in pack]
 
-    def collect(self, own: ByRow, rows: Sequence[Row]) -> ByRow:
-        """Of all rows, what any rank computed of them."""
+    def gather_by_row(self, own: ByRow, rows: Sequence[Row]) -> ByRow:
+        """Return the values of all rows, whichever rank computed them."""
         lengths = {row.index: len(row.positions) for row in rows if len(row.positions)}
-        return self.replicas.collect(own, lengths)
+        return self.replicas.gather_arrays(own, lengths)
 
 
-def by_row(values: Tensor, rows: Sequence[Row]) -> ByRow:
-    """A pack's values [policy tokens] as one float32 array for each row's index."""
+def split_by_row(values: Tensor, rows: Sequence[Row]) -> ByRow:
+    """Split a pack's values [policy tokens] into one float32 array for each row's index."""
     ends = np.cumsum([len(row.positions) for row in rows])[:-1]
     parts = np.split(values.detach().float().cpu().numpy(), ends)
     return {row.index: part for row, part in zip(rows, parts, strict=True)}

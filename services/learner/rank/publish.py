@@ -11,8 +11,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from services.common.fingerprint import TensorEntry, fingerprint
-from services.learner.ranks.protocol import SLOTS, slot_paths
+from services.common.fingerprint import TensorEntry, compute_fingerprint
+from services.learner.ranks.protocol import SLOT_COUNT, slot_paths
 
 _DTYPE_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 _SAFETENSORS_NAMES = {torch.float32: "F32", torch.bfloat16: "BF16"}
@@ -28,8 +28,8 @@ _CHUNK_WORDS = 1 << 15
 _DEVICE_CHUNK_WORDS = 1 << 24
 
 
-def _signed(value: int) -> int:
-    """A 64-bit pattern as torch's int64, which wraps as uint64 does."""
+def _to_signed(value: int) -> int:
+    """Return a 64-bit pattern as torch's int64, which wraps as uint64 does."""
     return value - (1 << 64) if value >> 63 else value
 
 
@@ -47,7 +47,7 @@ def checksum64(data: Tensor) -> int:
     for start in range(0, len(words), chunk):
         part = words[start : start + chunk]
         index = torch.arange(start + 1, start + 1 + len(part), device=data.device)
-        multipliers = index.mul_(_signed(_MULTIPLIER)).bitwise_or_(1)
+        multipliers = index.mul_(_to_signed(_MULTIPLIER)).bitwise_or_(1)
         total += int(multipliers.mul_(part).sum())
     return (total + count * _LENGTH_FACTOR) & _MASK
 
@@ -57,7 +57,7 @@ class SharedMemoryError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _TensorSpan:
     name: str
     shape: tuple[int, ...]
     start: int
@@ -65,36 +65,34 @@ class _Place:
 
 
 class WeightSlots:
-    """Writes weights into `{name}-slot{k}.safetensors`, version v into slot v mod 3.
+    """Weights in `{name}-slot{k}.safetensors`, version v in slot v mod 3.
 
     The newest two versions stay readable while the third slot is written. The files are made and
     touched once, so that a publication causes no page fault. A reader that is overtaken sees
-    bytes that do not match the checksums it was given.
-    """
+    bytes that do not match the checksums it was given."""
 
     def __init__(
         self, parameters: Mapping[str, Tensor], dtype: torch.dtype, folder: Path, name: str
     ) -> None:
         self._parameters = dict(parameters)
         self._dtype = dtype
-        header, self._places, self.total_bytes = _plan(self._parameters, dtype)
+        header, self._places, self.total_bytes = _plan_file(self._parameters, dtype)
         self.paths = slot_paths(folder, name)
-        self._buffers = [_create(path, header, self.total_bytes) for path in self.paths]
+        self._buffers = [_create_slot(path, header, self.total_bytes) for path in self.paths]
         self._inodes = [path.stat().st_ino for path in self.paths]
         # The version in each slot that has been written.
         self._written: dict[int, int] = {}
 
     @property
     def versions(self) -> tuple[int, ...]:
-        """Those whose weights are still here, oldest first."""
+        """The versions whose weights are still here, oldest first."""
         return tuple(sorted(self._written.values()))
 
-    def tensors(self, version: int) -> Iterator[tuple[str, Tensor]]:
-        """Views of a version's weights by name, in the dtype that they were published in.
+    def iter_tensors(self, version: int) -> Iterator[tuple[str, Tensor]]:
+        """Yield views of a version's weights by name, in the dtype that they were published in.
 
-        Raises KeyError when the version is not in a slot any more.
-        """
-        slot = version % SLOTS
+        Raises KeyError when the version is not in a slot any more."""
+        slot = version % SLOT_COUNT
         if self._written.get(slot) != version:
             raise KeyError(version)
         for place in self._places:
@@ -102,52 +100,53 @@ class WeightSlots:
             yield place.name, raw.view(self._dtype).view(place.shape)
 
     @torch.no_grad()
-    def write(self, version: int) -> tuple[Path, bytes, tuple[TensorEntry, ...]]:
-        """Writes the weights as they are now: path, fingerprint and manifest."""
-        slot = version % SLOTS
+    def write_version(self, version: int) -> tuple[Path, bytes, tuple[TensorEntry, ...]]:
+        """Write the weights as they are now; return path, fingerprint and manifest."""
+        slot = version % SLOT_COUNT
         buffer = self._buffers[slot]
         self._written.pop(slot, None)
-        entries = tuple(self._copy(buffer, place) for place in self._places)
+        entries = tuple(self._copy_tensor(buffer, place) for place in self._places)
         self._written[slot] = version
-        return self.paths[slot], fingerprint(entries, self.total_bytes), entries
+        return self.paths[slot], compute_fingerprint(entries, self.total_bytes), entries
 
-    def _copy(self, buffer: Tensor, place: _Place) -> TensorEntry:
+    def _copy_tensor(self, buffer: Tensor, place: _TensorSpan) -> TensorEntry:
         # Cast and checked where the parameters are; only the result is moved.
-        raw = _raw(self._parameters[place.name], self._dtype)
+        raw = _to_raw_bytes(self._parameters[place.name], self._dtype)
         buffer[place.start : place.end].copy_(raw)
-        return _entry(place, raw, self._dtype)
+        return _tensor_entry(place, raw, self._dtype)
 
-    def remove(self) -> None:
-        """Unlinks the slots, but not those that a successor made in their place.
+    def unlink_slots(self) -> None:
+        """Unlink the slots, but not those that a successor made in their place.
 
-        Readers that have them open keep what they read.
-        """
+        Readers that have them open keep what they read."""
         for path, inode in zip(self.paths, self._inodes, strict=True):
             if path.exists() and path.stat().st_ino == inode:
                 path.unlink(missing_ok=True)
 
 
 @torch.no_grad()
-def fingerprint_of(parameters: Mapping[str, Tensor], dtype: torch.dtype) -> bytes:
-    """What `WeightSlots` would call these weights, without writing them."""
-    _, places, total_bytes = _plan(parameters, dtype)
-    raws = ((place, _raw(parameters[place.name], dtype)) for place in places)
-    return fingerprint(tuple(_entry(place, raw, dtype) for place, raw in raws), total_bytes)
+def fingerprint_weights(parameters: Mapping[str, Tensor], dtype: torch.dtype) -> bytes:
+    """Return the fingerprint that `WeightSlots` would give these weights, without writing them."""
+    _, places, total_bytes = _plan_file(parameters, dtype)
+    raws = ((place, _to_raw_bytes(parameters[place.name], dtype)) for place in places)
+    return compute_fingerprint(
+        tuple(_tensor_entry(place, raw, dtype) for place, raw in raws), total_bytes
+    )
 
 
-def _raw(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """Its bytes as they are published."""
+def _to_raw_bytes(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the tensor's bytes as they are published."""
     return tensor.to(dtype).reshape(-1).view(torch.uint8)
 
 
-def _entry(place: _Place, raw: Tensor, dtype: torch.dtype) -> TensorEntry:
+def _tensor_entry(place: _TensorSpan, raw: Tensor, dtype: torch.dtype) -> TensorEntry:
     return TensorEntry(place.name, _DTYPE_NAMES[dtype], place.shape, place.start, checksum64(raw))
 
 
-def _plan(
+def _plan_file(
     parameters: Mapping[str, Tensor], dtype: torch.dtype
-) -> tuple[bytes, tuple[_Place, ...], int]:
-    """The safetensors header, each tensor's place in the file, and the file's length."""
+) -> tuple[bytes, tuple[_TensorSpan, ...], int]:
+    """Return the safetensors header, each tensor's span in the file, and the file's length."""
     relative: list[tuple[str, tuple[int, ...], int, int]] = []
     offset = 0
     for name, tensor in parameters.items():
@@ -166,16 +165,15 @@ def _plan(
     # The format allows trailing spaces; they bring the first tensor to an aligned address.
     text += b" " * (-(len(text) + 8) % _ALIGNMENT)
     base = len(text) + 8
-    places = tuple(_Place(n, s, base + start, base + end) for n, s, start, end in relative)
+    places = tuple(_TensorSpan(n, s, base + start, base + end) for n, s, start, end in relative)
     return struct.pack("<Q", len(text)) + text, places, base + offset
 
 
-def _create(path: Path, header: bytes, size: int) -> Tensor:
-    """A mapped file of `size` bytes with every page present.
+def _create_slot(path: Path, header: bytes, size: int) -> Tensor:
+    """Map a new file of `size` bytes with every page present.
 
     Raises SharedMemoryError where there is no room: without the allocation, the first touch of a
-    page that cannot be had would kill the process.
-    """
+    page that cannot be had would kill the process."""
     # Never the file of a predecessor, which a reader may have mapped.
     path.unlink(missing_ok=True)
     with os.fdopen(os.open(path, _NEW, 0o600), "r+b") as file:
@@ -184,7 +182,7 @@ def _create(path: Path, header: bytes, size: int) -> Tensor:
         except OSError as error:
             path.unlink()
             raise SharedMemoryError(
-                f"{path.parent} has no room for {SLOTS} publications of {size:,} bytes "
+                f"{path.parent} has no room for {SLOT_COUNT} publications of {size:,} bytes "
                 f"({error.strerror}): enlarge it (docker: --shm-size)"
             ) from error
         mapped = mmap.mmap(file.fileno(), size)

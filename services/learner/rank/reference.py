@@ -11,10 +11,10 @@ from transformers import PreTrainedModel
 
 from services.common.spec import PolicyConfig
 from services.learner.rank.model import Policy, read_model
-from services.learner.rank.publish import fingerprint_of
+from services.learner.rank.publish import fingerprint_weights
 
 
-class Reference:
+class ReferencePolicy:
     """The policy that the run began with; it is never trained, saved or published.
 
     Kept in the compute dtype: half of the policy's own size in bfloat16. Its logprobs are, bit
@@ -22,29 +22,29 @@ class Reference:
     """
 
     def __init__(self, model: PreTrainedModel, policy: Policy, *, offload: bool) -> None:
-        """Freezes `model`, one of the same architecture as `policy`."""
-        _freeze(model, policy.compute_dtype)
+        """Freeze `model`, one of the same architecture as `policy`."""
+        _freeze_model(model, policy.compute_dtype)
         self._policy = replace(policy, model=model)
         self._home = torch.device("cpu") if offload else policy.device
         nn.Module.to(model, self._home)
 
     @staticmethod
-    def load(config: PolicyConfig, policy: Policy, *, offload: bool) -> "Reference":
-        """From `policy.model`, whatever checkpoint the policy continues from."""
-        return Reference(read_model(config), policy, offload=offload)
+    def from_config(config: PolicyConfig, policy: Policy, *, offload: bool) -> "ReferencePolicy":
+        """Load the reference from `policy.model`, whatever checkpoint the policy continues from."""
+        return ReferencePolicy(read_model(config), policy, offload=offload)
 
     @staticmethod
-    def copy_of(policy: Policy, *, offload: bool) -> "Reference":
-        """The policy as it is now."""
-        return Reference(copy.deepcopy(policy.model), policy, offload=offload)
+    def copy_of(policy: Policy, *, offload: bool) -> "ReferencePolicy":
+        """Copy the policy as it is now."""
+        return ReferencePolicy(copy.deepcopy(policy.model), policy, offload=offload)
 
-    def fingerprint(self) -> bytes:
-        """What the publication of these weights was called."""
-        return fingerprint_of(self._policy.named_parameters(), self._policy.compute_dtype)
+    def weights_fingerprint(self) -> bytes:
+        """Return the fingerprint under which these weights were published."""
+        return fingerprint_weights(self._policy.named_parameters(), self._policy.compute_dtype)
 
     @contextmanager
-    def awake(self) -> Generator[Policy]:
-        """The reference on the policy's device, for as long as the context lasts."""
+    def on_policy_device(self) -> Generator[Policy]:
+        """Keep the reference on the policy's device for as long as the context lasts."""
         model = self._policy.model
         nn.Module.to(model, self._policy.device)
         try:
@@ -53,8 +53,10 @@ class Reference:
             nn.Module.to(model, self._home)
 
 
-def _freeze(model: PreTrainedModel, dtype: torch.dtype) -> None:
-    """Casts what autocast would cast anyway: matrices, but no embedding and no norm."""
+def _freeze_model(model: PreTrainedModel, dtype: torch.dtype) -> None:
+    """Freeze the model, and cast what autocast would cast anyway.
+
+    That is matrices, but no embedding and no norm."""
     model.eval()
     embeddings = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
     for parameter in model.parameters():

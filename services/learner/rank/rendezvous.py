@@ -1,7 +1,6 @@
-"""Where ranks find each other: a file on one machine, a port of the first rank's on several.
+"""Rendezvous of the ranks: a file on one machine, a port of the first rank's on several.
 
-As for `torchrun`: the first rank holds a store, whose address the others are told.
-"""
+As for `torchrun`: the first rank hosts a store, whose address the others are told."""
 
 import fcntl
 import ipaddress
@@ -25,9 +24,9 @@ _SIOCGIFADDR = 0x8915
 _INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
 
-def hold(host: str) -> tuple[Store, str]:
-    """A store at a free port of `host`, and where ranks of other machines find it."""
-    _speak_towards(host)
+def host_store(host: str) -> tuple[Store, str]:
+    """Open a store at a free port of `host`; return it and the address for ranks elsewhere."""
+    _choose_interface(host)
     # Bound here, for the store's own server would listen on every network of the machine.
     listener = socket.create_server((host, 0))
     port: int = listener.getsockname()[1]
@@ -42,20 +41,19 @@ def hold(host: str) -> tuple[Store, str]:
     return store, f"{TCP}{host}:{port}"
 
 
-def store_of(rendezvous: str, count: int) -> Store:
-    """The store of the `count` ranks that meet there."""
+def connect_store(rendezvous: str, count: int) -> Store:
+    """Return the store of the `count` ranks that meet at `rendezvous`."""
     if rendezvous.startswith(FILE):
         return FileStore(rendezvous.removeprefix(FILE), count)
     host, _, port = rendezvous.removeprefix(TCP).rpartition(":")
-    _speak_towards(host)
+    _choose_interface(host)
     return TCPStore(host, int(port), is_master=False, timeout=_PATIENCE)
 
 
-def _speak_towards(host: str) -> None:
-    """Has gloo and NCCL use the network that `host` is in, unless the environment names one.
+def _choose_interface(host: str) -> None:
+    """Have gloo and NCCL use the network that `host` is in, unless the environment names one.
 
-    Left alone they take what the machine's own name resolves to, often loopback.
-    """
+    Left alone they take what the machine's own name resolves to, often loopback."""
     interface = interface_towards(host)
     if interface is not None:
         for name in _INTERFACES:
@@ -63,7 +61,7 @@ def _speak_towards(host: str) -> None:
 
 
 def interface_towards(host: str) -> str | None:
-    """Of this machine's; None where it cannot be told."""
+    """Return this machine's interface towards `host`; None where it cannot be told."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         # Sends nothing: only the route is looked up.
         probe.connect((host, 9))
@@ -71,10 +69,10 @@ def interface_towards(host: str) -> str | None:
         if ipaddress.ip_address(own).is_loopback:
             return "lo"
         names = [name for _, name in socket.if_nameindex()]
-        return next((name for name in names if _address(probe, name) == own), None)
+        return next((name for name in names if _interface_address(probe, name) == own), None)
 
 
-def _address(probe: socket.socket, interface: str) -> str | None:
+def _interface_address(probe: socket.socket, interface: str) -> str | None:
     request: Any = struct.pack("256s", interface.encode()[:15])
     try:
         return socket.inet_ntoa(fcntl.ioctl(probe, _SIOCGIFADDR, request)[20:24])

@@ -1,4 +1,4 @@
-"""What engines say of their samples, scored again with the weights that sampled them."""
+"""Comparison of engines' logprobs with those of the weights that sampled them."""
 
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -11,9 +11,9 @@ from torch import Tensor
 
 from services.learner.algo.logprob_head import token_logprobs
 from services.learner.algo.masks import predicting_positions
-from services.learner.algo.mismatch import distribution
+from services.learner.algo.mismatch import measure_version_mismatch
 from services.learner.config.rank import RankConfig
-from services.learner.guard.types import Band, Comparison
+from services.learner.guard.types import Comparison, PositionBand
 from services.learner.rank.model import Policy
 from services.learner.rank.publish import WeightSlots
 from services.learner.types import TrainBatch, TrainSequence, VersionMismatch
@@ -34,41 +34,44 @@ class PolicyTokens:
     sequence: NDArray[np.int64]
 
     @staticmethod
-    def of(batch: TrainBatch, indices: Sequence[int], device: torch.device) -> "PolicyTokens":
+    def from_batch(
+        batch: TrainBatch, indices: Sequence[int], device: torch.device
+    ) -> "PolicyTokens":
         rows = [(index, batch.sequences[index]) for index in indices]
         places = [predicting_positions(row.policy_mask) + 1 for _, row in rows]
 
-        def joined(values: list[NDArray[np.generic]], dtype: torch.dtype) -> Tensor:
+        def concat_to_tensor(values: list[NDArray[np.generic]], dtype: torch.dtype) -> Tensor:
             return torch.from_numpy(np.concatenate(values)).to(device, dtype)
 
         pairs = list(zip(rows, places, strict=True))
         heat = [np.full(len(place), row.temperature) for (_, row), place in pairs]
         return PolicyTokens(
-            joined([row.token_ids[place] for (_, row), place in pairs], torch.int64),
-            joined([row.behaviour_logprobs[place] for (_, row), place in pairs], torch.float64),
-            joined(list(heat), torch.float32),
+            concat_to_tensor([row.token_ids[place] for (_, row), place in pairs], torch.int64),
+            concat_to_tensor(
+                [row.behaviour_logprobs[place] for (_, row), place in pairs], torch.float64
+            ),
+            concat_to_tensor(list(heat), torch.float32),
             np.concatenate(places),
             np.concatenate([np.full(len(place), index) for (index, _), place in pairs]),
         )
 
 
 @torch.no_grad()
-def states(policy: Policy, sequences: Sequence[TrainSequence], budget: int) -> Tensor:
-    """Hidden states [n, width] from which the policy's tokens of each sequence follow.
+def predicting_states(policy: Policy, sequences: Sequence[TrainSequence], budget: int) -> Tensor:
+    """Return the hidden states [n, width] that predict the policy's tokens of each sequence.
 
-    Sequences are computed in packs of at most `budget` tokens, where the model allows packs.
-    """
+    Sequences are computed in packs of at most `budget` tokens, where the model allows packs."""
     parts: list[Tensor] = []
-    for pack in _packs(sequences, budget if policy.packable else 1):
+    for pack in _pack_neighbours(sequences, budget if policy.packable else 1):
         starts = np.cumsum([0, *(len(ids) for ids, _ in pack)])
         positions = [where + start for (_, where), start in zip(pack, starts, strict=False)]
-        hidden = policy.hidden([ids for ids, _ in pack])
+        hidden = policy.hidden_states([ids for ids, _ in pack])
         parts.append(hidden[torch.from_numpy(np.concatenate(positions)).to(policy.device)])
     return torch.cat(parts)
 
 
-def _packs(sequences: Sequence[TrainSequence], budget: int) -> list[list[_Piece]]:
-    """Neighbours together, in order."""
+def _pack_neighbours(sequences: Sequence[TrainSequence], budget: int) -> list[list[_Piece]]:
+    """Pack neighbouring sequences together, in order."""
     packs: list[list[_Piece]] = []
     room = 0
     for sequence in sequences:
@@ -84,12 +87,11 @@ def _packs(sequences: Sequence[TrainSequence], budget: int) -> list[list[_Piece]
 
 
 @contextmanager
-def other_weights(policy: Policy, tensors: Iterable[tuple[str, Tensor]]) -> Generator[None]:
-    """The policy computes with these in place of its own weights for as long.
+def swapped_weights(policy: Policy, tensors: Iterable[tuple[str, Tensor]]) -> Generator[None]:
+    """Have the policy compute with these weights in place of its own while the block runs.
 
-    What a published version left in shared memory a CPU reads where it lies; a GPU holds it beside
-    the newest weights.
-    """
+    A CPU reads a published version where it lies in shared memory; a GPU holds it beside the
+    newest weights."""
     parameters = policy.named_parameters()
     newest = {name: parameter.data for name, parameter in parameters.items()}
     try:
@@ -101,48 +103,47 @@ def other_weights(policy: Policy, tensors: Iterable[tuple[str, Tensor]]) -> Gene
             parameters[name].data = data
 
 
-class Comparer:
-    """Compares on one rank, and leaves model and optimizer as they were."""
+class ScoreComparer:
+    """Compare on one rank, and leave model and optimizer as they were."""
 
     def __init__(
         self, policy: Policy, slots: WeightSlots, rank: RankConfig, *, split: int | None
     ) -> None:
-        """`split` is the position at which errors are told apart, the median where it is None."""
+        """Tell errors apart at position `split`, or at the median where it is None."""
         self._policy = policy
         self._slots = slots
         self._rank = rank
         self._split = split
 
-    def compare(self, batch: TrainBatch) -> Comparison:
-        """The sequences whose weights are still held, each under its own.
+    def compare_batch(self, batch: TrainBatch) -> Comparison:
+        """Compare the sequences whose weights are still held, each under its own.
 
-        `batch.step - 1` is the version of the weights in the model.
-        """
+        `batch.step - 1` is the version of the weights in the model."""
         versions: dict[int, VersionMismatch] = {}
         by_sequence: list[float | None] = [None] * len(batch.sequences)
         off: list[tuple[NDArray[np.int64], NDArray[np.float64]]] = []
-        for version, indices in self._by_version(batch):
-            tokens = PolicyTokens.of(batch, indices, self._policy.device)
-            with self._weights_of(version, newest=batch.step - 1):
-                logprobs = self.logprobs([batch.sequences[i] for i in indices], tokens)
-            versions[version] = distribution(logprobs, tokens.behaviour)
+        for version, indices in self._group_by_version(batch):
+            tokens = PolicyTokens.from_batch(batch, indices, self._policy.device)
+            with self._version_weights(version, newest=batch.step - 1):
+                logprobs = self.score_tokens([batch.sequences[i] for i in indices], tokens)
+            versions[version] = measure_version_mismatch(logprobs, tokens.behaviour)
             size = (logprobs.double() - tokens.behaviour).abs().cpu().numpy()
             off.append((tokens.positions, size))
             for index in indices:
                 by_sequence[index] = float(size[tokens.sequence == index].mean())
-        return Comparison(versions, tuple(by_sequence), _bands(off, self._split))
+        return Comparison(versions, tuple(by_sequence), _error_bands(off, self._split))
 
-    def logprobs(self, sequences: Sequence[TrainSequence], tokens: PolicyTokens) -> Tensor:
-        """Of the policy's tokens [n], with the weights that the model holds now."""
+    def score_tokens(self, sequences: Sequence[TrainSequence], tokens: PolicyTokens) -> Tensor:
+        """Return the logprobs of the policy's tokens [n] under the model's present weights."""
         return token_logprobs(
-            states(self._policy, sequences, self._rank.pack_tokens),
+            predicting_states(self._policy, sequences, self._rank.pack_tokens),
             self._policy.head,
             tokens.targets,
             tokens.temperature,
             chunk=self._rank.head_chunk,
         )
 
-    def _by_version(self, batch: TrainBatch) -> Iterator[tuple[int, list[int]]]:
+    def _group_by_version(self, batch: TrainBatch) -> Iterator[tuple[int, list[int]]]:
         newest = batch.step - 1
         found: dict[int, list[int]] = {}
         for index, sequence in enumerate(batch.sequences):
@@ -152,17 +153,17 @@ class Comparer:
         yield from sorted(found.items())
 
     @contextmanager
-    def _weights_of(self, version: int, *, newest: int) -> Generator[None]:
+    def _version_weights(self, version: int, *, newest: int) -> Generator[None]:
         own = version == newest
-        older = () if own else self._slots.tensors(version)
-        with other_weights(self._policy, older):
+        older = () if own else self._slots.iter_tensors(version)
+        with swapped_weights(self._policy, older):
             yield
 
 
-def _bands(
+def _error_bands(
     off: Sequence[tuple[NDArray[np.int64], NDArray[np.float64]]], split: int | None
-) -> tuple[Band, ...]:
-    """The mean error below and from a position on; one band where all lies on one side."""
+) -> tuple[PositionBand, ...]:
+    """Return the mean error below and from a position on; one band where all lies on one side."""
     if not off:
         return ()
     positions = np.concatenate([where for where, _ in off])
@@ -171,7 +172,7 @@ def _bands(
     end = int(positions.max()) + 1
     edges = [(0, min(middle, end)), (middle, end)]
     return tuple(
-        Band(low, high, float(size[(positions >= low) & (positions < high)].mean()))
+        PositionBand(low, high, float(size[(positions >= low) & (positions < high)].mean()))
         for low, high in edges
         if ((positions >= low) & (positions < high)).any()
     )

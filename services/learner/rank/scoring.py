@@ -7,31 +7,30 @@ import torch
 from services.learner.algo.logprob_head import token_logprobs
 from services.learner.rank.critic import Critic
 from services.learner.rank.model import Policy
-from services.learner.rank.packed_rows import ByRow, Packer, Row, Targets, by_row
+from services.learner.rank.packed_rows import ByRow, PackTargets, Row, RowPacker, split_by_row
 
 
 @torch.no_grad()
-def score_rows(policy: Policy, rows: Sequence[Row], packer: Packer, *, chunk: int) -> ByRow:
-    """What the policy, at each row's temperature, gives its policy tokens.
+def score_rows(policy: Policy, rows: Sequence[Row], packer: RowPacker, *, chunk: int) -> ByRow:
+    """Return the policy's logprobs of each row's policy tokens, at the row's temperature.
 
-    Of every row that has any, whichever rank computed it.
-    """
+    The result has every row with policy tokens, whichever rank computed it."""
     own: ByRow = {}
-    for pack in packer.packs(rows):
-        targets = Targets.of(pack, policy.device)
-        hidden = policy.hidden([row.token_ids for row in pack])[targets.positions]
+    for pack in packer.iter_packs(rows):
+        targets = PackTargets.from_rows(pack, policy.device)
+        hidden = policy.hidden_states([row.token_ids for row in pack])[targets.positions]
         logprobs = token_logprobs(
             hidden, policy.head, targets.token_ids, targets.temperature, chunk=chunk
         )
-        own |= by_row(logprobs, pack)
-    return packer.collect(own, rows)
+        own |= split_by_row(logprobs, pack)
+    return packer.gather_by_row(own, rows)
 
 
 @torch.no_grad()
-def value_rows(critic: Critic, rows: Sequence[Row], packer: Packer) -> ByRow:
-    """What the critic says of each policy token, likewise."""
+def predict_row_values(critic: Critic, rows: Sequence[Row], packer: RowPacker) -> ByRow:
+    """Return the critic's value of each policy token, likewise."""
     own: ByRow = {}
-    for pack in packer.packs(rows):
-        targets = Targets.of(pack, packer.policy.device)
-        own |= by_row(critic.values(pack, targets), pack)
-    return packer.collect(own, rows)
+    for pack in packer.iter_packs(rows):
+        targets = PackTargets.from_rows(pack, packer.policy.device)
+        own |= split_by_row(critic.predict_values(pack, targets), pack)
+    return packer.gather_by_row(own, rows)

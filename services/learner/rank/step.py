@@ -12,15 +12,20 @@ from services.learner.config.rank import RankConfig
 from services.learner.rank import report
 from services.learner.rank.critic import Critic
 from services.learner.rank.data_parallel import Replicas
-from services.learner.rank.gradients import Accumulator
-from services.learner.rank.joint_update import History, Updater
+from services.learner.rank.gradients import GradientAccumulator
+from services.learner.rank.joint_update import JointUpdater, UpdateHistory
 from services.learner.rank.model import Policy
 from services.learner.rank.optimizer import Optimizer
-from services.learner.rank.packed_rows import Packer, Row
-from services.learner.rank.reference import Reference
-from services.learner.rank.report import Evidence
+from services.learner.rank.packed_rows import Row, RowPacker
+from services.learner.rank.reference import ReferencePolicy
+from services.learner.rank.report import TokenStats
 from services.learner.rank.scoring import score_rows
-from services.learner.rank.step_preparation import Example, NotFiniteError, Prepared, Preparer
+from services.learner.rank.step_preparation import (
+    BatchPreparer,
+    NotFiniteError,
+    PreparedBatch,
+    TrainExample,
+)
 from services.learner.types import StepResult, TrainBatch
 
 # The rank's log is what its process prints.
@@ -28,7 +33,7 @@ _log = logging.getLogger(__name__)
 
 
 class Trainer:
-    """Makes the optimizer updates of a step. Deterministic given parameters, state and batch."""
+    """Make the optimizer updates of a step. Deterministic given parameters, state and batch."""
 
     def __init__(
         self,
@@ -37,18 +42,17 @@ class Trainer:
         algorithm: AlgorithmConfig,
         rank: RankConfig,
         *,
-        reference: Reference | None = None,
+        reference: ReferencePolicy | None = None,
         critic: Critic | None = None,
         replicas: Replicas | None = None,
     ) -> None:
-        """Without a reference or a critic, where the algorithm needs one, it is made of the policy
-        as it is now.
+        """Build the trainer.
 
-        Raises ValueError for what no plugin registers, and for what the algorithm lacks.
-        """
-        _check_names(algorithm)
+        A missing reference or critic that the algorithm needs is made of the policy as it is now.
+        Raises ValueError for what no plugin registers, and for what the algorithm lacks."""
+        _check_algorithm(algorithm)
         if reference is None and algorithm.kl.coefficient > 0:
-            reference = Reference.copy_of(policy, offload=rank.offload_reference)
+            reference = ReferencePolicy.copy_of(policy, offload=rank.offload_reference)
         if critic is None and algorithm.advantage == "gae":
             offload = rank.offload_optimizer
             critic = Critic(policy, algorithm.critic, optimizer.config, offload=offload)
@@ -57,51 +61,55 @@ class Trainer:
         self._algorithm = algorithm
         self._rank = rank
         replicas = replicas or Replicas()
-        packer = Packer(policy, rank.pack_tokens, replicas)
+        packer = RowPacker(policy, rank.pack_tokens, replicas)
         norm_tokens = _norm_tokens(algorithm, policy)
         self._packer = packer
-        self._preparer = Preparer(
+        self._preparer = BatchPreparer(
             policy, reference, critic, algorithm, packer, rank.head_chunk, norm_tokens
         )
         bonus = algorithm.entropy_coefficient != 0
-        accumulator = Accumulator(
+        accumulator = GradientAccumulator(
             policy, critic, packer, chunk=rank.head_chunk, entropy_bonus=bonus
         )
-        self._updater = Updater(optimizer, critic, accumulator, replicas)
+        self._updater = JointUpdater(optimizer, critic, accumulator, replicas)
 
-    def train(self, batch: TrainBatch, lr: float) -> StepResult:
-        """Makes the updates; `skipped` says whether any was refused for what is not finite.
+    def train_step(self, batch: TrainBatch, lr: float) -> StepResult:
+        """Make the updates; `skipped` says whether any was refused for what is not finite.
 
         Groups without a signal take part in the normalisation and are not computed where their
         gradient is 0. A mini-batch of nothing else makes no update. A reference, a critic or a
-        policy that gives what is not finite refuses the whole step.
-        """
+        policy that gives what is not finite refuses the whole step."""
         started = time.monotonic()
         objective = Objective(self._algorithm, batch.settings)
         try:
-            prepared = self._preparer.prepare(batch, objective)
+            prepared = self._preparer.prepare_batch(batch, objective)
         except NotFiniteError as error:
             _log.warning("step %d is refused: %s", batch.step, error)
             refused = float(self._algorithm.epochs * self._algorithm.mini_batches)
             metrics = {"policy/lr": lr, "policy/updates": 0.0, "policy/skipped": refused}
             return StepResult(metrics, time.monotonic() - started, skipped=True)
-        history = History()
+        history = UpdateHistory()
         policy = batch.step > self._algorithm.critic.warmup_steps or self.critic is None
         for epoch in range(self._algorithm.epochs):
             for part in prepared.mini_batches:
-                done = self._updater.update(part, objective, lr, policy=policy)
+                done = self._updater.update_models(part, objective, lr, policy=policy)
                 if done is not None:
-                    history.add(*done, first_epoch=epoch == 0)
-        return self._result(batch, prepared, history, lr, started)
+                    history.add_outcome(*done, first_epoch=epoch == 0)
+        return self._make_result(batch, prepared, history, lr, started)
 
-    def _result(
-        self, batch: TrainBatch, prepared: Prepared, history: History, lr: float, started: float
+    def _make_result(
+        self,
+        batch: TrainBatch,
+        prepared: PreparedBatch,
+        history: UpdateHistory,
+        lr: float,
+        started: float,
     ) -> StepResult:
         examples = {example.row.index: example for example in prepared.examples}
-        evidence = self._evidence(examples, history)
+        evidence = self._gather_token_stats(examples, history)
         metrics = report.policy_metrics(history, len(prepared.mini_batches), lr)
         metrics |= report.mismatch_metrics(evidence, examples)
-        metrics |= self._post_update(examples, evidence, history)
+        metrics |= self._post_update_metrics(examples, evidence, history)
         if self._algorithm.kl.coefficient > 0:
             metrics |= report.kl_metrics(history)
         if self.critic is not None:
@@ -109,35 +117,36 @@ class Trainer:
         return StepResult(
             metrics,
             time.monotonic() - started,
-            skipped=len(history.made) < len(history.outcomes),
+            skipped=len(history.made_outcomes) < len(history.outcomes),
             histograms=report.step_histograms(batch, prepared, evidence, examples),
             versions=report.version_mismatches(batch, evidence, examples),
         )
 
-    def _evidence(self, examples: Mapping[int, Example], history: History) -> Evidence:
-        """Of the rows that moved, whichever rank computed them."""
+    def _gather_token_stats(
+        self, examples: Mapping[int, TrainExample], history: UpdateHistory
+    ) -> TokenStats:
+        """Gather the statistics of the rows that moved, whichever rank computed them."""
         rows = [example.row for example in examples.values() if example.moves]
-        logprobs = self._packer.collect(history.logprobs, rows)
+        logprobs = self._packer.gather_by_row(history.logprobs, rows)
         scored = {
             index: example.proximal
             for index, example in examples.items()
             if example.proximal is not None
         }
-        return Evidence(scored or logprobs, self._packer.collect(history.entropy, rows))
+        return TokenStats(scored or logprobs, self._packer.gather_by_row(history.entropy, rows))
 
-    def _post_update(
-        self, examples: Mapping[int, Example], evidence: Evidence, history: History
+    def _post_update_metrics(
+        self, examples: Mapping[int, TrainExample], evidence: TokenStats, history: UpdateHistory
     ) -> dict[str, float]:
-        """policy/post_update_kl: how far the step moved the policy on (part of) its own batch.
+        """Measure policy/post_update_kl: how far the step moved the policy on its own batch.
 
         The only sign of a learning rate that is too low: with one update a step the clip sees
         ratios of 1 at any rate. Sequences are taken in the batch's order up to the configured
-        number of tokens.
-        """
+        number of tokens, so it may be a part of the batch."""
         budget = self._rank.post_update_tokens
         if budget == 0 or not evidence.logprobs:
             return {}
-        if not history.changed:
+        if not history.policy_changed:
             return {"policy/post_update_kl": 0.0}
         chosen: list[Row] = []
         for index in sorted(evidence.logprobs):
@@ -149,14 +158,14 @@ class Trainer:
         return {"policy/post_update_kl": report.post_update_kl(evidence.logprobs, after)}
 
 
-def _check_names(algorithm: AlgorithmConfig) -> None:
+def _check_algorithm(algorithm: AlgorithmConfig) -> None:
     load_plugins(algorithm.plugins)
     ADVANTAGES.get(algorithm.advantage)
     Objective(algorithm)
 
 
 def _norm_tokens(algorithm: AlgorithmConfig, policy: Policy) -> int:
-    """Of the reduction sequence_mean_token_sum_norm; the others have no use for it."""
+    """The constant of the reduction sequence_mean_token_sum_norm; the others have no use for it."""
     if algorithm.norm_tokens is not None:
         return algorithm.norm_tokens
     if policy.max_model_len is not None:

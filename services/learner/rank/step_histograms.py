@@ -1,4 +1,4 @@
-"""How the values behind a step's means are spread, in bins that are the same at every step."""
+"""Histograms of the values behind a step's means, in bins that are the same at every step."""
 
 from collections.abc import Sequence
 
@@ -16,11 +16,10 @@ ADVANTAGES = tuple(np.linspace(-5.0, 5.0, 41).tolist())
 LENGTHS = (0.0, *np.exp2(np.arange(0.0, 20.5, 0.5)).tolist())
 
 
-def histogram(values: Sequence[ArrayLike], edges: Sequence[float]) -> Histogram:
-    """All values in the bins between `edges`; what lies outside counts in the first or last.
+def bin_values(values: Sequence[ArrayLike], edges: Sequence[float]) -> Histogram:
+    """Count all values in the bins between `edges`; those outside count in the first or last bin.
 
-    What is not finite is left out.
-    """
+    Values that are not finite are left out."""
     found: NDArray[np.float64] = np.concatenate(
         [np.zeros(0), *(np.atleast_1d(np.asarray(part, np.float64)) for part in values)]
     )

@@ -1,8 +1,7 @@
-"""What a step's updates are made of, decided on the whole batch before the first of them.
+"""Examples of a step's updates, decided on the whole batch before the first update.
 
 Every rank does the same here and gets the same: advantages, weights and mini-batches never depend
-on which rank computes what.
-"""
+on which rank computes what."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,26 +13,26 @@ from numpy.typing import NDArray
 from services.learner.algo.advantages import ADVANTAGES, BatchRewards, critic_targets
 from services.learner.algo.kl import kl_rewards
 from services.learner.algo.objective import Objective
-from services.learner.algo.overlong import overlong_kept, soft_penalties
+from services.learner.algo.overlong import not_overlong_mask, soft_penalties
 from services.learner.algo.reductions import REDUCTIONS
 from services.learner.config.algorithm import AlgorithmConfig
 from services.learner.rank.critic import Critic
 from services.learner.rank.model import Policy
-from services.learner.rank.packed_rows import ByRow, Packer, Row, split_groups
-from services.learner.rank.reference import Reference
-from services.learner.rank.scoring import score_rows, value_rows
+from services.learner.rank.packed_rows import ByRow, Row, RowPacker, split_groups
+from services.learner.rank.reference import ReferencePolicy
+from services.learner.rank.scoring import predict_row_values, score_rows
 from services.learner.types import TrainBatch
 
 Values = NDArray[np.float64]
 
 
 class NotFiniteError(Exception):
-    """What was to be trained against is NaN or infinite; the message says what."""
+    """A training target is NaN or infinite; the message says which."""
 
 
 @dataclass(frozen=True, slots=True)
-class Example:
-    """A row, and what it is trained towards; every array is [policy tokens]."""
+class TrainExample:
+    """A row and its training targets; every array is [policy tokens]."""
 
     row: Row
     advantages: Values
@@ -50,8 +49,8 @@ class Example:
 
 
 @dataclass(slots=True)
-class _Scored:
-    """What the models said of rows, by their place in the batch; empty where not asked."""
+class _ModelScores:
+    """Scores of rows by each model, by place in the batch; empty where not asked for."""
 
     proximal: ByRow = field(default_factory=dict[int, NDArray[np.float32]])
     reference: ByRow = field(default_factory=dict[int, NDArray[np.float32]])
@@ -59,67 +58,76 @@ class _Scored:
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class PreparedBatch:
     """A batch, ready for its updates."""
 
     # Those that are trained on, by mini-batch: of whole groups, in the batch's order.
-    mini_batches: list[list[Example]]
+    mini_batches: list[list[TrainExample]]
     # Of every sequence of the batch.
     advantages: list[Values]
 
     @property
-    def examples(self) -> list[Example]:
-        """Of all mini-batches."""
+    def examples(self) -> list[TrainExample]:
+        """The examples of all mini-batches."""
         return [example for part in self.mini_batches for example in part]
 
 
 @dataclass(frozen=True, slots=True)
-class Preparer:
-    """Scores a batch with every model that the algorithm asks, and makes examples of it."""
+class BatchPreparer:
+    """Score a batch with every model that the algorithm asks for, and make examples of it."""
 
     policy: Policy
-    reference: Reference | None
+    reference: ReferencePolicy | None
     critic: Critic | None
     algorithm: AlgorithmConfig
-    packer: Packer
+    packer: RowPacker
     # Policy tokens whose logits exist at once.
     chunk: int
     # The constant of the reduction sequence_mean_token_sum_norm.
     norm_tokens: int
 
-    def prepare(self, batch: TrainBatch, objective: Objective) -> Prepared:
-        """Raises NotFiniteError, and ValueError for rewards that cannot be compared."""
-        rows = [Row.of(index, sequence) for index, sequence in enumerate(batch.sequences)]
-        scored = _Scored()
+    def prepare_batch(self, batch: TrainBatch, objective: Objective) -> PreparedBatch:
+        """Score the batch and return its examples in mini-batches.
+
+        Raises NotFiniteError, and ValueError for rewards that cannot be compared."""
+        rows = [
+            Row.from_sequence(index, sequence) for index, sequence in enumerate(batch.sequences)
+        ]
+        scored = _ModelScores()
         if self._kl_in_reward:
-            scored.proximal, scored.reference = self._proximal(rows), self._reference(rows)
+            scored.proximal, scored.reference = (
+                self._proximal_logprobs(rows),
+                self._reference_logprobs(rows),
+            )
         if self.critic is not None:
-            values = value_rows(self.critic, rows, self.packer)
-            scored.values = _checked(values, "the critic's values")
-        rewards = self._rewards(batch, rows, scored)
+            values = predict_row_values(self.critic, rows, self.packer)
+            scored.values = _require_finite(values, "the critic's values")
+        rewards = self._batch_rewards(batch, rows, scored)
         advantages = ADVANTAGES.get(self.algorithm.advantage)(rewards, self.algorithm)
         returns = critic_targets(rewards, self.algorithm) if self.critic is not None else None
-        kept = [row for row, keep in zip(rows, self._kept(batch), strict=True) if keep]
+        kept = [row for row, keep in zip(rows, self._not_overlong(batch), strict=True) if keep]
         everywhere = objective.moves_without_advantage
         moving = {row.index for row in kept if everywhere or np.any(advantages[row.index])}
         chosen = [row for row in kept if row.index in moving]
-        if objective.needs_reference and not scored.reference:
-            scored.reference = self._reference(chosen)
-        if objective.needs_proximal and not scored.proximal:
-            scored.proximal = self._proximal(chosen)
+        if objective.needs_reference_logprobs and not scored.reference:
+            scored.reference = self._reference_logprobs(chosen)
+        if objective.needs_proximal_logprobs and not scored.proximal:
+            scored.proximal = self._proximal_logprobs(chosen)
         examples = {
-            row.index: _example(row, advantages, row.index in moving, scored, returns)
+            row.index: _make_example(row, advantages, row.index in moving, scored, returns)
             for row in kept
             if len(row.positions)
         }
-        return Prepared(self._mini_batches(batch, examples), advantages)
+        return PreparedBatch(self._mini_batches(batch, examples), advantages)
 
     @property
     def _kl_in_reward(self) -> bool:
         return self.algorithm.kl.coefficient > 0 and self.algorithm.kl.place == "reward"
 
-    def _rewards(self, batch: TrainBatch, rows: Sequence[Row], scored: _Scored) -> BatchRewards:
-        """What the batch earned, less the penalties for length and for leaving the reference."""
+    def _batch_rewards(
+        self, batch: TrainBatch, rows: Sequence[Row], scored: _ModelScores
+    ) -> BatchRewards:
+        """Return the batch's rewards, less penalties for length and for leaving the reference."""
         sequences = batch.sequences
         groups = [s.group_id for s in sequences]
         attempts = [s.attempt_index for s in sequences]
@@ -140,56 +148,56 @@ class Preparer:
             groups, attempts, earned, token_rewards, values if self.critic is not None else None
         )
 
-    def _kept(self, batch: TrainBatch) -> NDArray[np.bool_]:
+    def _not_overlong(self, batch: TrainBatch) -> NDArray[np.bool_]:
         sequences = batch.sequences
-        return overlong_kept(
+        return not_overlong_mask(
             [s.stop_reason for s in sequences],
             [len(s.token_ids) for s in sequences],
             self.algorithm.overlong,
         )
 
     def _mini_batches(
-        self, batch: TrainBatch, examples: Mapping[int, Example]
-    ) -> list[list[Example]]:
+        self, batch: TrainBatch, examples: Mapping[int, TrainExample]
+    ) -> list[list[TrainExample]]:
         """The examples by mini-batch, with their weights in it; the others count for nothing."""
         reduce = REDUCTIONS[self.algorithm.reduction]
         groups = [sequence.group_id for sequence in batch.sequences]
         counts = [
             len(examples[i].row.positions) if i in examples else 0 for i in range(len(groups))
         ]
-        found: list[list[Example]] = []
+        found: list[list[TrainExample]] = []
         for part in split_groups(groups, self.algorithm.mini_batches):
             weights = reduce([counts[place] for place in part], self.norm_tokens)
             pairs = zip(part, weights.tolist(), strict=True)
             found.append([replace(examples[i], weight=w) for i, w in pairs if i in examples])
         return found
 
-    def _proximal(self, rows: Sequence[Row]) -> ByRow:
+    def _proximal_logprobs(self, rows: Sequence[Row]) -> ByRow:
         scores = score_rows(self.policy, rows, self.packer, chunk=self.chunk)
-        return _checked(scores, "the policy's logprobs")
+        return _require_finite(scores, "the policy's logprobs")
 
-    def _reference(self, rows: Sequence[Row]) -> ByRow:
+    def _reference_logprobs(self, rows: Sequence[Row]) -> ByRow:
         if self.reference is None:
             raise ValueError("a KL penalty needs a reference policy")
-        with self.reference.awake() as reference:
+        with self.reference.on_policy_device() as reference:
             scores = score_rows(reference, rows, self.packer, chunk=self.chunk)
-        return _checked(scores, "the reference policy's logprobs")
+        return _require_finite(scores, "the reference policy's logprobs")
 
 
-def _checked(scores: ByRow, what: str) -> ByRow:
+def _require_finite(scores: ByRow, what: str) -> ByRow:
     if not all(np.isfinite(array).all() for array in scores.values()):
         raise NotFiniteError(f"{what} are not finite")
     return scores
 
 
-def _example(
+def _make_example(
     row: Row,
     advantages: Sequence[Values],
     moves: bool,
-    scored: _Scored,
+    scored: _ModelScores,
     returns: Sequence[Values] | None,
-) -> Example:
-    return Example(
+) -> TrainExample:
+    return TrainExample(
         row,
         advantages[row.index],
         moves,

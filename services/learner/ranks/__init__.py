@@ -1,2 +1,3 @@
-"""The training ranks as the service sees them: processes here or on further machines. `python -m
-services.learner.ranks` is such a machine."""
+"""The training ranks as the service sees them: processes here or on further machines.
+
+`python -m services.learner.ranks` is such a machine. Start reading at `local.py`."""

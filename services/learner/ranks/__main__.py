@@ -5,48 +5,48 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING
 
 from services.common.errors import ConfigError
-from services.common.service_main import RegistryContract, Runtime, entry
+from services.common.service_main import RegistryContract, Runtime, run_service_process
 from services.learner.config.learner import LearnerConfig
-from services.learner.ranks.machine_admission import Machine, WrongMachineError, machine_of
+from services.learner.ranks.machine_admission import Machine, WrongMachineError, machine_from_config
 
 if TYPE_CHECKING:
     from services.learner.ranks.pending_calls import RankHandle
 
 
-def _load() -> Callable[[Runtime[LearnerConfig]], Awaitable[None]]:
+def _load_worker() -> Callable[[Runtime[LearnerConfig]], Awaitable[None]]:
     from services.learner.checkpoints.model_files import check_model_files
-    from services.learner.ranks.adapters.learner_client import RankLearner
-    from services.learner.ranks.machine_worker import Member
-    from services.learner.ranks.process import RankProcess, environment_of
+    from services.learner.ranks.adapters.learner_client import GrpcLearnerClient
+    from services.learner.ranks.machine_worker import MachineWorker
+    from services.learner.ranks.process import RankProcess, rank_environment
 
-    async def run(runtime: Runtime[LearnerConfig]) -> None:
+    async def run_machine(runtime: Runtime[LearnerConfig]) -> None:
         rank = runtime.config.rank
-        machine = _machine(runtime)
+        machine = _own_machine(runtime)
         check_model_files(runtime.shared.policy, runtime.run_dir)
 
-        async def start() -> "Sequence[RankHandle]":
+        async def start_ranks() -> "Sequence[RankHandle]":
             logs = runtime.run_dir / "logs"
             stem = f"learner-node-{machine.number}-rank"
             return [
-                await RankProcess.spawn(
+                await RankProcess.spawn_rank(
                     f"training rank {machine.number * rank.processes + slot}",
                     logs / f"{stem}-{slot}.log",
-                    environment_of(rank),
+                    rank_environment(rank),
                 )
                 for slot in range(rank.processes)
             ]
 
-        learner = RankLearner(lambda: runtime.peers.channel("learner"), machine)
+        learner = GrpcLearnerClient(lambda: runtime.peers.channel("learner"), machine)
         try:
-            await Member(learner, start, runtime.drain, rank.join_s).run()
+            await MachineWorker(learner, start_ranks, runtime.drain, rank.join_s).run_until_over()
         except WrongMachineError as error:
             raise ConfigError(str(error)) from error
 
-    return run
+    return run_machine
 
 
-def _machine(runtime: Runtime[LearnerConfig]) -> Machine:
-    """Which one this is; `--replica` is its number. Raises ConfigError."""
+def _own_machine(runtime: Runtime[LearnerConfig]) -> Machine:
+    """Return the description of this machine; `--replica` is its number. Raises ConfigError."""
     number, nodes = runtime.replica, runtime.config.rank.nodes
     if not 0 < number < nodes:
         raise ConfigError(
@@ -54,14 +54,18 @@ def _machine(runtime: Runtime[LearnerConfig]) -> Machine:
             f" have the numbers 1 to {nodes - 1}; 0 runs `python -m services.learner` itself"
         )
     hostname = socket.gethostname()
-    return machine_of(runtime.run_id, number, runtime.shared.policy, runtime.config, hostname)
+    return machine_from_config(
+        runtime.run_id, number, runtime.shared.policy, runtime.config, hostname
+    )
 
 
-def _registry() -> RegistryContract:
+def _registry_contract() -> RegistryContract:
     from flotilla.launcher.v1 import registry_service_pb2, registry_service_pb2_grpc
 
     return RegistryContract(registry_service_pb2_grpc.RegistryServiceStub, registry_service_pb2)
 
 
 if __name__ == "__main__":
-    entry("learner", LearnerConfig, _load, doc=__doc__ or "", registry=_registry)
+    run_service_process(
+        "learner", LearnerConfig, _load_worker, doc=__doc__ or "", registry=_registry_contract
+    )

@@ -1,4 +1,4 @@
-"""Machines and calls as `flotilla.learner.v1.RankService` says them."""
+"""Codec of machines and calls: `flotilla.learner.v1.RankService`."""
 
 import json
 from collections.abc import Mapping
@@ -6,14 +6,14 @@ from typing import Any
 
 from flotilla.learner.v1 import rank_service_pb2 as pb
 from services.learner.ranks.machine_admission import Machine
-from services.learner.ranks.machines import Call
+from services.learner.ranks.machines import RankCall
 
 
-class MalformedError(Exception):
-    """What no machine of ours would say."""
+class MalformedRankMessageError(Exception):
+    """A message that no machine of ours would send."""
 
 
-def machine_message(machine: Machine) -> pb.JoinRequest:
+def encode_machine(machine: Machine) -> pb.JoinRequest:
     said = pb.Machine(
         run_id=machine.run_id,
         number=machine.number,
@@ -25,17 +25,17 @@ def machine_message(machine: Machine) -> pb.JoinRequest:
     return pb.JoinRequest(machine=said)
 
 
-def machine(message: pb.JoinRequest) -> Machine:
-    """Raises MalformedError where it says something else."""
+def decode_machine(message: pb.JoinRequest) -> Machine:
+    """Return the machine that joins. Raises MalformedRankMessageError for any other message."""
     if message.WhichOneof("said") != "machine":
-        raise MalformedError("the first message must say which machine joins")
+        raise MalformedRankMessageError("the first message must say which machine joins")
     said = message.machine
     return Machine(
         said.run_id, said.number, said.machines, said.ranks, said.spec_digest, said.hostname[:255]
     )
 
 
-def call_message(call: Call) -> pb.JoinResponse:
+def encode_call(call: RankCall) -> pb.JoinResponse:
     said = pb.Call(
         call=call.call,
         rank=call.rank,
@@ -45,24 +45,24 @@ def call_message(call: Call) -> pb.JoinResponse:
     return pb.JoinResponse(call=said)
 
 
-def call(message: pb.Call) -> Call:
-    return Call(message.call, message.rank, message.command, json.loads(message.arguments))
+def decode_call(message: pb.Call) -> RankCall:
+    return RankCall(message.call, message.rank, message.command, json.loads(message.arguments))
 
 
-def result_message(call: int, result: Mapping[str, Any]) -> pb.JoinRequest:
+def encode_result(call: int, result: Mapping[str, Any]) -> pb.JoinRequest:
     return pb.JoinRequest(answer=pb.Answer(call=call, result=json.dumps(result).encode()))
 
 
-def error_message(call: int, error: str, *, ended: bool) -> pb.JoinRequest:
+def encode_error(call: int, error: str, *, ended: bool) -> pb.JoinRequest:
     return pb.JoinRequest(answer=pb.Answer(call=call, error=error, ended=ended))
 
 
-def result(answer: pb.Answer) -> dict[str, Any]:
-    """Raises MalformedError where it is no JSON object."""
+def decode_result(answer: pb.Answer) -> dict[str, Any]:
+    """Return an answer's result. Raises MalformedRankMessageError where it is no JSON object."""
     try:
         found = json.loads(answer.result)
     except ValueError as error:
-        raise MalformedError(f"an answer is no JSON: {error}") from error
+        raise MalformedRankMessageError(f"an answer is no JSON: {error}") from error
     if not isinstance(found, dict):
-        raise MalformedError("an answer is no JSON object")
+        raise MalformedRankMessageError("an answer is no JSON object")
     return found

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from services.common.fingerprint import TensorEntry, checksum64, fingerprint
+from services.common.fingerprint import TensorEntry, checksum64, compute_fingerprint
 from services.learner.guard.types import Comparison, Hypothesis
 from services.learner.types import (
     CheckpointFiles,
@@ -26,10 +26,9 @@ CANARY = np.arange(5, dtype=np.int32)
 
 
 class FakeRanks:
-    """Implements `ports.Ranks` deterministically, in process.
+    """Ranks in process, deterministic. Implements `ports.Ranks`.
 
-    `before` is called with the name of each method before it does anything.
-    """
+    `before` is called with the name of each method before it does anything."""
 
     def __init__(
         self,
@@ -48,15 +47,15 @@ class FakeRanks:
         self.abs_diff = 0.0
         self.hypotheses: tuple[Hypothesis, ...] = ()
 
-    async def start(self, checkpoint: Path | None) -> ModelInfo:
+    async def start_ranks(self, checkpoint: Path | None) -> ModelInfo:
         self._before("start")
         if checkpoint:
             data = np.fromfile(checkpoint / "model.bin", dtype=np.uint64)
             self.step, self.parameters = int(data[0]), data[1:]
         return ModelInfo(parameters=_SIZE, vocab_size=VOCAB_SIZE, step=self.step)
 
-    async def train(self, batch: TrainBatch) -> StepResult:
-        """Each parameter becomes a hash of the old ones and the batch."""
+    async def train_step(self, batch: TrainBatch) -> StepResult:
+        """Replace each parameter by a hash of the old ones and the batch."""
         self._before("train")
         await asyncio.sleep(self._train_s)
         digest = hashlib.sha256(self.parameters.tobytes())
@@ -73,7 +72,7 @@ class FakeRanks:
         self._before("trained")
         return StepResult({"policy/loss": 0.0}, self._train_s, skipped=False)
 
-    async def compare(self, batch: TrainBatch, *, diagnose: bool = False) -> Comparison:
+    async def compare_batch(self, batch: TrainBatch, *, diagnose: bool = False) -> Comparison:
         tokens: dict[int, int] = {}
         for sequence in batch.sequences:
             version = batch.step - 1 - sequence.staleness
@@ -87,7 +86,7 @@ class FakeRanks:
             hypotheses=self.hypotheses if diagnose else (),
         )
 
-    async def publish(self, version: int) -> Publication:
+    async def publish_weights(self, version: int) -> Publication:
         self._before("publish")
         self._folder.mkdir(parents=True, exist_ok=True)
         path = self._folder / f"weights-{version % 3}.bin"
@@ -96,7 +95,7 @@ class FakeRanks:
         manifest = (TensorEntry("weights", "uint64", (_SIZE,), 0, checksum64(data)),)
         return Publication(
             version=version,
-            fingerprint=fingerprint(manifest, data.nbytes),
+            fingerprint=compute_fingerprint(manifest, data.nbytes),
             manifest=manifest,
             total_bytes=data.nbytes,
             path=path,
@@ -104,18 +103,18 @@ class FakeRanks:
             canary_logprobs=np.full(len(CANARY) - 1, -1.0, dtype=np.float32),
         )
 
-    async def save(self, directory: Path) -> CheckpointFiles:
+    async def save_checkpoint(self, directory: Path) -> CheckpointFiles:
         self._before("save")
         data = np.concatenate([np.array([self.step], dtype=np.uint64), self.parameters]).tobytes()
-        _write(directory / "model.bin", data)
+        _write_synced(directory / "model.bin", data)
         self._before("saved")
         return CheckpointFiles(directory, {"model.bin": hashlib.sha256(data).hexdigest()})
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: nothing is held."""
 
 
-def _write(path: Path, data: bytes) -> None:
+def _write_synced(path: Path, data: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("wb") as file:
         file.write(data)

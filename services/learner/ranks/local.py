@@ -15,8 +15,8 @@ from services.learner.guard.wire import decode_comparison
 from services.learner.ports import RankError
 from services.learner.ranks import protocol
 from services.learner.ranks.pending_calls import Answer, RankHandle
-from services.learner.ranks.process import RankProcess, environment_of
-from services.learner.ranks.rendezvous import Meeting, OnOneMachine
+from services.learner.ranks.process import RankProcess, rank_environment
+from services.learner.ranks.rendezvous import Rendezvous, SingleMachineRendezvous
 from services.learner.types import CheckpointFiles, ModelInfo, Publication, StepResult, TrainBatch
 
 # When one rank has failed at a command, the others may take so long to fail or answer too.
@@ -26,11 +26,9 @@ _GRACE_SECONDS = 5.0
 class LocalRanks:
     """`learner.rank.processes` ranks here. All train; the first publishes and saves.
 
-    `name` begins the names of their files in `shm_dir`, a folder in
-    shared memory. What the first prints goes to
-    `log_path`, what rank k prints to `{stem}-{k}{suffix}` beside it. `meeting` knows of ranks on
-    other machines; without one there are none.
-    """
+    `name` begins the names of their files in `shm_dir`, a folder in shared memory. The first rank's
+    output goes to `log_path`, that of rank k to `{stem}-{k}{suffix}` beside it. `meeting` knows of
+    ranks on other machines; without one there are none."""
 
     def __init__(
         self,
@@ -39,41 +37,43 @@ class LocalRanks:
         config: LearnerConfig,
         log_path: Path,
         shm_dir: Path,
-        meeting: Meeting | None = None,
+        meeting: Rendezvous | None = None,
     ) -> None:
         self._name = name
         self._policy = policy
         self._config = config
         self._log_path = log_path
         self._shm_dir = shm_dir
-        self._meeting = meeting or OnOneMachine(shm_dir, name)
+        self._meeting = meeting or SingleMachineRendezvous(shm_dir, name)
         self._turn = asyncio.Lock()
         self._processes: list[RankProcess] = []
         self._elsewhere: Sequence[RankHandle] = ()
 
-    async def start(self, checkpoint: Path | None) -> ModelInfo:
-        """Starts the processes; ranks that ran before are ended first. See `ports.Ranks`."""
+    async def start_ranks(self, checkpoint: Path | None) -> ModelInfo:
+        """Start the processes; ranks that ran before are ended first. See `ports.Ranks`."""
         await self.close()
-        protocol.remove_stale(self._shm_dir, self._name)
-        for index in range(self._here):
-            self._processes.append(await self._spawn(index))
-        self._elsewhere = await self._meeting.gather()
-        rendezvous = await self._meeting.place(self._processes[0])
-        setups = [self._setup(checkpoint, index, rendezvous) for index in range(self._count)]
+        protocol.remove_stale_files(self._shm_dir, self._name)
+        for index in range(self._local_count):
+            self._processes.append(await self._spawn_rank(index))
+        self._elsewhere = await self._meeting.wait_for_remote_ranks()
+        rendezvous = await self._meeting.open_address(self._processes[0])
+        setups = [
+            self._setup_message(checkpoint, index, rendezvous) for index in range(self._rank_count)
+        ]
         try:
-            answers = await self._call("start", setups)
+            answers = await self._call_ranks("start", setups)
         except asyncio.CancelledError:
             # A rank that loads a model listens to nobody, and has nothing to lose.
-            for rank in self._all:
+            for rank in self._all_ranks:
                 rank.kill()
             raise
         if any(answer != answers[0] for answer in answers):
-            for rank in self._all:
+            for rank in self._all_ranks:
                 rank.kill()
             raise RankError(f"start: the ranks have loaded different models: {answers}")
         return protocol.decode_model_info(answers[0])
 
-    async def train(self, batch: TrainBatch) -> StepResult:
+    async def train_step(self, batch: TrainBatch) -> StepResult:
         """See `ports.Ranks`."""
         path = protocol.batch_path(self._shm_dir, self._name)
         try:
@@ -81,55 +81,59 @@ class LocalRanks:
         except (OSError, SafetensorError) as error:
             raise RankError(f"train: the batch cannot be written to {path}: {error}") from error
         # Ranks elsewhere do not see the file: the first one sends it.
-        told = [arguments] * self._here + [{}] * self._meeting.others
-        answer, *_ = await self._call("train", told)
+        told = [arguments] * self._local_count + [{}] * self._meeting.remote_rank_count
+        answer, *_ = await self._call_ranks("train", told)
         path.unlink(missing_ok=True)
         return protocol.decode_step_result(answer)
 
-    async def compare(self, batch: TrainBatch, *, diagnose: bool = False) -> Comparison:
+    async def compare_batch(self, batch: TrainBatch, *, diagnose: bool = False) -> Comparison:
         """See `ports.Ranks`. The first rank alone computes it."""
         path = protocol.comparison_path(self._shm_dir, self._name)
         try:
             arguments = await asyncio.to_thread(protocol.write_batch, path, batch)
         except (OSError, SafetensorError) as error:
             raise RankError(f"compare: the batch cannot be written to {path}: {error}") from error
-        answer = await self._first("compare", {**arguments, "diagnose": diagnose})
+        answer = await self._call_first("compare", {**arguments, "diagnose": diagnose})
         path.unlink(missing_ok=True)
         return decode_comparison(answer)
 
-    async def publish(self, version: int) -> Publication:
+    async def publish_weights(self, version: int) -> Publication:
         """See `ports.Ranks`."""
-        return protocol.decode_publication(await self._first("publish", {"version": version}))
+        return protocol.decode_publication(await self._call_first("publish", {"version": version}))
 
-    async def save(self, directory: Path) -> CheckpointFiles:
+    async def save_checkpoint(self, directory: Path) -> CheckpointFiles:
         """See `ports.Ranks`."""
-        return protocol.decode_checkpoint(await self._first("save", {"directory": str(directory)}))
+        return protocol.decode_checkpoint(
+            await self._call_first("save", {"directory": str(directory)})
+        )
 
     async def close(self) -> None:
         """See `ports.Ranks`. May be called again, and in any state."""
-        ranks = self._all
+        ranks = self._all_ranks
         self._processes, self._elsewhere = [], ()
         if not ranks:
             return
         await asyncio.gather(*(rank.close() for rank in ranks))
-        protocol.remove_stale(self._shm_dir, self._name)
+        protocol.remove_stale_files(self._shm_dir, self._name)
 
     @property
-    def _all(self) -> list[RankHandle]:
-        """In the order of their numbers."""
+    def _all_ranks(self) -> list[RankHandle]:
+        """All ranks, in the order of their numbers."""
         return [*self._processes, *self._elsewhere]
 
     @property
-    def _here(self) -> int:
+    def _local_count(self) -> int:
         return self._config.rank.processes
 
     @property
-    def _count(self) -> int:
-        return self._here + self._meeting.others
+    def _rank_count(self) -> int:
+        return self._local_count + self._meeting.remote_rank_count
 
-    def _setup(self, checkpoint: Path | None, index: int, rendezvous: str) -> protocol.Message:
-        config, here = self._config, self._here
-        place = {"index": index, "count": self._count, "rendezvous": rendezvous}
+    def _setup_message(
+        self, checkpoint: Path | None, index: int, rendezvous: str
+    ) -> protocol.Message:
+        config, here = self._config, self._local_count
+        place = {"index": index, "count": self._rank_count, "rendezvous": rendezvous}
         # Only ranks on this machine see its files.
         seen = str(checkpoint) if checkpoint is not None and index < here else None
         return {
@@ -144,41 +148,40 @@ class LocalRanks:
             "place": {**place, "slot": index % here, "slots": here},
         }
 
-    async def _spawn(self, index: int) -> RankProcess:
-        environment = environment_of(self._config.rank)
-        if self._count == 1:
-            return await RankProcess.spawn("the training rank", self._log_path, environment)
-        if self._meeting.others == 0:
+    async def _spawn_rank(self, index: int) -> RankProcess:
+        environment = rank_environment(self._config.rank)
+        if self._rank_count == 1:
+            return await RankProcess.spawn_rank("the training rank", self._log_path, environment)
+        if self._meeting.remote_rank_count == 0:
             # Ranks of one machine have no business on its network.
             environment |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
         log = self._log_path
         log = log.with_stem(f"{log.stem}-{index}") if index else log
-        return await RankProcess.spawn(f"training rank {index}", log, environment)
+        return await RankProcess.spawn_rank(f"training rank {index}", log, environment)
 
-    async def _first(self, command: str, arguments: Mapping[str, Any]) -> protocol.Message:
-        """The first rank's answer to a command for it alone. Raises RankError."""
-        return (await self._call(command, [arguments]))[0]
+    async def _call_first(self, command: str, arguments: Mapping[str, Any]) -> protocol.Message:
+        """Return the first rank's answer to a command for it alone. Raises RankError."""
+        return (await self._call_ranks(command, [arguments]))[0]
 
-    async def _call(
+    async def _call_ranks(
         self, command: str, arguments: Sequence[Mapping[str, Any]]
     ) -> list[protocol.Message]:
-        """The answers to a command, which as many ranks get as there are arguments.
+        """Send a command to as many ranks as there are arguments; return their answers.
 
-        Raises RankError when any of them fails.
-        """
+        Raises RankError when any of them fails."""
         async with self._turn:
             if not self._processes:
                 raise RankError(f"{command}: the rank has not been started")
-            chosen = self._all[: len(arguments)]
+            chosen = self._all_ranks[: len(arguments)]
             pairs = zip(chosen, arguments, strict=True)
-            answers = [rank.send(command, sent) for rank, sent in pairs]
+            answers = [rank.send_command(command, sent) for rank, sent in pairs]
             try:
-                return await self._gathered(chosen, answers)
+                return await self._gather_answers(chosen, answers)
             finally:
                 for answer in answers:
                     answer.cancel()
 
-    async def _gathered(
+    async def _gather_answers(
         self, ranks: Sequence[RankHandle], answers: Sequence[Answer]
     ) -> list[protocol.Message]:
         _, missing = await asyncio.wait(answers, return_when=asyncio.FIRST_EXCEPTION)
@@ -190,8 +193,8 @@ class LocalRanks:
             return [answer.result() for answer in answers]
         if len(failed) < len(ranks):
             # Some went on and some did not: they no longer hold the same parameters.
-            for rank in self._all:
+            for rank in self._all_ranks:
                 rank.kill()
         # That one died is why others could not go on.
-        failed.sort(key=lambda pair: not pair[0].ended)
+        failed.sort(key=lambda pair: not pair[0].has_ended)
         raise failed[0][1]

@@ -1,4 +1,4 @@
-"""Who may join a learner's ranks, pure."""
+"""Admission rules of a learner's further machines, pure."""
 
 import hashlib
 from dataclasses import dataclass
@@ -8,11 +8,11 @@ from services.common.spec import PolicyConfig
 from services.learner.config.learner import LearnerConfig
 
 # Where the ranks are is not what they compute.
-_PLACES = {"processes", "nodes", "network", "join_s"}
+_PLACEMENT_KEYS = {"processes", "nodes", "network", "join_s"}
 
 
 class WrongMachineError(Exception):
-    """A machine was told of another run than the learner; the message says in what."""
+    """The machine was told of another run than the learner; the message names the difference."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,14 +26,14 @@ class Machine:
     spec_digest: bytes
     hostname: str = ""
 
-    def check(self, other: "Machine") -> None:
-        """Raises WrongMachineError where `other` cannot be of the same learner."""
+    def check_joining(self, other: "Machine") -> None:
+        """Raise WrongMachineError where `other` cannot be of the same learner."""
         if other.run_id != self.run_id:
             problem = f"is of run {other.run_id}, the learner of {self.run_id}"
         elif other.machines != self.machines:
-            problem = _differs("nodes", other.machines, self.machines)
+            problem = _describe_difference("nodes", other.machines, self.machines)
         elif other.ranks != self.ranks:
-            problem = _differs("processes", other.ranks, self.ranks)
+            problem = _describe_difference("processes", other.ranks, self.ranks)
         elif not 0 < other.number < self.machines:
             problem = f"is none of the numbers 1 to {self.machines - 1}"
         elif other.spec_digest != self.spec_digest:
@@ -46,21 +46,21 @@ class Machine:
         raise WrongMachineError(f"machine {other.number} ({other.hostname}) {problem}")
 
 
-def machine_of(
+def machine_from_config(
     run_id: str, number: int, policy: PolicyConfig, config: LearnerConfig, hostname: str
 ) -> Machine:
-    """A machine as its own spec has it."""
+    """Describe a machine as its own spec has it."""
     rank = config.rank
     trained = {
         "policy": policy.model_dump(mode="json"),
         "algorithm": config.algorithm.model_dump(mode="json"),
         "optimizer": config.optimizer.model_dump(mode="json"),
-        "rank": rank.model_dump(mode="json", exclude=_PLACES),
+        "rank": rank.model_dump(mode="json", exclude=_PLACEMENT_KEYS),
         "steps": config.steps,
     }
     digest = hashlib.sha256(canonical_json(trained).encode()).digest()
     return Machine(run_id, number, rank.nodes, rank.processes, digest, hostname)
 
 
-def _differs(key: str, given: int, wanted: int) -> str:
+def _describe_difference(key: str, given: int, wanted: int) -> str:
     return f"has learner.rank.{key} = {given}, the learner {wanted}; start both with one spec"

@@ -1,4 +1,4 @@
-"""A further machine of a learner: joins it, and has its ranks do what it says."""
+"""The worker on a further machine: it joins a learner and has its ranks do what that says."""
 
 import asyncio
 import time
@@ -7,22 +7,22 @@ from collections.abc import Awaitable, Callable, Sequence
 from services.common.log import get_logger
 from services.learner.ports import RankError
 from services.learner.ranks.pending_calls import Answer, RankHandle
-from services.learner.ranks.ports import Learner, LearnerAwayError, Membership
+from services.learner.ranks.ports import LearnerAwayError, LearnerClient, Membership
 
 _AGAIN_S = 0.5
 _log = get_logger(__name__)
 
 # Starts this machine's ranks, in their order.
-Start = Callable[[], Awaitable[Sequence[RankHandle]]]
+StartRanks = Callable[[], Awaitable[Sequence[RankHandle]]]
 
 
-class Member:
-    """Takes part in one learner after the other: each failure of a learner ends its ranks."""
+class MachineWorker:
+    """A worker for one learner after the other; each failure of a learner ends its ranks."""
 
     def __init__(
-        self, learner: Learner, start: Start, drain: asyncio.Event, patience_s: float
+        self, learner: LearnerClient, start: StartRanks, drain: asyncio.Event, patience_s: float
     ) -> None:
-        """Without a learner for `patience_s` the machine gives up."""
+        """Make a worker that gives up after `patience_s` without a learner."""
         self._learner = learner
         self._start = start
         self._drain = drain
@@ -30,12 +30,11 @@ class Member:
         self._seen = time.monotonic()
         self._joined = False
 
-    async def run(self) -> None:
+    async def run_until_over(self) -> None:
         """Return when the learner has ended in order, or this machine is to go.
 
-        Raises TimeoutError without a learner, WrongMachineError when it refuses this machine.
-        """
-        work = asyncio.create_task(self._take_part())
+        Raises TimeoutError without a learner, WrongMachineError when it refuses this machine."""
+        work = asyncio.create_task(self._join_repeatedly())
         drained = asyncio.create_task(self._drain.wait())
         try:
             await asyncio.wait({work, drained}, return_when=asyncio.FIRST_COMPLETED)
@@ -47,19 +46,22 @@ class Member:
                 task.cancel()
             await asyncio.gather(work, drained, return_exceptions=True)
 
-    async def _take_part(self) -> None:
-        while not await self._once():
+    async def _join_repeatedly(self) -> None:
+        while not await self._join_once():
             if self._drain.is_set():
                 return
             await asyncio.sleep(_AGAIN_S)
 
-    async def _once(self) -> bool:
-        """Whether it is over."""
+    async def _join_once(self) -> bool:
+        """Join a learner once and serve its calls; return True when the run is over."""
         try:
-            async with asyncio.timeout(self._left_s) as waiting, self._learner.joined() as member:
+            async with (
+                asyncio.timeout(self._left_s) as waiting,
+                self._learner.join_learner() as member,
+            ):
                 waiting.reschedule(None)
                 self._joined = True
-                await self._serve(member)
+                await self._serve_calls(member)
                 return member.over
         except LearnerAwayError as error:
             _log.warning("the learner is away", why=str(error))
@@ -78,15 +80,17 @@ class Member:
     def _left_s(self) -> float:
         return max(0.0, self._seen + self._patience_s - time.monotonic())
 
-    async def _serve(self, member: Membership) -> None:
+    async def _serve_calls(self, member: Membership) -> None:
         ranks = await self._start()
-        leaving = asyncio.create_task(self._leave(member))
+        leaving = asyncio.create_task(self._leave_on_drain(member))
         answering: set[asyncio.Task[None]] = set()
         try:
-            async for call in member.calls():
+            async for call in member.receive_calls():
                 # Sent here: calls reach a rank in their order.
-                answer = ranks[call.rank].send(call.command, call.arguments)
-                task = asyncio.create_task(_answer(member, call.call, ranks[call.rank], answer))
+                answer = ranks[call.rank].send_command(call.command, call.arguments)
+                task = asyncio.create_task(
+                    _answer_call(member, call.call, ranks[call.rank], answer)
+                )
                 answering.add(task)
                 task.add_done_callback(answering.discard)
         finally:
@@ -98,14 +102,14 @@ class Member:
                 rank.kill()
             await asyncio.gather(*(rank.close() for rank in ranks))
 
-    async def _leave(self, member: Membership) -> None:
+    async def _leave_on_drain(self, member: Membership) -> None:
         await self._drain.wait()
         _log.info("this machine has to go: the learner is told")
-        member.leave()
+        member.announce_leaving()
 
 
-async def _answer(member: Membership, call: int, rank: RankHandle, answer: Answer) -> None:
+async def _answer_call(member: Membership, call: int, rank: RankHandle, answer: Answer) -> None:
     try:
-        member.succeed(call, await answer)
+        member.send_result(call, await answer)
     except RankError as error:
-        member.fail(call, str(error), ended=rank.ended)
+        member.send_error(call, str(error), ended=rank.has_ended)

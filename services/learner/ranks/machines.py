@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from services.common.log import get_logger
 from services.learner.ports import RankError
 from services.learner.ranks.machine_admission import Machine
-from services.learner.ranks.pending_calls import Answer, Calls, failed
+from services.learner.ranks.pending_calls import Answer, PendingCalls, failed_answer
 
 if TYPE_CHECKING:
     from services.learner.ranks import protocol
@@ -18,7 +18,7 @@ _log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class RankCall:
     """A command for one rank of a machine."""
 
     call: int
@@ -27,17 +27,17 @@ class Call:
     arguments: Mapping[str, Any]
 
 
-class Over:
-    """The learner has ended in order."""
+class LearnerEnded:
+    """The message that the learner has ended in order."""
 
 
-class Session:
-    """One machine for as long as its stream holds."""
+class MachineSession:
+    """One machine, for as long as its stream holds."""
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
-        self._calls = Calls()
-        self._says: asyncio.Queue[Call | Over | None] = asyncio.Queue()
+        self._calls = PendingCalls()
+        self._says: asyncio.Queue[RankCall | LearnerEnded | None] = asyncio.Queue()
         # Why there is nobody any more.
         self._lost: str | None = None
 
@@ -45,146 +45,144 @@ class Session:
     def name(self) -> str:
         return f"machine {self.machine.number} ({self.machine.hostname})"
 
-    async def next(self) -> Call | Over | None:
-        """What the machine is to be told next; None when its stream is to end."""
+    async def next_message(self) -> RankCall | LearnerEnded | None:
+        """Return the next message to the machine; None when its stream is to end."""
         return await self._says.get()
 
-    def send(self, rank: int, command: str, arguments: Mapping[str, Any]) -> Answer:
+    def send_command(self, rank: int, command: str, arguments: Mapping[str, Any]) -> Answer:
         """See `RankHandle`."""
         if self._lost is not None:
-            return failed(self._lost)
-        call, answer = self._calls.begin(command)
-        self._says.put_nowait(Call(call, rank, command, arguments))
+            return failed_answer(self._lost)
+        call, answer = self._calls.begin_call(command)
+        self._says.put_nowait(RankCall(call, rank, command, arguments))
         return answer
 
-    def succeed(self, call: int, result: "protocol.Message") -> None:
-        """A rank has answered. Raises KeyError for what was not asked."""
-        self._calls.succeed(call, result)
+    def complete_call(self, call: int, result: "protocol.Message") -> None:
+        """Complete a call with a rank's result. Raises KeyError for an unknown call."""
+        self._calls.complete_call(call, result)
 
-    def fail(self, call: int, problem: str, *, rank_ended: bool) -> None:
-        """A rank has failed. Raises KeyError for what was not asked."""
+    def fail_call(self, call: int, problem: str, *, rank_ended: bool) -> None:
+        """Fail a call with a rank's problem. Raises KeyError for an unknown call."""
         if rank_ended:
             self._lost = self._lost or f"{self.name}: {problem}"
-        self._calls.fail(call, f"{self.name}: {problem}")
+        self._calls.fail_call(call, f"{self.name}: {problem}")
 
-    def lost(self, why: str) -> None:
-        """Its ranks are gone, or will be."""
+    def mark_lost(self, why: str) -> None:
+        """Mark the machine as lost: its ranks are gone, or will be."""
         if self._lost is None:
             self._lost = f"{self.name} {why}"
         self._calls.fail_all(self._lost)
         self._says.put_nowait(None)
 
     @property
-    def ended(self) -> bool:
-        """Whether one of its ranks, or all of it, is gone."""
+    def is_lost(self) -> bool:
+        """True when one of its ranks, or the whole machine, is gone."""
         return self._lost is not None
 
-    def over(self) -> None:
+    def send_home(self) -> None:
         """Tell it that it is not needed any more."""
-        self._says.put_nowait(Over())
-        self.lost("was sent home")
+        self._says.put_nowait(LearnerEnded())
+        self.mark_lost("was sent home")
 
 
 class RemoteRank:
-    """One rank of a machine. Implements `rank.calls.RankHandle`."""
+    """One rank of a machine. Implements `ranks.pending_calls.RankHandle`."""
 
-    def __init__(self, session: Session, rank: int) -> None:
+    def __init__(self, session: MachineSession, rank: int) -> None:
         self._session = session
         self._rank = rank
 
     @property
-    def ended(self) -> bool:
+    def has_ended(self) -> bool:
         """See `RankHandle`."""
-        return self._session.ended
+        return self._session.is_lost
 
-    def send(self, command: str, arguments: Mapping[str, Any]) -> Answer:
+    def send_command(self, command: str, arguments: Mapping[str, Any]) -> Answer:
         """See `RankHandle`."""
-        return self._session.send(self._rank, command, arguments)
+        return self._session.send_command(self._rank, command, arguments)
 
     def kill(self) -> None:
-        """All of the machine's ranks end with its stream."""
-        self._session.lost("was given up")
+        """End all of the machine's ranks with its stream."""
+        self._session.mark_lost("was given up")
 
     async def close(self) -> None:
         """See `RankHandle`."""
         self.kill()
 
 
-class Roll:
-    """Which machines have joined, of those that `own`, the learner's, is one of."""
+class MachineRoster:
+    """The machines that have joined `own`, the learner's machine."""
 
     def __init__(self, own: Machine) -> None:
         self._own = own
-        self._sessions: dict[int, Session] = {}
+        self._sessions: dict[int, MachineSession] = {}
         self._joined = asyncio.Event()
 
     @property
-    def others(self) -> int:
-        """How many machines there are besides the learner's."""
-        return len(self._wanted)
+    def further_count(self) -> int:
+        """The number of machines besides the learner's."""
+        return len(self._expected_numbers)
 
-    def admit(self, machine: Machine) -> Session:
-        """The machine takes part from the next start of the ranks on.
+    def admit_machine(self, machine: Machine) -> MachineSession:
+        """Admit a machine, which takes part from the next start of the ranks on.
 
-        Raises WrongMachineError.
-        """
-        self._own.check(machine)
+        Raises WrongMachineError."""
+        self._own.check_joining(machine)
         known = self._sessions.get(machine.number)
         if known is not None:
-            known.lost("has joined again")
-        session = self._sessions[machine.number] = Session(machine)
+            known.mark_lost("has joined again")
+        session = self._sessions[machine.number] = MachineSession(machine)
         self._joined.set()
         _log.info("a machine has joined", machine=machine.number, hostname=machine.hostname)
         return session
 
-    def left(self, session: Session, why: str) -> None:
-        """Its stream has ended."""
-        if not session.ended:
+    def remove_session(self, session: MachineSession, why: str) -> None:
+        """Remove a machine whose stream has ended."""
+        if not session.is_lost:
             _log.warning("a machine is lost", machine=session.machine.number, why=why)
-        session.lost(why)
+        session.mark_lost(why)
         if self._sessions.get(session.machine.number) is session:
             del self._sessions[session.machine.number]
 
-    async def complete(self, limit_s: float) -> Sequence[Session]:
-        """All further machines in order, once they are there.
+    async def wait_until_complete(self, limit_s: float) -> Sequence[MachineSession]:
+        """Wait for all further machines and return their sessions in order.
 
-        Raises RankError that names those which are not there in time.
-        """
+        Raises RankError that names those which are not there in time."""
         try:
             async with asyncio.timeout(limit_s):
-                while self._missing:
+                while self._missing_numbers:
                     self._joined.clear()
                     await self._joined.wait()
         except TimeoutError:
-            missing = ", ".join(map(str, self._missing))
+            missing = ", ".join(map(str, self._missing_numbers))
             raise RankError(
                 f"machine {missing} of {self._own.machines} has not joined in {limit_s:g} s: run"
                 " `python -m services.learner.ranks --replica NUMBER` with this spec there, see"
                 " its log, or set learner.rank.nodes = 1"
             ) from None
-        return [self._sessions[number] for number in self._wanted]
+        return [self._sessions[number] for number in self._expected_numbers]
 
     def close(self, *, over: bool) -> None:
         """End all streams; `over` when the learner will not come back."""
         for session in list(self._sessions.values()):
             if over:
-                session.over()
+                session.send_home()
             else:
-                session.lost("has lost its learner")
+                session.mark_lost("has lost its learner")
         self._sessions.clear()
 
     @property
-    def _wanted(self) -> range:
+    def _expected_numbers(self) -> range:
         return range(1, self._own.machines)
 
     @property
-    def _missing(self) -> list[int]:
-        return [number for number in self._wanted if number not in self._sessions]
+    def _missing_numbers(self) -> list[int]:
+        return [number for number in self._expected_numbers if number not in self._sessions]
 
 
 @contextmanager
-def dismissed(roll: Roll | None) -> Generator[None]:
-    """Sends all machines home when the block ends well, else has them join the next learner."""
+def dismiss_at_end(roll: MachineRoster | None) -> Generator[None]:
+    """Send all machines home when the block ends well, else have them join the next learner."""
     over = False
     try:
         yield

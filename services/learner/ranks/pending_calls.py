@@ -15,60 +15,60 @@ class RankHandle(Protocol):
     """One training rank, here or on another machine."""
 
     @property
-    def ended(self) -> bool:
-        """Whether its process is gone."""
+    def has_ended(self) -> bool:
+        """True when its process is gone."""
         ...
 
-    def send(self, command: str, arguments: Mapping[str, Any]) -> Answer:
-        """Sends a command at once; the answer comes later, or RankError in its place."""
+    def send_command(self, command: str, arguments: Mapping[str, Any]) -> Answer:
+        """Send a command at once; the answer comes later, or RankError in its place."""
         ...
 
     def kill(self) -> None:
-        """Ends it at once; `close` still has to be called."""
+        """End it at once; `close` still has to be called."""
         ...
 
     async def close(self) -> None:
-        """Ends it in order, or by force when it does not listen."""
+        """End it in order, or by force when it does not listen."""
         ...
 
 
-class Calls:
-    """Answers that are waited for, by the number of their call."""
+class PendingCalls:
+    """Calls that await an answer, by number."""
 
     def __init__(self) -> None:
         self._ids = itertools.count()
         self._waiting: dict[int, tuple[str, Answer]] = {}
 
-    def begin(self, command: str) -> tuple[int, Answer]:
-        """A new call's number, and its answer-to-be."""
+    def begin_call(self, command: str) -> tuple[int, Answer]:
+        """Return a new call's number and its future answer."""
         call, answer = next(self._ids), asyncio.get_running_loop().create_future()
         self._waiting[call] = (command, answer)
         return call, answer
 
-    def command(self, call: int) -> str:
-        """What was asked for."""
+    def command_of(self, call: int) -> str:
+        """Return the command of a call."""
         return self._waiting[call][0]
 
-    def succeed(self, call: int, result: protocol.Message) -> None:
-        """Nobody waits any more for a call that was cancelled."""
+    def complete_call(self, call: int, result: protocol.Message) -> None:
+        """Complete a call; an answer to a cancelled call is dropped."""
         _, answer = self._waiting.pop(call)
         if not answer.done():
             answer.set_result(result)
 
-    def fail(self, call: int, problem: str) -> None:
-        """The call ends with a RankError."""
+    def fail_call(self, call: int, problem: str) -> None:
+        """Fail a call with a RankError."""
         _, answer = self._waiting.pop(call)
         if not answer.done():
             answer.set_exception(RankError(problem))
 
     def fail_all(self, problem: str) -> None:
-        """Nothing will be answered any more."""
+        """Fail every open call: nothing will be answered any more."""
         for call in list(self._waiting):
-            self.fail(call, problem)
+            self.fail_call(call, problem)
 
 
-def failed(problem: str) -> Answer:
-    """The answer of a rank that is gone."""
+def failed_answer(problem: str) -> Answer:
+    """Return the answer of a rank that is gone."""
     answer: Answer = asyncio.get_running_loop().create_future()
     answer.set_exception(RankError(problem))
     return answer

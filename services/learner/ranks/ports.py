@@ -1,10 +1,10 @@
-"""What a further machine needs from others, in its own words."""
+"""Interfaces that a further machine of the learner needs from others."""
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol
 
-from services.learner.ranks.machines import Call
+from services.learner.ranks.machines import RankCall
 
 
 class LearnerAwayError(Exception):
@@ -16,32 +16,31 @@ class Membership(Protocol):
 
     @property
     def over(self) -> bool:
-        """Whether the learner has said that it ended in order."""
+        """True once the learner has said that it ended in order."""
         ...
 
-    def calls(self) -> AsyncIterator[Call]:
-        """What the ranks are asked to do. Ends when it is over; raises LearnerAwayError."""
+    def receive_calls(self) -> AsyncIterator[RankCall]:
+        """Yield the calls to the ranks. Ends when the run is over; raises LearnerAwayError."""
         ...
 
-    def succeed(self, call: int, result: Mapping[str, Any]) -> None:
+    def send_result(self, call: int, result: Mapping[str, Any]) -> None:
         """Answer a call."""
         ...
 
-    def fail(self, call: int, error: str, *, ended: bool) -> None:
+    def send_error(self, call: int, error: str, *, ended: bool) -> None:
         """Answer a call that failed; `ended` where its rank is gone."""
         ...
 
-    def leave(self) -> None:
+    def announce_leaving(self) -> None:
         """Say that this machine will be taken away."""
         ...
 
 
-class Learner(Protocol):
+class LearnerClient(Protocol):
     """The learner as its further machines see it."""
 
-    def joined(self) -> AbstractAsyncContextManager[Membership]:
+    def join_learner(self) -> AbstractAsyncContextManager[Membership]:
         """Be a member while the block runs. Waits for the learner as long as it takes.
 
-        Raises LearnerAwayError, and WrongMachineError when it refuses this machine.
-        """
+        Raises LearnerAwayError, and WrongMachineError when it refuses this machine."""
         ...

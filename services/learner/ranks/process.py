@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from services.common.child_environment import child_environment
-from services.common.interpreter import python
+from services.common.interpreter import python_command
 from services.learner.config.rank import RankConfig
 from services.learner.ranks import protocol
-from services.learner.ranks.pending_calls import Answer, Calls, failed
+from services.learner.ranks.pending_calls import Answer, PendingCalls, failed_answer
 
 _TAIL_BYTES = 4096
 _CLOSE_SECONDS = 10.0
@@ -19,30 +19,33 @@ _CLOSE_SECONDS = 10.0
 _HUB_TOKEN = "HF_TOKEN"
 
 
-def environment_of(config: RankConfig) -> dict[str, str]:
-    """What every rank is started with."""
+def rank_environment(config: RankConfig) -> dict[str, str]:
+    """Return the environment that every rank is started with."""
     threads = str(config.threads)
     return {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
 
 
 class RankProcess:
-    """Implements `rank.calls.RankHandle`. What the rank and its libraries print goes to
-    `log_path`, whose end RankErrors carry."""
+    """A rank in a child process. Implements `ranks.pending_calls.RankHandle`.
+
+    Output of the rank and its libraries goes to `log_path`, whose end RankErrors carry."""
 
     def __init__(self, process: Process, name: str, log_path: Path) -> None:
         self._process = process
         self._name = name
         self._log_path = log_path
-        self._calls = Calls()
-        self._reader = asyncio.create_task(self._read())
+        self._calls = PendingCalls()
+        self._reader = asyncio.create_task(self._read_answers())
 
     @staticmethod
-    async def spawn(name: str, log_path: Path, environment: Mapping[str, str]) -> "RankProcess":
-        """Starts one; `name` is what messages call it."""
+    async def spawn_rank(
+        name: str, log_path: Path, environment: Mapping[str, str]
+    ) -> "RankProcess":
+        """Start a rank; `name` is what messages call it."""
         log_path.parent.mkdir(parents=True, exist_ok=True)
         with log_path.open("ab") as log:
             process = await asyncio.create_subprocess_exec(
-                *python("-m", "services.learner.rank"),
+                *python_command("-m", "services.learner.rank"),
                 stdin=PIPE,
                 stdout=PIPE,
                 stderr=log,
@@ -53,66 +56,66 @@ class RankProcess:
         return RankProcess(process, name, log_path)
 
     @property
-    def ended(self) -> bool:
-        """Whether the process is gone."""
+    def has_ended(self) -> bool:
+        """True when the process is gone."""
         return self._process.returncode is not None
 
-    def send(self, command: str, arguments: Mapping[str, Any]) -> Answer:
-        """Sends a command at once; the answer comes later, or RankError in its place."""
+    def send_command(self, command: str, arguments: Mapping[str, Any]) -> Answer:
+        """Send a command at once; the answer comes later, or RankError in its place."""
         if self._process.returncode is not None:
-            return failed(self._obituary(self._process.returncode))
-        call, answer = self._calls.begin(command)
-        self._write({"id": call, "command": command, "arguments": arguments})
+            return failed_answer(self._describe_exit(self._process.returncode))
+        call, answer = self._calls.begin_call(command)
+        self._write_frame({"id": call, "command": command, "arguments": arguments})
         return answer
 
     def kill(self) -> None:
-        """Ends it at once; `close` still has to be called."""
-        if not self.ended:
+        """End it at once; `close` still has to be called."""
+        if not self.has_ended:
             self._process.kill()
 
     async def close(self) -> None:
-        """Ends it in order, or by force when it does not listen."""
+        """End it in order, or by force when it does not listen."""
         try:
             async with asyncio.timeout(_CLOSE_SECONDS):
-                await self._say_goodbye()
+                await self._request_close()
         except TimeoutError:
             self.kill()
             await self._process.wait()
         await self._reader
 
-    async def _read(self) -> None:
-        """Hands answers to who waits for them, and bad news to all when the process ends."""
+    async def _read_answers(self) -> None:
+        """Hand answers to those who wait for them, and bad news to all when the process ends."""
         stdout = self._process.stdout
         assert stdout is not None
         try:
             while True:
                 header = await stdout.readexactly(protocol.HEADER.size)
                 body = await stdout.readexactly(protocol.frame_length(header))
-                self._take(protocol.decode_body(body))
+                self._handle_answer(protocol.decode_body(body))
         except (asyncio.IncompleteReadError, protocol.ChannelError) as error:
             if isinstance(error, protocol.ChannelError):
                 self.kill()
-            self._calls.fail_all(self._obituary(await self._process.wait()))
+            self._calls.fail_all(self._describe_exit(await self._process.wait()))
 
-    def _take(self, message: protocol.Message) -> None:
+    def _handle_answer(self, message: protocol.Message) -> None:
         call = message["id"]
         if "error" in message:
-            command = self._calls.command(call)
-            self._calls.fail(call, f"{command}: {message['error']}\n{self._log_tail()}")
+            command = self._calls.command_of(call)
+            self._calls.fail_call(call, f"{command}: {message['error']}\n{self._log_tail()}")
         else:
-            self._calls.succeed(call, message["result"])
+            self._calls.complete_call(call, message["result"])
 
-    async def _say_goodbye(self) -> None:
-        if not self.ended:
-            self._write({"command": "close"})
+    async def _request_close(self) -> None:
+        if not self.has_ended:
+            self._write_frame({"command": "close"})
         await self._process.wait()
 
-    def _write(self, message: Mapping[str, Any]) -> None:
-        """Frames are small, and a broken pipe shows as the end of the answers."""
+    def _write_frame(self, message: Mapping[str, Any]) -> None:
+        """Write a frame: frames are small, and a broken pipe shows as the end of the answers."""
         assert self._process.stdin is not None
         self._process.stdin.write(protocol.encode_frame(message))
 
-    def _obituary(self, code: int) -> str:
+    def _describe_exit(self, code: int) -> str:
         ending = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
         return f"{self._name} {ending}\n{self._log_tail()}"
 

@@ -1,8 +1,7 @@
-"""What the learner service and its rank processes say to each other. No torch, no pickle.
+"""Messages between the learner service and its rank processes. No torch, no pickle.
 
 Frames are a little-endian uint32 length and that many bytes of JSON. Arrays go through one
-safetensors file in shared memory, rewritten for every batch and read by every rank.
-"""
+safetensors file in shared memory, rewritten for every batch and read by every rank."""
 
 import json
 import struct
@@ -38,7 +37,7 @@ Message = dict[str, Any]
 
 
 class ChannelError(Exception):
-    """The other side sent what is no frame."""
+    """The other side sent something that is no frame."""
 
 
 def encode_frame(message: Mapping[str, Any]) -> bytes:
@@ -75,12 +74,12 @@ def read_frame(stream: BinaryIO) -> Message | None:
 
 
 # A publication rotates through so many files.
-SLOTS = 3
+SLOT_COUNT = 3
 
 
 def slot_paths(folder: Path, name: str) -> tuple[Path, ...]:
     """The files that hold a run's publications; `name` is `shared_memory.shared_name`."""
-    return tuple(folder / f"{name}-slot{k}.safetensors" for k in range(SLOTS))
+    return tuple(folder / f"{name}-slot{k}.safetensors" for k in range(SLOT_COUNT))
 
 
 def batch_path(folder: Path, name: str) -> Path:
@@ -98,8 +97,8 @@ def rendezvous_path(folder: Path, name: str) -> Path:
     return folder / f"{name}-rendezvous"
 
 
-def remove_stale(folder: Path, name: str) -> None:
-    """Removes what an earlier learner of the same run left in shared memory."""
+def remove_stale_files(folder: Path, name: str) -> None:
+    """Remove the files that an earlier learner of the same run left in shared memory."""
     alone = (
         batch_path(folder, name),
         comparison_path(folder, name),
@@ -110,12 +109,12 @@ def remove_stale(folder: Path, name: str) -> None:
 
 
 def write_batch(path: Path, batch: TrainBatch) -> Message:
-    """Writes the arrays to `path`; the returned plain values complete them."""
+    """Write the arrays to `path`; the returned plain values complete them."""
     sequences = batch.sequences
     arrays: dict[str, NDArray[Any]] = {
-        "token_ids": _joined([s.token_ids for s in sequences], np.int32),
-        "policy_mask": _joined([s.policy_mask for s in sequences], np.uint8),
-        "behaviour_logprobs": _joined([s.behaviour_logprobs for s in sequences], np.float32),
+        "token_ids": _concat_arrays([s.token_ids for s in sequences], np.int32),
+        "policy_mask": _concat_arrays([s.policy_mask for s in sequences], np.uint8),
+        "behaviour_logprobs": _concat_arrays([s.behaviour_logprobs for s in sequences], np.float32),
     }
     safetensors_numpy.save_file(arrays, path)
     return {
@@ -134,7 +133,7 @@ def write_batch(path: Path, batch: TrainBatch) -> Message:
 
 def read_batch(message: Message) -> TrainBatch:
     """The batch that `write_batch` described."""
-    return _batch(message, safetensors_numpy.load_file(message["path"]))
+    return _assemble_batch(message, safetensors_numpy.load_file(message["path"]))
 
 
 def pack_batch(message: Message) -> bytes:
@@ -146,18 +145,18 @@ def unpack_batch(packed: bytes) -> TrainBatch:
     """The reverse of `pack_batch`."""
     end = HEADER.size + frame_length(packed[: HEADER.size])
     message = decode_body(packed[HEADER.size : end])
-    return _batch(message, safetensors_numpy.load(packed[end:]))
+    return _assemble_batch(message, safetensors_numpy.load(packed[end:]))
 
 
-def _batch(message: Message, arrays: Mapping[str, NDArray[Any]]) -> TrainBatch:
+def _assemble_batch(message: Message, arrays: Mapping[str, NDArray[Any]]) -> TrainBatch:
     lengths = message["lengths"]
     columns = zip(
         message["group_id"],
         message["attempt_index"],
         message["reward"],
-        _parts(arrays["token_ids"], lengths),
-        _parts(arrays["policy_mask"].astype(np.bool_), lengths),
-        _parts(arrays["behaviour_logprobs"], lengths),
+        _split_array(arrays["token_ids"], lengths),
+        _split_array(arrays["policy_mask"].astype(np.bool_), lengths),
+        _split_array(arrays["behaviour_logprobs"], lengths),
         message["temperature"],
         message["staleness"],
         [StopReason(reason) for reason in message["stop_reason"]],
@@ -167,13 +166,13 @@ def _batch(message: Message, arrays: Mapping[str, NDArray[Any]]) -> TrainBatch:
     return TrainBatch(message["step"], sequences, StepSettings(**message["settings"]))
 
 
-def _joined(parts: list[NDArray[Any]], dtype: type[np.generic]) -> NDArray[Any]:
+def _concat_arrays(parts: list[NDArray[Any]], dtype: type[np.generic]) -> NDArray[Any]:
     if not parts:
         return np.zeros(0, dtype)
     return np.concatenate(parts).astype(dtype, copy=False)
 
 
-def _parts(joined: NDArray[Any], lengths: Sequence[int]) -> list[NDArray[Any]]:
+def _split_array(joined: NDArray[Any], lengths: Sequence[int]) -> list[NDArray[Any]]:
     ends = np.cumsum([0, *lengths], dtype=np.int64).tolist()
     return [joined[start:end] for start, end in pairwise(ends)]
 

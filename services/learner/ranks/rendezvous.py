@@ -1,68 +1,72 @@
-"""Which of a learner's ranks are elsewhere, and how all find each other."""
+"""Rendezvous of a learner's ranks: which are on other machines, and how all find each other."""
 
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
 from services.learner.ranks import protocol
-from services.learner.ranks.machines import RemoteRank, Roll
+from services.learner.ranks.machines import MachineRoster, RemoteRank
 from services.learner.ranks.pending_calls import RankHandle
 
 
-class Meeting(Protocol):
-    """How the ranks of one learner come together."""
+class Rendezvous(Protocol):
+    """The way in which the ranks of one learner come together."""
 
     @property
-    def others(self) -> int:
-        """How many ranks are on other machines: those share no memory with the learner."""
+    def remote_rank_count(self) -> int:
+        """The number of ranks on other machines, which share no memory with the learner."""
         ...
 
-    async def gather(self) -> Sequence[RankHandle]:
-        """The ranks on other machines, in their order. Raises RankError when one is missing."""
+    async def wait_for_remote_ranks(self) -> Sequence[RankHandle]:
+        """Wait for the ranks on other machines; return them in their order.
+
+        Raises RankError when one is missing."""
         ...
 
-    async def place(self, first: RankHandle) -> str:
-        """Where all are to meet. Raises RankError."""
+    async def open_address(self, first: RankHandle) -> str:
+        """Return the address at which all ranks meet. Raises RankError."""
         ...
 
 
-class OnOneMachine:
-    """All ranks are children of this process, and meet at a file in shared memory."""
+class SingleMachineRendezvous:
+    """Ranks that are all children of this process, and meet at a file in shared memory."""
 
-    others = 0
+    remote_rank_count = 0
 
     def __init__(self, shm_dir: Path, name: str) -> None:
         self._path = protocol.rendezvous_path(shm_dir, name)
 
-    async def gather(self) -> Sequence[RankHandle]:
-        """See `Meeting`."""
+    async def wait_for_remote_ranks(self) -> Sequence[RankHandle]:
+        """See `Rendezvous`."""
         return ()
 
-    async def place(self, first: RankHandle) -> str:
-        """See `Meeting`."""
+    async def open_address(self, first: RankHandle) -> str:
+        """See `Rendezvous`."""
         return f"file://{self._path}"
 
 
-class AcrossMachines:
-    """The first rank opens a port at `host`, an address of this machine that all others reach."""
+class MultiMachineRendezvous:
+    """Ranks that meet at a port which the first one opens at `host`.
 
-    def __init__(self, roll: Roll, host: str, ranks: int, limit_s: float) -> None:
-        """`ranks` are on each machine; they wait for each other so long."""
+    `host` is an address of this machine that all others reach."""
+
+    def __init__(self, roll: MachineRoster, host: str, ranks: int, limit_s: float) -> None:
+        """Plan for `ranks` on each machine, which wait up to `limit_s` for each other."""
         self._roll = roll
         self._host = host
         self._ranks = ranks
         self._limit_s = limit_s
 
     @property
-    def others(self) -> int:
-        """See `Meeting`."""
-        return self._roll.others * self._ranks
+    def remote_rank_count(self) -> int:
+        """See `Rendezvous`."""
+        return self._roll.further_count * self._ranks
 
-    async def gather(self) -> Sequence[RankHandle]:
-        """See `Meeting`."""
-        sessions = await self._roll.complete(self._limit_s)
+    async def wait_for_remote_ranks(self) -> Sequence[RankHandle]:
+        """See `Rendezvous`."""
+        sessions = await self._roll.wait_until_complete(self._limit_s)
         return [RemoteRank(session, slot) for session in sessions for slot in range(self._ranks)]
 
-    async def place(self, first: RankHandle) -> str:
-        """See `Meeting`."""
-        return (await first.send("host", {"host": self._host}))["rendezvous"]
+    async def open_address(self, first: RankHandle) -> str:
+        """See `Rendezvous`."""
+        return (await first.send_command("host", {"host": self._host}))["rendezvous"]

@@ -1,1 +1,1 @@
-"""The run as a list of steps. A reader starts at `train_loop.py`."""
+"""The run as a list of steps. Start reading at `train_loop.py`."""

@@ -1,4 +1,4 @@
-"""How long a run has worked, over all of its starts."""
+"""Clock of a run: how long it has worked, over all of its starts."""
 
 import time
 from collections.abc import Generator, Mapping
@@ -17,44 +17,44 @@ class RunClock:
     _started: float = field(default_factory=time.monotonic)
 
     @classmethod
-    def resumed(cls, seconds: Mapping[str, Any]) -> "RunClock":
+    def from_seconds(cls, seconds: Mapping[str, Any]) -> "RunClock":
         return cls(
             seconds.get("total") or 0.0, seconds.get("train") or 0.0, seconds.get("to_first_step")
         )
 
-    def step_done(self, seconds: float) -> None:
-        """An optimizer step has ended, `seconds` after the one before."""
+    def note_step(self, seconds: float) -> None:
+        """Note that an optimizer step has ended, `seconds` after the one before."""
         self.train += seconds
         if self.to_first_step is None:
-            self.to_first_step = self._total()
+            self.to_first_step = self._total_seconds()
 
     @property
     def seconds(self) -> dict[str, float | None]:
-        """To the end of the first optimizer step, in steps, and in all."""
+        """Seconds to the end of the first optimizer step, in steps, and in all."""
         first = self.to_first_step
-        return {"to_first_step": first, "train": self.train, "total": self._total()}
+        return {"to_first_step": first, "train": self.train, "total": self._total_seconds()}
 
-    def _total(self) -> float:
+    def _total_seconds(self) -> float:
         return self.total_before + time.monotonic() - self._started
 
 
 class Stopwatch:
-    """Times the stages of one step."""
+    """Timer of the stages of one step."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
         self._started = time.monotonic()
 
     @contextmanager
-    def stage(self, name: str) -> Generator[None]:
+    def time_stage(self, name: str) -> Generator[None]:
         started = time.monotonic()
         try:
             yield
         finally:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - started
 
-    def lap(self) -> tuple[dict[str, float], float]:
-        """The stages' seconds and the whole time since the last lap; starts a new one."""
+    def end_lap(self) -> tuple[dict[str, float], float]:
+        """Return the stages' seconds and the whole time since the last lap; start a new one."""
         now = time.monotonic()
         taken, whole = self.seconds, now - self._started
         self.seconds, self._started = {}, now

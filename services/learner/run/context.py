@@ -1,4 +1,4 @@
-"""What a run is made of."""
+"""Context of a run: everything that it is made of."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
@@ -8,41 +8,41 @@ from pathlib import Path
 from services.common.watchdog import Watchdog
 from services.learner.alarms.alarms import Alarms
 from services.learner.checkpoints.checkpoint_folders import Checkpoints
-from services.learner.checkpoints.remote import NoUploads
+from services.learner.checkpoints.remote import NullUploader
 from services.learner.config.learner import LearnerConfig
-from services.learner.groups.dispatcher import Dispatcher
-from services.learner.guard.guard import Guard
+from services.learner.groups.dispatcher import GroupDispatcher
+from services.learner.guard.guard import MismatchGuard
 from services.learner.journal.store import Journal
-from services.learner.ports import Ranks, Snapshots, TrackedRun, Tracker
+from services.learner.ports import Ranks, SnapshotServer, TrackedRun, Tracker
 from services.learner.run.clock import RunClock
 from services.learner.run.eval_report import EvalSet
-from services.learner.run.status import Status
-from services.learner.weights.publisher import Broadcast
+from services.learner.run.status import LearnerStatus
+from services.learner.weights.publisher import WeightBroadcast
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
-    """What a run is made of."""
+class RunContext:
+    """Everything that a run is made of."""
 
     config: LearnerConfig
     seed: int
     run_dir: Path
     ranks: Ranks
     journal: Journal
-    dispatcher: Dispatcher
-    broadcast: Broadcast
-    guard: Guard
+    dispatcher: GroupDispatcher
+    broadcast: WeightBroadcast
+    guard: MismatchGuard
     # None when every worker shares memory with the learner.
-    snapshots: Snapshots | None
+    snapshots: SnapshotServer | None
     checkpoints: Checkpoints
-    uploads: NoUploads
+    uploads: NullUploader
     eval_sets: Sequence[EvalSet]
     tracker: Tracker
     tracked: TrackedRun
     alarms: Alarms
-    status: Status
+    status: LearnerStatus
     clock: RunClock
     watchdog: Watchdog
     drain: asyncio.Event
     # What the launcher tells of the run: its costs.
-    told: Callable[[], Mapping[str, float]]
+    launcher_metrics: Callable[[], Mapping[str, float]]

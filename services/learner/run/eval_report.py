@@ -49,13 +49,13 @@ class Evaluation:
         self.policy = policy
         self.eval_id = f"{moment}-{policy.run_epoch}-{policy.version}"
         self.done = asyncio.Event()
-        self.on_progress: Callable[[], None] = _ignore
+        self.on_progress: Callable[[], None] = _ignore_progress
         self._sets = [s for s in sets if moment == "eval_only" or moment in s.config.when]
         self._set_of: dict[str, str] = {}
         self._results: dict[str, TaskResult] = {}
-        self.specs = [spec for chosen in self._sets for spec in self._groups(chosen)]
+        self.specs = [spec for chosen in self._sets for spec in self._make_groups(chosen)]
 
-    def add(self, group: ReadyGroup) -> None:
+    def add_group(self, group: ReadyGroup) -> None:
         """Take a finished group; those of other evaluations are ignored."""
         group_id = group.spec.group_id
         if group_id not in self._set_of:
@@ -66,14 +66,14 @@ class Evaluation:
             self.done.set()
 
     @property
-    def unfinished(self) -> list[str]:
+    def unfinished_groups(self) -> list[str]:
         return [group_id for group_id in self._set_of if group_id not in self._results]
 
-    def report(self) -> dict[str, Any]:
-        """By set: figures over all tasks and by environment, see `figures`."""
+    def build_report(self) -> dict[str, Any]:
+        """Report by set: figures over all tasks and by environment, see `summarize_results`."""
         return {chosen.config.name: self._set_report(chosen) for chosen in self._sets}
 
-    def _groups(self, chosen: EvalSet) -> list[GroupSpec]:
+    def _make_groups(self, chosen: EvalSet) -> list[GroupSpec]:
         specs = [
             GroupSpec(
                 group_id=f"{self.eval_id}-{chosen.config.name}-{number:05d}",
@@ -96,27 +96,29 @@ class Evaluation:
         envs = sorted({task.env_key for task in chosen.tasks})
         missing = len(chosen.tasks) - len(results)
         return {
-            **figures(results),
+            **summarize_results(results),
             "missing": missing,
-            "by_env": {env: figures([r for r in results if r.env_key == env]) for env in envs},
+            "by_env": {
+                env: summarize_results([r for r in results if r.env_key == env]) for env in envs
+            },
         }
 
 
-def figures(results: Sequence[TaskResult]) -> dict[str, Any]:
-    """`pass_at_k` for each k that every task has attempts for, `ci95`, `avg_score`, `tasks`.
+def summarize_results(results: Sequence[TaskResult]) -> dict[str, Any]:
+    """Compute `pass_at_k` for each k that all tasks have attempts for, `ci95`, `avg_score`,
+    `tasks`.
 
     pass@k of a task with n attempts and c passes is 1 - C(n - c, k) / C(n, k): unbiased, see
     arXiv 2107.03374 equation 1. `ci95` is of pass@1: the Wilson score interval with the number
-    of tasks as n, which is exact in kind for one attempt a task and conservative for more; as
-    are those of the other k among the metrics.
-    Fractions; without tasks there are no figures but the count.
-    """
+    of tasks as n, which is exact in kind for one attempt a task and conservative for more; the
+    same holds for those of the other k among the metrics. Figures are fractions; without tasks
+    there are none but the count."""
     if not results:
         return {"tasks": 0}
     report: dict[str, Any] = {"tasks": len(results)}
     for k in _powers_of_two(min(r.attempts for r in results)):
         report[f"pass_at_{k}"] = _mean([pass_at_k(r.attempts, r.passed, k) for r in results])
-    report["ci95"] = list(wilson(report["pass_at_1"], len(results)))
+    report["ci95"] = list(wilson_interval(report["pass_at_1"], len(results)))
     report["avg_score"] = _mean([r.mean_reward for r in results])
     return report
 
@@ -128,8 +130,8 @@ def pass_at_k(attempts: int, passed: int, k: int) -> float:
     return 1.0 - math.comb(attempts - passed, k) / math.comb(attempts, k)
 
 
-def wilson(fraction: float, count: int) -> tuple[float, float]:
-    """95 % score interval of a fraction of `count` (Wilson 1927)."""
+def wilson_interval(fraction: float, count: int) -> tuple[float, float]:
+    """Return the 95 % score interval of a fraction of `count` (Wilson 1927)."""
     square = _Z * _Z / count
     centre = (fraction + square / 2) / (1 + square)
     variance = fraction * (1 - fraction) / count + square / (4 * count)
@@ -142,25 +144,25 @@ def eval_metrics(report: Mapping[str, Any]) -> dict[str, float]:
     metrics: dict[str, float] = {}
     for name, result in report.items():
         prefix = "eval" if name == MAIN_SET else f"eval_{name}"
-        metrics.update(_flat(f"{prefix}/all", result))
+        metrics.update(_flatten_metrics(f"{prefix}/all", result))
         metrics[f"{prefix}/all/missing"] = float(result["missing"])
         for env, by_env in result["by_env"].items():
-            metrics.update(_flat(f"{prefix}/{env.replace('/', '_')}", by_env))
+            metrics.update(_flatten_metrics(f"{prefix}/{env.replace('/', '_')}", by_env))
     return metrics
 
 
-def _flat(prefix: str, result: Mapping[str, Any]) -> dict[str, float]:
+def _flatten_metrics(prefix: str, result: Mapping[str, Any]) -> dict[str, float]:
     if "pass_at_1" not in result:
         return {}
     flat = {f"{prefix}/{k}": v for k, v in result.items() if k.startswith(("pass_at_", "avg_"))}
     for name in [name for name in result if name.startswith("pass_at_")]:
-        low, high = wilson(result[name], result["tasks"])
+        low, high = wilson_interval(result[name], result["tasks"])
         flat |= {f"{prefix}/{name}_low": low, f"{prefix}/{name}_high": high}
     return flat
 
 
-def _ignore() -> None:
-    """Nobody follows."""
+def _ignore_progress() -> None:
+    """Ignore progress: nobody follows it."""
 
 
 def _task_result(group: ReadyGroup) -> TaskResult:

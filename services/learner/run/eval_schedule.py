@@ -4,31 +4,32 @@ import asyncio
 from typing import Any
 
 from services.common.log import get_logger
-from services.learner.run.context import Parts
+from services.learner.run.context import RunContext
 from services.learner.run.eval_report import Evaluation, Moment, eval_metrics
 from services.learner.run.status import Phase
 
 _log = get_logger(__name__)
 
 
-class Evaluations:
-    """One at a time. What it does is in the journal when `running` is False again."""
+class EvalSchedule:
+    """Schedule of evaluations, one at a time.
 
-    def __init__(self, parts: Parts) -> None:
+    The result of one is in the journal when `is_running` is False again."""
+
+    def __init__(self, parts: RunContext) -> None:
         self._parts = parts
         self._current: tuple[Evaluation, asyncio.Task[None]] | None = None
         # By eval id, in order of version.
         self.reports: dict[str, dict[str, Any]] = {}
 
     @property
-    def running(self) -> bool:
+    def is_running(self) -> bool:
         return self._current is not None and not self._current[1].done()
 
-    def wanted(self, moment: Moment, version: int) -> bool:
-        """Whether this moment's evaluation of this version is configured and not in the journal.
+    def is_due(self, moment: Moment, version: int) -> bool:
+        """Return True if this version's evaluation is configured and not in the journal.
 
-        `during` is due every `eval.every` steps of those between the first and the last.
-        """
+        `during` is due every `eval.every` steps of those between the first and the last."""
         config = self._parts.config
         every = config.eval.every
         between = 0 < version < config.steps
@@ -39,31 +40,30 @@ class Evaluations:
         rows = [eval_id.split("-") for eval_id in self.reports]
         return not any(row[0] == moment and row[2] == str(version) for row in rows)
 
-    async def begin(self, moment: Moment) -> None:
-        """Have the newest policy evaluated."""
+    async def begin_evaluation(self, moment: Moment) -> None:
+        """Begin to evaluate the newest policy."""
         parts = self._parts
         assert parts.broadcast.newest is not None
         evaluation = Evaluation(moment, parts.broadcast.newest.policy, parts.eval_sets)
-        evaluation.on_progress = lambda: self._progress(evaluation)
-        parts.dispatcher.endings.on_eval_group = evaluation.add
-        self._progress(evaluation)
-        await parts.dispatcher.add_eval(evaluation.specs)
-        task = asyncio.create_task(self._evaluate(evaluation), name="evaluation")
+        evaluation.on_progress = lambda: self._show_progress(evaluation)
+        parts.dispatcher.endings.on_eval_group = evaluation.add_group
+        self._show_progress(evaluation)
+        await parts.dispatcher.add_eval_groups(evaluation.specs)
+        task = asyncio.create_task(self._run_evaluation(evaluation), name="evaluation")
         self._current = (evaluation, task)
 
-    async def finish(self) -> bool:
-        """Wait until all of it is done; the value is for who waits for this or something else."""
+    async def wait_until_done(self) -> bool:
+        """Wait until all of it is done; the result helps to wait for this or something else."""
         if self._current:
             _, task = self._current
             await asyncio.shield(task)
             self._current = None
         return True
 
-    async def hold(self, seconds: float, drain: asyncio.Event) -> bool:
+    async def wait_at_most(self, seconds: float, drain: asyncio.Event) -> bool:
         """Wait for the running evaluation; what is unfinished after `seconds` is missing.
 
-        False when the drain came before its end: the run is to be left as it is.
-        """
+        Return False if the drain came before its end: the run is to be left as it is."""
         if self._current is None:
             return True
         evaluation, task = self._current
@@ -73,13 +73,13 @@ class Evaluations:
         if not task.done():
             if drain.is_set():
                 return False
-            unfinished = evaluation.unfinished
+            unfinished = evaluation.unfinished_groups
             _log.warning("an evaluation held up publication too long", missing=len(unfinished))
-            await self._parts.dispatcher.drop_eval(unfinished, "eval_hold")
+            await self._parts.dispatcher.drop_eval_groups(unfinished, "eval_hold")
             evaluation.done.set()
-        return await self.finish()
+        return await self.wait_until_done()
 
-    async def cancel(self) -> None:
+    async def cancel_running(self) -> None:
         """Leave the running evaluation for the next start."""
         if self._current:
             _, task = self._current
@@ -87,24 +87,26 @@ class Evaluations:
             await asyncio.gather(task, return_exceptions=True)
             self._current = None
 
-    async def _evaluate(self, evaluation: Evaluation) -> None:
+    async def _run_evaluation(self, evaluation: Evaluation) -> None:
         parts = self._parts
         with parts.watchdog.stage("evaluate"):
             await evaluation.done.wait()
-        report = evaluation.report()
+        report = evaluation.build_report()
         version = evaluation.policy.version
-        await parts.journal.evaluated(evaluation.eval_id, evaluation.moment, version, report)
+        await parts.journal.add_evaluation(evaluation.eval_id, evaluation.moment, version, report)
         self.reports[evaluation.eval_id] = report
         logged = eval_metrics(report)
-        parts.tracker.log(version, logged, {})
-        parts.alarms.evaluated(version, logged)
-        parts.status.update(logged)
+        parts.tracker.log_metrics(version, logged, {})
+        parts.alarms.judge_evaluation(version, logged)
+        parts.status.update_metrics(logged)
         if parts.status.phase is Phase.EVALUATING:
-            parts.status.enter(Phase.SAMPLING)
+            parts.status.enter_phase(Phase.SAMPLING)
 
-    def _progress(self, evaluation: Evaluation) -> None:
-        """`eval/progress_done` and `eval/progress_total`: tasks of the newest evaluation."""
+    def _show_progress(self, evaluation: Evaluation) -> None:
+        """Update `eval/progress_done` and `eval/progress_total`.
+
+        Both count tasks of the newest evaluation."""
         total = len(evaluation.specs)
-        done = float(total - len(evaluation.unfinished))
+        done = float(total - len(evaluation.unfinished_groups))
         progress = {"eval/progress_done": done, "eval/progress_total": float(total)}
-        self._parts.status.update(progress)
+        self._parts.status.update_metrics(progress)

@@ -1,4 +1,4 @@
-"""Whether a learner that goes on with a run has what the run began with."""
+"""Checks that a learner which resumes a run has what the run began with."""
 
 import hashlib
 import json
@@ -8,7 +8,7 @@ from services.common.errors import ConfigError
 from services.common.fingerprint import TokenizerDigests
 from services.common.log import get_logger
 from services.learner.config.learner import LearnerConfig
-from services.learner.groups.policy_history import Lineage
+from services.learner.groups.policy_history import PolicyLineage
 from services.learner.journal.curriculum import drawn_tasks
 from services.learner.journal.store import Journal
 from services.learner.ports import Ranks
@@ -20,9 +20,11 @@ _log = get_logger(__name__)
 
 
 async def check_tokenizer_is_the_same(journal: Journal, digests: TokenizerDigests) -> None:
-    """Token ids in the journal mean nothing under another tokenizer. Raises ConfigError."""
+    """Check the tokenizer: token ids in the journal mean nothing under another one.
+
+    Raises ConfigError."""
     digest = digests.whole.hex()
-    began = await _noted(journal, "tokenizer", digest)
+    began = await _initial_value(journal, "tokenizer", digest)
     if began != digest:
         raise ConfigError(
             "policy.model: its tokenizer is not the one that this run began with, so what was"
@@ -34,24 +36,23 @@ async def check_tokenizer_is_the_same(journal: Journal, digests: TokenizerDigest
 async def check_tasks_are_the_same(
     journal: Journal, tasks: Sequence[Task], config: LearnerConfig, seed: int
 ) -> None:
-    """The order of tasks is a function of those that are used, the seed and how they are mixed.
+    """Check the tasks: their order depends on those that are used, the seed and the mixture.
 
-    `tasks` are what `learner.select` leaves of the file. What differs is used from here on with a
-    warning. Raises ConfigError when a task that the run has begun is gone.
-    """
+    `tasks` are what `learner.select` leaves of the file. Differing tasks are used from here on,
+    with a warning. Raises ConfigError when a task that the run has begun is gone."""
     text = "".join(f"{task.key}\n{task.json}\n" for task in tasks)
     digest = hashlib.sha256(text.encode()).hexdigest()
-    if await _noted(journal, "seed", seed) != seed:
+    if await _initial_value(journal, "seed", seed) != seed:
         _log.error("seed differs from the one that the run began with: tasks come in another order")
     order = json.dumps([config.groups_per_step, config.sampling.model_dump(mode="json")])
-    if await _noted(journal, "order", order) != order:
+    if await _initial_value(journal, "order", order) != order:
         _log.warning(
             "learner.sampling or groups_per_step differs from what the run began with: tasks come"
             " in another order from here on; what was quarantined stays so"
         )
-    if await _noted(journal, "tasks", digest) == digest:
+    if await _initial_value(journal, "tasks", digest) == digest:
         return
-    gone = sorted(await journal.read(drawn_tasks) - {task.key for task in tasks})
+    gone = sorted(await journal.run_read(drawn_tasks) - {task.key for task in tasks})
     if gone:
         raise ConfigError(
             f"learner.tasks: {config.tasks}, with learner.select, is not what this run began with:"
@@ -65,25 +66,24 @@ async def check_tasks_are_the_same(
     )
 
 
-async def check_weights_are_the_same(lineage: Lineage, ranks: Ranks, info: ModelInfo) -> None:
-    """What policy.model holds still matters without a checkpoint, and to a KL penalty.
+async def check_weights_are_the_same(lineage: PolicyLineage, ranks: Ranks, info: ModelInfo) -> None:
+    """Check policy.model's weights: they matter without a checkpoint, and to a KL penalty.
 
-    Raises ConfigError when it is not what the run published first.
-    """
+    Raises ConfigError when they are not what the run published first."""
     known = lineage.fingerprints_of(0)
     if not known:
         return
     changed = "policy.model: its weights are not those that this run began with, and "
     remedy = ": restore them, or start a new run"
-    if info.step == 0 and (await ranks.publish(0)).fingerprint not in known:
+    if info.step == 0 and (await ranks.publish_weights(0)).fingerprint not in known:
         raise ConfigError(f"{changed}the run has no checkpoint yet{remedy}")
     if info.reference is not None and info.reference not in known:
         raise ConfigError(f"{changed}its KL penalty is measured from them{remedy}")
 
 
-async def _noted(journal: Journal, name: str, value: str | int) -> str | int:
-    """What the run began with; `value` when it begins now."""
-    began = (await journal.meta()).get(_KEY, {})
+async def _initial_value(journal: Journal, name: str, value: str | int) -> str | int:
+    """Return the value that the run began with; `value` if it begins now."""
+    began = (await journal.read_meta()).get(_KEY, {})
     if name not in began:
         await journal.set_meta({_KEY: {**began, name: value}})
     return began.get(name, value)

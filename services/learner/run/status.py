@@ -1,4 +1,4 @@
-"""What the learner is doing, for people and for the launcher."""
+"""Status of the learner, for people and for the launcher."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -21,7 +21,7 @@ class Phase(StrEnum):
 
 
 @dataclass(slots=True)
-class Status:
+class LearnerStatus:
     """The newest of everything."""
 
     total_steps: int
@@ -34,14 +34,14 @@ class Status:
     flags: Callable[[], Mapping[str, float]] = dict
 
     @property
-    def shown(self) -> dict[str, float]:
-        """The metrics, and what is raised now."""
+    def shown_metrics(self) -> dict[str, float]:
+        """Metrics, and what is raised now."""
         return {**self.metrics, **self.flags()}
 
-    def enter(self, phase: Phase) -> None:
+    def enter_phase(self, phase: Phase) -> None:
         self.phase = phase
 
-    def update(self, metrics: Mapping[str, float], *, step: int | None = None) -> None:
+    def update_metrics(self, metrics: Mapping[str, float], *, step: int | None = None) -> None:
         self.metrics.update(metrics)
         if step is not None:
             self.step = step

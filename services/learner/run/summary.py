@@ -8,7 +8,7 @@ from typing import Any
 
 from services.learner.run.eval_report import MAIN_SET
 
-FILE_NAME = "summary.json"
+SUMMARY_FILE = "summary.json"
 
 
 def eval_summary(report: Mapping[str, Any]) -> dict[str, Any]:
@@ -44,6 +44,6 @@ def write_summary(
         "seed": seed,
         "trajectories": dict(accounts),
     }
-    partial = run_dir / f"{FILE_NAME}.partial"
+    partial = run_dir / f"{SUMMARY_FILE}.partial"
     partial.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
-    os.replace(partial, run_dir / FILE_NAME)
+    os.replace(partial, run_dir / SUMMARY_FILE)

@@ -1,4 +1,4 @@
-"""The tasks that a run trains and is evaluated on, from the files and the selection of its spec."""
+"""Tasks that a run trains and is evaluated on, from the files and the selection of its spec."""
 
 from pathlib import Path
 
@@ -6,18 +6,18 @@ from services.common.errors import ConfigError
 from services.common.log import get_logger
 from services.learner.config.learner import EvalSetConfig, LearnerConfig
 from services.learner.run.eval_report import EvalSet
-from services.learner.sampling.task_selection import SelectionError, select, select_for_evaluation
+from services.learner.sampling.task_selection import SelectionError, select_eval_tasks, select_tasks
 from services.learner.sampling.tasks import Task, TaskFileError, load_tasks
 
 _log = get_logger(__name__)
 
 
 def load_task_files(config: LearnerConfig, seed: int) -> tuple[list[Task], list[EvalSet]]:
-    """Training tasks and evaluation sets. Raises ConfigError."""
+    """Load training tasks and evaluation sets. Raises ConfigError."""
     try:
         loaded = load_tasks(Path(config.tasks))
-        tasks = select(loaded, config.select, path=config.tasks, seed=seed)
-        sets = [_eval_set(config, chosen) for chosen in config.eval.sets]
+        tasks = select_tasks(loaded, config.select, path=config.tasks, seed=seed)
+        sets = [_load_eval_set(config, chosen) for chosen in config.eval.sets]
     except (TaskFileError, SelectionError) as error:
         raise ConfigError(str(error)) from error
     if len(tasks) < len(loaded):
@@ -25,6 +25,6 @@ def load_task_files(config: LearnerConfig, seed: int) -> tuple[list[Task], list[
     return tasks, sets
 
 
-def _eval_set(config: LearnerConfig, chosen: EvalSetConfig) -> EvalSet:
-    tasks = select_for_evaluation(load_tasks(Path(chosen.tasks)), config.select, path=chosen.tasks)
+def _load_eval_set(config: LearnerConfig, chosen: EvalSetConfig) -> EvalSet:
+    tasks = select_eval_tasks(load_tasks(Path(chosen.tasks)), config.select, path=chosen.tasks)
     return EvalSet(chosen, tuple(tasks[: chosen.count]))

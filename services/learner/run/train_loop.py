@@ -19,18 +19,18 @@ from typing import Any, TypeVar
 from services.common import trace
 from services.common.errors import ConfigError
 from services.common.log import bind_process, get_logger
-from services.learner.groups.batcher import Batch, train_batch
-from services.learner.journal.row_codec import accounts
+from services.learner.groups.batcher import Batch, build_train_batch
+from services.learner.journal.row_codec import count_fates
 from services.learner.journal.schema import Plan
 from services.learner.run.clock import Stopwatch
-from services.learner.run.context import Parts
+from services.learner.run.context import RunContext
 from services.learner.run.eval_report import Moment
-from services.learner.run.eval_schedule import Evaluations
-from services.learner.run.guard_actions import judged
+from services.learner.run.eval_schedule import EvalSchedule
+from services.learner.run.guard_actions import judge_batch
 from services.learner.run.resume_checks import check_weights_are_the_same
 from services.learner.run.status import Phase
 from services.learner.run.summary import write_summary
-from services.learner.tracking.recorder import Recorder
+from services.learner.tracking.recorder import StepRecorder
 from services.learner.types import ModelInfo, PolicyId, StepResult, StepSettings
 from services.learner.weights.publisher import Announcement
 
@@ -39,116 +39,121 @@ _log = get_logger(__name__)
 
 
 class ReplayError(Exception):
-    """What is needed to replay a run is gone; the message says what."""
+    """Something that is needed to replay a run is gone; the message says what."""
 
 
-class Loop:
-    """One learner's part in a run; `run` returns when it is done or drained."""
+class TrainLoop:
+    """One learner's part in a run; `run_until_done` returns when it is done or drained."""
 
-    def __init__(self, parts: Parts, on_loaded: Callable[[ModelInfo], None]) -> None:
-        """`on_loaded` is told what the ranks loaded, before anything is published."""
+    def __init__(self, parts: RunContext, on_loaded: Callable[[ModelInfo], None]) -> None:
+        """Create it; `on_loaded` is told what the ranks loaded, before anything is
+        published."""
         self._parts = parts
         self._on_loaded = on_loaded
         self._config = parts.config
         self._version = 0
         self._saved_step = 0
         self._watch = Stopwatch()
-        self._evals = Evaluations(parts)
-        self._recorder = Recorder(parts)
+        self._evals = EvalSchedule(parts)
+        self._recorder = StepRecorder(parts)
 
-    async def run(self) -> bool:
-        """True when every step and evaluation is done, False when drained before that."""
-        if not await self._start():
+    async def run_until_done(self) -> bool:
+        """Run to the end. Return True when every step and evaluation is done, False when
+        drained before."""
+        if not await self._load_and_replay():
             return await self._stop_early()
-        await self._publish(None)
+        await self._publish_policy(None)
         if self._config.mode == "eval":
             return await self._evaluate_only()
         await self._begin_eval()
         while self._version < self._config.steps:
-            batch = await self._or_drain(self._collect())
+            batch = await self._or_drain(self._collect_batch())
             if batch is None:
                 return await self._stop_early()
-            ruling = await judged(self._parts, batch, self._version, self._save)
-            if not ruling.resync and not await self._step(batch, ruling.settings):
+            ruling = await judge_batch(self._parts, batch, self._version, self._save_if_new)
+            if not ruling.resync and not await self._run_step(batch, ruling.settings):
                 return await self._stop_early(save=False)
-        return await self._finish()
+        return await self._finish_run()
 
     # --- steps of a run
 
-    async def _start(self) -> bool:
+    async def _load_and_replay(self) -> bool:
         """Load the newest checkpoint and replay the plans that were committed after it.
 
         A policy on the way that should have been evaluated and was not is evaluated first:
-        there is no way back to it. False when the drain came before the end.
-        """
+        there is no way back to it. Return False if the drain came before the end."""
         parts = self._parts
-        self._evals.reports = await parts.journal.evals()
-        newest = await parts.checkpoints.newest()
+        self._evals.reports = await parts.journal.load_eval_results()
+        newest = await parts.checkpoints.find_newest()
         with parts.watchdog.stage("start ranks"):
-            starting = parts.ranks.start(Path(newest.directory) if newest else None)
+            starting = parts.ranks.start_ranks(Path(newest.directory) if newest else None)
             info = await self._or_drain(starting)
         if info is None:
             return False
         self._version = self._saved_step = newest.step if newest else 0
         await check_weights_are_the_same(parts.dispatcher.lineage, parts.ranks, info)
         self._on_loaded(info)
-        parts.guard.loaded(info)
+        parts.guard.note_model(info)
         for plan in await parts.journal.plans_after(self._version):
             if plan.step != self._version + 1:
                 raise ReplayError(f"the journal has no plan for step {self._version + 1}")
-            if not await self._catch_up():
+            if not await self._catch_up_eval():
                 return False
-            await self._recorder.replayed(plan.step, await self._train(plan))
-            parts.status.update({}, step=self._version)
-        parts.status.update({}, step=self._version)
+            await self._recorder.record_replayed(plan.step, await self._train_plan(plan))
+            parts.status.update_metrics({}, step=self._version)
+        parts.status.update_metrics({}, step=self._version)
         _log.info("loaded", parameters=info.parameters, step=self._version)
-        self._watch.lap()
+        self._watch.end_lap()
         return True
 
-    async def _catch_up(self) -> bool:
-        """Do the evaluation of this version that an earlier start began; False when drained."""
-        if self._config.mode == "eval" or not self._evals.wanted(self._moment, self._version):
+    async def _catch_up_eval(self) -> bool:
+        """Do the evaluation of this version that an earlier start began.
+
+        Return False when drained."""
+        if self._config.mode == "eval" or not self._evals.is_due(self._eval_moment, self._version):
             return True
-        await self._publish(None, train=False)
+        await self._publish_policy(None, train=False)
         await self._begin_eval()
-        self._parts.status.enter(Phase.EVALUATING)
-        return await self._or_drain(self._evals.finish()) is not None
+        self._parts.status.enter_phase(Phase.EVALUATING)
+        return await self._or_drain(self._evals.wait_until_done()) is not None
 
-    async def _collect(self) -> Batch:
-        phase = Phase.EVALUATING if self._evals.running else Phase.SAMPLING
-        self._parts.status.enter(phase)
-        with self._watch.stage("rollout_wait"), self._parts.watchdog.stage("collect"):
-            return await self._parts.dispatcher.take_batch()
+    async def _collect_batch(self) -> Batch:
+        phase = Phase.EVALUATING if self._evals.is_running else Phase.SAMPLING
+        self._parts.status.enter_phase(phase)
+        with self._watch.time_stage("rollout_wait"), self._parts.watchdog.stage("collect"):
+            return await self._parts.dispatcher.wait_for_batch()
 
-    async def _step(self, batch: Batch, settings: StepSettings) -> bool:
-        """False when the drain came while an evaluation held the publication back: the plan is
-        journaled, and the next start evaluates and then trains again."""
+    async def _run_step(self, batch: Batch, settings: StepSettings) -> bool:
+        """Train on a batch and publish the result.
+
+        Return False if the drain came while an evaluation held the publication back: the plan
+        is journaled, and the next start evaluates and then trains again."""
         parts, base = self._parts, self._version
         bind_process(step=base + 1)
-        plan = Plan(base + 1, batch.attempts, settings)
+        plan = Plan(base + 1, batch.attempt_keys, settings)
         groups = [group.spec.group_id for group in batch.groups]
         filtered = [group.spec.group_id for group in batch.filtered]
-        snapshot = parts.dispatcher.learn(plan.step, batch)
+        snapshot = parts.dispatcher.learn_from_batch(plan.step, batch)
         epoch = parts.dispatcher.run_epoch
         await parts.journal.commit_plan(plan, epoch, groups, filtered, snapshot)
-        parts.dispatcher.journaled(snapshot)
-        parts.status.enter(Phase.TRAINING)
+        parts.dispatcher.mark_journaled(snapshot)
+        parts.status.enter_phase(Phase.TRAINING)
         sync = parts.broadcast.sync_seconds
         facts = {"step": plan.step, "attempts": len(plan.attempts)}
         stage = parts.watchdog.stage("train")
-        with self._watch.stage("train"), stage, trace.span("train", facts):
-            result = parts.guard.noted(await self._train(plan), base)
-        with self._watch.stage("eval_wait"):
-            if not await self._evals.hold(self._config.eval.hold_s, parts.drain):
+        with self._watch.time_stage("train"), stage, trace.span("train", facts):
+            result = parts.guard.with_metrics(await self._train_plan(plan), base)
+        with self._watch.time_stage("eval_wait"):
+            if not await self._evals.wait_at_most(self._config.eval.hold_s, parts.drain):
                 return False
-        await self._publish(batch)
-        if self._due(self._config.checkpoint.every):
-            await self._checkpoint()
-        await self._recorder.step(batch, result, self._watch.lap(), sync, base=base)
+        await self._publish_policy(batch)
+        if self._is_due(self._config.checkpoint.every):
+            await self._save_checkpoint()
+        await self._recorder.record_step(batch, result, self._watch.end_lap(), sync, base=base)
         await self._begin_eval()
         return True
 
-    async def _train(self, plan: Plan) -> StepResult:
+    async def _train_plan(self, plan: Plan) -> StepResult:
         attempts = await self._parts.journal.load_intact(plan.attempts)
         if not attempts:
             raise ReplayError(
@@ -160,94 +165,99 @@ class Loop:
                 f"the trajectories of step {plan.step} were pruned, and no checkpoint after it"
                 " can be read: restore a folder under checkpoints/, or start a new run"
             )
-        result = await self._parts.ranks.train(train_batch(plan.step, attempts, plan.settings))
+        result = await self._parts.ranks.train_step(
+            build_train_batch(plan.step, attempts, plan.settings)
+        )
         self._version = plan.step
         return result
 
-    async def _publish(self, batch: Batch | None, *, train: bool = True) -> None:
+    async def _publish_policy(self, batch: Batch | None, *, train: bool = True) -> None:
         """Announce the weights of this version, and free the slots of the step behind it.
 
-        Without `train` nothing is leased but evaluations.
-        """
+        Without `train` nothing is leased but evaluations."""
         parts = self._parts
-        parts.status.enter(Phase.PUBLISHING)
+        parts.status.enter_phase(Phase.PUBLISHING)
         stage = parts.watchdog.stage("publish")
-        with self._watch.stage("publish"), stage, trace.span("publish", {"step": self._version}):
-            publication = await parts.ranks.publish(self._version)
+        with (
+            self._watch.time_stage("publish"),
+            stage,
+            trace.span("publish", {"step": self._version}),
+        ):
+            publication = await parts.ranks.publish_weights(self._version)
         epoch, lineage = parts.dispatcher.run_epoch, parts.dispatcher.lineage
         policy = PolicyId(epoch, self._version, publication.fingerprint)
         known = lineage.fingerprints_of(self._version)
         if known and publication.fingerprint not in known:
             _log.warning("the replay gave other weights than before", version=self._version)
-        await parts.journal.published(policy)
+        await parts.journal.add_publication(policy)
         if parts.snapshots:
-            await parts.snapshots.announce(publication, policy)
+            await parts.snapshots.serve_publication(publication, policy)
         remaining = (self._config.steps - self._version) * self._config.groups_per_step
         rules = parts.dispatcher.book.rules
         train = train and self._config.mode == "train"
         parts.dispatcher.book.train_slots = min(rules.train_slots, remaining) if train else 0
         probes = parts.guard.probes_for(publication)
-        parts.broadcast.announce(Announcement(policy, publication, probes))
-        await parts.dispatcher.published(policy, batch)
+        parts.broadcast.announce_policy(Announcement(policy, publication, probes))
+        await parts.dispatcher.advance_policy(policy, batch)
         parts.status.policy = policy
         asyncio.get_running_loop().call_later(
-            self._config.publish_timeout_s, self._end_absent, policy
+            self._config.publish_timeout_s, self._end_absent_leases, policy
         )
 
-    async def _checkpoint(self) -> None:
-        with self._watch.stage("checkpoint"), self._parts.watchdog.stage("checkpoint"):
-            await self._parts.checkpoints.save(self._parts.ranks, self._version)
+    async def _save_checkpoint(self) -> None:
+        with self._watch.time_stage("checkpoint"), self._parts.watchdog.stage("checkpoint"):
+            await self._parts.checkpoints.save_step(self._parts.ranks, self._version)
         self._saved_step = self._version
 
-    async def _save(self) -> None:
+    async def _save_if_new(self) -> None:
         if self._saved_step < self._version:
-            await self._checkpoint()
+            await self._save_checkpoint()
 
-    async def _finish(self) -> bool:
-        await self._save()
-        if not await self._evals.hold(self._config.eval.hold_s, self._parts.drain):
+    async def _finish_run(self) -> bool:
+        await self._save_if_new()
+        if not await self._evals.wait_at_most(self._config.eval.hold_s, self._parts.drain):
             return await self._stop_early()
-        if self._evals.wanted("after", self._version):
+        if self._evals.is_due("after", self._version):
             return await self._evaluate_to_the_end("after")
-        return await self._done()
+        return await self._mark_done()
 
     async def _evaluate_only(self) -> bool:
-        """Mode `eval`: the newest policy of the run, on all sets."""
+        """Evaluate the newest policy of the run on all sets: mode `eval`."""
         if not self._parts.eval_sets:
             raise ConfigError("learner.mode is eval, but learner.eval.sets has no set to evaluate")
         return await self._evaluate_to_the_end("eval_only")
 
     async def _evaluate_to_the_end(self, moment: Moment) -> bool:
-        await self._evals.begin(moment)
-        self._parts.status.enter(Phase.EVALUATING)
-        if await self._or_drain(self._evals.finish()) is None:
+        await self._evals.begin_evaluation(moment)
+        self._parts.status.enter_phase(Phase.EVALUATING)
+        if await self._or_drain(self._evals.wait_until_done()) is None:
             return await self._stop_early()
-        return await self._done()
+        return await self._mark_done()
 
-    async def _done(self) -> bool:
-        await self._summarise()
-        self._parts.status.enter(Phase.DONE)
+    async def _mark_done(self) -> bool:
+        await self._write_summary()
+        self._parts.status.enter_phase(Phase.DONE)
         return True
 
     async def _stop_early(self, *, save: bool = True) -> bool:
-        """Drained: leave the run so that it can go on later."""
-        self._parts.status.enter(Phase.DRAINING)
-        await self._evals.cancel()
+        """Leave a drained run so that it can go on later."""
+        self._parts.status.enter_phase(Phase.DRAINING)
+        await self._evals.cancel_running()
         if save and self._config.mode == "train":
-            await self._save()
-        await self._summarise()
+            await self._save_if_new()
+        await self._write_summary()
         return False
 
     async def _begin_eval(self) -> None:
-        """Have the policy that was just published evaluated, if it should be."""
-        if self._evals.wanted(self._moment, self._version):
-            await self._evals.begin(self._moment)
+        """Begin to evaluate the policy that was just published, if it should be."""
+        if self._evals.is_due(self._eval_moment, self._version):
+            await self._evals.begin_evaluation(self._eval_moment)
 
     @property
-    def _moment(self) -> Moment:
+    def _eval_moment(self) -> Moment:
         return "before" if self._version == 0 else "during"
 
-    async def _summarise(self) -> None:
+    async def _write_summary(self) -> None:
         parts = self._parts
         await parts.journal.set_meta({"seconds": parts.clock.seconds})
         by_moment = {
@@ -259,23 +269,23 @@ class Loop:
             parts.clock.seconds,
             steps=self._version,
             seed=parts.seed,
-            accounts=await parts.journal.read(accounts),
+            accounts=await parts.journal.run_read(count_fates),
         )
 
     # --- small things
 
-    def _due(self, every: int) -> bool:
+    def _is_due(self, every: int) -> bool:
         return every > 0 and self._version > 0 and self._version % every == 0
 
-    def _end_absent(self, policy: PolicyId) -> None:
-        for worker_id in self._parts.broadcast.absent(policy):
+    def _end_absent_leases(self, policy: PolicyId) -> None:
+        for worker_id in self._parts.broadcast.list_absent(policy):
             _log.warning(
                 "a worker has not loaded in time", worker=worker_id, version=policy.version
             )
             self._parts.dispatcher.book.end_leases_of(worker_id)
 
     async def _or_drain(self, work: Coroutine[Any, Any, T]) -> T | None:
-        """The result of `work`, or None when the drain came first."""
+        """Return the result of `work`, or None if the drain came first."""
         task = asyncio.create_task(work)
         drained = asyncio.create_task(self._parts.drain.wait())
         try:

@@ -1,1 +1,1 @@
-"""Which task comes when: selection, curriculum, quarantine."""
+"""Order of the tasks: selection, curriculum, quarantine."""

@@ -1,11 +1,11 @@
-"""Which task comes when: a function of the seed, the sequence number and the changes that the
+"""Order of the tasks: a function of the seed, the sequence number and the changes that the
 journal had committed before it.
 
-Draws are numbered from 0, in windows of as many as a step takes. Which environment a number
-belongs to depends on nothing but the seed (`mixing`); which of its tasks, on how far the
-environment has come (`passes`) and on what is parked or quarantined. That changes only through
-`learn` and `flush`, whose result is journaled before anything that is drawn after it.
-"""
+Draws are numbered from 0, in windows of as many as a step takes. The environment of a number
+depends on nothing but the seed (`environment_mix`); which of its tasks is drawn depends on how
+far the environment has come (`task_passes`) and on what is parked or quarantined. That changes
+only through `learn_from_outcomes` and `flush_condemned`, whose result is journaled before
+anything that is drawn after it."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,17 +14,17 @@ from dataclasses import replace
 from services.common.log import get_logger
 from services.learner.config.sampling import SamplingConfig
 from services.learner.sampling.curriculum_changes import (
-    Change,
-    Cursor,
-    Event,
+    CurriculumChange,
+    CurriculumEvent,
     EventKind,
-    Standing,
-    Stored,
+    PassCursor,
+    StoredCurriculum,
+    TaskStanding,
     TaskState,
 )
-from services.learner.sampling.difficulty import Outcome, take_in
-from services.learner.sampling.environment_mix import Mixture
-from services.learner.sampling.task_passes import Passes
+from services.learner.sampling.difficulty import GroupOutcome, update_difficulty
+from services.learner.sampling.environment_mix import EnvironmentMix
+from services.learner.sampling.task_passes import TaskPasses
 from services.learner.sampling.tasks import Task
 
 _log = get_logger(__name__)
@@ -44,13 +44,14 @@ class Curriculum:
         *,
         seed: int,
         window: int,
-        stored: Stored | None = None,
+        stored: StoredCurriculum | None = None,
         seen: Iterable[str] = (),
     ) -> None:
-        """`window` is the number of groups of a step; `seen` are keys of tasks drawn before."""
+        """Create a curriculum; `window` is the number of groups of a step, `seen` are keys of
+        tasks drawn before."""
         if not tasks:
             raise ValueError("a curriculum needs at least one task")
-        stored = stored or Stored()
+        stored = stored or StoredCurriculum()
         self._config = config
         self._tasks: dict[str, list[Task]] = {}
         self._index: dict[str, tuple[str, int]] = {}
@@ -58,36 +59,36 @@ class Curriculum:
             own = self._tasks.setdefault(task.env_key, [])
             self._index[task.key] = (task.env_key, len(own))
             own.append(task)
-        self._mixture = Mixture(self.sizes, config, window=window, seed=seed)
+        self._mixture = EnvironmentMix(self.task_counts, config, window=window, seed=seed)
         self._window = window
         self._order: tuple[int, list[str]] = (-1, [])
-        self._states = {s.task: self._taken_up(s) for s in stored.tasks if s.task in self._index}
+        self._states = {s.task: self._adopt_state(s) for s in stored.tasks if s.task in self._index}
         # How many tasks of each environment stand how; active ones only once they were judged.
         self.standings = Counter((state.env, state.standing) for state in self._states.values())
-        self._passes = {env: self._resumed(env, stored, seed) for env in self._tasks}
+        self._passes = {env: self._resume_passes(env, stored, seed) for env in self._tasks}
         self._seen = set(seen) & self._index.keys()
         # The number of the next draw.
         self.number = stored.number
         # Since the last change: events, tasks that are not as they were, tasks to quarantine.
-        self._events: list[Event] = []
+        self._events: list[CurriculumEvent] = []
         self._dirty: dict[str, TaskState] = {}
         self._condemned: dict[str, str] = {}
         self._counts: Counter[tuple[str, EventKind]] = Counter()
 
     # --- drawing
 
-    def draw(self) -> Task:
-        """The task of group number `number`, which grows by one."""
+    def draw_task(self) -> Task:
+        """Draw the task of group number `number`, which grows by one."""
         turn, place = divmod(self.number, self._window)
         if self._order[0] != turn:
-            self._order = (turn, self._mixture.order(turn))
+            self._order = (turn, self._mixture.window_order(turn))
         env = self._order[1][place]
-        index, queued = self._passes[env].draw()
+        index, queued = self._passes[env].draw_index()
         task = self._tasks[env][index]
         if queued is not None:
-            state = self._touch(task.key)
+            state = self._touch_state(task.key)
             state.queued = queued
-            self._note(state, EventKind.PROBED, f"{state.standing} at {state.pass_rate:.2f}")
+            self._note_event(state, EventKind.PROBED, f"{state.standing} at {state.pass_rate:.2f}")
         self._seen.add(task.key)
         self.number += 1
         return task
@@ -95,129 +96,135 @@ class Curriculum:
     def catch_up(self, number: int) -> None:
         """Draw again what was drawn after the stored change, up to but without `number`."""
         while self.number < number:
-            self.draw()
+            self.draw_task()
 
     # --- learning
 
-    def learn(self, step: int, outcomes: Iterable[Outcome]) -> Change:
-        """What a step's groups showed. The caller journals the change before it draws."""
+    def learn_from_outcomes(self, step: int, outcomes: Iterable[GroupOutcome]) -> CurriculumChange:
+        """Learn from a step's outcomes. The caller journals the change before it draws."""
         if self._config.difficulty.enabled:
             for outcome in outcomes:
-                self._judge(outcome)
+                self._judge_outcome(outcome)
         self._quarantine_condemned()
-        return self._change(step)
+        return self._make_change(step)
 
-    def condemn(self, task_key: str, reason: str) -> None:
+    def condemn_task(self, task_key: str, reason: str) -> None:
         """Have a task quarantined by the next change."""
-        if task_key in self._index and self.standing(task_key) is not Standing.QUARANTINED:
+        if task_key in self._index and self.standing_of(task_key) is not TaskStanding.QUARANTINED:
             self._condemned.setdefault(task_key, reason)
 
-    def flush(self) -> Change | None:
-        """Quarantine what was condemned, if anything. The caller journals the change before it
-        draws."""
+    def flush_condemned(self) -> CurriculumChange | None:
+        """Quarantine what was condemned, if anything.
+
+        The caller journals the change before it draws."""
         if not self._condemned:
             return None
         self._quarantine_condemned()
-        return self._change(None)
+        return self._make_change(None)
 
     # --- what is known
 
     @property
-    def sizes(self) -> Mapping[str, int]:
-        """Tasks of each environment."""
+    def task_counts(self) -> Mapping[str, int]:
+        """Number of tasks of each environment."""
         return {env: len(own) for env, own in self._tasks.items()}
 
     @property
     def distinct_tasks(self) -> int:
-        """Tasks that were drawn at least once."""
+        """Number of tasks that were drawn at least once."""
         return len(self._seen)
 
-    def standing(self, task_key: str) -> Standing:
+    def standing_of(self, task_key: str) -> TaskStanding:
         state = self._states.get(task_key)
-        return state.standing if state else Standing.ACTIVE
+        return state.standing if state else TaskStanding.ACTIVE
 
-    def epoch(self, step: int) -> float:
-        """Epochs behind the first `step` steps: by steps, else by groups drawn per task."""
+    def epoch_at(self, step: int) -> float:
+        """Return the epochs behind `step` steps: by steps, else by groups drawn per task."""
         if self._config.epoch_steps:
             return step / self._config.epoch_steps
         return self.number / len(self._index)
 
-    def passes(self) -> Mapping[str, int]:
-        """Whole passes over each environment's tasks."""
+    def whole_passes(self) -> Mapping[str, int]:
+        """Count the whole passes over each environment's tasks."""
         return {env: passes.cursor.turn for env, passes in self._passes.items()}
 
     def take_counts(self) -> Counter[tuple[str, EventKind]]:
-        """Events of each environment since last asked."""
+        """Return the events of each environment since the last call."""
         taken, self._counts = self._counts, Counter()
         return taken
 
     # --- inside
 
-    def _taken_up(self, state: TaskState) -> TaskState:
-        """Without the difficulty curriculum nothing is parked."""
-        active = state.standing.parked and not self._config.difficulty.enabled
-        return replace(state, standing=Standing.ACTIVE if active else state.standing)
+    def _adopt_state(self, state: TaskState) -> TaskState:
+        """Adopt a stored state: without the difficulty curriculum nothing is parked."""
+        active = state.standing.is_parked and not self._config.difficulty.enabled
+        return replace(state, standing=TaskStanding.ACTIVE if active else state.standing)
 
-    def _resumed(self, env: str, stored: Stored, seed: int) -> Passes:
+    def _resume_passes(self, env: str, stored: StoredCurriculum, seed: int) -> TaskPasses:
         own = (
             (i, self._states[t.key])
             for i, t in enumerate(self._tasks[env])
             if t.key in self._states
         )
-        passes = Passes(
+        passes = TaskPasses(
             env,
             len(self._tasks[env]),
             seed=seed,
             probe_share=self._config.difficulty.probe_share,
-            cursor=stored.cursors.get(env, Cursor()),
+            cursor=stored.cursors.get(env, PassCursor()),
             states=own,
         )
-        if self._mixture.rates[env] and not passes.drawable:
+        if self._mixture.rates[env] and not passes.has_drawable:
             raise NoTasksError(
                 f"learner.tasks: all {passes.size} tasks of environment {env!r} are quarantined;"
                 " add others under new keys, or take it out of the mixture with a weight of 0"
             )
         return passes
 
-    def _judge(self, outcome: Outcome) -> None:
-        if self.standing(outcome.task) is Standing.QUARANTINED or outcome.task not in self._index:
+    def _judge_outcome(self, outcome: GroupOutcome) -> None:
+        if (
+            self.standing_of(outcome.task) is TaskStanding.QUARANTINED
+            or outcome.task not in self._index
+        ):
             return
-        state = self._touch(outcome.task)
+        state = self._touch_state(outcome.task)
         before = state.standing
-        self._stand(state, take_in(state, outcome, self._config.difficulty))
+        self._set_standing(state, update_difficulty(state, outcome, self._config.difficulty))
         passes, index = self._passes[state.env], self._index[state.task][1]
         rate = f"pass rate {state.pass_rate:.2f} after {state.groups} groups"
-        if state.standing.parked and not before.parked:
-            state.queued = passes.park(index)
-            self._note(state, EventKind.PARKED, f"{state.standing}: {rate}")
-        elif before.parked and not state.standing.parked:
-            passes.unpark(index)
-            self._note(state, EventKind.UNPARKED, f"no longer {before}: {rate}")
+        if state.standing.is_parked and not before.is_parked:
+            state.queued = passes.park_task(index)
+            self._note_event(state, EventKind.PARKED, f"{state.standing}: {rate}")
+        elif before.is_parked and not state.standing.is_parked:
+            passes.unpark_task(index)
+            self._note_event(state, EventKind.UNPARKED, f"no longer {before}: {rate}")
 
     def _quarantine_condemned(self) -> None:
         condemned, self._condemned = self._condemned, {}
         for task_key, reason in condemned.items():
-            state = self._touch(task_key)
+            state = self._touch_state(task_key)
             if not self._may_lose_one(state.env):
-                self._note(state, EventKind.QUARANTINE_REFUSED, reason)
+                self._note_event(state, EventKind.QUARANTINE_REFUSED, reason)
                 continue
-            self._stand(state, Standing.QUARANTINED)
-            self._passes[state.env].remove(self._index[task_key][1])
-            self._note(state, EventKind.QUARANTINED, reason)
+            self._set_standing(state, TaskStanding.QUARANTINED)
+            self._passes[state.env].remove_task(self._index[task_key][1])
+            self._note_event(state, EventKind.QUARANTINED, reason)
 
     def _may_lose_one(self, env: str) -> bool:
-        """Whether another task may be quarantined: one always may, unless it is the only one."""
+        """Return True if another task may be quarantined.
+
+        One always may, unless it is the only one."""
         size = len(self._tasks[env])
         most = min(max(1, int(size * self._config.quarantine_share)), size - 1)
-        return self.standings[env, Standing.QUARANTINED] < most
+        return self.standings[env, TaskStanding.QUARANTINED] < most
 
-    def _stand(self, state: TaskState, standing: Standing) -> None:
+    def _set_standing(self, state: TaskState, standing: TaskStanding) -> None:
         self.standings[state.env, state.standing] -= 1
         self.standings[state.env, standing] += 1
-        state.stand(standing, self._passes[state.env].cursor.turn)
+        state.set_standing(standing, self._passes[state.env].cursor.turn)
 
-    def _touch(self, task_key: str) -> TaskState:
-        """A task's state, to be journaled with the next change."""
+    def _touch_state(self, task_key: str) -> TaskState:
+        """Return a task's state, to be journaled with the next change."""
         state = self._states.get(task_key)
         if state is None:
             state = self._states[task_key] = TaskState(task_key, self._index[task_key][0])
@@ -225,8 +232,8 @@ class Curriculum:
         self._dirty[task_key] = state
         return state
 
-    def _note(self, state: TaskState, kind: EventKind, reason: str) -> None:
-        self._events.append(Event(state.task, state.env, kind, reason))
+    def _note_event(self, state: TaskState, kind: EventKind, reason: str) -> None:
+        self._events.append(CurriculumEvent(state.task, state.env, kind, reason))
         self._counts[state.env, kind] += 1
         facts = {"task": state.task, "env": state.env, "reason": reason}
         if kind is EventKind.QUARANTINE_REFUSED:
@@ -240,8 +247,8 @@ class Curriculum:
         elif kind is not EventKind.PROBED:
             _log.info(f"task {kind}", **facts)
 
-    def _change(self, step: int | None) -> Change:
-        change = Change(
+    def _make_change(self, step: int | None) -> CurriculumChange:
+        change = CurriculumChange(
             self.number,
             step,
             {env: passes.cursor for env, passes in self._passes.items()},

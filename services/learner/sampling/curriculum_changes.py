@@ -1,12 +1,12 @@
-"""What the journal keeps of the curriculum: where it stood, and what it thought of each task."""
+"""Journaled part of the curriculum: where it stood, and what it thought of each task."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 
-class Standing(StrEnum):
-    """Whether a task is drawn."""
+class TaskStanding(StrEnum):
+    """Status of a task: how it is drawn, if at all."""
 
     ACTIVE = "active"
     # Parked: drawn now and then, to see whether it still is so.
@@ -16,12 +16,12 @@ class Standing(StrEnum):
     QUARANTINED = "quarantined"
 
     @property
-    def parked(self) -> bool:
-        return self in (Standing.SOLVED, Standing.IMPOSSIBLE)
+    def is_parked(self) -> bool:
+        return self in (TaskStanding.SOLVED, TaskStanding.IMPOSSIBLE)
 
 
 class EventKind(StrEnum):
-    """What happened to a task."""
+    """Kind of a task's event."""
 
     PARKED = "parked"
     PROBED = "probed"
@@ -33,12 +33,12 @@ class EventKind(StrEnum):
 
 @dataclass(slots=True)
 class TaskState:
-    """What is known of one task. `passes` and `attempts` are sums over its groups, each group
+    """Knowledge about one task. `passes` and `attempts` are sums over its groups, each group
     weighing `decay` times as much as the next."""
 
     task: str
     env: str
-    standing: Standing = Standing.ACTIVE
+    standing: TaskStanding = TaskStanding.ACTIVE
     groups: int = 0
     passes: float = 0.0
     attempts: float = 0.0
@@ -49,16 +49,16 @@ class TaskState:
     turn: int = -1
     member: bool = True
 
-    def stand(self, standing: Standing, turn: int) -> None:
+    def set_standing(self, standing: TaskStanding, turn: int) -> None:
         """Change the standing during pass `turn` of its environment."""
-        was_active = self.standing is Standing.ACTIVE
-        if was_active != (standing is Standing.ACTIVE) and self.turn != turn:
+        was_active = self.standing is TaskStanding.ACTIVE
+        if was_active != (standing is TaskStanding.ACTIVE) and self.turn != turn:
             self.turn, self.member = turn, was_active
         self.standing = standing
 
     def in_pass(self, turn: int) -> bool:
-        """Whether the pass that is under way, `turn`, began with it."""
-        return self.member if self.turn == turn else self.standing is Standing.ACTIVE
+        """Return True if the pass in progress, `turn`, began with it."""
+        return self.member if self.turn == turn else self.standing is TaskStanding.ACTIVE
 
     @property
     def pass_rate(self) -> float:
@@ -66,7 +66,7 @@ class TaskState:
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class CurriculumEvent:
     """One entry of the curriculum's log."""
 
     task: str
@@ -77,8 +77,8 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True)
-class Cursor:
-    """How far one environment has come."""
+class PassCursor:
+    """Progress of one environment through its tasks."""
 
     drawn: int = 0
     # Which pass over its tasks, and the next place in it.
@@ -89,22 +89,22 @@ class Cursor:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
-    """What goes into the journal at once: it holds for every draw from `number` on."""
+class CurriculumChange:
+    """A change that is journaled at once: it holds for every draw from `number` on."""
 
     number: int
     # Of the plan that it was committed with; None when it came between two.
     step: int | None
-    cursors: Mapping[str, Cursor]
+    cursors: Mapping[str, PassCursor]
     # The tasks that are not as they were.
     tasks: tuple[TaskState, ...] = ()
-    events: tuple[Event, ...] = ()
+    events: tuple[CurriculumEvent, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredCurriculum:
     """The curriculum as the journal has it."""
 
     number: int = 0
-    cursors: Mapping[str, Cursor] = field(default_factory=dict[str, Cursor])
+    cursors: Mapping[str, PassCursor] = field(default_factory=dict[str, PassCursor])
     tasks: tuple[TaskState, ...] = ()

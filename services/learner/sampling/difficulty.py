@@ -1,15 +1,15 @@
-"""Which tasks the policy can learn nothing from now."""
+"""Difficulty of tasks: those that the policy can learn nothing from now."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from services.learner.config.sampling import DifficultyConfig
-from services.learner.sampling.curriculum_changes import Standing, TaskState
+from services.learner.sampling.curriculum_changes import TaskStanding, TaskState
 from services.learner.trajectory import PASS_REWARD
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class GroupOutcome:
     """The rewards of one group's graded attempts."""
 
     task: str
@@ -17,23 +17,24 @@ class Outcome:
 
     @property
     def has_signal(self) -> bool:
-        """Some attempt was better than another."""
+        """True if some attempt was better than another."""
         return len(set(self.rewards)) > 1
 
 
-def take_in(state: TaskState, outcome: Outcome, config: DifficultyConfig) -> Standing:
-    """Add a group to what is known of its task; returns how the task should stand.
+def update_difficulty(
+    state: TaskState, outcome: GroupOutcome, config: DifficultyConfig
+) -> TaskStanding:
+    """Add a group to what is known of its task; return how the task should stand.
 
     The pass rate is sum(decay^k passes_k) / sum(decay^k attempts_k) over its groups, k = 0 the
     newest: an exponentially weighted mean over attempts. A group with signal is never a reason
-    to park its task, whatever its pass rate: partial rewards teach without a pass.
-    """
+    to park its task, whatever its pass rate: partial rewards teach without a pass."""
     state.groups += 1
     passes = sum(reward >= PASS_REWARD for reward in outcome.rewards)
     state.passes = config.decay * state.passes + passes
     state.attempts = config.decay * state.attempts + len(outcome.rewards)
     if outcome.has_signal or state.groups < config.min_groups:
-        return Standing.ACTIVE
+        return TaskStanding.ACTIVE
     if state.pass_rate >= config.solved:
-        return Standing.SOLVED
-    return Standing.IMPOSSIBLE if state.pass_rate <= config.impossible else Standing.ACTIVE
+        return TaskStanding.SOLVED
+    return TaskStanding.IMPOSSIBLE if state.pass_rate <= config.impossible else TaskStanding.ACTIVE

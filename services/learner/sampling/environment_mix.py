@@ -1,7 +1,7 @@
-"""How many groups each environment gets of every step-sized window of draws, and in which order.
+"""Mixture of environments: how many groups each gets of every step-sized window of draws, and
+in which order.
 
-Stateless: a function of the seed, the sizes of the environments and the number of the window.
-"""
+Stateless: a function of the seed, the sizes of the environments and the number of the window."""
 
 import random
 from bisect import bisect_right
@@ -21,7 +21,7 @@ class MixtureError(ValueError):
     """The environments of the task file cannot be mixed as configured."""
 
 
-class Mixture:
+class EnvironmentMix:
     """Environments in windows of `window` draws; raises MixtureError when they do not fit."""
 
     def __init__(
@@ -35,28 +35,27 @@ class Mixture:
                 f"learner.sampling.min_per_env is {self._least}, which for {len(sizes)}"
                 f" environments is more than learner.groups_per_step, {window}"
             )
-        self.rates = _rates(_weights(sizes, config), window, self._least)
+        self.rates = _window_rates(_resolve_weights(sizes, config), window, self._least)
         self._edges = list(accumulate(self.rates[name] - self._least for name in self._names))
         self._phase = random.Random(f"{seed}/mixture").random()
 
-    def counts(self, number: int) -> list[int]:
-        """Groups of each environment, by name, in the `number`-th window.
+    def window_counts(self, number: int) -> list[int]:
+        """Count the groups of each environment, by name, in the `number`-th window.
 
         Beyond its minimum, each gets the points u, u + 1, u + 2, ... that fall into its stretch
         of the line on which the environments lie side by side, each as long as its rate
-        (systematic sampling). u runs through multiples of the golden ratio, so that the sum over
-        w windows differs from w times the rate by O(log w).
-        """
+        (systematic sampling). u runs through multiples of the golden ratio, so that the sum
+        over w windows differs from w times the rate by O(log w)."""
         counts = [self._least] * len(self._names)
         first = (self._phase + number * _GOLDEN) % 1.0
         for point in range(self._window - self._least * len(self._names)):
             place = bisect_right(self._edges, first + point + _ROUNDING)
-            counts[min(place, self._last)] += 1
+            counts[min(place, self._last_index)] += 1
         return counts
 
-    def order(self, number: int) -> list[str]:
-        """The window's environments draw by draw: each spread evenly over the window."""
-        counts = self.counts(number)
+    def window_order(self, number: int) -> list[str]:
+        """Return the window's environments draw by draw: each spread evenly over the window."""
+        counts = self.window_counts(number)
         places = [
             ((turn + 0.5) / count, index)
             for index, count in enumerate(counts)
@@ -65,12 +64,12 @@ class Mixture:
         return [self._names[index] for _, index in sorted(places)]
 
     @property
-    def _last(self) -> int:
-        """The last environment that has a stretch of the line."""
+    def _last_index(self) -> int:
+        """Index of the last environment that has a stretch of the line."""
         return max(i for i, name in enumerate(self._names) if self.rates[name] > self._least)
 
 
-def _weights(sizes: Mapping[str, int], config: SamplingConfig) -> dict[str, float]:
+def _resolve_weights(sizes: Mapping[str, int], config: SamplingConfig) -> dict[str, float]:
     if config.mixing == "uniform":
         return dict.fromkeys(sizes, 1.0)
     if config.mixing == "proportional":
@@ -88,12 +87,11 @@ def _weights(sizes: Mapping[str, int], config: SamplingConfig) -> dict[str, floa
     return dict(config.weights)
 
 
-def _rates(weights: Mapping[str, float], window: int, least: int) -> dict[str, float]:
-    """Expected groups of a window: proportional to the weights, but at least `least` each.
+def _window_rates(weights: Mapping[str, float], window: int, least: int) -> dict[str, float]:
+    """Return expected groups of a window: proportional to the weights, at least `least` each.
 
-    Where the minimum is more than an environment's weight gives it, the others share what is
-    left in proportion to theirs.
-    """
+    If the minimum is more than an environment's weight gives it, the others share what is left
+    in proportion to theirs."""
     floored: set[str] = set()
     while True:
         free = {name: weight for name, weight in weights.items() if name not in floored}

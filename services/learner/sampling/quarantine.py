@@ -1,9 +1,8 @@
-"""Whether it is a task that cannot be graded, or the world around it. No clock of its own.
+"""Blame for a task without grades: on the task, or on the world around it. No own clock.
 
 A task that failed is given up. It is quarantined only when another task of its environment was
 graded by a try that was under way in the meantime: while a gateway or an environment is down,
-nothing is, and no task is to blame.
-"""
+nothing is, and no task is to blame."""
 
 from collections import OrderedDict, deque
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ _WAITING = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Suspect:
+class SuspectTask:
     """A task that was given up, and from when to when it was tried, in monotonic seconds."""
 
     task: str
@@ -22,29 +21,29 @@ class Suspect:
 
 
 class Witnesses:
-    """What was graded lately, and who waits for something to be graded, by environment."""
+    """Tasks that were graded lately, and those that wait for one to be, by environment."""
 
     def __init__(self) -> None:
         # When a try of a task was graded last: of the two tasks that were last.
         self._graded: dict[str, OrderedDict[str, float]] = {}
-        self._waiting: dict[str, deque[Suspect]] = {}
+        self._waiting: dict[str, deque[SuspectTask]] = {}
 
-    def graded(self, env: str, task: str, began: float, ended: float) -> list[Suspect]:
-        """A try was graded; returns the tasks that it shows to be at fault themselves."""
+    def note_graded(self, env: str, task: str, began: float, ended: float) -> list[SuspectTask]:
+        """Note a graded try; return the tasks that it shows to be at fault themselves."""
         lately = self._graded.setdefault(env, OrderedDict())
         lately[task] = ended
         lately.move_to_end(task)
         while len(lately) > 2:
             lately.popitem(last=False)
-        waiting = self._waiting.pop(env, deque[Suspect]())
+        waiting = self._waiting.pop(env, deque[SuspectTask]())
         guilty = [s for s in waiting if s.task != task and began <= s.ended]
         left = [s for s in waiting if s.task != task and began > s.ended]
         if left:
             self._waiting[env] = deque(left, maxlen=_WAITING)
         return guilty
 
-    def suspect(self, env: str, suspect: Suspect) -> bool:
-        """Whether a task is at fault itself; when nobody knows yet, `graded` may tell later."""
+    def judge_suspect(self, env: str, suspect: SuspectTask) -> bool:
+        """Return True if a task is itself at fault; otherwise `note_graded` may tell later."""
         lately = self._graded.get(env, {})
         if any(task != suspect.task and at >= suspect.began for task, at in lately.items()):
             return True

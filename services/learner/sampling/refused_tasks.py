@@ -12,9 +12,9 @@ from services.learner.types import FailureKind
 # must fail for one reason before it counts as one that cannot work.
 _TASKS, _FAILED_TASKS = 8, 3
 # Of an environment, its verifiers or the engine; others are troubles of our own, that may pass.
-_TELLING = (FailureKind.ENV_LOST, FailureKind.NO_GRADE, FailureKind.ENGINE_ERROR)
+_CONCLUSIVE = (FailureKind.ENV_LOST, FailureKind.NO_GRADE, FailureKind.ENGINE_ERROR)
 # The gateway itself is away, and started anew; or others have all places.
-_PASSING = (
+_TRANSIENT = (
     *("UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED", "DRAINING", "QUEUE_FULL", "EPISODE_LOST"),
     *("throttled", "no_place"),
 )
@@ -23,26 +23,27 @@ _NUMBERS = re.compile(r"[0-9a-f]{8,}|\d+")
 
 
 class Refusal(StrEnum):
-    """The reasons of `OpenEpisode` that trying again does not change; a rollout worker begins
-    the detail of a failed try with them."""
+    """Reasons of `OpenEpisode` that do not change on a retry; a rollout worker begins the
+    detail of a failed try with them."""
 
     UNKNOWN_ENVIRONMENT = "UNKNOWN_ENVIRONMENT"
     BAD_TASK = "BAD_TASK"
 
 
-def refusal_of(tries: Sequence[Trajectory]) -> tuple[Refusal, str] | None:
-    """Why the gateway refused every one of these tries, with its words; None when it did not."""
-    found = [_refusal(trajectory) for trajectory in tries]
+def common_refusal(tries: Sequence[Trajectory]) -> tuple[Refusal, str] | None:
+    """Return why the gateway refused all of these tries, with its words; None if it did not."""
+    found = [_parse_refusal(trajectory) for trajectory in tries]
     if not found or found[0] is None or any(other != found[0] for other in found):
         return None
     return found[0], tries[-1].detail
 
 
-class Refusals:
-    """Which environments ever opened an episode in this run, and who was refused."""
+class RefusalHistory:
+    """Environments that opened an episode in this run, and those that were refused."""
 
     def __init__(self, sizes: Mapping[str, int], opened: Iterable[str]) -> None:
-        """`sizes` are numbers of tasks; `opened` are the environments that had an episode."""
+        """Create it; `sizes` are numbers of tasks, `opened` the environments with an
+        episode."""
         self._sizes = sizes
         self._opened = set(opened)
         # When the first task of an environment was refused, and which ones were.
@@ -52,7 +53,7 @@ class Refusals:
         self._worked = bool(self._opened)
         self._failed: dict[str, tuple[float, str, set[str]]] = {}
 
-    def tried(self, env: str, trajectory: Trajectory) -> None:
+    def note_attempt(self, env: str, trajectory: Trajectory) -> None:
         """Note what a try says about its environment."""
         if trajectory.reward is not None or trajectory.counts.open_s or trajectory.counts.turns:
             self._opened.add(env)
@@ -60,14 +61,13 @@ class Refusals:
         if trajectory.reward is not None:
             self._worked = True
 
-    def refused(
+    def note_refused(
         self, env: str, task: str, refusal: Refusal, detail: str, *, at: float, open_since: float
     ) -> str:
-        """A task was refused at `at`; returns why the run cannot go on, or nothing.
+        """Note that a task was refused at `at`; return why the run cannot go on, or nothing.
 
-        A group that is at work since before the first refusal, `open_since`, may still show that
-        the environment has good tasks too.
-        """
+        A group that is at work since before the first refusal, `open_since`, may still show
+        that the environment has good tasks too."""
         if env in self._opened:
             return ""
         first, tasks = self._refused.setdefault(env, (at, set()))
@@ -84,11 +84,11 @@ class Refusals:
             f" opened in this run: of {task!r} it says {detail}"
         )
 
-    def failed(
+    def note_failed(
         self, env: str, task: str, tries: Sequence[Trajectory], *, at: float, open_since: float
     ) -> str:
-        """Every try of a group failed, the last at `at`; returns why the run cannot go on, or
-        nothing. `open_since`: see `refused`."""
+        """Note that every try of a group failed, the last at `at`; return why the run cannot go
+        on, or nothing. `open_since`: see `note_refused`."""
         reason = _same_reason(tries)
         if self._worked or not reason:
             return ""
@@ -108,20 +108,20 @@ class Refusals:
 
 
 def _same_reason(tries: Sequence[Trajectory]) -> str:
-    """The reason for which all of these failed; "" where there are several, or none to tell."""
-    reasons = {_reason(each) for each in tries}
+    """Return the reason why all of these failed; "" if there are several or none."""
+    reasons = {_failure_reason(each) for each in tries}
     return reasons.pop() if len(reasons) == 1 else ""
 
 
-def _reason(trajectory: Trajectory) -> str:
-    passing = trajectory.detail.partition(":")[0] in _PASSING
-    if trajectory.failure not in _TELLING or passing or not trajectory.detail:
+def _failure_reason(trajectory: Trajectory) -> str:
+    passing = trajectory.detail.partition(":")[0] in _TRANSIENT
+    if trajectory.failure not in _CONCLUSIVE or passing or not trajectory.detail:
         return ""
     detail = _NUMBERS.sub("#", trajectory.detail)
     return f"{trajectory.failure} {trajectory.no_grade} {detail}"
 
 
-def _refusal(trajectory: Trajectory) -> Refusal | None:
+def _parse_refusal(trajectory: Trajectory) -> Refusal | None:
     if trajectory.failure is not FailureKind.ENV_LOST:
         return None
     reason = trajectory.detail.partition(":")[0]

@@ -1,9 +1,9 @@
-"""Which tasks of a file a run uses: `[learner.select]`.
+"""Selection of a file's tasks for a run: `[learner.select]`.
 
 Filters look at one task each, so they leave the same tasks whatever else is in the file. The
 `max_tasks` that are taken in the end are those with the lowest hashes of seed and key: another
-order of the file changes nothing, and a task that is added takes the place of at most one other.
-"""
+order of the file changes nothing, and a task that is added takes the place of at most one
+other."""
 
 import hashlib
 import json
@@ -28,28 +28,30 @@ class _Filter:
 
     key: str
     wanted: Sequence[str]
-    of: Callable[[Task], str]
+    value_of: Callable[[Task], str]
 
 
-def select(tasks: Sequence[Task], config: SelectConfig, *, path: str, seed: int) -> list[Task]:
-    """The training tasks of the file `path`, in its order. Raises SelectionError."""
+def select_tasks(
+    tasks: Sequence[Task], config: SelectConfig, *, path: str, seed: int
+) -> list[Task]:
+    """Select the training tasks of the file `path`, in its order. Raises SelectionError."""
     _check_environments(tasks, config, path)
-    left = select_for_evaluation(tasks, config, path=path)
+    left = select_eval_tasks(tasks, config, path=path)
     if config.max_tasks is None or len(left) <= config.max_tasks:
         return left
-    chosen = {task.key for task in sorted(left, key=_place(seed))[: config.max_tasks]}
+    chosen = {task.key for task in sorted(left, key=_selection_hash(seed))[: config.max_tasks]}
     return [task for task in left if task.key in chosen]
 
 
-def select_for_evaluation(tasks: Sequence[Task], config: SelectConfig, *, path: str) -> list[Task]:
-    """All tasks of the file `path` that pass the filters. Raises SelectionError if none does."""
+def select_eval_tasks(tasks: Sequence[Task], config: SelectConfig, *, path: str) -> list[Task]:
+    """Select all tasks of the file `path` that pass. Raises SelectionError if none does."""
     left = list(tasks)
     told: list[str] = []
-    for each in _filters(config):
-        before, left = left, [task for task in left if each.of(task) in each.wanted]
+    for each in _active_filters(config):
+        before, left = left, [task for task in left if each.value_of(task) in each.wanted]
         told.append(f"  {each.key} = {', '.join(each.wanted)}: {len(left)} of {len(before)}")
         if not left:
-            told[-1] += f"; these have {_values(each, before)}"
+            told[-1] += f"; these have {_format_values(each, before)}"
             raise SelectionError(
                 "\n".join(
                     [f"learner.select leaves none of the {len(tasks)} tasks of {path}", *told]
@@ -58,8 +60,8 @@ def select_for_evaluation(tasks: Sequence[Task], config: SelectConfig, *, path: 
     return left
 
 
-def _filters(config: SelectConfig) -> list[_Filter]:
-    """Those that are set, in the order in which they are applied."""
+def _active_filters(config: SelectConfig) -> list[_Filter]:
+    """Return the filters that are set, in the order in which they are applied."""
     facts = [
         _Filter("modality", [config.modality or ""], lambda task: modality_of(task.json)),
         _Filter("env_keys", config.env_keys, lambda task: task.env_key),
@@ -70,17 +72,17 @@ def _filters(config: SelectConfig) -> list[_Filter]:
 
 
 def _field_of(name: str) -> Callable[[Task], str]:
-    """A field of a task's JSON as text; empty where there is none."""
+    """Return a reader of one field of a task's JSON as text; empty if there is none."""
 
-    def read(task: Task) -> str:
+    def read_field(task: Task) -> str:
         value = json.loads(task.json).get(name)
         return "" if value is None else str(value)
 
-    return read
+    return read_field
 
 
-def _values(each: _Filter, tasks: Sequence[Task]) -> str:
-    found = sorted({each.of(task) or f"no {each.key}" for task in tasks})
+def _format_values(each: _Filter, tasks: Sequence[Task]) -> str:
+    found = sorted({each.value_of(task) or f"no {each.key}" for task in tasks})
     more = f" and {len(found) - _SHOWN} others" if len(found) > _SHOWN else ""
     return ", ".join(found[:_SHOWN]) + more
 
@@ -95,5 +97,5 @@ def _check_environments(tasks: Sequence[Task], config: SelectConfig, path: str) 
             )
 
 
-def _place(seed: int) -> Callable[[Task], bytes]:
+def _selection_hash(seed: int) -> Callable[[Task], bytes]:
     return lambda task: hashlib.sha256(f"{seed}/{task.key}".encode()).digest()

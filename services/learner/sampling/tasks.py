@@ -27,7 +27,7 @@ class Task:
     @property
     def needs(self) -> frozenset[str]:
         """Capabilities that a worker must have for it, in the words of LeaseGroup."""
-        return _needs(self.json)
+        return _required_capabilities(self.json)
 
 
 def load_tasks(path: Path) -> list[Task]:
@@ -46,31 +46,33 @@ def load_tasks(path: Path) -> list[Task]:
             f'{path}: expected a JSON array of tasks, or an object with the key "tasks"'
             " that holds one, and at least one task in it"
         )
-    tasks = [_task(row, f"{path}: task {number}") for number, row in enumerate(rows)]
+    tasks = [_parse_task(row, f"{path}: task {number}") for number, row in enumerate(rows)]
     _refuse_repeats(tasks, path)
     return tasks
 
 
 def modality_of(text: str) -> str:
-    """How the policy acts in a task, given its JSON."""
+    """Return how the policy acts in a task, given its JSON."""
     return json.loads(text).get("task_modality") or "tool_use"
 
 
 @lru_cache(maxsize=4096)
-def _needs(text: str) -> frozenset[str]:
+def _required_capabilities(text: str) -> frozenset[str]:
     return frozenset({IMAGES}) if modality_of(text) in _WITH_IMAGES else frozenset()
 
 
-def _task(row: object, where: str) -> Task:
+def _parse_task(row: object, where: str) -> Task:
     if not isinstance(row, dict):
         raise TaskFileError(f"{where}: expected an object, got {type(row).__name__}")
-    key = _text(row, ("key", "task_key"), where)
+    key = _require_text(row, ("key", "task_key"), where)
     where = f"{where} ({key})"
-    _text(row, ("prompt",), where)
-    return Task(key, _text(row, ("env_key", "env_id"), where), json.dumps(row, ensure_ascii=False))
+    _require_text(row, ("prompt",), where)
+    return Task(
+        key, _require_text(row, ("env_key", "env_id"), where), json.dumps(row, ensure_ascii=False)
+    )
 
 
-def _text(row: Mapping[str, Any], names: Sequence[str], where: str) -> str:
+def _require_text(row: Mapping[str, Any], names: Sequence[str], where: str) -> str:
     for name in names:
         value = row.get(name)
         if isinstance(value, str) and value.strip():

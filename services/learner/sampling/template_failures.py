@@ -1,27 +1,27 @@
-"""Tells a hostile task from a chat template that cannot show the policy what it should read."""
+"""Detection of a chat template that cannot show the policy what it should read, as opposed to
+one hostile task."""
 
 # Groups, of different tasks, after which it is the template.
 _GROUPS = 3
 
 
-class Unrendered:
-    """The groups of one start of the run that were dropped as TEMPLATE_ERROR."""
+class TemplateFailures:
+    """Groups of one start of the run that were dropped as TEMPLATE_ERROR."""
 
     def __init__(self, tasks: int) -> None:
-        """`tasks` is how many the run has."""
+        """Create it; `tasks` is how many the run has."""
         self._few = min(_GROUPS, tasks)
         self._tasks: set[str] = set()
         self._in_a_row = 0
 
-    def completed(self) -> None:
-        """A group came to its end without one."""
+    def note_complete(self) -> None:
+        """Note a group that ended without one."""
         self._in_a_row = 0
 
-    def dropped(self, task: str, detail: str) -> str:
-        """A group of `task` was dropped; returns why the run cannot go on, or nothing.
+    def note_dropped(self, task: str, detail: str) -> str:
+        """Note a dropped group of `task`; return why the run cannot go on, or nothing.
 
-        A run of fewer tasks ends when all of them fail, and nothing else was played in between.
-        """
+        A run of fewer tasks ends when all of them fail, and nothing else was played in between."""
         self._tasks.add(task)
         self._in_a_row += 1
         all_fail = len(self._tasks) >= self._few and self._in_a_row >= _GROUPS

@@ -1,1 +1,2 @@
-"""The metrics of a step and the trackers that log them. Every name is in docs/metrics.md."""
+"""Metrics of a step, and the trackers that log them. Every name is in docs/metrics.md. Start
+reading at `recorder.py`."""

@@ -1,4 +1,4 @@
-"""The trackers of a run, as its spec lists them. Each vendor is imported where it is listed."""
+"""Construction of a run's trackers from its spec. Only listed vendors are imported."""
 
 import importlib
 from collections.abc import Mapping
@@ -11,35 +11,37 @@ from services.learner.ports import Tracker
 from services.learner.tracking.adapters.console import ConsoleTracker
 from services.learner.tracking.adapters.jsonl import JsonlTracker
 from services.learner.tracking.background_tracker import BackgroundTracker
-from services.learner.tracking.public_spec import public
-from services.learner.tracking.trackers import Trackers
+from services.learner.tracking.public_spec import redact_spec
+from services.learner.tracking.trackers import CompositeTracker
 
 METRICS_FILE = "metrics.jsonl"
 
 
-def trackers_of(
+def build_trackers(
     config: TrackingConfig, run_id: str, run_dir: Path, spec: Mapping[str, Any]
-) -> Trackers:
-    """Raises ConfigError for a package that is not installed and a file that is not writable."""
+) -> CompositeTracker:
+    """Build the trackers of a run.
 
-    def made(backend: Backend) -> Tracker:
+    Raises ConfigError for a package that is not installed and a file that is not writable."""
+
+    def build_tracker(backend: Backend) -> Tracker:
         match backend:
             case "console":
                 return ConsoleTracker()
             case "jsonl":
                 tracker: Tracker = JsonlTracker(run_dir / METRICS_FILE)
             case "tensorboard":
-                module = _module("tensorboard")
+                module = _import_adapter("tensorboard")
                 tracker = module.TensorboardTracker(run_dir / "tensorboard")
             case "wandb":
-                module = _module("wandb")
-                tracker = module.WandbTracker(config, run_id, run_dir, public(spec))
+                module = _import_adapter("wandb")
+                tracker = module.WandbTracker(config, run_id, run_dir, redact_spec(spec))
         return BackgroundTracker(tracker, backend)
 
-    return Trackers([made(backend) for backend in config.backends])
+    return CompositeTracker([build_tracker(backend) for backend in config.backends])
 
 
-def _module(vendor: str) -> Any:
+def _import_adapter(vendor: str) -> Any:
     try:
         return importlib.import_module(f"services.learner.tracking.adapters.{vendor}")
     except ImportError as error:

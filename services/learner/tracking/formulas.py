@@ -1,8 +1,7 @@
-"""The metrics of one step: names and formulas.
+"""Names and formulas of the metrics of one step.
 
-r is an attempt's reward, groups are the attempts at one task, a pass is r >= 1. An `/` in an
-environment's name becomes `_`.
-"""
+r is an attempt's reward, groups are the attempts at one task, a pass is r >= 1. A `/` in an
+environment's name becomes `_`."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,14 +9,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from services.learner.groups.batcher import Batch, ReadyGroup, Record
-from services.learner.groups.counters import Counters, Tally
+from services.learner.groups.batcher import AttemptRecord, Batch, ReadyGroup
+from services.learner.groups.counters import StepCounters, Tally
 from services.learner.trajectory import PASS_REWARD
 
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """Seconds of one step's stages; `step` is from the end of the step before to its own."""
+    """Seconds of one step's stages; `step` runs from the end of the previous step to its own
+    end."""
 
     rollout_wait: float
     # From the first lease of the step's groups to the end of the last.
@@ -57,7 +57,7 @@ def reward_metrics(groups: Sequence[ReadyGroup]) -> dict[str, float]:
         metrics[f"{prefix}/pass_at_n"] = _mean(max(g.rewards) >= PASS_REWARD for g in own)
         metrics[f"{prefix}/pass_at_1"] = _pass_at_1(own)
         metrics[f"{prefix}/variance_per_prompt"] = _mean(float(np.var(g.rewards)) for g in own)
-        metrics[f"{prefix}/signal_ratio"] = _mean(not g.constant for g in own)
+        metrics[f"{prefix}/signal_ratio"] = _mean(not g.is_constant for g in own)
         metrics[f"{prefix}/mean_positive_reward"] = _mean(positive)
     return metrics
 
@@ -88,23 +88,24 @@ def environment_metrics(
         metrics[f"{prefix}/repeat_rate"] = sum(t.counts.repeats for t in attempts) / max(1, calls)
         opened = [t.counts.open_s for t in attempts]
         called = [turn.tools_s for t in attempts for turn in t.turns if turn.tools_s > 0]
-        metrics.update(_quantiles(f"{prefix}/open_seconds", opened))
-        metrics.update(_quantiles(f"{prefix}/call_seconds", called))
+        metrics.update(_quantile_metrics(f"{prefix}/open_seconds", opened))
+        metrics.update(_quantile_metrics(f"{prefix}/call_seconds", called))
     ungraded = Counter(no_grade)
     for env, count in tries.items():
-        metrics[f"environment/{_plain(env)}/no_grade_rate"] = ungraded[env] / max(1, count)
+        metrics[f"environment/{_env_label(env)}/no_grade_rate"] = ungraded[env] / max(1, count)
     return metrics
 
 
 def staleness_metrics(batch: Batch, version: int, tally: Tally) -> dict[str, float]:
-    """`async/*` but for the counts of dropped groups.
+    """`async/*` except the counts of dropped groups.
 
     Staleness of an attempt: the trainer's version at the step's start minus the oldest version
     that wrote any of it. `drop_bias_ks` is the Kolmogorov-Smirnov distance between the lengths
     (in policy tokens) of recent stale attempts and of recent trained ones: 0 when dropping is
-    blind to length, up to 1.
-    """
-    lags = [version - oldest for r in _records(batch) if (oldest := r.oldest_version) is not None]
+    blind to length, up to 1."""
+    lags = [
+        version - oldest for r in _graded_records(batch) if (oldest := r.oldest_version) is not None
+    ]
     return {
         "async/staleness_mean": _mean(lags),
         "async/staleness_max": float(max(lags, default=0)),
@@ -112,7 +113,7 @@ def staleness_metrics(batch: Batch, version: int, tally: Tally) -> dict[str, flo
     }
 
 
-def failure_metrics(counters: Counters) -> dict[str, float]:
+def failure_metrics(counters: StepCounters) -> dict[str, float]:
     """`failures/{kind}`: failed tries by kind, those of them that the env_gateway refused to open,
     dropped groups by reason, and tasks that were given up, since last time."""
     metrics = {f"failures/{kind}": float(n) for kind, n in counters.failures.items()}
@@ -147,12 +148,12 @@ def timing_metrics(times: StepTimes) -> dict[str, float]:
 
 
 def train_throughput(batch: Batch, times: StepTimes) -> dict[str, float]:
-    """Tokens of all trained sequences, prompts included, / seconds of training."""
+    """Tokens of all trained sequences, including prompts, per second of training."""
     trained = sum(r.total_tokens for group in batch.groups for r in group.graded)
     return {"throughput/tokens_per_sec_train": trained / max(times.train, 1e-9)}
 
 
-def cost_metrics(batch: Batch, counters: Counters) -> dict[str, float]:
+def cost_metrics(batch: Batch, counters: StepCounters) -> dict[str, float]:
     """`cost/*`, in tokens that a policy wrote, since the step before.
 
     - sampled_tokens: received, those of evaluations and of failed tries included
@@ -178,14 +179,14 @@ def ks_distance(first: Iterable[float], second: Iterable[float]) -> float:
     return float(np.abs(below_a - below_b).max())
 
 
-def _records(batch: Batch) -> list[Record]:
+def _graded_records(batch: Batch) -> list[AttemptRecord]:
     return [record for group in batch.all_groups for record in group.graded]
 
 
 def _by_env(groups: Sequence[ReadyGroup]) -> dict[str, list[ReadyGroup]]:
     found: dict[str, list[ReadyGroup]] = {}
     for group in groups:
-        found.setdefault(_plain(group.spec.task.env_key), []).append(group)
+        found.setdefault(_env_label(group.spec.task.env_key), []).append(group)
     return dict(sorted(found.items()))
 
 
@@ -193,14 +194,14 @@ def _pass_at_1(groups: Sequence[ReadyGroup]) -> float:
     return _mean(_mean(r >= PASS_REWARD for r in group.rewards) for group in groups)
 
 
-def _quantiles(name: str, values: Sequence[float]) -> dict[str, float]:
+def _quantile_metrics(name: str, values: Sequence[float]) -> dict[str, float]:
     if not values:
         return {}
     middle, high = np.quantile(values, [0.5, 0.95])
     return {f"{name}_p50": float(middle), f"{name}_p95": float(high)}
 
 
-def _plain(env: str) -> str:
+def _env_label(env: str) -> str:
     return env.replace("/", "_")
 
 

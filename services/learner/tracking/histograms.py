@@ -1,20 +1,20 @@
-"""How the values behind the means of a step are spread."""
+"""Histograms of the values behind a step's means."""
 
 from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from services.learner.groups.batcher import ReadyGroup, Record
+from services.learner.groups.batcher import AttemptRecord, ReadyGroup
 from services.learner.types import Histogram
 
 _BINS = 32
 
 
-def histogram(values: Iterable[float], bins: int = _BINS) -> Histogram | None:
-    """Equal bins from the least to the greatest value, those within their bins; None of nothing.
+def build_histogram(values: Iterable[float], bins: int = _BINS) -> Histogram | None:
+    """Count values in equal bins between the smallest and the largest; return None when there are
+    none.
 
-    Bins of whole numbers that lie close together are one wide. What is not finite is left out.
-    """
+    Whole numbers close together get bins of width one. Non-finite values are left out."""
     found = np.fromiter(values, np.float64)
     found = found[np.isfinite(found)]
     if not len(found):
@@ -30,26 +30,25 @@ def histogram(values: Iterable[float], bins: int = _BINS) -> Histogram | None:
 
 
 def step_histograms(groups: Sequence[ReadyGroup], version: int) -> dict[str, Histogram]:
-    """Over the step's graded attempts, those of filtered groups included.
+    """Histograms over the step's graded attempts, including those of filtered groups.
 
     - reward/distribution: r
     - environment/turns, environment/policy_tokens: turns and tokens of the policy's own
     - environment/episode_seconds: opening, generating, tools and grading
-    - async/staleness: `version` minus the oldest version that wrote any of it
-    """
+    - async/staleness: `version` minus the oldest version that wrote any of it"""
     records = [record for group in groups for record in group.graded]
     spread = {
-        "reward/distribution": histogram(r for group in groups for r in group.rewards),
-        "environment/turns": histogram(r.trajectory.counts.turns for r in records),
-        "environment/policy_tokens": histogram(r.policy_tokens for r in records),
-        "environment/episode_seconds": histogram(_seconds(r) for r in records),
-        "async/staleness": histogram(
+        "reward/distribution": build_histogram(r for group in groups for r in group.rewards),
+        "environment/turns": build_histogram(r.trajectory.counts.turns for r in records),
+        "environment/policy_tokens": build_histogram(r.policy_tokens for r in records),
+        "environment/episode_seconds": build_histogram(_episode_seconds(r) for r in records),
+        "async/staleness": build_histogram(
             version - r.oldest_version for r in records if r.oldest_version is not None
         ),
     }
     return {name: shape for name, shape in spread.items() if shape is not None}
 
 
-def _seconds(record: Record) -> float:
+def _episode_seconds(record: AttemptRecord) -> float:
     counts, turns = record.trajectory.counts, record.trajectory.turns
     return counts.open_s + counts.grade_s + sum(t.generate_s + t.tools_s for t in turns)

@@ -1,12 +1,12 @@
-"""Lines of `metrics.jsonl`, read back."""
+"""Parser for the lines of `metrics.jsonl`."""
 
 import json
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 
-def points(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
-    """The points that lines say, each with its `step`; lines that are damaged are left out."""
+def parse_points(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
+    """Yield the points in the lines, each with its `step`; damaged lines are left out."""
     for line in lines:
         try:
             point = json.loads(line)

@@ -1,12 +1,12 @@
-"""What a learner shows to Prometheus, and the progress that its watchdog sees."""
+"""Export of a learner's state to Prometheus, and of its progress to its watchdog."""
 
 from collections.abc import Callable
 
 from services.common import metrics
 from services.common.watchdog import Watchdog
 from services.learner.alarms.alarms import Alarms
-from services.learner.groups.dispatcher import Dispatcher
-from services.learner.run.status import Status
+from services.learner.groups.dispatcher import GroupDispatcher
+from services.learner.run.status import LearnerStatus
 
 _BOOK = {
     "flotilla_leased_groups": "Groups that are leased",
@@ -15,26 +15,26 @@ _BOOK = {
 }
 
 
-def shower(
-    dispatcher: Dispatcher, status: Status, watchdog: Watchdog, alarms: Alarms
+def make_metrics_exporter(
+    dispatcher: GroupDispatcher, status: LearnerStatus, watchdog: Watchdog, alarms: Alarms
 ) -> Callable[[], None]:
-    """Call what it returns about once a second."""
+    """Return a function that exports the metrics; call it about once a second."""
     seen = 0
 
-    def show() -> None:
+    def export_metrics() -> None:
         nonlocal seen
         received = dispatcher.tally.received_in_all
         if received.total() > seen:
             seen = received.total()
             for stage in ("collect", "evaluate"):
-                watchdog.progress(stage)
-        alarms.look(dispatcher.tally.streaks, dispatcher.tally.template_errors)
-        _show(dispatcher, status)
+                watchdog.note_progress(stage)
+        alarms.judge_tries(dispatcher.tally.streaks, dispatcher.tally.template_errors)
+        _export_gauges(dispatcher, status)
 
-    return show
+    return export_metrics
 
 
-def _show(dispatcher: Dispatcher, status: Status) -> None:
+def _export_gauges(dispatcher: GroupDispatcher, status: LearnerStatus) -> None:
     book, received = dispatcher.book, dispatcher.tally.received_in_all
     sizes = (book.leased_groups, book.free_slots, len(dispatcher.batcher))
     families = [
@@ -43,7 +43,7 @@ def _show(dispatcher: Dispatcher, status: Status) -> None:
     ]
     phase = {(str(status.phase),): 1.0}
     trajectories = {(purpose,): float(count) for purpose, count in received.items()}
-    newest = {(name,): value for name, value in status.shown.items()}
+    newest = {(name,): value for name, value in status.shown_metrics.items()}
     families += [
         metrics.gauge("flotilla_step", "Optimizer steps done", (), {(): float(status.step)}),
         metrics.gauge("flotilla_steps", "Steps of the run", (), {(): float(status.total_steps)}),

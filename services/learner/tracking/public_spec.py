@@ -1,4 +1,4 @@
-"""A run spec as others may see it."""
+"""Removal of secrets from a run spec that is shown to others."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -13,17 +13,19 @@ _LOGIN = re.compile(r"(?<=://)[^/@\s]+(?=@)")
 _HIDDEN = "***"
 
 
-def public(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """`spec` without values whose keys say that they are secret, known secrets, and logins in
+def redact_spec(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `spec` without values whose keys suggest secrets, known secrets, and logins in
     URLs."""
-    return {key: _HIDDEN if _SECRET_KEY.search(key) else _plain(v) for key, v in spec.items()}
+    return {
+        key: _HIDDEN if _SECRET_KEY.search(key) else _redact_value(v) for key, v in spec.items()
+    }
 
 
-def _plain(value: Any) -> Any:
+def _redact_value(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return public(value)
+        return redact_spec(value)
     if isinstance(value, str):
         return _LOGIN.sub(_HIDDEN, redact(value))
     if isinstance(value, Sequence):
-        return [_plain(item) for item in value]
+        return [_redact_value(item) for item in value]
     return value

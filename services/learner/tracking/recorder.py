@@ -1,4 +1,4 @@
-"""Logs each step once: to the trackers, the status and the journal."""
+"""Logging of each step exactly once: to the trackers, the status and the journal."""
 
 import uuid
 from collections.abc import Mapping
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from services.learner.groups.batcher import Batch
 from services.learner.journal.store import Journal
 from services.learner.ports import TrackedRun
-from services.learner.run.context import Parts
+from services.learner.run.context import RunContext
 from services.learner.tracking.histograms import step_histograms
 from services.learner.tracking.step_metrics import StepMetrics, step_facts, step_times
 from services.learner.types import StepResult
@@ -15,9 +15,10 @@ _META = "tracker"
 ALARMS_META = "alarms"
 
 
-async def tracked_run(journal: Journal) -> TrackedRun:
-    """What earlier starts logged, and the id under which they did; a new run gets one here."""
-    known = (await journal.meta()).get(_META)
+async def load_tracked_run(journal: Journal) -> TrackedRun:
+    """Load the tracker id and the last step that earlier starts logged; a new run gets its id
+    here."""
+    known = (await journal.read_meta()).get(_META)
     if known:
         return TrackedRun(known["id"], resumed=True, logged_step=known["step"])
     run = TrackedRun(uuid.uuid4().hex[:16])
@@ -25,15 +26,15 @@ async def tracked_run(journal: Journal) -> TrackedRun:
     return run
 
 
-class Recorder:
-    """Knows the newest step that was logged, over all starts of the run."""
+class StepRecorder:
+    """Records steps, and knows the newest one that was logged, over all starts of the run."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: RunContext) -> None:
         self._parts = parts
         self._metrics = StepMetrics(parts.dispatcher)
         self._logged_step = parts.tracked.logged_step
 
-    async def step(
+    async def record_step(
         self,
         batch: Batch,
         result: StepResult,
@@ -42,41 +43,43 @@ class Recorder:
         *,
         base: int,
     ) -> None:
-        """`base` is the version that the step began with, `lap` the seconds of its stages and
-        of all of it, `sync` those from the announcement before to the last engine's report."""
+        """Record a finished step.
+
+        `base` is the version that the step began with, `lap` the seconds of its stages and of
+        all of it, `sync` those from the previous announcement to the last engine's report."""
         parts = self._parts
         stages, whole = lap
-        parts.clock.step_done(whole)
+        parts.clock.note_step(whole)
         for group in batch.all_groups:
-            parts.dispatcher.tally.trained(group)
-        counters = parts.dispatcher.tally.take()
+            parts.dispatcher.tally.count_trained(group)
+        counters = parts.dispatcher.tally.take_counters()
         times = step_times(batch, stages, whole, sync)
-        metrics = self._metrics.of(batch, base, times, counters)
-        metrics.update(_of_ranks(result))
+        metrics = self._metrics.compute_metrics(batch, base, times, counters)
+        metrics.update(_rank_metrics(result))
         metrics.update(parts.uploads.metrics())
         first = parts.clock.to_first_step
         metrics["timing/to_first_step"] = first if first is not None else 0.0
-        parts.alarms.step_done(step_facts(base + 1, batch, metrics, counters))
+        parts.alarms.judge_step(step_facts(base + 1, batch, metrics, counters))
         metrics["alarms/raised"] = float(parts.alarms.count)
         tally = parts.dispatcher.tally
         received = tally.received_before + tally.received_in_all.total()
         metrics["throughput/trajectories"] = float(received)
-        metrics.update(parts.told())
+        metrics.update(parts.launcher_metrics())
         histograms = {**step_histograms(batch.all_groups, base), **result.histograms}
-        parts.tracker.log(base + 1, metrics, histograms)
-        parts.status.update(metrics, step=base + 1)
-        await self._remember(base + 1)
+        parts.tracker.log_metrics(base + 1, metrics, histograms)
+        parts.status.update_metrics(metrics, step=base + 1)
+        await self._remember_step(base + 1)
 
-    async def replayed(self, step: int, result: StepResult) -> None:
-        """A step was trained again. One that was ended before it was logged is logged now, with
-        what the ranks say alone: how its groups came in is not known any more."""
+    async def record_replayed(self, step: int, result: StepResult) -> None:
+        """Record a step that was trained again. If its first run ended before it was logged, it is
+        logged now, with the ranks' metrics alone: how its groups arrived is no longer known."""
         if step > self._logged_step:
-            self._parts.tracker.log(step, _of_ranks(result), result.histograms)
-            await self._remember(step)
+            self._parts.tracker.log_metrics(step, _rank_metrics(result), result.histograms)
+            await self._remember_step(step)
 
-    async def _remember(self, step: int) -> None:
-        """After the trackers: a kill in between has the step logged again, which those that keep
-        files notice, and none is left out."""
+    async def _remember_step(self, step: int) -> None:
+        """Store the logged step, after the trackers: a kill in between has the step logged again,
+        which trackers that keep files notice, and none is left out."""
         self._logged_step = step
         logged = {"id": self._parts.tracked.tracker_id, "step": step}
         seconds, alarms = self._parts.clock.seconds, self._parts.alarms.memory
@@ -84,6 +87,6 @@ class Recorder:
         await self._parts.journal.set_meta(values)
 
 
-def _of_ranks(result: StepResult) -> dict[str, float]:
+def _rank_metrics(result: StepResult) -> dict[str, float]:
     metrics: Mapping[str, float] = result.metrics
     return {"policy/skipped": float(result.skipped), **metrics}

@@ -1,12 +1,12 @@
-"""All metrics of one step together."""
+"""Collection of all metrics of one step."""
 
 from collections.abc import Mapping
 
-from services.learner.alarms.conduct import summed
+from services.learner.alarms.conduct import sum_attempts
 from services.learner.alarms.types import StepFacts
 from services.learner.groups.batcher import Batch
-from services.learner.groups.counters import Counters
-from services.learner.groups.dispatcher import Dispatcher
+from services.learner.groups.counters import StepCounters
+from services.learner.groups.dispatcher import GroupDispatcher
 from services.learner.tracking.formulas import (
     StepTimes,
     cost_metrics,
@@ -18,7 +18,7 @@ from services.learner.tracking.formulas import (
     train_throughput,
 )
 from services.learner.tracking.sampling_metrics import sampling_metrics
-from services.learner.tracking.throughput import Pace
+from services.learner.tracking.throughput import ThroughputWindow
 from services.learner.trajectory import Trajectory
 
 
@@ -40,16 +40,16 @@ def step_times(
 
 
 def step_facts(
-    step: int, batch: Batch, metrics: Mapping[str, float], counters: Counters
+    step: int, batch: Batch, metrics: Mapping[str, float], counters: StepCounters
 ) -> StepFacts:
-    """What the alarms see of a step."""
+    """Facts about a step that the alarms judge."""
     signal: dict[str, tuple[int, int]] = {}
     tokens: dict[str, list[int]] = {}
     attempts: dict[str, list[Trajectory]] = {}
     for group in batch.all_groups:
         env = group.spec.task.env_key
         some, whole = signal.get(env, (0, 0))
-        signal[env] = (some + (not group.constant), whole + 1)
+        signal[env] = (some + (not group.is_constant), whole + 1)
         tokens.setdefault(env, []).extend(record.policy_tokens for record in group.graded)
         attempts.setdefault(env, []).extend(record.trajectory for record in group.graded)
     stale = counters.dropped_groups["stale"]
@@ -65,22 +65,22 @@ def step_facts(
         refused={env: counters.refused[env] for env in sorted(envs)},
         refused_words=dict(counters.refused_words),
         no_grade_words=dict(counters.no_grade_words),
-        conduct={env: summed(found) for env, found in attempts.items()},
+        conduct={env: sum_attempts(found) for env, found in attempts.items()},
     )
 
 
 class StepMetrics:
-    """Knows the steps before, for the metrics of several."""
+    """Computes metrics, including those over several steps, from the earlier ones."""
 
-    def __init__(self, dispatcher: Dispatcher) -> None:
+    def __init__(self, dispatcher: GroupDispatcher) -> None:
         self._dispatcher = dispatcher
-        self._pace = Pace()
+        self._pace = ThroughputWindow()
 
-    def of(
-        self, batch: Batch, version: int, times: StepTimes, counters: Counters
+    def compute_metrics(
+        self, batch: Batch, version: int, times: StepTimes, counters: StepCounters
     ) -> dict[str, float]:
-        """All metrics of the step that `batch` made out of `version`; `counters` are what came
-        in since the step before."""
+        """Compute all metrics of the step that `batch` made out of `version`; `counters` are what
+        arrived since the previous step."""
         tally = self._dispatcher.tally
         groups = batch.all_groups
         return {
@@ -91,6 +91,6 @@ class StepMetrics:
             **cost_metrics(batch, counters),
             **timing_metrics(times),
             **train_throughput(batch, times),
-            **self._pace.after(times, counters),
+            **self._pace.add_step(times, counters),
             **sampling_metrics(self._dispatcher.curriculum, version + 1, batch),
         }

@@ -1,28 +1,27 @@
 """Rates and ratios over the newest steps.
 
-Rollout and training overlap: what a step trains on was mostly received during the step before,
-and how much arrives between the ends of two steps jumps up and down. Over several steps it
-evens out.
-"""
+Rollout and training overlap: what a step trains on was mostly received during the previous
+step, and how much arrives between the ends of two steps fluctuates. Over several steps it evens
+out."""
 
 from collections import deque
 from statistics import median
 
-from services.learner.groups.counters import Counters
+from services.learner.groups.counters import StepCounters
 from services.learner.tracking.formulas import StepTimes
 
 # Steps that are looked at together.
 WINDOW = 8
 
 
-class Pace:
+class ThroughputWindow:
     """The last steps of this start, at most `WINDOW`."""
 
     def __init__(self) -> None:
-        self._steps: deque[tuple[StepTimes, Counters]] = deque(maxlen=WINDOW)
+        self._steps: deque[tuple[StepTimes, StepCounters]] = deque(maxlen=WINDOW)
 
-    def after(self, times: StepTimes, counters: Counters) -> dict[str, float]:
-        """Take a step, and what was received since the one before; the window's figures:
+    def add_step(self, times: StepTimes, counters: StepCounters) -> dict[str, float]:
+        """Add a step, with what was received since the previous one; return the window's figures:
 
         - throughput/tokens_per_sec_gen: sum of policy tokens received / sum of step seconds,
           evaluations included in both
@@ -30,8 +29,7 @@ class Pace:
         - timing/overlap_ratio: median step / max(median rollout, median train), in seconds; 1
           when the shorter hides behind the longer, up to 2 when they take turns. A rollout
           lasts from the first lease of a step's groups to the end of the last, so below 1
-          when the groups of a step are sampled during several
-        """
+          when the groups of a step are sampled during several"""
         self._steps.append((times, counters))
         seconds = max(sum(step.step for step, _ in self._steps), 1e-9)
         figures = {

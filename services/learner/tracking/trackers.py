@@ -1,4 +1,4 @@
-"""Several trackers as one."""
+"""A tracker made of several."""
 
 from collections.abc import Mapping, Sequence
 
@@ -6,21 +6,21 @@ from services.learner.ports import TrackedRun, Tracker
 from services.learner.types import Histogram
 
 
-class Trackers:
-    """Passes everything to each. Implements `Tracker`."""
+class CompositeTracker:
+    """Passes everything to each of its trackers. Implements `Tracker`."""
 
     def __init__(self, trackers: Sequence[Tracker]) -> None:
         self._trackers = trackers
 
-    def open(self, run: TrackedRun) -> None:
+    def open_run(self, run: TrackedRun) -> None:
         for tracker in self._trackers:
-            tracker.open(run)
+            tracker.open_run(run)
 
-    def log(
+    def log_metrics(
         self, step: int, metrics: Mapping[str, float], histograms: Mapping[str, Histogram]
     ) -> None:
         for tracker in self._trackers:
-            tracker.log(step, metrics, histograms)
+            tracker.log_metrics(step, metrics, histograms)
 
     def close(self) -> None:
         for tracker in self._trackers:

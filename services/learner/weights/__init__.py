@@ -1,1 +1,1 @@
-"""Publishes weights to rollouts."""
+"""Publication of weights to rollouts."""

@@ -1,8 +1,8 @@
-"""Which weights every attached engine should serve, and which it says it serves. No protobuf.
+"""Broadcast of policies: the weights that every attached engine should serve, and those that it
+says it serves. No protobuf.
 
-One stream per worker. A stream that is cut ends the membership after a grace period, unless
-the worker attaches again first; a newer stream of a worker ends the older one.
-"""
+One stream per worker. A stream that is cut ends the membership after a grace period, unless the
+worker attaches again first; a newer stream of a worker ends the older one."""
 
 import asyncio
 from collections.abc import Callable
@@ -41,7 +41,7 @@ class Announcement:
 
 
 @dataclass(frozen=True, slots=True)
-class Update:
+class WeightUpdate:
     """One worker's order to load a publication; by shared memory or through WeightService."""
 
     announcement: Announcement
@@ -51,7 +51,7 @@ class Update:
 
 
 @dataclass(slots=True)
-class Member:
+class AttachedWorker:
     """One attached worker."""
 
     worker_id: str
@@ -69,22 +69,22 @@ class Member:
     ended: bool = False
 
 
-class Broadcast:
-    """The members, and the newest policy."""
+class WeightBroadcast:
+    """Attached workers, and the newest policy."""
 
     def __init__(self, *, canary_tolerance: float, attach_grace_s: float) -> None:
         self.newest: Announcement | None = None
         # Called with (worker_id) when a worker's membership ends.
-        self.on_left: Callable[[str], None] = _ignore
+        self.on_left: Callable[[str], None] = _ignore_departure
         # From the last announcement until every member served it; None while some do not.
         self.sync_seconds: float | None = None
         self._tolerance = canary_tolerance
         self._grace_s = attach_grace_s
-        self._members: dict[str, Member] = {}
+        self._members: dict[str, AttachedWorker] = {}
         self._canaries: dict[PolicyId, NDArray[np.float32]] = {}
         self._announced_at = 0.0
 
-    def attach(self, member: Member) -> None:
+    def attach_worker(self, member: AttachedWorker) -> None:
         """Make a stream its worker's current one. Raises NoCommonTransportError."""
         if not (member.shares_memory or member.can_fetch):
             raise NoCommonTransportError(
@@ -95,10 +95,10 @@ class Broadcast:
             old.wake.set()
         self._members[member.worker_id] = member
 
-    def left(self, member: Member) -> None:
-        """A stream was cut; its worker has `attach_grace_s` to come back."""
+    def note_stream_cut(self, member: AttachedWorker) -> None:
+        """Note that a stream was cut; its worker has `attach_grace_s` to come back."""
         member.ended = True
-        asyncio.get_running_loop().call_later(self._grace_s, self._end, member)
+        asyncio.get_running_loop().call_later(self._grace_s, self._end_membership, member)
 
     def close(self) -> None:
         """End every stream, for a server that stops."""
@@ -106,20 +106,20 @@ class Broadcast:
             member.ended = True
             member.wake.set()
 
-    async def next_update(self, member: Member, timeout_s: float) -> Update | None:
+    async def next_update(self, member: AttachedWorker, timeout_s: float) -> WeightUpdate | None:
         """Wait for something to load; None when the stream should end."""
         try:
             async with asyncio.timeout(timeout_s):
                 while not member.ended:
                     member.wake.clear()
-                    if update := self._pending(member):
+                    if update := self._pending_update(member):
                         return update
                     await member.wake.wait()
         except TimeoutError:
             return None
         return None
 
-    def announce(self, announcement: Announcement) -> None:
+    def announce_policy(self, announcement: Announcement) -> None:
         """Tell every member to load a publication."""
         self.newest = announcement
         self._announced_at = asyncio.get_running_loop().time()
@@ -130,78 +130,80 @@ class Broadcast:
         for member in self._members.values():
             member.wake.set()
 
-    def applied(self, worker_id: str, policy: PolicyId, canary: NDArray[np.float32]) -> bool:
-        """A member serves a policy; False when its canary disagrees with the trainer's."""
-        member = self._member(worker_id)
+    def verify_canary(self, worker_id: str, policy: PolicyId, canary: NDArray[np.float32]) -> bool:
+        """Note that a member serves a policy.
+
+        Return False if its canary disagrees with the trainer's."""
+        member = self._find_worker(worker_id)
         expected = self._canaries.get(policy)
-        if expected is None or not self._agrees(expected, canary):
-            self._retry(member)
+        if expected is None or not self._canary_agrees(expected, canary):
+            self._retry_later(member)
             return False
         member.holding = policy
         self._note_sync()
         return True
 
-    def check_member(self, worker_id: str) -> None:
-        """Raises UnknownWorkerError."""
-        self._member(worker_id)
+    def check_attached(self, worker_id: str) -> None:
+        """Check that a worker is attached. Raises UnknownWorkerError."""
+        self._find_worker(worker_id)
 
-    def refused(self, worker_id: str) -> None:
-        """What a member serves is wrong: it gets the newest policy again, whole."""
-        self._retry(self._member(worker_id))
+    def note_refused(self, worker_id: str) -> None:
+        """Note that a member serves wrong weights: it gets the newest policy again, whole."""
+        self._retry_later(self._find_worker(worker_id))
 
-    def resync(self) -> None:
-        """Every member gets the newest policy again, whole, at once."""
+    def resync_all(self) -> None:
+        """Send every member the newest policy again, whole, at once."""
         for member in self._members.values():
-            _forget_what_it_holds(member)
+            _forget_holding(member)
 
-    def failed(self, worker_id: str) -> None:
-        """A member could not load: it gets the newest policy again, whole."""
-        self._retry(self._member(worker_id))
+    def note_failed(self, worker_id: str) -> None:
+        """Note that a member could not load: it gets the newest policy again, whole."""
+        self._retry_later(self._find_worker(worker_id))
 
-    def absent(self, policy: PolicyId) -> list[str]:
-        """Members that do not serve a policy or a newer one."""
+    def list_absent(self, policy: PolicyId) -> list[str]:
+        """List the members that do not serve a policy or a newer one."""
         members = self._members.values()
         return [m.worker_id for m in members if m.holding is None or m.holding < policy]
 
-    def _agrees(self, expected: NDArray[np.float32], canary: NDArray[np.float32]) -> bool:
+    def _canary_agrees(self, expected: NDArray[np.float32], canary: NDArray[np.float32]) -> bool:
         if expected.shape != canary.shape:
             return False
         return bool((np.abs(expected - canary) <= self._tolerance).all())
 
-    def _pending(self, member: Member) -> Update | None:
+    def _pending_update(self, member: AttachedWorker) -> WeightUpdate | None:
         newest = self.newest
         if newest is None or newest.policy in (member.sent, member.holding):
             return None
         by_shm = member.shares_memory and not (member.fetch_next and member.can_fetch)
-        update = Update(newest, by_shm, member.reload_next)
+        update = WeightUpdate(newest, by_shm, member.reload_next)
         member.sent, member.fetch_next, member.reload_next = newest.policy, False, False
         return update
 
-    def _retry(self, member: Member) -> None:
-        asyncio.get_running_loop().call_later(_RETRY_S, _forget_what_it_holds, member)
+    def _retry_later(self, member: AttachedWorker) -> None:
+        asyncio.get_running_loop().call_later(_RETRY_S, _forget_holding, member)
 
     def _note_sync(self) -> None:
         newest = self.newest
-        if newest and self.sync_seconds is None and not self.absent(newest.policy):
+        if newest and self.sync_seconds is None and not self.list_absent(newest.policy):
             self.sync_seconds = asyncio.get_running_loop().time() - self._announced_at
 
-    def _member(self, worker_id: str) -> Member:
+    def _find_worker(self, worker_id: str) -> AttachedWorker:
         member = self._members.get(worker_id)
         if member is None:
             raise UnknownWorkerError(f"{worker_id} is not attached")
         return member
 
-    def _end(self, member: Member) -> None:
+    def _end_membership(self, member: AttachedWorker) -> None:
         if self._members.get(member.worker_id) is member:
             del self._members[member.worker_id]
             self.on_left(member.worker_id)
 
 
-def _forget_what_it_holds(member: Member) -> None:
+def _forget_holding(member: AttachedWorker) -> None:
     member.sent, member.holding = None, None
     member.fetch_next = member.reload_next = True
     member.wake.set()
 
 
-def _ignore(worker_id: str) -> None:
-    """Nobody counts members."""
+def _ignore_departure(worker_id: str) -> None:
+    """Ignore that a member has left: nobody counts them."""

@@ -1,10 +1,9 @@
 """WeightService in a process of its own: `python -m services.learner.weights.weight_server`.
 
-A child of the learner service, so that a slow download never delays a lease. The first line of its
-stdin is a `Start`, secrets and all; it answers with one JSON line `{"address": "HOST:PORT"}`, then
-reads a publication per line and answers each with `{"announced": [run_epoch, version]}`. It ends
-when its stdin does, so never outlives its parent.
-"""
+A child of the learner service, so that a slow download never delays a lease. The first line of
+its stdin is a `WeightServerConfig`, secrets and all; it answers with one JSON line `{"address":
+"HOST:PORT"}`, then reads a publication per line and answers each with `{"announced":
+[run_epoch, version]}`. It ends when its stdin does, so never outlives its parent."""
 
 import asyncio
 import json
@@ -33,8 +32,8 @@ MOST_STREAMS = {"/flotilla.learner.v1.WeightService/FetchWeights": 128}
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
-    """Where to serve, and for whom."""
+class WeightServerConfig:
+    """Configuration of the server: its address, and who may call it."""
 
     run_id: str
     token: str = field(repr=False)
@@ -45,17 +44,17 @@ class Start:
     advertise: str | None = None
 
     def to_line(self) -> bytes:
-        """What is said of it on stdin."""
+        """Encode as a line of stdin."""
         return json.dumps(asdict(self)).encode() + b"\n"
 
     @staticmethod
-    def from_line(line: bytes) -> "Start":
-        """The reverse of `to_line`."""
-        return Start(**json.loads(line))
+    def from_line(line: bytes) -> "WeightServerConfig":
+        """Decode what `to_line` encoded."""
+        return WeightServerConfig(**json.loads(line))
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class WeightSnapshot:
     """One publication: whose it is and the file that holds it."""
 
     run_epoch: int
@@ -65,34 +64,36 @@ class Snapshot:
     total_bytes: int
 
     def to_line(self) -> bytes:
-        """What is said of it on stdin."""
+        """Encode as a line of stdin."""
         values = {name: getattr(self, name) for name in self.__dataclass_fields__}
         return json.dumps({**values, "fingerprint": self.fingerprint.hex()}).encode() + b"\n"
 
     @staticmethod
-    def from_line(line: bytes) -> "Snapshot":
-        """The reverse of `to_line`."""
+    def from_line(line: bytes) -> "WeightSnapshot":
+        """Decode what `to_line` encoded."""
         values: dict[str, Any] = json.loads(line)
         values["fingerprint"] = bytes.fromhex(values["fingerprint"])
-        return Snapshot(**values)
+        return WeightSnapshot(**values)
 
 
-class Shelf:
+class SnapshotCache:
     """The newest two publications, in the order in which they were announced."""
 
     def __init__(self) -> None:
-        self._snapshots: dict[tuple[int, int, bytes], Snapshot] = {}
+        self._snapshots: dict[tuple[int, int, bytes], WeightSnapshot] = {}
 
-    def put(self, snapshot: Snapshot) -> None:
-        """Adds the newest; the oldest over two is superseded."""
+    def add_snapshot(self, snapshot: WeightSnapshot) -> None:
+        """Add the newest publication; the oldest over two is superseded."""
         key = (snapshot.run_epoch, snapshot.version, snapshot.fingerprint)
         self._snapshots.pop(key, None)
         self._snapshots[key] = snapshot
         while len(self._snapshots) > KEPT:
             del self._snapshots[next(iter(self._snapshots))]
 
-    def find(self, run_epoch: int, version: int, fingerprint: bytes) -> Snapshot:
-        """Raises ServiceError VERSION_SUPERSEDED for what is not, or no longer, held."""
+    def find_snapshot(self, run_epoch: int, version: int, fingerprint: bytes) -> WeightSnapshot:
+        """Find a publication.
+
+        Raises ServiceError VERSION_SUPERSEDED for one that is not, or no longer, held."""
         snapshot = self._snapshots.get((run_epoch, version, fingerprint))
         if snapshot is None:
             raise ServiceError(
@@ -105,18 +106,19 @@ class Shelf:
 
 
 class WeightService(pb_grpc.WeightServiceServicer):
-    """Streams what is on the shelf."""
+    """Streams the publications that are held."""
 
-    def __init__(self, shelf: Shelf) -> None:
+    def __init__(self, shelf: SnapshotCache) -> None:
         self._shelf = shelf
 
     async def FetchWeights(
         self, request: pb.FetchWeightsRequest, context: grpc.ServicerContext
     ) -> AsyncIterator[pb.FetchWeightsResponse]:
-        """See the contract. A fetch that is overtaken ends with VERSION_SUPERSEDED."""
+        """Stream a publication; see the contract. A fetch that is overtaken ends with
+        VERSION_SUPERSEDED."""
         policy = request.policy
         wanted = (policy.run_epoch, policy.version, policy.fingerprint)
-        snapshot = self._shelf.find(*wanted)
+        snapshot = self._shelf.find_snapshot(*wanted)
         offset = request.offset_bytes
         if not 0 <= offset <= snapshot.total_bytes:
             raise ServiceError(
@@ -130,36 +132,36 @@ class WeightService(pb_grpc.WeightServiceServicer):
                 size = min(CHUNK_BYTES, snapshot.total_bytes - offset)
                 chunk = os.pread(file.fileno(), size, offset)
                 # After the read: bytes read before it was overtaken are whole.
-                self._shelf.find(*wanted)
+                self._shelf.find_snapshot(*wanted)
                 yield pb.FetchWeightsResponse(chunk=chunk, offset_bytes=offset)
                 offset += len(chunk)
 
 
-async def serve() -> None:
-    """Serves until stdin ends."""
-    lines = await _stdin()
-    start = Start.from_line(await lines.readline())
+async def serve_weights() -> None:
+    """Serve until stdin ends."""
+    lines = await _open_stdin()
+    start = WeightServerConfig.from_line(await lines.readline())
     log.setup("weight_server", start.run_id)
     log.add_secret(start.token)
     tls = from_text(start.tls, where="the learner's TLS") if start.tls else None
-    shelf = Shelf()
+    shelf = SnapshotCache()
     server = rpc.server(token=start.token, most_streams=MOST_STREAMS)
     pb_grpc.add_WeightServiceServicer_to_server(WeightService(shelf), server)
     at = rpc.serving(server, start.listen, tls=tls, advertise=start.advertise, grace_s=0.5)
     async with at as serving:
         serving.set_serving(True)
-        _say({"address": serving.address})
+        _print_message({"address": serving.address})
         while (line := await lines.readline()).endswith(b"\n"):
-            snapshot = Snapshot.from_line(line)
-            shelf.put(snapshot)
-            _say({"announced": [snapshot.run_epoch, snapshot.version]})
+            snapshot = WeightSnapshot.from_line(line)
+            shelf.add_snapshot(snapshot)
+            _print_message({"announced": [snapshot.run_epoch, snapshot.version]})
 
 
-def _say(message: dict[str, Any]) -> None:
+def _print_message(message: dict[str, Any]) -> None:
     say_json(message)
 
 
-async def _stdin() -> asyncio.StreamReader:
+async def _open_stdin() -> asyncio.StreamReader:
     reader = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(
         lambda: asyncio.StreamReaderProtocol(reader), sys.stdin
@@ -171,7 +173,7 @@ def main() -> None:
     """The process's entry point."""
     # Ctrl-C in a terminal is for the learner service, which closes this stdin in its drain.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    asyncio.run(serve())
+    asyncio.run(serve_weights())
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Starts WeightService beside the learner and tells it of publications."""
+"""Child process of WeightService beside the learner, which is told of publications."""
 
 import asyncio
 import json
@@ -7,29 +7,29 @@ from pathlib import Path
 from typing import Any
 
 from services.common.child_environment import child_environment
-from services.common.interpreter import python
-from services.common.network import advertised, joined, split
+from services.common.interpreter import python_command
+from services.common.network import advertised_address, join_host_port, split_host_port
 from services.common.runtime import Runtime
 from services.learner.config.learner import LearnerConfig
 from services.learner.types import PolicyId, Publication
-from services.learner.weights.weight_server import Snapshot, Start
+from services.learner.weights.weight_server import WeightServerConfig, WeightSnapshot
 
 _START_SECONDS = 30.0
 _ANSWER_SECONDS = 10.0
 _CLOSE_SECONDS = 5.0
 
 
-def start_of(runtime: Runtime[LearnerConfig]) -> Start:
-    """Beside the learner: on the same host, for the same callers."""
-    host, _ = split(runtime.listen, "listen")
+def server_config_of(runtime: Runtime[LearnerConfig]) -> WeightServerConfig:
+    """Configure a server beside the learner: on the same host, for the same callers."""
+    host, _ = split_host_port(runtime.listen, "listen")
     config, outer = runtime.config.weights, runtime.advertise
     # Without its port, which is the learner's own.
-    outer = split(advertised(host, 0, outer), "advertised")[0] if outer else None
-    return Start(
+    outer = split_host_port(advertised_address(host, 0, outer), "advertised")[0] if outer else None
+    return WeightServerConfig(
         run_id=runtime.run_id,
         token=runtime.token,
         tls=runtime.tls.to_text() if runtime.tls else None,
-        listen=joined(host, config.port),
+        listen=join_host_port(host, config.port),
         advertise=config.advertise or outer,
     )
 
@@ -49,12 +49,12 @@ class WeightServer:
         self._turn = asyncio.Lock()
         self._process: Process | None = None
 
-    async def start(self, start: Start) -> str:
-        """Starts the process and returns its address. Raises WeightServerError."""
+    async def start_process(self, start: WeightServerConfig) -> str:
+        """Start the process and return its address. Raises WeightServerError."""
         self._log_path.parent.mkdir(parents=True, exist_ok=True)
         with self._log_path.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
-                *python("-m", "services.learner.weights.weight_server"),
+                *python_command("-m", "services.learner.weights.weight_server"),
                 stdin=PIPE,
                 stdout=PIPE,
                 stderr=log,
@@ -64,14 +64,13 @@ class WeightServer:
         assert self._process.stdin is not None
         # Not by its environment: that is for other processes to read.
         self._process.stdin.write(start.to_line())
-        return (await self._answer(_START_SECONDS))["address"]
+        return (await self._read_answer(_START_SECONDS))["address"]
 
-    async def announce(self, publication: Publication, policy_id: PolicyId) -> None:
-        """Has `publication` served as `policy_id`; on return it can be fetched.
+    async def serve_publication(self, publication: Publication, policy_id: PolicyId) -> None:
+        """Have `publication` served as `policy_id`; on return it can be fetched.
 
-        Raises WeightServerError.
-        """
-        snapshot = Snapshot(
+        Raises WeightServerError."""
+        snapshot = WeightSnapshot(
             policy_id.run_epoch,
             policy_id.version,
             publication.fingerprint,
@@ -82,10 +81,10 @@ class WeightServer:
             if self._process is None or self._process.stdin is None:
                 raise WeightServerError("the weight server has not been started")
             self._process.stdin.write(snapshot.to_line())
-            await self._answer(_ANSWER_SECONDS)
+            await self._read_answer(_ANSWER_SECONDS)
 
     async def close(self) -> None:
-        """Ends the process. May be called again, and in any state."""
+        """End the process. May be called again, and in any state."""
         process, self._process = self._process, None
         if process is None or process.stdin is None:
             return
@@ -97,7 +96,7 @@ class WeightServer:
             process.kill()
             await process.wait()
 
-    async def _answer(self, seconds: float) -> dict[str, Any]:
+    async def _read_answer(self, seconds: float) -> dict[str, Any]:
         assert self._process is not None
         assert self._process.stdout is not None
         try:

@@ -12,8 +12,12 @@ import grpc.aio
 from flotilla.env_gateway.v1 import episode_service_pb2 as pb
 from flotilla.env_gateway.v1 import episode_service_pb2_grpc as pb_grpc
 from services.common.log import get_logger
-from services.common.rpc import duration, last_of, seconds
-from services.rollout.adapters.retried_calls import explain, persist, reason
+from services.common.rpc import read_last_message, to_duration, to_seconds
+from services.rollout.adapters.retried_calls import (
+    call_with_retries,
+    describe_error,
+    refusal_reason,
+)
 from services.rollout.api.codec import episode_from_pb, grade_from_pb, tool_result_from_pb
 from services.rollout.ports import EnvironmentLost
 from services.rollout.types import EpisodeInfo, Grade, OpenRequest, ToolResult
@@ -33,30 +37,32 @@ MOST_TEXT_BYTES = 256 * 1024
 log = get_logger(__name__)
 
 
-class PartReader:
-    """What the policy reads of an environment's content parts."""
+class ContentPartReader:
+    """Reader of content parts: it makes the text that the policy sees."""
 
     def __init__(self, stub: "EpisodeServiceAsyncStub") -> None:
         self._stub = stub
 
-    async def read(self, episode_id: str, parts: Iterable[pb.ContentPart]) -> list[str]:
-        """Raises grpc.aio.AioRpcError when a part that must be fetched cannot be."""
-        return [await self._text(episode_id, part) for part in parts]
+    async def read_parts(self, episode_id: str, parts: Iterable[pb.ContentPart]) -> list[str]:
+        """Return the texts of parts.
 
-    async def _text(self, episode_id: str, part: pb.ContentPart) -> str:
-        """What the policy reads of a part: text whole or its start, and of media what it is."""
+        Raises grpc.aio.AioRpcError when a part that must be fetched cannot be."""
+        return [await self._read_text(episode_id, part) for part in parts]
+
+    async def _read_text(self, episode_id: str, part: pb.ContentPart) -> str:
+        """Return the text of a part, whole or its start; for media a description."""
         media = part.media
         if part.HasField("text"):
             return part.text
         if not media.mime.startswith("text/"):
             return f"[{media.mime}, {media.size_bytes} bytes]"
-        data = media.data or await self._fetch(episode_id, media.sha256)
+        data = media.data or await self._fetch_text(episode_id, media.sha256)
         text = data[:MOST_TEXT_BYTES].decode("utf-8", "ignore")
         cut = f"\n[cut here: {media.size_bytes} bytes in all]"
         return text if media.size_bytes <= MOST_TEXT_BYTES else text + cut
 
-    async def _fetch(self, episode_id: str, sha256: bytes) -> bytes:
-        """The start of a text that was too large for an answer."""
+    async def _fetch_text(self, episode_id: str, sha256: bytes) -> bytes:
+        """Fetch the start of a text that was too large for an answer."""
         request = pb.FetchMediaRequest(episode_id=episode_id, sha256=sha256)
         call = self._stub.FetchMedia(request, timeout=FETCH_TIMEOUT_S)
         data = bytearray()
@@ -75,69 +81,71 @@ class GatewayEpisode:
 
     def __init__(self, stub: "EpisodeServiceAsyncStub", info: EpisodeInfo) -> None:
         self._stub = stub
-        self._parts = PartReader(stub)
+        self._parts = ContentPartReader(stub)
         self._next_call = 0
         self.info = info
         # Set by renewal when the gateway no longer knows the episode.
         self.lost = False
 
-    async def call(self, name: str, arguments_json: str, timeout_s: float) -> ToolResult:
+    async def call_tool(self, name: str, arguments_json: str, timeout_s: float) -> ToolResult:
         if self.lost:
             raise EnvironmentLost("the gateway has given up the episode")
         call_seq = self._next_call
         self._next_call += 1
 
-        async def send(remaining_s: float) -> pb.CallToolResponse:
+        async def send_call(remaining_s: float) -> pb.CallToolResponse:
             request = pb.CallToolRequest(
                 episode_id=self.info.episode_id,
                 call_seq=call_seq,
                 name=name,
                 arguments_json=arguments_json,
-                deadline=duration(remaining_s),
+                deadline=to_duration(remaining_s),
             )
             return await self._stub.CallTool(request, timeout=remaining_s + SLACK_S)
 
         try:
-            response = await persist(send, timeout_s)
-            texts = await self._parts.read(self.info.episode_id, response.parts)
+            response = await call_with_retries(send_call, timeout_s)
+            texts = await self._parts.read_parts(self.info.episode_id, response.parts)
         except grpc.aio.AioRpcError as error:
-            raise EnvironmentLost(explain(error)) from error
+            raise EnvironmentLost(describe_error(error)) from error
         return tool_result_from_pb(response, texts)
 
-    async def grade(self, final_answer: str | None, transcript: bytes, timeout_s: float) -> Grade:
-        async def send(remaining_s: float) -> pb.GradeResponse:
+    async def request_grade(
+        self, final_answer: str | None, transcript: bytes, timeout_s: float
+    ) -> Grade:
+        async def send_grade(remaining_s: float) -> pb.GradeResponse:
             header = pb.GradeHeader(
                 episode_id=self.info.episode_id,
                 final_answer=final_answer,
-                deadline=duration(remaining_s),
+                deadline=to_duration(remaining_s),
             )
-            parts = _grade_parts(header, transcript)
+            parts = _grade_requests(header, transcript)
             return await self._stub.Grade(parts, timeout=remaining_s + SLACK_S)
 
         try:
-            return grade_from_pb(await persist(send, timeout_s))
+            return grade_from_pb(await call_with_retries(send_grade, timeout_s))
         except grpc.aio.AioRpcError as error:
-            if reason(error) == grpc.StatusCode.DEADLINE_EXCEEDED.name:
-                return Grade(None, no_grade="timeout", detail=explain(error))
+            if refusal_reason(error) == grpc.StatusCode.DEADLINE_EXCEEDED.name:
+                return Grade(None, no_grade="timeout", detail=describe_error(error))
             if error.code() is grpc.StatusCode.INVALID_ARGUMENT:
-                return Grade(None, no_grade="execution_failed", detail=explain(error))
-            raise EnvironmentLost(explain(error)) from error
+                return Grade(None, no_grade="execution_failed", detail=describe_error(error))
+            raise EnvironmentLost(describe_error(error)) from error
 
 
-def _grade_parts(header: pb.GradeHeader, transcript: bytes) -> Iterator[pb.GradeRequest]:
+def _grade_requests(header: pb.GradeHeader, transcript: bytes) -> Iterator[pb.GradeRequest]:
     yield pb.GradeRequest(header=header)
     for start in range(0, len(transcript), TRANSCRIPT_CHUNK):
         yield pb.GradeRequest(transcript_chunk=transcript[start : start + TRANSCRIPT_CHUNK])
 
 
 class GatewayEnvironment:
-    """Opens, renews and closes episodes for one worker."""
+    """Episodes of one worker: it opens, renews and closes them."""
 
     def __init__(
         self, channel: grpc.aio.Channel, *, run_id: str, worker_id: str, renew_interval_s: float
     ) -> None:
         self._stub = cast("EpisodeServiceAsyncStub", pb_grpc.EpisodeServiceStub(channel))
-        self._parts = PartReader(self._stub)
+        self._parts = ContentPartReader(self._stub)
         self._run_id = run_id
         self._worker_id = worker_id
         self._interval_s = renew_interval_s
@@ -146,13 +154,15 @@ class GatewayEnvironment:
         self._closing: set[asyncio.Task[None]] = set()
 
     @asynccontextmanager
-    async def open(self, request: OpenRequest) -> AsyncGenerator[GatewayEpisode]:
-        """An episode, closed on every way out. Raises EnvironmentLost."""
-        message = self._open_request(request)
+    async def open_episode(self, request: OpenRequest) -> AsyncGenerator[GatewayEpisode]:
+        """Open an episode, closed on every way out. Raises EnvironmentLost."""
+        message = self._make_open_request(request)
         try:
-            episode = await persist(lambda left: self._ready(message, left), request.budget_s)
+            episode = await call_with_retries(
+                lambda left: self._wait_until_ready(message, left), request.budget_s
+            )
         except grpc.aio.AioRpcError as error:
-            raise EnvironmentLost(explain(error)) from error
+            raise EnvironmentLost(describe_error(error)) from error
         self._open[episode.info.episode_id] = episode
         try:
             yield episode
@@ -165,14 +175,14 @@ class GatewayEnvironment:
         while True:
             await asyncio.sleep(self._interval_s)
             if self._open:
-                await self._renew()
+                await self._renew_episodes()
 
-    async def all_closed(self) -> None:
-        """See closings through: their callers may have been cancelled."""
+    async def wait_until_closed(self) -> None:
+        """Wait for closings to finish: their callers may have been cancelled."""
         while self._closing:
             await asyncio.wait(self._closing)
 
-    def _open_request(self, request: OpenRequest) -> pb.OpenEpisodeRequest:
+    def _make_open_request(self, request: OpenRequest) -> pb.OpenEpisodeRequest:
         key = request.key
         # `try` is a word of Python's, so the field cannot be named as an argument.
         fields = {
@@ -184,56 +194,60 @@ class GatewayEnvironment:
             "opening": request.opening,
             "task_json": request.task_json,
             "worker_id": self._worker_id,
-            "budget": duration(request.budget_s),
+            "budget": to_duration(request.budget_s),
         }
         return pb.OpenEpisodeRequest(**fields)  # pyright: ignore[reportArgumentType]
 
-    async def _ready(self, message: pb.OpenEpisodeRequest, left_s: float) -> GatewayEpisode:
+    async def _wait_until_ready(
+        self, message: pb.OpenEpisodeRequest, left_s: float
+    ) -> GatewayEpisode:
         """Read the states to their end: leaving early would cancel, and the gateway would close."""
         call = self._stub.OpenEpisode(message, timeout=left_s)
-        read = await last_of(call, lambda update: self._start_closing(update.episode_id))
+        read = await read_last_message(call, lambda update: self._start_closing(update.episode_id))
         last = read or pb.OpenEpisodeResponse()
         if last.state != pb.EPISODE_STATE_READY:
             raise EnvironmentLost(last.detail or "the gateway opened no episode")
-        return await self._episode(last)
+        return await self._make_episode(last)
 
-    async def _episode(self, update: pb.OpenEpisodeResponse) -> GatewayEpisode:
-        ttl_s = seconds(update.ready.lease_ttl)
+    async def _make_episode(self, update: pb.OpenEpisodeResponse) -> GatewayEpisode:
+        ttl_s = to_seconds(update.ready.lease_ttl)
         if ttl_s > 0:
             self._interval_s = min(self._interval_s, ttl_s / 3)
         try:
-            shown = await self._parts.read(update.episode_id, update.ready.initial_observation)
+            shown = await self._parts.read_parts(
+                update.episode_id, update.ready.initial_observation
+            )
             info = episode_from_pb(update.episode_id, update.ready, shown)
         except grpc.aio.AioRpcError:
-            await self._close(update.episode_id)
+            await self._close_episode(update.episode_id)
             raise
         except (ValueError, TypeError) as error:
-            await self._close(update.episode_id)
+            await self._close_episode(update.episode_id)
             raise EnvironmentLost(f"the environment's tools cannot be read: {error}") from error
         return GatewayEpisode(self._stub, info)
 
-    async def _renew(self) -> None:
+    async def _renew_episodes(self) -> None:
         request = pb.RenewEpisodesRequest(worker_id=self._worker_id, episode_ids=list(self._open))
         try:
             answer = await self._stub.RenewEpisodes(request, timeout=RENEW_TIMEOUT_S)
         except grpc.aio.AioRpcError as error:
             # The next round tries again; episodes that expire meanwhile are found out by use.
-            log.warning("episodes not renewed", reason=explain(error))
+            log.warning("episodes not renewed", reason=describe_error(error))
             return
         for episode_id in answer.lost_episode_ids:
             if episode_id in self._open:
                 self._open[episode_id].lost = True
 
     def _start_closing(self, episode_id: str) -> asyncio.Task[None]:
-        task = asyncio.create_task(self._close(episode_id))
+        task = asyncio.create_task(self._close_episode(episode_id))
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
         return task
 
-    async def _close(self, episode_id: str) -> None:
-        """Best effort: an episode whose close is lost ends with its lease."""
+    async def _close_episode(self, episode_id: str) -> None:
+        """Close an episode, at best: one whose close is lost ends with its lease."""
         request = pb.CloseEpisodeRequest(episode_id=episode_id)
         try:
             await self._stub.CloseEpisode(request, timeout=CLOSE_TIMEOUT_S)
         except grpc.aio.AioRpcError as error:
-            log.warning("episode not closed", episode=episode_id, reason=explain(error))
+            log.warning("episode not closed", episode=episode_id, reason=describe_error(error))

@@ -18,7 +18,8 @@ LOGPROB = -0.5
 
 
 class FakeEngine:
-    """Writes what `script` says, a turn in so many seconds; without a script, random tokens."""
+    """Engine that writes what `script` says, a turn in so many seconds; without one, random
+    tokens."""
 
     def __init__(
         self,
@@ -31,7 +32,7 @@ class FakeEngine:
     ) -> None:
         self._tokenizer = tokenizer
         self._turn_end_id = turn_end_id
-        self._script = script or self._chatter
+        self._script = script or self._choose_word
         self._seconds = seconds
         self.policy = policy
         self.running = 0
@@ -64,31 +65,31 @@ class FakeEngine:
         return Completion(
             token_ids=kept,
             logprobs=np.full(len(kept), LOGPROB, np.float32),
-            spans=_spans(started_with, self.policy or started_with, len(kept)),
+            spans=_make_spans(started_with, self.policy or started_with, len(kept)),
             cut=len(ids) > max_tokens,
             timed_out=timed_out,
         )
 
-    async def load(self, publication: Publication, path: Path) -> None:
+    async def load_weights(self, publication: Publication, path: Path) -> None:
         self.policy = publication.policy
         self.loaded.append(publication.policy)
 
-    async def score(self, token_ids: NDArray[np.int32]) -> NDArray[np.float32]:
+    async def compute_logprobs(self, token_ids: NDArray[np.int32]) -> NDArray[np.float32]:
         return np.full(max(len(token_ids) - 1, 0), LOGPROB, np.float32)
 
-    async def died(self) -> str:
+    async def wait_until_dead(self) -> str:
         return await self.death
 
     async def close(self) -> None:
         self.policy = None
 
-    def _chatter(self, text: str) -> str:
+    def _choose_word(self, text: str) -> str:
         words: Sequence[str] = text.split() or ["nothing"]
         return random.Random(text).choice(words)
 
 
-def _spans(first: PolicyId, last: PolicyId, length: int) -> tuple[PolicySpan, ...]:
-    """Half by the weights it began with when they changed under way."""
+def _make_spans(first: PolicyId, last: PolicyId, length: int) -> tuple[PolicySpan, ...]:
+    """Return spans, the first half by the weights it began with when they changed under way."""
     if first == last or length < 2:
         return (PolicySpan(last, length),)
     half = length // 2

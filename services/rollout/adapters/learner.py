@@ -21,13 +21,18 @@ from services.common.fingerprint import TokenizerDigests
 from services.common.host_identity import host_digest
 from services.common.log import get_logger
 from services.common.rpc import service_error
-from services.rollout.adapters.retried_calls import TRANSIENT, explain, persist, reason
+from services.rollout.adapters.retried_calls import (
+    TRANSIENT,
+    call_with_retries,
+    describe_error,
+    refusal_reason,
+)
 from services.rollout.api.codec import (
     lease_from_pb,
     policy_to_pb,
     publication_from_pb,
     report_to_pb,
-    submission,
+    submission_to_pb,
 )
 from services.rollout.ports import LearnerRefused, LeaseLost, TransportFailed
 from services.rollout.types import (
@@ -59,7 +64,7 @@ log = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class WorkerIdentity:
-    """Who is calling. `incarnation` is new for every process."""
+    """Identity of the caller. `incarnation` is new for every process."""
 
     worker_id: str
     incarnation: str
@@ -77,33 +82,33 @@ class RunEpoch:
     def metadata(self) -> Metadata:
         return () if self._value is None else ((EPOCH_KEY, str(self._value)),)
 
-    def adopt(self, value: int) -> bool:
+    def adopt_epoch(self, value: int) -> bool:
         """Take a newer epoch; False for one that is not newer: that learner is a ghost."""
         if self._value is not None and value <= self._value:
             return False
         self._value = value
         return True
 
-    async def call(self, send: Callable[[Metadata], Awaitable[T]]) -> T:
-        """`send(metadata)`, once more if the learner tells a newer epoch."""
+    async def call_with_epoch(self, send: Callable[[Metadata], Awaitable[T]]) -> T:
+        """Return `send(metadata)`, called once more if the learner tells a newer epoch."""
         try:
             return await send(self.metadata)
         except grpc.aio.AioRpcError as error:
-            if not self.adopt_from(error):
+            if not self.adopt_from_refusal(error):
                 raise
         return await send(self.metadata)
 
-    def adopt_from(self, error: grpc.aio.AioRpcError) -> bool:
+    def adopt_from_refusal(self, error: grpc.aio.AioRpcError) -> bool:
         """Take the epoch out of a STALE_EPOCH refusal; False when there is nothing newer."""
         refused = service_error(error)
         if refused is None or refused.reason != "STALE_EPOCH":
             return False
         told = refused.metadata.get("run_epoch", "")
-        return told.lstrip("-").isdecimal() and self.adopt(int(told))
+        return told.lstrip("-").isdecimal() and self.adopt_epoch(int(told))
 
 
 class GroupClient:
-    """Leases and submissions."""
+    """Client of leases and submissions."""
 
     def __init__(
         self, channel: grpc.aio.Channel, identity: WorkerIdentity, epoch: RunEpoch
@@ -115,7 +120,7 @@ class GroupClient:
         # The poll whose answer has not come.
         self._poll: group_pb.LeaseGroupRequest | None = None
 
-    async def lease(self, holding: PolicyId, free_attempts: int) -> Lease | None:
+    async def lease_group(self, holding: PolicyId, free_attempts: int) -> Lease | None:
         request = group_pb.LeaseGroupRequest(
             request_id=self._request_id,
             worker_id=self._identity.worker_id,
@@ -127,7 +132,7 @@ class GroupClient:
             chat_template_digest=self._identity.tokenizer.chat_template,
         )
         self._poll = request
-        answer = await self._persist(
+        answer = await self._call_learner(
             lambda left, md: self._stub.LeaseGroup(
                 request, timeout=min(left, POLL_TIMEOUT_S), metadata=md
             ),
@@ -137,54 +142,56 @@ class GroupClient:
         if answer is None:
             return None
         self._poll, self._request_id = None, uuid.uuid4().hex
-        self._epoch.adopt(answer.run_epoch)
+        self._epoch.adopt_epoch(answer.run_epoch)
         return lease_from_pb(answer.lease) if answer.HasField("lease") else None
 
-    async def renew(self, lease_ids: Sequence[str]) -> Collection[str]:
+    async def renew_leases(self, lease_ids: Sequence[str]) -> Collection[str]:
         request = group_pb.RenewLeasesRequest(
             worker_id=self._identity.worker_id, lease_ids=lease_ids
         )
-        answer = await self._persist(
+        answer = await self._call_learner(
             lambda left, md: self._stub.RenewLeases(request, timeout=left, metadata=md),
             CALL_TIMEOUT_S,
             none_when_away=True,
         )
         return () if answer is None else answer.lost_lease_ids
 
-    async def release(self, lease_ids: Sequence[str]) -> None:
+    async def release_leases(self, lease_ids: Sequence[str]) -> None:
         request = group_pb.ReleaseLeasesRequest(
             worker_id=self._identity.worker_id, lease_ids=lease_ids
         )
-        await self._persist(
+        await self._call_learner(
             lambda left, md: self._stub.ReleaseLeases(request, timeout=left, metadata=md),
             CALL_TIMEOUT_S,
             none_when_away=True,
         )
 
-    async def withdraw(self) -> None:
+    async def withdraw_poll(self) -> None:
         """Repeat a poll that was cut short, with room for nothing: only a stored answer comes."""
         poll, self._poll = self._poll, None
         if poll is None:
             return
         poll.free_attempts = 0
         try:
-            answer = await self._epoch.call(
+            answer = await self._epoch.call_with_epoch(
                 lambda md: self._stub.LeaseGroup(poll, timeout=WITHDRAW_TIMEOUT_S, metadata=md)
             )
         except grpc.aio.AioRpcError as error:
             # Nothing was granted; or the learner is away, and the lease ends by itself.
-            log.debug("nothing to withdraw", reason=explain(error))
+            log.debug("nothing to withdraw", reason=describe_error(error))
             return
         if answer.HasField("lease"):
-            await self.release([answer.lease.lease_id])
+            await self.release_leases([answer.lease.lease_id])
 
-    async def submit(self, lease: Lease, trajectory: Trajectory, timeout_s: float) -> bool:
+    async def submit_trajectory(
+        self, lease: Lease, trajectory: Trajectory, timeout_s: float
+    ) -> bool:
         task: dict[str, Any] = json.loads(lease.task_json)
         worker_id = self._identity.worker_id
         try:
-            answer = await self._persist(
+            answer = await self._call_learner(
                 lambda left, md: self._stub.SubmitTrajectory(
-                    submission(lease.lease_id, worker_id, task, trajectory),
+                    submission_to_pb(lease.lease_id, worker_id, task, trajectory),
                     timeout=left,
                     metadata=md,
                 ),
@@ -192,10 +199,12 @@ class GroupClient:
             )
         except grpc.aio.AioRpcError as error:
             # Beyond the group's deadline nothing of it is taken any more.
-            raise LeaseLost(f"not submitted in {timeout_s:.0f} s: {explain(error)}") from error
+            raise LeaseLost(
+                f"not submitted in {timeout_s:.0f} s: {describe_error(error)}"
+            ) from error
         return answer is not None and answer.group_complete
 
-    async def _persist(
+    async def _call_learner(
         self,
         send: Callable[[float, Metadata], Awaitable[T]],
         budget_s: float,
@@ -204,21 +213,23 @@ class GroupClient:
     ) -> T | None:
         """Repeat while the learner is away; its refusals become LeaseLost or LearnerRefused."""
         try:
-            return await persist(lambda left: self._epoch.call(lambda md: send(left, md)), budget_s)
+            return await call_with_retries(
+                lambda left: self._epoch.call_with_epoch(lambda md: send(left, md)), budget_s
+            )
         except grpc.aio.AioRpcError as error:
-            if reason(error) == "LEASE_LOST":
-                raise LeaseLost(explain(error)) from error
+            if refusal_reason(error) == "LEASE_LOST":
+                raise LeaseLost(describe_error(error)) from error
             # A STALE_EPOCH that told nothing newer comes from a learner that is being replaced.
-            if error.code() not in TRANSIENT and reason(error) != "STALE_EPOCH":
-                raise LearnerRefused(explain(error)) from error
+            if error.code() not in TRANSIENT and refusal_reason(error) != "STALE_EPOCH":
+                raise LearnerRefused(describe_error(error)) from error
             if not none_when_away:
                 raise
-            log.warning("learner away", reason=explain(error))
+            log.warning("learner away", reason=describe_error(error))
             return None
 
 
 class PolicyClient:
-    """Announcements of weights, reports on them, and their bytes over gRPC."""
+    """Client of announcements of weights, reports on them, and their bytes over gRPC."""
 
     def __init__(
         self,
@@ -228,13 +239,14 @@ class PolicyClient:
         *,
         weights: Callable[[str], grpc.aio.Channel],
     ) -> None:
-        """`weights` opens a channel to WeightService, wherever the learner says it is."""
+        """Take `weights`, which opens a channel to WeightService, wherever the learner says it
+        is."""
         self._stub = cast("PolicyServiceAsyncStub", policy_grpc.PolicyServiceStub(channel))
         self._identity = identity
         self._epoch = epoch
         self._weights = weights
 
-    async def attach(self, holding: PolicyId | None) -> AsyncGenerator[Publication]:
+    async def stream_publications(self, holding: PolicyId | None) -> AsyncGenerator[Publication]:
         request = policy_pb.AttachRequest(
             worker_id=self._identity.worker_id,
             incarnation=self._identity.incarnation,
@@ -248,16 +260,16 @@ class PolicyClient:
         )
         try:
             async for event in self._stub.Attach(request, metadata=self._epoch.metadata):
-                self._epoch.adopt(event.run_epoch)
+                self._epoch.adopt_epoch(event.run_epoch)
                 if event.HasField("update"):
                     yield publication_from_pb(event.update)
         except grpc.aio.AioRpcError as error:
-            stale = reason(error) == "STALE_EPOCH"
+            stale = refusal_reason(error) == "STALE_EPOCH"
             if not stale and error.code() not in TRANSIENT:
-                raise LearnerRefused(explain(error)) from error
-            self._epoch.adopt_from(error)
+                raise LearnerRefused(describe_error(error)) from error
+            self._epoch.adopt_from_refusal(error)
 
-    async def report(
+    async def report_update(
         self,
         publication: Publication,
         outcome: UpdateOutcome,
@@ -269,20 +281,20 @@ class PolicyClient:
             self._identity.worker_id, publication, outcome, canary_logprobs, detail, probed
         )
         try:
-            answer = await persist(
-                lambda left: self._epoch.call(
+            answer = await call_with_retries(
+                lambda left: self._epoch.call_with_epoch(
                     lambda md: self._stub.ReportPolicy(request, timeout=left, metadata=md)
                 ),
                 REPORT_BUDGET_S,
             )
         except grpc.aio.AioRpcError as error:
             # Attaching again tells the learner what is held; it then judges anew.
-            log.warning("policy not reported", reason=explain(error))
+            log.warning("policy not reported", reason=describe_error(error))
             return True
         return answer.accepted
 
-    async def fetch(self, publication: Publication, offset: int) -> AsyncGenerator[bytes]:
-        """Chunks from `offset` on. Raises TransportFailed when the stream breaks."""
+    async def fetch_weights(self, publication: Publication, offset: int) -> AsyncGenerator[bytes]:
+        """Yield chunks from `offset` on. Raises TransportFailed when the stream breaks."""
         request = weight_pb.FetchWeightsRequest(
             policy=policy_to_pb(publication.policy), offset_bytes=offset
         )
@@ -297,4 +309,4 @@ class PolicyClient:
                     offset += len(answer.chunk)
                     yield answer.chunk
             except grpc.aio.AioRpcError as error:
-                raise TransportFailed(explain(error)) from error
+                raise TransportFailed(describe_error(error)) from error

@@ -27,36 +27,36 @@ FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 2.0
 
 
-async def persist(call: Callable[[float], Awaitable[T]], budget_s: float) -> T:
-    """`call(remaining seconds)`, repeated with growing pauses while the peer is away.
+async def call_with_retries(call: Callable[[float], Awaitable[T]], budget_s: float) -> T:
+    """Call `call(remaining seconds)`, repeated with growing pauses while the peer is away.
 
-    Raises the last AioRpcError when it is no transient one or the budget is used up.
-    """
+    Raises the last AioRpcError when it is no transient one or the budget is used up."""
     end = time.monotonic() + budget_s
     pause = FIRST_PAUSE_S
     while True:
         try:
             return await call(max(end - time.monotonic(), 0.0))
         except grpc.aio.AioRpcError as error:
-            wait = _wait(error, pause)
+            wait = _choose_pause(error, pause)
             if error.code() not in TRANSIENT or time.monotonic() + wait >= end:
                 raise
         await asyncio.sleep(wait)
         pause = min(2 * pause, LONGEST_PAUSE_S)
 
 
-def _wait(error: grpc.aio.AioRpcError, pause: float) -> float:
-    """What the peer asked for, else a random part of `pause`: callers must not come in step."""
+def _choose_pause(error: grpc.aio.AioRpcError, pause: float) -> float:
+    """Return the pause that the peer asked for, else a random part of `pause`: callers must not
+    come in step."""
     refused = service_error(error)
     asked = refused.retry_delay_s if refused else None
     return random.uniform(0.5, 1.0) * pause if asked is None else asked
 
 
-def reason(error: grpc.aio.AioRpcError) -> str:
-    """The contract's word for the refusal, or the name of the status."""
+def refusal_reason(error: grpc.aio.AioRpcError) -> str:
+    """Return the contract's word for the refusal, or the name of the status."""
     refused = service_error(error)
     return refused.reason if refused else error.code().name
 
 
-def explain(error: grpc.aio.AioRpcError) -> str:
-    return f"{reason(error)}: {error.details()}"
+def describe_error(error: grpc.aio.AioRpcError) -> str:
+    return f"{refusal_reason(error)}: {error.details()}"

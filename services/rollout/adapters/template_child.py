@@ -17,7 +17,7 @@ from services.common.private_process import keep_private
 CPU_S = 2.0
 MEMORY_BYTES = 2**31
 MOST_CHARACTERS = 2**24
-_TOLD_CHARACTERS = 2000
+_MAX_ERROR_CHARACTERS = 2000
 
 
 def main() -> None:
@@ -26,30 +26,30 @@ def main() -> None:
     with os.fdopen(os.dup(1), "w", encoding="ascii") as answers:
         os.dup2(2, 1)
         # The time of its imports is not the template's.
-        render = _renderer()
+        render = _load_renderer()
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
         for line in sys.stdin:
             # Its default action ends this process, in whatever loop it is.
             signal.setitimer(signal.ITIMER_PROF, CPU_S)
-            told = json.dumps(_answer(render, json.loads(line)))
+            told = json.dumps(_answer_request(render, json.loads(line)))
             signal.setitimer(signal.ITIMER_PROF, 0.0)
             answers.write(told + "\n")
             answers.flush()
 
 
 class _NotRendered(Exception):
-    """With the template's own words."""
+    """The template failed; the message is its own."""
 
 
-def _renderer() -> Callable[..., Any]:
+def _load_renderer() -> Callable[..., Any]:
     from transformers.utils.chat_template_utils import render_jinja_template
 
     return render_jinja_template
 
 
-def _answer(render: Callable[..., Any], asked: dict[str, Any]) -> dict[str, str]:
+def _answer_request(render: Callable[..., Any], asked: dict[str, Any]) -> dict[str, str]:
     try:
-        text = _rendered(render, asked)
+        text = _render_template(render, asked)
     except _NotRendered as error:
         return {"error": str(error)}
     if len(text) > MOST_CHARACTERS:
@@ -57,12 +57,12 @@ def _answer(render: Callable[..., Any], asked: dict[str, Any]) -> dict[str, str]
     return {"text": text}
 
 
-def _rendered(render: Callable[..., Any], asked: dict[str, Any]) -> str:
+def _render_template(render: Callable[..., Any], asked: dict[str, Any]) -> str:
     try:
         texts, _ = render(**asked)
     except Exception as error:
         # A template raises what it likes.
-        told = str(error)[:_TOLD_CHARACTERS]
+        told = str(error)[:_MAX_ERROR_CHARACTERS]
         raise _NotRendered(told or type(error).__name__) from error
     return texts[0]
 

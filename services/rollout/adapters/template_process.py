@@ -1,4 +1,4 @@
-"""Renders chat templates in a child process, which a template cannot outlast."""
+"""Rendering of chat templates in a child process, which a template cannot outlast."""
 
 import atexit
 import json
@@ -8,11 +8,11 @@ import threading
 from typing import Any
 
 from services.common.child_environment import child_environment
-from services.common.interpreter import python
+from services.common.interpreter import python_command
 from services.rollout.adapters.template_child import CPU_S, MEMORY_BYTES
 from services.rollout.ports import TemplateError
 
-_COMMAND = python("-m", "services.rollout.adapters.template_child")
+_COMMAND = python_command("-m", "services.rollout.adapters.template_child")
 _ENDED = (
     f"it takes more than {CPU_S:g} s or {MEMORY_BYTES >> 30} GiB of memory; correct"
     " chat_template.jinja in the model's folder"
@@ -26,19 +26,19 @@ class TemplateProcess:
         self._lock = threading.Lock()
         self._child: subprocess.Popen[bytes] | None = None
 
-    def render(self, **asked: Any) -> str:
+    def render_template(self, **asked: Any) -> str:
         """Return the text of `render_jinja_template`, called with JSON's values.
 
         Raises TemplateError when the template raises, or takes too much time or memory.
         """
         line = json.dumps(asked).encode() + b"\n"
         with self._lock:
-            answer = self._exchange(line)
-            if not answer and self._end() != -signal.SIGPROF:
+            answer = self._exchange_line(line)
+            if not answer and self._end_child() != -signal.SIGPROF:
                 # Not for its time: whoever ended the child, it need not be the template.
-                answer = self._exchange(line)
+                answer = self._exchange_line(line)
             if not answer:
-                self._end()
+                self._end_child()
                 raise TemplateError(_ENDED)
         told = json.loads(answer)
         if "error" in told:
@@ -47,10 +47,10 @@ class TemplateProcess:
 
     def close(self) -> None:
         with self._lock:
-            self._end()
+            self._end_child()
 
-    def _exchange(self, line: bytes) -> bytes:
-        """Empty when the child has ended."""
+    def _exchange_line(self, line: bytes) -> bytes:
+        """Send a line and read the answer; empty when the child has ended."""
         if self._child is None:
             self._child = subprocess.Popen(
                 _COMMAND,
@@ -69,8 +69,8 @@ class TemplateProcess:
             return b""
         return self._child.stdout.readline()
 
-    def _end(self) -> int | None:
-        """Returns the exit code of the child, if there was one."""
+    def _end_child(self) -> int | None:
+        """End the child; return its exit code, if there was one."""
         child, self._child = self._child, None
         if child is None:
             return None

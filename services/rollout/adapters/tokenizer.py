@@ -11,7 +11,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from services.rollout.adapters.template_process import TEMPLATES
 from services.rollout.ports import TemplateError
 
-MOST_SAID = 300
+MAX_ERROR_CHARACTERS = 300
 
 
 class TransformersTokenizer:
@@ -32,7 +32,9 @@ class TransformersTokenizer:
             return list(self._tokenizer.encode(text, add_special_tokens=False))
         except TypeError as error:
             # What it says of text that is no UTF-8, such as half of a character.
-            raise TemplateError(f"a text cannot be tokenised: {_begin(ascii(text))}") from error
+            raise TemplateError(
+                f"a text cannot be tokenised: {_shorten_text(ascii(text))}"
+            ) from error
 
     def decode(self, ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
@@ -45,7 +47,7 @@ class TransformersTokenizer:
     ) -> str:
         shown = [dict(tool) for tool in tools] if tools else None
         try:
-            return TEMPLATES.render(
+            return TEMPLATES.render_template(
                 conversations=[list(messages)],
                 tools=shown,
                 chat_template=self._tokenizer.get_chat_template(tools=shown),
@@ -54,20 +56,20 @@ class TransformersTokenizer:
             )
         except (TemplateError, ValueError, TypeError) as error:
             roles = ", ".join(str(message["role"]) for message in messages)
-            said = _begin(str(error) or type(error).__name__)
+            said = _shorten_text(str(error) or type(error).__name__)
             raise TemplateError(f"the chat template cannot render {roles}: {said}") from error
 
 
-def _begin(text: str) -> str:
-    """Enough of it for a message."""
-    return text if len(text) <= MOST_SAID else f"{text[:MOST_SAID]}..."
+def _shorten_text(text: str) -> str:
+    """Shorten a text for a message."""
+    return text if len(text) <= MAX_ERROR_CHARACTERS else f"{text[:MAX_ERROR_CHARACTERS]}..."
 
 
 def model_folder(model: str, revision: str | None = None) -> Path:
-    """The folder of a model: the path itself, or where a hub id is cached, fetched if need be.
+    """Return the folder of a model: the path itself, or where a hub id is cached, fetched if need
+    be.
 
-    Raises OSError when it is neither.
-    """
+    Raises OSError when it is neither."""
     folder = Path(model)
     if folder.is_dir():
         return folder
@@ -83,7 +85,7 @@ def load_tokenizer(
     trust_remote_code: bool = False,
     template_options: Mapping[str, Any] | None = None,
 ) -> TransformersTokenizer:
-    """The tokenizer of a model folder. Raises OSError when there is none."""
+    """Load the tokenizer of a model folder. Raises OSError when there is none."""
     tokenizer = AutoTokenizer.from_pretrained(
         str(folder), trust_remote_code=trust_remote_code, use_fast=True
     )

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from services.common.log import get_logger
 from services.rollout.adapters.vllm_options import (
-    Model,
+    ServedModel,
     engine_options,
     installed_versions,
     refuse_foreign_torchvision,
@@ -28,7 +28,7 @@ from services.rollout.adapters.vllm_options import (
 from services.rollout.config.rollout import EngineConfig
 from services.rollout.ports import EngineDead, EngineError, RequestAborted
 from services.rollout.types import Completion, PolicyId, PolicySpan, Publication, Sampling
-from services.rollout.work.task_groups import cancel
+from services.rollout.work.task_groups import cancel_tasks
 
 if TYPE_CHECKING:
     from vllm.outputs import CompletionOutput, RequestOutput
@@ -39,11 +39,13 @@ ABORT_INTERVAL_S = 0.05
 # No request is under way for longer than so many updates.
 POLICIES_KEPT = 256
 # Of a request that each time was begun by weights newer than it was meant for.
-BEGINNINGS = 4
+MAX_REQUEST_STARTS = 4
 # Odd, so that different lengths give one attempt different seeds.
 SEED_STRIDE = 0x9E3779B97F4A7C15
 # What a policy had no time for.
-NOTHING = Completion(np.zeros(0, np.int32), np.zeros(0, np.float32), (), cut=False, timed_out=True)
+EMPTY_COMPLETION = Completion(
+    np.zeros(0, np.int32), np.zeros(0, np.float32), (), cut=False, timed_out=True
+)
 
 log = get_logger(__name__)
 
@@ -67,14 +69,14 @@ class VllmEngine:
         self.policy: PolicyId | None = None
 
     @classmethod
-    async def start(cls, config: EngineConfig, model: Model) -> "VllmEngine":
+    async def start_engine(cls, config: EngineConfig, model: ServedModel) -> "VllmEngine":
         """Load the model. Takes seconds to minutes; raises what vLLM raises."""
         if config.device == "cpu":
             refuse_foreign_torchvision(installed_versions())
         set_environment(config, local=model.folder.exists())
         options = engine_options(config, model)
         try:
-            llm = await asyncio.to_thread(_create, options)
+            llm = await asyncio.to_thread(_create_llm, options)
         except asyncio.CancelledError:
             # The thread waits for the engine's processes, which would outlive this one.
             for child in multiprocessing.active_children():
@@ -99,7 +101,7 @@ class VllmEngine:
             temperature=sampling.temperature,
             top_p=sampling.top_p,
             top_k=sampling.top_k,
-            seed=self._seed(sampling, len(token_ids)),
+            seed=self._derive_seed(sampling, len(token_ids)),
             max_tokens=max_tokens,
             logprobs=0,
             flat_logprobs=True,
@@ -108,21 +110,21 @@ class VllmEngine:
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
         ends = asyncio.get_running_loop().time() + timeout_s
-        for _ in range(BEGINNINGS):
+        for _ in range(MAX_REQUEST_STARTS):
             try:
-                async with self._seat(ends) as policy:
-                    answer, over = await self._answer(policy, token_ids, params, ends)
+                async with self._take_slot(ends) as policy:
+                    answer, over = await self._run_request(policy, token_ids, params, ends)
             except TimeoutError:
-                return NOTHING
-            completion = self._completion(answer.outputs[0], over=over)
+                return EMPTY_COMPLETION
+            completion = self._make_completion(answer.outputs[0], over=over)
             if not completion.spans or completion.spans[0].policy == policy:
                 return completion
             log.debug("begun by other weights than asked", policy=policy.label)
             if completion.timed_out:
-                return NOTHING
-        raise RequestAborted(f"the weights changed {BEGINNINGS} times before it was begun")
+                return EMPTY_COMPLETION
+        raise RequestAborted(f"the weights changed {MAX_REQUEST_STARTS} times before it was begun")
 
-    async def score(self, token_ids: NDArray[np.int32]) -> NDArray[np.float32]:
+    async def compute_logprobs(self, token_ids: NDArray[np.int32]) -> NDArray[np.float32]:
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
@@ -133,11 +135,11 @@ class VllmEngine:
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
-        scored, _ = await self._answer(await self._standing(), token_ids, params, inf)
+        scored, _ = await self._run_request(await self._wait_for_policy(), token_ids, params, inf)
         # Nothing comes before the first token.
-        return _logprobs(scored.prompt_logprobs)[1:]
+        return _sampled_logprobs(scored.prompt_logprobs)[1:]
 
-    async def load(self, publication: Publication, path: Path) -> None:
+    async def load_weights(self, publication: Publication, path: Path) -> None:
         rows = [
             (entry.name, entry.dtype, list(entry.shape), entry.offset_bytes)
             for entry in publication.manifest
@@ -153,7 +155,7 @@ class VllmEngine:
             if publication.reload:
                 # Under the same salt lies what weights that were not trusted have computed.
                 await self._llm.reset_prefix_cache(reset_running_requests=True)
-            self._remember(publication.policy)
+            self._remember_policy(publication.policy)
             await self._llm.resume_generation()
         except Exception as error:
             # Whatever failed, and wherever, the layers may be half replaced: nothing of this
@@ -164,7 +166,7 @@ class VllmEngine:
         finally:
             self._weights_stand.set()
 
-    async def died(self) -> str:
+    async def wait_until_dead(self) -> str:
         # vLLM tells of its death only by this property.
         while self._dead is None and not self._llm.errored:  # noqa: ASYNC110
             await asyncio.sleep(HEALTH_INTERVAL_S)
@@ -174,37 +176,36 @@ class VllmEngine:
         # Its reader lives in our loop, and must end with it.
         reader, self._llm.output_handler = self._llm.output_handler, None
         if reader is not None:
-            await cancel([reader])
+            await cancel_tasks([reader])
         await asyncio.to_thread(self._llm.shutdown)
         # The destructor would shut down once more, when the interpreter's modules are gone.
-        vars(self._llm)["shutdown"] = _nothing
+        vars(self._llm)["shutdown"] = _do_nothing
 
-    def _remember(self, policy: PolicyId) -> None:
-        """From here on requests are answered by `policy`; those under way name older ones too."""
+    def _remember_policy(self, policy: PolicyId) -> None:
+        """Answer requests by `policy` from here on; those under way name older ones too."""
         self._policies[policy.label] = policy
         while len(self._policies) > POLICIES_KEPT:
             self._policies.pop(next(iter(self._policies)))
         self.policy = policy
 
     @asynccontextmanager
-    async def _seat(self, ends: float) -> AsyncGenerator[PolicyId]:
-        """A place among the requests that run, and the policy whose prefix cache to ask from.
+    async def _take_slot(self, ends: float) -> AsyncGenerator[PolicyId]:
+        """Take a slot among the running requests; yield the policy whose prefix cache to ask from.
 
         Weights that change after the request is queued and before it is begun begin it; then what
         they write stands on a prefix that the older ones have computed, and is of neither policy.
-        Raises TimeoutError when neither is had by `ends`.
-        """
+        Raises TimeoutError when neither is had by `ends`."""
         async with asyncio.timeout_at(ends):
             await self._room.acquire()
         try:
             async with asyncio.timeout_at(ends):
-                policy = await self._standing()
+                policy = await self._wait_for_policy()
             yield policy
         finally:
             self._room.release()
 
-    async def _standing(self) -> PolicyId:
-        """The policy that is served, once no weights are being loaded."""
+    async def _wait_for_policy(self) -> PolicyId:
+        """Return the policy that is served, once no weights are being loaded."""
         await self._weights_stand.wait()
         if self._dead is not None:
             raise EngineDead(self._dead)
@@ -212,10 +213,10 @@ class VllmEngine:
             raise EngineError("no policy is loaded")
         return self.policy
 
-    async def _answer(
+    async def _run_request(
         self, policy: PolicyId, token_ids: NDArray[np.int32], params: Any, ends: float
     ) -> tuple["RequestOutput", bool]:
-        """The answer as it is at `ends`, and whether it was cut there."""
+        """Return the answer as it is at `ends`, and whether it was cut there."""
         from vllm import TokensPrompt
         from vllm.exceptions import VLLMError
         from vllm.v1.engine.exceptions import EngineDeadError
@@ -224,7 +225,7 @@ class VllmEngine:
         request_id = uuid.uuid4().hex
         last: RequestOutput | None = None
         try:
-            async with self._aborted_at(ends, request_id) as aborts:
+            async with self._abort_at(ends, request_id) as aborts:
                 async for output in self._llm.generate(prompt, params, request_id=request_id):
                     last = output
         except EngineDeadError as error:
@@ -236,7 +237,7 @@ class VllmEngine:
         return last, bool(aborts)
 
     @asynccontextmanager
-    async def _aborted_at(
+    async def _abort_at(
         self, ends: float, request_id: str
     ) -> AsyncGenerator[list[asyncio.Task[None]]]:
         """Have vLLM end a request at `ends`: it then answers with what it has sampled.
@@ -245,57 +246,59 @@ class VllmEngine:
         """
         aborts: list[asyncio.Task[None]] = []
 
-        def begin() -> None:
-            aborts.append(asyncio.create_task(self._abort(request_id)))
+        def begin_abort() -> None:
+            aborts.append(asyncio.create_task(self._keep_aborting(request_id)))
 
-        timer = asyncio.get_running_loop().call_at(ends, begin)
+        timer = asyncio.get_running_loop().call_at(ends, begin_abort)
         try:
             yield aborts
         finally:
             timer.cancel()
-            await cancel(aborts)
+            await cancel_tasks(aborts)
 
-    async def _abort(self, request_id: str) -> None:
+    async def _keep_aborting(self, request_id: str) -> None:
         # vLLM may not know the request yet, and then takes no notice.
         while True:
             await self._llm.abort(request_id)
             await asyncio.sleep(ABORT_INTERVAL_S)
 
-    def _completion(self, output: "CompletionOutput", *, over: bool) -> Completion:
-        """`over` says that its time is: an abort is ours then."""
+    def _make_completion(self, output: "CompletionOutput", *, over: bool) -> Completion:
+        """Make a completion; `over` says that its time is: an abort is ours then."""
         aborted = output.finish_reason == "abort"
         if aborted and not over:
             raise RequestAborted("the engine gave up the request")
-        return checked(
+        return check_completion(
             Completion(
                 token_ids=np.array(output.token_ids, np.int32),
-                logprobs=_logprobs(output.logprobs),
-                spans=self._spans(output),
+                logprobs=_sampled_logprobs(output.logprobs),
+                spans=self._make_spans(output),
                 cut=output.finish_reason == "length",
                 timed_out=aborted,
             )
         )
 
-    def _seed(self, sampling: Sampling, length: int) -> int | None:
-        """A seed of its own for every turn of an attempt; None for greedy and unseeded."""
+    def _derive_seed(self, sampling: Sampling, length: int) -> int | None:
+        """Derive a seed for every turn of an attempt; None for greedy and unseeded."""
         if not self._seeded or sampling.temperature == 0:
             return None
         return (sampling.seed + length * SEED_STRIDE) % 2**63
 
-    def _spans(self, output: "CompletionOutput") -> tuple[PolicySpan, ...]:
+    def _make_spans(self, output: "CompletionOutput") -> tuple[PolicySpan, ...]:
         spans = output.weight_versions or []
         return tuple(
             PolicySpan(self._policies[span.version], span.end - span.start) for span in spans
         )
 
 
-def _nothing() -> None:
-    """In place of a shutdown that has happened."""
+def _do_nothing() -> None:
+    """Stand in for a shutdown that has happened."""
 
 
-def checked(completion: Completion) -> Completion:
-    """Raises EngineError unless every token has a logprob and a policy: what is wrong here would be
-    trained on, or refused by the learner without saying whose fault it is."""
+def check_completion(completion: Completion) -> Completion:
+    """Raise EngineError unless every token has a logprob and a policy.
+
+    What is wrong here would be trained on, or refused by the learner without saying whose fault it
+    is."""
     tokens = len(completion.token_ids)
     spanned = sum(span.length for span in completion.spans)
     if not tokens == len(completion.logprobs) == spanned:
@@ -306,18 +309,17 @@ def checked(completion: Completion) -> Completion:
     return completion
 
 
-def _create(options: dict[str, Any]) -> "AsyncLLM":
+def _create_llm(options: dict[str, Any]) -> "AsyncLLM":
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
 
     return AsyncLLM.from_engine_args(AsyncEngineArgs(**options))
 
 
-def _logprobs(flat: Any) -> NDArray[np.float32]:
-    """Of the first token named at each position, which is the sampled one.
+def _sampled_logprobs(flat: Any) -> NDArray[np.float32]:
+    """Return the logprobs of the first token named at each position, which is the sampled one.
 
-    A logprob that rounding has put above 0 is 0.
-    """
+    A logprob that rounding has put above 0 is 0."""
     values = np.array(flat.logprobs, np.float32)
     first = np.array(flat.start_indices, np.int64)
     return np.minimum(values[first[first < len(values)]], np.float32(0.0))

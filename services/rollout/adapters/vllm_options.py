@@ -1,4 +1,4 @@
-"""How vLLM is started: its arguments, its environment, and the packages that it finds."""
+"""Options of vLLM: its arguments, its environment, and the packages that it finds."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -31,16 +31,16 @@ CPU_BLOCK_SIZE = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
-    """What is served: the model's folder, how it is computed, and what ends a turn."""
+class ServedModel:
+    """The model to serve: its folder, how it is computed, and what ends a turn."""
 
     folder: Path
     policy: PolicyConfig
     stop_token_ids: Sequence[int]
 
 
-def engine_options(config: EngineConfig, model: Model) -> dict[str, Any]:
-    """Arguments of vLLM's AsyncEngineArgs."""
+def engine_options(config: EngineConfig, model: ServedModel) -> dict[str, Any]:
+    """Return the arguments of vLLM's AsyncEngineArgs."""
     options: dict[str, Any] = {
         "model": str(model.folder),
         "dtype": model.policy.dtype,
@@ -81,8 +81,8 @@ def _cpu_options(config: EngineConfig, max_model_len: int) -> dict[str, Any]:
     }
 
 
-def _rope_overrides(model: Model) -> dict[str, Any]:
-    """The model's own rope parameters with the run's scaling laid over them."""
+def _rope_overrides(model: ServedModel) -> dict[str, Any]:
+    """Return the model's own rope parameters with the run's scaling laid over them."""
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(
@@ -90,12 +90,13 @@ def _rope_overrides(model: Model) -> dict[str, Any]:
     )
     return {
         "rope_parameters": {**(config.rope_parameters or {}), **(model.policy.rope_scaling or {})},
-        "max_position_embeddings": model.policy.positions(config.max_position_embeddings),
+        "max_position_embeddings": model.policy.scaled_positions(config.max_position_embeddings),
     }
 
 
 def installed_versions() -> dict[str, str]:
-    """Of the packages that must be builds of one kind; what is not installed is left out."""
+    """Return versions of the packages that must be builds of one kind; one not installed is left
+    out."""
     versions: dict[str, str] = {}
     for name in ("torch", "torchvision"):
         with suppress(PackageNotFoundError):
@@ -115,11 +116,10 @@ def refuse_foreign_torchvision(versions: Mapping[str, str]) -> None:
 
 
 def set_environment(config: EngineConfig, *, local: bool) -> None:
-    """What vLLM reads from the environment when it is imported; what is set already stays.
+    """Set what vLLM reads from the environment when it is imported; what is set already stays.
 
     Its processes inherit all of ours, so what they have no use for goes: keys of other services,
-    where this one was started by hand.
-    """
+    where this one was started by hand."""
     kept = child_environment(_HUB_TOKEN, ours=True)
     for name in os.environ.keys() - kept.keys():
         if is_secret_name(name) or secret_values({name: os.environ[name]}):

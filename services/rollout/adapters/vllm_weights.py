@@ -1,4 +1,4 @@
-"""What each vLLM worker process does to take new weights. Imported by vLLM, by name."""
+"""Weight updates in each vLLM worker process. vLLM imports this module by name."""
 
 import ctypes
 import logging
@@ -15,7 +15,7 @@ from vllm.model_executor.model_loader.reload import (
 )
 
 # Name, dtype, shape, offset in bytes.
-Row = tuple[str, str, Sequence[int], int]
+TensorRow = tuple[str, str, Sequence[int], int]
 
 # From linux/prctl.h.
 PR_SET_PDEATHSIG = 1
@@ -48,7 +48,7 @@ class WeightLoader:
         if libc.prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0) != 0:
             raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
 
-    def load_flotilla_weights(self, path: str, total_bytes: int, rows: Sequence[Row]) -> None:
+    def load_flotilla_weights(self, path: str, total_bytes: int, rows: Sequence[TensorRow]) -> None:
         """Replace the model's weights by those in the file; between two engine steps only.
 
         All of it happens in one call, so that no step can see a model that is half loaded: layers
@@ -60,15 +60,15 @@ class WeightLoader:
         logging.getLogger(RELOAD_LOGGER).setLevel(logging.ERROR)
         with set_current_vllm_config(worker.vllm_config):
             initialize_layerwise_reload(model)
-            model.load_weights(_tensors(path, total_bytes, rows))
+            model.load_weights(_map_tensors(path, total_bytes, rows))
             finalize_layerwise_reload(model, worker.model_config)
             _repack_tied_heads(model)
 
 
-def _tensors(
-    path: str, total_bytes: int, rows: Sequence[Row]
+def _map_tensors(
+    path: str, total_bytes: int, rows: Sequence[TensorRow]
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Views into the mapped file."""
+    """Yield views into the mapped file."""
     data = torch.from_file(path, shared=True, size=total_bytes, dtype=torch.uint8)
     for name, dtype_name, shape, offset in rows:
         dtype = DTYPES[dtype_name]

@@ -1,4 +1,4 @@
-"""Contracts to the rollout's own words and back."""
+"""Conversion of the contracts to the rollout's own types and back."""
 
 import hashlib
 import json
@@ -13,7 +13,7 @@ from flotilla.learner.v1 import group_service_pb2 as group_pb
 from flotilla.learner.v1 import policy_pb2, trajectory_pb2
 from flotilla.learner.v1 import policy_service_pb2 as policy_pb
 from services.common.fingerprint import TensorEntry
-from services.common.rpc import duration, seconds
+from services.common.rpc import to_duration, to_seconds
 from services.rollout.types import (
     AttemptKey,
     Completion,
@@ -69,8 +69,8 @@ def lease_from_pb(lease: group_pb.Lease) -> Lease:
         exact_policy=(
             policy_from_pb(lease.exact_policy) if lease.HasField("exact_policy") else None
         ),
-        group_deadline_s=seconds(lease.group_deadline),
-        lease_ttl_s=seconds(lease.lease_ttl),
+        group_deadline_s=to_seconds(lease.group_deadline),
+        lease_ttl_s=to_seconds(lease.lease_ttl),
         max_tries=lease.max_tries,
     )
 
@@ -86,7 +86,7 @@ def publication_from_pb(update: policy_pb.Update) -> Publication:
         transport=policy_pb.Transport.Name(update.transport).removeprefix("TRANSPORT_").lower(),
         location=update.location,
         canary_token_ids=np.frombuffer(update.canary_token_ids, dtype="<i4").astype(np.int32),
-        timeout_s=seconds(update.publish_timeout),
+        timeout_s=to_seconds(update.publish_timeout),
         generation=update.generation,
         reload=update.reload,
         probes=tuple(
@@ -125,49 +125,51 @@ def report_to_pb(
     )
 
 
-def submission(
+def submission_to_pb(
     lease_id: str, worker_id: str, task: dict[str, Any], trajectory: Trajectory
 ) -> Iterator[group_pb.SubmitTrajectoryRequest]:
-    """Header, chunks, end. A try without a grade carries no sequences."""
-    header = _header(lease_id, worker_id, task, trajectory)
+    """Yield header, chunks and end. A try without a grade carries no sequences."""
+    header = _header_to_pb(lease_id, worker_id, task, trajectory)
     yield group_pb.SubmitTrajectoryRequest(header=header)
     digest = hashlib.sha256()
-    if trajectory.graded:
+    if trajectory.is_graded:
         tokens = trajectory.token_ids.astype("<i4").tobytes()
         logprobs = trajectory.logprobs.astype("<f4").tobytes()
         digest.update(tokens)
         digest.update(logprobs)
         for start in range(0, len(tokens), CHUNK_BYTES):
-            yield _chunk(token_ids=tokens[start : start + CHUNK_BYTES])
+            yield _chunk_to_pb(token_ids=tokens[start : start + CHUNK_BYTES])
         for start in range(0, len(logprobs), CHUNK_BYTES):
-            yield _chunk(logprobs=logprobs[start : start + CHUNK_BYTES])
+            yield _chunk_to_pb(logprobs=logprobs[start : start + CHUNK_BYTES])
     end = trajectory_pb2.TrajectoryEnd(content_digest=digest.digest())
     yield group_pb.SubmitTrajectoryRequest(end=end)
 
 
-def _chunk(*, token_ids: bytes = b"", logprobs: bytes = b"") -> group_pb.SubmitTrajectoryRequest:
+def _chunk_to_pb(
+    *, token_ids: bytes = b"", logprobs: bytes = b""
+) -> group_pb.SubmitTrajectoryRequest:
     chunk = trajectory_pb2.SequenceChunk(token_ids=token_ids, logprobs=logprobs)
     return group_pb.SubmitTrajectoryRequest(chunk=chunk)
 
 
-def _header(
+def _header_to_pb(
     lease_id: str, worker_id: str, task: dict[str, Any], trajectory: Trajectory
 ) -> trajectory_pb2.TrajectoryHeader:
     header = trajectory_pb2.TrajectoryHeader(
-        key=_key(trajectory.key),
+        key=_key_to_pb(trajectory.key),
         lease_id=lease_id,
         worker_id=worker_id,
         detail=trajectory.detail,
         turns=[
             trajectory_pb2.TurnTiming(
-                generate=duration(turn.generate_s),
-                tools=duration(turn.tools_s),
+                generate=to_duration(turn.generate_s),
+                tools=to_duration(turn.tools_s),
                 prompt_tokens=turn.prompt_tokens,
                 generated_tokens=turn.generated_tokens,
             )
             for turn in trajectory.turns
         ],
-        counts=_counts(trajectory),
+        counts=_counts_to_pb(trajectory),
         env_key=str(task.get("env_key") or task.get("env_id") or ""),
         task_key=str(task.get("task_key") or task.get("key") or ""),
         tool_schema_digest=trajectory.digests.get("tool_schema", b""),
@@ -177,13 +179,13 @@ def _header(
         header.instance_id = trajectory.info.instance_id
         header.env_version = trajectory.info.env_version
         header.data_version = trajectory.info.data_version
-    if trajectory.graded:
-        header.sequences.append(_sequence(trajectory))
+    if trajectory.is_graded:
+        header.sequences.append(_sequence_to_pb(trajectory))
     _set_outcome(header, trajectory)
     return header
 
 
-def _key(key: AttemptKey) -> trajectory_pb2.TrajectoryKey:
+def _key_to_pb(key: AttemptKey) -> trajectory_pb2.TrajectoryKey:
     # `try` is a word of Python's, so the field cannot be named as an argument.
     fields = {
         "group_id": key.group_id,
@@ -193,13 +195,14 @@ def _key(key: AttemptKey) -> trajectory_pb2.TrajectoryKey:
     return trajectory_pb2.TrajectoryKey(**fields)  # pyright: ignore[reportArgumentType]
 
 
-def _sequence(trajectory: Trajectory) -> trajectory_pb2.SequenceHeader:
+def _sequence_to_pb(trajectory: Trajectory) -> trajectory_pb2.SequenceHeader:
     return trajectory_pb2.SequenceHeader(
-        token_count=len(trajectory.token_ids), spans=[_span(span) for span in trajectory.spans]
+        token_count=len(trajectory.token_ids),
+        spans=[_span_to_pb(span) for span in trajectory.spans],
     )
 
 
-def _span(span: Span) -> trajectory_pb2.Span:
+def _span_to_pb(span: Span) -> trajectory_pb2.Span:
     return trajectory_pb2.Span(
         author=trajectory_pb2.Author.Value(f"AUTHOR_{span.author.upper()}"),
         length=span.length,
@@ -208,7 +211,7 @@ def _span(span: Span) -> trajectory_pb2.Span:
     )
 
 
-def _counts(trajectory: Trajectory) -> trajectory_pb2.TrajectoryCounts:
+def _counts_to_pb(trajectory: Trajectory) -> trajectory_pb2.TrajectoryCounts:
     counts = trajectory.counts
     return trajectory_pb2.TrajectoryCounts(
         turns=counts.turns,
@@ -216,8 +219,8 @@ def _counts(trajectory: Trajectory) -> trajectory_pb2.TrajectoryCounts:
         tool_errors=counts.tool_errors,
         parse_errors=counts.parse_errors,
         repeats=counts.repeats,
-        open=duration(counts.open_s),
-        grade=duration(counts.grade_s),
+        open=to_duration(counts.open_s),
+        grade=to_duration(counts.grade_s),
         tools=counts.tools,
         malformed_turns=counts.malformed_turns,
         parse_messages=counts.parse_messages,
@@ -250,13 +253,12 @@ def _set_outcome(header: trajectory_pb2.TrajectoryHeader, trajectory: Trajectory
 def episode_from_pb(
     episode_id: str, ready: env_pb.EpisodeReady, shown: Iterable[str] = ()
 ) -> EpisodeInfo:
-    """`shown` is what the policy reads of the first observation.
+    """Convert a ready episode; `shown` is what the policy reads of the first observation.
 
-    Raises ValueError or TypeError when a tool's schema is no JSON object.
-    """
+    Raises ValueError or TypeError when a tool's schema is no JSON object."""
     return EpisodeInfo(
         episode_id=episode_id,
-        tools=tuple(_tool(tool) for tool in ready.tools),
+        tools=tuple(_tool_from_pb(tool) for tool in ready.tools),
         facts=PromptFacts(
             ready.facts.prompt,
             ready.facts.current_date,
@@ -266,11 +268,11 @@ def episode_from_pb(
         instance_id=ready.instance_id,
         env_version=ready.env_version,
         data_version=ready.data_version,
-        deadline_s=seconds(ready.deadline) if ready.HasField("deadline") else float("inf"),
+        deadline_s=to_seconds(ready.deadline) if ready.HasField("deadline") else float("inf"),
     )
 
 
-def _tool(tool: env_pb.Tool) -> Tool:
+def _tool_from_pb(tool: env_pb.Tool) -> Tool:
     schema = json.loads(tool.input_schema_json or "{}")
     if not isinstance(schema, dict):
         raise TypeError(f"the schema of tool {tool.name!r} must be a JSON object")
@@ -278,7 +280,7 @@ def _tool(tool: env_pb.Tool) -> Tool:
 
 
 def tool_result_from_pb(response: env_pb.CallToolResponse, texts: Iterable[str]) -> ToolResult:
-    """`texts` are what the policy reads of the parts."""
+    """Convert a tool's answer; `texts` are what the policy reads of the parts."""
     name = env_pb.ToolOutcome.Name(response.outcome).removeprefix("TOOL_OUTCOME_").lower()
     return ToolResult(ToolOutcome(name), tuple(texts), response.done)
 

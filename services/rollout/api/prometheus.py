@@ -1,4 +1,4 @@
-"""What a rollout worker shows to Prometheus."""
+"""Prometheus metrics of a rollout worker."""
 
 from typing import TYPE_CHECKING
 
@@ -12,8 +12,8 @@ update_seconds = metrics.seconds_histogram(
 )
 
 
-def show(worker: "Worker", policy_version: int) -> None:
-    """Everything that the worker counts or knows at this moment; -1 stands for no policy."""
+def show_worker_metrics(worker: "Worker", policy_version: int) -> None:
+    """Show everything that the worker counts or knows at this moment; -1 stands for no policy."""
     totals = worker.totals
     ends = {(reason,): float(count) for reason, count in totals.stop_reasons.items()}
     counters = {
@@ -23,8 +23,8 @@ def show(worker: "Worker", policy_version: int) -> None:
         "flotilla_lost_leases": ("Leases lost", totals.lost_leases),
     }
     gauges = {
-        "flotilla_running_attempts": ("Attempts under way", worker.running),
-        "flotilla_held_leases": ("Leases held", worker.leases),
+        "flotilla_running_attempts": ("Attempts under way", worker.running_attempts),
+        "flotilla_held_leases": ("Leases held", worker.lease_count),
         "flotilla_policy_version": ("Version of the weights that are served", policy_version),
     }
     families = [metrics.counter("flotilla_attempts", "Ended attempts", ("end",), ends)]

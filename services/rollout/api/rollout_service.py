@@ -11,24 +11,24 @@ import grpc.aio
 from flotilla.rollout.v1 import rollout_service_pb2 as pb
 from flotilla.rollout.v1 import rollout_service_pb2_grpc as pb_grpc
 from services.common.errors import ServiceError
-from services.common.parsing import Limits, ParseError, parse_json
+from services.common.parsing import ParseError, TextLimits, parse_json
 from services.rollout.api.codec import policy_to_pb
 from services.rollout.episodes.episode import Attempt, AttemptRunner
 from services.rollout.ports import EngineError
 from services.rollout.types import AttemptKey, FailureKind, PolicyId, Sampling, Trajectory
-from services.rollout.work.weight_updater import PolicyFollower
+from services.rollout.work.weight_updater import WeightUpdater
 from services.rollout.work.worker import Worker
 
 DOMAIN = "rollout.flotilla"
 MOST_ATTEMPTS = 64
-TASK_LIMITS = Limits(bytes=2**21, values=2**16)
+TASK_LIMITS = TextLimits(bytes=2**21, values=2**16)
 HIGHEST_TEMPERATURE = 10.0
 
 Event = pb.SampleGroupResponse
 
 
 class RolloutService(pb_grpc.RolloutServiceServicer):
-    """Serves people; the run itself does not depend on it."""
+    """Service for people; the run itself does not depend on it."""
 
     # What an attempt says is kept until it is read.
     MOST_STREAMS: ClassVar = {"/flotilla.rollout.v1.RolloutService/SampleGroup": 16}
@@ -37,7 +37,7 @@ class RolloutService(pb_grpc.RolloutServiceServicer):
         self,
         worker_id: str,
         worker: Worker,
-        follower: PolicyFollower,
+        follower: WeightUpdater,
         runner: AttemptRunner,
         policy: Callable[[], PolicyId | None],
         drain: asyncio.Event,
@@ -59,7 +59,7 @@ class RolloutService(pb_grpc.RolloutServiceServicer):
             return "updating"
         return "attaching" if self._policy() is None else "sampling"
 
-    def metrics(self) -> dict[str, float]:
+    def collect_metrics(self) -> dict[str, float]:
         totals = self._worker.totals
         counted = {
             "attempts": totals.attempts,
@@ -69,7 +69,7 @@ class RolloutService(pb_grpc.RolloutServiceServicer):
             "sampled_tokens": totals.sampled_tokens,
             "leases": totals.leases,
             "lost_leases": totals.lost_leases,
-            "running_attempts": self._worker.running,
+            "running_attempts": self._worker.running_attempts,
             "policy_updates": self._follower.updates,
             "policy_update_seconds": self._follower.last_update_s,
         }
@@ -86,9 +86,9 @@ class RolloutService(pb_grpc.RolloutServiceServicer):
             phase=self.phase,
             worker_id=self._worker_id,
             policy=None if policy is None else policy_to_pb(policy),
-            running_attempts=self._worker.running,
-            leases=self._worker.leases,
-            metrics=self.metrics(),
+            running_attempts=self._worker.running_attempts,
+            leases=self._worker.lease_count,
+            metrics=self.collect_metrics(),
         )
 
     async def Drain(
@@ -100,10 +100,10 @@ class RolloutService(pb_grpc.RolloutServiceServicer):
     async def SampleGroup(
         self, request: pb.SampleGroupRequest, context: grpc.aio.ServicerContext
     ) -> AsyncGenerator[pb.SampleGroupResponse]:
-        count = self._checked(request)
+        count = self._check_request(request)
         group_id = f"sample-{uuid.uuid4().hex[:12]}"
         events: asyncio.Queue[Event | None] = asyncio.Queue()
-        task = asyncio.create_task(self._sample(request, group_id, count, events))
+        task = asyncio.create_task(self._sample_attempts(request, group_id, count, events))
         # Not in a `finally`: a call that is cancelled while it writes leaves this generator
         # suspended until the garbage collector comes by.
         on_end: Any = lambda _: task.cancel()  # noqa: E731
@@ -112,7 +112,7 @@ class RolloutService(pb_grpc.RolloutServiceServicer):
             yield event
         await task
 
-    def _checked(self, request: pb.SampleGroupRequest) -> int:
+    def _check_request(self, request: pb.SampleGroupRequest) -> int:
         try:
             task = parse_json(request.task_json, TASK_LIMITS)
         except ParseError as error:
@@ -132,7 +132,7 @@ class RolloutService(pb_grpc.RolloutServiceServicer):
             )
         return request.attempts or 1
 
-    async def _sample(
+    async def _sample_attempts(
         self,
         request: pb.SampleGroupRequest,
         group_id: str,
@@ -158,24 +158,24 @@ class RolloutService(pb_grpc.RolloutServiceServicer):
         index = attempt.key.attempt_index
 
         def observe(kind: str, text: str) -> None:
-            events.put_nowait(_event(index, kind, text))
+            events.put_nowait(_make_event(index, kind, text))
 
         try:
-            trajectory = await self._runner.run(attempt, observe)
+            trajectory = await self._runner.run_attempt(attempt, observe)
         except EngineError as error:
             end = pb.AttemptEnd(reason=FailureKind.ENGINE_ERROR, detail=str(error))
         else:
-            end = _end(trajectory)
+            end = _end_to_pb(trajectory)
         events.put_nowait(pb.SampleGroupResponse(attempt_index=index, end=end))
 
 
-def _event(index: int, kind: str, text: str) -> pb.SampleGroupResponse:
+def _make_event(index: int, kind: str, text: str) -> pb.SampleGroupResponse:
     event = pb.SampleGroupResponse(attempt_index=index)
     setattr(event, kind, text)
     return event
 
 
-def _end(trajectory: Trajectory) -> pb.AttemptEnd:
+def _end_to_pb(trajectory: Trajectory) -> pb.AttemptEnd:
     grade = trajectory.grade
     return pb.AttemptEnd(
         reason=trajectory.failure or trajectory.stop_reason or FailureKind.NO_GRADE,

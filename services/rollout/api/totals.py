@@ -1,4 +1,4 @@
-"""What a rollout worker has done since it started."""
+"""Totals of a rollout worker since its start."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -7,8 +7,8 @@ from services.rollout.types import FailureKind, Trajectory
 
 
 @dataclass(slots=True)
-class Totals:
-    """`attempts` are the tries that ended; `stop_reasons` says of each why."""
+class WorkerTotals:
+    """Totals of a worker: `attempts` are the tries that ended; `stop_reasons` says of each why."""
 
     attempts: int = 0
     graded: int = 0
@@ -19,10 +19,10 @@ class Totals:
     lost_leases: int = 0
     stop_reasons: Counter[str] = field(default_factory=Counter[str])
 
-    def count(self, trajectory: Trajectory) -> None:
+    def count_trajectory(self, trajectory: Trajectory) -> None:
         self.attempts += 1
         self.turns += trajectory.counts.turns
         self.sampled_tokens += sum(turn.generated_tokens for turn in trajectory.turns)
-        self.graded += trajectory.graded
-        self.failed += not trajectory.graded
+        self.graded += trajectory.is_graded
+        self.failed += not trajectory.is_graded
         self.stop_reasons[trajectory.failure or trajectory.stop_reason or FailureKind.NO_GRADE] += 1

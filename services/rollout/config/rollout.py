@@ -4,16 +4,16 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from services.common.config import Model
+from services.common.config import ConfigModel
 from services.common.errors import ConfigError
 from services.common.number_ranges import Count, Seconds, Tokens
 from services.common.spec import ServiceConfig, SharedConfig
-from services.rollout.episodes.episode import Limits
+from services.rollout.episodes.episode import AttemptLimits
 from services.rollout.work.worker import WorkerOptions
 
 
-class PromptConfig(Model):
-    """What the policy reads."""
+class PromptConfig(ConfigModel):
+    """The prompt of the policy."""
 
     # `full` explains everything in a system message; `minimal` leaves the tools to the chat
     # template and adds nothing to the task's prompt.
@@ -22,7 +22,7 @@ class PromptConfig(Model):
     template_options: dict[str, Any] = Field(default_factory=dict[str, Any])
 
 
-class EngineConfig(Model):
+class EngineConfig(ConfigModel):
     """The inference engine. One code path for CPU and GPU: they differ in these options alone."""
 
     kind: Literal["vllm", "fake"] = "vllm"
@@ -48,7 +48,7 @@ class EngineConfig(Model):
 
 
 class RolloutConfig(ServiceConfig):
-    """Everything under `[rollout]`."""
+    """The whole section `[rollout]`."""
 
     # Attempts that one replica runs at once.
     max_attempts: Count = 64
@@ -82,8 +82,8 @@ class RolloutConfig(ServiceConfig):
             )
 
     @property
-    def limits(self) -> Limits:
-        return Limits(
+    def limits(self) -> AttemptLimits:
+        return AttemptLimits(
             max_turns=self.max_turns,
             max_input_length=self.max_input_length,
             max_generate_length=self.max_generate_length,

@@ -1,4 +1,4 @@
-"""What is written down while an attempt runs, and the trajectory made of it at the end."""
+"""The record of a running attempt, and the trajectory made of it at the end."""
 
 import hashlib
 import json
@@ -9,8 +9,8 @@ import numpy as np
 
 from services.rollout.episodes.transcript import Transcript
 from services.rollout.types import (
+    AttemptCounts,
     AttemptKey,
-    Counts,
     EpisodeInfo,
     FailureKind,
     Grade,
@@ -23,12 +23,12 @@ MAX_DETAIL = 2_000
 
 
 @dataclass(slots=True)
-class State:
-    """What has happened so far in one attempt."""
+class AttemptState:
+    """State of one attempt so far."""
 
     started: float
     transcript: Transcript = field(default_factory=lambda: Transcript([]))
-    counts: Counts = field(default_factory=Counts)
+    counts: AttemptCounts = field(default_factory=AttemptCounts)
     turns: list[TurnTiming] = field(default_factory=list[TurnTiming])
     messages: list[dict[str, str]] = field(default_factory=list[dict[str, str]])
     asked: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])
@@ -39,13 +39,13 @@ class State:
     ends: float = inf
 
     @property
-    def single_turn(self) -> bool:
-        """Whether there is nothing to call: the first turn is the answer."""
+    def is_single_turn(self) -> bool:
+        """True when there is nothing to call: the first turn is the answer."""
         return self.info is not None and not self.info.tools
 
 
-def digests(info: EpisodeInfo, transcript: Transcript) -> dict[str, bytes]:
-    """Of the tools as the environment gave them, and of the prompt's token ids."""
+def compute_digests(info: EpisodeInfo, transcript: Transcript) -> dict[str, bytes]:
+    """Digest the tools as the environment gave them, and the prompt's token ids."""
     tools = json.dumps([asdict(tool) for tool in info.tools], sort_keys=True)
     return {
         "tool_schema": hashlib.sha256(tools.encode()).digest(),
@@ -53,7 +53,9 @@ def digests(info: EpisodeInfo, transcript: Transcript) -> dict[str, bytes]:
     }
 
 
-def finished(key: AttemptKey, state: State, stop: StopReason, grade: Grade) -> Trajectory:
+def make_finished_trajectory(
+    key: AttemptKey, state: AttemptState, stop: StopReason, grade: Grade
+) -> Trajectory:
     return Trajectory(
         key=key,
         token_ids=state.transcript.token_ids,
@@ -69,8 +71,10 @@ def finished(key: AttemptKey, state: State, stop: StopReason, grade: Grade) -> T
     )
 
 
-def failed(key: AttemptKey, state: State, kind: FailureKind, detail: str) -> Trajectory:
-    """A failed try: its counts and timings, without its tokens."""
+def make_failed_trajectory(
+    key: AttemptKey, state: AttemptState, kind: FailureKind, detail: str
+) -> Trajectory:
+    """Make the trajectory of a failed try: its counts and timings, without its tokens."""
     return Trajectory(
         key=key,
         token_ids=np.zeros(0, np.int32),

@@ -8,10 +8,15 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from services.common import trace
-from services.common.parsing import aside
+from services.common.parsing import run_aside
 from services.common.text import one_line
 from services.common.watchdog import Watchdog
-from services.rollout.episodes.attempt_record import State, digests, failed, finished
+from services.rollout.episodes.attempt_record import (
+    AttemptState,
+    compute_digests,
+    make_failed_trajectory,
+    make_finished_trajectory,
+)
 from services.rollout.episodes.parsers import ParseError, ToolCall, Turn, parse_turn
 from services.rollout.episodes.prompt import PromptBuilder
 from services.rollout.episodes.transcript import Transcript
@@ -47,10 +52,10 @@ _GENERATE = "generate"
 # Told apart of what a policy writes, and how much of each; the contract bounds both.
 _NAMES, _NAME_CHARACTERS = 8, 200
 # Outcomes after which the state of the environment cannot be known or reached.
-LOST = (ToolOutcome.SESSION_LOST, ToolOutcome.OUTCOME_UNKNOWN)
+LOST_OUTCOMES = (ToolOutcome.SESSION_LOST, ToolOutcome.OUTCOME_UNKNOWN)
 # An attempt that had less than this share of its time, because its group or episode ended sooner,
 # says nothing about the policy.
-FAIR_SHARE = 0.5
+MIN_TIME_SHARE = 0.5
 
 
 # An engine that has not given its turn back so long after the time is over has lost it.
@@ -66,7 +71,7 @@ class CutShort(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class AttemptLimits:
     """Bounds of one attempt; lengths in tokens, times in seconds.
 
     `max_input_length` is checked before each turn against everything so far;
@@ -83,7 +88,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """What to run. `opening` attempts are admitted together by the gateway."""
+    """An attempt to run. The gateway admits `opening` attempts together."""
 
     key: AttemptKey
     task_json: str
@@ -93,7 +98,7 @@ class Attempt:
 
 
 class AttemptRunner:
-    """Runs attempts, any number at once; they share nothing but engine and environment."""
+    """Runner of any number of attempts at once; they share nothing but engine and environment."""
 
     def __init__(
         self,
@@ -101,7 +106,7 @@ class AttemptRunner:
         environment: Environment,
         tokenizer: Tokenizer,
         prompts: PromptBuilder,
-        limits: Limits,
+        limits: AttemptLimits,
         clock: Clock = time.monotonic,
         watchdog: Watchdog | None = None,
     ) -> None:
@@ -113,89 +118,92 @@ class AttemptRunner:
         self._limits = limits
         self._clock = clock
 
-    async def run(self, attempt: Attempt, observe: Observer | None = None) -> Trajectory:
+    async def run_attempt(self, attempt: Attempt, observe: Observer | None = None) -> Trajectory:
         """Play the attempt to its end; what goes wrong becomes the trajectory's failure kind.
 
         Whatever has a stop reason is graded. What failed is only closed: it is tried again, and a
         grade of it would be in no mean. Raises EngineDead: that is no fault of the attempt and
         uses up no try.
         """
-        state = State(self._clock())
+        state = AttemptState(self._clock())
         request = OpenRequest(attempt.key, attempt.task_json, attempt.opening, attempt.budget_s)
         try:
-            async with self._environment.open(request) as episode:
+            async with self._environment.open_episode(request) as episode:
                 state.info = episode.info
                 state.counts.open_s = self._clock() - state.started
-                stop = await self._play(attempt, episode, state, observe)
-                grade = await self._grade(episode, state)
+                stop = await self._play_episode(attempt, episode, state, observe)
+                grade = await self._grade_attempt(episode, state)
         except EnvironmentLost as error:
-            return failed(attempt.key, state, FailureKind.ENV_LOST, str(error))
+            return make_failed_trajectory(attempt.key, state, FailureKind.ENV_LOST, str(error))
         except (RequestAborted, CutShort) as error:
-            return failed(attempt.key, state, FailureKind.ABORTED, str(error))
+            return make_failed_trajectory(attempt.key, state, FailureKind.ABORTED, str(error))
         except TemplateError as error:
-            return failed(attempt.key, state, FailureKind.TEMPLATE_ERROR, str(error))
+            return make_failed_trajectory(
+                attempt.key, state, FailureKind.TEMPLATE_ERROR, str(error)
+            )
         except EngineDead:
             raise
         except EngineError as error:
-            return failed(attempt.key, state, FailureKind.ENGINE_ERROR, str(error))
-        return finished(attempt.key, state, stop, grade)
+            return make_failed_trajectory(attempt.key, state, FailureKind.ENGINE_ERROR, str(error))
+        return make_finished_trajectory(attempt.key, state, stop, grade)
 
-    async def _play(
-        self, attempt: Attempt, episode: Episode, state: State, observe: Observer | None
+    async def _play_episode(
+        self, attempt: Attempt, episode: Episode, state: AttemptState, observe: Observer | None
     ) -> StopReason:
-        """All turns, within what is left of the budget once grading is set aside.
+        """Play all turns, within what is left of the budget once grading is set aside.
 
-        How long the environment took to open is not the policy's time. Raises CutShort.
-        """
+        The time that the environment took to open is not the policy's. Raises CutShort."""
         whole = self._limits.attempt_timeout_s
         left = attempt.budget_s - (self._clock() - state.started)
         allowed = min(whole, min(left, episode.info.deadline_s) - self._limits.grade_timeout_s)
         state.ends = self._clock() + allowed
         try:
-            stop = await self._turns(attempt, episode, state, observe or _ignore)
+            stop = await self._play_turns(attempt, episode, state, observe or _ignore_event)
         except OutOfTime:
             stop = StopReason.TIMEOUT
-        if stop is not StopReason.TIMEOUT or (state.counts.turns and allowed >= FAIR_SHARE * whole):
+        if stop is not StopReason.TIMEOUT or (
+            state.counts.turns and allowed >= MIN_TIME_SHARE * whole
+        ):
             return stop
         raise CutShort(
             f"{state.counts.turns} turns in the {max(allowed, 0.0):.1f} s that were left of "
             f"{whole:.0f} s; opening took {state.counts.open_s:.1f} s"
         )
 
-    async def _turns(
-        self, attempt: Attempt, episode: Episode, state: State, observe: Observer
+    async def _play_turns(
+        self, attempt: Attempt, episode: Episode, state: AttemptState, observe: Observer
     ) -> StopReason:
         info = episode.info
         prompt_ids = self._prompts.prompt_ids(info.facts, info.tools)
         state.transcript = Transcript(prompt_ids)
-        state.digests = digests(info, state.transcript)
+        state.digests = compute_digests(info, state.transcript)
         state.counts.tools = len(info.tools)
         state.messages.append({"role": "user", "content": info.facts.task})
         observe("prompt", self._tokenizer.decode(prompt_ids))
         while True:
             if len(state.transcript) > self._limits.max_input_length:
                 return StopReason.CONTEXT_OVERFLOW
-            stop = await self._turn(attempt.sampling, episode, state, observe)
+            stop = await self._play_turn(attempt.sampling, episode, state, observe)
             if stop is not None:
                 return stop
 
-    async def _turn(
-        self, sampling: Sampling, episode: Episode, state: State, observe: Observer
+    async def _play_turn(
+        self, sampling: Sampling, episode: Episode, state: AttemptState, observe: Observer
     ) -> StopReason | None:
-        """One policy turn and its tool calls; None when there is a next turn."""
+        """Play one policy turn and its tool calls; None when there is a next turn."""
         began = self._clock()
         shown = len(state.transcript)
-        completion = await self._generate(state, sampling)
+        completion = await self._generate_turn(state, sampling)
         if completion.timed_out and not len(completion.token_ids):
             return StopReason.TIMEOUT
         state.transcript.add_completion(completion, sampling.temperature)
         state.counts.turns += 1
         sampled = self._clock()
-        turn, ended = await self._read(completion, episode, state, observe)
+        turn, ended = await self._read_turn(completion, episode, state, observe)
         # There is no time left for what a cut turn asks for.
-        calls = () if state.single_turn or completion.timed_out else turn.items
-        async with self._within(state):
-            texts, env_done = await self._execute(calls, episode, state)
+        calls = () if state.is_single_turn or completion.timed_out else turn.items
+        async with self._within_time(state):
+            texts, env_done = await self._execute_calls(calls, episode, state)
         state.turns.append(
             TurnTiming(sampled - began, self._clock() - sampled, shown, len(completion.token_ids))
         )
@@ -209,24 +217,25 @@ class AttemptRunner:
             observe("observation", text)
         return None
 
-    async def _generate(self, state: State, sampling: Sampling) -> Completion:
-        """The engine stands still when no turn of any attempt ends.
+    async def _generate_turn(self, state: AttemptState, sampling: Sampling) -> Completion:
+        """Sample one turn, in a stage of its own: the engine stands still when no turn of any
+        attempt ends.
 
-        It keeps the time itself: what is sampled when it is over is the policy's like all else.
-        """
+        The engine keeps the time itself: what is sampled when it is over is the policy's like
+        all else."""
         transcript, left = state.transcript, max(state.ends - self._clock(), 0.0)
         stage, facts = self._watchdog.stage(_GENERATE), {"tokens": len(transcript)}
         with stage, trace.span(_GENERATE, facts):
-            async with self._within(state, ENGINE_GRACE_S):
+            async with self._within_time(state, ENGINE_GRACE_S):
                 completion = await self._engine.generate(
                     transcript.for_engine(), sampling, self._limits.max_generate_length, left
                 )
-        self._watchdog.progress(_GENERATE)
+        self._watchdog.note_progress(_GENERATE)
         return completion
 
     @asynccontextmanager
-    async def _within(self, state: State, grace_s: float = 0.0) -> AsyncGenerator[None]:
-        """Raises OutOfTime when the attempt's time is over before what is inside is done."""
+    async def _within_time(self, state: AttemptState, grace_s: float = 0.0) -> AsyncGenerator[None]:
+        """Raise OutOfTime when the attempt's time is over before the block is done."""
         scope = asyncio.timeout(max(state.ends - self._clock(), 0.0) + grace_s)
         try:
             async with scope:
@@ -236,86 +245,93 @@ class AttemptRunner:
                 raise
             raise OutOfTime from None
 
-    async def _read(
-        self, completion: Completion, episode: Episode, state: State, observe: Observer
+    async def _read_turn(
+        self, completion: Completion, episode: Episode, state: AttemptState, observe: Observer
     ) -> tuple[Turn, bool]:
-        """What the turn says, and whether the policy ended it by itself."""
+        """Parse the turn; return it, and whether the policy ended it by itself."""
         ids = completion.token_ids.tolist()
         ended = bool(ids) and ids[-1] == self._prompts.turn_end_id
         text = self._tokenizer.decode(ids[:-1] if ended else ids)
         state.messages.append({"role": "assistant", "content": text})
         observe("completion", text)
         tools, thinking = episode.info.tools, self._prompts.opens_thinking
-        turn = await aside(len(text), lambda: parse_turn(text, tools, thinking=thinking))
-        if turn.done or state.single_turn:
+        turn = await run_aside(len(text), lambda: parse_turn(text, tools, thinking=thinking))
+        if turn.done or state.is_single_turn:
             state.answer = turn.answer
         return turn, ended
 
     def _stop_reason(
-        self, turn: Turn, completion: Completion, state: State, *, env_done: bool
+        self, turn: Turn, completion: Completion, state: AttemptState, *, env_done: bool
     ) -> StopReason | None:
         if turn.done or env_done:
             return StopReason.DONE
         if completion.timed_out:
             return StopReason.TIMEOUT
-        if completion.cut and (state.single_turn or not turn.has_call):
+        if completion.cut and (state.is_single_turn or not turn.has_call):
             return StopReason.GENERATION_LENGTH
-        if state.single_turn:
+        if state.is_single_turn:
             return StopReason.DONE
         if state.counts.turns >= self._limits.max_turns:
             return StopReason.MAX_TURNS
         return None
 
-    async def _execute(
-        self, calls: Sequence[ToolCall | ParseError], episode: Episode, state: State
+    async def _execute_calls(
+        self, calls: Sequence[ToolCall | ParseError], episode: Episode, state: AttemptState
     ) -> tuple[list[str], bool]:
-        """Observations of all calls in order, and whether the environment ended the episode."""
+        """Return the observations of all calls in order, and whether the environment ended the
+        episode."""
         texts: list[str] = []
         state.counts.malformed_turns += any(isinstance(item, ParseError) for item in calls)
         for item in calls:
             if isinstance(item, ParseError):
                 state.counts.parse_errors += 1
-                _count(state.counts.parse_messages, item.message)
+                _count_name(state.counts.parse_messages, item.message)
                 texts.append(self._prompts.observation_text("parse_error", [item.message]))
                 continue
-            text, done = await self._call(item, episode, state)
+            text, done = await self._call_tool(item, episode, state)
             texts.append(text)
             if done:
                 return texts, True
         return texts, False
 
-    async def _call(self, call: ToolCall, episode: Episode, state: State) -> tuple[str, bool]:
+    async def _call_tool(
+        self, call: ToolCall, episode: Episode, state: AttemptState
+    ) -> tuple[str, bool]:
         counts = state.counts
         counts.tool_calls += 1
         counts.repeats += (call.name, call.arguments_json) in state.asked
         state.asked.add((call.name, call.arguments_json))
-        result = await episode.call(call.name, call.arguments_json, self._limits.call_timeout_s)
+        result = await episode.call_tool(
+            call.name, call.arguments_json, self._limits.call_timeout_s
+        )
         if result.outcome is not ToolOutcome.OK:
             counts.tool_errors[result.outcome] = counts.tool_errors.get(result.outcome, 0) + 1
         if result.outcome is ToolOutcome.BAD_TOOL:
-            _count(counts.unknown_tools, call.name)
-        if result.outcome in LOST:
+            _count_name(counts.unknown_tools, call.name)
+        if result.outcome in LOST_OUTCOMES:
             raise EnvironmentLost(f"{call.name}: {result.outcome}: {' '.join(result.parts)}")
         return self._prompts.observation_text(result.outcome, result.parts), result.done
 
-    async def _grade(self, episode: Episode, state: State) -> Grade:
-        """The grade of an attempt that ended by itself or by a limit."""
+    async def _grade_attempt(self, episode: Episode, state: AttemptState) -> Grade:
+        """Return the grade of an attempt that ended by itself or by a limit."""
         began = self._clock()
         lines = "".join(json.dumps(message) + "\n" for message in state.messages)
         try:
-            return await episode.grade(state.answer, lines.encode(), self._limits.grade_timeout_s)
+            return await episode.request_grade(
+                state.answer, lines.encode(), self._limits.grade_timeout_s
+            )
         except EnvironmentLost as error:
             return Grade(None, no_grade="instance_lost", detail=str(error))
         finally:
             state.counts.grade_s = self._clock() - began
 
 
-def _count(counts: dict[str, int], name: str) -> None:
-    """Of what a policy may write as it likes, the first few are told apart."""
+def _count_name(counts: dict[str, int], name: str) -> None:
+    """Count a name that the policy wrote; only the first few different ones are told apart."""
     name = one_line(name, _NAME_CHARACTERS)
     if name in counts or len(counts) < _NAMES:
         counts[name] = counts.get(name, 0) + 1
 
 
-def _ignore(kind: str, text: str) -> None:
+def _ignore_event(kind: str, text: str) -> None:
     """The observer of attempts that nobody watches."""

@@ -25,7 +25,8 @@ class Transcript:
         return len(self._ids)
 
     def for_engine(self) -> NDArray[np.int32]:
-        """The ids to continue; asserts that they extend what the engine has seen and written."""
+        """Return the ids to continue; assert that they extend what the engine has seen and
+        written."""
         if not np.array_equal(self._ids[: len(self._seen)], self._seen):
             raise PrefixBroken(f"the first {len(self._seen)} tokens have changed")
         return self._ids
@@ -54,5 +55,5 @@ class Transcript:
 
     @property
     def logprobs(self) -> NDArray[np.float32]:
-        """Of the policy's tokens alone, in order."""
+        """Logprobs of the policy's tokens alone, in order."""
         return np.concatenate(self._logprobs or [np.zeros(0, np.float32)])

@@ -1,2 +1,3 @@
-"""From leases to trajectories, and the newest weights into the engine. A reader starts at
-`worker.py`."""
+"""The work of a rollout: leases become trajectories, and the newest weights go into the engine.
+
+A reader starts at `worker.py`."""

@@ -1,4 +1,4 @@
-"""Brings announced weights into a file of our own and checks every byte before use."""
+"""Staging of announced weights: a copy in a file of our own, with every byte checked before use."""
 
 import asyncio
 import shutil
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from services.common.fingerprint import checksum64, fingerprint
+from services.common.fingerprint import checksum64, compute_fingerprint
 from services.rollout.ports import PolicyFeed, TransportFailed
 from services.rollout.types import Publication
 
@@ -31,7 +31,7 @@ class FingerprintMismatch(Exception):
     """The bytes are not those that the manifest names."""
 
 
-async def stage(publication: Publication, feed: PolicyFeed, path: Path) -> None:
+async def stage_weights(publication: Publication, feed: PolicyFeed, path: Path) -> None:
     """Copy the publication to `path` and verify it there.
 
     A copy, because the publisher writes its slots anew while we load. Raises TransportFailed or
@@ -40,23 +40,23 @@ async def stage(publication: Publication, feed: PolicyFeed, path: Path) -> None:
     try:
         async with asyncio.timeout(publication.timeout_s):
             if publication.transport == "grpc":
-                await _fetch(publication, feed, path)
+                await _fetch_weights(publication, feed, path)
             else:
                 await asyncio.to_thread(shutil.copyfile, publication.location, path)
     except TimeoutError as error:
         raise TransportFailed(f"not there after {publication.timeout_s:.0f} s") from error
     except OSError as error:
         raise TransportFailed(f"{publication.location}: {error.strerror or error}") from error
-    await asyncio.to_thread(verify, publication, path)
+    await asyncio.to_thread(verify_weights, publication, path)
 
 
-async def _fetch(publication: Publication, feed: PolicyFeed, path: Path) -> None:
+async def _fetch_weights(publication: Publication, feed: PolicyFeed, path: Path) -> None:
     fruitless = 0
     with path.open("wb") as file:
         while file.tell() < publication.total_bytes:
             before = file.tell()
             try:
-                async with aclosing(feed.fetch(publication, before)) as chunks:
+                async with aclosing(feed.fetch_weights(publication, before)) as chunks:
                     async for chunk in chunks:
                         file.write(chunk)
             except TransportFailed:
@@ -69,10 +69,10 @@ async def _fetch(publication: Publication, feed: PolicyFeed, path: Path) -> None
                 await asyncio.sleep(FETCH_PAUSE_S)
 
 
-def verify(publication: Publication, path: Path) -> None:
+def verify_weights(publication: Publication, path: Path) -> None:
     """Check length, every tensor and the fingerprint. Raises FingerprintMismatch."""
     entries = publication.manifest
-    if fingerprint(entries, publication.total_bytes) != publication.policy.fingerprint:
+    if compute_fingerprint(entries, publication.total_bytes) != publication.policy.fingerprint:
         raise FingerprintMismatch("the manifest does not have the policy's fingerprint")
     size = path.stat().st_size
     if size < publication.total_bytes:

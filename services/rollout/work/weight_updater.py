@@ -1,4 +1,4 @@
-"""Keeps the engine on the newest policy."""
+"""Updates that keep the engine on the newest policy."""
 
 import asyncio
 import time
@@ -13,21 +13,20 @@ from services.common.watchdog import Watchdog
 from services.rollout.api import prometheus
 from services.rollout.ports import Engine, EngineDead, EngineError, PolicyFeed, TransportFailed
 from services.rollout.types import Completion, Publication, UpdateOutcome
-from services.rollout.work.task_groups import until_first
-from services.rollout.work.weight_staging import FingerprintMismatch, stage
+from services.rollout.work.task_groups import run_until_first
+from services.rollout.work.weight_staging import FingerprintMismatch, stage_weights
 
-NOTHING = np.zeros(0, np.float32)
+NO_LOGPROBS = np.zeros(0, np.float32)
 ATTACH_PAUSE_S = 0.5
 
 log = get_logger(__name__)
 
 
-class PolicyFollower:
-    """Attaches, loads what is announced, and reports.
+class WeightUpdater:
+    """Loop that attaches, loads announced weights, and reports.
 
     Loading is one at a time; of what is announced meanwhile only the newest is loaded next. Until
-    new weights are verified the engine keeps the old ones.
-    """
+    new weights are verified the engine keeps the old ones."""
 
     def __init__(
         self, feed: PolicyFeed, engine: Engine, staged: Path, watchdog: Watchdog | None = None
@@ -45,22 +44,22 @@ class PolicyFollower:
         self.updates = 0
         self.last_update_s = 0.0
 
-    async def run(self) -> None:
-        """Follow for ever. Raises EngineDead when the engine cannot serve any more."""
+    async def keep_updating(self) -> None:
+        """Follow the policy for ever. Raises EngineDead when the engine cannot serve any more."""
         # A predecessor that was killed could not remove its file, which is as large as the model.
         self._staged.unlink(missing_ok=True)
         try:
-            await until_first(self._listen(), self._apply_newest())
+            await run_until_first(self._read_publications(), self._apply_newest())
         finally:
             self._staged.unlink(missing_ok=True)
 
-    async def settled(self) -> None:
-        """Wait while it is not yet known whether the weights served are what they should be."""
+    async def wait_until_judged(self) -> None:
+        """Wait until the learner has judged the canary of the weights that are served."""
         await self._judged.wait()
 
-    async def _listen(self) -> None:
+    async def _read_publications(self) -> None:
         while True:
-            async for publication in self._feed.attach(self._engine.policy):
+            async for publication in self._feed.stream_publications(self._engine.policy):
                 held = self._engine.policy
                 if held is not None and publication.policy < held:
                     # Told by a learner that has been replaced.
@@ -77,64 +76,70 @@ class PolicyFollower:
             publication, self._newest = self._newest, None
             if publication is not None:
                 with self._watchdog.stage("update policy"):
-                    await self._apply(publication)
+                    await self._apply_publication(publication)
 
-    async def _apply(self, publication: Publication) -> None:
+    async def _apply_publication(self, publication: Publication) -> None:
         self.updating = True
         began = time.monotonic()
         try:
-            outcome, detail = await self._load(publication)
+            outcome, detail = await self._load_weights(publication)
         finally:
             self.updating = False
             self._staged.unlink(missing_ok=True)
         if outcome is not UpdateOutcome.APPLIED:
             log.warning("policy not loaded", policy=publication.policy.label, detail=detail)
-            await self._feed.report(publication, outcome, NOTHING, detail)
+            await self._feed.report_update(publication, outcome, NO_LOGPROBS, detail)
             return
-        canary = await self._score(publication)
-        probed = await self._probe(publication)
+        canary = await self._score_canary(publication)
+        probed = await self._sample_probes(publication)
         self.updates += 1
         self.last_update_s = time.monotonic() - began
         prometheus.update_seconds()(self.last_update_s)
         bind_process(step=publication.policy.version)
-        if not await self._feed.report(publication, outcome, canary, "", probed):
+        if not await self._feed.report_update(publication, outcome, canary, "", probed):
             raise EngineDead(f"the canary of policy {publication.policy.label} disagrees")
         self._judged.set()
         log.info("policy loaded", policy=publication.policy.label, seconds=self.last_update_s)
 
-    async def _load(self, publication: Publication) -> tuple[UpdateOutcome, str]:
-        """Stage, verify, load. Already held weights are only scored, unless they are not to be
+    async def _load_weights(self, publication: Publication) -> tuple[UpdateOutcome, str]:
+        """Stage, verify, load. Weights already held are only scored, unless they are not
         trusted."""
         held = self._engine.policy
         same = held == publication.policy and not publication.reload
         if held and same and held.fingerprint == publication.policy.fingerprint:
             return UpdateOutcome.APPLIED, ""
         try:
-            await stage(publication, self._feed, self._staged)
+            await stage_weights(publication, self._feed, self._staged)
         except TransportFailed as error:
             return UpdateOutcome.TRANSPORT_FAILED, str(error)
         except FingerprintMismatch as error:
             return UpdateOutcome.FINGERPRINT_MISMATCH, str(error)
         self._judged.clear()
         try:
-            await self._engine.load(publication, self._staged)
+            await self._engine.load_weights(publication, self._staged)
         except EngineDead as error:
-            await self._feed.report(publication, UpdateOutcome.ENGINE_FAILED, NOTHING, str(error))
+            await self._feed.report_update(
+                publication, UpdateOutcome.ENGINE_FAILED, NO_LOGPROBS, str(error)
+            )
             raise
         return UpdateOutcome.APPLIED, ""
 
-    async def _score(self, publication: Publication) -> NDArray[np.float32]:
-        """Weights that cannot be checked must not be served: raises EngineDead."""
+    async def _score_canary(self, publication: Publication) -> NDArray[np.float32]:
+        """Return the canary's logprobs.
+
+        Weights that cannot be checked must not be served: raises EngineDead."""
         try:
-            return await self._engine.score(publication.canary_token_ids)
+            return await self._engine.compute_logprobs(publication.canary_token_ids)
         except EngineError as error:
             label = publication.policy.label
             detail = f"the canary of policy {label} could not be scored: {error}"
-            await self._feed.report(publication, UpdateOutcome.ENGINE_FAILED, NOTHING, detail)
+            await self._feed.report_update(
+                publication, UpdateOutcome.ENGINE_FAILED, NO_LOGPROBS, detail
+            )
             raise EngineDead(detail) from error
 
-    async def _probe(self, publication: Publication) -> Sequence[Completion]:
-        """What the engine samples when the learner asks for it, or nothing when it cannot."""
+    async def _sample_probes(self, publication: Publication) -> Sequence[Completion]:
+        """Sample the probes that the learner asks for; nothing when the engine cannot."""
         asked = [
             self._engine.generate(probe.token_ids, probe.sampling, probe.max_tokens)
             for probe in publication.probes

@@ -1,4 +1,4 @@
-"""Turns leases into trajectories, and holds nothing that a restart would lose."""
+"""A worker that turns leases into trajectories, and holds nothing that a restart would lose."""
 
 import asyncio
 import random
@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from services.common import trace
 from services.common.log import bind, get_logger
 from services.common.watchdog import Watchdog
-from services.rollout.api.totals import Totals
-from services.rollout.episodes.attempt_record import State, failed
+from services.rollout.api.totals import WorkerTotals
+from services.rollout.episodes.attempt_record import AttemptState, make_failed_trajectory
 from services.rollout.episodes.episode import Attempt, AttemptRunner
 from services.rollout.ports import Clock, EngineDead, Learner, LearnerRefused, LeaseLost
 from services.rollout.types import (
@@ -23,7 +23,7 @@ from services.rollout.types import (
     Sampling,
     Trajectory,
 )
-from services.rollout.work.task_groups import cancel, until_first
+from services.rollout.work.task_groups import cancel_tasks, run_until_first
 
 # A learner that answers an empty poll at once must not be asked in a loop.
 EMPTY_POLL_PAUSE_S = 0.05
@@ -34,7 +34,7 @@ log = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class WorkerOptions:
-    """How much is run at once, and at what pace the rest goes; times in seconds."""
+    """Capacity of a worker, and the pace of its renewals and retries; times in seconds."""
 
     max_attempts: int
     renew_interval_s: float
@@ -43,12 +43,11 @@ class WorkerOptions:
 
 
 class Worker:
-    """Leases groups while there is room, runs their attempts at once, hands each in.
+    """Leases of groups while there is room; their attempts run at once, and each is submitted.
 
     A group larger than the room left is run whole when the learner gives it: it gives one only to
     a worker that has nothing else, and the engine queues what exceeds its own limit. `settled`
-    waits while the engine's newest weights are still being judged.
-    """
+    waits while the engine's newest weights are still being judged."""
 
     def __init__(
         self,
@@ -73,36 +72,36 @@ class Worker:
         self._interval_s = options.renew_interval_s
         # Attempts of each lease that are running or about to.
         self._live: dict[str, int] = {}
-        self.totals = Totals()
+        self.totals = WorkerTotals()
 
     @property
-    def leases(self) -> int:
+    def lease_count(self) -> int:
         return len(self._groups)
 
     @property
-    def running(self) -> int:
+    def running_attempts(self) -> int:
         return sum(self._live.values())
 
-    async def run(self, drain: asyncio.Event) -> None:
+    async def run_until_drained(self, drain: asyncio.Event) -> None:
         """Work until `drain` is set, then give everything back. Raises LearnerRefused."""
         try:
-            await until_first(self._keep_leasing(), self._keep_renewing(), drain.wait())
+            await run_until_first(self._keep_leasing(), self._keep_renewing(), drain.wait())
         finally:
-            await self._give_back()
+            await self._release_all_leases()
 
     async def _keep_leasing(self) -> None:
         while True:
             policy = self._policy()
-            free = self._options.max_attempts - self.running
+            free = self._options.max_attempts - self.running_attempts
             if free < 1 or policy is None:
                 await self._wait_for_room()
                 continue
             with self._watchdog.stage("lease"):
-                lease = await self._learner.lease(policy, free)
+                lease = await self._learner.lease_group(policy, free)
             if lease is None:
                 await asyncio.sleep(EMPTY_POLL_PAUSE_S)
             else:
-                self._start(lease)
+                self._start_group(lease)
 
     async def _wait_for_room(self) -> None:
         self._room.clear()
@@ -114,11 +113,11 @@ class Worker:
         except TimeoutError:
             return
 
-    def _start(self, lease: Lease) -> None:
+    def _start_group(self, lease: Lease) -> None:
         self.totals.leases += 1
         self._live[lease.lease_id] = len(lease.attempts)
         self._interval_s = min(self._options.renew_interval_s, lease.lease_ttl_s / 3)
-        task = asyncio.create_task(self._group(lease))
+        task = asyncio.create_task(self._run_group(lease))
         self._groups[lease.lease_id] = task
         task.add_done_callback(lambda ended: self._group_ended(lease, ended))
 
@@ -139,22 +138,22 @@ class Worker:
             await asyncio.sleep(self._interval_s)
             if not self._groups:
                 continue
-            for lease_id in await self._learner.renew(list(self._groups)):
-                self._drop(lease_id)
+            for lease_id in await self._learner.renew_leases(list(self._groups)):
+                self._drop_group(lease_id)
 
-    def _drop(self, lease_id: str) -> None:
+    def _drop_group(self, lease_id: str) -> None:
         task = self._groups.get(lease_id)
         if task is not None and not task.cancelling():
             self.totals.lost_leases += 1
             log.warning("lease lost", lease=lease_id)
             task.cancel()
 
-    async def _group(self, lease: Lease) -> None:
-        """All attempts of a lease, together; gives back what it could not complete."""
+    async def _run_group(self, lease: Lease) -> None:
+        """Run all attempts of a lease together; release it if the group could not be completed."""
         bind(group_id=lease.group_id)
         end = self._clock() + lease.group_deadline_s
         attempts = [
-            asyncio.create_task(self._attempt(lease, leased, end)) for leased in lease.attempts
+            asyncio.create_task(self._run_attempt(lease, leased, end)) for leased in lease.attempts
         ]
         for attempt in attempts:
             attempt.add_done_callback(lambda _: self._attempt_ended(lease))
@@ -172,50 +171,57 @@ class Worker:
         except EngineDead as error:
             log.warning("engine died", lease=lease.lease_id, reason=str(error))
         finally:
-            await cancel(attempts)
+            await cancel_tasks(attempts)
         if not complete:
-            await self._learner.release([lease.lease_id])
+            await self._learner.release_leases([lease.lease_id])
 
-    async def _attempt(self, lease: Lease, leased: LeasedAttempt, end: float) -> bool:
-        """Try until graded, out of tries or out of time; true when it completed the group."""
+    async def _run_attempt(self, lease: Lease, leased: LeasedAttempt, end: float) -> bool:
+        """Try until graded, out of tries or out of time; return True when it completed the
+        group."""
         complete = False
         for number in range(leased.next_try, lease.max_tries):
             first = number == leased.next_try
             # One trace from here through the gateway's calls to the learner's receipt.
-            with trace.span("attempt", _facts(lease, leased, number)):
-                trajectory = await self._try(lease, leased, number, end, first=first)
+            with trace.span("attempt", _make_span_attributes(lease, leased, number)):
+                trajectory = await self._run_try(lease, leased, number, end, first=first)
                 if trajectory is None:
                     return complete
-                complete, counts = await self._submit(lease, trajectory, end)
+                complete, counts = await self._submit_try(lease, trajectory, end)
             if counts or complete:
                 return complete
-            await asyncio.sleep(self._pause(number - leased.next_try))
+            await asyncio.sleep(self._retry_pause(number - leased.next_try))
         return complete
 
-    async def _submit(self, lease: Lease, trajectory: Trajectory, end: float) -> tuple[bool, bool]:
-        """Hand a try in: whether that completed the group, and whether the try counts.
+    async def _submit_try(
+        self, lease: Lease, trajectory: Trajectory, end: float
+    ) -> tuple[bool, bool]:
+        """Submit a try; return whether it completed the group, and whether the try counts.
 
         What the learner refuses becomes a failed try, for the sake of the attempts beside it;
-        when it refuses that too, it refuses the worker, and LearnerRefused is raised.
-        """
+        when it refuses that too, it refuses the worker, and LearnerRefused is raised."""
         if self._settled is not None:
             # Weights that may yet turn out to be wrong have written nothing that is handed in.
             await self._settled()
         left = max(end - self._clock(), 0.0)
         try:
-            return await self._learner.submit(lease, trajectory, left), trajectory.graded
+            return await self._learner.submit_trajectory(
+                lease, trajectory, left
+            ), trajectory.is_graded
         except LearnerRefused as error:
-            if not trajectory.graded:
+            if not trajectory.is_graded:
                 raise
             log.exception("submission refused", lease=lease.lease_id, reason=str(error))
             detail = f"the learner refused it: {error}"
-        refused = failed(trajectory.key, State(0.0), FailureKind.ABORTED, detail)
-        return await self._learner.submit(lease, refused, left), False
+        refused = make_failed_trajectory(
+            trajectory.key, AttemptState(0.0), FailureKind.ABORTED, detail
+        )
+        return await self._learner.submit_trajectory(lease, refused, left), False
 
-    async def _try(
+    async def _run_try(
         self, lease: Lease, leased: LeasedAttempt, number: int, end: float, *, first: bool
     ) -> Trajectory | None:
-        """One try; None when there is no time, or these weights are not the lease's any more."""
+        """Run one try; None when there is no time, or these weights are not the lease's any
+        more."""
         left = end - self._clock()
         if left <= 0 or not self._may_serve(lease):
             return None
@@ -227,15 +233,17 @@ class Worker:
             budget_s=min(left, self._options.attempt_timeout_s * 2),
         )
         try:
-            trajectory = await self._runner.run(attempt)
+            trajectory = await self._runner.run_attempt(attempt)
         except EngineDead:
             raise
         except Exception as error:
             # A fault of ours in one attempt must not take the others with it: it is recorded as
             # a failed try, with the stack in the log.
             log.exception("attempt failed", group=lease.group_id, index=leased.attempt_index)
-            trajectory = failed(attempt.key, State(0.0), FailureKind.ABORTED, repr(error))
-        self._count(trajectory)
+            trajectory = make_failed_trajectory(
+                attempt.key, AttemptState(0.0), FailureKind.ABORTED, repr(error)
+            )
+        self._count_try(trajectory)
         return trajectory if self._is_wanted(lease, trajectory) else None
 
     def _may_serve(self, lease: Lease) -> bool:
@@ -247,37 +255,37 @@ class Worker:
         return lease.min_policy is None or policy >= lease.min_policy
 
     def _is_wanted(self, lease: Lease, trajectory: Trajectory) -> bool:
-        """An evaluation of one policy has no use for what another wrote, even in part."""
+        """Return False for an evaluation of one policy that another policy wrote, even in part."""
         if lease.purpose is not Purpose.EVAL or lease.exact_policy is None:
             return True
         return all(span.policy in (None, lease.exact_policy) for span in trajectory.spans)
 
-    def _count(self, trajectory: Trajectory) -> None:
-        self.totals.count(trajectory)
-        if not trajectory.graded:
+    def _count_try(self, trajectory: Trajectory) -> None:
+        self.totals.count_trajectory(trajectory)
+        if not trajectory.is_graded:
             key, kind = trajectory.key, trajectory.failure or FailureKind.NO_GRADE
             place = {"group": key.group_id, "index": key.attempt_index, "number": key.attempt_try}
             log.warning("try failed", **place, kind=kind, detail=trajectory.detail)
 
-    def _pause(self, failures: int) -> float:
+    def _retry_pause(self, failures: int) -> float:
         return self._options.retry_pause_s * 2**failures * random.uniform(0.5, 1.0)
 
-    async def _give_back(self) -> None:
+    async def _release_all_leases(self) -> None:
         """Release every lease at once, before the episodes are closed: others may begin."""
         held = list(self._groups)
-        closing = asyncio.create_task(cancel(list(self._groups.values())))
+        closing = asyncio.create_task(cancel_tasks(list(self._groups.values())))
         try:
             async with asyncio.timeout(RELEASE_TIMEOUT_S):
                 if held:
-                    await self._learner.release(held)
-                await self._learner.withdraw()
+                    await self._learner.release_leases(held)
+                await self._learner.withdraw_poll()
         except (TimeoutError, LearnerRefused) as error:
             log.warning("leases not released, they expire", leases=len(held), reason=str(error))
         await closing
 
 
-def _facts(lease: Lease, leased: LeasedAttempt, number: int) -> dict[str, str | int]:
-    """What a span says of a try."""
+def _make_span_attributes(lease: Lease, leased: LeasedAttempt, number: int) -> dict[str, str | int]:
+    """Return the span attributes of a try."""
     return {
         "group_id": lease.group_id,
         "attempt_index": leased.attempt_index,

@@ -7,13 +7,13 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from services.env_gateway.adapters.build import build
+from services.env_gateway.adapters.build import build_backend
 from services.env_gateway.config.gateway import EnvGatewayConfig
 from services.env_gateway.episodes.gateway import Gateway
-from services.env_gateway.episodes.session import Answer, Outcome, Session
+from services.env_gateway.episodes.session import CallAnswer, Session, ToolOutcome
 from services.env_gateway.episodes.task_format import parse_task
 from services.env_gateway.grading.verdict import Grade
-from services.env_gateway.ports import Backend, Instance, Provision
+from services.env_gateway.ports import Backend, Instance, ProvisionRequest
 from tests.env_gateway.backends.harness import BackendHarness, Call
 from tests.env_gateway.grading_gateway import grading_gateway
 from tests.env_gateway.support import open_spec, opened
@@ -33,41 +33,41 @@ class Bench:
         text = json.dumps(self.harness.task(task))
         return await opened(self.gateway, open_spec(attempt, task=text, **spec))
 
-    async def call(self, session: Session, call: Call, timeout_s: float = TIMEOUT_S) -> Answer:
+    async def call(self, session: Session, call: Call, timeout_s: float = TIMEOUT_S) -> CallAnswer:
         name, arguments = call
         seq = session.episode.next_seq
         arguments_json = json.dumps(arguments)
-        return (await self.gateway.call(session, seq, name, arguments_json, timeout_s))[0]
+        return (await self.gateway.call_tool(session, seq, name, arguments_json, timeout_s))[0]
 
     async def solve(self, session: Session, task: int = 0) -> None:
         for call in self.harness.solution(task):
             answer = await self.call(session, call)
-            assert answer.outcome is Outcome.OK, answer
+            assert answer.outcome is ToolOutcome.OK, answer
 
     async def grade(self, session: Session) -> Grade:
-        return await self.gateway.grade(session, "", None, TIMEOUT_S)
+        return await self.gateway.grade_episode(session, "", None, TIMEOUT_S)
 
     async def close(self, *sessions: Session) -> None:
         for session in sessions:
             self.gateway.close(session.episode.episode_id)
-        await self.gateway.closer.wait(TIMEOUT_S)
+        await self.gateway.closer.wait_until_deleted(TIMEOUT_S)
 
     async def running(self) -> int:
         return await self.harness.running(self.backend)
 
-    def request(self) -> Provision:
+    def request(self) -> ProvisionRequest:
         """For an instance that the gateway knows nothing of."""
         task = parse_task(json.dumps(self.harness.task(0)))
-        return Provision(f"run.gw.{uuid.uuid4().hex[:8]}-1", task, ttl_s=60.0)
+        return ProvisionRequest(f"run.gw.{uuid.uuid4().hex[:8]}-1", task, ttl_s=60.0)
 
-    async def provision(self, request: Provision | None = None) -> Instance:
-        return await self.backend.provision(request or self.request(), timeout_s=TIMEOUT_S)
+    async def provision(self, request: ProvisionRequest | None = None) -> Instance:
+        return await self.backend.provision_instance(request or self.request(), timeout_s=TIMEOUT_S)
 
 
 @asynccontextmanager
 async def opened_bench(harness: BackendHarness) -> AsyncGenerator[Bench]:
     config = EnvGatewayConfig.model_validate({"open_timeout_s": TIMEOUT_S, **harness.settings()})
-    backend = build(config.backend, config.backends, max_calls=64)
+    backend = build_backend(config.backend, config.backends, max_calls=64)
     try:
         async with grading_gateway({config.backend: backend}, config) as gateway:
             yield Bench(harness, backend, gateway)

@@ -28,12 +28,12 @@ class Harness(BookingTasks):
 
     async def running(self, backend: Backend) -> int:
         workers = _pool(backend).workers
-        asked = (worker.request({"op": "instances"}, timeout_s=5.0) for worker in workers)
+        asked = (worker.send_request({"op": "instances"}, timeout_s=5.0) for worker in workers)
         return sum(len(answer["instances"]) for answer in await asyncio.gather(*asked))
 
     async def kill(self, backend: Backend, instance_id: str) -> None:
         for worker in _pool(backend).workers:
-            answer = await worker.request({"op": "instances"}, timeout_s=5.0)
+            answer = await worker.send_request({"op": "instances"}, timeout_s=5.0)
             if instance_id in answer["instances"]:
                 os.kill(worker.pid, signal.SIGKILL)
                 return

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from services.env_gateway.episodes.leases import State
-from services.env_gateway.episodes.session import Outcome
-from services.env_gateway.grading.verdict import Reason
+from services.env_gateway.episodes.leases import EpisodeState
+from services.env_gateway.episodes.session import ToolOutcome
+from services.env_gateway.grading.verdict import NoGradeReason
 from services.env_gateway.ports import BackendError, Orphan, QueryError, Text
 from tests.env_gateway.backends.bench import TIMEOUT_S, Bench
 from tests.env_gateway.backends.harness import Can
@@ -51,8 +51,8 @@ async def test_every_tool_has_a_schema_and_all_instances_have_the_same(bench: Be
 @pytest.mark.needs(Can.ANNOTATE)
 async def test_tools_say_whether_they_may_be_called_again(bench: Bench) -> None:
     session = await bench.open()
-    assert session.tools[bench.harness.read_call[0]].repeatable
-    assert not session.tools[bench.harness.write_call[0]].repeatable
+    assert session.tools[bench.harness.read_call[0]].is_repeatable
+    assert not session.tools[bench.harness.write_call[0]].is_repeatable
     await bench.close(session)
 
 
@@ -60,7 +60,7 @@ async def test_tools_say_whether_they_may_be_called_again(bench: Bench) -> None:
 async def test_a_tool_that_refuses_is_an_answer_and_the_episode_goes_on(bench: Bench) -> None:
     session = await bench.open()
     answer = await bench.call(session, bench.harness.refused_call)
-    assert (answer.outcome, answer.attempts) == (Outcome.TOOL_ERROR, 1)
+    assert (answer.outcome, answer.attempts) == (ToolOutcome.TOOL_ERROR, 1)
     assert isinstance(answer.parts[0], Text) and answer.parts[0].text
     await bench.solve(session)
     assert (await bench.grade(session)).reward == 1.0
@@ -70,7 +70,7 @@ async def test_a_tool_that_refuses_is_an_answer_and_the_episode_goes_on(bench: B
 async def test_arguments_that_do_not_fit_are_told_to_the_policy(bench: Bench) -> None:
     session = await bench.open()
     answer = await bench.call(session, bench.harness.bad_call)
-    assert answer.outcome in (Outcome.TOOL_ERROR, Outcome.BAD_ARGUMENTS)
+    assert answer.outcome in (ToolOutcome.TOOL_ERROR, ToolOutcome.BAD_ARGUMENTS)
     assert isinstance(answer.parts[0], Text) and answer.parts[0].text
     await bench.solve(session)
     assert (await bench.grade(session)).reward == 1.0
@@ -80,7 +80,7 @@ async def test_arguments_that_do_not_fit_are_told_to_the_policy(bench: Bench) ->
 async def test_an_unknown_tool_reaches_nothing(bench: Bench) -> None:
     session = await bench.open()
     answer = await bench.call(session, ("no_such_tool", {}))
-    assert answer.outcome is Outcome.BAD_TOOL
+    assert answer.outcome is ToolOutcome.BAD_TOOL
     assert (await bench.grade(session)).reward == 0.0
     await bench.close(session)
 
@@ -89,7 +89,7 @@ async def test_an_unknown_tool_is_refused_by_the_environment_too(bench: Bench) -
     instance = await bench.provision()
     await instance.list_tools(timeout_s=TIMEOUT_S)
     try:
-        result = await instance.call("no_such_tool", {}, timeout_s=TIMEOUT_S)
+        result = await instance.call_tool("no_such_tool", {}, timeout_s=TIMEOUT_S)
         assert result.is_error
     except BackendError as error:
         assert error.delivered is False and not error.lost
@@ -138,7 +138,7 @@ async def test_an_orphan_is_found_by_its_tag_alone(bench: Bench) -> None:
     await bench.provision(request)
     other = await bench.provision()
     for episode_id in (request.episode_id, request.episode_id, "run.gw.never-was"):
-        await bench.backend.reclaim(Orphan(episode_id), timeout_s=TIMEOUT_S)
+        await bench.backend.reclaim_orphan(Orphan(episode_id), timeout_s=TIMEOUT_S)
     assert await bench.running() == 1
     await other.list_tools(timeout_s=TIMEOUT_S)
     await other.close(timeout_s=TIMEOUT_S)
@@ -162,9 +162,9 @@ async def test_an_instance_that_ends_behind_our_back_is_lost_and_has_no_grade(
     assert session.instance is not None
     await bench.harness.kill(bench.backend, session.instance.instance_id)
     answer = await bench.call(session, bench.harness.read_call)
-    assert answer.outcome is Outcome.SESSION_LOST, answer
+    assert answer.outcome is ToolOutcome.SESSION_LOST, answer
     grade = await bench.grade(session)
-    assert (grade.reward, grade.reason) == (None, Reason.INSTANCE_LOST), grade
+    assert (grade.reward, grade.reason) == (None, NoGradeReason.INSTANCE_LOST), grade
     await bench.close(session, other)
 
 
@@ -173,7 +173,7 @@ async def test_a_lost_instance_that_nobody_called_has_no_grade_either(bench: Ben
     assert session.instance is not None
     await bench.harness.kill(bench.backend, session.instance.instance_id)
     grade = await bench.grade(session)
-    assert (grade.reward, grade.reason) == (None, Reason.INSTANCE_LOST), grade
+    assert (grade.reward, grade.reason) == (None, NoGradeReason.INSTANCE_LOST), grade
     await bench.close(session)
 
 
@@ -182,9 +182,9 @@ async def test_a_worker_that_renews_hears_which_of_its_instances_has_ended(bench
     session, other = await bench.open(0), await bench.open(1)
     assert session.instance is not None
     ids = [one.episode.episode_id for one in (session, other)]
-    assert bench.gateway.renew("rollout-0", ids) == []
+    assert bench.gateway.renew_leases("rollout-0", ids) == []
     await bench.harness.kill(bench.backend, session.instance.instance_id)
-    await until(lambda: ids[0] in bench.gateway.renew("rollout-0", ids))
+    await until(lambda: ids[0] in bench.gateway.renew_leases("rollout-0", ids))
     await bench.close(session, other)
 
 
@@ -208,8 +208,10 @@ async def test_a_server_that_answers_nothing_costs_a_call_its_time_and_no_more(
         started = loop.time()
         answer = await bench.call(session, bench.harness.read_call, timeout_s=0.3)
         assert loop.time() - started < 0.3 + 0.25
-        repeatable = session.tools[bench.harness.read_call[0]].repeatable
-        assert answer.outcome is (Outcome.DEADLINE if repeatable else Outcome.OUTCOME_UNKNOWN)
+        repeatable = session.tools[bench.harness.read_call[0]].is_repeatable
+        assert answer.outcome is (
+            ToolOutcome.DEADLINE if repeatable else ToolOutcome.OUTCOME_UNKNOWN
+        )
     await bench.close(session)
 
 
@@ -219,9 +221,9 @@ async def test_a_write_that_was_not_answered_is_of_unknown_outcome_and_taints(
     session = await bench.open()
     with bench.harness.frozen(bench.backend):
         answer = await bench.call(session, bench.harness.write_call, timeout_s=0.3)
-    assert (answer.outcome, answer.attempts) == (Outcome.OUTCOME_UNKNOWN, 1)
+    assert (answer.outcome, answer.attempts) == (ToolOutcome.OUTCOME_UNKNOWN, 1)
     grade = await bench.grade(session)
-    assert (grade.reward, grade.reason) == (None, Reason.TAINTED)
+    assert (grade.reward, grade.reason) == (None, NoGradeReason.TAINTED)
     await bench.close(session)
 
 
@@ -232,10 +234,12 @@ async def test_seed_and_current_are_equal_until_something_changes(bench: Bench) 
     assert instance is not None
 
     async def content(db: str) -> dict[str, list[list[Any]]]:
-        names = (await instance.query(db, _TABLES, (), timeout_s=TIMEOUT_S)).rows
+        names = (await instance.query_database(db, _TABLES, (), timeout_s=TIMEOUT_S)).rows
         tables: dict[str, list[list[Any]]] = {}
         for (name,) in names:
-            rows = await instance.query(db, f"SELECT * FROM {name}", (), timeout_s=TIMEOUT_S)
+            rows = await instance.query_database(
+                db, f"SELECT * FROM {name}", (), timeout_s=TIMEOUT_S
+            )
             tables[str(name)] = [list(row) for row in rows.rows]
         return tables
 
@@ -252,14 +256,14 @@ async def test_a_snapshot_equals_what_queries_show(bench: Bench) -> None:
     session = await bench.open()
     await bench.solve(session)
     assert session.instance is not None
-    snapshot = await session.instance.snapshot("current", timeout_s=TIMEOUT_S)
+    snapshot = await session.instance.snapshot_database("current", timeout_s=TIMEOUT_S)
     if snapshot is not None:
         copy = sqlite3.connect(":memory:")
         copy.deserialize(snapshot)
-        names = await session.instance.query("current", _TABLES, (), timeout_s=TIMEOUT_S)
+        names = await session.instance.query_database("current", _TABLES, (), timeout_s=TIMEOUT_S)
         for (name,) in names.rows:
             sql = f"SELECT * FROM {name}"
-            asked = await session.instance.query("current", sql, (), timeout_s=TIMEOUT_S)
+            asked = await session.instance.query_database("current", sql, (), timeout_s=TIMEOUT_S)
             assert [list(row) for row in copy.execute(sql)] == [list(row) for row in asked.rows]
         copy.close()
     await bench.close(session)
@@ -276,7 +280,7 @@ async def test_a_query_that_cannot_run_is_the_verifiers_fault(
     session = await bench.open()
     assert session.instance is not None
     with pytest.raises(QueryError):
-        await session.instance.query(db, sql, (), timeout_s=TIMEOUT_S)
+        await session.instance.query_database(db, sql, (), timeout_s=TIMEOUT_S)
     await bench.solve(session)
     await bench.close(session)
 
@@ -285,13 +289,13 @@ async def test_a_query_that_cannot_run_is_the_verifiers_fault(
 async def test_data_that_does_not_exist_fails_the_open_at_once(bench: Bench) -> None:
     task = json.dumps({**bench.harness.task(0), "data_id": "nowhere"})
     session, entered = await states(bench.gateway, open_spec(task=task))
-    assert entered[-1] is State.FAILED
+    assert entered[-1] is EpisodeState.FAILED
     assert "nowhere" in (session.failure or "")
 
 
 async def test_what_it_shows_at_the_start_is_ready_with_the_tools(bench: Bench) -> None:
     session = await bench.open()
     assert session.instance is not None
-    parts = await session.instance.observe(timeout_s=TIMEOUT_S)
+    parts = await session.instance.get_first_observation(timeout_s=TIMEOUT_S)
     assert all(part == again for part, again in zip(parts, session.first_observation, strict=True))
     await bench.close(session)

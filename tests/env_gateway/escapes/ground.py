@@ -157,7 +157,7 @@ class Ground:
         self, source: str, timeout_s: float, arguments: dict[str, str | None]
     ) -> Execution:
         verification = Verification(source, "verify", _query, _snapshot, arguments)
-        return await self.pool.execute(verification, timeout_s=timeout_s)
+        return await self.pool.run_verifier(verification, timeout_s=timeout_s)
 
 
 async def _query(db: str, sql: str, args: Any) -> Rows:

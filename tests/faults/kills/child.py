@@ -10,10 +10,10 @@ from pathlib import Path
 
 from services.common.spec import PolicyConfig
 from services.learner.app import run_learner
-from services.learner.dependencies import Vendors
-from services.learner.groups.batcher import train_batch
+from services.learner.dependencies import LearnerDependencies
+from services.learner.groups.batcher import build_train_batch
 from services.learner.journal.plans import plans_after
-from services.learner.journal.store import FILE_NAME, reading
+from services.learner.journal.store import JOURNAL_FILE, open_read_only
 from services.learner.journal.trajectories import trajectories_of
 from services.learner.tracking.adapters.jsonl import JsonlTracker
 from tests.faults.kills.ranks import SmallRanks
@@ -72,7 +72,7 @@ async def live(life: Life) -> None:
         life.folder / "weights", _policy(life.model), Killer(life.moment, life.count)
     )
     tracker = JsonlTracker(life.folder / "run" / "metrics.jsonl")
-    await run_learner(runtime, Vendors(ranks, tracker, TOKENIZER))
+    await run_learner(runtime, LearnerDependencies(ranks, tracker, TOKENIZER))
     tracker.close()
 
 
@@ -81,24 +81,24 @@ async def replay(folder: Path, model: Path) -> None:
     copy = folder / "copy"
     copy.mkdir()
     with (
-        closing(sqlite3.connect(folder / "run" / FILE_NAME)) as source,
-        closing(sqlite3.connect(copy / FILE_NAME)) as target,
+        closing(sqlite3.connect(folder / "run" / JOURNAL_FILE)) as source,
+        closing(sqlite3.connect(copy / JOURNAL_FILE)) as target,
     ):
         source.backup(target)
         restore_payloads(target)
     ranks = SmallRanks(folder / "again", _policy(model))
-    with reading(copy / FILE_NAME) as db:
-        await ranks.start(None)
+    with open_read_only(copy / JOURNAL_FILE) as db:
+        await ranks.start_ranks(None)
         for plan in plans_after(db, 0):
             attempts, damaged = trajectories_of(db, plan.attempts)
             assert not damaged
-            await ranks.train(train_batch(plan.step, attempts, plan.settings))
-        await ranks.save(folder / "replayed")
+            await ranks.train_step(build_train_batch(plan.step, attempts, plan.settings))
+        await ranks.save_checkpoint(folder / "replayed")
 
 
 def keep_payloads(run_dir: Path) -> None:
     """Have whatever the journal prunes laid aside in the same transaction."""
-    with closing(sqlite3.connect(run_dir / FILE_NAME)) as db:
+    with closing(sqlite3.connect(run_dir / JOURNAL_FILE)) as db:
         db.executescript(
             "CREATE TABLE attic (group_id, attempt_index, try, payload);"
             "CREATE TRIGGER keep BEFORE UPDATE OF payload ON trajectories"

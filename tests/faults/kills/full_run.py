@@ -8,8 +8,8 @@ from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
-from services.learner.journal.audit import audit
-from services.learner.journal.store import FILE_NAME
+from services.learner.journal.audit import audit_journal
+from services.learner.journal.store import JOURNAL_FILE
 from tests.faults.harness import LEARNER, RANK, FaultRun, spec, write_tasks
 from tests.faults.kills.killed_run import TENSORS, Verdict
 from tests.faults.replay import replayed
@@ -63,8 +63,8 @@ class FullRun:
 
     async def _verdict(self, run: FaultRun) -> Verdict:
         """The engine's process keeps no receipts: lost is what plans name and the journal lacks."""
-        with closing(sqlite3.connect(run.folder / FILE_NAME)) as db:
-            books = audit(db)
+        with closing(sqlite3.connect(run.folder / JOURNAL_FILE)) as db:
+            books = audit_journal(db)
         final = run.folder / "checkpoints" / f"step-{STEPS:06d}"
         again = await replayed(run, self._folder)
         equal = all((final / n).read_bytes() == (again / n).read_bytes() for n in TENSORS)

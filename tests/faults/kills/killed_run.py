@@ -13,9 +13,9 @@ from contextlib import asynccontextmanager, closing, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from services.learner.journal.audit import Audit, audit
-from services.learner.journal.progress_mark import FILE_NAME as MARK
-from services.learner.journal.store import FILE_NAME, open_journal
+from services.learner.journal.audit import Audit, audit_journal
+from services.learner.journal.progress_mark import MARK_FILE as MARK
+from services.learner.journal.store import JOURNAL_FILE, open_journal
 from tests.faults.kills.child import GO, Life, keep_payloads
 from tests.faults.kills.fork_server import ForkServer, tail
 from tests.faults.kills.strace import CALLS, Call, Injection, Strace
@@ -140,8 +140,8 @@ class KilledRun:
 
     async def verdict(self) -> Verdict:
         """Of a run that is done."""
-        with closing(sqlite3.connect(self.run_dir / FILE_NAME)) as db:
-            books = audit(db)
+        with closing(sqlite3.connect(self.run_dir / JOURNAL_FILE)) as db:
+            books = audit_journal(db)
             rows = db.execute(
                 "SELECT group_id, attempt_index, try, content_digest FROM trajectories"
             )
@@ -208,7 +208,7 @@ class KilledRun:
 
 
 def journal_files(run_dir: Path) -> list[Path]:
-    return [run_dir / name for name in (FILE_NAME, f"{FILE_NAME}-wal", MARK)]
+    return [run_dir / name for name in (JOURNAL_FILE, f"{JOURNAL_FILE}-wal", MARK)]
 
 
 def checkpoint_files(run_dir: Path, steps: int, epoch: int) -> list[Path]:
@@ -223,7 +223,7 @@ def checkpoint_files(run_dir: Path, steps: int, epoch: int) -> list[Path]:
 
 
 def next_epoch(run_dir: Path) -> int:
-    with closing(sqlite3.connect(run_dir / FILE_NAME)) as db:
+    with closing(sqlite3.connect(run_dir / JOURNAL_FILE)) as db:
         return db.execute("SELECT coalesce(max(run_epoch), 0) + 1 FROM epochs").fetchone()[0]
 
 

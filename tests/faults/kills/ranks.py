@@ -15,7 +15,7 @@ from services.learner.config.algorithm import AlgorithmConfig
 from services.learner.config.learner import OptimizerConfig
 from services.learner.config.rank import RankConfig
 from services.learner.rank import checkpoint as files
-from services.learner.rank.model import load
+from services.learner.rank.model import load_policy
 from services.learner.rank.optimizer import Optimizer
 from services.learner.rank.step import Trainer
 from services.learner.ranks.fake import FakeRanks
@@ -41,11 +41,11 @@ class SmallRanks(FakeRanks):
         self._config = policy
         self._moment = before
 
-    async def start(self, checkpoint: Path | None) -> ModelInfo:
+    async def start_ranks(self, checkpoint: Path | None) -> ModelInfo:
         torch.set_num_threads(1)
         self._moment("start")
         self.step = files.read_step(checkpoint) if checkpoint else 0
-        policy = load(self._config, RANK, checkpoint)
+        policy = load_policy(self._config, RANK, checkpoint)
         self._policy = policy
         self._optimizer = Optimizer(policy.named_parameters(), OptimizerConfig(lr=LR))
         if checkpoint:
@@ -55,18 +55,18 @@ class SmallRanks(FakeRanks):
         count = sum(p.numel() for p in policy.named_parameters().values())
         return ModelInfo(count, policy.head.shape[0], self.step)
 
-    async def train(self, batch: TrainBatch) -> StepResult:
+    async def train_step(self, batch: TrainBatch) -> StepResult:
         assert batch.step == self.step + 1
         self._moment("train")
-        self._trainer.train(batch, LR)
+        self._trainer.train_step(batch, LR)
         self.step = batch.step
         self._summarise()
         self._moment("trained")
         return StepResult({"policy/loss": 0.0}, 0.0, skipped=False)
 
-    async def save(self, directory: Path) -> CheckpointFiles:
+    async def save_checkpoint(self, directory: Path) -> CheckpointFiles:
         self._moment("save")
-        saved = files.save(directory, self._policy, self._optimizer, self.step)
+        saved = files.save_checkpoint(directory, self._policy, self._optimizer, self.step)
         self._moment("saved")
         return saved
 

@@ -15,13 +15,13 @@ from typing import Any
 from services.launcher.ports import (
     BackendUnreachable,
     CapacityError,
-    Evidence,
-    Launch,
-    Offer,
+    CleanupEvidence,
+    LaunchSpec,
+    ResourceOffer,
     SetupError,
-    Stray,
+    StrayResource,
 )
-from services.launcher.state import ROLLOUT, Exit, Unit
+from services.launcher.state import ROLLOUT, ExitStatus, Unit
 
 _POLL_S = 0.03
 
@@ -54,11 +54,11 @@ class FileCloud:
         for file in self._units.glob(f"*{label}.json"):
             _write(file, {**_read(file), "state": "ended", "code": code})
 
-    async def offer(self, launch: Launch) -> Offer:
+    async def offer_resources(self, launch: LaunchSpec) -> ResourceOffer:
         self._wishes_of_one_that_answers()
-        return Offer("a file", dollars_per_hour=3600.0)
+        return ResourceOffer("a file", dollars_per_hour=3600.0)
 
-    async def start(self, launch: Launch) -> Unit:
+    async def start_replica(self, launch: LaunchSpec) -> Unit:
         wishes = self._wishes_of_one_that_answers()
         label = f"{launch.key[0]}-{launch.key[1]}"
         with (self._units / f"{label}.asked").open("a") as log:
@@ -78,66 +78,66 @@ class FileCloud:
             raise SetupError("setup exited with code 7")
         return unit
 
-    async def attach(self, launch: Launch, unit: Unit) -> bool:
+    async def attach_replica(self, launch: LaunchSpec, unit: Unit) -> bool:
         self._wishes_of_one_that_answers()
         return self._state(unit)["state"] == "running"
 
-    async def find(self, launch: Launch) -> Unit | None:
+    async def find_replica(self, launch: LaunchSpec) -> Unit | None:
         self._wishes_of_one_that_answers()
         file = self._file(Unit(launch.name))
         if not file.exists() or _read(file)["state"] != "running":
             return None
         return Unit(launch.name, 1, 1.0, ref=_read(file)["ref"])
 
-    async def undo(self, launch: Launch) -> None:
-        unit = await self.find(launch)
-        if unit is not None and await self.attach(launch, unit):
-            await self.kill(unit)
-            await self.wait(unit)
+    async def undo_start(self, launch: LaunchSpec) -> None:
+        unit = await self.find_replica(launch)
+        if unit is not None and await self.attach_replica(launch, unit):
+            await self.kill_replica(unit)
+            await self.wait_for_exit(unit)
 
-    async def price(self, launch: Launch) -> float | None:
+    async def price_per_hour(self, launch: LaunchSpec) -> float | None:
         return None
 
-    async def wait(self, unit: Unit) -> Exit:
+    async def wait_for_exit(self, unit: Unit) -> ExitStatus:
         while True:
             self._wishes_of_one_that_answers()
             found = self._state(unit)
             if found["state"] != "running":
-                return Exit(found["code"], "the last line")
+                return ExitStatus(found["code"], "the last line")
             await asyncio.sleep(_POLL_S)
 
-    async def drain(self, unit: Unit) -> None:
-        await self.kill(unit)
+    async def drain_replica(self, unit: Unit) -> None:
+        await self.kill_replica(unit)
 
-    async def kill(self, unit: Unit) -> None:
+    async def kill_replica(self, unit: Unit) -> None:
         self._wishes_of_one_that_answers()
         if self._file(unit).exists():
             _write(self._file(unit), {**self._state(unit), "state": "ended"})
 
-    async def orphans(self, known: Collection[Unit]) -> list[Unit]:
+    async def list_orphans(self, known: Collection[Unit]) -> list[Unit]:
         self._wishes_of_one_that_answers()
         return [Unit(name.replace("%", "/")) for name in self.running()]
 
-    async def end(self, unit: Unit, grace_s: float) -> None:
-        await self.kill(unit)
+    async def end_orphan(self, unit: Unit, grace_s: float) -> None:
+        await self.kill_replica(unit)
 
-    async def clean(self, run_id: str) -> Evidence:
+    async def clean_run(self, run_id: str) -> CleanupEvidence:
         wishes = self._wishes_of_one_that_answers()
         if wishes.get("sticky", 0) > 0:
             self.script(sticky=wishes["sticky"] - 1)
-            return Evidence(False, "a machine is still there")
+            return CleanupEvidence(False, "a machine is still there")
         left = [name for name in self.running() if name.startswith(f"{run_id}%")]
-        return Evidence(not left, ", ".join(left) or "the cloud shows nothing of the run")
+        return CleanupEvidence(not left, ", ".join(left) or "the cloud shows nothing of the run")
 
-    async def strays(self, active: Collection[str]) -> list[Stray]:
+    async def list_strays(self, active: Collection[str]) -> list[StrayResource]:
         self._wishes_of_one_that_answers()
-        found = [Stray(name, name.partition("%")[0]) for name in self.running()]
+        found = [StrayResource(name, name.partition("%")[0]) for name in self.running()]
         return [stray for stray in found if stray.run_id not in active]
 
-    async def reap(self, active: Collection[str]) -> list[str]:
-        names = [stray.name for stray in await self.strays(active)]
+    async def reap_strays(self, active: Collection[str]) -> list[str]:
+        names = [stray.name for stray in await self.list_strays(active)]
         for name in names:
-            await self.kill(Unit(name.replace("%", "/")))
+            await self.kill_replica(Unit(name.replace("%", "/")))
         return names
 
     def _file(self, unit: Unit) -> Path:

@@ -21,7 +21,7 @@ from services.common import rpc
 from services.launcher import launcher_address
 from services.launcher.security import certificates
 from services.launcher.security.certificates import RunIdentity
-from services.launcher.store.ledger import Store
+from services.launcher.store.ledger import Ledger
 from services.launcher.store.records import StoredRun
 from tests.faults.launcher_kills.file_cloud import FileCloud
 from tests.launcher.harness import REPOSITORY, spec
@@ -51,7 +51,7 @@ class Runs:
             cwd=REPOSITORY,
             env={**os.environ, **self.environment},
         )
-        await self.until(lambda: launcher_address.read(self.runs) is not None)
+        await self.until(lambda: launcher_address.read_address(self.runs) is not None)
 
     async def kill(self) -> None:
         """As the kernel would, short of memory."""
@@ -65,7 +65,7 @@ class Runs:
             self.run_id = (await stub.StartRun(request)).run_id
 
     async def stop(self, grace_s: float = 5.0) -> None:
-        request = pb.StopRunRequest(run_id=self.run_id, grace=rpc.duration(grace_s))
+        request = pb.StopRunRequest(run_id=self.run_id, grace=rpc.to_duration(grace_s))
         async with self.stub() as stub:
             await stub.StopRun(request, timeout=WAIT_S)
 
@@ -75,14 +75,14 @@ class Runs:
 
     @asynccontextmanager
     async def stub(self) -> AsyncGenerator[Any]:
-        address = launcher_address.read(self.runs)
+        address = launcher_address.read_address(self.runs)
         assert address is not None
         async with rpc.channel(address.address, token=address.token) as channel:
             yield RunServiceStub(channel)
 
     def stored(self) -> StoredRun:
-        store = Store(self.runs / "launcher.sqlite")
-        found = store.get(self.run_id)
+        store = Ledger(self.runs / "launcher.sqlite")
+        found = store.get_run(self.run_id)
         store.close()
         assert found is not None
         return found
@@ -113,7 +113,7 @@ class Runs:
         await self.until(lambda: self.stored().run.state in states)
 
     async def ended(self) -> StoredRun:
-        await self.until(lambda: self.stored().run.state.ended)
+        await self.until(lambda: self.stored().run.state.has_ended)
         return self.stored()
 
     def serve(self, *services: str) -> None:
@@ -129,7 +129,7 @@ class Runs:
             "incarnation": f"{service}-x",
         }
         while True:
-            stored, member = self.stored(), certificates.load_run(self.runs, self.run_id)
+            stored, member = self.stored(), certificates.load_identity(self.runs, self.run_id)
             if stored.registry and member is not None and self.has_machine(service):
                 async with self._registry(stored.registry, member, service) as channel:
                     await self._beat_there(service, channel, who)
@@ -150,7 +150,7 @@ class Runs:
                 await asyncio.sleep(0.1)
 
     def _registry(self, address: str, member: RunIdentity, service: str) -> grpc.aio.Channel:
-        tls = None if self.stored().run.backend == "local" else member.tls(service)
+        tls = None if self.stored().run.backend == "local" else member.tls_for(service)
         return rpc.channel(address, token=member.token, tls=tls, peer="launcher")
 
     def has_machine(self, service: str) -> bool:

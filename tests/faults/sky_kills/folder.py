@@ -15,7 +15,7 @@ from typing import Any
 from flotilla.launcher.v1 import registry_service_pb2 as registry_pb
 from flotilla.launcher.v1 import run_service_pb2 as pb
 from services.launcher.backends.sky import names
-from services.launcher.state import Cleanup, Key, Outcome
+from services.launcher.state import Cleanup, Outcome, ReplicaKey
 from services.launcher.store.records import StoredRun
 from tests.faults.launcher_kills.folder import ACCEPTING, Runs
 from tests.faults.sky_kills import state as states
@@ -89,7 +89,7 @@ class SkyFolder(Runs):
         return sorted(self.state.machines)
 
     def name(self, service: str, replica: int = 0) -> str:
-        key: Key = (service, replica)
+        key: ReplicaKey = (service, replica)
         return names.member_name(names.owner_of(self.runs), self.run_id, key)
 
     def asked(self, service: str) -> int:

@@ -8,26 +8,26 @@ import sys
 from pathlib import Path
 
 from services.common import log
-from services.launcher.__main__ import Options, alone, serve
+from services.launcher.__main__ import ServeOptions, hold_folder_lock, serve_launcher
 from services.launcher.backends.local.backend import LocalBackend
 from services.launcher.backends.sky.backend import SkyBackend
 from services.launcher.backends.sky.sdk import SkyClient
-from services.launcher.control.budget import meter
-from services.launcher.ports import Hooks, Intent
+from services.launcher.control.budget import meter_cost
+from services.launcher.ports import LauncherHooks, PendingRun
 
 
 def main() -> None:
     runs, root, hold = (Path(argument) for argument in sys.argv[1:4])
 
-    async def gate(intent: Intent) -> tuple[str, ...]:
+    async def gate(intent: PendingRun) -> tuple[str, ...]:
         while hold.exists():  # noqa: ASYNC110
             await asyncio.sleep(0.02)
         return ()
 
     log.setup("launcher", "")
-    with alone(runs) as alone_here:
+    with hold_folder_lock(runs) as alone_here:
         assert alone_here
-        options = Options(
+        options = ServeOptions(
             runs=runs,
             listen="127.0.0.1:0",
             advertise=None,
@@ -36,9 +36,9 @@ def main() -> None:
                 "local": lambda: LocalBackend(runs),
                 "sky": lambda: SkyBackend(runs, root, SkyClient(), poll_s=0.1, gather_s=0.2),
             },
-            hooks=Hooks(gate=gate, meter=meter),
+            hooks=LauncherHooks(gate=gate, meter=meter_cost),
         )
-        asyncio.run(serve(options))
+        asyncio.run(serve_launcher(options))
 
 
 if __name__ == "__main__":

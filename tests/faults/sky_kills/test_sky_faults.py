@@ -138,7 +138,7 @@ async def test_a_server_that_is_gone_for_a_while_ends_nothing(
         await asyncio.sleep(2.0)
         assert "SkyPilot's API server cannot be asked" in (await folder.get()).unreachable
         assert set(folder.machines()) == before
-        assert not folder.stored().run.ending
+        assert not folder.stored().run.is_ending
         await folder.up()
         folder.serve()
         await folder.until(lambda: folder.stored().run.unreachable == "")
@@ -161,7 +161,7 @@ async def test_a_run_that_is_stopped_while_the_server_is_gone_ends_when_it_is_ba
         stopping = asyncio.create_task(folder.stop(0.5))
         await asyncio.sleep(2.0)
         stored = folder.stored().run
-        assert stored.ending and not stored.state.ended and len(folder.machines()) == 3
+        assert stored.is_ending and not stored.state.has_ended and len(folder.machines()) == 3
         await folder.up()
         await stopping
         await folder.gone(Outcome.STOPPED)

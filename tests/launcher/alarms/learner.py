@@ -2,11 +2,11 @@
 
 from collections.abc import Awaitable, Callable
 
-from services.common.service_main import RegistryContract, Runtime, entry
-from services.learner.alarms.adapters.sinks import alarm_sinks_of
+from services.common.service_main import RegistryContract, Runtime, run_service_process
+from services.learner.alarms.adapters.sinks import build_alarm_sinks
 from services.learner.app import run_learner
 from services.learner.config.learner import LearnerConfig
-from services.learner.dependencies import Vendors
+from services.learner.dependencies import LearnerDependencies
 from services.learner.ranks.fake import FakeRanks
 from services.learner.tracking.adapters.jsonl import JsonlTracker
 from tests.learner.support import TOKENIZER
@@ -18,9 +18,11 @@ def load() -> Callable[[Runtime[LearnerConfig]], Awaitable[None]]:
 
 async def serve(runtime: Runtime[LearnerConfig]) -> None:
     run_dir = runtime.run_dir
-    sinks = alarm_sinks_of(runtime.config.alarms, runtime.run_id, run_dir)
+    sinks = build_alarm_sinks(runtime.config.alarms, runtime.run_id, run_dir)
     tracker = JsonlTracker(run_dir / "metrics.jsonl")
-    vendors = Vendors(FakeRanks(run_dir / "weights"), tracker, TOKENIZER, alarm_sinks=sinks)
+    vendors = LearnerDependencies(
+        FakeRanks(run_dir / "weights"), tracker, TOKENIZER, alarm_sinks=sinks
+    )
     try:
         await run_learner(runtime, vendors)
     finally:
@@ -36,4 +38,4 @@ def registry() -> RegistryContract:
 
 
 if __name__ == "__main__":
-    entry("learner", LearnerConfig, load, doc=__doc__ or "", registry=registry)
+    run_service_process("learner", LearnerConfig, load, doc=__doc__ or "", registry=registry)

@@ -8,14 +8,14 @@ import grpc.aio
 
 from flotilla.learner.v1 import group_service_pb2 as pb
 from flotilla.learner.v1 import trajectory_pb2
-from services.common.config import Model
-from services.common.run_membership import Status
-from services.common.service_main import Runtime, entry
+from services.common.config import ConfigModel
+from services.common.run_membership import ReplicaStatus
+from services.common.service_main import Runtime, run_service_process
 from tests.launcher.fake_service import registry
 from tests.learner.support import FakeWorker, failed
 
 
-class Config(Model):
+class Config(ConfigModel):
     """What the verifier says, or with `unrendered` the chat template."""
 
     words: str
@@ -48,7 +48,7 @@ class Ungraded(FakeWorker):
 async def serve(runtime: Runtime[Config]) -> None:
     workers: list[Ungraded] = []
     metadata = lambda: workers[0].metadata()  # noqa: E731
-    runtime.report(lambda: Status("sampling", serving=True))
+    runtime.report_status(lambda: ReplicaStatus("sampling", serving=True))
     await runtime.announce("127.0.0.1:9")
     channel = await runtime.peers.channel("learner", metadata=metadata)
     workers.append(Ungraded(channel, runtime.config))
@@ -66,4 +66,4 @@ async def _play(worker: Ungraded) -> None:
 
 
 if __name__ == "__main__":
-    entry("rollout", Config, lambda: serve, doc=__doc__ or "", registry=registry)
+    run_service_process("rollout", Config, lambda: serve, doc=__doc__ or "", registry=registry)

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from services.launcher.store.ledger import Store
+from services.launcher.store.ledger import Ledger
 from tests.launcher.harness import spec, start_cli
 from tests.learner.support import write_tasks
 
@@ -90,12 +90,12 @@ async def watch_ledger(runs: Path, seen: Seen) -> str:
     """Poll what `flotilla status` reads until the alarm is there; returns the run's id."""
     while not (runs / "launcher.sqlite").exists():  # noqa: ASYNC110
         await asyncio.sleep(0.05)
-    with closing(Store(runs / "launcher.sqlite")) as store:
+    with closing(Ledger(runs / "launcher.sqlite")) as store:
         while "status" not in seen.at:
-            for stored in store.newest():
+            for stored in store.list_newest():
                 seen.note("status", " ".join(f"{a.rule}: {a.cause}" for a in stored.alarms))
             await asyncio.sleep(0.02)
-        return store.newest()[0].run.run_id
+        return store.list_newest()[0].run.run_id
 
 
 @pytest.mark.slow

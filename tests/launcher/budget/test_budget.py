@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from services.launcher.config.launcher import LauncherConfig, ServiceShape
 from services.launcher.control import budget
-from services.launcher.ports import Tick, Verdict
+from services.launcher.ports import MeterTick, MeterVerdict
 from services.launcher.state import Cost, Outcome, Replica, Run, RunState, Unit
 
 SERVICES = ("env_gateway", "learner", "rollout")
@@ -22,7 +22,7 @@ def run_of(live: dict[str, int], state: RunState = RunState.RUNNING) -> Run:
     ]
     waiting = Replica("rollout", 99)
     run = Run("demo-1", "demo", live, state=state)
-    return run.put([*found, waiting])
+    return run.with_replicas([*found, waiting])
 
 
 def tick(
@@ -33,8 +33,8 @@ def tick(
     age_s: float | None = None,
     state: RunState = RunState.RUNNING,
     **config: float,
-) -> Tick:
-    return Tick(
+) -> MeterTick:
+    return MeterTick(
         run=run_of({"learner": 1} if live is None else live, state),
         config=LauncherConfig.model_validate(config),
         prices=PRICES,
@@ -45,16 +45,16 @@ def tick(
 
 
 def test_a_started_replica_costs_its_price_for_its_time() -> None:
-    verdict = budget.meter(tick(1800.0, live={"learner": 1, "rollout": 2}))
-    assert verdict == Verdict(
+    verdict = budget.meter_cost(tick(1800.0, live={"learner": 1, "rollout": 2}))
+    assert verdict == MeterVerdict(
         Cost(pytest.approx(6.0), 12.0, {"learner": 4.0, "rollout": 2.0})  # pyright: ignore[reportArgumentType]
     )
 
 
 def test_a_replica_on_machines_that_are_known_costs_what_those_do() -> None:
     known = Replica("rollout", 0, unit=Unit("u"), price=7.0)
-    run = run_of({"learner": 1}).put([known, Replica("rollout", 1, unit=Unit("u"))])
-    cost = budget.accrue(run, PRICES, Cost(), 3600.0)
+    run = run_of({"learner": 1}).with_replicas([known, Replica("rollout", 1, unit=Unit("u"))])
+    cost = budget.accrue_cost(run, PRICES, Cost(), 3600.0)
     assert cost == Cost(17.0, 17.0, {"learner": 8.0, "rollout": 9.0})
 
 
@@ -65,7 +65,7 @@ MOMENTS = st.lists(st.tuples(LIVE, st.floats(0, 10_000)), max_size=12)
 def spend(moments: list[tuple[dict[str, int], float]]) -> Cost:
     cost = Cost()
     for live, passed_s in moments:
-        cost = budget.meter(tick(passed_s, live=live, cost=cost)).cost
+        cost = budget.meter_cost(tick(passed_s, live=live, cost=cost)).cost
     return cost
 
 
@@ -97,7 +97,7 @@ def test_what_is_accrued_never_falls_not_even_with_a_clock_that_runs_backwards(
     moments: list[tuple[dict[str, int], float]], live: dict[str, int], passed_s: float
 ) -> None:
     before = spend(moments)
-    after = budget.accrue(run_of(live), PRICES, before, passed_s)
+    after = budget.accrue_cost(run_of(live), PRICES, before, passed_s)
     assert after.accrued >= before.accrued
     assert all(after.by_service[name] >= value for name, value in before.by_service.items())
 
@@ -109,7 +109,7 @@ def test_a_run_is_warned_once_and_stopped_at_the_first_count_over_its_budget(
     cost, age_s, warnings = Cost(), 0.0, 0
     for passed_s in lengths:
         age_s += passed_s
-        verdict = budget.meter(tick(passed_s, cost=cost, age_s=age_s, max_cost=max_cost))
+        verdict = budget.meter_cost(tick(passed_s, cost=cost, age_s=age_s, max_cost=max_cost))
         cost = verdict.cost
         warnings += "80% of launcher.max_cost" in verdict.note
         assert (verdict.stop is Outcome.BUDGET) == (cost.accrued >= max_cost)
@@ -121,16 +121,16 @@ def test_a_run_is_warned_once_and_stopped_at_the_first_count_over_its_budget(
 
 def test_a_run_whose_hours_are_over_is_stopped_and_one_that_ends_is_left_alone() -> None:
     late = tick(60.0, age_s=7200.0, max_hours=2.0)
-    assert budget.meter(late).stop is Outcome.DEADLINE
-    assert "2.0 h of 2.0 h" in budget.meter(late).note
+    assert budget.meter_cost(late).stop is Outcome.DEADLINE
+    assert "2.0 h of 2.0 h" in budget.meter_cost(late).note
     ending = tick(60.0, age_s=7200.0, max_hours=2.0, state=RunState.DRAINING)
-    assert budget.meter(ending) == Verdict(budget.meter(late).cost)
+    assert budget.meter_cost(ending) == MeterVerdict(budget.meter_cost(late).cost)
 
 
 def test_machines_without_a_price_cost_nothing_and_run_for_ever() -> None:
-    free = Tick(run_of({"learner": 1}), LauncherConfig(max_cost=0.01), {}, Cost(), 1e6, 1e6)
-    assert budget.meter(free) == Verdict(Cost(0.0, 0.0, {"learner": 0.0}))
-    assert budget.metrics(budget.meter(free).cost, {}) == {}
+    free = MeterTick(run_of({"learner": 1}), LauncherConfig(max_cost=0.01), {}, Cost(), 1e6, 1e6)
+    assert budget.meter_cost(free) == MeterVerdict(Cost(0.0, 0.0, {"learner": 0.0}))
+    assert budget.cost_metrics(budget.meter_cost(free).cost, {}) == {}
 
 
 @pytest.mark.parametrize(
@@ -142,10 +142,10 @@ def test_a_run_starts_only_if_one_hour_of_it_fits_into_what_is_left(
 ) -> None:
     config = LauncherConfig(max_cost=max_cost, rollout=ServiceShape(replicas=2))
     if starts:
-        budget.check(config, PRICES, accrued)
+        budget.check_budget(config, PRICES, accrued)
         return
     with pytest.raises(budget.OverBudgetError) as caught:
-        budget.check(config, PRICES, accrued)
+        budget.check_budget(config, PRICES, accrued)
     message = str(caught.value)
     assert message.startswith("launcher.max_cost: one hour costs $12.50")
     assert "1 learner at $8.00, 2 rollout at $2.00" in message
@@ -154,21 +154,25 @@ def test_a_run_starts_only_if_one_hour_of_it_fits_into_what_is_left(
 
 def test_a_run_that_has_spent_its_budget_does_not_start_again_even_where_nothing_costs() -> None:
     with pytest.raises(budget.OverBudgetError, match="no prices"):
-        budget.check(LauncherConfig(max_cost=5.0), {}, 5.0)
+        budget.check_budget(LauncherConfig(max_cost=5.0), {}, 5.0)
 
 
 def test_what_a_run_may_come_to_is_told_by_service_where_there_is_a_price_and_an_end() -> None:
     prices, replicas = {"learner": 2.0, "rollout": 1.5, "env_gateway": 0.0}, {"learner": 1}
     replicas |= {"rollout": 3, "env_gateway": 1}
-    assert budget.by_service(prices, replicas, 10.0) == {"learner": 20.0, "rollout": 45.0}
-    assert budget.by_service(prices, replicas, None) == budget.by_service({}, replicas, 10.0) == {}
+    assert budget.cost_by_service(prices, replicas, 10.0) == {"learner": 20.0, "rollout": 45.0}
+    assert (
+        budget.cost_by_service(prices, replicas, None)
+        == budget.cost_by_service({}, replicas, 10.0)
+        == {}
+    )
 
 
 def test_the_learner_is_told_what_a_thousand_trajectories_cost() -> None:
     cost = Cost(3.0, 12.0)
-    assert budget.metrics(cost, {budget.TRAJECTORIES: 600.0}) == {
+    assert budget.cost_metrics(cost, {budget.TRAJECTORIES_METRIC: 600.0}) == {
         "cost/accrued": 3.0,
         "cost/per_hour": 12.0,
         "cost/per_1000_trajectories": 5.0,
     }
-    assert "cost/per_1000_trajectories" not in budget.metrics(cost, {})
+    assert "cost/per_1000_trajectories" not in budget.cost_metrics(cost, {})

@@ -11,18 +11,18 @@ from flotilla.launcher.v1 import run_service_pb2 as pb
 from services.common.rpc import service_error
 from services.launcher.backends.local.backend import LocalBackend
 from services.launcher.control import budget, cost_meter
-from services.launcher.ports import Hooks, Launch, Offer
+from services.launcher.ports import LauncherHooks, LaunchSpec, ResourceOffer
 from tests.launcher.harness import serving, spec
 
-HOOKS = Hooks(meter=budget.meter)
+HOOKS = LauncherHooks(meter=budget.meter_cost)
 DOLLARS_PER_HOUR = 3600.0
 
 
 class DearBackend(LocalBackend):
     """This machine, at a dollar a second for each process."""
 
-    async def offer(self, launch: Launch) -> Offer:
-        return Offer("this machine", dollars_per_hour=DOLLARS_PER_HOUR)
+    async def offer_resources(self, launch: LaunchSpec) -> ResourceOffer:
+        return ResourceOffer("this machine", dollars_per_hour=DOLLARS_PER_HOUR)
 
 
 @pytest.fixture(autouse=True)
@@ -54,15 +54,15 @@ async def test_a_run_says_what_it_has_cost_and_watchers_and_the_learner_hear_it(
         cost = (await served.get(run_id)).cost
         each = 2 * DOLLARS_PER_HOUR
         assert cost.estimated_by_service == dict.fromkeys(cost.accrued_by_service, each)
-        supervisor = served.launcher.active(run_id)
+        supervisor = served.launcher.get_supervisor(run_id)
         assert supervisor is not None
-        (learner,) = [m for m in supervisor.roster.peers("learner")]
+        (learner,) = [m for m in supervisor.roster.serving_members("learner")]
         beat = registry_pb.HeartbeatRequest(
             run_id=run_id,
             service="learner",
             incarnation=learner.incarnation,
             serving=True,
-            metrics={budget.TRAJECTORIES: 100.0},
+            metrics={budget.TRAJECTORIES_METRIC: 100.0},
         )
         told = (await served.registry.Heartbeat(beat)).metrics
         assert told["cost/per_hour"] == 3 * DOLLARS_PER_HOUR
@@ -84,7 +84,7 @@ async def test_each_time_that_a_replica_has_other_machines_it_costs_what_those_d
     prices = {"a": 7200.0, "b": 1800.0}
 
     class Moving(DearBackend):
-        async def price(self, launch: Launch) -> float | None:
+        async def price_per_hour(self, launch: LaunchSpec) -> float | None:
             return prices[where]
 
     async with serving(tmp_path, Moving(tmp_path), hooks=HOOKS) as served:
@@ -114,7 +114,7 @@ async def test_a_run_that_reaches_its_budget_is_warned_of_drained_and_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # An hour fits into no budget that is spent within a test.
-    monkeypatch.setattr(budget, "check", lambda *_: None)
+    monkeypatch.setattr(budget, "check_budget", lambda *_: None)
     async with serving(tmp_path, DearBackend(tmp_path), hooks=HOOKS) as served:
         run_id = await served.start(
             spec(learner={"steps": 1_000, "step_s": 0.1}, launcher={"max_cost": 4.0})

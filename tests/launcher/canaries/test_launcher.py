@@ -21,7 +21,7 @@ from flotilla.launcher.v1.run_service_pb2_grpc import RunServiceStub
 from services.common import rpc
 from services.common.tls import TLS_VARIABLE
 from services.launcher import launcher_address
-from services.launcher.backends.local.backend import MARK
+from services.launcher.backends.local.backend import MARK_VARIABLE
 from services.launcher.config.launcher import LauncherConfig
 from services.launcher.security import secret_names
 from services.launcher.security.env_filter import LAUNCHERS_OWN
@@ -109,9 +109,9 @@ async def launcher(folder: Path) -> AsyncGenerator[Here]:
             await process.wait()
 
 
-def _address_of(runs: Path) -> launcher_address.Address:
+def _address_of(runs: Path) -> launcher_address.LauncherAddress:
     deadline = time.monotonic() + 30.0
-    while (at := launcher_address.read(runs)) is None:
+    while (at := launcher_address.read_address(runs)) is None:
         assert time.monotonic() < deadline
         time.sleep(0.05)
     return at
@@ -156,7 +156,7 @@ def _check_processes(here: Here, run: pb.Run) -> None:
     of_service = {each.pid: each.service for each in run.replicas}
     children = [each for each in left_running(here.runs) if each.pid != here.launcher.pid]
     for process, found in here.canaries.in_environments(children).items():
-        mark = psutil.Process(process).environ()[MARK]
+        mark = psutil.Process(process).environ()[MARK_VARIABLE]
         service = re.split(r"[/-]\d+#", mark.rpartition("/")[2])[0]
         assert found == GIVEN[service], f"{service} {process}"
         of_service.pop(process, None)
@@ -215,7 +215,7 @@ async def _refusal(stub: Any, wish: str, token: str = "") -> bytes:
 def test_every_secret_that_is_known_by_name_is_a_canary() -> None:
     workflow = (REPOSITORY / ".github/workflows/train-skypilot.yml").read_text()
     of_workflow = {re.sub(r"_(TOOL|COMPUTER)_USE$", "", name) for name in SECRET.findall(workflow)}
-    named = {*secret_names.OWNERS, *LAUNCHERS_OWN, *secret_names.IDENTITY}
+    named = {*secret_names.SECRET_OWNERS, *LAUNCHERS_OWN, *secret_names.IDENTITY_VARIABLES}
     known = {*of_workflow, *named, LauncherConfig().notify.slack.token_env}
     # FLOTILLA_TLS is made by the launcher, and is among the canaries by its keys. The places where
     # a repository keeps its checkpoints and tells of its runs open nothing.

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 
-from services.launcher.security.sealed_secrets import KEY_FILE, key_in, seal
+from services.launcher.security.sealed_secrets import KEY_FILE, load_or_make_key, seal_secrets
 from tests.launcher.canaries.canary import Canaries
 from tests.launcher.unit.harness import Machine, machine
 
@@ -29,7 +29,7 @@ def give(here: Machine, canaries: Canaries) -> tuple[str, ...]:
     canaries.values["FLOTILLA_TOKEN"] = here.secrets["FLOTILLA_TOKEN"]
     text = here.secrets["FLOTILLA_TLS"]
     canaries.values["FLOTILLA_TLS"] = text[len(text) // 2 :]
-    here.secrets = seal(here.secrets, key_in(here.temporary.parent))
+    here.secrets = seal_secrets(here.secrets, load_or_make_key(here.temporary.parent))
     return ("--seal-key", str(here.temporary.parent / KEY_FILE))
 
 

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from services.launcher.api.registry_server import RunRegistries
+from services.launcher.api.registry_server import GrpcRegistryHost
 from services.launcher.backends.sky.backend import SkyBackend
-from services.launcher.backends.sky.code_bundle import FOLDER
+from services.launcher.backends.sky.code_bundle import CODE_FOLDER
 from services.launcher.backends.sky.ports import Document
 from services.launcher.cli import plan as plans
-from services.launcher.control.launcher import Equipment, Launcher
-from services.launcher.security.sealed_secrets import KEY_FILE, unseal
+from services.launcher.control.launcher import Launcher, LauncherDependencies
+from services.launcher.security.sealed_secrets import KEY_FILE, unseal_secrets
 from services.launcher.state import Cleanup, RunMode
-from services.launcher.store.ledger import Store
+from services.launcher.store.ledger import Ledger
 from tests.launcher.canaries.canary import HOOK, Canaries
 from tests.launcher.harness import spec
 from tests.launcher.sky.fake_client import FakeSky
@@ -75,10 +75,10 @@ def canaries(monkeypatch: pytest.MonkeyPatch) -> Canaries:
 
 
 async def until_all_run(launcher: Launcher, sky: FakeSky, run_id: str) -> None:
-    supervisor = launcher.active(run_id)
+    supervisor = launcher.get_supervisor(run_id)
     assert supervisor is not None
     while len(sky.attempts) + sum(len(group) - 1 for group in sky.submitted) < len(GIVEN):
-        await supervisor.changed.next.wait()
+        await supervisor.changed.next_change.wait()
 
 
 async def test_skypilot_is_told_names_of_secrets_and_each_task_gets_its_own_values(
@@ -86,23 +86,23 @@ async def test_skypilot_is_told_names_of_secrets_and_each_task_gets_its_own_valu
 ) -> None:
     runs, sky = tmp_path / "runs", FakeSky()
     runs.mkdir()
-    store = Store(runs / "launcher.sqlite")
+    store = Ledger(runs / "launcher.sqlite")
     backend = SkyBackend(runs, root, sky, poll_s=0.02, gather_s=0.05)
-    registries = RunRegistries(runs, lambda run_id, server: None)
-    launcher = Launcher(runs, store, Equipment({"sky": lambda: backend}, registries))
-    run_id = await launcher.start("request", json.dumps(wish()), RunMode.TRAIN, "")
+    registries = GrpcRegistryHost(runs, lambda run_id, server: None)
+    launcher = Launcher(runs, store, LauncherDependencies({"sky": lambda: backend}, registries))
+    run_id = await launcher.start_run("request", json.dumps(wish()), RunMode.TRAIN, "")
     await until_all_run(launcher, sky, run_id)
     identity = (runs / ".identity" / run_id / "token").read_text()
     canaries.values["the run's token"] = identity
     documents = [document for group in sky.submitted for document in group] + sky.attempts
     assert canaries.traces(json.dumps(documents).encode()) == set()
     assert not [document for document in documents if document.get("envs")]
-    _check_given([*documents[1:]], sky, canaries, runs / run_id / FOLDER / KEY_FILE)
+    _check_given([*documents[1:]], sky, canaries, runs / run_id / CODE_FOLDER / KEY_FILE)
     # The ledger, the spec and the code that the machines get; WAL included.
     assert canaries.in_files(runs) == {}
     for job in [job for job in sky.table if not job.over]:
         sky.put(job.task, status="SUCCEEDED")
-    supervisor = launcher.active(run_id)
+    supervisor = launcher.get_supervisor(run_id)
     await launcher.close(0.0)
     assert canaries.in_files(runs) == {}
     assert supervisor is not None
@@ -120,7 +120,7 @@ def _check_given(
     assert stat.S_IMODE(key_file.stat().st_mode) == 0o600
     opened = [dict(each) for each in sky.secrets]
     for each in opened:
-        unseal(each, key_file)
+        unseal_secrets(each, key_file)
     assert len({document["name"] for document in documents}) == len(GIVEN)
     for document in documents:
         service = document["resources"]["labels"]["flotilla-service"].replace("-", "_")
@@ -138,9 +138,9 @@ def test_the_task_files_of_a_plan_hold_no_secret(
 ) -> None:
     path, out = tmp_path / "spec.json", tmp_path / "out"
     path.write_text(json.dumps(wish()))
-    assert plans.plan(path, tmp_path / "runs", [], out, one_machine=one_machine) == 0
+    assert plans.print_plan(path, tmp_path / "runs", [], out, one_machine=one_machine) == 0
     assert canaries.in_files(tmp_path) == {}
-    assert plans.plan(path, tmp_path / "runs", [], None, one_machine=one_machine) == 0
+    assert plans.print_plan(path, tmp_path / "runs", [], None, one_machine=one_machine) == 0
     printed = capsys.readouterr().out
     assert canaries.traces(printed.encode()) == set()
     assert "FLEET_API_KEY" in printed

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from environments.server.serving import TOKEN_VARIABLE as EMULATOR_KEY
-from services.common.config import apply_override, canonical_json, parse
+from services.common.config import apply_override, canonical_json, parse_config
 from services.env_gateway.config.gateway import EnvGatewayConfig
-from services.launcher.doctor.findings import Result, Status
+from services.launcher.doctor.findings import ProbeResult, Status
 from services.launcher.doctor.probe_list import PROBES
-from services.launcher.doctor.run_context import Subject, subject_of
-from services.launcher.doctor.run_probes import run
-from services.launcher.plan import read_spec
+from services.launcher.doctor.run_context import RunContext, make_run_context
+from services.launcher.doctor.run_probes import run_probes
+from services.launcher.plan import parse_spec
 from services.learner.config.learner import LearnerConfig
 from services.rollout.config.rollout import RolloutConfig
 
@@ -47,26 +47,26 @@ def spec(policy: Path, tasks: Path, *overrides: str) -> dict[str, Any]:
     return made
 
 
-def subject(content: Mapping[str, Any], folder: Path, **environ: str) -> Subject:
+def subject(content: Mapping[str, Any], folder: Path, **environ: str) -> RunContext:
     """`environ` on top of this process's, without what a developer may have there."""
     ours = ("WANDB_API_KEY", "WANDB_BASE_URL", "FLEET_API_KEY", "SLACK_BOT_TOKEN", "FLOTILLA_TOKEN")
     plain = {name: value for name, value in os.environ.items() if name not in ours}
     nothing = {"NETRC": os.devnull, "HF_HUB_OFFLINE": "1"}
-    plan = read_spec(canonical_json(content))
-    return subject_of(plan, folder / "runs", {**plain, **nothing, **environ})
+    plan = parse_spec(canonical_json(content))
+    return make_run_context(plan, folder / "runs", {**plain, **nothing, **environ})
 
 
-async def probed(name: str, about: Subject) -> Result:
+async def probed(name: str, about: RunContext) -> ProbeResult:
     """What one probe says."""
     chosen = [probe for probe in PROBES if probe.name == name]
-    return (await run(replace(about, sections=sections(about.plan.spec)), chosen))[0]
+    return (await run_probes(replace(about, sections=sections(about.plan.spec)), chosen))[0]
 
 
 def sections(content: Mapping[str, Any]) -> dict[str, Any]:
     """As the services print them, without the time that starting them takes."""
     classes = {"env_gateway": EnvGatewayConfig, "learner": LearnerConfig, "rollout": RolloutConfig}
     return {
-        service: parse(cls, content[service], where=service).model_dump(mode="json")
+        service: parse_config(cls, content[service], where=service).model_dump(mode="json")
         for service, cls in classes.items()
     }
 
@@ -99,7 +99,7 @@ def skypilot(folder: Path, url: str) -> dict[str, str]:
     return {"PYTHONPATH": search, "SKYPILOT_API_SERVER_ENDPOINT": url}
 
 
-def says(result: Result, status: Status, *words: str) -> None:
+def says(result: ProbeResult, status: Status, *words: str) -> None:
     assert result.status is status, result.detail
     for word in words:
         assert word in result.detail, result.detail

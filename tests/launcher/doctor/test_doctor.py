@@ -14,12 +14,12 @@ from services.common.config import apply_override, canonical_json
 from services.launcher.config.launcher import LauncherConfig
 from services.launcher.doctor.findings import Finding, Status, ok
 from services.launcher.doctor.probe_list import PROBES, Probe
-from services.launcher.doctor.probe_process import output_of
-from services.launcher.doctor.run_context import Subject
-from services.launcher.doctor.run_probes import examine
+from services.launcher.doctor.probe_process import run_command
+from services.launcher.doctor.run_context import RunContext
+from services.launcher.doctor.run_probes import examine_run
 from services.launcher.doctor.start_gate import doctor_gate
-from services.launcher.plan import read_spec
-from services.launcher.ports import Intent, RefusedError
+from services.launcher.plan import parse_spec
+from services.launcher.ports import PendingRun, RunRefusedError
 from services.launcher.state import Run
 from tests.launcher.doctor.support import ROOT, spec, subject
 
@@ -91,14 +91,14 @@ async def test_a_probe_that_hangs_is_ended_and_holds_nobody_up(
     marker = tmp_path / "pid"
     program = "import os, sys, time; open(sys.argv[1], 'w').write(str(os.getpid())); time.sleep(60)"
 
-    async def hang(about: Subject) -> list[Finding]:
-        await output_of((sys.executable, "-c", program, str(marker)), b"", about.environ)
+    async def hang(about: RunContext) -> list[Finding]:
+        await run_command((sys.executable, "-c", program, str(marker)), b"", about.environ)
         return []
 
-    async def quick(_: Subject) -> list[Finding]:
+    async def quick(_: RunContext) -> list[Finding]:
         return [ok("well")]
 
-    async def broken(_: Subject) -> list[Finding]:
+    async def broken(_: RunContext) -> list[Finding]:
         raise ZeroDivisionError
 
     probes = [
@@ -109,7 +109,7 @@ async def test_a_probe_that_hangs_is_ended_and_holds_nobody_up(
     ]
     started = time.monotonic()
     content = spec(policy, tasks, 'launcher.skip_probes=["secrets"]')
-    _, hanging, well, wrong, left = await examine(subject(content, tmp_path), ("left",), probes)
+    _, hanging, well, wrong, left = await examine_run(subject(content, tmp_path), ("left",), probes)
     assert time.monotonic() - started < 20
     assert (hanging.status, "no answer within 1.5 s" in hanging.detail) == (Status.FAIL, True)
     assert (well.status, wrong.status, left.status) == (Status.OK, Status.FAIL, Status.SKIPPED)
@@ -117,10 +117,10 @@ async def test_a_probe_that_hangs_is_ended_and_holds_nobody_up(
     assert not psutil.pid_exists(int(marker.read_text()))
 
 
-def intent(content: dict[str, Any], folder: Path) -> Intent:
-    plan = read_spec(canonical_json(content))
-    run = Run(run_id="well-1", name="well", wanted=plan.config.replicas())
-    return Intent(run, folder / "runs" / "well-1", plan.text, plan.config, ())
+def intent(content: dict[str, Any], folder: Path) -> PendingRun:
+    plan = parse_spec(canonical_json(content))
+    run = Run(run_id="well-1", name="well", wanted=plan.config.replica_counts())
+    return PendingRun(run, folder / "runs" / "well-1", plan.text, plan.config, ())
 
 
 async def test_a_run_that_is_well_may_start_here_and_one_that_is_not_is_refused(
@@ -128,7 +128,9 @@ async def test_a_run_that_is_well_may_start_here_and_one_that_is_not_is_refused(
 ) -> None:
     await doctor_gate(intent(spec(policy, tasks), tmp_path))
     ill = spec(policy, tmp_path / "nothing.json")
-    with pytest.raises(RefusedError, match=r"dataset: learner\.tasks: .*No such file") as refused:
+    with pytest.raises(
+        RunRefusedError, match=r"dataset: learner\.tasks: .*No such file"
+    ) as refused:
         await doctor_gate(intent(ill, tmp_path))
     assert "launcher.skip_probes" in str(refused.value)
     apply_override(ill, 'launcher.skip_probes=["dataset"]')

@@ -13,8 +13,8 @@ import pytest
 from services.common.config import canonical_json
 from services.launcher.doctor.findings import Status
 from services.launcher.doctor.start_gate import doctor_gate
-from services.launcher.plan import read_spec
-from services.launcher.ports import Intent
+from services.launcher.plan import parse_spec
+from services.launcher.ports import PendingRun
 from services.launcher.state import Run
 from tests.launcher.doctor.support import ROOT, probed, says, spec, subject
 
@@ -100,9 +100,9 @@ async def test_a_start_tells_what_was_left_out_and_goes_on(
     hide(monkeypatch, "torch")
     content = spec(policy, tasks, *ELSEWHERE, f"learner.checkpoint.remote=file://{tmp_path}/kept")
     content["launcher"]["skip_probes"] = ["clouds", "echo", "tokenizer", "memory", "disk"]
-    plan = read_spec(canonical_json(content))
-    run = Run(run_id="well-1", name="well", wanted=plan.config.replicas())
-    told = await doctor_gate(Intent(run, tmp_path / "runs/well-1", plan.text, plan.config, ()))
+    plan = parse_spec(canonical_json(content))
+    run = Run(run_id="well-1", name="well", wanted=plan.config.replica_counts())
+    told = await doctor_gate(PendingRun(run, tmp_path / "runs/well-1", plan.text, plan.config, ()))
     found = [line.removeprefix("the doctor warns: ").partition(": ") for line in told]
     warned = {probe: detail for probe, _, detail in found}
     assert warned.keys() == {"versions", "ring"}

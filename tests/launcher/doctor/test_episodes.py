@@ -13,8 +13,8 @@ import pytest
 from environments.tasks import make_task
 from services.common.config import load_spec
 from services.launcher.doctor.adapters.gateway_process import GatewayError
-from services.launcher.doctor.findings import Result, Status
-from services.launcher.doctor.run_context import Subject
+from services.launcher.doctor.findings import ProbeResult, Status
+from services.launcher.doctor.run_context import RunContext
 from tests.launcher.doctor import own_environment
 from tests.launcher.doctor.support import probed, says, spec, subject
 from tests.launcher.doctor.test_peers import children
@@ -25,7 +25,7 @@ BROKEN = "def lent(env:\n    return 1\n"
 RAISES = "def lent(env, final_answer=None):\n    return int([][0])\n"
 
 
-async def examined(path: Path, *overrides: str) -> Result:
+async def examined(path: Path, *overrides: str) -> ProbeResult:
     content = load_spec(path, overrides)
     return await probed("episodes", subject(content, path.parent))
 
@@ -112,7 +112,7 @@ async def test_a_package_that_the_gateway_lacks_is_named_with_what_brings_it(
         raise GatewayError("it ended:\nModuleNotFoundError: No module named 'aiohttp'")
         yield "", ""
 
-    monkeypatch.setattr("services.launcher.doctor.adapters.gateway_probe.gateway", gateway)
+    monkeypatch.setattr("services.launcher.doctor.adapters.gateway_probe.serve_gateway", gateway)
     fix = "install aiohttp: pip install 'flotilla[env-gateway]', or `make setup`"
     says(await examined(own_environment.write(tmp_path, policy)), Status.FAIL, fix)
 
@@ -131,11 +131,11 @@ def test_an_episode_is_known_by_version_and_verifier(
     policy: Path, tmp_path: Path, change: dict[str, Any], played: bool
 ) -> None:
     from services.launcher.doctor.canaries import Canary
-    from services.launcher.doctor.canary_results import Played, key_of_episode
+    from services.launcher.doctor.canary_results import PlayedEpisodes, key_of_episode
     from tests.launcher.doctor.support import sections
 
     about = subject(load_spec(own_environment.write(tmp_path, policy)), tmp_path)
-    about = Subject(
+    about = RunContext(
         about.plan,
         about.shared,
         about.environ,
@@ -150,7 +150,7 @@ def test_an_episode_is_known_by_version_and_verifier(
         return found
 
     task = {**own_environment.TASKS[0], "verifier_func": own_environment.VERIFIER}
-    book = Played(tmp_path)
-    book.note([key(task)], 1000.0)
-    assert (book.at(key({**task, **change}), 2000.0) is None) is played
-    assert book.at(key(task), 1000.0 + 8 * 86400) is None
+    book = PlayedEpisodes(tmp_path)
+    book.note_played([key(task)], 1000.0)
+    assert (book.played_at(key({**task, **change}), 2000.0) is None) is played
+    assert book.played_at(key(task), 1000.0 + 8 * 86400) is None

@@ -13,7 +13,7 @@ import pytest
 
 from services.launcher.doctor.findings import Status
 from tests.launcher.doctor.support import (
-    Result,
+    ProbeResult,
     probed,
     says,
     spec,
@@ -75,7 +75,7 @@ async def test_ports_that_somebody_has_are_named(policy: Path, tasks: Path, tmp_
 async def test_an_advertised_address_must_lead_back_to_this_machine(
     policy: Path, tasks: Path, tmp_path: Path
 ) -> None:
-    async def advertise(host: str) -> Result:
+    async def advertise(host: str) -> ProbeResult:
         content = spec(policy, tasks, "launcher.backend=sky", f"launcher.sky.advertise={host}")
         return await probed("ports", subject(content, tmp_path))
 

@@ -10,8 +10,8 @@ from services.common.config import apply_override, canonical_json
 from services.launcher.doctor import store as probe
 from services.launcher.doctor.findings import Finding, Status, ok
 from services.launcher.doctor.start_gate import doctor_gate
-from services.launcher.plan import read_spec
-from services.launcher.ports import Intent, RefusedError
+from services.launcher.plan import parse_spec
+from services.launcher.ports import PendingRun, RunRefusedError
 from services.launcher.state import Run, RunMode
 from tests.launcher.doctor.support import probed, says, spec, subject
 
@@ -46,7 +46,7 @@ async def test_a_bucket_whose_keys_machines_are_not_handed_is_told(
     async def answer(*_: object) -> list[Finding]:
         return [ok("wrote, read back and removed an object")]
 
-    monkeypatch.setattr(probe, "ask", answer)
+    monkeypatch.setattr(probe, "run_probe_module", answer)
     bucket = "learner.checkpoint.remote=s3://bucket/prefix"
     content = spec(policy, tasks, *RENTED, bucket, f"launcher.sky.python={sys.executable}")
     nothing = {"AWS_ACCESS_KEY_ID": "", "FLOTILLA_REMOTE_OPTIONS": ""}
@@ -106,9 +106,9 @@ async def test_the_gate_refuses_training_and_lets_an_evaluation_begin(
         "disk",
     ]
     content["launcher"]["skip_probes"] = costly
-    plan = read_spec(canonical_json(content))
-    run = Run(run_id="well-1", name="well", wanted=plan.config.replicas())
-    intent = Intent(run, tmp_path / "runs" / "well-1", plan.text, plan.config, ())
-    with pytest.raises(RefusedError, match=r"store: learner\.checkpoint\.remote is not set"):
+    plan = parse_spec(canonical_json(content))
+    run = Run(run_id="well-1", name="well", wanted=plan.config.replica_counts())
+    intent = PendingRun(run, tmp_path / "runs" / "well-1", plan.text, plan.config, ())
+    with pytest.raises(RunRefusedError, match=r"store: learner\.checkpoint\.remote is not set"):
         await doctor_gate(intent)
     await doctor_gate(replace(intent, run=replace(run, mode=RunMode.EVAL_ONLY)))

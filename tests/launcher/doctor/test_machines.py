@@ -8,12 +8,12 @@ import pytest
 
 from services.common.config import apply_override
 from services.launcher.doctor.findings import Status
-from services.launcher.doctor.run_context import Subject
+from services.launcher.doctor.run_context import RunContext
 from tests.launcher.doctor.support import double, probed, says, skypilot, spec, subject
 from tests.launcher.doctor.test_faults import larger
 
 
-def rented(policy: Path, tasks: Path, folder: Path, **sky: Any) -> Subject:
+def rented(policy: Path, tasks: Path, folder: Path, **sky: Any) -> RunContext:
     """8 billion parameters in bfloat16 on H200, at Lambda or at RunPod."""
     large = larger(policy, folder / "large", 8.2e9)
     content = spec(large, tasks, "policy.dtype=bfloat16", "launcher.backend=sky")

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from services.common.config import load_spec
-from services.launcher.doctor.environments import misnamed
+from services.launcher.doctor.environments import find_misnamed
 from services.launcher.doctor.findings import Status
 from tests.launcher.doctor import own_environment
 from tests.launcher.doctor.support import probed, says, subject
@@ -21,7 +21,7 @@ def said(counts: dict[str, int], backend: str = "mcp", **environments: str) -> l
         for env_key, count in counts.items()
         for number in range(count)
     ]
-    findings = misnamed(section, tasks)
+    findings = find_misnamed(section, tasks)
     assert all(finding.status is Status.WARN for finding in findings)
     return [finding.detail for finding in findings]
 

@@ -17,10 +17,10 @@ import pytest
 from environments.tasks import make_task
 from services.common.arguments import TOKEN_VARIABLE
 from services.common.tls import TLS_VARIABLE
-from services.launcher.doctor.adapters.sky_probe import judge
+from services.launcher.doctor.adapters.sky_probe import judge_clouds
 from services.launcher.doctor.findings import Status
-from services.launcher.doctor.probe_process import ask
-from services.launcher.security.certificates import mint_run
+from services.launcher.doctor.probe_process import run_probe_module
+from services.launcher.security.certificates import mint_identity
 from tests.launcher.doctor.support import (
     ROOT,
     TOKEN,
@@ -39,7 +39,10 @@ SKY_PYTHON = ROOT / ".venv-sky/bin/python"
 async def test_an_echo_of_another_run_or_with_another_token_is_told(
     policy: Path, tasks: Path, tmp_path: Path
 ) -> None:
-    theirs, ours = mint_run("theirs").tls("learner"), mint_run("ours").tls("rollout")
+    theirs, ours = (
+        mint_identity("theirs").tls_for("learner"),
+        mint_identity("ours").tls_for("rollout"),
+    )
     about = subject(spec(policy, tasks), tmp_path, **{TOKEN_VARIABLE: TOKEN})
     with echo_of(**{TOKEN_VARIABLE: TOKEN, TLS_VARIABLE: theirs.to_text()}) as at:
         result = await probed("echo", replace(about, nodes=(at,), tls=ours))
@@ -143,7 +146,7 @@ async def test_the_api_server_that_skypilots_configuration_names_is_the_one_that
         # SkyPilot's client must not start a server where this one has nothing to say.
         environ["SKYPILOT_DISABLE_LOCAL_API_SERVER"] = "1"
         environ["SKYPILOT_DISABLE_USAGE_COLLECTION"] = "1"
-        (told,) = await ask(str(SKY_PYTHON), "sky_probe", {"wanted": {}}, environ)
+        (told,) = await run_probe_module(str(SKY_PYTHON), "sky_probe", {"wanted": {}}, environ)
     assert asked[0] == ("/api/health", f"Basic {b64encode(b'ada:a-password').decode()}")
     # A double of a server is well, and knows no cloud; what is said of it is SkyPilot's own.
     wrong = "sky check failed" if status == 200 else f"at {url.replace('//', '//ada:<redacted>@')}:"
@@ -156,8 +159,8 @@ def test_clouds_that_are_not_enabled_fail_where_no_candidate_is_left() -> None:
         "learner": ["lambda/us-east-1"],
         "rollout": ["lambda", "slurm/box"],
     }
-    findings = judge(wanted, {"slurm"})
+    findings = judge_clouds(wanted, {"slurm"})
     assert [finding.status for finding in findings] == [Status.FAIL, Status.WARN]
     assert findings[0].detail == "learner: not enabled: lambda; see `sky check lambda`"
-    assert judge(wanted, set())[0].detail.startswith("no cloud is enabled; give SkyPilot")
-    assert judge({"learner": [None]}, {"aws"})[0].status is Status.OK
+    assert judge_clouds(wanted, set())[0].detail.startswith("no cloud is enabled; give SkyPilot")
+    assert judge_clouds({"learner": [None]}, {"aws"})[0].status is Status.OK

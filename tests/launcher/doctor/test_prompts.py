@@ -6,7 +6,7 @@ import pytest
 
 from services.common.config import load_spec
 from services.launcher.doctor.findings import Status
-from services.launcher.doctor.prompts import judged
+from services.launcher.doctor.prompts import judge_prompt
 from tests.launcher.doctor import own_environment
 from tests.launcher.doctor.support import probed, says, subject
 
@@ -25,7 +25,7 @@ def test_a_prompt_leaves_room_for_its_turns(
     tokens: int, several: bool, status: Status, said: str
 ) -> None:
     rollout = {"max_input_length": 400, "max_generate_length": 40}
-    finding = judged("library", tokens, "", rollout, several=several)
+    finding = judge_prompt("library", tokens, "", rollout, several=several)
     assert finding.status is status
     assert f"is {tokens} tokens" in finding.detail
     assert said in finding.detail

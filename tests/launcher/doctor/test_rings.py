@@ -19,11 +19,16 @@ from services.common.tls import TLS_VARIABLE
 from services.launcher.doctor import ring
 from services.launcher.doctor.echo_server import METHOD, RING, SERVICE
 from services.launcher.doctor.findings import Status
-from services.launcher.doctor.network_check import listen
-from services.launcher.doctor.node_echo import NO_TOKEN, echo
-from services.launcher.doctor.ring_rank import Outcome, Seat, seat_from, sit
-from services.launcher.doctor.run_context import Subject
-from services.launcher.security.certificates import mint_run
+from services.launcher.doctor.network_check import listen_on
+from services.launcher.doctor.node_echo import NO_TOKEN, probe_echo
+from services.launcher.doctor.ring_rank import (
+    RankAssignment,
+    RankOutcome,
+    parse_assignment,
+    run_rank,
+)
+from services.launcher.doctor.run_context import RunContext
+from services.launcher.security.certificates import mint_identity
 from tests.launcher.doctor.support import ROOT, TOKEN, echo_of, probed, says, spec, subject
 
 # As another machine's: this one has all of 127.0.0.0/8.
@@ -33,7 +38,7 @@ Ring = Callable[[bytes, Any], Awaitable[bytes]]
 
 
 @pytest.fixture
-def about(policy: Path, tasks: Path, tmp_path: Path) -> Subject:
+def about(policy: Path, tasks: Path, tmp_path: Path) -> RunContext:
     return subject(spec(policy, tasks), tmp_path, **GIVEN)
 
 
@@ -74,18 +79,18 @@ def rank(process: psutil.Process) -> str:
     return line if "ring_probe" in line else ""
 
 
-async def test_a_ring_goes_through_a_rank_here_and_one_on_each_node(about: Subject) -> None:
-    run = mint_run("ours")
-    secret = {**GIVEN, TLS_VARIABLE: run.tls("learner").to_text()}
+async def test_a_ring_goes_through_a_rank_here_and_one_on_each_node(about: RunContext) -> None:
+    run = mint_identity("ours")
+    secret = {**GIVEN, TLS_VARIABLE: run.tls_for("learner").to_text()}
     with echo_of(THERE, **secret) as one, echo_of("127.0.0.3:0", **secret) as other:
-        named = replace(about, nodes=(one, other), tls=run.tls("rollout"))
+        named = replace(about, nodes=(one, other), tls=run.tls_for("rollout"))
         result = await probed("ring", named)
     says(result, Status.OK, f"gloo ring of 3 processes, here and on {one}, {other}, passed")
     assert not ranks()
 
 
 async def test_a_node_that_does_not_reach_the_first_rank_is_named(
-    about: Subject, monkeypatch: pytest.MonkeyPatch
+    about: RunContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with shut() as closed, echo_of(THERE, **GIVEN) as at:
         port = closed.getsockname()[1]
@@ -96,7 +101,9 @@ async def test_a_node_that_does_not_reach_the_first_rank_is_named(
             def getsockname(self) -> tuple[str, int]:
                 return ("127.0.0.1", port)
 
-        monkeypatch.setattr(ring, "listen", lambda host: Elsewhere(fileno=listen(host).detach()))
+        monkeypatch.setattr(
+            ring, "listen_on", lambda host: Elsewhere(fileno=listen_on(host).detach())
+        )
         result = await probed("ring", replace(about, nodes=(at,)))
     wrong = f"rank 1 on {at}: cannot reach rank 0 at 127.0.0.1 port {port} (Connection refused)"
     says(result, Status.FAIL, wrong, "let all TCP ports through", "GLOO_SOCKET_IFNAME", "lo")
@@ -105,12 +112,12 @@ async def test_a_node_that_does_not_reach_the_first_rank_is_named(
 
 
 @pytest.mark.slow
-async def test_two_nodes_that_do_not_reach_each_other_are_named(about: Subject) -> None:
+async def test_two_nodes_that_do_not_reach_each_other_are_named(about: RunContext) -> None:
     with shut() as closed:
         port = closed.getsockname()[1]
 
         async def behind_a_firewall(request: bytes, _: Any) -> bytes:
-            await asyncio.to_thread(meet, seat_from(request), port)
+            await asyncio.to_thread(meet, parse_assignment(request), port)
             await asyncio.sleep(60)
             return b""
 
@@ -123,7 +130,7 @@ async def test_two_nodes_that_do_not_reach_each_other_are_named(about: Subject) 
     assert any(each in result.detail for each in said), result.detail
 
 
-def meet(seat: Seat, port: int) -> None:
+def meet(seat: RankAssignment, port: int) -> None:
     """Tell the others of a port, as a rank does."""
     from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
@@ -141,14 +148,14 @@ async def test_an_interface_that_gloo_does_not_find_is_named(
 
 
 @pytest.mark.slow
-async def test_an_interface_that_is_not_on_a_node_is_named_with_the_node(about: Subject) -> None:
+async def test_an_interface_that_is_not_on_a_node_is_named_with_the_node(about: RunContext) -> None:
     with echo_of(THERE, **GIVEN, GLOO_SOCKET_IFNAME="nowhere0") as at:
         result = await probed("ring", replace(about, nodes=(at,)))
     says(result, Status.FAIL, f"gloo ring of 2: rank 1 on {at}: ", "is 'nowhere0'")
 
 
 async def test_another_version_of_torch_is_told_of_both_nodes(
-    about: Subject, tmp_path: Path
+    about: RunContext, tmp_path: Path
 ) -> None:
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch/__init__.py").write_text("__version__ = '1.0'\ndef set_num_threads(n): ...")
@@ -161,28 +168,28 @@ async def test_another_version_of_torch_is_told_of_both_nodes(
     says(result, Status.FAIL, "versions of torch differ: rank 0 here has 2.")
 
 
-async def test_a_node_with_an_echo_from_before_rings_is_told(about: Subject) -> None:
+async def test_a_node_with_an_echo_from_before_rings_is_told(about: RunContext) -> None:
     async with node_with(**{METHOD: same}) as at:
         result = await probed("ring", replace(about, nodes=(at,)))
     says(result, Status.FAIL, f"{at} is no echo, or one of an older version", "start the echo")
     assert not ranks()
 
 
-async def test_a_node_with_another_token_is_told(about: Subject) -> None:
+async def test_a_node_with_another_token_is_told(about: RunContext) -> None:
     with echo_of(THERE, **{TOKEN_VARIABLE: "another-token-that-is-long-enough"}) as at:
         result = await probed("ring", replace(about, nodes=(at,)))
     says(result, Status.FAIL, at, "UNAUTHENTICATED", "with the same FLOTILLA_TOKEN")
     assert not ranks()
 
 
-async def test_no_node_is_asked_without_a_token(about: Subject) -> None:
+async def test_no_node_is_asked_without_a_token(about: RunContext) -> None:
     without = replace(about, nodes=("127.0.0.2:1",), environ={})
-    assert await ring.ring(without) == await echo(without) == [NO_TOKEN]
+    assert await ring.probe_ring(without) == await probe_echo(without) == [NO_TOKEN]
 
 
 async def test_a_node_takes_a_seat_only_with_the_token_and_ends_it_with_the_call() -> None:
-    with listen("127.0.0.1") as door, echo_of(THERE, **GIVEN) as at:
-        seat = Seat(1, 2, "127.0.0.1", door.getsockname()[1]).to_bytes()
+    with listen_on("127.0.0.1") as door, echo_of(THERE, **GIVEN) as at:
+        seat = RankAssignment(1, 2, "127.0.0.1", door.getsockname()[1]).to_bytes()
         async with rpc.channel(at, token="another-token-that-is-long-enough") as channel:
             with pytest.raises(grpc.RpcError, match="not that of this run"):
                 await channel.unary_unary(f"/{SERVICE}/{RING}")(seat, timeout=5.0)
@@ -217,7 +224,7 @@ async def until(reached: Callable[[], bool]) -> None:
 )
 def test_what_is_no_seat_of_another_machine_is_refused(text: bytes) -> None:
     with pytest.raises(ValueError):
-        seat_from(text)
+        parse_assignment(text)
 
 
 async def test_a_rank_is_not_given_the_token(tmp_path: Path) -> None:
@@ -225,4 +232,6 @@ async def test_a_rank_is_not_given_the_token(tmp_path: Path) -> None:
     python.write_text('#!/bin/sh\nprintf \'{"how": "%s"}\\n\' "$HOME has [$FLOTILLA_TOKEN]"\n')
     python.chmod(0o700)
     environ = {**GIVEN, "HOME": "one"}
-    assert await sit(str(python), Seat(0, 2, "127.0.0.1", 1), environ) == Outcome(how="one has []")
+    assert await run_rank(
+        str(python), RankAssignment(0, 2, "127.0.0.1", 1), environ
+    ) == RankOutcome(how="one has []")

@@ -15,10 +15,10 @@ from functools import wraps
 from pathlib import Path
 from typing import Any
 
-from services.launcher.notify.adapters.slack import Slack, trusted
-from services.launcher.notify.delivery import Post
-from services.launcher.notify.messages import Kind, Message
-from services.launcher.notify.outbox import Letter, Outbox, Target
+from services.launcher.notify.adapters.slack import SlackSink, shared_ssl_context
+from services.launcher.notify.delivery import DeliveryWorker
+from services.launcher.notify.messages import Message, MessageKind
+from services.launcher.notify.outbox import DeliveryTarget, Letter, Outbox
 from tests.launcher.notify.slack_double import CHANNEL_ID, TOKEN
 
 
@@ -44,28 +44,28 @@ class Countdown:
         return call
 
 
-class MortalSlack(Slack):
+class MortalSlack(SlackSink):
     """Dies before or behind a request."""
 
     countdown: Countdown
 
-    async def send(self, letter: Letter) -> str:
+    async def send_letter(self, letter: Letter) -> str:
         self.countdown.step()
-        thread = await super().send(letter)
+        thread = await super().send_letter(letter)
         self.countdown.step()
         return thread
 
 
 async def tell(folder: Path, url: str, run_id: str, countdown: Countdown) -> None:
     outbox = Outbox(folder / "launcher.sqlite")
-    for name in ("put", "sending", "sent", "later"):
+    for name in ("put_message", "mark_sending", "mark_sent", "mark_delayed"):
         setattr(outbox, name, countdown.around(getattr(outbox, name)))
     MortalSlack.countdown = countdown
-    post = Post(outbox, lambda target: MortalSlack(target, TOKEN), first_pause_s=0.01)
-    target = Target("slack", "SLACK_BOT_TOKEN", url, CHANNEL_ID)
-    for event, kind in (("state/1/0", Kind.STARTED), ("state/9/0", Kind.COMPLETED)):
-        outbox.put(run_id, event, Message(kind, kind.value), [target], time.time())
-        await post.deliver()
+    post = DeliveryWorker(outbox, lambda target: MortalSlack(target, TOKEN), first_pause_s=0.01)
+    target = DeliveryTarget("slack", "SLACK_BOT_TOKEN", url, CHANNEL_ID)
+    for event, kind in (("state/1/0", MessageKind.STARTED), ("state/9/0", MessageKind.COMPLETED)):
+        outbox.put_message(run_id, event, Message(kind, kind.value), [target], time.time())
+        await post.deliver_due()
     await post.close()
     outbox.close()
 
@@ -81,7 +81,7 @@ def status_of(folder: Path, url: str, run_id: str, steps: int) -> int:
 
 
 def main(folder: Path, url: str, steps: int) -> None:
-    trusted()
+    shared_ssl_context()
     for step in range(1, steps + 1):
         assert status_of(folder, url, f"run-{step}", step) == -signal.SIGKILL
         assert status_of(folder, url, f"run-{step}", 0) == 0

@@ -15,15 +15,15 @@ from flotilla.launcher.v1 import run_service_pb2 as pb
 from flotilla.launcher.v1.run_service_pb2_grpc import RunServiceStub
 from services.common import rpc
 from services.launcher import launcher_address
-from services.launcher.launcher_address import Address
+from services.launcher.launcher_address import LauncherAddress
 from tests.launcher.harness import REPOSITORY, spec
 from tests.launcher.notify.slack_double import CHANNEL_ID, TOKEN, SlackDouble, slack
 
 ENDED = (pb.RUN_STATE_COMPLETED, pb.RUN_STATE_FAILED, pb.RUN_STATE_STOPPED)
 
 
-def address_of(runs: Path) -> Address:
-    while (at := launcher_address.read(runs)) is None:
+def address_of(runs: Path) -> LauncherAddress:
+    while (at := launcher_address.read_address(runs)) is None:
         time.sleep(0.05)
     return at
 

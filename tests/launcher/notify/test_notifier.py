@@ -12,21 +12,27 @@ from aiohttp import web
 
 from services.launcher.config.notify import NotifyConfig, SlackConfig
 from services.launcher.control import ledger_writer
-from services.launcher.notify.adapters.slack import Slack, text_of
-from services.launcher.notify.adapters.webhook import Webhook
-from services.launcher.notify.delivery import Post
-from services.launcher.notify.messages import Facts, Kind, Message, of_spending, of_state
+from services.launcher.notify.adapters.slack import SlackSink, slack_text
+from services.launcher.notify.adapters.webhook import WebhookSink
+from services.launcher.notify.delivery import DeliveryWorker
+from services.launcher.notify.messages import (
+    Message,
+    MessageKind,
+    RunFacts,
+    spending_messages,
+    state_messages,
+)
 from services.launcher.notify.notifier import Notifier, targets_of
-from services.launcher.notify.outbox import Letter, Outbox, Target
+from services.launcher.notify.outbox import DeliveryTarget, Letter, Outbox
 from services.launcher.notify.run_facts import selected_tasks
 from services.launcher.notify.sinks import Sink
 from services.launcher.progress import Alarm, Progress
 from services.launcher.state import Cleanup, Cost, Outcome, Run, RunState
-from services.launcher.store.ledger import Store
+from services.launcher.store.ledger import Ledger
 from tests.launcher.notify.slack_double import CHANNEL_ID, TOKEN, SlackDouble, slack
 
 RUN = "demo-20261121-120000"
-FACTS = Facts(
+FACTS = RunFacts(
     run_id=RUN,
     name="demo",
     backend="sky",
@@ -37,14 +43,14 @@ FACTS = Facts(
 )
 
 
-def facts(**changes: Any) -> Facts:
+def facts(**changes: Any) -> RunFacts:
     return replace(FACTS, **changes)
 
 
 def test_the_start_says_what_runs_where_and_what_it_may_cost() -> None:
-    (message,) = of_state(RunState.PREFLIGHT, facts(tracker="https://wandb.ai/team/project"))
-    text = text_of(message)
-    assert message.kind is Kind.STARTED
+    (message,) = state_messages(RunState.PREFLIGHT, facts(tracker="https://wandb.ai/team/project"))
+    text = slack_text(message)
+    assert message.kind is MessageKind.STARTED
     for part in (RUN, "1 learner, 2 rollout", "sky", "https://wandb.ai/team/project"):
         assert part in text
     assert "$12.50 an hour, $300.00 in 24 h; stops at $100.00" in text
@@ -53,26 +59,26 @@ def test_the_start_says_what_runs_where_and_what_it_may_cost() -> None:
 def test_the_start_says_which_tasks_are_selected() -> None:
     select = {"modality": "tool_use", "env_keys": ["shop", "bank"], "max_tasks": 100}
     spec_json = json.dumps({"learner": {"tasks": "data/all.json", "select": select}})
-    (message,) = of_state(RunState.PREFLIGHT, facts(tasks=selected_tasks(spec_json)))
+    (message,) = state_messages(RunState.PREFLIGHT, facts(tasks=selected_tasks(spec_json)))
     assert (
         "*Tasks:* data/all.json; modality tool_use; env_keys shop, bank; max_tasks 100"
-        in text_of(message)
+        in slack_text(message)
     )
-    (without,) = of_state(RunState.PREFLIGHT, facts(tasks=selected_tasks("{}")))
-    assert "Tasks" not in text_of(without)
+    (without,) = state_messages(RunState.PREFLIGHT, facts(tasks=selected_tasks("{}")))
+    assert "Tasks" not in slack_text(without)
 
 
 def test_a_resumed_run_is_not_a_new_one() -> None:
-    (message,) = of_state(RunState.PREFLIGHT, FACTS, resumed=True)
-    assert message.kind is Kind.RESUMED
+    (message,) = state_messages(RunState.PREFLIGHT, FACTS, resumed=True)
+    assert message.kind is MessageKind.RESUMED
 
 
 def test_the_end_says_what_was_learnt_and_what_became_of_the_machines() -> None:
     done = facts(
         outcome=Outcome.COMPLETED, cleanup=Cleanup.VERIFIED, before=0.12, after=0.55, cost=Cost(7.0)
     )
-    (message,) = of_state(RunState.COMPLETED, done)
-    text = text_of(message)
+    (message,) = state_messages(RunState.COMPLETED, done)
+    text = slack_text(message)
     assert "12.0% → 55.0%" in text
     assert "*Machines:* verified" in text
     assert "$7.00" in text
@@ -80,8 +86,8 @@ def test_the_end_says_what_was_learnt_and_what_became_of_the_machines() -> None:
 
 def test_a_failure_carries_the_end_of_the_log_in_bounds() -> None:
     failed = facts(error="learner-0 exited with code 1", log="line <&>\n" * 5_000)
-    (message,) = of_state(RunState.FAILED, failed)
-    text = text_of(message)
+    (message,) = state_messages(RunState.FAILED, failed)
+    text = slack_text(message)
     assert "learner-0 exited with code 1" in text
     assert text.endswith("line &lt;&amp;&gt;\n```")
     assert len(text) < 10_000
@@ -96,31 +102,31 @@ def test_a_failure_carries_the_end_of_the_log_in_bounds() -> None:
     ],
 )
 def test_a_stop_says_why(outcome: Outcome, words: str) -> None:
-    (message,) = of_state(RunState.STOPPED, facts(outcome=outcome, cleanup=Cleanup.VERIFIED))
+    (message,) = state_messages(RunState.STOPPED, facts(outcome=outcome, cleanup=Cleanup.VERIFIED))
     assert words in message.title
-    assert "*Machines:* verified" in text_of(message)
+    assert "*Machines:* verified" in slack_text(message)
 
 
 def test_a_suspected_leak_is_a_message_of_its_own() -> None:
     leak = facts(cleanup=Cleanup.LEAK_SUSPECTED, cleanup_detail="flo-demo-learner-0 is up")
     for state in (RunState.COMPLETED, RunState.FAILED, RunState.STOPPED):
-        kinds = [message.kind for message in of_state(state, leak)]
-        assert kinds[1:] == [Kind.LEAK_SUSPECTED]
+        kinds = [message.kind for message in state_messages(state, leak)]
+        assert kinds[1:] == [MessageKind.LEAK_SUSPECTED]
 
 
 def test_states_on_the_way_are_not_told() -> None:
     for state in RunState:
-        if not state.ended and state is not RunState.PREFLIGHT:
-            assert of_state(state, FACTS) == []
+        if not state.has_ended and state is not RunState.PREFLIGHT:
+            assert state_messages(state, FACTS) == []
 
 
 def test_limits_are_told_at_four_fifths_and_when_they_are_reached() -> None:
-    assert of_spending(facts(cost=Cost(79.9))) == {}
-    (near,) = of_spending(facts(cost=Cost(80.0))).values()
+    assert spending_messages(facts(cost=Cost(79.9))) == {}
+    (near,) = spending_messages(facts(cost=Cost(80.0))).values()
     assert near.title == "80% of the cost are used"
-    (over,) = of_spending(facts(cost=Cost(100.0))).values()
+    (over,) = spending_messages(facts(cost=Cost(100.0))).values()
     assert "reached" in over.title
-    assert set(of_spending(facts(hours=24.0))) == {"hours-reached-24"}
+    assert set(spending_messages(facts(hours=24.0))) == {"hours-reached-24"}
 
 
 def test_nobody_is_told_without_a_channel_and_slack_can_be_left_out() -> None:
@@ -140,28 +146,28 @@ class Told:
     """A ledger with one run, and a notifier that is told of its events."""
 
     def __init__(self, folder: Path, spec_json: str) -> None:
-        self.store = Store(folder / "launcher.sqlite")
+        self.store = Ledger(folder / "launcher.sqlite")
         self.outbox = Outbox(folder / "launcher.sqlite")
-        self.post = Post(self.outbox, lambda target: Slack(target, TOKEN))
+        self.post = DeliveryWorker(self.outbox, lambda target: SlackSink(target, TOKEN))
         self.notifier = Notifier(folder, self.store, self.outbox, self.post)
         self.run = Run(RUN, "demo", {"learner": 1})
         with self.store.transaction():
-            self.store.begin(self.run, spec_json, 1_700_000_000.0, {"learner": 2.0})
+            self.store.begin_run(self.run, spec_json, 1_700_000_000.0, {"learner": 2.0})
 
     async def state(self, state: RunState, **changes: Any) -> None:
         self.run = replace(self.run, state=state, **changes)
         with self.store.transaction():
-            self.store.save(self.run, [], None)
+            self.store.save_run(self.run, [], None)
             self.store.add_event(RUN, 0.0, "state", {"state": state})
         await self.tell()
 
     async def tell(self) -> None:
         """Everything from the beginning, as a successor may."""
-        stored = self.store.get(RUN)
+        stored = self.store.get_run(RUN)
         assert stored is not None
-        for event in self.store.events(RUN, 0):
+        for event in self.store.list_events(RUN, 0):
             await self.notifier(stored, event)
-        await self.post.deliver()
+        await self.post.deliver_due()
 
     async def close(self) -> None:
         await self.post.close()
@@ -229,7 +235,7 @@ async def test_a_budget_is_told_once_for_each_limit(tmp_path: Path) -> None:
         for accrued in (1.0, 8.5, 9.0, 10.2, 10.3):
             one.run = replace(one.run, cost=Cost(accrued, 2.0))
             with one.store.transaction():
-                one.store.save(one.run, [], None)
+                one.store.save_run(one.run, [], None)
                 one.store.add_event(RUN, 0.0, "cost", {"accrued": accrued})
             await one.tell()
         titles = [text.splitlines()[0] for text in double.texts[1:]]
@@ -245,7 +251,7 @@ async def test_before_and_after_come_from_the_first_and_the_newest_evaluation(
         await one.state(RunState.PREFLIGHT)
         for share in (0.1, 0.3, 0.7):
             one.store.save_progress(RUN, Progress(metrics={"eval/all/pass_at_1": share}))
-            one.notifier.look()
+            one.notifier.note_first_evaluations()
         await one.state(RunState.COMPLETED, outcome=Outcome.COMPLETED)
         assert "10.0% → 70.0%" in double.texts[-1]
 
@@ -267,19 +273,21 @@ async def test_a_webhook_gets_json_with_a_key_and_its_url_is_in_no_error(tmp_pat
     now = 1_700_000_000.0
     outbox = Outbox(tmp_path / "launcher.sqlite")
 
-    def make(target: Target) -> Sink:
-        return Webhook(target, url)
+    def make(target: DeliveryTarget) -> Sink:
+        return WebhookSink(target, url)
 
-    post = Post(outbox, make, clock=lambda: now)
-    outbox.put(RUN, "1", Message(Kind.STARTED, "hello"), [Target("webhook", "HOOK")], now)
-    await post.deliver()
-    (waiting,) = outbox.heads()
+    post = DeliveryWorker(outbox, make, clock=lambda: now)
+    outbox.put_message(
+        RUN, "1", Message(MessageKind.STARTED, "hello"), [DeliveryTarget("webhook", "HOOK")], now
+    )
+    await post.deliver_due()
+    (waiting,) = outbox.list_heads()
     assert waiting.attempts == 1
     now += 60.0
-    await post.deliver()
+    await post.deliver_due()
     assert [key for key, _ in got] == [f"{RUN}/1", f"{RUN}/1"]
     assert got[1][1]["title"] == "hello"
-    assert outbox.heads() == []
+    assert outbox.list_heads() == []
     await post.close()
     outbox.close()
     await runner.cleanup()
@@ -287,9 +295,9 @@ async def test_a_webhook_gets_json_with_a_key_and_its_url_is_in_no_error(tmp_pat
 
 def test_a_letter_is_named_by_its_run_and_event(tmp_path: Path) -> None:
     outbox = Outbox(tmp_path / "launcher.sqlite")
-    target = Target("webhook", "HOOK")
+    target = DeliveryTarget("webhook", "HOOK")
     for _ in range(2):
-        outbox.put(RUN, "state/4/0", Message(Kind.STARTED, "hello"), [target], 0.0)
-    (letter,) = outbox.heads()
+        outbox.put_message(RUN, "state/4/0", Message(MessageKind.STARTED, "hello"), [target], 0.0)
+    (letter,) = outbox.list_heads()
     assert isinstance(letter, Letter) and letter.key == f"{RUN}/state/4/0"
     outbox.close()

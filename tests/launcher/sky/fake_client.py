@@ -58,7 +58,7 @@ class FakeSky:
         if self.away:
             raise BackendUnreachable("the server is away")
 
-    async def jobs(self) -> list[Job]:
+    async def list_jobs(self) -> list[Job]:
         self._answer()
         found = list(self.table)
         await asyncio.sleep(self.hesitate_s)
@@ -68,7 +68,7 @@ class FakeSky:
         """Its cloud has it in this state, which is not UP."""
         self.machines[cluster] = Cluster(cluster, status)
 
-    async def clusters(self, *, certain: Sequence[str] = ()) -> list[Cluster]:
+    async def list_clusters(self, *, certain: Sequence[str] = ()) -> list[Cluster]:
         self._answer()
         return list(self.machines.values())
 
@@ -87,7 +87,7 @@ class FakeSky:
         self.secrets.append(secrets)
         return self._submit(str(document["name"]), [document])
 
-    async def launch(self, document: Document, secrets: Mapping[str, str]) -> int:
+    async def launch_cluster(self, document: Document, secrets: Mapping[str, str]) -> int:
         self._answer()
         name = str(document["name"])
         self.attempts.append(document)
@@ -99,26 +99,26 @@ class FakeSky:
         self.statuses[name] = self.status
         return 1
 
-    async def job_status(self, cluster: str) -> str | None:
+    async def get_job_status(self, cluster: str) -> str | None:
         self._answer()
         found = self.machines.get(cluster)
         if found is not None and found.status != "UP":
             raise BackendUnreachable(f"{cluster} is {found.status}")
         return self.statuses.get(cluster) if found is not None else None
 
-    async def cancel(self, job_ids: Sequence[int]) -> None:
+    async def cancel_jobs(self, job_ids: Sequence[int]) -> None:
         self._answer()
         for job in [job for job in self.table if job.job_id in job_ids and not job.over]:
             self.put(job.task, status="CANCELLED")
 
-    async def down(self, cluster: str) -> None:
+    async def tear_down_cluster(self, cluster: str) -> None:
         self._answer()
         self.machines.pop(cluster, None)
 
-    async def under_way(self, replica: str) -> bool:
+    async def is_start_pending(self, replica: str) -> bool:
         self._answer()
         return False
 
-    async def forget(self, wanted: Callable[[str], bool]) -> bool:
+    async def cancel_pending(self, wanted: Callable[[str], bool]) -> bool:
         self._answer()
         return False

@@ -5,8 +5,8 @@ from typing import Any
 
 from services.common.config import canonical_json
 from services.launcher.config.launcher import LauncherConfig
-from services.launcher.ports import Launch
-from services.launcher.state import Key
+from services.launcher.ports import LaunchSpec
+from services.launcher.state import ReplicaKey
 
 RUN_ID = "tiny-20260101-000000"
 MACHINES = {
@@ -36,11 +36,11 @@ def config(**sky: Any) -> LauncherConfig:
 
 
 def launch(
-    key: Key,
+    key: ReplicaKey,
     settings: LauncherConfig | None = None,
     spec: dict[str, Any] | None = None,
     **changes: Any,
-) -> Launch:
+) -> LaunchSpec:
     values: dict[str, Any] = {
         "run_id": RUN_ID,
         "key": key,
@@ -52,4 +52,4 @@ def launch(
         "config": settings or config(),
         **changes,
     }
-    return Launch(**values)
+    return LaunchSpec(**values)

@@ -4,19 +4,21 @@ import asyncio
 from typing import Any
 
 from services.launcher.backends.sky.backend import SkyBackend
-from services.launcher.ports import Launch
-from services.launcher.state import GATEWAY, LEARNER, Key, Unit
+from services.launcher.ports import LaunchSpec
+from services.launcher.state import GATEWAY, LEARNER, ReplicaKey, Unit
 from tests.launcher.sky import specs
 
 # Those that a group declares.
-STATIC: tuple[Key, ...] = ((LEARNER, 0), (GATEWAY, 0))
+STATIC: tuple[ReplicaKey, ...] = ((LEARNER, 0), (GATEWAY, 0))
 
 
-def brief(key: Key, mode: str = "group", patience_s: float = 30.0, **changes: Any) -> Launch:
+def brief(
+    key: ReplicaKey, mode: str = "group", patience_s: float = 30.0, **changes: Any
+) -> LaunchSpec:
     provision = {"timeout_s": patience_s}
     settings = specs.config(mode=mode, commit="HEAD", provision=provision)
     return specs.launch(key, settings, **changes)
 
 
 async def group(backend: SkyBackend) -> list[Unit]:
-    return list(await asyncio.gather(*(backend.start(brief(key)) for key in STATIC)))
+    return list(await asyncio.gather(*(backend.start_replica(brief(key)) for key in STATIC)))

@@ -107,13 +107,13 @@ async def test_a_machine_that_skypilot_has_forgotten_is_named_and_then_ended_at_
         "5": known,
     }
     active = [specs.RUN_ID, "other"]
-    (stray,) = await backend.strays(active)
+    (stray,) = await backend.list_strays(active)
     assert (stray.name, stray.detail) == (f"machine 1 {account.machines['1']}", "at lambda")
     assert len(account.machines) == 5
-    (said,) = await backend.reap(active)
+    (said,) = await backend.reap_strays(active)
     assert said.startswith("machine 1 ") and "SkyPilot had forgotten it" in said
     assert sorted(account.machines) == ["2", "3", "4", "5"]
-    assert await backend.reap(active) == []
+    assert await backend.reap_strays(active) == []
 
 
 async def test_a_run_is_clean_when_its_clouds_show_nothing_of_it_either(
@@ -124,9 +124,9 @@ async def test_a_run_is_clean_when_its_clouds_show_nothing_of_it_either(
         "1": on_cloud(runs, specs.RUN_ID, LEARNER),
         "2": on_cloud(runs, "other", LEARNER),
     }
-    evidence = await backend.clean(specs.RUN_ID)
+    evidence = await backend.clean_run(specs.RUN_ID)
     assert not evidence.gone and "machine 1 " in evidence.detail
-    assert (await backend.clean(specs.RUN_ID)).gone
+    assert (await backend.clean_run(specs.RUN_ID)).gone
     assert list(account.machines) == ["2"]
 
 
@@ -135,7 +135,7 @@ async def test_a_cloud_that_cannot_be_asked_is_no_empty_cloud(
 ) -> None:
     backend, _ = audited
     account.broken = True
-    for ask in (backend.strays([]), backend.reap([]), backend.clean(specs.RUN_ID)):
+    for ask in (backend.list_strays([]), backend.reap_strays([]), backend.clean_run(specs.RUN_ID)):
         with pytest.raises(BackendUnreachable, match="lambda itself cannot be asked"):
             await ask
 
@@ -147,7 +147,7 @@ async def test_a_cloud_where_no_run_may_be_is_not_asked(
     account.broken = True
     file = runs / specs.RUN_ID / "spec.json"
     file.write_text(file.read_text().replace("lambda", "aws"))
-    assert await backend.strays([]) == []
+    assert await backend.list_strays([]) == []
     file.write_text("of another version")
     with pytest.raises(BackendUnreachable):
-        await backend.strays([])
+        await backend.list_strays([])

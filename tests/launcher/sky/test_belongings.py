@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from services.launcher.backends.sky.code_bundle import CodeError, pinned
-from services.launcher.backends.sky.input_files import bring, named
+from services.launcher.backends.sky.code_bundle import CodeError, pin_code
+from services.launcher.backends.sky.input_files import copy_inputs, list_inputs
 
 SPEC: dict[str, Any] = {
     "name": "tiny",
@@ -41,7 +41,7 @@ def repository(root: Path) -> Path:
 
 def test_model_tasks_and_evaluation_sets_are_brought_and_nothing_else(tmp_path: Path) -> None:
     root, folder = made(tmp_path / "root"), tmp_path / "code"
-    assert bring(SPEC, root, folder) == []
+    assert copy_inputs(SPEC, root, folder) == []
     files = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
     assert files == {
         "build/tiny-0/config.json",
@@ -52,9 +52,9 @@ def test_model_tasks_and_evaluation_sets_are_brought_and_nothing_else(tmp_path: 
 
 def test_what_the_run_began_with_stays(tmp_path: Path) -> None:
     root, folder = made(tmp_path / "root"), tmp_path / "code"
-    bring(SPEC, root, folder)
+    copy_inputs(SPEC, root, folder)
     (root / "build/tasks/train.json").write_text("made anew")
-    bring(SPEC, root, folder)
+    copy_inputs(SPEC, root, folder)
     assert (folder / "build/tasks/train.json").read_text() == "train"
 
 
@@ -62,24 +62,24 @@ def test_a_copy_that_was_cut_off_is_made_again(tmp_path: Path) -> None:
     root, folder = made(tmp_path / "root"), tmp_path / "code"
     (folder / "build/.tiny-0.draft").mkdir(parents=True)
     (folder / "build/.tiny-0.draft/half").touch()
-    bring(SPEC, root, folder)
+    copy_inputs(SPEC, root, folder)
     assert [path.name for path in (folder / "build/tiny-0").iterdir()] == ["config.json"]
 
 
 @pytest.mark.parametrize("model", ["Qwen/Qwen3-8B", "/models/own", "../elsewhere"])
 def test_a_hub_id_and_a_path_outside_are_not_brought(tmp_path: Path, model: str) -> None:
     spec = {"policy": {"model": model}}
-    assert bring(spec, tmp_path, tmp_path / "code") == named(spec)
+    assert copy_inputs(spec, tmp_path, tmp_path / "code") == list_inputs(spec)
     assert not (tmp_path / "code").exists()
 
 
 def test_a_spec_without_the_tables_names_nothing() -> None:
-    assert named({}) == []
+    assert list_inputs({}) == []
 
 
 def test_machines_get_them_beside_the_code_although_git_ignores_them(tmp_path: Path) -> None:
     root = repository(tmp_path / "root")
-    code = pinned(tmp_path / "runs/run-1", root, None, json.dumps(SPEC))
+    code = pin_code(tmp_path / "runs/run-1", root, None, json.dumps(SPEC))
     assert (code.folder / "build/tasks/train.json").read_text() == "train"
     assert (code.folder / ".gitignore").exists()
     assert (code.folder / ".skyignore").read_text() == ""
@@ -99,7 +99,7 @@ def test_what_was_not_made_is_refused_by_its_key_before_a_machine_is_asked_for(
     root = repository(tmp_path / "root")
     (root / lost).rename(tmp_path / "lost")
     with pytest.raises(CodeError, match=rf"^{key}: .*{lost} is not there\n.*\[\[prepare\]\]"):
-        pinned(tmp_path / "runs/run-1", root, None, json.dumps(SPEC))
+        pin_code(tmp_path / "runs/run-1", root, None, json.dumps(SPEC))
 
 
 @pytest.mark.parametrize(
@@ -122,17 +122,17 @@ def test_a_model_that_is_not_there_is_refused_unless_it_may_be_one_of_the_hub(
     if prepared:
         wish["prepare"] = [{"creates": prepared, "command": ["true"]}]
     if not refused:
-        pinned(tmp_path / "runs/run-1", root, None, json.dumps(wish))
+        pin_code(tmp_path / "runs/run-1", root, None, json.dumps(wish))
         return
     with pytest.raises(CodeError, match=r"^policy\.model: "):
-        pinned(tmp_path / "runs/run-1", root, None, json.dumps(wish))
+        pin_code(tmp_path / "runs/run-1", root, None, json.dumps(wish))
 
 
 def test_tasks_at_a_url_are_fetched_by_the_machines(tmp_path: Path) -> None:
     root = repository(tmp_path / "root")
     wish = {"learner": {"tasks": "s3://bucket/train.json"}}
-    code = pinned(tmp_path / "runs/run-1", root, None, json.dumps(wish))
-    assert named(wish) == [] and code.commit
+    code = pin_code(tmp_path / "runs/run-1", root, None, json.dumps(wish))
+    assert list_inputs(wish) == [] and code.commit
 
 
 def test_verifiers_and_the_list_of_them_are_brought_too(tmp_path: Path) -> None:
@@ -144,5 +144,5 @@ def test_verifiers_and_the_list_of_them_are_brought_too(tmp_path: Path) -> None:
         "verifiers": {"digests": "own/list.sha256"},
         "environments": {"notes": {"verifier": "own/notes.py"}, "shop": {}},
     }
-    assert bring({**SPEC, "env_gateway": gateway}, root, folder) == []
+    assert copy_inputs({**SPEC, "env_gateway": gateway}, root, folder) == []
     assert (folder / "own/list.sha256").exists() and (folder / "own/notes.py").exists()

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from services.launcher.backends.sky import names, pending_requests
-from services.launcher.backends.sky.queue import Board
+from services.launcher.backends.sky.queue import JobQueue
 from services.launcher.backends.sky.sdk import SkyClient
 from services.launcher.ports import (
     BackendError,
@@ -109,13 +109,15 @@ def _skys() -> list[str]:
 async def test_a_queue_that_is_never_told_is_unreachable_and_asked_for_again(
     server: Server, client: SkyClient
 ) -> None:
-    board = Board(client, poll_s=0.0)
+    board = JobQueue(client, poll_s=0.0)
     server.hung["sky.jobs.queue"] = "get"
-    for look in await asyncio.gather(board.jobs(), board.fresh(), return_exceptions=True):
+    for look in await asyncio.gather(
+        board.recent_jobs(), board.fresh_jobs(), return_exceptions=True
+    ):
         assert isinstance(look, BackendUnreachable)
         assert "has not answered for 0.3 s; it is asked again" in str(look)
     server.hung.clear()
-    assert await board.jobs() == []
+    assert await board.recent_jobs() == []
 
 
 @pytest.mark.parametrize("method", ["sky.job_status", "sky.down", "sky.jobs.cancel", "sky.status"])
@@ -124,10 +126,10 @@ async def test_no_question_is_waited_for_for_ever(
 ) -> None:
     server.hung[method] = "get"
     ask = {
-        "sky.job_status": lambda: client.job_status(_NAME),
-        "sky.down": lambda: client.down(_NAME),
-        "sky.jobs.cancel": lambda: client.cancel([1]),
-        "sky.status": lambda: client.clusters(certain=[_NAME]),
+        "sky.job_status": lambda: client.get_job_status(_NAME),
+        "sky.down": lambda: client.tear_down_cluster(_NAME),
+        "sky.jobs.cancel": lambda: client.cancel_jobs([1]),
+        "sky.status": lambda: client.list_clusters(certain=[_NAME]),
     }[method]
     with pytest.raises(BackendUnreachable, match="has not answered"):
         await asyncio.wait_for(ask(), 10.0)
@@ -139,9 +141,9 @@ async def test_a_look_at_clusters_that_hangs_keeps_nobody_else_from_looking(
     monkeypatch.delenv("SKYPILOT_DEBUG", raising=False)
     server.hung["sky.status"] = "submit"
     with pytest.raises(BackendUnreachable, match="has not answered"):
-        await client.clusters()
+        await client.list_clusters()
     server.hung.clear()
-    assert await client.clusters() == []
+    assert await client.list_clusters() == []
     server.released.set()
     async with asyncio.timeout(5.0):
         while "SKYPILOT_DEBUG" in os.environ:  # noqa: ASYNC110
@@ -152,14 +154,14 @@ async def test_a_submission_that_never_arrives_is_not_under_way_for_ever(
     server: Server, client: SkyClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server.hung["sky.launch"] = "submit"
-    launching = asyncio.create_task(client.launch(_TASK, {}))
-    while not await client.under_way(_NAME):  # noqa: ASYNC110
+    launching = asyncio.create_task(client.launch_cluster(_TASK, {}))
+    while not await client.is_start_pending(_NAME):  # noqa: ASYNC110
         await asyncio.sleep(0.01)
     launching.cancel()
-    assert await client.under_way(_NAME)
+    assert await client.is_start_pending(_NAME)
     monkeypatch.setattr(pending_requests, "_HANDOVER_S", 0.0)
-    assert not await client.under_way(_NAME)
-    assert not await client.forget(lambda name: name == _NAME)
+    assert not await client.is_start_pending(_NAME)
+    assert not await client.cancel_pending(lambda name: name == _NAME)
 
 
 @pytest.mark.parametrize(
@@ -188,7 +190,7 @@ async def test_what_passes_by_itself_is_no_wrong_wish(
 ) -> None:
     server.error = kind
     with pytest.raises((BackendError, BackendUnreachable)) as caught:
-        await client.launch(_TASK, {})
+        await client.launch_cluster(_TASK, {})
     assert type(caught.value) is meaning
 
 
@@ -197,7 +199,7 @@ async def test_a_server_that_takes_no_requests_at_present_is_asked_again(
 ) -> None:
     server.error, server.status = "unavailable", 503
     with pytest.raises(BackendUnreachable, match="it is asked again"):
-        await client.launch(_TASK, {})
+        await client.launch_cluster(_TASK, {})
 
 
 async def test_a_version_of_skypilot_that_lacks_some_errors_will_do(
@@ -207,4 +209,4 @@ async def test_a_version_of_skypilot_that_lacks_some_errors_will_do(
         monkeypatch.delattr(sys.modules["sky.exceptions"], name)
     server.error = "ValueError"
     with pytest.raises(BackendError, match="ValueError: it broke"):
-        await client.launch(_TASK, {})
+        await client.launch_cluster(_TASK, {})

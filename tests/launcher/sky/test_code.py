@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from services.launcher.backends.sky.code_bundle import CodeError, pinned, pinned_commit
+from services.launcher.backends.sky.code_bundle import CodeError, pin_code, read_pinned_commit
 
 
 def _git(root: Path, *arguments: str) -> str:
@@ -33,7 +33,7 @@ def test_a_runs_code_is_the_commit_of_its_first_replica_for_ever(
     root: Path, tmp_path: Path
 ) -> None:
     run_dir = tmp_path / "runs/run-1"
-    code = pinned(run_dir, root, None, '{"name":"x"}')
+    code = pin_code(run_dir, root, None, '{"name":"x"}')
     assert code.commit == _git(root, "rev-parse", "HEAD")
     assert (code.folder / "main.py").read_text() == "first\n"
     assert (code.folder / "spec.json").read_text() == '{"name":"x"}'
@@ -42,9 +42,9 @@ def test_a_runs_code_is_the_commit_of_its_first_replica_for_ever(
     (root / "main.py").write_text("second\n")
     _git(root, "commit", "--quiet", "--all", "-m", "second")
     (root / "main.py").write_text("unfinished\n")
-    again = pinned(run_dir, root, None, "{}")
+    again = pin_code(run_dir, root, None, "{}")
     assert again == code and (code.folder / "main.py").read_text() == "first\n"
-    assert pinned_commit(run_dir) == code.commit
+    assert read_pinned_commit(run_dir) == code.commit
 
 
 def test_changes_that_no_commit_holds_are_refused_unless_left_out(
@@ -53,24 +53,24 @@ def test_changes_that_no_commit_holds_are_refused_unless_left_out(
     (root / "main.py").write_text("unfinished\n")
     (root / "new.py").write_text("")
     with pytest.raises(CodeError, match=r"main\.py, new\.py.*launcher\.sky\.commit = \"HEAD\""):
-        pinned(tmp_path / "run-1", root, None, "{}")
+        pin_code(tmp_path / "run-1", root, None, "{}")
     assert not (tmp_path / "run-1" / "code").exists()
-    code = pinned(tmp_path / "run-1", root, "HEAD", "{}")
+    code = pin_code(tmp_path / "run-1", root, "HEAD", "{}")
     assert (code.folder / "main.py").read_text() == "first\n"
 
 
 def test_an_unknown_commit_and_a_change_of_commit_are_refused(root: Path, tmp_path: Path) -> None:
     with pytest.raises(CodeError, match="has no commit 'abc123'"):
-        pinned(tmp_path / "run-1", root, "abc123", "{}")
-    first = pinned(tmp_path / "run-1", root, None, "{}").commit
+        pin_code(tmp_path / "run-1", root, "abc123", "{}")
+    first = pin_code(tmp_path / "run-1", root, None, "{}").commit
     (root / "main.py").write_text("second\n")
     _git(root, "commit", "--quiet", "--all", "-m", "second")
     with pytest.raises(CodeError, match=f"has begun with {first}"):
-        pinned(tmp_path / "run-1", root, _git(root, "rev-parse", "HEAD"), "{}")
+        pin_code(tmp_path / "run-1", root, _git(root, "rev-parse", "HEAD"), "{}")
     for same in (first[:8], "HEAD"):
-        assert pinned(tmp_path / "run-1", root, same, "{}").commit == first
+        assert pin_code(tmp_path / "run-1", root, same, "{}").commit == first
 
 
 def test_a_folder_without_history_has_no_code_to_pin(tmp_path: Path) -> None:
     with pytest.raises(CodeError, match="run flotilla in its repository"):
-        pinned(tmp_path / "run-1", tmp_path, None, "{}")
+        pin_code(tmp_path / "run-1", tmp_path, None, "{}")

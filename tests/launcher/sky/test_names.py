@@ -19,10 +19,10 @@ def test_a_name_fits_uncut_into_that_of_a_managed_jobs_cluster_and_is_parsed_bac
     owner = names.owner_of(Path("runs"))
     name = names.member_name(owner, run_id, (service, index))
     assert len(name) <= names.TASK_NAME_LIMIT
-    expected = names.Owned(owner, names.run_mark(run_id), (service, index))
-    assert names.parse(name) == expected
+    expected = names.ParsedName(owner, names.run_mark(run_id), (service, index))
+    assert names.parse_name(name) == expected
     # As SkyPilot names the cluster of job 17.
-    assert names.parse(f"{name}-17") == expected
+    assert names.parse_name(f"{name}-17") == expected
 
 
 @given(_RUN_IDS)
@@ -31,17 +31,17 @@ def test_a_groups_name_is_readable_and_names_no_replica(run_id: str) -> None:
     name = names.group_name(owner, run_id)
     assert set(name) <= set("abcdefghijklmnopqrstuvwxyz0123456789-")
     assert len(name) <= 64
-    assert names.parse(name) == names.Owned(owner, names.run_mark(run_id), None)
+    assert names.parse_name(name) == names.ParsedName(owner, names.run_mark(run_id), None)
 
 
 def test_the_time_of_a_run_is_kept_where_its_name_is_too_long() -> None:
-    slug = names.slug(f"{'long-' * 12}20260131-235959")
+    slug = names.slugify_run_id(f"{'long-' * 12}20260131-235959")
     assert slug.endswith("-20260131-235959")
 
 
 def test_names_of_others_are_nobodys() -> None:
     for name in ("sky-jobs-controller-abc", "flo-x-learner-0", "my-flo-abcdefghi-learner-0", ""):
-        assert names.parse(name) is None
+        assert names.parse_name(name) is None
 
 
 def test_two_runs_folders_have_two_owners(tmp_path: Path) -> None:

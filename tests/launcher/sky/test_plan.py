@@ -13,7 +13,7 @@ import yaml
 
 from services.common.config import canonical_json, load_spec
 from services.launcher.cli import plan as command
-from services.launcher.plan import Plan, read_spec
+from services.launcher.plan import RunPlan, parse_spec
 from tests.launcher.sky.specs import VMS
 
 _ROOT = Path(__file__).parents[3]
@@ -41,10 +41,10 @@ def test_the_task_files_in_deploy_are_what_plan_writes_today(
     monkeypatch.chdir(_ROOT)
     path = Path("deploy/runs") / f"{name}.toml"
     spec = load_spec(path)
-    read = read_spec(canonical_json(spec))
+    read = parse_spec(canonical_json(spec))
     flag = " --one-machine" if _MADE[name] else ""
     head = f"# Made by: flotilla plan {path}{flag} --out deploy/sky\n"
-    files = command.files(path, spec, read, _RUNS, one_machine=_MADE[name])
+    files = command.make_task_files(path, spec, read, _RUNS, one_machine=_MADE[name])
     for file, text in files.items():
         assert (Path("deploy/sky") / file).read_text() == head + text, head[len("# Made by: ") :]
 
@@ -71,14 +71,14 @@ def test_a_plan_says_machines_and_prices_offline(
     (catalog / "vms.csv").write_text(VMS)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(_ROOT)
-    monkeypatch.setattr(command.spec_check, "check", _content)
+    monkeypatch.setattr(command.spec_check, "check_spec", _content)
     gpu = '[{infra = "lambda", accelerators = "H100:1"}]'
     changes = [f"--launcher.sky.{service}.any_of={gpu}" for service in ("learner", "rollout")]
     changes += ['--launcher.sky.env_gateway.any_of=[{infra = "lambda", cpus = "4+"}]']
     changes += ["--launcher.max_hours=10.0", "--launcher.max_cost=23.9"]
     changes += ["--learner.checkpoint.remote=s3://bucket/prefix"]
     spec = Path("deploy/runs/local.toml")
-    assert command.plan(spec, _RUNS, changes, tmp_path / "out", one_machine=False) == 0
+    assert command.print_plan(spec, _RUNS, changes, tmp_path / "out", one_machine=False) == 0
     printed = capsys.readouterr().out
     assert "learner x 1: lambda H100:1 ($2.29/h); $2.29/h each" in printed
     assert "in total: $4.78/h" in printed
@@ -166,9 +166,9 @@ def test_a_plan_warns_of_a_model_that_nobody_would_have(
     one_machine: bool,
 ) -> None:
     monkeypatch.chdir(_ROOT)
-    monkeypatch.setattr(command.spec_check, "check", _content)
+    monkeypatch.setattr(command.spec_check, "check_spec", _content)
     spec = Path("deploy/runs/local.toml")
-    assert command.plan(spec, _RUNS, [change], None, one_machine=one_machine) == 0
+    assert command.print_plan(spec, _RUNS, [change], None, one_machine=one_machine) == 0
     printed = capsys.readouterr().out
     warning = "warning: learner.checkpoint.remote is not set"
     told = [line for line in printed.splitlines() if line.startswith(warning)]
@@ -181,7 +181,7 @@ def test_a_plan_warns_of_a_model_that_nobody_would_have(
     "path", sorted((_ROOT / "deploy/runs").glob("*.toml")), ids=lambda p: p.stem
 )
 def test_specs_that_rent_gpus_show_the_key_that_keeps_their_model(path: Path) -> None:
-    config = read_spec(canonical_json(load_spec(path))).config
+    config = parse_spec(canonical_json(load_spec(path))).config
     if any(machine.accelerators for machine in config.sky.learner.candidates):
         section = path.read_text().split("[learner.checkpoint]")[1].split("\n[")[0]
         assert "\n# remote = " in section
@@ -192,10 +192,12 @@ def test_a_wish_that_nobody_fulfils_is_a_bad_spec(
 ) -> None:
     monkeypatch.chdir(_ROOT)
     changes = ['--launcher.sky.rollout.any_of=[{infra = "lambda", use_spot = true}]']
-    code = command.plan(Path("deploy/runs/local.toml"), _RUNS, changes, None, one_machine=False)
+    code = command.print_plan(
+        Path("deploy/runs/local.toml"), _RUNS, changes, None, one_machine=False
+    )
     assert code == 2
     assert "error: launcher.sky.rollout.any_of.0: lambda has no spot" in capsys.readouterr().out
 
 
-async def _content(_: Plan) -> None:
+async def _content(_: RunPlan) -> None:
     """The services have nothing against the spec; asking them takes seconds."""

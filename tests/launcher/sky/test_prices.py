@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from services.launcher.backends.sky.cost_estimate import Offerer
-from services.launcher.backends.sky.price_catalog import Catalog
+from services.launcher.backends.sky.cost_estimate import OfferMaker
+from services.launcher.backends.sky.price_catalog import PriceCatalog
 from services.launcher.backends.sky.status import Place
 from services.launcher.config.sky import Machine, Machines
 from services.launcher.state import ROLLOUT
@@ -16,12 +16,12 @@ _CONFIG = "slurm: {pricing: {cpu: 0.04, memory: 0.005, accelerators: {H100: 2.5}
 
 
 @pytest.fixture
-def catalog(tmp_path: Path) -> Catalog:
+def catalog(tmp_path: Path) -> PriceCatalog:
     folder = tmp_path / "catalogs/v8/lambda"
     folder.mkdir(parents=True)
     (folder / "vms.csv").write_text(VMS)
     (tmp_path / "config.yaml").write_text(_CONFIG)
-    return Catalog(tmp_path)
+    return PriceCatalog(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -41,24 +41,24 @@ def catalog(tmp_path: Path) -> Catalog:
     ],
 )
 def test_the_cheapest_machine_that_fits_is_the_price(
-    catalog: Catalog, machine: Machine, price: float | None
+    catalog: PriceCatalog, machine: Machine, price: float | None
 ) -> None:
-    found = catalog.price(machine)
+    found = catalog.machine_price(machine)
     assert found == (None if price is None else pytest.approx(price))
 
 
-def test_of_several_candidates_the_one_that_is_tried_first_counts(catalog: Catalog) -> None:
+def test_of_several_candidates_the_one_that_is_tried_first_counts(catalog: PriceCatalog) -> None:
     dear = Machine(infra="lambda/us-east-1", accelerators="H100:1")
     cheap = Machine(infra="lambda/us-west-1", accelerators="H100:1")
     unknown = Machine(infra="aws", accelerators="H100:1")
-    assert catalog.cheapest(Machines(any_of=(unknown, dear, cheap))) == 2.29
-    assert catalog.cheapest(Machines(ordered=(dear, cheap))) == 2.49
-    assert catalog.cheapest(Machines(ordered=(unknown, cheap))) == 2.29
+    assert catalog.replica_price(Machines(any_of=(unknown, dear, cheap))) == 2.29
+    assert catalog.replica_price(Machines(ordered=(dear, cheap))) == 2.49
+    assert catalog.replica_price(Machines(ordered=(unknown, cheap))) == 2.29
 
 
-def test_a_replica_of_several_machines_costs_them_all(catalog: Catalog) -> None:
+def test_a_replica_of_several_machines_costs_them_all(catalog: PriceCatalog) -> None:
     machine = Machine(infra="lambda/us-east-1", accelerators="H100:1")
-    assert catalog.cheapest(Machines(ordered=(machine,), num_nodes=2)) == 4.98
+    assert catalog.replica_price(Machines(ordered=(machine,), num_nodes=2)) == 4.98
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_a_replica_of_several_machines_costs_them_all(catalog: Catalog) -> None:
     ],
 )
 def test_a_replica_costs_what_the_candidate_does_that_came(
-    catalog: Catalog, place: Place, price: float | None
+    catalog: PriceCatalog, place: Place, price: float | None
 ) -> None:
     wish = {
         "ordered": [
@@ -83,11 +83,11 @@ def test_a_replica_costs_what_the_candidate_does_that_came(
         ]
     }
     launch = specs.launch((ROLLOUT, 0), specs.config(rollout=wish))
-    found = Offerer("owner", catalog).price(launch, place)
+    found = OfferMaker("owner", catalog).price_at_place(launch, place)
     assert found == (None if price is None else pytest.approx(price))
 
 
 def test_without_a_catalog_nobody_knows_a_price(tmp_path: Path) -> None:
-    empty = Catalog(tmp_path / "nothing")
-    assert empty.price(Machine(accelerators="H100:1")) is None
-    assert empty.price(Machine(infra="slurm/mini", cpus="1")) is None
+    empty = PriceCatalog(tmp_path / "nothing")
+    assert empty.machine_price(Machine(accelerators="H100:1")) is None
+    assert empty.machine_price(Machine(infra="slurm/mini", cpus="1")) is None

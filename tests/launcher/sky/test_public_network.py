@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from services.common.config import canonical_json, load_spec
-from services.launcher.backends.sky.machine_script import Watched, run_script
-from services.launcher.backends.sky.single_machine import whole_run
-from services.launcher.plan import read_spec
-from services.launcher.state import Key
+from services.launcher.backends.sky.machine_script import WatchedReplica, run_script
+from services.launcher.backends.sky.single_machine import whole_run_task
+from services.launcher.plan import parse_spec
+from services.launcher.state import ReplicaKey
 
 ROOT = Path(__file__).parents[3]
 
@@ -22,7 +22,7 @@ MAPPED = {"VAST_TCP_PORT_50051": "10022", "VAST_TCP_PORT_50052": "10023"}
 
 def arguments(
     tmp_path: Path,
-    key: Key,
+    key: ReplicaKey,
     environment: Mapping[str, str],
     *,
     public: bool = True,
@@ -32,7 +32,7 @@ def arguments(
     python = tmp_path / "python"
     python.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
     python.chmod(0o755)
-    watched = Watched(
+    watched = WatchedReplica(
         run_id="run",
         key=key,
         module=f"services.{key[0]}",
@@ -95,12 +95,14 @@ def test_a_project_with_a_services_package_of_its_own_runs_ours(
     (tmp_path / "services/__init__.py").write_text("raise SystemExit('theirs was imported')")
     if whole:
         spec = load_spec(ROOT / "deploy/runs/openenv-fleet-grpo.toml")
-        config = read_spec(canonical_json(spec)).config
+        config = parse_spec(canonical_json(spec)).config
         sky = config.sky.model_copy(update={"python": sys.executable})
         ours = config.model_copy(update={"sky": sky})
-        script = whole_run("missing.toml", spec, ours)["run"]
+        script = whole_run_task("missing.toml", spec, ours)["run"]
     else:
-        watched = Watched("run", ROLLOUT, "services.rollout", sys.executable, "h:7", 0, False, 60)
+        watched = WatchedReplica(
+            "run", ROLLOUT, "services.rollout", sys.executable, "h:7", 0, False, 60
+        )
         script = run_script(watched)
     done = subprocess.run(
         ["bash", "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False
@@ -115,7 +117,9 @@ def test_the_code_that_a_machine_was_given_goes_before_what_is_installed_there(
     (tmp_path / "gen/flotilla").mkdir(parents=True)
     (tmp_path / "services").mkdir()
     (tmp_path / "services/__init__.py").write_text("raise SystemExit('given')")
-    watched = Watched("run", ROLLOUT, "services.rollout", sys.executable, "h:7", 0, False, 60)
+    watched = WatchedReplica(
+        "run", ROLLOUT, "services.rollout", sys.executable, "h:7", 0, False, 60
+    )
     done = subprocess.run(
         ["bash", "-c", run_script(watched)], cwd=tmp_path, capture_output=True, text=True
     )

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from services.common.config import load_spec
 from services.launcher.cli import app, plan, train
-from services.launcher.plan import Plan
+from services.launcher.plan import RunPlan
 from services.learner.config.sampling import SelectConfig
 
 ROOT = Path(__file__).parents[3]
@@ -49,11 +49,11 @@ def arguments_of(tmp_path: Path, file: Path = FILE, /, **chosen: str) -> list[st
 def planned(out: Path, monkeypatch: pytest.MonkeyPatch, *overrides: str) -> Path:
     """The file that the command writes with overrides."""
 
-    async def content(_: Plan) -> None:
+    async def content(_: RunPlan) -> None:
         """Asking the services takes seconds."""
 
     monkeypatch.chdir(ROOT)
-    monkeypatch.setattr(plan.spec_check, "check", content)
+    monkeypatch.setattr(plan.spec_check, "check_spec", content)
     words = ("plan", "deploy/runs/openenv-fleet-grpo.toml", "--one-machine", "--out", str(out))
     result = CliRunner().invoke(app.app, [*words, *overrides])
     assert result.exit_code == 0, result.output
@@ -81,7 +81,7 @@ def asked(
         return 0
 
     monkeypatch.chdir(ROOT)
-    monkeypatch.setattr(train, "train", take)
+    monkeypatch.setattr(train, "train_policy", take)
     result = CliRunner().invoke(app.app, arguments)
     assert result.exit_code == 0, result.output
     return found[0]

@@ -23,7 +23,7 @@ from services.launcher.api.run_service import RegistryService
 from services.launcher.backends.fake import FakeBackend
 from services.launcher.control.supervisor import Supervisor
 from services.launcher.ports import UnitReport
-from services.launcher.security.certificates import mint_run
+from services.launcher.security.certificates import mint_identity
 from services.launcher.state import SERVICES
 from tests.launcher.harness import REPOSITORY, TOKEN, Served, serving, spec
 
@@ -71,7 +71,7 @@ class Machine:
 
     @property
     def supervisor(self) -> Supervisor:
-        supervisor = self.served.launcher.active(self.run_id)
+        supervisor = self.served.launcher.get_supervisor(self.run_id)
         assert supervisor is not None
         return supervisor
 
@@ -115,7 +115,7 @@ class Machine:
 
     def last(self, service: str = "rollout") -> UnitReport | None:
         """What its watcher has said last."""
-        return self.supervisor.units.last((service, 0))
+        return self.supervisor.units.last_report((service, 0))
 
     async def until(self, reached: Callable[[], bool], limit_s: float = 40.0) -> None:
         deadline = time.monotonic() + limit_s
@@ -141,8 +141,8 @@ class Machine:
         """Have the backend's units end, now and when they are asked to."""
         self.backend.stubborn = False
         for service in SERVICES:
-            for unit in self.backend.running(service):
-                self.backend.finish(unit)
+            for unit in self.backend.list_running(service):
+                self.backend.finish_unit(unit)
 
     def end(self) -> None:
         for process in self.processes:
@@ -182,12 +182,12 @@ async def machine(
     backend.stubborn = True
     async with serving(runs, backend) as served:
         run_id = await served.start(wish)
-        identity = mint_run(run_id) if tls else None
-        registry = Registry(served, identity.tls("launcher") if identity else None)
+        identity = mint_identity(run_id) if tls else None
+        registry = Registry(served, identity.tls_for("launcher") if identity else None)
         await registry.up()
         secrets = {"FLOTILLA_TOKEN": TOKEN}
         if identity is not None:
-            secrets["FLOTILLA_TLS"] = identity.tls("rollout").to_text()
+            secrets["FLOTILLA_TLS"] = identity.tls_for("rollout").to_text()
         found = Machine(here, served, registry, run_id, secrets, backend)
         try:
             yield found

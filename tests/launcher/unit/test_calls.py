@@ -9,7 +9,7 @@ import pytest
 
 from flotilla.launcher.v1 import registry_service_pb2 as registry_pb
 from services.common.errors import ServiceError
-from services.common.rpc import seconds, service_error
+from services.common.rpc import service_error, to_seconds
 from services.launcher.control.agent_reports import EXIT_PREEMPTED
 from services.launcher.state import Replica
 from services.launcher.store.log_spool import MAX_CHUNK_BYTES
@@ -42,7 +42,7 @@ async def test_a_report_renews_the_lease_until_somebody_else_has_the_replica(
     async with machine(tmp_path, lease_s=7.0) as here:
         registry = here.served.registry
         answer = await registry.ReportUnit(report(here))
-        assert (seconds(answer.lease), answer.begun) == (7.0, False)
+        assert (to_seconds(answer.lease), answer.begun) == (7.0, False)
         assert answer.command == registry_pb.COMMAND_NONE
         await registry.ReportUnit(report(here, incarnation="b"))
         refused = await refusal(registry.ReportUnit(report(here)))
@@ -77,7 +77,7 @@ async def test_a_log_is_appended_to_where_it_is_known_and_nowhere_else(tmp_path:
 async def test_the_last_words_of_a_log_come_after_the_end_of_its_run(tmp_path: Path) -> None:
     async with machine(tmp_path) as here:
         here.release()
-        here.supervisor.stop(0.0)
+        here.supervisor.request_stop(0.0)
         await here.served.ended(here.run_id)
         await here.served.registry.PushLogs(push(here, chunk=b"too late for the run\n"))
         assert here.log() == "too late for the run\n"
@@ -94,10 +94,10 @@ async def test_a_replica_that_has_lost_its_machine_has_used_up_no_restart(tmp_pa
             exited.phase = registry_pb.UNIT_PHASE_EXITED
             await here.served.registry.ReportUnit(exited)
             # SkyPilot says that its job has failed.
-            here.backend.finish(here.backend.running("rollout")[0], code=1)
-            await here.until(lambda again=lost: replica().restarts == again and replica().live)
+            here.backend.finish_unit(here.backend.list_running("rollout")[0], code=1)
+            await here.until(lambda again=lost: replica().restarts == again and replica().is_live)
         assert replica().failures == ()
-        here.backend.finish(here.backend.running("rollout")[0], code=1)
-        await here.until(lambda: here.supervisor.run.ending)
+        here.backend.finish_unit(here.backend.list_running("rollout")[0], code=1)
+        await here.until(lambda: here.supervisor.run.is_ending)
         assert "gave up after 1 failures" in here.supervisor.run.error
         here.release()

@@ -7,15 +7,20 @@ from typing import Any
 
 import pytest
 
-from services.launcher.agent.run_folder import NotResumableError, RunFolder, StoreAwayError, Way
-from services.launcher.state import Policy
+from services.launcher.agent.run_folder import (
+    FolderSource,
+    NotResumableError,
+    RunFolder,
+    StoreAwayError,
+)
+from services.launcher.state import LifecyclePolicy
 from services.learner.checkpoints.adapters.fsspec_store import open_store
 from tests.launcher.harness import spec
 from tests.launcher.unit.harness import machine
 from tests.learner.checkpoints.remote_support import RUN_ID
 from tests.learner.checkpoints.remote_support import Machine as Uploading
 
-POLICY = Policy(max_restarts=1, backoff_s=0.01)
+POLICY = LifecyclePolicy(max_restarts=1, backoff_s=0.01)
 
 
 def folder(tmp_path: Path, url: str | None) -> RunFolder:
@@ -29,18 +34,18 @@ async def test_a_machine_that_has_the_journal_goes_on_with_it(tmp_path: Path) ->
     found = folder(tmp_path, "file:///nowhere")
     found.run_dir.mkdir()
     (found.run_dir / "journal.sqlite").touch()
-    assert await found.ready(True, POLICY) is Way.GO_ON
+    assert await found.ensure_ready(True, POLICY) is FolderSource.GO_ON
 
 
 async def test_a_run_that_has_not_trained_is_begun(tmp_path: Path) -> None:
-    assert await folder(tmp_path, None).ready(False, POLICY) is Way.BEGIN
+    assert await folder(tmp_path, None).ensure_ready(False, POLICY) is FolderSource.BEGIN
 
 
 async def test_a_run_that_has_trained_is_never_begun_where_nothing_was_uploaded(
     tmp_path: Path,
 ) -> None:
     with pytest.raises(NotResumableError, match=r"learner\.checkpoint\.remote names no store"):
-        await folder(tmp_path, None).ready(True, POLICY)
+        await folder(tmp_path, None).ensure_ready(True, POLICY)
 
 
 async def test_a_run_without_its_journal_is_never_begun(tmp_path: Path) -> None:
@@ -48,14 +53,14 @@ async def test_a_run_without_its_journal_is_never_begun(tmp_path: Path) -> None:
     found.run_dir.mkdir()
     (found.run_dir / "journal.lock").touch()
     with pytest.raises(NotResumableError, match=r"its journal .* is gone"):
-        await found.ready(False, POLICY)
+        await found.ensure_ready(False, POLICY)
 
 
 async def test_an_empty_store_lets_a_new_run_begin_and_no_other(tmp_path: Path) -> None:
     found = folder(tmp_path, f"file://{tmp_path}/store/fake-1")
-    assert await found.ready(False, POLICY) is Way.BEGIN
+    assert await found.ensure_ready(False, POLICY) is FolderSource.BEGIN
     with pytest.raises(NotResumableError, match="no run has a checkpoint there"):
-        await found.ready(True, POLICY)
+        await found.ensure_ready(True, POLICY)
 
 
 async def test_a_store_out_of_reach_is_asked_again_and_then_given_up(tmp_path: Path) -> None:
@@ -65,13 +70,13 @@ async def test_a_store_out_of_reach_is_asked_again_and_then_given_up(tmp_path: P
         slept.append(seconds)
 
     class Away(RunFolder):
-        async def _restore(self) -> int:
+        async def _run_restore(self) -> int:
             return 3
 
     found = folder(tmp_path, "s3://bucket/fake-1")
     away = Away(found.run_dir, found.url, found.spec, found.log)
     with pytest.raises(StoreAwayError, match="out of reach"):
-        await away.ready(True, POLICY, sleep)
+        await away.ensure_ready(True, POLICY, sleep)
     assert slept == [0.01, 0.02]
 
 
@@ -100,6 +105,6 @@ async def test_a_new_machine_gets_the_run_from_the_store(tmp_path: Path) -> None
     path = tmp_path / "spec.json"
     path.write_text(json.dumps({**spec(), "name": "test"}))
     found = RunFolder(tmp_path / "new" / RUN_ID, store.url, path, tmp_path / "unit.log")
-    assert await found.ready(True, POLICY) is Way.RESTORE
+    assert await found.ensure_ready(True, POLICY) is FolderSource.RESTORE
     assert (found.run_dir / "journal.sqlite").exists()
-    assert await found.ready(True, POLICY) is Way.GO_ON
+    assert await found.ensure_ready(True, POLICY) is FolderSource.GO_ON

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from services.launcher.store.log_spool import GapError, Spool
+from services.launcher.store.log_spool import LogGapError, LogSpool
 
 
 @pytest.mark.parametrize("seed", range(200))
@@ -15,7 +15,7 @@ def test_a_log_has_every_byte_once_whatever_is_repeated_and_whoever_dies(
     rng = random.Random(seed)
     log = tmp_path / "logs" / "learner-0.log"
     texts = {name: _text(rng, name) for name in ("first", "second", "third")}
-    spool = Spool(log)
+    spool = LogSpool(log)
     for name, text in texts.items():
         position = 0
         while position < len(text):
@@ -23,7 +23,7 @@ def test_a_log_has_every_byte_once_whatever_is_repeated_and_whoever_dies(
             position = _push(spool, name, position, text[position:end], rng)
             if rng.random() < 0.3:
                 # A launcher that was killed, perhaps in the middle of writing.
-                spool = Spool(log)
+                spool = LogSpool(log)
                 position = _cut(log, name, min(rng.randrange(0, 5), position), spool)
     wanted = [line for text in texts.values() for line in text.splitlines()]
     assert log.read_bytes().splitlines() == wanted
@@ -36,30 +36,30 @@ def _text(rng: random.Random, name: str) -> bytes:
     return text if rng.random() < 0.5 else text[:-1]
 
 
-def _push(spool: Spool, name: str, position: int, chunk: bytes, rng: random.Random) -> int:
+def _push(spool: LogSpool, name: str, position: int, chunk: bytes, rng: random.Random) -> int:
     """Push from somewhere before, as one does whose answers were lost; too far ahead now and
     then."""
     if rng.random() < 0.1:
-        with pytest.raises(GapError) as caught:
-            spool.append(name, position + 7, chunk)
+        with pytest.raises(LogGapError) as caught:
+            spool.append_chunk(name, position + 7, chunk)
         assert caught.value.position == position
-    reached = spool.append(name, position, chunk)
+    reached = spool.append_chunk(name, position, chunk)
     if rng.random() < 0.4:
-        assert spool.append(name, position, chunk) == reached
+        assert spool.append_chunk(name, position, chunk) == reached
     return reached
 
 
-def _cut(log: Path, name: str, lost: int, spool: Spool) -> int:
+def _cut(log: Path, name: str, lost: int, spool: LogSpool) -> int:
     """As if the last append had been cut short by so many bytes, and its answer lost."""
     content = log.read_bytes()
     log.write_bytes(content[: len(content) - lost])
-    return spool.append(name, 0, b"")
+    return spool.append_chunk(name, 0, b"")
 
 
 def test_an_unknown_incarnation_begins_at_its_beginning(tmp_path: Path) -> None:
-    spool = Spool(tmp_path / "rollout-1.log")
-    with pytest.raises(GapError) as caught:
-        spool.append("new", 100, b"later\n")
+    spool = LogSpool(tmp_path / "rollout-1.log")
+    with pytest.raises(LogGapError) as caught:
+        spool.append_chunk("new", 100, b"later\n")
     assert caught.value.position == 0
 
 
@@ -68,7 +68,9 @@ def test_incarnations_that_take_turns_keep_their_positions(tmp_path: Path) -> No
     for number in range(20):
         for name in ("old", "new"):
             line = f"{name} {number:03}\n".encode()
-            assert Spool(log).append(name, number * len(line), line) == (number + 1) * len(line)
+            assert LogSpool(log).append_chunk(name, number * len(line), line) == (number + 1) * len(
+                line
+            )
     lines = log.read_text().splitlines()
     for name in ("old", "new"):
         assert [line for line in lines if line.startswith(name)] == [
@@ -78,10 +80,10 @@ def test_incarnations_that_take_turns_keep_their_positions(tmp_path: Path) -> No
 
 def test_a_log_that_was_taken_away_is_written_anew(tmp_path: Path) -> None:
     log = tmp_path / "rollout-1.log"
-    Spool(log).append("old", 0, b"before\n")
-    Spool(log).append("new", 0, b"one\n")
+    LogSpool(log).append_chunk("old", 0, b"before\n")
+    LogSpool(log).append_chunk("new", 0, b"one\n")
     log.unlink()
-    with pytest.raises(GapError) as caught:
-        Spool(log).append("new", 4, b"two\n")
-    assert Spool(log).append("new", 0, b"one\n") == 4
+    with pytest.raises(LogGapError) as caught:
+        LogSpool(log).append_chunk("new", 4, b"two\n")
+    assert LogSpool(log).append_chunk("new", 0, b"one\n") == 4
     assert (caught.value.position, log.read_text()) == (0, "one\n")

@@ -65,7 +65,7 @@ async def test_a_command_to_drain_ends_it_with_the_code_of_the_service(tmp_path:
     async with machine(tmp_path, lease_s=2.0) as here:
         process = await here.watch("serve")
         await here.begins()
-        here.supervisor.stop(10.0)
+        here.supervisor.request_stop(10.0)
         assert await asyncio.wait_for(process.wait(), 40) == 0
         assert here.log().endswith("drained\n")
 
@@ -80,7 +80,7 @@ async def test_sigterm_drains_for_as_long_as_schedulers_wait_and_is_told_as_pree
         assert await asyncio.wait_for(process.wait(), 40) == EXIT_PREEMPTED
         assert here.log().endswith("drained\n")
         assert not here.left()
-        notes = here.served.launcher.store.events(here.run_id, 0)
+        notes = here.served.launcher.store.list_events(here.run_id, 0)
         assert any("loses its machine" in str(event.body) for event in notes)
         # The rest of these seconds is for the last word.
         assert _graces(here) == [UNTOLD_LEFT_S - 2.0]
@@ -136,7 +136,7 @@ async def test_a_notice_of_the_cloud_drains_in_time(tmp_path: Path, cloud: str) 
                 answers[GCP] = "TRUE"
             assert await asyncio.wait_for(process.wait(), 40) == EXIT_PREEMPTED
             assert here.log().endswith("drained\n")
-            notes = here.served.launcher.store.events(here.run_id, 0)
+            notes = here.served.launcher.store.list_events(here.run_id, 0)
             assert any("loses its machine" in str(event.body) for event in notes)
 
 
@@ -261,7 +261,7 @@ async def test_a_further_machine_of_a_learner_obeys_and_logs_but_does_not_speak_
         assert here.log("learner") == ""
         # What a run's folder is, is the first machine's business.
         assert not here.run_dir.exists()
-        here.supervisor.stop(30.0)
+        here.supervisor.request_stop(30.0)
         assert await asyncio.wait_for(further.wait(), 40) == 0
         assert log.read_text().endswith("drained\n")
         assert not here.left()

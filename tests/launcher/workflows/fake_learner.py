@@ -1,6 +1,6 @@
 """A fake learner that knows which tasks it is asked for, as the real one does."""
 
-from services.common.service_main import entry
+from services.common.service_main import run_service_process
 from services.learner.config.sampling import SelectConfig
 from tests.launcher.fake_service import FakeConfig, registry, serve
 
@@ -12,4 +12,4 @@ class SelectingConfig(FakeConfig):
 
 
 if __name__ == "__main__":
-    entry("learner", SelectingConfig, lambda: serve, doc="A fake.", registry=registry)
+    run_service_process("learner", SelectingConfig, lambda: serve, doc="A fake.", registry=registry)

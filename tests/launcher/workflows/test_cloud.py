@@ -1,6 +1,6 @@
 """`launcher.sky.cloud` restricts a run to one cloud."""
 
-from services.launcher.backends.sky.resources import check, machines_of
+from services.launcher.backends.sky.resources import check_candidates, machines_of
 from services.launcher.config.sky import Machine, Machines, SkyConfig
 from services.launcher.state import LEARNER, ROLLOUT
 
@@ -11,7 +11,7 @@ RUNPOD = Machine(infra="runpod", accelerators="H100:1")
 
 def test_candidates_elsewhere_are_left_out_and_those_of_no_cloud_go_there() -> None:
     config = SkyConfig(cloud="lambda", learner=Machines(ordered=(RUNPOD, LAMBDA, ANYWHERE)))
-    assert check(config, LEARNER) == []
+    assert check_candidates(config, LEARNER) == []
     found = machines_of(config, LEARNER)
     assert [machine.infra for machine in found.ordered] == ["lambda/us-east-1", "lambda"]
     assert all(machine.accelerators == "H100:1" for machine in found.ordered)
@@ -24,6 +24,6 @@ def test_a_service_that_asks_for_nothing_goes_to_that_cloud_too() -> None:
 
 def test_a_cloud_without_candidates_is_refused_by_name() -> None:
     config = SkyConfig(cloud="vast", learner=Machines(any_of=(RUNPOD, LAMBDA)))
-    (problem,) = check(config, LEARNER)
+    (problem,) = check_candidates(config, LEARNER)
     assert problem.startswith("launcher.sky.cloud: launcher.sky.learner has no candidate at 'vast'")
     assert "lambda, runpod" in problem

@@ -20,7 +20,7 @@ import yaml
 from services.common.config import load_spec
 from services.launcher import launcher_address, plan
 from services.launcher.state import RunState
-from services.launcher.store.ledger import Store, StoredRun
+from services.launcher.store.ledger import Ledger, StoredRun
 from services.learner.config.sampling import SelectConfig
 from services.learner.config.tracking import TrackingConfig
 from tests.launcher.harness import left_running, spec
@@ -110,7 +110,7 @@ async def launcher(runs: Path) -> AsyncGenerator[str]:
 
 
 def _secret_of(runs: Path) -> str:
-    while launcher_address.read(runs) is None:
+    while launcher_address.read_address(runs) is None:
         time.sleep(0.05)
     return (runs / "launcher.json").read_text()
 
@@ -141,8 +141,8 @@ async def run_step(name: str, folder: Path, secret: str, **form: str) -> tuple[i
 
 
 def stored_runs(runs: Path) -> list[StoredRun]:
-    store = Store(runs / "launcher.sqlite")
-    found = store.newest()
+    store = Ledger(runs / "launcher.sqlite")
+    found = store.list_newest()
     store.close()
     return found
 
@@ -260,7 +260,7 @@ async def test_clouds_and_the_run_to_go_on_with_are_asked_for_by_name(tmp_path: 
     assert asked[asked.index("--resume") + 1] == "demo-1"
     overrides = [each for each in asked if each.startswith("--launcher.")]
     text = await asyncio.to_thread(load_spec, tmp_path / "job/deploy/runs/fake.toml", overrides)
-    config = plan.read_spec(json.dumps(text)).config
+    config = plan.parse_spec(json.dumps(text)).config
     assert (config.backend, config.sky.cloud) == ("sky", "lambda")
 
 
@@ -273,7 +273,7 @@ async def test_people_are_told_where_the_repository_says(tmp_path: Path, disable
     text = await asyncio.to_thread(load_spec, tmp_path / "job/deploy/runs/fake.toml", overrides)
     told = TrackingConfig.model_validate(text["learner"]["tracking"])
     assert told.backends == ("jsonl", "console", "wandb")
-    notify = plan.read_spec(json.dumps(text)).config.notify
+    notify = plan.parse_spec(json.dumps(text)).config.notify
     assert (notify.slack.channel, notify.disable_slack) == ("#fleet-runs", disabled == "true")
 
 

@@ -16,7 +16,7 @@ class Heard:
     def __init__(self) -> None:
         self.alarms: list[Alarm] = []
 
-    def send(self, alarm: Alarm) -> None:
+    def send_alarm(self, alarm: Alarm) -> None:
         self.alarms.append(alarm)
 
     def close(self) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from services.learner.alarms.conduct import summed
+from services.learner.alarms.conduct import sum_attempts
 from services.learner.trajectory import Counts, Trajectory
 from services.learner.types import AttemptKey, StopReason
 from tests.learner.alarms.support import alarms, facts
@@ -75,15 +75,17 @@ def test_a_policy_without_any_reward_for_three_steps_is_told_of_by_what_it_does(
     attempts, words = CASES[name]
     raiser, heard = alarms()
     for step in (1, 2):
-        raiser.step_done(facts(step, conduct={"shop": summed(attempts)}))
+        raiser.judge_step(facts(step, conduct={"shop": sum_attempts(attempts)}))
     assert heard.names == []
-    raiser.step_done(facts(3, conduct={"shop": summed(attempts)}))
+    raiser.judge_step(facts(3, conduct={"shop": sum_attempts(attempts)}))
     assert heard.names == ["+no_reward/shop"]
     verdict = heard.alarms[0].verdict
     assert verdict.cause.startswith("in steps 1 to 3 no attempt of 96 got a reward: the policy ")
     assert words in verdict.cause
     assert verdict.fix
-    raiser.step_done(facts(4, conduct={"shop": summed([*attempts, attempt(99, reward=0.5)])}))
+    raiser.judge_step(
+        facts(4, conduct={"shop": sum_attempts([*attempts, attempt(99, reward=0.5)])})
+    )
     assert heard.names[-1] == "-no_reward/shop"
 
 
@@ -91,15 +93,15 @@ def test_one_reward_in_three_steps_is_a_beginning() -> None:
     raiser, heard = alarms()
     for step in range(1, 20):
         found = [attempt(n, reward=float(step % 3 == 0 and n == 0)) for n in range(8)]
-        raiser.step_done(facts(step, conduct={"shop": summed(found)}))
+        raiser.judge_step(facts(step, conduct={"shop": sum_attempts(found)}))
     assert heard.names == []
 
 
 def test_an_environment_is_judged_by_the_steps_that_it_is_part_of() -> None:
     raiser, heard = alarms()
-    none, some = summed([attempt(0)]), summed([attempt(0, reward=1.0)])
+    none, some = sum_attempts([attempt(0)]), sum_attempts([attempt(0, reward=1.0)])
     for step in range(1, 6):
         rare = {"rare": none} if step % 2 else {}
-        raiser.step_done(facts(step, conduct={"shop": some, **rare}))
+        raiser.judge_step(facts(step, conduct={"shop": some, **rare}))
     assert heard.names == ["+no_reward/rare"]
     assert "in steps 1 to 5" in heard.alarms[0].verdict.cause

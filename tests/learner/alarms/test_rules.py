@@ -12,7 +12,7 @@ from tests.learner.alarms.support import alarms, facts
 def test_a_run_that_is_well_raises_nothing() -> None:
     raiser, heard = alarms()
     for step in range(1, 40):
-        raiser.step_done(facts(step))
+        raiser.judge_step(facts(step))
     assert heard.names == []
 
 
@@ -41,13 +41,13 @@ def test_an_alarm_is_raised_once_names_its_figure_and_is_cleared_when_all_is_wel
     raiser, heard = alarms()
     changes, metrics, words = CASES[name]
     for step in range(1, 9):
-        raiser.step_done(facts(step, metrics, **changes))
+        raiser.judge_step(facts(step, metrics, **changes))
     assert heard.names == [f"+{name}"]
     verdict = heard.alarms[0].verdict
     assert words in verdict.cause
     assert verdict.fix
     for step in range(9, 30):
-        raiser.step_done(facts(step))
+        raiser.judge_step(facts(step))
     assert heard.names == [f"+{name}", f"-{name}"]
     assert raiser.raised == []
 
@@ -64,9 +64,9 @@ def test_lengths_and_entropy_are_compared_with_the_start_of_the_run(name: str) -
     raiser, heard = alarms()
     changes, metrics, words = BASELINES[name]
     for step in range(1, 5):
-        raiser.step_done(facts(step))
+        raiser.judge_step(facts(step))
     for step in range(5, 12):
-        raiser.step_done(facts(step, metrics, **changes))
+        raiser.judge_step(facts(step, metrics, **changes))
     assert heard.names == [f"+{name}"]
     assert words in heard.alarms[0].verdict.cause
 
@@ -74,10 +74,10 @@ def test_lengths_and_entropy_are_compared_with_the_start_of_the_run(name: str) -
 def test_a_resumed_run_is_still_compared_with_its_own_start() -> None:
     raiser, _ = alarms()
     for step in range(1, 5):
-        raiser.step_done(facts(step))
+        raiser.judge_step(facts(step))
     resumed, heard = alarms(remembered=raiser.memory)
     for step in range(5, 12):
-        resumed.step_done(facts(step, {"policy/entropy": 0.01}))
+        resumed.judge_step(facts(step, {"policy/entropy": 0.01}))
     assert heard.names == ["+entropy_collapse/all"]
 
 
@@ -85,7 +85,7 @@ def test_staleness_near_the_bound_is_told_of_when_it_stays_there() -> None:
     raiser, heard = alarms(max_staleness=4)
     for step in range(1, 9):
         near = {"async/staleness_mean": 3.9, "async/staleness_max": 4.0}
-        raiser.step_done(facts(step, near if step > 4 else {}))
+        raiser.judge_step(facts(step, near if step > 4 else {}))
     assert heard.names == ["+staleness_near/all"]
 
 
@@ -95,7 +95,7 @@ def test_one_bad_step_is_noise() -> None:
         bad = step % 10 == 5
         changes: dict[str, Any] = {"signal": {"shop": (0, 8)}, "no_grade": {"shop": (4, 32)}}
         changes |= {"stale": (2, 8), "lengths": {"shop": 150.0}}
-        raiser.step_done(
+        raiser.judge_step(
             facts(step, {"policy/entropy": 0.3} if bad else {}, **changes if bad else {})
         )
     assert heard.names == []
@@ -108,7 +108,7 @@ def test_an_environment_with_few_groups_a_step_is_not_judged_by_a_few() -> None:
     raiser, heard = alarms()
     for step in range(1, 300):
         groups = {"rare": (int(chooser.random() < 0.6), 1), "shop": (4, 8)}
-        raiser.step_done(facts(step, signal=groups))
+        raiser.judge_step(facts(step, signal=groups))
     assert heard.names == []
 
 
@@ -117,14 +117,14 @@ def test_a_share_at_its_limit_does_not_flap() -> None:
     for step in range(1, 60):
         # 25 % on average, a little more and a little less by turns of a window.
         part = 1 if step // 4 % 2 else 2
-        raiser.step_done(facts(step, signal={"shop": (part, 7)}))
+        raiser.judge_step(facts(step, signal={"shop": (part, 7)}))
     assert heard.names == ["+signal_ratio/shop"]
 
 
 def test_all_environments_together_are_judged_beside_each() -> None:
     raiser, heard = alarms()
     for step in range(1, 9):
-        raiser.step_done(facts(step, signal={"desk": (0, 8), "shop": (1, 8)}))
+        raiser.judge_step(facts(step, signal={"desk": (0, 8), "shop": (1, 8)}))
     assert set(heard.names) == {f"+signal_ratio/{env}" for env in (ALL, "desk", "shop")}
 
 
@@ -137,7 +137,7 @@ def test_want_of_signal_says_whether_tasks_are_too_hard_or_too_easy(
     raiser, heard = alarms()
     for step in range(1, 9):
         metrics = {"reward/shop/pass_at_1": passes}
-        raiser.step_done(facts(step, metrics, signal={"shop": (0, 8)}))
+        raiser.judge_step(facts(step, metrics, signal={"shop": (0, 8)}))
     assert heard.names == ["+signal_ratio/shop"]
     assert advice in heard.alarms[0].verdict.fix
     assert f"{passes:.0%} of its attempts pass" in heard.alarms[0].verdict.cause
@@ -147,11 +147,11 @@ def test_a_solved_environment_is_good_news_and_no_alarm() -> None:
     raiser, heard = alarms()
     for step in range(1, 9):
         metrics = {"reward/web_shop/pass_at_1": 0.97}
-        raiser.step_done(facts(step, metrics, signal={"web/shop": (0, 8)}))
+        raiser.judge_step(facts(step, metrics, signal={"web/shop": (0, 8)}))
     assert heard.names == ["+solved/web/shop"]
     assert heard.alarms[0].verdict.severity is Severity.NOTICE
     assert "97% of its attempts passed" in heard.alarms[0].verdict.cause
     assert raiser.count == 0
     for step in range(9, 17):
-        raiser.step_done(facts(step, signal={"web/shop": (0, 8)}))
+        raiser.judge_step(facts(step, signal={"web/shop": (0, 8)}))
     assert sorted(heard.names[1:]) == ["+signal_ratio/web/shop", "-solved/web/shop"]

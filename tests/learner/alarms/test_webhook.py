@@ -11,11 +11,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 from structlog.testing import capture_logs
 
-from services.common.config import parse
+from services.common.config import parse_config
 from services.common.errors import ConfigError
 from services.common.log import redact
-from services.learner.alarms.adapters.webhook_sink import Webhook, webhook_url
-from services.learner.alarms.types import Alarm, Verdict
+from services.learner.alarms.adapters.webhook_sink import WebhookAlarmSink, webhook_url
+from services.learner.alarms.types import Alarm, AlarmVerdict
 from services.learner.config.alarms import AlarmsConfig
 from tests.learner.support import free_port
 
@@ -23,7 +23,7 @@ Answer = Callable[[int], int]
 
 
 def alarm(number: int = 0) -> Alarm:
-    verdict = Verdict("signal_ratio", "shop", True, f"cause {number}", "fix it", 0.1, 0.25)
+    verdict = AlarmVerdict("signal_ratio", "shop", True, f"cause {number}", "fix it", 0.1, 0.25)
     return Alarm(verdict, raised=True, step=24, since_step=24)
 
 
@@ -64,16 +64,16 @@ def wait_for(true: Callable[[], bool]) -> None:
 
 def test_an_alarm_is_one_text_with_the_run_the_cause_and_the_fix() -> None:
     with server(lambda number: 200) as (url, texts):
-        hook = Webhook(url, "run-7")
-        hook.send(alarm())
+        hook = WebhookAlarmSink(url, "run-7")
+        hook.send_alarm(alarm())
         hook.close()
     assert texts == ["[run-7] alarm in step 24: signal_ratio of shop: cause 0. fix it"]
 
 
 def test_what_is_answered_with_500_is_sent_again() -> None:
     with server(lambda number: 500 if number < 3 else 200) as (url, texts):
-        hook = Webhook(url, "run", first_pause_s=0.01)
-        hook.send(alarm())
+        hook = WebhookAlarmSink(url, "run", first_pause_s=0.01)
+        hook.send_alarm(alarm())
         wait_for(lambda: len(texts) == 3)
         hook.close()
     assert len(set(texts)) == 1
@@ -82,9 +82,9 @@ def test_what_is_answered_with_500_is_sent_again() -> None:
 
 def test_a_server_that_never_does_better_costs_the_message_and_is_told_of_once() -> None:
     with server(lambda number: 500) as (url, texts), capture_logs() as lines:
-        hook = Webhook(url, "run", first_pause_s=0.01)
+        hook = WebhookAlarmSink(url, "run", first_pause_s=0.01)
         for number in range(3):
-            hook.send(alarm(number))
+            hook.send_alarm(alarm(number))
         wait_for(lambda: hook.dropped == 3)
         hook.close()
     assert len(texts) == 15
@@ -94,8 +94,8 @@ def test_a_server_that_never_does_better_costs_the_message_and_is_told_of_once()
 
 def test_what_is_refused_is_not_sent_again() -> None:
     with server(lambda number: 404) as (url, texts):
-        hook = Webhook(url, "run", first_pause_s=0.01)
-        hook.send(alarm())
+        hook = WebhookAlarmSink(url, "run", first_pause_s=0.01)
+        hook.send_alarm(alarm())
         wait_for(lambda: hook.dropped == 1)
         hook.close()
     assert len(texts) == 1
@@ -109,10 +109,10 @@ def test_a_server_that_hangs_holds_up_neither_the_run_nor_its_end() -> None:
         return 200
 
     with server(hang) as (url, _):
-        hook = Webhook(url, "run", capacity=4, timeout_s=5.0, close_s=0.2)
+        hook = WebhookAlarmSink(url, "run", capacity=4, timeout_s=5.0, close_s=0.2)
         started = time.monotonic()
         for number in range(100):
-            hook.send(alarm(number))
+            hook.send_alarm(alarm(number))
         assert time.monotonic() - started < 0.5
         assert hook.dropped >= 95
         hook.close()
@@ -122,8 +122,8 @@ def test_a_server_that_hangs_holds_up_neither_the_run_nor_its_end() -> None:
 
 def test_a_server_that_is_away_is_tried_again() -> None:
     port = free_port()
-    hook = Webhook(f"http://127.0.0.1:{port}/", "run", first_pause_s=0.01)
-    hook.send(alarm())
+    hook = WebhookAlarmSink(f"http://127.0.0.1:{port}/", "run", first_pause_s=0.01)
+    hook.send_alarm(alarm())
     wait_for(lambda: hook.dropped == 1)
     hook.close()
 
@@ -143,6 +143,6 @@ def test_the_url_may_stand_in_an_environment_variable(monkeypatch: pytest.Monkey
 
 def test_what_is_no_url_is_refused_without_being_repeated() -> None:
     with pytest.raises(ConfigError) as caught:
-        parse(AlarmsConfig, {"webhook": "htps://hooks.example/T0/secret"}, where="test")
+        parse_config(AlarmsConfig, {"webhook": "htps://hooks.example/T0/secret"}, where="test")
     assert "webhook" in str(caught.value)
     assert "secret" not in str(caught.value)

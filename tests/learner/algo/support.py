@@ -86,11 +86,11 @@ def loss_and_slope(
         index, tokens = drawn.pack(
             places,
             weights,
-            proximal=objective.needs_proximal,
-            reference=objective.needs_reference,
+            proximal=objective.needs_proximal_logprobs,
+            reference=objective.needs_reference_logprobs,
         )
         leaf = drawn.logprobs[index].clone().requires_grad_()
-        loss = objective.on(tokens)(leaf, slice(0, len(leaf))).sum()
+        loss = objective.make_pack_loss(tokens)(leaf, slice(0, len(leaf))).sum()
         total += float(loss.detach())
         (slope[index],) = torch.autograd.grad(loss, leaf)
     return total, slope

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from services.learner.algo.advantages import ADVANTAGES, BatchRewards, critic_targets
-from services.learner.algo.gae import gae, returns_to_go, whiten
+from services.learner.algo.gae import compute_gae, returns_to_go, whiten
 from services.learner.config.algorithm import AlgorithmConfig, CriticConfig
 
 
@@ -23,17 +23,17 @@ def test_gae_is_the_double_sum_of_its_definition(length: int) -> None:
         sum((discount * decay) ** (later - t) * deltas[later] for later in range(t, length))
         for t in range(length)
     ]
-    estimate = gae(rewards, values, discount, decay)
+    estimate = compute_gae(rewards, values, discount, decay)
     np.testing.assert_allclose(estimate.advantages, expected, rtol=1e-12)
     np.testing.assert_allclose(estimate.returns, np.array(expected) + values, rtol=1e-12)
 
 
 def test_at_the_ends_of_the_trace_decay_gae_is_one_step_and_the_whole_return() -> None:
     rewards, values = np.array([0.0, 0.0, 1.0]), np.array([0.2, 0.4, 0.7])
-    one_step = gae(rewards, values, 1.0, 0.0).advantages
+    one_step = compute_gae(rewards, values, 1.0, 0.0).advantages
     np.testing.assert_allclose(one_step, [0.2, 0.3, 0.3])
-    np.testing.assert_allclose(gae(rewards, values, 1.0, 1.0).advantages, 1.0 - values)
-    assert gae(rewards, values, 1.0, 1.0).returns.tolist() == [1.0, 1.0, 1.0]
+    np.testing.assert_allclose(compute_gae(rewards, values, 1.0, 1.0).advantages, 1.0 - values)
+    assert compute_gae(rewards, values, 1.0, 1.0).returns.tolist() == [1.0, 1.0, 1.0]
 
 
 def test_returns_are_sums_to_the_end() -> None:

@@ -48,7 +48,7 @@ def test_in_the_loss_it_moves_the_policy_where_nothing_else_does(estimator: str)
     index, tokens = drawn.pack([0, 1], [0.1, 0.2], proximal=False, reference=True)
     tokens.advantages.zero_()
     leaf = drawn.logprobs[index].clone().requires_grad_()
-    loss = objective.on(tokens)(leaf, slice(0, 7))
+    loss = objective.make_pack_loss(tokens)(leaf, slice(0, 7))
     (slope,) = torch.autograd.grad(loss.sum(), leaf)
     differences = (drawn.logprobs - drawn.reference)[index].tolist()
     expected = [
@@ -94,7 +94,7 @@ def test_in_the_reward_it_adds_nothing_to_the_loss_and_is_measured() -> None:
     losses: list[torch.Tensor] = []
     for chosen in (plain, shaped):
         _, tokens = drawn.pack([0], [0.2], proximal=False, reference=chosen is shaped)
-        pack = Objective(chosen).on(tokens)
+        pack = Objective(chosen).make_pack_loss(tokens)
         losses.append(pack(drawn.logprobs.clone().requires_grad_(), slice(0, 5)).detach())
     torch.testing.assert_close(losses[0], losses[1], rtol=0, atol=0)
     expected = kl_penalty(drawn.logprobs, drawn.reference, "k3").sum()

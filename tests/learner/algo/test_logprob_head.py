@@ -41,9 +41,9 @@ class Problem:
         objective = Objective(config(**keys))
         every = [1 / TOKENS] * len(LENGTHS)
         _, tokens = self.drawn.pack(
-            range(len(LENGTHS)), every, proximal=False, reference=objective.needs_reference
+            range(len(LENGTHS)), every, proximal=False, reference=objective.needs_reference_logprobs
         )
-        return objective, objective.on(tokens)
+        return objective, objective.make_pack_loss(tokens)
 
     def fused(self, keys: dict[str, Any], chunk: int) -> tuple[Tensor, Tensor, Tensor]:
         objective, pack = self.pack(keys)

@@ -140,7 +140,7 @@ def test_gspo_clips_whole_sequences_by_their_mean_and_no_single_token() -> None:
 
 
 def test_only_gspo_couples_the_tokens_of_a_sequence() -> None:
-    assert [name for name in LOSSES.names if LOSSES.coupled(name)] == ["gspo"]
+    assert [name for name in LOSSES.names if LOSSES.is_coupled(name)] == ["gspo"]
 
 
 def several(name: str, logprobs: Tensor, old: Tensor, advantages: Tensor) -> TokenLoss:

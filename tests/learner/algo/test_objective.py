@@ -28,9 +28,12 @@ def evaluate(
     """Weighted loss of each token, its sum's gradient by each logprob, and the pack."""
     objective = Objective(config(**keys), settings)
     _, tokens = drawn.pack(
-        range(len(drawn.lengths)), WEIGHTS, proximal=proximal, reference=objective.needs_reference
+        range(len(drawn.lengths)),
+        WEIGHTS,
+        proximal=proximal,
+        reference=objective.needs_reference_logprobs,
     )
-    pack = objective.on(tokens)
+    pack = objective.make_pack_loss(tokens)
     leaf = drawn.logprobs.clone().requires_grad_()
     loss = pack(leaf, slice(0, len(leaf)))
     (slope,) = torch.autograd.grad(loss.sum(), leaf)
@@ -174,8 +177,8 @@ def test_what_it_needs_is_known_before_the_step(
     objective = Objective(config(**keys))
     found = (
         objective.coupled,
-        objective.needs_proximal,
-        objective.needs_reference,
+        objective.needs_proximal_logprobs,
+        objective.needs_reference_logprobs,
         objective.moves_without_advantage,
     )
     assert found == (coupled, proximal, reference, moves)
@@ -183,15 +186,15 @@ def test_what_it_needs_is_known_before_the_step(
 
 def test_a_limit_of_the_guard_needs_the_trainers_logprobs_too() -> None:
     several = config(mini_batches=2)
-    assert Objective(several, StepSettings(ratio_limit=2.0)).needs_proximal
-    assert not Objective(several, StepSettings()).needs_proximal
+    assert Objective(several, StepSettings(ratio_limit=2.0)).needs_proximal_logprobs
+    assert not Objective(several, StepSettings()).needs_proximal_logprobs
 
 
 def test_a_kl_penalty_without_a_reference_is_refused() -> None:
     drawn = sample(LENGTHS)
     _, tokens = drawn.pack([0], [1.0], proximal=False, reference=False)
     with pytest.raises(ValueError, match="needs the reference policy's logprobs"):
-        Objective(config(kl={"coefficient": 0.1})).on(tokens)
+        Objective(config(kl={"coefficient": 0.1})).make_pack_loss(tokens)
 
 
 def test_sums_count_tokens_and_sequences_and_add_up() -> None:

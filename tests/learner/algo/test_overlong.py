@@ -1,6 +1,6 @@
 import pytest
 
-from services.learner.algo.overlong import overlong_kept, soft_penalties
+from services.learner.algo.overlong import not_overlong_mask, soft_penalties
 from services.learner.config.algorithm import OverlongConfig
 from services.learner.types import StopReason
 
@@ -8,16 +8,16 @@ REASONS = [StopReason.DONE, StopReason.GENERATION_LENGTH, StopReason.CONTEXT_OVE
 
 
 def test_nothing_is_masked_unless_asked_for() -> None:
-    assert overlong_kept(REASONS, [1, 10**6, 3], OverlongConfig()).all()
+    assert not_overlong_mask(REASONS, [1, 10**6, 3], OverlongConfig()).all()
 
 
 def test_masks_by_stop_reason_and_by_length_together() -> None:
     by_reason = OverlongConfig(mask_stop_reasons=(StopReason.GENERATION_LENGTH,))
-    assert overlong_kept(REASONS, [5, 5, 5], by_reason).tolist() == [True, False, True]
+    assert not_overlong_mask(REASONS, [5, 5, 5], by_reason).tolist() == [True, False, True]
     by_length = OverlongConfig(mask_above_tokens=100)
-    assert overlong_kept(REASONS, [101, 100, 99], by_length).tolist() == [False, True, True]
+    assert not_overlong_mask(REASONS, [101, 100, 99], by_length).tolist() == [False, True, True]
     both = OverlongConfig(mask_stop_reasons=(StopReason.GENERATION_LENGTH,), mask_above_tokens=100)
-    assert overlong_kept(REASONS, [101, 5, 99], both).tolist() == [False, False, True]
+    assert not_overlong_mask(REASONS, [101, 5, 99], both).tolist() == [False, False, True]
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@ import time
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.learner.algo.packing import first_fit_decreasing, layout
+from services.learner.algo.packing import first_fit_decreasing, make_pack_layout
 
 lengths_lists = st.lists(st.integers(1, 200), max_size=60)
 
@@ -38,7 +38,7 @@ def test_a_large_batch_is_packed_in_no_time() -> None:
 
 
 def test_position_ids_start_again_in_every_segment() -> None:
-    plan = layout([2, 3])
+    plan = make_pack_layout([2, 3])
     assert plan.offsets == (0, 2, 5)
     assert plan.position_ids.tolist() == [0, 1, 0, 1, 2]
-    assert layout([]).offsets == (0,)
+    assert make_pack_layout([]).offsets == (0,)

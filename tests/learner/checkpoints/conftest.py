@@ -22,7 +22,7 @@ def store(tmp_path: Path) -> Iterator[FsspecStore]:
     """Of the run of this test, in memory."""
     found = open_store(f"memory://{tmp_path}/{RUN_ID}", {})
     yield found
-    found.remove(found.names(""))
+    found.remove(found.list_files(""))
 
 
 @pytest.fixture

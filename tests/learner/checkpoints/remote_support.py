@@ -15,12 +15,12 @@ import httpx
 from moto.server import ThreadedMotoServer
 
 from services.learner.checkpoints.adapters.fsspec_store import FsspecStore, open_store
-from services.learner.checkpoints.remote import Elsewhere
+from services.learner.checkpoints.remote import RemoteTarget
 from services.learner.checkpoints.remote_layout import Progress, Stamp
 from services.learner.checkpoints.remote_staging import Source, Staged, stage
 from services.learner.checkpoints.remote_upload import Identity, Uploader
 from services.learner.journal.schema import CheckpointRow
-from services.learner.journal.store import FILE_NAME, open_journal
+from services.learner.journal.store import JOURNAL_FILE, open_journal
 from services.learner.ports import Ranks, RemoteStore
 from services.learner.ranks.fake import FakeRanks
 from tests.learner.support import FakeWorker, learner, make_config
@@ -91,7 +91,7 @@ class Machine:
         self.store = store
         self.run_epoch = run_epoch
         self.who = Identity(RUN_ID, run_epoch, f"incarnation{run_epoch}")
-        self.place = Elsewhere(store, folder, spec, keep=2)
+        self.place = RemoteTarget(store, folder, spec, keep=2)
         self.uploader = Uploader(store, self.who, folder, keep=2, wait=no_wait)
 
     async def make(self, step: int, files: dict[str, bytes] | None = None) -> CheckpointRow:
@@ -107,12 +107,12 @@ class Machine:
         journal = open_journal(self.run_dir)
         await journal.commit_checkpoint(row, keep=100)
         epoch = "INSERT OR IGNORE INTO epochs VALUES (?, 0, 0)"
-        await journal.write(lambda db: db.execute(epoch, (self.run_epoch,)))
+        await journal.run_transaction(lambda db: db.execute(epoch, (self.run_epoch,)))
         await journal.close()
         return row
 
     def stage(self, row: CheckpointRow) -> Staged:
-        source = Source(row, self.run_dir, self.run_dir / FILE_NAME, self.spec)
+        source = Source(row, self.run_dir, self.run_dir / JOURNAL_FILE, self.spec)
         return stage(source, Stamp(self.run_epoch, row.step), lambda: None)
 
     async def upload(self, step: int) -> Staged:
@@ -132,7 +132,7 @@ def digest(data: bytes) -> str:
 
 
 def manifests(store: RemoteStore) -> list[str]:
-    return [Path(name).stem for name in store.names("manifests")]
+    return [Path(name).stem for name in store.list_files("manifests")]
 
 
 async def train(
@@ -160,5 +160,5 @@ async def train(
 
 
 def query(run_dir: Path, sql: str) -> list[Any]:
-    with closing(sqlite3.connect(run_dir / FILE_NAME)) as db:
+    with closing(sqlite3.connect(run_dir / JOURNAL_FILE)) as db:
         return db.execute(sql).fetchall()

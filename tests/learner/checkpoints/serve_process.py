@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from services.common.spec import PolicyConfig
-from services.rollout.adapters.vllm_options import Model, engine_options, set_environment
+from services.rollout.adapters.vllm_options import ServedModel, engine_options, set_environment
 from services.rollout.config.rollout import EngineConfig
 
 
@@ -20,7 +20,7 @@ def main(folder: Path, ids: list[int]) -> list[float]:
     from vllm import LLM, SamplingParams, TokensPrompt
 
     policy = PolicyConfig(model=str(folder), dtype="float32", max_model_len=128)
-    options = engine_options(config, Model(folder, policy, []))
+    options = engine_options(config, ServedModel(folder, policy, []))
     del options["worker_extension_cls"]
     engine: Any = LLM(**options, skip_tokenizer_init=True, seed=0)
     sampling = SamplingParams(max_tokens=1, prompt_logprobs=0, detokenize=False)

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from services.learner.groups.batcher import train_batch
-from services.learner.journal.store import FILE_NAME, Journal, open_journal
+from services.learner.groups.batcher import build_train_batch
+from services.learner.journal.store import JOURNAL_FILE, Journal, open_journal
 from services.learner.ranks.fake import FakeRanks
 from services.learner.run.train_loop import ReplayError
 from tests.learner.test_runs import query, run_to_the_end, start
@@ -39,7 +39,11 @@ def parameters(folder: Path, step: int) -> bytes:
 async def replayed(journal: Journal, folder: Path) -> FakeRanks:
     ranks = FakeRanks(folder)
     for plan in await journal.plans_after(0):
-        await ranks.train(train_batch(plan.step, await journal.load(plan.attempts), plan.settings))
+        await ranks.train_step(
+            build_train_batch(
+                plan.step, await journal.load_trajectories(plan.attempts), plan.settings
+            )
+        )
     return ranks
 
 
@@ -116,6 +120,6 @@ async def test_what_came_late_is_accounted_for_as_dropped(tmp_path: Path) -> Non
         await journal.drop_try(plan.attempts[0], "late")
     finally:
         await journal.close()
-    with sqlite3.connect(tmp_path / "run" / FILE_NAME) as db:
+    with sqlite3.connect(tmp_path / "run" / JOURNAL_FILE) as db:
         dropped = db.execute("SELECT count(*) FROM trajectories WHERE dropped = 'late'").fetchone()
     assert dropped == (1,)

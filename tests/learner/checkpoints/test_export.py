@@ -17,13 +17,13 @@ from transformers import AutoModelForCausalLM
 from services.common.spec import PolicyConfig
 from services.learner.checkpoints import export_command as command
 from services.learner.checkpoints.durable_files import sha256_of
-from services.learner.checkpoints.export import ExportError, export, to_bfloat16
+from services.learner.checkpoints.export import ExportError, export_model, to_bfloat16
 from services.learner.checkpoints.manifest import FileEntry, Manifest, write_manifest
 from services.learner.config.learner import OptimizerConfig
 from services.learner.config.rank import RankConfig
-from services.learner.journal.store import FILE_NAME
+from services.learner.journal.store import JOURNAL_FILE
 from services.learner.rank import checkpoint as rank_checkpoint
-from services.learner.rank.model import canary_token_ids, load
+from services.learner.rank.model import canary_token_ids, load_policy
 from services.learner.rank.optimizer import Optimizer
 from services.learner.ranks.fake import FakeRanks
 from tests.learner.checkpoints.remote_support import Machine, query, train
@@ -50,12 +50,12 @@ def make_checkpoint(folder: Path, *, tied: bool = True, **policy: Any) -> tuple[
 def train_checkpoint(folder: Path, base: Path, **policy: Any) -> tuple[Path, PolicyConfig]:
     """The checkpoint of a model in `base`, its parameters changed."""
     config = policy_config(base, **policy)
-    loaded = load(config, RankConfig())
+    loaded = load_policy(config, RankConfig())
     with torch.no_grad():
         for value in loaded.named_parameters().values():
             value.mul_(1.0 + 1.0 / 3.0)
     optimizer = Optimizer(loaded.named_parameters(), OptimizerConfig())
-    rank_checkpoint.save(folder / "checkpoint", loaded, optimizer, 7)
+    rank_checkpoint.save_checkpoint(folder / "checkpoint", loaded, optimizer, 7)
     return folder / "checkpoint", config
 
 
@@ -76,8 +76,8 @@ def test_transformers_loads_it_and_gives_the_same_logprobs(
 ) -> None:
     saved, policy = make_checkpoint(tmp_path, tied=tied, rope_scaling=scaling)
     out = tmp_path / "model"
-    export(saved, Path(policy.model), policy, out)
-    trained = load(policy, RankConfig(), saved)
+    export_model(saved, Path(policy.model), policy, out)
+    trained = load_policy(policy, RankConfig(), saved)
     ids = canary_token_ids(trained.head.shape[0])
     expected = reference_logprobs(trained, ids, 1.0)
     np.testing.assert_allclose(logprobs(out, torch.float32), expected, atol=1e-5)
@@ -93,7 +93,7 @@ def test_transformers_loads_it_and_gives_the_same_logprobs(
 def test_its_weights_are_rounded_to_the_dtype_of_the_run_as_torch_rounds(tmp_path: Path) -> None:
     saved, policy = make_checkpoint(tmp_path, dtype="bfloat16")
     out = tmp_path / "model"
-    export(saved, Path(policy.model), policy, out)
+    export_model(saved, Path(policy.model), policy, out)
     before = load_file(saved / "model.safetensors")
     after = load_file(out / "model.safetensors")
     assert before.keys() == after.keys()
@@ -118,7 +118,7 @@ def test_bfloat16_of_every_kind_of_number_is_that_of_torch() -> None:
 def test_all_its_files_are_named_with_their_hashes(tmp_path: Path) -> None:
     saved, policy = make_checkpoint(tmp_path)
     out = tmp_path / "model"
-    export(saved, Path(policy.model), policy, out)
+    export_model(saved, Path(policy.model), policy, out)
     assert sorted(path.name for path in out.iterdir()) == [
         "SHA256SUMS",
         "config.json",
@@ -139,7 +139,7 @@ def test_code_of_a_model_goes_along_only_where_the_run_trusts_it(tmp_path: Path)
     (assets / "generation_config.json").write_text('{"eos_token_id": 5}')
     for trusted in (False, True):
         changed = policy.model_copy(update={"trust_remote_code": trusted})
-        export(saved, assets, changed, tmp_path / "model")
+        export_model(saved, assets, changed, tmp_path / "model")
         names = {path.name for path in (tmp_path / "model").iterdir()}
         assert ("modeling_own.py" in names) is trusted
         assert "pytorch_model.bin" not in names
@@ -154,7 +154,7 @@ def test_what_cannot_be_written_leaves_what_was_there(tmp_path: Path) -> None:
     (out / "keep").touch()
     (saved / "config.json").write_text("{")
     with pytest.raises(ExportError, match="cannot be exported to"):
-        export(saved, Path(policy.model), policy, out)
+        export_model(saved, Path(policy.model), policy, out)
     assert [path.name for path in out.iterdir()] == ["keep"]
     assert not list(tmp_path.glob(".model*"))
 
@@ -221,7 +221,7 @@ async def test_the_command_exports_a_kept_checkpoint_and_refuses_others(
     assert command.main([str(run_dir), "--out", str(tmp_path / "b")]) == 2
     assert "model.safetensors has 7 bytes instead of" in capsys.readouterr().err
     assert not (tmp_path / "b").exists()
-    (run_dir / FILE_NAME).unlink()
+    (run_dir / JOURNAL_FILE).unlink()
     assert command.main([str(run_dir), "--out", str(tmp_path / "b")]) == 2
     assert "is not there, so no checkpoint is known" in capsys.readouterr().err
 
@@ -230,7 +230,7 @@ def test_shards_of_other_dtypes_stay_as_they_are(tmp_path: Path) -> None:
     saved, policy = make_checkpoint(tmp_path, dtype="bfloat16")
     tensors = {"a": torch.arange(3), "b": torch.full((2, 2), 1 / 3), "c": torch.zeros(0)}
     save_file(tensors, saved / "model.safetensors")
-    export(saved, Path(policy.model), policy, tmp_path / "model")
+    export_model(saved, Path(policy.model), policy, tmp_path / "model")
     found = load_file(tmp_path / "model" / "model.safetensors")
     assert torch.equal(found["a"], tensors["a"])
     assert torch.equal(found["b"], tensors["b"].bfloat16())

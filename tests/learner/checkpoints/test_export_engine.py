@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from services.learner.checkpoints.export import export
+from services.learner.checkpoints.export import export_model
 from services.learner.config.rank import RankConfig
-from services.learner.rank.model import load
+from services.learner.rank.model import load_policy
 from tests.learner.checkpoints.test_export import train_checkpoint
 from tests.learner.rank.support import YARN, reference_logprobs
 from tests.rollout.tiny_model import VOCAB, make_model
@@ -24,12 +24,12 @@ async def test_vllm_loads_it_and_gives_the_same_logprobs_beyond_the_original_con
     make_model(tmp_path / "base")
     saved, policy = train_checkpoint(tmp_path, tmp_path / "base", rope_scaling=YARN)
     out = tmp_path / "model"
-    export(saved, Path(policy.model), policy, out)
+    export_model(saved, Path(policy.model), policy, out)
     ids = np.random.default_rng(0).integers(0, VOCAB, 120).astype(np.int32)
-    expected = reference_logprobs(load(policy, RankConfig(), saved), ids, 1.0)
+    expected = reference_logprobs(load_policy(policy, RankConfig(), saved), ids, 1.0)
     served = await served_logprobs(out, ids)
     np.testing.assert_allclose(served, expected, atol=1e-3)
-    initial = reference_logprobs(load(policy, RankConfig()), ids, 1.0)
+    initial = reference_logprobs(load_policy(policy, RankConfig()), ids, 1.0)
     assert np.abs(served - initial).max() > 0.1, "what was trained makes a difference"
 
 

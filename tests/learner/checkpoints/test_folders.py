@@ -12,7 +12,7 @@ from services.learner.checkpoints.manifest import (
     MANIFEST,
     DamagedCheckpointError,
     ForeignCheckpointError,
-    verify,
+    verify_checkpoint,
 )
 from services.learner.journal.store import Journal, open_journal
 from services.learner.ports import RankError
@@ -39,7 +39,7 @@ async def save(checkpoints: Checkpoints, *steps: int) -> FakeRanks:
     ranks = FakeRanks(checkpoints.folder.parent / "weights")
     for step in steps:
         ranks.step = step
-        await checkpoints.save(ranks, step)
+        await checkpoints.save_step(ranks, step)
     return ranks
 
 
@@ -49,7 +49,7 @@ def names(checkpoints: Checkpoints) -> list[str]:
 
 async def test_a_checkpoint_names_and_hashes_its_files(checkpoints: Checkpoints) -> None:
     await save(checkpoints, 1)
-    found = verify(checkpoints.folder / "step-000001")
+    found = verify_checkpoint(checkpoints.folder / "step-000001")
     assert (found.run_id, found.run_epoch, found.step) == ("a-run", 3, 1)
     assert set(found.files) == {MODEL}
     assert found.files[MODEL].bytes == (checkpoints.folder / "step-000001" / MODEL).stat().st_size
@@ -58,7 +58,7 @@ async def test_a_checkpoint_names_and_hashes_its_files(checkpoints: Checkpoints)
 async def test_as_many_are_kept_as_should_be(checkpoints: Checkpoints) -> None:
     await save(checkpoints, 1, 2, 3)
     assert names(checkpoints) == ["step-000002", "step-000003"]
-    newest = await checkpoints.newest()
+    newest = await checkpoints.find_newest()
     assert newest is not None
     assert newest.step == 3
 
@@ -91,14 +91,14 @@ async def test_a_damaged_newest_one_is_an_incident_and_the_one_before_is_taken(
     await save(checkpoints, 1, 2)
     harm, message = DAMAGES[damage]
     harm(checkpoints.folder / "step-000002")
-    newest = await checkpoints.newest()
+    newest = await checkpoints.find_newest()
     assert newest is not None
     assert newest.step == 1
     assert journal.incidents.counts == {"damaged_checkpoint": 1}
     assert message in journal.incidents.newest[0].text
-    assert [row.step for row in await journal.checkpoints()] == [1]
+    assert [row.step for row in await journal.list_checkpoints()] == [1]
     await save(checkpoints, 2)
-    assert verify(checkpoints.folder / "step-000002").step == 2
+    assert verify_checkpoint(checkpoints.folder / "step-000002").step == 2
 
 
 async def test_when_all_are_damaged_there_is_none(
@@ -107,9 +107,9 @@ async def test_when_all_are_damaged_there_is_none(
     await save(checkpoints, 1, 2)
     for step in (1, 2):
         flip(checkpoints.folder / f"step-{step:06d}")
-    assert await checkpoints.newest() is None
+    assert await checkpoints.find_newest() is None
     assert journal.incidents.counts["damaged_checkpoint"] == 2
-    assert [row.step for row in await journal.checkpoints()] == [2, 1], "none is forgotten"
+    assert [row.step for row in await journal.list_checkpoints()] == [2, 1], "none is forgotten"
 
 
 async def test_leftovers_of_killed_starts_are_removed(checkpoints: Checkpoints) -> None:
@@ -117,7 +117,7 @@ async def test_leftovers_of_killed_starts_are_removed(checkpoints: Checkpoints) 
     for name in ("step-000004.tmp-2", "step-000004", "step-000001"):
         shutil.copytree(checkpoints.folder / "step-000002", checkpoints.folder / name)
     (checkpoints.folder / "mine").mkdir()
-    newest = await checkpoints.newest()
+    newest = await checkpoints.find_newest()
     assert newest is not None
     assert newest.step == 2
     assert names(checkpoints) == ["mine", "step-000002"]
@@ -131,7 +131,7 @@ def write_half(directory: Path) -> None:
 class FullRanks(FakeRanks):
     """The disk takes half of what they write."""
 
-    async def save(self, directory: Path) -> CheckpointFiles:
+    async def save_checkpoint(self, directory: Path) -> CheckpointFiles:
         write_half(directory)
         raise RankError("save: OSError: [Errno 28] No space left on device")
 
@@ -141,10 +141,10 @@ async def test_a_checkpoint_that_cannot_be_written_leaves_nothing_and_harms_noth
 ) -> None:
     await save(checkpoints, 1)
     with pytest.raises(CheckpointWriteError, match=r"step 2 cannot be written.*No space left"):
-        await checkpoints.save(FullRanks(tmp_path / "weights"), 2)
+        await checkpoints.save_step(FullRanks(tmp_path / "weights"), 2)
     assert names(checkpoints) == ["step-000001"]
     assert journal.incidents.counts == {"checkpoint_failed": 1}
-    newest = await checkpoints.newest()
+    newest = await checkpoints.find_newest()
     assert newest is not None
     assert newest.step == 1
 
@@ -159,7 +159,7 @@ async def test_a_checkpoint_of_a_newer_program_is_refused(checkpoints: Checkpoin
     folder = checkpoints.folder / "step-000001"
     rewrite(folder, format=2)
     with pytest.raises(ForeignCheckpointError, match="has format 2, this program reads and writes"):
-        verify(folder)
+        verify_checkpoint(folder)
 
 
 @pytest.mark.parametrize("text", ["", "[]", "null", "{}", '{"format": 1}', "{" * 20])
@@ -168,7 +168,7 @@ async def test_what_is_no_manifest_is_damage(checkpoints: Checkpoints, text: str
     folder = checkpoints.folder / "step-000001"
     (folder / MANIFEST).write_text(text)
     with pytest.raises(DamagedCheckpointError, match="is no manifest"):
-        verify(folder)
+        verify_checkpoint(folder)
 
 
 async def test_a_learner_of_an_older_epoch_can_put_no_checkpoint_in_place(
@@ -180,6 +180,6 @@ async def test_a_learner_of_an_older_epoch_can_put_no_checkpoint_in_place(
     await successor.begin_epoch(at_least=1)
     with pytest.raises(Exception, match="in epoch 4: this one, of epoch 3, ends"):
         await save(checkpoints, 2)
-    assert [row.step for row in await successor.checkpoints()] == [1]
+    assert [row.step for row in await successor.list_checkpoints()] == [1]
     assert not (checkpoints.folder / "step-000002").exists()
     await successor.close()

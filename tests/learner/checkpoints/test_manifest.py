@@ -12,7 +12,7 @@ from services.learner.checkpoints.manifest import (
     MANIFEST,
     DamagedCheckpointError,
     parse_manifest,
-    verify,
+    verify_checkpoint,
 )
 
 CONTENT = b"weights"
@@ -59,7 +59,7 @@ def test_a_pipe_or_a_device_is_no_file_of_a_checkpoint(tmp_path: Path, name: str
         (tmp_path / MANIFEST).write_text(manifest(name).replace('"bytes": 7', '"bytes": 0'))
     os.mkfifo(tmp_path / name)
     with pytest.raises(DamagedCheckpointError, match=f"{name} is no regular file"):
-        verify(tmp_path)
+        verify_checkpoint(tmp_path)
 
 
 def test_names_below_the_folder_are_taken() -> None:
@@ -78,7 +78,7 @@ def test_a_link_out_of_the_folder_is_no_file_of_it(tmp_path: Path, linked: str) 
     name = "folder/model.safetensors" if linked == "folder" else linked
     (checkpoint / MANIFEST).write_text(manifest(name))
     with pytest.raises(DamagedCheckpointError, match="is a link to elsewhere"):
-        verify(checkpoint)
+        verify_checkpoint(checkpoint)
 
 
 def test_the_folder_itself_may_be_reached_by_a_link(tmp_path: Path) -> None:
@@ -87,4 +87,4 @@ def test_the_folder_itself_may_be_reached_by_a_link(tmp_path: Path) -> None:
     (checkpoint / "model.safetensors").write_bytes(CONTENT)
     (checkpoint / MANIFEST).write_text(manifest("model.safetensors"))
     link.symlink_to(checkpoint)
-    assert verify(link).step == 2
+    assert verify_checkpoint(link).step == 2

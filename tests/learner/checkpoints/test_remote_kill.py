@@ -50,7 +50,7 @@ async def test_what_a_kill_leaves_is_no_checkpoint_and_the_next_start_mends_it(
     staged = again.stage(CheckpointRow(found[0], found[1], {}))
     again.uploader.upload(staged)
     assert manifests(s3) == ["e000001-s000020" if whole else "e000002-s000020"]
-    folders = {n.split("/")[1] for n in s3.names("checkpoints")}
+    folders = {n.split("/")[1] for n in s3.list_files("checkpoints")}
     assert folders == set(manifests(s3))
     assert unfinished(s3) == []
     assert restore(s3, tmp_path / "new", name="test").step == 20

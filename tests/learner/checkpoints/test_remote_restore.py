@@ -14,8 +14,8 @@ from services.learner.checkpoints import restore_command as command
 from services.learner.checkpoints.adapters.fsspec_store import FsspecStore, open_store
 from services.learner.checkpoints.remote_layout import Marker, Stamp
 from services.learner.checkpoints.remote_restore import RestoreError, restore
-from services.learner.journal.store import FILE_NAME, open_journal
-from services.learner.ports import RemoteError
+from services.learner.journal.store import JOURNAL_FILE, open_journal
+from services.learner.ports import RemoteStoreError
 from tests.learner.checkpoints.remote_support import RUN_ID, Machine, query
 
 
@@ -64,7 +64,7 @@ async def test_the_next_start_has_an_epoch_above_every_one_that_ever_began(
     journal = open_journal(tmp_path / "new" / RUN_ID)
     try:
         assert await journal.begin_epoch(at_least=1) == 7
-        assert (await journal.forks())[7] == 20
+        assert (await journal.load_forks())[7] == 20
     finally:
         await journal.close()
 
@@ -200,7 +200,7 @@ async def test_a_journal_without_the_checkpoints_step_is_damage(
 ) -> None:
     machine = Machine(tmp_path / "old", store)
     staged = machine.stage(await machine.make(20))
-    with closing(sqlite3.connect(staged.folder / FILE_NAME)) as db, db:
+    with closing(sqlite3.connect(staged.folder / JOURNAL_FILE)) as db, db:
         db.execute("DELETE FROM checkpoints")
     machine.uploader.upload(staged)
     with pytest.raises(RestoreError, match="its journal does not know step 20"):
@@ -212,7 +212,7 @@ async def test_a_journal_that_puts_its_checkpoint_elsewhere_is_damage(
 ) -> None:
     machine = Machine(tmp_path / "old", store)
     staged = machine.stage(await machine.make(20))
-    with closing(sqlite3.connect(staged.folder / FILE_NAME)) as db, db:
+    with closing(sqlite3.connect(staged.folder / JOURNAL_FILE)) as db, db:
         db.execute("UPDATE checkpoints SET directory = '/runs/run/checkpoints/..'")
     machine.uploader.upload(staged)
     with pytest.raises(RestoreError, match="is no name of a file below its folder"):
@@ -250,7 +250,7 @@ async def test_a_store_out_of_reach_is_told_from_one_that_refuses(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def away(*arguments: Any, **options: Any) -> None:
-        raise RemoteError("connection refused")
+        raise RemoteStoreError("connection refused")
 
     monkeypatch.setattr(command, "restore", away)
     arguments = ["--config", str(spec_file(tmp_path)), "--runs", str(tmp_path / "new")]
@@ -264,8 +264,8 @@ async def test_no_permission_is_a_clear_error_and_the_secret_is_not_in_it(
     s3: FsspecStore, tmp_path: Path, endpoint: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     class Refusing(FsspecStore):
-        def names(self, folder: str) -> list[str]:
-            with self._told(folder):
+        def list_files(self, folder: str) -> list[str]:
+            with self._translate_errors(folder):
                 raise PermissionError("Access Denied for key a-secret-for-tests-42")
 
     options = {"endpoint_url": endpoint, "secret": "a-secret-for-tests-42"}

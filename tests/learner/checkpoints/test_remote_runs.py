@@ -20,7 +20,7 @@ from services.learner.checkpoints.remote import UploadError
 from services.learner.checkpoints.remote_layout import Marker
 from services.learner.checkpoints.remote_restore import restore
 from services.learner.checkpoints.remote_upload import FencedError
-from services.learner.ports import RemoteError, RemoteRefusedError
+from services.learner.ports import RemoteStoreError, RemoteStoreRefusedError
 from services.learner.ranks.fake import FakeRanks
 from tests.learner.checkpoints.remote_support import (
     RUN_ID,
@@ -127,7 +127,7 @@ async def test_an_upload_that_a_kill_cut_off_is_made_by_the_next_start(
     def fault(call: str, what: str) -> None:
         if call == "upload" and "s000006" in what:
             hang.set()
-            raise RemoteError("cut off")
+            raise RemoteStoreError("cut off")
 
     async with training(tmp_path, unreliable(store, fault)):
         await asyncio.to_thread(hang.wait, 20)
@@ -161,7 +161,7 @@ async def test_a_last_upload_that_fails_ends_the_learner_with_an_error(
 ) -> None:
     def refuse(call: str, what: str) -> None:
         if call == "upload" and "s000006" in what:
-            raise RemoteRefusedError("no permission")
+            raise RemoteStoreRefusedError("no permission")
 
     with pytest.raises(UploadError, match=r"the last checkpoint is not at memory.*no permission"):
         await train(tmp_path, unreliable(store, refuse), checkpoint=EVERY)
@@ -169,7 +169,7 @@ async def test_a_last_upload_that_fails_ends_the_learner_with_an_error(
 
     def slow(call: str, what: str) -> None:
         if call == "upload":
-            raise RemoteError("slow down")
+            raise RemoteStoreError("slow down")
 
     with pytest.raises(UploadError, match=r"slow down|it takes more than 1 s"):
         await train(tmp_path, unreliable(store, slow), checkpoint={**EVERY, "remote_exit_s": 1})
@@ -215,15 +215,15 @@ async def test_a_store_that_cannot_be_asked_ends_the_start(
     store: FsspecStore, tmp_path: Path
 ) -> None:
     def refuse(call: str, what: str) -> None:
-        raise RemoteRefusedError("no permission")
+        raise RemoteStoreRefusedError("no permission")
 
     with pytest.raises(ConfigError, match=r"learner\.checkpoint\.remote: no permission"):
         await train(tmp_path, unreliable(store, refuse), checkpoint=EVERY)
 
     def away(call: str, what: str) -> None:
-        raise RemoteError("connection refused")
+        raise RemoteStoreError("connection refused")
 
-    with pytest.raises(RemoteError, match="connection refused"):
+    with pytest.raises(RemoteStoreError, match="connection refused"):
         await train(tmp_path, unreliable(store, away), checkpoint=EVERY)
 
 

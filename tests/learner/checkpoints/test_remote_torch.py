@@ -30,8 +30,8 @@ CHANGES: dict[str, Any] = {
 class TrustedRanks(LocalRanks):
     """Takes the word of workers that cannot tell what the model makes of the canary."""
 
-    async def publish(self, version: int) -> Publication:
-        published = await super().publish(version)
+    async def publish_weights(self, version: int) -> Publication:
+        published = await super().publish_weights(version)
         said = np.full(len(published.canary_token_ids) - 1, -1.0, dtype=np.float32)
         return replace(published, canary_logprobs=said)
 

@@ -27,10 +27,10 @@ from services.learner.checkpoints.remote_upload import (
     FencedError,
     LocalDamageError,
     Uploader,
-    persist,
+    retry_request,
 )
-from services.learner.journal.store import FILE_NAME
-from services.learner.ports import RemoteError, RemoteRefusedError
+from services.learner.journal.store import JOURNAL_FILE
+from services.learner.ports import RemoteStoreError, RemoteStoreRefusedError
 from tests.learner.checkpoints.remote_support import (
     RUN_ID,
     Machine,
@@ -77,12 +77,12 @@ async def test_files_of_an_interrupted_upload_are_no_checkpoint_and_go_with_the_
     staged = machine.stage(await machine.make(20))
     with pytest.raises(KeyboardInterrupt):
         cut_off.upload(staged)
-    assert any("s000020" in name for name in s3.names("checkpoints"))
+    assert any("s000020" in name for name in s3.list_files("checkpoints"))
     assert manifests(s3) == ["e000001-s000010"]
     later = Machine(tmp_path, s3, run_epoch=2)
     later.uploader.upload(later.stage(await later.make(30)))
     assert manifests(s3) == ["e000001-s000010", "e000002-s000030"]
-    assert not [name for name in s3.names("checkpoints") if "s000020" in name]
+    assert not [name for name in s3.list_files("checkpoints") if "s000020" in name]
 
 
 async def test_parts_of_a_file_that_was_never_completed_are_dropped(
@@ -112,7 +112,7 @@ async def test_as_many_are_kept_as_should_be_and_a_manifest_goes_before_its_file
     for step in (10, 20, 30):
         await machine.upload(step)
     assert manifests(store) == ["e000001-s000020", "e000001-s000030"]
-    kept = {name.split("/")[1] for name in store.names("checkpoints")}
+    kept = {name.split("/")[1] for name in store.list_files("checkpoints")}
     assert kept == {"e000001-s000020", "e000001-s000030"}
     first, second = [line for line in removed if "s000010" in line]
     assert "manifests/" in first
@@ -122,7 +122,7 @@ async def test_as_many_are_kept_as_should_be_and_a_manifest_goes_before_its_file
 async def test_a_failed_request_is_repeated_and_one_that_is_refused_is_not(
     store: FsspecStore, tmp_path: Path
 ) -> None:
-    failures = iter([RemoteError("reset"), RemoteError("slow down")])
+    failures = iter([RemoteStoreError("reset"), RemoteStoreError("slow down")])
 
     def fail(call: str, what: str) -> None:
         if call == "upload" and "model.bin" in what and (error := next(failures, None)):
@@ -136,10 +136,10 @@ async def test_a_failed_request_is_repeated_and_one_that_is_refused_is_not(
     def refuse() -> None:
         nonlocal asked
         asked += 1
-        raise RemoteRefusedError("no permission")
+        raise RemoteStoreRefusedError("no permission")
 
-    with pytest.raises(RemoteRefusedError):
-        persist(refuse, no_wait)
+    with pytest.raises(RemoteStoreRefusedError):
+        retry_request(refuse, no_wait)
     assert asked == 1
 
 
@@ -147,15 +147,15 @@ def test_pauses_between_requests_grow_and_end_with_the_learner() -> None:
     pauses: list[float] = []
 
     def fail() -> None:
-        raise RemoteError("away")
+        raise RemoteStoreError("away")
 
-    with pytest.raises(RemoteError):
-        persist(fail, lambda seconds: bool(pauses.append(seconds)))
+    with pytest.raises(RemoteStoreError):
+        retry_request(fail, lambda seconds: bool(pauses.append(seconds)))
     assert len(pauses) == 5
     assert all(later > earlier * 0.99 for earlier, later in itertools.pairwise(pauses))
     pauses.clear()
-    with pytest.raises(RemoteError):
-        persist(fail, lambda seconds: not pauses.append(seconds))
+    with pytest.raises(RemoteStoreError):
+        retry_request(fail, lambda seconds: not pauses.append(seconds))
     assert len(pauses) == 1
 
 
@@ -224,7 +224,7 @@ async def test_an_older_epoch_uploads_nothing_once_a_later_one_has_begun(
     with pytest.raises(FencedError, match="is at epoch 4, this learner at 3"):
         await zombie.upload(20)
     assert manifests(store) == ["e000003-s000010"]
-    assert not [name for name in store.names("checkpoints") if "s000020" in name]
+    assert not [name for name in store.list_files("checkpoints") if "s000020" in name]
 
 
 async def test_an_epoch_that_begins_during_an_upload_keeps_its_manifest_away(
@@ -259,7 +259,7 @@ async def test_the_newest_epoch_removes_what_a_zombie_slipped_in(
     store.write(marker.name, marker.encode())
     await Machine(tmp_path / "new", store, run_epoch=4).upload(15)
     assert manifests(store) == ["e000003-s000010", "e000004-s000015"]
-    assert not [name for name in store.names("checkpoints") if "s000020" in name]
+    assert not [name for name in store.list_files("checkpoints") if "s000020" in name]
 
 
 async def test_the_journal_that_goes_along_is_of_the_moment_it_was_held(
@@ -267,7 +267,7 @@ async def test_the_journal_that_goes_along_is_of_the_moment_it_was_held(
 ) -> None:
     machine = Machine(tmp_path, store)
     await machine.make(10)
-    journal = tmp_path / FILE_NAME
+    journal = tmp_path / JOURNAL_FILE
     with closing(sqlite3.connect(journal)) as db, db:
         groups = [("g0", "planned", 9), ("g1", "planned", 11), ("g2", "open", None)]
         for group, state, step in groups:
@@ -330,5 +330,5 @@ async def test_any_file_system_of_fsspec_will_do(scheme: str, tmp_path: Path) ->
     target = tmp_path / "back"
     store.download(f"{staged.stamp.folder}/{JOURNAL}", target)
     assert target.read_bytes() == (staged.folder / JOURNAL).read_bytes()
-    assert store.names("nothing") == []
+    assert store.list_files("nothing") == []
     assert dataclasses.asdict(staged.stamp) == {"run_epoch": 1, "step": 30}

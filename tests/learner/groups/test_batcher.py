@@ -2,7 +2,7 @@
 
 import pytest
 
-from services.learner.groups.batcher import Batcher, ReadyGroup, Record
+from services.learner.groups.batcher import AttemptRecord, Batcher, ReadyGroup
 from services.learner.groups.types import GroupSpec, Purpose
 from services.learner.sampling.tasks import Task
 from services.learner.trajectory import Trajectory
@@ -15,7 +15,9 @@ def ready(number: int, rewards: list[float], *, oldest: int = 0, requeues: int =
         name, number, Task("t", "env", "{}"), Purpose.TRAIN, len(rewards), 1.0, requeues
     )
     records = tuple(
-        Record(Trajectory(AttemptKey(name, i, 0), "", (), b"", reward=r), 1, 1, oldest, oldest)
+        AttemptRecord(
+            Trajectory(AttemptKey(name, i, 0), "", (), b"", reward=r), 1, 1, oldest, oldest
+        )
         for i, r in enumerate(rewards)
     )
     return ReadyGroup(spec, records, ())
@@ -26,38 +28,38 @@ def make(*groups: ReadyGroup, staleness: int = 1, drop: bool = False) -> Batcher
         groups_per_step=2, max_staleness=staleness, constant="drop" if drop else "mask"
     )
     for group in groups:
-        batcher.add(group)
+        batcher.add_group(group)
     return batcher
 
 
 def test_groups_leave_oldest_first_whatever_order_they_came_in() -> None:
     batcher = make(ready(5, [0, 1]), ready(1, [0, 1]), ready(3, [0, 1]))
-    batch = batcher.take(0)
+    batch = batcher.take_batch(0)
     assert batch is not None
     assert [group.spec.sequence_number for group in batch.groups] == [1, 3]
     assert len(batcher) == 1
-    assert batcher.take(0) is None
+    assert batcher.take_batch(0) is None
 
 
 def test_constant_groups_are_left_out_of_the_plan_but_not_of_the_step() -> None:
-    batch = make(ready(0, [1, 1]), ready(1, [0, 1]), drop=True).take(0)
+    batch = make(ready(0, [1, 1]), ready(1, [0, 1]), drop=True).take_batch(0)
     assert batch is not None
-    assert [key.group_id for key in batch.attempts] == ["g1r0", "g1r0"]
+    assert [key.group_id for key in batch.attempt_keys] == ["g1r0", "g1r0"]
     assert [group.spec.group_id for group in batch.filtered] == ["g0r0"]
     assert len(batch.all_groups) == 2
 
 
 def test_a_step_of_constant_groups_alone_keeps_them() -> None:
-    batch = make(ready(0, [1, 1]), ready(1, [0, 0]), drop=True).take(0)
+    batch = make(ready(0, [1, 1]), ready(1, [0, 0]), drop=True).take_batch(0)
     assert batch is not None
     assert len(batch.groups) == 2
     assert not batch.filtered
 
 
 def test_masked_constant_groups_stay_in_the_plan() -> None:
-    batch = make(ready(0, [1, 1]), ready(1, [0, 1])).take(0)
+    batch = make(ready(0, [1, 1]), ready(1, [0, 1])).take_batch(0)
     assert batch is not None
-    assert len(batch.attempts) == 4
+    assert len(batch.attempt_keys) == 4
 
 
 @pytest.mark.parametrize(("staleness", "left"), [(0, 0), (1, 1), (2, 2)])
@@ -65,7 +67,7 @@ def test_what_is_staler_than_the_bound_is_dropped_and_never_taken(
     staleness: int, left: int
 ) -> None:
     batcher = make(ready(0, [0, 1], oldest=3), ready(1, [0, 1], oldest=4), staleness=staleness)
-    assert (batcher.take(5) is not None) == (left == 2)
+    assert (batcher.take_batch(5) is not None) == (left == 2)
     batcher = make(ready(0, [0, 1], oldest=3), ready(1, [0, 1], oldest=4), staleness=staleness)
     assert len(batcher.drop_stale(5)) == 2 - left
     assert len(batcher) == left

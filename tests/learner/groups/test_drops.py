@@ -10,7 +10,7 @@ import pytest
 
 from flotilla.learner.v1 import group_service_pb2 as pb
 from flotilla.learner.v1 import policy_pb2, trajectory_pb2
-from services.learner.groups.policy_history import Lineage, Standing
+from services.learner.groups.policy_history import PolicyLineage, PolicyStanding
 from services.learner.journal.store import open_journal
 from services.learner.types import PolicyId
 from tests.learner.support import FakeWorker, failed, graded, learner, make_config
@@ -25,19 +25,19 @@ def summary(folder: Path) -> dict[str, Any]:
 
 def test_a_policy_survives_while_every_later_epoch_began_at_or_after_it() -> None:
     published = [PolicyId(1, v, bytes([v])) for v in range(4)] + [PolicyId(2, 3, b"x")]
-    lineage = Lineage(published, {1: 0, 2: 2, 3: 3})
-    assert lineage.standing(PolicyId(1, 2, b"\2")) is Standing.SURVIVING
-    assert lineage.standing(PolicyId(1, 3, b"\3")) is Standing.ORPHANED
-    assert lineage.standing(PolicyId(2, 3, b"x")) is Standing.SURVIVING
-    assert lineage.standing(PolicyId(2, 3, b"y")) is Standing.UNKNOWN
-    assert lineage.standing(PolicyId(2, 3)) is Standing.UNKNOWN
-    assert lineage.standing(PolicyId(4, 0, b"x")) is Standing.UNKNOWN
+    lineage = PolicyLineage(published, {1: 0, 2: 2, 3: 3})
+    assert lineage.standing_of(PolicyId(1, 2, b"\2")) is PolicyStanding.SURVIVING
+    assert lineage.standing_of(PolicyId(1, 3, b"\3")) is PolicyStanding.ORPHANED
+    assert lineage.standing_of(PolicyId(2, 3, b"x")) is PolicyStanding.SURVIVING
+    assert lineage.standing_of(PolicyId(2, 3, b"y")) is PolicyStanding.UNKNOWN
+    assert lineage.standing_of(PolicyId(2, 3)) is PolicyStanding.UNKNOWN
+    assert lineage.standing_of(PolicyId(4, 0, b"x")) is PolicyStanding.UNKNOWN
 
 
 async def test_what_an_orphaned_policy_wrote_is_kept_and_not_trained_on(tmp_path: Path) -> None:
     journal = open_journal(tmp_path / "run")
     await journal.begin_epoch(at_least=1)
-    await journal.published(PolicyId(1, 3, b"f" * 32))
+    await journal.add_publication(PolicyId(1, 3, b"f" * 32))
     await journal.close()
     orphaned = policy_pb2.PolicyId(run_epoch=1, version=3, fingerprint=b"f" * 32)
     async with following(tmp_path) as worker:

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from services.learner.groups.dispatcher import Dispatcher
-from services.learner.groups.messages import LeaseRequest, now
+from services.learner.groups.dispatcher import GroupDispatcher
+from services.learner.groups.messages import LeaseRequest, loop_time
 from services.learner.groups.restore import start_dispatcher
 from services.learner.groups.types import Lease
 from services.learner.journal.store import open_journal
@@ -24,15 +24,15 @@ NEWEST = PolicyId(1, 0, b"f" * 32)
 
 
 @asynccontextmanager
-async def leased(tmp_path: Path) -> AsyncGenerator[tuple[Dispatcher, Lease]]:
+async def leased(tmp_path: Path) -> AsyncGenerator[tuple[GroupDispatcher, Lease]]:
     """A dispatcher whose worker `w` serves the newest policy and holds a lease."""
     config = make_config(tmp_path, lease_ttl_s=60.0)
     journal = open_journal(tmp_path / "run")
     dispatcher = await start_dispatcher(config, journal, load_tasks(Path(config.tasks)), 0)
-    await dispatcher.published(NEWEST, None)
-    dispatcher.book.greet("w", "i", now())
-    await dispatcher.serves("w", NEWEST)
-    lease = await dispatcher.lease(LeaseRequest("r", "w", "i", NEWEST, 64), 5.0)
+    await dispatcher.advance_policy(NEWEST, None)
+    dispatcher.book.greet_worker("w", "i", loop_time())
+    await dispatcher.mark_serving("w", NEWEST)
+    lease = await dispatcher.lease_group(LeaseRequest("r", "w", "i", NEWEST, 64), 5.0)
     assert lease is not None
     yield dispatcher, lease
     await journal.close()
@@ -50,12 +50,12 @@ def won(lease: Lease) -> Trajectory:
     )
 
 
-async def torn_and_mended(dispatcher: Dispatcher) -> None:
-    await dispatcher.serves_nothing("w", NEWEST)
-    await dispatcher.serves("w", NEWEST)
+async def torn_and_mended(dispatcher: GroupDispatcher) -> None:
+    await dispatcher.mark_not_serving("w", NEWEST)
+    await dispatcher.mark_serving("w", NEWEST)
 
 
-def unused(tmp_path: Path, dispatcher: Dispatcher, lease: Lease) -> bool:
+def unused(tmp_path: Path, dispatcher: GroupDispatcher, lease: Lease) -> bool:
     """Whether the try is dropped, and the attempt waits for its next one."""
     key = AttemptKey(lease.group.group_id, *lease.attempts[0])
     assert dispatcher.book.waits_for(key)
@@ -67,7 +67,7 @@ async def test_what_waits_for_a_report_is_not_used_after_the_engine_was_refused(
 ) -> None:
     async with leased(tmp_path) as (dispatcher, lease):
         dispatcher.book.workers["w"].served.clear()
-        submitting = asyncio.create_task(dispatcher.submit(won(lease)))
+        submitting = asyncio.create_task(dispatcher.submit_trajectory(won(lease)))
         await asyncio.sleep(0.05)
         await torn_and_mended(dispatcher)
         await submitting
@@ -79,19 +79,19 @@ async def test_what_is_being_written_is_not_used_after_the_engine_was_refused(
 ) -> None:
     async with leased(tmp_path) as (dispatcher, lease):
         journal: Any = dispatcher.endings._journal  # pyright: ignore[reportPrivateUsage]
-        receive = journal.receive
+        receive = journal.add_trajectory
 
         async def slowly(*arguments: Any) -> bool:
             new = await receive(*arguments)
             await torn_and_mended(dispatcher)
             return new
 
-        monkeypatch.setattr(journal, "receive", slowly)
-        await dispatcher.submit(won(lease))
+        monkeypatch.setattr(journal, "add_trajectory", slowly)
+        await dispatcher.submit_trajectory(won(lease))
         assert unused(tmp_path, dispatcher, lease)
 
 
 async def test_what_a_trusted_engine_wrote_is_used(tmp_path: Path) -> None:
     async with leased(tmp_path) as (dispatcher, lease):
-        await dispatcher.submit(won(lease))
+        await dispatcher.submit_trajectory(won(lease))
         assert query(tmp_path, "SELECT dropped FROM trajectories") == [("",)]

@@ -30,51 +30,51 @@ def replacing(max_refill: int = 2) -> Batcher:
 
 def test_a_step_waits_for_groups_with_signal_and_counts_those_without() -> None:
     batcher = replacing()
-    assert batcher.add(ready(0, [1, 1]))
-    assert not batcher.add(ready(1, [0, 1]))
-    assert batcher.add(ready(2, [0, 0]))
-    assert batcher.take(0) is None
-    assert not batcher.add(ready(3, [0, 1]))
-    batch = batcher.take(0)
+    assert batcher.add_group(ready(0, [1, 1]))
+    assert not batcher.add_group(ready(1, [0, 1]))
+    assert batcher.add_group(ready(2, [0, 0]))
+    assert batcher.take_batch(0) is None
+    assert not batcher.add_group(ready(3, [0, 1]))
+    batch = batcher.take_batch(0)
     assert batch is not None
     assert [group.spec.sequence_number for group in batch.groups] == [1, 3]
     assert [group.spec.sequence_number for group in batch.filtered] == [0, 2]
-    assert (batch.replaced, batch.lacking) == (2, 0)
+    assert (batch.replaced, batch.places_without_signal) == (2, 0)
 
 
 def test_when_the_refill_is_used_up_a_step_goes_on_with_what_there_is() -> None:
     batcher = replacing(max_refill=1)
-    assert [batcher.add(ready(n, [1, 1])) for n in range(3)] == [True, True, False]
-    assert batcher.take(0) is None
-    assert not batcher.add(ready(3, [0, 1]))
-    batch = batcher.take(0)
+    assert [batcher.add_group(ready(n, [1, 1])) for n in range(3)] == [True, True, False]
+    assert batcher.take_batch(0) is None
+    assert not batcher.add_group(ready(3, [0, 1]))
+    batch = batcher.take_batch(0)
     assert batch is not None
     assert [group.spec.sequence_number for group in batch.groups] == [3]
     assert len(batch.filtered) == 3
-    assert (batch.replaced, batch.lacking) == (2, 1)
-    assert batcher.add(ready(4, [1, 1])), "the next step has a refill of its own"
+    assert (batch.replaced, batch.places_without_signal) == (2, 1)
+    assert batcher.add_group(ready(4, [1, 1])), "the next step has a refill of its own"
 
 
 def test_without_any_signal_a_step_trains_on_constant_groups() -> None:
     batcher = replacing(max_refill=1)
     for number in range(4):
-        batcher.add(ready(number, [1, 1]))
-    batch = batcher.take(0)
+        batcher.add_group(ready(number, [1, 1]))
+    batch = batcher.take_batch(0)
     assert batch is not None
     assert len(batch.groups) == len(batch.filtered) == 2
-    assert batch.lacking == 2
+    assert batch.places_without_signal == 2
 
 
 def test_a_batch_that_is_put_back_can_be_taken_again_without_what_is_damaged() -> None:
     batcher = replacing()
     for number, rewards in enumerate([[1, 1], [0, 1], [0, 1]]):
-        batcher.add(ready(number, [float(r) for r in rewards]))
-    batch = batcher.take(0)
+        batcher.add_group(ready(number, [float(r) for r in rewards]))
+    batch = batcher.take_batch(0)
     assert batch is not None
     batcher.put_back(batch, without={"g1r0"})
-    assert batcher.take(0) is None
-    batcher.add(ready(3, [0, 1]))
-    again = batcher.take(0)
+    assert batcher.take_batch(0) is None
+    batcher.add_group(ready(3, [0, 1]))
+    again = batcher.take_batch(0)
     assert again is not None
     assert [group.spec.sequence_number for group in again.groups] == [2, 3]
     assert (again.filtered, again.replaced) == (batch.filtered, 1)
@@ -82,10 +82,10 @@ def test_a_batch_that_is_put_back_can_be_taken_again_without_what_is_damaged() -
 
 def test_what_was_replaced_gets_too_old_to_be_counted_like_all_else() -> None:
     batcher = replacing()
-    batcher.add(ready(0, [1, 1], oldest=0))
+    batcher.add_group(ready(0, [1, 1], oldest=0))
     for number in (1, 2):
-        batcher.add(ready(number, [0, 1], oldest=1))
-    batch = batcher.take(1)
+        batcher.add_group(ready(number, [0, 1], oldest=1))
+    batch = batcher.take_batch(1)
     assert batch is not None
     assert batch.filtered == ()
     assert [group.spec.sequence_number for group in batcher.drop_stale(1)] == [0]
@@ -95,8 +95,8 @@ def test_what_was_replaced_gets_too_old_to_be_counted_like_all_else() -> None:
 def test_signal_is_in_the_rewards_of_graded_attempts_alone() -> None:
     """Not in tokens, attempts that failed, or partial rewards."""
     group = ready(0, [0.5, 0.5])
-    assert group.constant
-    assert not ready(1, [0.5, 0.25]).constant
+    assert group.is_constant
+    assert not ready(1, [0.5, 0.25]).is_constant
 
 
 async def play(worker: FakeWorker, rewards: Sequence[float]) -> str:
@@ -150,10 +150,10 @@ class GatedRanks(FakeRanks):
         super().__init__(folder)
         self.go_on = asyncio.Event()
 
-    async def train(self, batch: TrainBatch) -> StepResult:
+    async def train_step(self, batch: TrainBatch) -> StepResult:
         if batch.step == 2:
             await self.go_on.wait()
-        return await super().train(batch)
+        return await super().train_step(batch)
 
 
 async def test_a_group_that_is_replaced_while_a_step_is_trained_may_be_too_old_for_the_next(

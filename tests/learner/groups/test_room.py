@@ -5,18 +5,18 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from services.learner.groups.intake_budget import Room, RoomFullError
+from services.learner.groups.intake_budget import IntakeBudget, IntakeFullError
 
 
 class Holder:
     """A stream that takes its place and holds it until it is told to go."""
 
-    def __init__(self, room: Room, worker_id: str, size: int, header: int = 0) -> None:
+    def __init__(self, room: IntakeBudget, worker_id: str, size: int, header: int = 0) -> None:
         self.placed, self.go = asyncio.Event(), asyncio.Event()
         self.task = asyncio.create_task(self._hold(room, worker_id, size, header))
 
-    async def _hold(self, room: Room, worker_id: str, size: int, header: int) -> None:
-        async with room.place(worker_id, size, header=header):
+    async def _hold(self, room: IntakeBudget, worker_id: str, size: int, header: int) -> None:
+        async with room.reserve_bytes(worker_id, size, header=header):
             self.placed.set()
             await self.go.wait()
 
@@ -41,7 +41,7 @@ async def end(*holders: Holder) -> None:
 
 
 async def test_who_finds_no_room_waits_until_somebody_leaves() -> None:
-    room = Room(worker_bytes=100, total_bytes=100)
+    room = IntakeBudget(worker_bytes=100, total_bytes=100)
     first, second = Holder(room, "a", 60), Holder(room, "b", 60)
     await settle()
     assert placed(first, second) == [True, False]
@@ -49,21 +49,21 @@ async def test_who_finds_no_room_waits_until_somebody_leaves() -> None:
     await settle()
     assert placed(second) == [True]
     await second.leave()
-    assert room.taken == 0
+    assert room.taken_bytes == 0
 
 
 async def test_a_worker_at_its_bound_holds_up_no_other() -> None:
-    room = Room(worker_bytes=50, total_bytes=200)
+    room = IntakeBudget(worker_bytes=50, total_bytes=200)
     mine = [Holder(room, "a", 40) for _ in range(3)]
     other = Holder(room, "b", 40)
     await settle()
     assert placed(*mine, other) == [True, False, False, True]
     await end(*mine, other)
-    assert room.taken == 0
+    assert room.taken_bytes == 0
 
 
 async def test_the_large_one_is_not_overtaken_for_ever() -> None:
-    room = Room(worker_bytes=100, total_bytes=100)
+    room = IntakeBudget(worker_bytes=100, total_bytes=100)
     small, large, late = Holder(room, "a", 40), Holder(room, "b", 90), Holder(room, "c", 40)
     await settle()
     assert placed(small, large, late) == [True, False, False]
@@ -74,7 +74,7 @@ async def test_the_large_one_is_not_overtaken_for_ever() -> None:
 
 
 async def test_what_is_larger_than_a_bound_comes_in_alone() -> None:
-    room = Room(worker_bytes=10, total_bytes=20)
+    room = IntakeBudget(worker_bytes=10, total_bytes=20)
     large, other = Holder(room, "a", 500), Holder(room, "b", 5)
     await settle()
     assert placed(large, other) == [True, False]
@@ -85,22 +85,22 @@ async def test_what_is_larger_than_a_bound_comes_in_alone() -> None:
 
 
 async def test_who_gives_up_waiting_lets_the_next_one_in() -> None:
-    room = Room(worker_bytes=100, total_bytes=100)
+    room = IntakeBudget(worker_bytes=100, total_bytes=100)
     first, large, small = Holder(room, "a", 60), Holder(room, "b", 90), Holder(room, "c", 30)
     await settle()
     assert placed(first, large, small) == [True, False, False]
     await end(large)
     assert placed(small) == [True]
     await end(first, small)
-    assert room.taken == 0
+    assert room.taken_bytes == 0
 
 
 async def test_more_headers_than_the_room_holds_do_not_wait() -> None:
-    room = Room(worker_bytes=100, total_bytes=100)
+    room = IntakeBudget(worker_bytes=100, total_bytes=100)
     waiting = [Holder(room, "a", 100, header=0), *(Holder(room, "a", 100, 50) for _ in range(2))]
     await settle()
     async with AsyncExitStack() as stack:
-        with pytest.raises(RoomFullError, match="2 trajectories wait"):
-            await stack.enter_async_context(room.place("b", 1, header=1))
+        with pytest.raises(IntakeFullError, match="2 trajectories wait"):
+            await stack.enter_async_context(room.reserve_bytes("b", 1, header=1))
     await end(*waiting)
-    assert room.taken == 0
+    assert room.taken_bytes == 0

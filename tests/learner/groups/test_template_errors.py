@@ -11,13 +11,13 @@ import pytest
 from flotilla.learner.v1 import group_service_pb2 as pb
 from flotilla.learner.v1 import trajectory_pb2
 from services.common.errors import ConfigError
-from services.learner.alarms.event_rules import CALM_GROUPS, template_errors
+from services.learner.alarms.event_rules import CALM_GROUPS, judge_template_errors
 from services.learner.groups.counters import Tally
 from services.learner.groups.types import GroupSpec, Purpose
-from services.learner.journal.audit import audit
-from services.learner.journal.store import FILE_NAME, reading
+from services.learner.journal.audit import audit_journal
+from services.learner.journal.store import JOURNAL_FILE, open_read_only
 from services.learner.sampling.tasks import Task
-from services.learner.sampling.template_failures import Unrendered
+from services.learner.sampling.template_failures import TemplateFailures
 from tests.launcher.harness import until
 from tests.learner.groups.test_drops import following_worker
 from tests.learner.support import FakeWorker, failed, graded, learner, make_config, write_tasks
@@ -40,8 +40,8 @@ async def spoil(worker: FakeWorker, lease: pb.Lease, *, after: int = 2) -> None:
 
 
 def check_balance(tmp_path: Path, **fates: int) -> None:
-    with reading(tmp_path / "run" / FILE_NAME) as db:
-        found = audit(db)
+    with open_read_only(tmp_path / "run" / JOURNAL_FILE) as db:
+        found = audit_journal(db)
     assert found.holds
     assert found.fates == {name.replace("__", "/"): count for name, count in fates.items()}
 
@@ -64,7 +64,7 @@ async def test_a_try_that_cannot_be_rendered_drops_its_group_after_a_kill_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The learner is gone between the try's row in the journal and the end of its group."""
-    taken = "services.learner.groups.completion.Endings.take"
+    taken = "services.learner.groups.completion.GroupEndings.take_record"
     with monkeypatch.context() as patch:
         patch.setattr(taken, lambda *_: None)
         async with following(tmp_path, steps=9, **GROUPS) as worker:
@@ -159,26 +159,26 @@ def test_groups_without_a_template_error_count_for_their_environment_alone(
 ) -> None:
     tally = Tally()
     for env in ("env0", "env1"):
-        tally.unrendered(GroupSpec("g", 0, Task("t", env, "{}"), Purpose.TRAIN, 4, 1.0), SAID)
+        tally.count_unrendered(GroupSpec("g", 0, Task("t", env, "{}"), Purpose.TRAIN, 4, 1.0), SAID)
     for _ in range(groups):
-        tally.rendered("env0")
-    found = {verdict.scope: verdict.bad for verdict in template_errors(tally.template_errors)}
+        tally.count_rendered("env0")
+    found = {verdict.scope: verdict.bad for verdict in judge_template_errors(tally.template_errors)}
     assert found == {"env0": bad, "env1": True}
 
 
 def test_one_hostile_task_does_not_end_the_run() -> None:
-    unrendered = Unrendered(tasks=12)
-    assert not any(unrendered.dropped("hostile", SAID) for _ in range(50))
-    assert not unrendered.dropped("second", SAID)
-    assert "3 different tasks" in unrendered.dropped("third", SAID)
+    unrendered = TemplateFailures(tasks=12)
+    assert not any(unrendered.note_dropped("hostile", SAID) for _ in range(50))
+    assert not unrendered.note_dropped("second", SAID)
+    assert "3 different tasks" in unrendered.note_dropped("third", SAID)
 
 
 def test_a_run_of_one_task_ends_when_nothing_else_happens() -> None:
-    unrendered = Unrendered(tasks=1)
+    unrendered = TemplateFailures(tasks=1)
     for _ in range(9):
-        assert not unrendered.dropped("only", SAID)
-        assert not unrendered.dropped("only", SAID)
-        unrendered.completed()
-    assert not unrendered.dropped("only", SAID)
-    assert not unrendered.dropped("only", SAID)
-    assert "1 different task" in unrendered.dropped("only", SAID)
+        assert not unrendered.note_dropped("only", SAID)
+        assert not unrendered.note_dropped("only", SAID)
+        unrendered.note_complete()
+    assert not unrendered.note_dropped("only", SAID)
+    assert not unrendered.note_dropped("only", SAID)
+    assert "1 different task" in unrendered.note_dropped("only", SAID)

@@ -11,11 +11,11 @@ from transformers import AutoModelForCausalLM
 
 from services.common.spec import PolicyConfig
 from services.learner.config.rank import RankConfig
-from services.learner.guard.diagnosis import Diagnosis, diagnose
+from services.learner.guard.diagnosis import Diagnosis, diagnose_mismatch
 from services.learner.guard.dtype_bounds import BOUNDS
 from services.learner.guard.types import Comparison
-from services.learner.rank.compare_command import Comparing
-from services.learner.rank.model import Policy, load
+from services.learner.rank.compare_command import CompareCommand
+from services.learner.rank.model import Policy, load_policy
 from services.learner.rank.publish import WeightSlots
 from services.learner.types import TrainBatch, TrainSequence
 from tests.learner.rank.configs import policy_config
@@ -32,26 +32,26 @@ class Trainer:
     config: PolicyConfig
     policy: Policy
     slots: WeightSlots
-    comparing: Comparing
+    comparing: CompareCommand
 
     @staticmethod
     def of(model: Path, folder: Path, **changes: object) -> "Trainer":
         """A trainer whose version 0 is published."""
         config = policy_config(model, **changes)
-        policy = load(config, RANK)
+        policy = load_policy(config, RANK)
         slots = WeightSlots(policy.named_parameters(), policy.compute_dtype, folder, "guard")
-        slots.write(0)
-        return Trainer(config, policy, slots, Comparing(policy, slots, config, RANK))
+        slots.write_version(0)
+        return Trainer(config, policy, slots, CompareCommand(policy, slots, config, RANK))
 
     def judged(self, batch: TrainBatch) -> Comparison:
-        return self.comparing.compare(batch, batch.step - 1, diagnose=True)
+        return self.comparing.run_comparison(batch, batch.step - 1, diagnose=True)
 
     def diagnosis(self, batch: TrainBatch) -> Diagnosis:
         """Of an engine that must be over the bound."""
         comparison = self.judged(batch)
         found = comparison.versions[batch.step - 1]
-        assert BOUNDS[self.config.dtype].excesses(0, found)
-        return diagnose(found, comparison, self.config, TEMPERATURE)
+        assert BOUNDS[self.config.dtype].find_excesses(0, found)
+        return diagnose_mismatch(found, comparison, self.config, TEMPERATURE)
 
 
 def sampled(engine: Policy, *, temperature: float = TEMPERATURE, version: int = 0) -> TrainBatch:

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from services.learner.guard.control_chart import Bound
+from services.learner.guard.control_chart import MismatchBound
 from services.learner.guard.dtype_bounds import BOUNDS
-from services.learner.rank.model import load
+from services.learner.rank.model import load_policy
 from services.learner.types import TrainBatch, TrainSequence
 from tests.learner.guard.engines import (
     RANK,
@@ -37,7 +37,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def trainer(model: Path, tmp_path: Path) -> Generator[Trainer]:
     made = Trainer.of(model, tmp_path)
     yield made
-    made.slots.remove()
+    made.slots.unlink_slots()
 
 
 @pytest.fixture
@@ -45,12 +45,12 @@ def stretched(model: Path, tmp_path: Path) -> Generator[Trainer]:
     """A trainer with YaRN: sequences go on beyond the 64 positions of the model's own context."""
     made = Trainer.of(model, tmp_path, rope_scaling=YARN)
     yield made
-    made.slots.remove()
+    made.slots.unlink_slots()
 
 
-def agrees(trainer: Trainer, bound: Bound) -> None:
+def agrees(trainer: Trainer, bound: MismatchBound) -> None:
     found = trainer.judged(sampled(trainer.policy)).versions[0]
-    assert not bound.excesses(0, found)
+    assert not bound.find_excesses(0, found)
     assert found.tokens > 500
 
 
@@ -83,7 +83,7 @@ def test_an_engine_of_another_dtype_is_named(trainer: Trainer, dtype: torch.dtyp
 
 
 def test_an_engine_without_the_rope_scaling_is_named(stretched: Trainer, model: Path) -> None:
-    plain = load(policy_config(model), RANK)
+    plain = load_policy(policy_config(model), RANK)
     diagnosis = stretched.diagnosis(sampled(plain))
     assert diagnosis.setting == "rope"
     assert "without policy.rope_scaling" in diagnosis.sentence
@@ -91,7 +91,7 @@ def test_an_engine_without_the_rope_scaling_is_named(stretched: Trainer, model: 
 
 
 def test_an_engine_with_another_rope_base_is_named(trainer: Trainer, tmp_path: Path) -> None:
-    other = load(policy_config(write_model(tmp_path / "other", tied=False)), RANK)
+    other = load_policy(policy_config(write_model(tmp_path / "other", tied=False)), RANK)
     other.model.load_state_dict(trainer.policy.model.state_dict())
     rotary = other.model.model.rotary_emb
     rotary.config.rope_parameters = {**rotary.config.rope_parameters, "rope_theta": 1e6}
@@ -109,7 +109,7 @@ def test_an_engine_with_a_head_of_its_own_folder_is_named(trainer: Trainer, mode
 
 
 def test_an_engine_that_serves_the_version_before_is_named(trainer: Trainer, model: Path) -> None:
-    before = load(trainer.config, RANK)
+    before = load_policy(trainer.config, RANK)
     updated(trainer)
     diagnosis = trainer.diagnosis(sampled(before, version=1))
     assert diagnosis.setting == "weights"
@@ -118,7 +118,7 @@ def test_an_engine_that_serves_the_version_before_is_named(trainer: Trainer, mod
 def test_an_engine_that_an_update_reached_but_for_one_layer_is_named_with_it(
     trainer: Trainer,
 ) -> None:
-    engine = load(trainer.config, RANK)
+    engine = load_policy(trainer.config, RANK)
     updated(trainer)
     stale = "model.layers.1."
     own = engine.named_parameters()
@@ -135,11 +135,13 @@ def test_samples_of_an_older_version_are_judged_by_its_own_weights(trainer: Trai
     old = sampled(trainer.policy)
     updated(trainer)
     stale = TrainBatch(2, tuple(_aged(s) for s in old.sequences))
-    own = trainer.comparing.compare(stale, 1, diagnose=False).versions
+    own = trainer.comparing.run_comparison(stale, 1, diagnose=False).versions
     assert list(own) == [0]
-    assert not BOUNDS["float32"].excesses(0, own[0])
-    fresh = trainer.comparing.compare(TrainBatch(2, old.sequences), 1, diagnose=False).versions
-    assert BOUNDS["float32"].excesses(1, fresh[1]), "the update changed too little to tell"
+    assert not BOUNDS["float32"].find_excesses(0, own[0])
+    fresh = trainer.comparing.run_comparison(
+        TrainBatch(2, old.sequences), 1, diagnose=False
+    ).versions
+    assert BOUNDS["float32"].find_excesses(1, fresh[1]), "the update changed too little to tell"
 
 
 def test_samples_of_weights_that_are_gone_are_left_out(trainer: Trainer) -> None:
@@ -147,7 +149,7 @@ def test_samples_of_weights_that_are_gone_are_left_out(trainer: Trainer) -> None
     for version in (1, 2, 3):
         updated(trainer, version)
     stale = TrainBatch(4, tuple(_aged(s, 3) for s in old.sequences))
-    found = trainer.comparing.compare(stale, 3, diagnose=False)
+    found = trainer.comparing.run_comparison(stale, 3, diagnose=False)
     assert (found.versions, set(found.sequences), found.bands) == ({}, {None}, ())
 
 
@@ -156,7 +158,7 @@ def test_comparing_leaves_the_model_as_it_was(trainer: Trainer) -> None:
     before = {n: p.detach().clone() for n, p in trainer.policy.named_parameters().items()}
     batch = sampled(trainer.policy, version=1)
     rows = (*batch.sequences[:4], *(_aged(s) for s in batch.sequences[4:]))
-    trainer.comparing.compare(TrainBatch(2, rows), 1, diagnose=True)
+    trainer.comparing.run_comparison(TrainBatch(2, rows), 1, diagnose=True)
     for name, parameter in trainer.policy.named_parameters().items():
         assert torch.equal(parameter, before[name])
         assert parameter.grad is None
@@ -179,7 +181,7 @@ def updated(trainer: Trainer, version: int = 1) -> None:
     torch.manual_seed(version)
     for parameter in trainer.policy.named_parameters().values():
         parameter.add_(0.05 * torch.randn_like(parameter))
-    trainer.slots.write(version)
+    trainer.slots.write_version(version)
 
 
 def _aged(sequence: TrainSequence, staleness: int = 1) -> TrainSequence:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from services.common.spec import PolicyConfig
-from services.learner.guard.guard import Guard
+from services.learner.guard.guard import MismatchGuard
 from services.learner.guard.types import ProbeResult
 from services.learner.journal.store import open_journal
 from services.learner.ranks.fake import VOCAB_SIZE, FakeRanks
@@ -27,29 +27,29 @@ class SlowRanks(FakeRanks):
         self.begun = asyncio.Event()
         self.go_on = asyncio.Event()
 
-    async def compare(self, batch: Any, *, diagnose: bool = False) -> Any:
+    async def compare_batch(self, batch: Any, *, diagnose: bool = False) -> Any:
         self.at_it += 1
         self.most = max(self.most, self.at_it)
         self.begun.set()
         # As a rank does, whoever waits for it.
         await asyncio.shield(asyncio.ensure_future(self.go_on.wait()))
         self.at_it -= 1
-        return await super().compare(batch, diagnose=diagnose)
+        return await super().compare_batch(batch, diagnose=diagnose)
 
 
 @asynccontextmanager
 async def probing(
     tmp_path: Path,
-) -> AsyncGenerator[tuple[Guard, SlowRanks, list[ProbeResult]]]:
+) -> AsyncGenerator[tuple[MismatchGuard, SlowRanks, list[ProbeResult]]]:
     """A guard before the first step, and right answers to its probes."""
     journal = open_journal(tmp_path / "run")
     ranks = SlowRanks(tmp_path / "weights")
     policy = PolicyConfig(model="m", dtype="float32", max_model_len=128)
-    guard = Guard(
+    guard = MismatchGuard(
         make_config(tmp_path), policy, ranks, journal, tmp_path / "run", run_epoch=1, state={}
     )
-    guard.loaded(ModelInfo(parameters=16, vocab_size=VOCAB_SIZE, step=0))
-    probes = guard.probes_for(await ranks.publish(0))
+    guard.note_model(ModelInfo(parameters=16, vocab_size=VOCAB_SIZE, step=0))
+    probes = guard.probes_for(await ranks.publish_weights(0))
     answer = ProbeResult(np.arange(3, dtype=np.int32), np.full(3, -1.0, np.float32))
     yield guard, ranks, [answer] * len(probes)
     await journal.close()

@@ -11,7 +11,7 @@ import grpc.aio
 import pytest
 
 from services.common import rpc
-from services.learner.guard.report import FILE_NAME, MismatchError
+from services.learner.guard.report import REPORT_FILE, MismatchError
 from services.learner.guard.types import Hypothesis
 from services.learner.journal import store
 from services.learner.ranks.fake import FakeRanks
@@ -29,9 +29,9 @@ class Ranks(FakeRanks):
         self._off = off
         self.hypotheses = (ROPE,)
 
-    async def compare(self, batch: Any, *, diagnose: bool = False) -> Any:
+    async def compare_batch(self, batch: Any, *, diagnose: bool = False) -> Any:
         self.abs_diff = OFF if self._off(batch.step - 1) else 1e-6
-        return await super().compare(batch, diagnose=diagnose)
+        return await super().compare_batch(batch, diagnose=diagnose)
 
 
 async def run(
@@ -56,12 +56,12 @@ async def run(
 
 
 def query(tmp_path: Path, sql: str) -> list[Any]:
-    with sqlite3.connect(tmp_path / "run" / store.FILE_NAME) as db:
+    with sqlite3.connect(tmp_path / "run" / store.JOURNAL_FILE) as db:
         return db.execute(sql).fetchall()
 
 
 def report(tmp_path: Path) -> dict[str, Any]:
-    return json.loads((tmp_path / "run" / FILE_NAME).read_text())
+    return json.loads((tmp_path / "run" / REPORT_FILE).read_text())
 
 
 def metrics(tmp_path: Path) -> list[dict[str, Any]]:
@@ -74,7 +74,7 @@ async def test_a_run_that_agrees_is_only_watched(tmp_path: Path) -> None:
     assert len(ranks.trained) == 6
     assert {row["mismatch/guard_level"] for row in metrics(tmp_path)} == {0.0}
     assert {batch.settings.ratio_limit for batch in ranks.trained} == {None}
-    assert not (tmp_path / "run" / FILE_NAME).exists()
+    assert not (tmp_path / "run" / REPORT_FILE).exists()
 
 
 async def test_a_run_that_disagrees_at_its_start_trains_nothing(tmp_path: Path) -> None:

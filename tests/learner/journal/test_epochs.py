@@ -41,18 +41,18 @@ async def test_a_learner_of_an_older_epoch_writes_nothing_any_more(tmp_path: Pat
         await first.set_meta({"seconds": 1})
     with pytest.raises(StaleEpochError):
         await first.begin_epoch(at_least=1)
-    assert "seconds" not in await second.meta()
+    assert "seconds" not in await second.read_meta()
     await second.set_meta({"seconds": 2})
-    assert (await first.meta())["seconds"] == 2
+    assert (await first.read_meta())["seconds"] == 2
     await first.close()
     await second.close()
 
 
 async def test_a_learner_of_an_older_epoch_is_told_that_it_is_over(tmp_path: Path) -> None:
     first, second = await taken_over(tmp_path)
-    watching = asyncio.create_task(first.broken())
+    watching = asyncio.create_task(first.wait_until_broken())
     with pytest.raises(StaleEpochError):
-        await first.fenced(lambda: None)
+        await first.run_fenced(lambda: None)
     with pytest.raises(StaleEpochError):
         await asyncio.wait_for(watching, 5)
     await first.close()
@@ -63,8 +63,8 @@ async def test_what_is_fenced_is_not_done_by_an_older_epoch(tmp_path: Path) -> N
     first, second = await taken_over(tmp_path)
     done: list[str] = []
     with pytest.raises(StaleEpochError):
-        await first.fenced(lambda: done.append("first"))
-    await second.fenced(lambda: done.append("second"))
+        await first.run_fenced(lambda: done.append("first"))
+    await second.run_fenced(lambda: done.append("second"))
     assert done == ["second"]
     await first.close()
     await second.close()
@@ -75,6 +75,6 @@ async def test_writes_that_wait_when_a_newer_epoch_begins_all_fail(tmp_path: Pat
     writes = [first.set_meta({f"key{n}": n}) for n in range(20)]
     results = await asyncio.gather(*writes, return_exceptions=True)
     assert {type(result) for result in results} == {StaleEpochError}
-    assert set(await second.meta()) == {"schema_version"}
+    assert set(await second.read_meta()) == {"schema_version"}
     await first.close()
     await second.close()

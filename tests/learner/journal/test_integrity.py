@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from flotilla.learner.v1 import group_service_pb2 as pb
-from services.learner.journal.audit import audit
+from services.learner.journal.audit import audit_journal
 from services.learner.journal.connection import JournalError
 from services.learner.journal.integrity import DamagedRecordError
 from services.learner.journal.schema import Plan
-from services.learner.journal.store import FILE_NAME, Journal, open_journal
+from services.learner.journal.store import JOURNAL_FILE, Journal, open_journal
 from services.learner.run.train_loop import ReplayError
 from services.learner.types import AttemptKey, StepSettings
 from tests.learner.support import FakeWorker
@@ -31,7 +31,7 @@ DAMAGES = {
 
 
 def change(folder: Path, sql: str) -> None:
-    with closing(sqlite3.connect(folder / "run" / FILE_NAME)) as db:
+    with closing(sqlite3.connect(folder / "run" / JOURNAL_FILE)) as db:
         assert db.execute(sql).rowcount, sql
         db.commit()
 
@@ -50,8 +50,8 @@ def planned(folder: Path) -> set[str]:
 
 
 def fates(folder: Path) -> dict[str, int]:
-    with closing(sqlite3.connect(folder / "run" / FILE_NAME)) as db:
-        found = audit(db)
+    with closing(sqlite3.connect(folder / "run" / JOURNAL_FILE)) as db:
+        found = audit_journal(db)
     assert sum(found.fates.values()) == found.acknowledged
     return found.fates
 
@@ -65,9 +65,9 @@ async def test_any_damage_is_found_when_a_record_is_read(tmp_path: Path, damage:
     keys = [AttemptKey(group, n, 0) for n in (0, 1)]
     try:
         with pytest.raises(DamagedRecordError) as error:
-            await journal.load(keys)
+            await journal.load_trajectories(keys)
         assert error.value.keys == (keys[1],)
-        assert await journal.damaged(keys) == [keys[1]]
+        assert await journal.find_damaged(keys) == [keys[1]]
     finally:
         await journal.close()
 
@@ -157,7 +157,7 @@ async def test_a_file_whose_pages_are_damaged_is_said_to_be(
 ) -> None:
     await journal.set_meta({f"key{n}": "x" * 500 for n in range(100)})
     await journal.close()
-    path = tmp_path / "run" / FILE_NAME
+    path = tmp_path / "run" / JOURNAL_FILE
     data = bytearray(path.read_bytes())
     data[4096:] = b"\xff" * (len(data) - 4096)
     path.write_bytes(data)

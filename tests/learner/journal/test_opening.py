@@ -9,11 +9,11 @@ import pytest
 from services.learner.journal import audit
 from services.learner.journal.connection import JournalError
 from services.learner.journal.schema import SCHEMA_VERSION
-from services.learner.journal.store import FILE_NAME, open_journal
+from services.learner.journal.store import JOURNAL_FILE, open_journal
 
 
 async def test_a_journal_of_another_schema_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
-    with closing(sqlite3.connect(tmp_path / FILE_NAME)) as db:
+    with closing(sqlite3.connect(tmp_path / JOURNAL_FILE)) as db:
         db.execute("CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL)")
         db.execute("INSERT INTO meta VALUES ('schema_version', '1')")
         db.commit()
@@ -21,7 +21,7 @@ async def test_a_journal_of_another_schema_is_refused_and_left_as_it_is(tmp_path
     for _ in range(2):
         with pytest.raises(JournalError, match=message):
             open_journal(tmp_path)
-    with closing(sqlite3.connect(tmp_path / FILE_NAME)) as db:
+    with closing(sqlite3.connect(tmp_path / JOURNAL_FILE)) as db:
         assert db.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall() == [
             ("meta",)
         ]
@@ -41,7 +41,7 @@ OLD = "CREATE TABLE meta (key, value); INSERT INTO meta VALUES ('schema_version'
 def test_an_audit_of_what_it_cannot_read_says_why(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str | None, why: str
 ) -> None:
-    path = tmp_path / FILE_NAME
+    path = tmp_path / JOURNAL_FILE
     if content is not None:
         with closing(sqlite3.connect(path)) as db:
             db.executescript(content)
@@ -50,13 +50,13 @@ def test_an_audit_of_what_it_cannot_read_says_why(
 
 
 def test_a_file_that_is_no_journal_is_refused(tmp_path: Path) -> None:
-    (tmp_path / FILE_NAME).write_bytes(b"not a database at all" * 100)
+    (tmp_path / JOURNAL_FILE).write_bytes(b"not a database at all" * 100)
     with pytest.raises(JournalError, match="is not a journal"):
         open_journal(tmp_path)
 
 
 async def test_a_journal_whose_maker_was_killed_is_made_again(tmp_path: Path) -> None:
-    with closing(sqlite3.connect(tmp_path / FILE_NAME)) as db:
+    with closing(sqlite3.connect(tmp_path / JOURNAL_FILE)) as db:
         db.execute("CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL)")
         db.commit()
     journal = open_journal(tmp_path)

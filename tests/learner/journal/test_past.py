@@ -13,11 +13,11 @@ import pytest_asyncio
 from services.common.errors import ConfigError
 from services.learner.checkpoints.checkpoint_folders import Checkpoints
 from services.learner.journal.accept_loss_command import accept_loss
-from services.learner.journal.audit import Audit, audit
+from services.learner.journal.audit import Audit, audit_journal
 from services.learner.journal.connection import JournalError
-from services.learner.journal.progress_mark import FILE_NAME as MARK
-from services.learner.journal.startup_check import Found, check
-from services.learner.journal.store import FILE_NAME, hold, open_journal
+from services.learner.journal.progress_mark import MARK_FILE as MARK
+from services.learner.journal.startup_check import CheckedJournal, check_journal
+from services.learner.journal.store import JOURNAL_FILE, lock_journal, open_journal
 from tests.learner.journal.stopped_run import (
     DAMAGES,
     ENOUGH,
@@ -28,7 +28,7 @@ from tests.learner.journal.stopped_run import (
 )
 from tests.learner.test_runs import run_to_the_end
 
-WAL = f"{FILE_NAME}-wal"
+WAL = f"{JOURNAL_FILE}-wal"
 CHECKPOINTS = ("step-000002", "step-000004")
 # Of the stopped run: three groups of two attempts for each step, and one that waits.
 RECEIVED = 6 * PLAYED + 2
@@ -53,13 +53,13 @@ def contents(run_dir: Path) -> dict[str, bytes]:
 
 
 def books(run_dir: Path) -> Audit:
-    with closing(sqlite3.connect(run_dir / FILE_NAME)) as db:
-        return audit(db)
+    with closing(sqlite3.connect(run_dir / JOURNAL_FILE)) as db:
+        return audit_journal(db)
 
 
 def change(run_dir: Path, sql: str) -> None:
     """As damage on the disk does, not as a learner does."""
-    with closing(sqlite3.connect(run_dir / FILE_NAME)) as db:
+    with closing(sqlite3.connect(run_dir / JOURNAL_FILE)) as db:
         assert db.execute(sql).rowcount, sql
         db.commit()
 
@@ -104,19 +104,19 @@ async def test_a_whole_checkpoint_that_is_newer_than_the_journal_is_never_remove
     run_dir: Path,
 ) -> None:
     shutil.move(run_dir / "checkpoints", run_dir / "aside")
-    for name in (FILE_NAME, WAL, MARK, "metrics.jsonl"):
+    for name in (JOURNAL_FILE, WAL, MARK, "metrics.jsonl"):
         (run_dir / name).unlink()
     journal = open_journal(run_dir)
     shutil.move(run_dir / "aside", run_dir / "checkpoints")
     (run_dir / "checkpoints/step-000006").mkdir()
     checkpoints = Checkpoints(run_dir, journal, run_id="test-run", run_epoch=1, keep=2)
-    assert await checkpoints.newest() is None
+    assert await checkpoints.find_newest() is None
     assert kept_checkpoints(run_dir) == [*CHECKPOINTS]
     await journal.close()
 
 
 def test_a_stopped_run_is_opened_and_nothing_is_said(run_dir: Path) -> None:
-    found = check(run_dir)
+    found = check_journal(run_dir)
     assert (found.damaged, found.bad_mark, found.cut_short) == ([], "", False)
     assert found.position is not None
     assert (found.position.step, found.position.acknowledged) == (PLAYED, RECEIVED)
@@ -163,10 +163,12 @@ async def test_a_loss_after_the_newest_checkpoint_costs_what_came_after_it_alone
 async def test_a_run_without_its_journal_goes_on_from_its_newest_checkpoint(
     run_dir: Path, tmp_path: Path, kind: str
 ) -> None:
-    for name in (FILE_NAME, WAL):
+    for name in (JOURNAL_FILE, WAL):
         damage(run_dir / name, kind, random.Random(kind))
     refused(
-        run_dir, str(run_dir / FILE_NAME), f"{RECEIVED} acknowledged" if kind == "removed" else ""
+        run_dir,
+        str(run_dir / JOURNAL_FILE),
+        f"{RECEIVED} acknowledged" if kind == "removed" else "",
     )
     restored = accept_loss(run_dir)
     assert restored is not None
@@ -174,7 +176,7 @@ async def test_a_run_without_its_journal_goes_on_from_its_newest_checkpoint(
     assert books(run_dir).acknowledged == RECEIVED
     summary = await run_to_the_end(tmp_path, **ENOUGH)
     assert summary["trajectories"]["lost_with_disk"] == RECEIVED
-    assert (run_dir / "damaged-journal-1" / FILE_NAME).exists() == (kind != "removed")
+    assert (run_dir / "damaged-journal-1" / JOURNAL_FILE).exists() == (kind != "removed")
 
 
 # What a flipped bit can do to rows, and what is said of it.
@@ -222,7 +224,7 @@ ROWS = {
 async def test_rows_that_are_not_what_was_written_are_refused(run_dir: Path, name: str) -> None:
     sql, said = ROWS[name]
     change(run_dir, sql)
-    refused(run_dir, f"{run_dir / FILE_NAME} is ", said, "--accept-loss")
+    refused(run_dir, f"{run_dir / JOURNAL_FILE} is ", said, "--accept-loss")
     restored = accept_loss(run_dir)
     assert restored is not None
     assert (restored.step, restored.lost) == (4, RECEIVED)
@@ -230,12 +232,12 @@ async def test_rows_that_are_not_what_was_written_are_refused(run_dir: Path, nam
 
 
 def test_an_index_that_disagrees_with_its_table_is_refused(run_dir: Path) -> None:
-    with closing(sqlite3.connect(run_dir / FILE_NAME)) as db:
+    with closing(sqlite3.connect(run_dir / JOURNAL_FILE)) as db:
         db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         (page,) = db.execute(
             "SELECT rootpage FROM sqlite_master WHERE name = 'sqlite_autoindex_groups_1'"
         ).fetchone()
-    path = run_dir / FILE_NAME
+    path = run_dir / JOURNAL_FILE
     data = bytearray(path.read_bytes())
     at = data.index(b"g000004r0", (page - 1) * 4096, page * 4096)
     data[at + 6] ^= 4
@@ -246,7 +248,7 @@ def test_an_index_that_disagrees_with_its_table_is_refused(run_dir: Path) -> Non
 async def test_an_old_journal_is_refused(run_dir: Path, tmp_path: Path) -> None:
     old = Path(shutil.copytree(run_dir, tmp_path / "old"))
     await run_to_the_end(tmp_path, **ENOUGH)
-    for name in (FILE_NAME, WAL):
+    for name in (JOURNAL_FILE, WAL):
         shutil.copyfile(old / name, run_dir / name)
     refused(run_dir, str(run_dir / WAL), str(run_dir / MARK))
 
@@ -257,12 +259,12 @@ async def test_an_old_journal_with_its_old_mark_is_refused_for_what_came_after_i
 ) -> None:
     old = Path(shutil.copytree(run_dir, tmp_path / "old"))
     await run_to_the_end(tmp_path, **ENOUGH)
-    for name in (FILE_NAME, WAL, MARK):
+    for name in (JOURNAL_FILE, WAL, MARK):
         shutil.copyfile(old / name, run_dir / name)
     other = "metrics.jsonl" if witness == "checkpoints" else "checkpoints"
     shutil.rmtree(run_dir / other, ignore_errors=True)
     (run_dir / other).unlink(missing_ok=True)
-    refused(run_dir, str(run_dir / FILE_NAME), str(run_dir / witness), "--accept-loss")
+    refused(run_dir, str(run_dir / JOURNAL_FILE), str(run_dir / witness), "--accept-loss")
     restored = accept_loss(run_dir)
     assert restored is not None
     assert restored.step == (STEPS if witness == "checkpoints" else PLAYED)
@@ -286,17 +288,17 @@ async def test_a_mark_that_is_damaged_alone_is_made_anew_and_told_of(
     assert [incident.kind for incident in journal.incidents.newest] == ["damaged_mark"]
     assert str(mark) in journal.incidents.newest[0].text
     await journal.close()
-    assert check(run_dir).bad_mark == ""
-    damage(run_dir / FILE_NAME, "torn", random.Random(0))
-    refused(run_dir, str(run_dir / FILE_NAME))
+    assert check_journal(run_dir).bad_mark == ""
+    damage(run_dir / JOURNAL_FILE, "torn", random.Random(0))
+    refused(run_dir, str(run_dir / JOURNAL_FILE))
 
 
 def test_one_bit_of_the_mark_costs_nothing(run_dir: Path) -> None:
     whole = (run_dir / MARK).read_bytes()
     for seed in range(20):
         damage(run_dir / MARK, "one bit", random.Random(seed))
-        found = check(run_dir)
-        assert found == Found(found.position)
+        found = check_journal(run_dir)
+        assert found == CheckedJournal(found.position)
         (run_dir / MARK).write_bytes(whole)
 
 
@@ -320,7 +322,7 @@ async def test_a_kill_between_a_new_journal_and_its_first_mark_is_no_damage(
     await journal.set_meta({"one": 1})
     assert not journal.incidents.newest
     await journal.close()
-    assert check(tmp_path).bad_mark == ""
+    assert check_journal(tmp_path).bad_mark == ""
 
 
 async def test_a_journal_whose_commits_went_another_way_is_refused(
@@ -332,28 +334,28 @@ async def test_a_journal_whose_commits_went_another_way_is_refused(
         await journal.set_meta({"way": value})
         await journal.close()
     shutil.copyfile(other / MARK, run_dir / MARK)
-    refused(run_dir, str(run_dir / FILE_NAME), str(run_dir / MARK), "their commits differ")
+    refused(run_dir, str(run_dir / JOURNAL_FILE), str(run_dir / MARK), "their commits differ")
 
 
 async def test_the_mark_of_another_run_is_refused(run_dir: Path, tmp_path: Path) -> None:
     await open_journal(tmp_path / "other").close()
     shutil.copyfile(tmp_path / "other" / MARK, run_dir / MARK)
-    refused(run_dir, f"{run_dir / MARK} is of another journal than {run_dir / FILE_NAME}")
+    refused(run_dir, f"{run_dir / MARK} is of another journal than {run_dir / JOURNAL_FILE}")
 
 
 def test_a_checkpoint_that_is_damaged_or_a_line_that_is_is_no_sign_of_a_loss(run_dir: Path) -> None:
     shutil.copytree(run_dir / "checkpoints" / CHECKPOINTS[1], run_dir / "checkpoints/step-000008")
     with (run_dir / "metrics.jsonl").open("a") as file:
         file.write('{"step": 905, "time": 1.0}\n{"stdp": 6}\n[]\n\x00\n')
-    found = check(run_dir)
-    assert found == Found(found.position)
+    found = check_journal(run_dir)
+    assert found == CheckedJournal(found.position)
 
 
 def test_nothing_is_accepted_while_a_learner_works_on_the_run(run_dir: Path) -> None:
-    with hold(run_dir), pytest.raises(JournalError, match="another learner works on"):
+    with lock_journal(run_dir), pytest.raises(JournalError, match="another learner works on"):
         accept_loss(run_dir)
 
 
 def test_a_start_reads_no_longer_than_it_may(run_dir: Path) -> None:
-    found = check(run_dir, limit_s=-1.0)
+    found = check_journal(run_dir, limit_s=-1.0)
     assert (found.cut_short, found.bad_mark) == (True, "")

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from services.common.lifecycle import Lifecycle
-from services.common.run_membership import Identity
+from services.common.run_membership import ReplicaIdentity
 from services.learner.app import run_learner
-from services.learner.dependencies import Vendors
+from services.learner.dependencies import LearnerDependencies
 from services.learner.ports import AlarmSink, Ranks, Tracker
 from services.learner.ranks.fake import FakeRanks
 from tests.learner.support import TOKENIZER, FakeWorker, free_port, make_config, make_runtime
@@ -32,12 +32,12 @@ async def run_with(
     address = f"127.0.0.1:{free_port()}"
     runtime = make_runtime(tmp_path, make_config(tmp_path, **changes), listen=address)
     if told is not None:
-        identity = Identity("run", "learner", 0, "i1")
+        identity = ReplicaIdentity("run", "learner", 0, "i1")
         runtime.lifecycle = Lifecycle(runtime.drain, identity, None, None)
         runtime.lifecycle.told = told
     ranks = ranks or FakeRanks(tmp_path / "weights")
     sinks = [heard] if heard else []
-    vendors = Vendors(ranks, tracker, TOKENIZER, alarm_sinks=sinks)
+    vendors = LearnerDependencies(ranks, tracker, TOKENIZER, alarm_sinks=sinks)
     running = asyncio.create_task(run_learner(runtime, vendors))
     try:
         async with worker(address).working() as working:

@@ -6,10 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from services.learner.groups.batcher import Batch, ReadyGroup, Record
-from services.learner.groups.counters import Counters, Tally
+from services.learner.groups.batcher import AttemptRecord, Batch, ReadyGroup
+from services.learner.groups.counters import StepCounters, Tally
 from services.learner.groups.types import GroupSpec, Purpose
-from services.learner.run.eval_report import TaskResult, eval_metrics, figures, pass_at_k, wilson
+from services.learner.run.eval_report import (
+    TaskResult,
+    eval_metrics,
+    pass_at_k,
+    summarize_results,
+    wilson_interval,
+)
 from services.learner.sampling.tasks import Task
 from services.learner.tracking.adapters.jsonl import JsonlTracker
 from services.learner.tracking.formulas import (
@@ -22,7 +28,7 @@ from services.learner.tracking.formulas import (
     timing_metrics,
     train_throughput,
 )
-from services.learner.tracking.throughput import WINDOW, Pace
+from services.learner.tracking.throughput import WINDOW, ThroughputWindow
 from services.learner.trajectory import Counts, Trajectory, TurnTiming
 from services.learner.types import AttemptKey
 
@@ -33,7 +39,7 @@ def group(
     spec = GroupSpec(f"{env}{rewards}", 0, Task("t", env, "{}"), Purpose.TRAIN, len(rewards), 1.0)
     turns = (TurnTiming(0.5, 0.25, 10, 5), TurnTiming(0.5, 0.75, 10, 5))
     records = tuple(
-        Record(
+        AttemptRecord(
             Trajectory(
                 AttemptKey(spec.group_id, number, 0),
                 "",
@@ -102,7 +108,7 @@ def test_staleness_is_the_trainers_version_less_the_oldest_that_wrote_a_token() 
 
 
 def test_failures_are_counted_by_kind_and_groups_by_reason() -> None:
-    counters = Counters(quarantined=1)
+    counters = StepCounters(quarantined=1)
     counters.failures["env_lost"] = 3
     counters.dropped_groups["stale"] = 2
     metrics = failure_metrics(counters)
@@ -127,28 +133,28 @@ def test_pass_at_k_needs_k_attempts() -> None:
 
 def test_wilson_intervals_are_the_published_ones() -> None:
     # Newcombe 1998, table I, method 3.
-    assert wilson(81 / 263, 263) == pytest.approx((0.2553, 0.3662), abs=5e-5)
-    assert wilson(15 / 148, 148) == pytest.approx((0.0624, 0.1605), abs=5e-5)
-    assert wilson(0 / 20, 20) == pytest.approx((0.0, 0.1611), abs=5e-5)
-    assert wilson(1 / 29, 29) == pytest.approx((0.0061, 0.1718), abs=5e-5)
+    assert wilson_interval(81 / 263, 263) == pytest.approx((0.2553, 0.3662), abs=5e-5)
+    assert wilson_interval(15 / 148, 148) == pytest.approx((0.0624, 0.1605), abs=5e-5)
+    assert wilson_interval(0 / 20, 20) == pytest.approx((0.0, 0.1611), abs=5e-5)
+    assert wilson_interval(1 / 29, 29) == pytest.approx((0.0061, 0.1718), abs=5e-5)
 
 
 def test_an_evaluations_figures_by_hand() -> None:
     results = [TaskResult("a", 4, 1, 0.25), TaskResult("a", 2, 2, 1.0)]
-    report = figures(results)
+    report = summarize_results(results)
     assert report["pass_at_1"] == pytest.approx((0.25 + 1.0) / 2)
     assert report["pass_at_2"] == pytest.approx((0.5 + 1.0) / 2)
     assert "pass_at_4" not in report, "a task has too few attempts for it"
     assert report["avg_score"] == 0.625
-    assert figures([]) == {"tasks": 0}
+    assert summarize_results([]) == {"tasks": 0}
 
 
 def test_every_pass_at_k_of_an_evaluation_has_its_interval() -> None:
     results = [TaskResult("a", 4, 1, 0.25), TaskResult("a", 2, 2, 1.0)]
-    metrics = eval_metrics({"heldout": {**figures(results), "missing": 0, "by_env": {}}})
+    metrics = eval_metrics({"heldout": {**summarize_results(results), "missing": 0, "by_env": {}}})
     for k, fraction in ((1, 0.625), (2, 0.75)):
         found = (metrics[f"eval/all/pass_at_{k}_low"], metrics[f"eval/all/pass_at_{k}_high"])
-        assert found == pytest.approx(wilson(fraction, 2))
+        assert found == pytest.approx(wilson_interval(fraction, 2))
 
 
 def test_the_kolmogorov_smirnov_distance_by_hand() -> None:
@@ -178,27 +184,27 @@ def test_the_idle_share_is_what_the_trainer_did_nothing_in() -> None:
 
 def test_generated_tokens_are_averaged_over_steps_for_they_arrive_in_bursts() -> None:
     """With overlap nearly all of a step's tokens come during the step before."""
-    pace = Pace()
-    pace.after(times(4.0), Counters(policy_tokens=8000, trajectories=80))
-    figures = pace.after(times(2.0), Counters(policy_tokens=4, trajectories=0))
+    pace = ThroughputWindow()
+    pace.add_step(times(4.0), StepCounters(policy_tokens=8000, trajectories=80))
+    figures = pace.add_step(times(2.0), StepCounters(policy_tokens=4, trajectories=0))
     assert figures["throughput/tokens_per_sec_gen"] == pytest.approx(8004 / 6)
     assert figures["throughput/trajectories_per_sec"] == pytest.approx(80 / 6)
 
 
 def test_old_steps_leave_the_window() -> None:
-    pace = Pace()
-    pace.after(times(1.0), Counters(policy_tokens=10**9))
+    pace = ThroughputWindow()
+    pace.add_step(times(1.0), StepCounters(policy_tokens=10**9))
     for _ in range(WINDOW - 1):
-        pace.after(times(1.0), Counters(policy_tokens=5))
-    figures = pace.after(times(1.0), Counters(policy_tokens=5))
+        pace.add_step(times(1.0), StepCounters(policy_tokens=5))
+    figures = pace.add_step(times(1.0), StepCounters(policy_tokens=5))
     assert figures["throughput/tokens_per_sec_gen"] == 5
 
 
 def test_the_overlap_ratio_is_of_medians() -> None:
-    pace = Pace()
+    pace = ThroughputWindow()
     for step in (5.0, 60.0):
-        pace.after(times(step, rollout=4.0, train=2.0), Counters())
-    figures = pace.after(times(5.0, rollout=4.0, train=2.0), Counters())
+        pace.add_step(times(step, rollout=4.0, train=2.0), StepCounters())
+    figures = pace.add_step(times(5.0, rollout=4.0, train=2.0), StepCounters())
     assert figures["timing/overlap_ratio"] == 1.25
 
 
@@ -210,7 +216,7 @@ def test_trained_tokens_per_second_leave_filtered_groups_out() -> None:
 
 def test_what_is_not_finite_is_null_in_the_metrics_file(tmp_path: Path) -> None:
     tracker = JsonlTracker(tmp_path / "metrics.jsonl")
-    tracker.log(1, {"a": math.nan, "b": math.inf, "c": 1.0}, {})
+    tracker.log_metrics(1, {"a": math.nan, "b": math.inf, "c": 1.0}, {})
     tracker.close()
 
     def refuse(text: str) -> None:

@@ -26,14 +26,14 @@ class Opened(JsonlTracker):
         self.run: TrackedRun | None = None
         self.shapes: set[str] = set()
 
-    def open(self, run: TrackedRun) -> None:
+    def open_run(self, run: TrackedRun) -> None:
         self.run = run
 
-    def log(
+    def log_metrics(
         self, step: int, metrics: Mapping[str, float], histograms: Mapping[str, Histogram]
     ) -> None:
         self.shapes |= histograms.keys()
-        super().log(step, metrics, histograms)
+        super().log_metrics(step, metrics, histograms)
 
 
 class Crash(Exception):

@@ -48,10 +48,10 @@ class Names:
         self.metrics: set[str] = set()
         self.histograms: set[str] = set()
 
-    def open(self, run: TrackedRun) -> None:
+    def open_run(self, run: TrackedRun) -> None:
         """There is nothing to open."""
 
-    def log(
+    def log_metrics(
         self, step: int, metrics: Mapping[str, float], histograms: Mapping[str, Histogram]
     ) -> None:
         self.metrics |= metrics.keys()
@@ -68,8 +68,8 @@ class RanksThatTell(FakeRanks):
         super().__init__(folder)
         self._result = result
 
-    async def train(self, batch: TrainBatch) -> StepResult:
-        await super().train(batch)
+    async def train_step(self, batch: TrainBatch) -> StepResult:
+        await super().train_step(batch)
         versions = {batch.step - 1: VersionMismatch(10, 1e-9, 1e-6, 1e-6, 1e-6)}
         return replace(self._result, versions=versions)
 
@@ -99,7 +99,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> StepResult:
     kl = {"coefficient": 0.1}
     algorithm = type(gae()).model_validate({**gae().model_dump(), "kl": kl})
     policy, _, trainer = make_trainer(folder, algorithm=algorithm)
-    return trainer.train(make_batch(policy), 1e-3)
+    return trainer.train_step(make_batch(policy), 1e-3)
 
 
 async def logged(tmp_path: Path, trained: StepResult) -> Names:
@@ -148,5 +148,5 @@ def test_every_alarm_is_documented() -> None:
         *("damaged_checkpoint", "checkpoint_failed", "corrupt_record", "damaged_mark"),
         "lost_with_disk",
         # Of the gateway.
-        alarms.LATE,
+        alarms.LATE_HEARTBEATS,
     }

@@ -11,7 +11,7 @@ import pytest
 from structlog.testing import capture_logs
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from services.common.config import parse
+from services.common.config import parse_config
 from services.common.errors import ConfigError
 from services.common.log import add_secret
 from services.learner.config.tracking import TrackingConfig
@@ -19,9 +19,9 @@ from services.learner.ports import TrackedRun
 from services.learner.tracking.adapters.jsonl import JsonlTracker
 from services.learner.tracking.adapters.tensorboard import TensorboardTracker
 from services.learner.tracking.background_tracker import BackgroundTracker
-from services.learner.tracking.build import trackers_of
-from services.learner.tracking.histograms import histogram
-from services.learner.tracking.public_spec import public
+from services.learner.tracking.build import build_trackers
+from services.learner.tracking.histograms import build_histogram
+from services.learner.tracking.public_spec import redact_spec
 from services.learner.types import Histogram
 
 NEW = TrackedRun("id")
@@ -38,10 +38,10 @@ class Sink:
         self.free.set()
         self.closed = False
 
-    def open(self, run: TrackedRun) -> None:
+    def open_run(self, run: TrackedRun) -> None:
         """There is nothing to open."""
 
-    def log(
+    def log_metrics(
         self, step: int, metrics: Mapping[str, float], histograms: Mapping[str, Histogram]
     ) -> None:
         self.free.wait(10)
@@ -56,9 +56,9 @@ class Sink:
 def test_points_reach_a_tracker_in_order_and_all_of_them_before_the_end() -> None:
     sink = Sink()
     tracker = BackgroundTracker(sink, "sink")
-    tracker.open(NEW)
+    tracker.open_run(NEW)
     for step in range(200):
-        tracker.log(step, {}, {})
+        tracker.log_metrics(step, {}, {})
     tracker.close()
     assert sink.steps == list(range(200))
     assert sink.closed
@@ -68,14 +68,14 @@ def test_a_tracker_that_fails_loses_its_points_and_says_so_once() -> None:
     sink = Sink()
     tracker = BackgroundTracker(sink, "sink")
     with capture_logs() as lines:
-        tracker.open(NEW)
+        tracker.open_run(NEW)
         sink.fails = True
         for step in range(5):
-            tracker.log(step, {}, {})
+            tracker.log_metrics(step, {}, {})
         while tracker.dropped < 5:
             time.sleep(0.01)
         sink.fails = False
-        tracker.log(5, {}, {})
+        tracker.log_metrics(5, {}, {})
         tracker.close()
     assert sink.steps == [5]
     assert [line["event"] for line in lines] == [
@@ -91,10 +91,10 @@ def test_a_tracker_that_hangs_holds_up_neither_training_nor_its_end() -> None:
     sink = Sink()
     sink.free.clear()
     tracker = BackgroundTracker(sink, "sink", capacity=8, close_s=0.1)
-    tracker.open(NEW)
+    tracker.open_run(NEW)
     started = time.monotonic()
     for step in range(1000):
-        tracker.log(step, {"a": 1.0}, {})
+        tracker.log_metrics(step, {"a": 1.0}, {})
     tracker.close()
     assert time.monotonic() - started < 1
     # One is being written, eight wait.
@@ -111,8 +111,8 @@ def test_a_resumed_run_does_not_write_a_line_again(tmp_path: Path) -> None:
     for steps in ((1, 2), (2, 3)):
         tracker = JsonlTracker(path)
         for step in steps:
-            tracker.log(step, {"policy/loss": float(step)}, SPREAD)
-        tracker.log(2, {"eval/all/pass_at_1": 0.5}, {})
+            tracker.log_metrics(step, {"policy/loss": float(step)}, SPREAD)
+        tracker.log_metrics(2, {"eval/all/pass_at_1": 0.5}, {})
         tracker.close()
     written = [(line["step"], "policy/loss" in line) for line in lines_of(path)]
     assert written == [(1, True), (2, True), (2, False), (3, True)]
@@ -123,7 +123,7 @@ def test_half_a_line_of_a_kill_is_cut_off(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1, "a": 1.0}\n{"step": 2, "a"')
     tracker = JsonlTracker(path)
-    tracker.log(2, {"a": 2.0}, {})
+    tracker.log_metrics(2, {"a": 2.0}, {})
     tracker.close()
     assert [(line["step"], line["a"]) for line in lines_of(path)] == [(1, 1.0), (2, 2.0)]
 
@@ -137,14 +137,14 @@ def test_a_file_that_cannot_be_written_is_an_error_at_the_start(tmp_path: Path) 
 def test_tensorboard_reads_scalars_and_histograms_and_each_step_once(tmp_path: Path) -> None:
     """The first start logged step 3 and was killed before the journal knew of it."""
     first = TensorboardTracker(tmp_path)
-    first.open(NEW)
+    first.open_run(NEW)
     for step in (1, 2, 3):
-        first.log(step, {"policy/loss": float(step)}, SPREAD)
+        first.log_metrics(step, {"policy/loss": float(step)}, SPREAD)
     first.close()
     second = TensorboardTracker(tmp_path)
-    second.open(TrackedRun("id", resumed=True, logged_step=2))
+    second.open_run(TrackedRun("id", resumed=True, logged_step=2))
     for step in (3, 4):
-        second.log(step, {"policy/loss": 10.0 + step}, SPREAD)
+        second.log_metrics(step, {"policy/loss": 10.0 + step}, SPREAD)
     second.close()
     read = EventAccumulator(str(tmp_path)).Reload()
     scalars = [(point.step, point.value) for point in read.Scalars("policy/loss")]
@@ -157,9 +157,9 @@ def test_tensorboard_reads_scalars_and_histograms_and_each_step_once(tmp_path: P
 
 def test_the_trackers_of_a_run_are_those_that_its_spec_lists(tmp_path: Path) -> None:
     config = TrackingConfig(backends=("jsonl", "tensorboard"))
-    trackers = trackers_of(config, "run", tmp_path, {})
-    trackers.open(NEW)
-    trackers.log(1, {"policy/loss": 1.0}, {})
+    trackers = build_trackers(config, "run", tmp_path, {})
+    trackers.open_run(NEW)
+    trackers.log_metrics(1, {"policy/loss": 1.0}, {})
     trackers.close()
     assert lines_of(tmp_path / "metrics.jsonl")[0]["policy/loss"] == 1.0
     assert list((tmp_path / "tensorboard").iterdir())
@@ -172,7 +172,7 @@ def test_the_trackers_of_a_run_are_those_that_its_spec_lists(tmp_path: Path) -> 
 )
 def test_tracking_that_is_misconfigured_is_refused(values: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
-        parse(TrackingConfig, values, where="test")
+        parse_config(TrackingConfig, values, where="test")
 
 
 def test_a_spec_is_shown_without_its_secrets() -> None:
@@ -183,7 +183,7 @@ def test_a_spec_is_shown_without_its_secrets() -> None:
         "gateway": {"api_key": "k", "url": "https://me:pw@host/x", "note": "0123456789abcdef"},
         "list": [{"password": "p"}],
     }
-    assert public(spec) == {
+    assert redact_spec(spec) == {
         "policy": {"model": "m", "max_tokens": 8, "pack_tokens": 4},
         "learner": {"alarms": {"webhook": "***"}},
         "gateway": {"api_key": "***", "url": "https://***@host/x", "note": "***"},
@@ -192,16 +192,16 @@ def test_a_spec_is_shown_without_its_secrets() -> None:
 
 
 def test_a_histogram_of_whole_numbers_has_a_bin_for_each() -> None:
-    assert histogram([1, 3, 3]) == Histogram((1.0, 2.0, 3.0, 4.0), (1, 0, 2))
+    assert build_histogram([1, 3, 3]) == Histogram((1.0, 2.0, 3.0, 4.0), (1, 0, 2))
 
 
 def test_every_value_lies_in_a_bin_whose_upper_edge_is_open() -> None:
-    shape = histogram([0.0, 0.7, 1.0, 1.0], bins=2)
+    shape = build_histogram([0.0, 0.7, 1.0, 1.0], bins=2)
     assert shape is not None
     assert shape.counts == (1, 3)
     assert shape.edges[-1] > 1.0
 
 
 def test_a_histogram_of_nothing_is_none_and_leaves_out_what_is_not_finite() -> None:
-    assert histogram([]) is None
-    assert histogram([float("nan"), 2.5, 2.5], bins=1) == Histogram((2.5, 3.5), (2,))
+    assert build_histogram([]) is None
+    assert build_histogram([float("nan"), 2.5, 2.5], bins=1) == Histogram((2.5, 3.5), (2,))

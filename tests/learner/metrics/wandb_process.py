@@ -15,7 +15,7 @@ from services.common.errors import ConfigError
 from services.learner.config.tracking import TrackingConfig
 from services.learner.ports import TrackedRun
 from services.learner.tracking.adapters.wandb import WandbTracker
-from services.learner.tracking.public_spec import public
+from services.learner.tracking.public_spec import redact_spec
 from services.learner.types import Histogram
 
 SPEC = {"learner": {"steps": 4, "alarms": {"webhook": "https://hooks.example/T0/secret"}}}
@@ -23,17 +23,17 @@ SPEC = {"learner": {"steps": 4, "alarms": {"webhook": "https://hooks.example/T0/
 
 def main(folder: Path, first: int, last: int, *, resumed: bool, end: str, mode: str) -> None:
     config = TrackingConfig.model_validate({"mode": mode, "group": "tests", "tags": ["a"]})
-    tracker = WandbTracker(config, "my-run", folder, public(SPEC))
+    tracker = WandbTracker(config, "my-run", folder, redact_spec(SPEC))
     try:
-        tracker.open(TrackedRun("0123abcd", resumed=resumed, logged_step=first - 1))
+        tracker.open_run(TrackedRun("0123abcd", resumed=resumed, logged_step=first - 1))
     except ConfigError as error:
         sys.exit(str(error))
     for step in range(first, last + 1):
         spread = Histogram((0.0, 1.0, 2.0), (3, step))
-        tracker.log(step, {"policy/loss": step / 2}, {"reward/distribution": spread})
+        tracker.log_metrics(step, {"policy/loss": step / 2}, {"reward/distribution": spread})
         if step == 2:
             # As an evaluation of version 2, which ends when step 2 was logged.
-            tracker.log(step, {"eval/all/pass_at_1": 0.5}, {})
+            tracker.log_metrics(step, {"eval/all/pass_at_1": 0.5}, {})
     print("wandb's process has", *variables_of_wandb())
     if end == "kill":
         # As long as wandb may keep a point in memory.

@@ -18,9 +18,9 @@ from tests.learner.rank.support import make_batch
 async def main(model: Path, folder: Path, host: str, tls: Path) -> None:
     async with head(folder, model, config_of(2), host, read_tls(tls)) as learner:
         print("serving", learner.address, flush=True)
-        await learner.ranks.start(None)
-        await learner.ranks.train(make_batch(step=1))
-        print("trained", (await learner.ranks.publish(1)).fingerprint.hex(), flush=True)
+        await learner.ranks.start_ranks(None)
+        await learner.ranks.train_step(make_batch(step=1))
+        print("trained", (await learner.ranks.publish_weights(1)).fingerprint.hex(), flush=True)
         await asyncio.to_thread(sys.stdin.readline)
         await lose(learner)
 
@@ -28,7 +28,7 @@ async def main(model: Path, folder: Path, host: str, tls: Path) -> None:
 async def lose(learner: Head) -> None:
     started = time.monotonic()
     try:
-        await learner.ranks.train(make_batch(step=2))
+        await learner.ranks.train_step(make_batch(step=2))
     except RankError as error:
         print("lost", time.monotonic() - started, str(error).splitlines()[0], flush=True)
 

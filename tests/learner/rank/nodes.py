@@ -20,9 +20,9 @@ from services.common.tls import Tls
 from services.learner.api.rank_service import RankService
 from services.learner.config.learner import LearnerConfig
 from services.learner.ranks.local import LocalRanks
-from services.learner.ranks.machine_admission import machine_of
-from services.learner.ranks.machines import Roll
-from services.learner.ranks.rendezvous import AcrossMachines
+from services.learner.ranks.machine_admission import machine_from_config
+from services.learner.ranks.machines import MachineRoster
+from services.learner.ranks.rendezvous import MultiMachineRendezvous
 from tests.learner.rank.configs import LEARNER, policy_config
 
 RUN, TOKEN = "run", "a-token-of-tests"
@@ -112,7 +112,7 @@ class Head:
 
     folder: Path
     address: str
-    roll: Roll
+    roll: MachineRoster
     ranks: LocalRanks
     config: LearnerConfig
     policy: PolicyConfig
@@ -134,12 +134,15 @@ async def head(
 ) -> AsyncGenerator[Head]:
     """A learner's ranks and RankService; all that was started ends with the block."""
     chosen = policy_config(model)
-    roll, drain = Roll(machine_of(RUN, 0, chosen, config, "head")), asyncio.Event()
+    roll, drain = (
+        MachineRoster(machine_from_config(RUN, 0, chosen, config, "head")),
+        asyncio.Event(),
+    )
     server = rpc.server(token=TOKEN)
     rank_service_pb2_grpc.add_RankServiceServicer_to_server(RankService(roll, drain=drain), server)
     shm = folder / "shm"
     shm.mkdir()
-    meeting = AcrossMachines(roll, host, config.rank.processes, config.rank.join_s)
+    meeting = MultiMachineRendezvous(roll, host, config.rank.processes, config.rank.join_s)
     ranks = LocalRanks(RUN, chosen, config, folder / "head.log", shm, meeting)
     async with rpc.serving(server, f"{host}:0", tls=tls, grace_s=0.2) as serving:
         made = Head(folder, serving.address, roll, ranks, config, chosen, drain)

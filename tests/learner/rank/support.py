@@ -14,7 +14,7 @@ from services.learner.config.algorithm import AlgorithmConfig
 from services.learner.config.learner import OptimizerConfig
 from services.learner.config.rank import RankConfig
 from services.learner.rank.data_parallel import Replicas
-from services.learner.rank.model import Policy, load
+from services.learner.rank.model import Policy, load_policy
 from services.learner.rank.optimizer import Optimizer
 from services.learner.rank.step import Trainer
 from services.learner.types import StepResult, TrainBatch, TrainSequence
@@ -124,7 +124,7 @@ def make_trainer(
     rank = RankConfig(
         pack_tokens=pack_tokens, head_chunk=head_chunk, gradient_checkpointing=checkpointing
     )
-    policy = load(policy_config(folder), rank)
+    policy = load_policy(policy_config(folder), rank)
     # Not validated: where eps is far out of bounds, an update is a multiple of the gradient.
     settings = OptimizerConfig(lr=1e-2).model_copy(update=optimizer)
     adamw = Optimizer(policy.named_parameters(), settings, offload=offload)
@@ -160,8 +160,8 @@ def train(
     config = AlgorithmConfig.model_validate(algorithm)
     policy, _, trainer = make_trainer(folder, algorithm=config)
     for step in range(1, steps):
-        trainer.train(replace(batch, step=step), lr)
-    return Step(policy, trainer.train(replace(batch, step=steps), lr))
+        trainer.train_step(replace(batch, step=step), lr)
+    return Step(policy, trainer.train_step(replace(batch, step=steps), lr))
 
 
 def only(key: str, value: object) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from services.learner.algo.advantages import ADVANTAGES
 from services.learner.algo.losses import LOSSES
 from services.learner.config.algorithm import ADVANTAGE_NAMES, LOSS_NAMES, AlgorithmConfig
 from services.learner.config.rank import RankConfig
-from services.learner.rank.model import Policy, load
+from services.learner.rank.model import Policy, load_policy
 from services.learner.rank.step import Trainer
 from services.learner.types import TrainBatch, TrainSequence
 from tests.learner.rank.configs import policy_config
@@ -29,7 +29,7 @@ from tests.learner.rank.support import (
 
 @pytest.fixture(scope="module")
 def initial(model_folder: Path) -> Policy:
-    return load(policy_config(model_folder), RankConfig())
+    return load_policy(policy_config(model_folder), RankConfig())
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from services.learner.config.learner import OptimizerConfig
 from services.learner.config.rank import RankConfig
 from services.learner.rank import checkpoint
 from services.learner.rank.checkpoint import CheckpointError
-from services.learner.rank.model import load
+from services.learner.rank.model import load_policy
 from services.learner.rank.optimizer import Optimizer
 from services.learner.rank.step import Trainer
 from tests.learner.rank.configs import policy_config
@@ -27,29 +27,29 @@ def test_a_resumed_run_equals_the_one_that_was_never_stopped(
 ) -> None:
     policy, adamw, trainer = make_trainer(model_folder)
     for step in (1, 2):
-        trainer.train(make_batch(step=step), lr=1e-2)
-    checkpoint.save(tmp_path, policy, adamw, 2)
+        trainer.train_step(make_batch(step=step), lr=1e-2)
+    checkpoint.save_checkpoint(tmp_path, policy, adamw, 2)
     rank = RankConfig(pack_tokens=256, head_chunk=16)
-    resumed = load(policy_config(model_folder), rank, tmp_path)
+    resumed = load_policy(policy_config(model_folder), rank, tmp_path)
     other = Optimizer(resumed.named_parameters(), OptimizerConfig(lr=1e-2))
     checkpoint.load_optimizer(tmp_path, other)
     assert checkpoint.read_step(tmp_path) == 2
     assert same_bits(parameters(resumed), parameters(policy))
-    assert same_bits(other.state(), adamw.state())
+    assert same_bits(other.state_tensors(), adamw.state_tensors())
     successor = Trainer(resumed, other, AlgorithmConfig(), rank)
     for step in (3, 4):
-        ours = trainer.train(make_batch(step=step), lr=1e-2)
-        theirs = successor.train(make_batch(step=step), lr=1e-2)
+        ours = trainer.train_step(make_batch(step=step), lr=1e-2)
+        theirs = successor.train_step(make_batch(step=step), lr=1e-2)
         assert replace(ours, seconds=0.0) == replace(theirs, seconds=0.0)
     assert same_bits(parameters(resumed), parameters(policy))
-    assert same_bits(other.state(), adamw.state())
+    assert same_bits(other.state_tensors(), adamw.state_tensors())
 
 
 @pytest.fixture
 def saved(model_folder: Path, tmp_path: Path) -> Path:
     policy, adamw, trainer = make_trainer(model_folder)
-    trainer.train(make_batch(), lr=1e-2)
-    files = checkpoint.save(tmp_path, policy, adamw, 1)
+    trainer.train_step(make_batch(), lr=1e-2)
+    files = checkpoint.save_checkpoint(tmp_path, policy, adamw, 1)
     assert set(files.sha256) == {path.name for path in tmp_path.iterdir()}
     return tmp_path
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from services.learner.config.rank import RankConfig
-from services.learner.rank.model import Policy, load
+from services.learner.rank.model import Policy, load_policy
 from services.learner.types import StepSettings, StopReason, TrainBatch, TrainSequence
 from tests.learner.rank.configs import policy_config
 from tests.learner.rank.support import changed, make_batch, parameters, same_bits, train
@@ -18,7 +18,7 @@ DECOUPLED: dict[str, Any] = {"proximal": "trainer"}
 
 @pytest.fixture(scope="module")
 def initial(model_folder: Path) -> Policy:
-    return load(policy_config(model_folder), RankConfig())
+    return load_policy(policy_config(model_folder), RankConfig())
 
 
 @pytest.fixture

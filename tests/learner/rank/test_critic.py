@@ -12,8 +12,8 @@ from services.learner.config.rank import RankConfig
 from services.learner.rank import checkpoint
 from services.learner.rank.checkpoint import CheckpointError
 from services.learner.rank.critic import Critic
-from services.learner.rank.model import Policy, load
-from services.learner.rank.rank_setup import CRITIC, Models, Setup, load_models
+from services.learner.rank.model import Policy, load_policy
+from services.learner.rank.rank_setup import CRITIC_STATE, RankModels, RankSetup, load_models
 from services.learner.types import Histogram, StepResult, TrainBatch
 from tests.learner.rank.configs import ALONE, policy_config
 from tests.learner.rank.support import make_batch, make_trainer, only, parameters, same_bits
@@ -24,7 +24,7 @@ def gae(**critic: object) -> AlgorithmConfig:
 
 
 def state(critic: Critic) -> dict[str, torch.Tensor]:
-    return {name: value.clone() for name, value in critic.state().items()}
+    return {name: value.clone() for name, value in critic.state_tensors().items()}
 
 
 def run(
@@ -33,7 +33,7 @@ def run(
     config = gae(**critic).model_copy(update={"epochs": epochs})
     policy, _, trainer = make_trainer(folder, algorithm=config)
     batch = make_batch(policy)
-    results = [trainer.train(replace(batch, step=n), policy_lr) for n in range(1, steps + 1)]
+    results = [trainer.train_step(replace(batch, step=n), policy_lr) for n in range(1, steps + 1)]
     assert trainer.critic is not None
     return results, policy, trainer.critic
 
@@ -44,7 +44,7 @@ def different(histogram: Histogram) -> int:
 
 
 def test_it_begins_with_the_policys_body_and_no_opinion(model_folder: Path) -> None:
-    policy = load(policy_config(model_folder), RankConfig())
+    policy = load_policy(policy_config(model_folder), RankConfig())
     critic = Critic(policy, gae().critic, OptimizerConfig())
     found = critic.named_parameters()
     for name, parameter in dict(policy.model.base_model.named_parameters()).items():
@@ -88,12 +88,12 @@ def test_in_the_warm_up_the_critic_alone_learns(model_folder: Path) -> None:
     before, batch = parameters(policy), make_batch(policy)
     assert trainer.critic is not None
     fresh = state(trainer.critic)
-    first = trainer.train(batch, lr=1e-3)
+    first = trainer.train_step(batch, lr=1e-3)
     assert (first.metrics["policy/updates"], first.skipped) == (0.0, False)
     assert same_bits(parameters(policy), before)
-    assert adamw.state() == {}
+    assert adamw.state_tensors() == {}
     assert not same_bits(state(trainer.critic), fresh)
-    second = trainer.train(replace(batch, step=2), lr=1e-3)
+    second = trainer.train_step(replace(batch, step=2), lr=1e-3)
     assert second.metrics["policy/updates"] == 1.0
     assert not same_bits(parameters(policy), before)
 
@@ -105,15 +105,15 @@ def test_packs_change_nothing(model_folder: Path, checkpointing: bool) -> None:
         policy, _, trainer = make_trainer(
             model_folder, algorithm=gae(), pack_tokens=pack_tokens, checkpointing=checkpointing
         )
-        results.append(trainer.train(make_batch(policy), lr=1e-3))
+        results.append(trainer.train_step(make_batch(policy), lr=1e-3))
     for name in ("policy/loss", "policy/value_loss", "policy/value_grad_norm"):
         assert results[0].metrics[name] == pytest.approx(
             results[1].metrics[name], rel=1e-4, abs=1e-6
         )
 
 
-def setup(folder: Path, tmp_path: Path, source: Path | None) -> Setup:
-    return Setup.model_validate(
+def setup(folder: Path, tmp_path: Path, source: Path | None) -> RankSetup:
+    return RankSetup.model_validate(
         {
             "name": "run",
             "shm_dir": tmp_path,
@@ -128,9 +128,9 @@ def setup(folder: Path, tmp_path: Path, source: Path | None) -> Setup:
     )
 
 
-def everything(models: Models) -> dict[str, torch.Tensor]:
+def everything(models: RankModels) -> dict[str, torch.Tensor]:
     assert models.critic is not None
-    return {**parameters(models.policy), **models.optimizer.state(), **state(models.critic)}
+    return {**parameters(models.policy), **models.optimizer.state_tensors(), **state(models.critic)}
 
 
 def test_a_resumed_run_equals_the_one_that_was_never_stopped_critic_included(
@@ -138,13 +138,13 @@ def test_a_resumed_run_equals_the_one_that_was_never_stopped_critic_included(
 ) -> None:
     straight = load_models(setup(model_folder, tmp_path, None))
     batches: list[TrainBatch] = [make_batch(step=step) for step in (1, 2, 3)]
-    straight.trainer.train(batches[0], lr=1e-2)
-    files = straight.save(tmp_path / "checkpoint", 1)
-    assert f"{CRITIC}.safetensors" in files.sha256
+    straight.trainer.train_step(batches[0], lr=1e-2)
+    files = straight.save_checkpoint(tmp_path / "checkpoint", 1)
+    assert f"{CRITIC_STATE}.safetensors" in files.sha256
     resumed = load_models(setup(model_folder, tmp_path, tmp_path / "checkpoint"))
     assert same_bits(everything(resumed), everything(straight))
     for batch in batches[1:]:
-        ours, theirs = (m.trainer.train(batch, lr=1e-2) for m in (straight, resumed))
+        ours, theirs = (m.trainer.train_step(batch, lr=1e-2) for m in (straight, resumed))
         assert replace(ours, seconds=0.0) == replace(theirs, seconds=0.0)
     assert same_bits(everything(resumed), everything(straight))
 
@@ -153,13 +153,13 @@ def test_a_checkpoint_of_a_run_without_a_critic_is_refused(
     model_folder: Path, tmp_path: Path
 ) -> None:
     policy, adamw, trainer = make_trainer(model_folder)
-    trainer.train(make_batch(policy), lr=1e-2)
-    checkpoint.save(tmp_path / "checkpoint", policy, adamw, 1)
+    trainer.train_step(make_batch(policy), lr=1e-2)
+    checkpoint.save_checkpoint(tmp_path / "checkpoint", policy, adamw, 1)
     with pytest.raises(CheckpointError, match=r"critic\.safetensors: .*begun without it"):
         load_models(setup(model_folder, tmp_path, tmp_path / "checkpoint"))
 
 
 def test_the_state_of_another_critic_is_refused(model_folder: Path) -> None:
-    policy = load(policy_config(model_folder), RankConfig())
+    policy = load_policy(policy_config(model_folder), RankConfig())
     with pytest.raises(ValueError, match="of another model"):
         Critic(policy, gae().critic, OptimizerConfig(), state={"model.head.bias": torch.zeros(1)})

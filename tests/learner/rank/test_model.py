@@ -12,8 +12,15 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from services.learner.config.rank import RankConfig
 from services.learner.rank.data_parallel import Replicas
-from services.learner.rank.model import ModelError, Policy, canary_token_ids, load, prepare, score
-from services.learner.rank.packed_rows import Packer, Row
+from services.learner.rank.model import (
+    ModelError,
+    Policy,
+    canary_token_ids,
+    load_policy,
+    prepare_policy,
+    score_tokens,
+)
+from services.learner.rank.packed_rows import Row, RowPacker
 from services.learner.rank.scoring import score_rows
 from tests.learner.rank.configs import policy_config
 from tests.learner.rank.support import VOCAB, YARN, reference_logprobs
@@ -50,14 +57,14 @@ def test_logprobs_are_those_of_transformers(
     kind: str, request: pytest.FixtureRequest, long_ids: np.ndarray
 ) -> None:
     folder = request.getfixturevalue(kind)
-    policy = load(policy_config(folder), RankConfig())
-    ours = score(policy, long_ids, chunk=32)
+    policy = load_policy(policy_config(folder), RankConfig())
+    ours = score_tokens(policy, long_ids, chunk=32)
     np.testing.assert_allclose(ours, own_logprobs(folder, long_ids), atol=2e-5)
 
 
 def test_yarn_is_laid_over_the_models_own_rope(model_folder: Path, long_ids: np.ndarray) -> None:
-    policy = load(policy_config(model_folder, rope_scaling=YARN), RankConfig())
-    ours = score(policy, long_ids, chunk=32)
+    policy = load_policy(policy_config(model_folder, rope_scaling=YARN), RankConfig())
+    ours = score_tokens(policy, long_ids, chunk=32)
     rope = {**YARN, "rope_theta": 10000.0}
     np.testing.assert_allclose(
         ours, own_logprobs(model_folder, long_ids, rope_parameters=rope), atol=2e-5
@@ -66,12 +73,12 @@ def test_yarn_is_laid_over_the_models_own_rope(model_folder: Path, long_ids: np.
 
 
 def test_a_pack_computes_what_its_sequences_do_alone(model_folder: Path) -> None:
-    policy = load(policy_config(model_folder), RankConfig())
+    policy = load_policy(policy_config(model_folder), RankConfig())
     rng = np.random.default_rng(1)
     rows = [rng.integers(0, VOCAB, length).astype(np.int32) for length in (5, 1, 33, 12)]
     with torch.no_grad():
-        packed = policy.hidden(rows)
-        alone = torch.cat([policy.hidden([row]) for row in rows])
+        packed = policy.hidden_states(rows)
+        alone = torch.cat([policy.hidden_states([row]) for row in rows])
     assert policy.packable
     torch.testing.assert_close(packed, alone, rtol=0, atol=1e-5)
 
@@ -82,12 +89,12 @@ def test_a_long_sequence_leaves_the_longrope_of_a_short_one_alone(
     """Its angles are chosen by the largest position of a row, so no two may share one."""
     scaling = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [8.0] * 4}
     folder = with_rope(model_folder, {**scaling, "original_max_position_embeddings": 64})
-    policy = load(policy_config(folder), RankConfig())
+    policy = load_policy(policy_config(folder), RankConfig())
     short = Row(0, long_ids[:40], np.arange(39), np.zeros(39, np.float32), 1.0, 0)
     long = Row(1, long_ids, np.arange(119), np.zeros(119, np.float32), 1.0, 0)
-    packer = Packer(policy, 4096, Replicas())
+    packer = RowPacker(policy, 4096, Replicas())
     together = score_rows(policy, [short, long], packer, chunk=64)
-    alone = score(policy, short.token_ids, chunk=64)
+    alone = score_tokens(policy, short.token_ids, chunk=64)
     np.testing.assert_array_equal(together[0], alone)
     assert not policy.packable
 
@@ -95,7 +102,7 @@ def test_a_long_sequence_leaves_the_longrope_of_a_short_one_alone(
 def test_dynamic_rope_is_refused(model_folder: Path) -> None:
     folder = with_rope(model_folder, {"rope_type": "dynamic", "factor": 2.0})
     with pytest.raises(ModelError, match="is scaled dynamically"):
-        load(policy_config(folder), RankConfig())
+        load_policy(policy_config(folder), RankConfig())
 
 
 def test_sliding_windows_are_kept(tmp_path: Path, model_folder: Path) -> None:
@@ -104,22 +111,26 @@ def test_sliding_windows_are_kept(tmp_path: Path, model_folder: Path) -> None:
     config.layer_types = ["full_attention", "sliding_attention"]
     Qwen3ForCausalLM(config).save_pretrained(tmp_path)
     ids = np.arange(40, dtype=np.int32)
-    policy = load(policy_config(tmp_path), RankConfig())
-    np.testing.assert_allclose(score(policy, ids, chunk=32), own_logprobs(tmp_path, ids), atol=2e-5)
+    policy = load_policy(policy_config(tmp_path), RankConfig())
+    np.testing.assert_allclose(
+        score_tokens(policy, ids, chunk=32), own_logprobs(tmp_path, ids), atol=2e-5
+    )
 
 
 def test_a_tied_head_is_one_parameter(model_folder: Path, untied_folder: Path) -> None:
-    tied = load(policy_config(model_folder), RankConfig()).named_parameters()
-    untied = load(policy_config(untied_folder), RankConfig()).named_parameters()
+    tied = load_policy(policy_config(model_folder), RankConfig()).named_parameters()
+    untied = load_policy(policy_config(untied_folder), RankConfig()).named_parameters()
     assert "lm_head.weight" not in tied
     assert set(untied) - set(tied) == {"lm_head.weight"}
 
 
 def test_bfloat16_computes_roughly_and_keeps_float32_parameters(model_folder: Path) -> None:
-    exact = load(policy_config(model_folder), RankConfig())
-    rough = load(policy_config(model_folder, dtype="bfloat16"), RankConfig())
+    exact = load_policy(policy_config(model_folder), RankConfig())
+    rough = load_policy(policy_config(model_folder, dtype="bfloat16"), RankConfig())
     ids = canary_token_ids(VOCAB)
-    difference = np.abs(score(exact, ids, chunk=32) - score(rough, ids, chunk=32)).max()
+    difference = np.abs(
+        score_tokens(exact, ids, chunk=32) - score_tokens(rough, ids, chunk=32)
+    ).max()
     assert {p.dtype for p in rough.named_parameters().values()} == {torch.float32}
     assert 0 < difference < 0.3
 
@@ -138,7 +149,7 @@ def test_a_head_that_is_more_than_a_matrix_is_refused(model_folder: Path) -> Non
     nn.init.normal_(head.bias)
     model.lm_head = head
     with pytest.raises(ModelError, match="more than a matrix product"):
-        prepare(model, torch.float32, RankConfig())
+        prepare_policy(model, torch.float32, RankConfig())
 
 
 def test_pickled_weights_are_refused_unread(model_folder: Path, tmp_path: Path) -> None:
@@ -146,10 +157,10 @@ def test_pickled_weights_are_refused_unread(model_folder: Path, tmp_path: Path) 
     weights = tmp_path / "pytorch_model.bin"
     weights.write_bytes(b"cos\nsystem\n(S'touch pwned'\ntR.")
     with pytest.raises(ModelError, match=r"pickled weights \(pytorch_model\.bin\).*convert it"):
-        load(policy_config(tmp_path), RankConfig())
+        load_policy(policy_config(tmp_path), RankConfig())
     # Beside safetensors it is not looked at.
     shutil.copy(model_folder / "model.safetensors", tmp_path)
-    load(policy_config(tmp_path), RankConfig())
+    load_policy(policy_config(tmp_path), RankConfig())
 
 
 def test_damaged_weights_are_named(model_folder: Path, tmp_path: Path) -> None:
@@ -158,7 +169,7 @@ def test_damaged_weights_are_named(model_folder: Path, tmp_path: Path) -> None:
     for damaged in (whole[:-1], b"\xff" * 64, struct.pack("<Q", 2**31) + whole[8:]):
         (tmp_path / "model.safetensors").write_bytes(damaged)
         with pytest.raises(ModelError, match=r"policy\.model .* cannot be loaded"):
-            load(policy_config(tmp_path), RankConfig())
+            load_policy(policy_config(tmp_path), RankConfig())
 
 
 def test_a_model_that_lacks_weights_is_not_made_up(model_folder: Path, tmp_path: Path) -> None:
@@ -167,9 +178,9 @@ def test_a_model_that_lacks_weights_is_not_made_up(model_folder: Path, tmp_path:
     del tensors["model.layers.1.mlp.up_proj.weight"]
     save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(ModelError, match=r"has no weights for model\.layers\.1\.mlp\.up_proj"):
-        load(policy_config(tmp_path), RankConfig())
+        load_policy(policy_config(tmp_path), RankConfig())
 
 
 def test_a_missing_model_is_named(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"policy\.model .*nowhere"):
-        load(policy_config(tmp_path / "nowhere"), RankConfig())
+        load_policy(policy_config(tmp_path / "nowhere"), RankConfig())

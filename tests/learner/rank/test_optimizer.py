@@ -56,7 +56,7 @@ def test_a_bad_gradient_is_thrown_away(poison: float) -> None:
     weight.grad = torch.tensor([[1.0, poison], [1.0, 1.0]])
     assert optimizer.step(0.1).skipped
     assert torch.equal(weight.data, torch.ones(2, 2))
-    assert optimizer.state() == {}
+    assert optimizer.state_tensors() == {}
 
 
 def test_state_of_another_model_is_refused() -> None:

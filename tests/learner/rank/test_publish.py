@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 from services.common import fingerprint as reference
 from services.learner.rank.model import Policy
 from services.learner.rank.publish import SharedMemoryError, WeightSlots, checksum64
-from services.learner.ranks.protocol import SLOTS
+from services.learner.ranks.protocol import SLOT_COUNT
 from tests.learner.rank.support import make_batch, make_trainer, parameters, same_bits
 
 
@@ -54,7 +54,7 @@ def test_a_publication_is_a_safetensors_file_whose_manifest_tells_the_truth(
 ) -> None:
     policy, _, _ = make_trainer(model_folder)
     slots = slots_of(policy, dtype, tmp_path)
-    path, fingerprint, manifest = slots.write(0)
+    path, fingerprint, manifest = slots.write_version(0)
     expected = {name: value.to(dtype) for name, value in parameters(policy).items()}
     assert same_bits(load_file(path), expected)
     raw = np.fromfile(path, np.uint8)
@@ -67,7 +67,7 @@ def test_a_publication_is_a_safetensors_file_whose_manifest_tells_the_truth(
             str(dtype).removeprefix("torch."),
             tuple(expected[entry.name].shape),
         )
-    assert reference.fingerprint(manifest, slots.total_bytes) == fingerprint
+    assert reference.compute_fingerprint(manifest, slots.total_bytes) == fingerprint
 
 
 def test_the_newest_two_versions_stay_readable(model_folder: Path, tmp_path: Path) -> None:
@@ -76,11 +76,11 @@ def test_the_newest_two_versions_stay_readable(model_folder: Path, tmp_path: Pat
     written: list[tuple[Path, dict[str, torch.Tensor]]] = []
     for version in range(4):
         if version:
-            trainer.train(make_batch(step=version), lr=1e-2)
-        written.append((slots.write(version)[0], parameters(policy)))
+            trainer.train_step(make_batch(step=version), lr=1e-2)
+        written.append((slots.write_version(version)[0], parameters(policy)))
         for path, values in written[-2:]:
             assert same_bits(load_file(path), values)
-    assert len({path for path, _ in written}) == SLOTS
+    assert len({path for path, _ in written}) == SLOT_COUNT
     assert len({str(values) for _, values in written}) == 4
 
 
@@ -89,24 +89,24 @@ def test_equal_weights_have_equal_fingerprints_and_others_do_not(
 ) -> None:
     policy, _, _ = make_trainer(model_folder)
     slots = slots_of(policy, torch.float32, tmp_path)
-    assert slots.write(0)[1] == slots.write(1)[1]
-    before = slots.write(1)[1]
+    assert slots.write_version(0)[1] == slots.write_version(1)[1]
+    before = slots.write_version(1)[1]
     with torch.no_grad():
         next(iter(policy.named_parameters().values()))[0, 0] += 1e-3
-    assert slots.write(2)[1] != before
+    assert slots.write_version(2)[1] != before
 
 
 def test_an_engine_can_load_the_file_as_the_models_weights(
     model_folder: Path, tmp_path: Path
 ) -> None:
     policy, _, trainer = make_trainer(model_folder)
-    trainer.train(make_batch(), lr=1e-2)
+    trainer.train_step(make_batch(), lr=1e-2)
     slots = slots_of(policy, torch.float32, tmp_path)
-    path, _, _ = slots.write(1)
+    path, _, _ = slots.write_version(1)
     model = AutoModelForCausalLM.from_pretrained(model_folder)
     model.load_state_dict(load_file(path), strict=False)
     assert same_bits(dict(model.named_parameters()), parameters(policy))
-    slots.remove()
+    slots.unlink_slots()
     assert list(tmp_path.iterdir()) == []
 
 
@@ -118,7 +118,7 @@ def test_a_rank_that_ends_late_leaves_its_successors_slots_alone(
     for path in late.paths:
         path.unlink()
     successor = slots_of(policy, torch.float32, tmp_path)
-    late.remove()
+    late.unlink_slots()
     assert all(path.exists() for path in successor.paths)
 
 

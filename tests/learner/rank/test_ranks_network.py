@@ -65,8 +65,8 @@ async def _said(process: asyncio.subprocess.Process, word: str) -> list[str]:
 async def test_machines_train_over_a_network_and_end_in_seconds_when_it_goes(
     model_folder: Path, tmp_path: Path
 ) -> None:
-    certificates.store_run(tmp_path, certificates.mint_run(RUN))
-    tls = str(certificates.folder_of(tmp_path, RUN) / "learner")
+    certificates.store_identity(tmp_path, certificates.mint_identity(RUN))
+    tls = str(certificates.identity_folder(tmp_path, RUN) / "learner")
     learner = await asyncio.create_subprocess_exec(
         *(*_inside(_NAMES[0]), sys.executable, "-m", "tests.learner.rank.head_process"),
         *(str(model_folder), str(tmp_path), "10.77.0.1", tls),

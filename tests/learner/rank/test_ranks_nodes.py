@@ -34,8 +34,8 @@ async def one_machine(
     config = config_of(1, ranks, **learner)
     alone = LocalRanks("alone", policy_config(model), config, folder / "alone.log", shm)
     try:
-        step = (await alone.start(checkpoint)).step + 1
-        return await alone.train(make_batch(step=step)), await alone.publish(step)
+        step = (await alone.start_ranks(checkpoint)).step + 1
+        return await alone.train_step(make_batch(step=step)), await alone.publish_weights(step)
     finally:
         await alone.close()
 
@@ -46,11 +46,11 @@ async def test_two_machines_make_the_step_of_one_with_as_many_ranks(
     alone = asyncio.create_task(one_machine(tmp_path, model_folder, 2))
     async with head(tmp_path, model_folder, config_of(2)) as learner:
         machine = await learner.machine()
-        assert (await learner.ranks.start(None)).step == 0
+        assert (await learner.ranks.start_ranks(None)).step == 0
         with pytest.raises(RankError, match="step 5 asked for, the next one is 1"):
-            await learner.ranks.train(make_batch(step=5))
-        result = await learner.ranks.train(make_batch(step=1))
-        published = await learner.ranks.publish(1)
+            await learner.ranks.train_step(make_batch(step=5))
+        result = await learner.ranks.train_step(make_batch(step=1))
+        published = await learner.ranks.publish_weights(1)
         learner.roll.close(over=True)
         assert await machine.ended() == 0
     expected, there = await alone
@@ -67,13 +67,13 @@ async def test_machines_without_the_checkpoint_go_on_from_it(
     config = config_of(2, processes, **EVERYTHING)
     async with head(tmp_path, model_folder, config) as learner:
         await learner.machine()
-        await learner.ranks.start(None)
-        await learner.ranks.train(make_batch(step=1))
-        files = await learner.ranks.save(tmp_path / "checkpoint")
+        await learner.ranks.start_ranks(None)
+        await learner.ranks.train_step(make_batch(step=1))
+        files = await learner.ranks.save_checkpoint(tmp_path / "checkpoint")
         # Another start, with the machine's second membership.
-        assert (await learner.ranks.start(files.directory)).step == 1
-        result = await learner.ranks.train(make_batch(step=2))
-        published = await learner.ranks.publish(2)
+        assert (await learner.ranks.start_ranks(files.directory)).step == 1
+        result = await learner.ranks.train_step(make_batch(step=2))
+        published = await learner.ranks.publish_weights(2)
     expected, there = await one_machine(
         tmp_path, model_folder, 2 * processes, files.directory, **EVERYTHING
     )
@@ -88,12 +88,12 @@ async def test_a_killed_machine_is_an_error_of_all_within_seconds(
 ) -> None:
     async with head(tmp_path, model_folder, config_of(2)) as learner:
         machine = await learner.machine()
-        await learner.ranks.start(None)
+        await learner.ranks.start_ranks(None)
         (rank,) = machine.ranks()
         here = rank_pids()
         # Stopped, it takes the batch and never answers.
         rank.suspend()
-        training = asyncio.create_task(learner.ranks.train(make_batch()))
+        training = asyncio.create_task(learner.ranks.train_step(make_batch()))
         await asyncio.sleep(0.3)
         started = time.monotonic()
         rank.kill()
@@ -103,7 +103,7 @@ async def test_a_killed_machine_is_an_error_of_all_within_seconds(
             await training
         assert time.monotonic() - started < 8
         with pytest.raises(RankError, match=r"machine 1|killed"):
-            await learner.ranks.train(make_batch())
+            await learner.ranks.train_step(make_batch())
         await learner.ranks.close()
         assert not any(psutil.pid_exists(pid) for pid in here)
 
@@ -116,7 +116,7 @@ from tests.learner.rank.nodes import config_of, head
 async def main():
     async with head(Path(sys.argv[2]), Path(sys.argv[1]), config_of(2)) as learner:
         print(learner.address, flush=True)
-        await learner.ranks.start(None)
+        await learner.ranks.start_ranks(None)
         print("started", flush=True)
         await asyncio.sleep(60)
 
@@ -157,12 +157,12 @@ async def test_a_machine_whose_learner_disappears_ends_by_itself(
 async def test_a_machine_joins_the_learners_successor(model_folder: Path, tmp_path: Path) -> None:
     async with head(tmp_path, model_folder, config_of(2)) as learner:
         machine = await learner.machine()
-        await learner.ranks.start(None)
+        await learner.ranks.start_ranks(None)
         os.kill(rank_pids()[0], signal.SIGKILL)
         with pytest.raises(RankError, match="killed by signal 9"):
-            await learner.ranks.train(make_batch())
-        assert (await learner.ranks.start(None)).step == 0
-        assert not (await learner.ranks.train(make_batch())).skipped
+            await learner.ranks.train_step(make_batch())
+        assert (await learner.ranks.start_ranks(None)).step == 0
+        assert not (await learner.ranks.train_step(make_batch())).skipped
         assert machine.process.returncode is None
 
 
@@ -171,14 +171,14 @@ async def test_a_machine_that_has_to_go_has_the_learner_drain(
 ) -> None:
     async with head(tmp_path, model_folder, config_of(2)) as learner:
         machine = await learner.machine()
-        (session,) = await learner.roll.complete(30)
+        (session,) = await learner.roll.wait_until_complete(30)
         # Before it has heard that it is welcome, nobody would miss it.
         await until(lambda: bool(machine.ranks()))
         machine.process.terminate()
         await asyncio.wait_for(learner.drain.wait(), 10)
         # Until the learner has drained, its ranks are needed.
         assert machine.process.returncode is None
-        assert not session.ended
+        assert not session.is_lost
         learner.roll.close(over=True)
         assert await machine.ended() == 0
 
@@ -205,7 +205,7 @@ async def test_a_machine_of_another_learner_is_refused_and_says_why(
         assert await machine.ended() == 2
         assert message in machine.said
         with pytest.raises(RankError, match=r"machine 1 of 2 has not joined in 0\.1 s"):
-            await learner.roll.complete(0.1)
+            await learner.roll.wait_until_complete(0.1)
 
 
 def test_ranks_of_several_machines_are_refused_on_a_public_network() -> None:

@@ -222,7 +222,7 @@ def test_a_step_is_what_the_page_says(
     batch = mixed(batch) if mix else batch
     naive = Naive(policy.model, batch, config)
     before = {name: p.detach().clone() for name, p in policy.named_parameters().items()}
-    trainer.train(batch, lr=RATE * EPSILON)
+    trainer.train_step(batch, lr=RATE * EPSILON)
     halves = [["g0", "g1"], ["g2", "g3"]]
     naive.train(halves if config.mini_batches == 2 else [halves[0] + halves[1]])
     moved = 0.0

@@ -11,12 +11,12 @@ from services.learner.config.algorithm import AlgorithmConfig
 from services.learner.config.learner import OptimizerConfig
 from services.learner.config.rank import RankConfig
 from services.learner.rank.data_parallel import Replicas
-from services.learner.rank.model import Policy, load
+from services.learner.rank.model import Policy, load_policy
 from services.learner.rank.optimizer import Optimizer
-from services.learner.rank.packed_rows import Packer, Row
+from services.learner.rank.packed_rows import Row, RowPacker
 from services.learner.rank.publish import WeightSlots
-from services.learner.rank.rank_setup import Setup, load_models
-from services.learner.rank.reference import Reference
+from services.learner.rank.rank_setup import RankSetup, load_models
+from services.learner.rank.reference import ReferencePolicy
 from services.learner.rank.scoring import score_rows
 from services.learner.rank.step import Trainer
 from services.learner.types import StepResult
@@ -34,10 +34,12 @@ from tests.learner.rank.support import (
 RANK = RankConfig(pack_tokens=256, head_chunk=16)
 
 
-def drifted(folder: Path, dtype: str = "float32") -> tuple[Policy, Reference]:
+def drifted(folder: Path, dtype: str = "float32") -> tuple[Policy, ReferencePolicy]:
     """A policy that has left its reference, the initial one."""
-    policy = load(policy_config(folder, dtype=dtype), RANK)
-    reference = Reference.load(policy_config(folder, dtype=dtype), policy, offload=True)
+    policy = load_policy(policy_config(folder, dtype=dtype), RANK)
+    reference = ReferencePolicy.from_config(
+        policy_config(folder, dtype=dtype), policy, offload=True
+    )
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in policy.named_parameters().values():
@@ -52,7 +54,7 @@ def kl_steps(folder: Path, steps: int, **algorithm: object) -> list[StepResult]:
     config = AlgorithmConfig.model_validate(algorithm)
     trainer = Trainer(policy, adamw, config, RANK, reference=reference)
     equal = changed(make_batch(policy), reward=1.0)
-    return [trainer.train(replace(equal, step=n), lr=1e-3) for n in range(1, steps + 1)]
+    return [trainer.train_step(replace(equal, step=n), lr=1e-3) for n in range(1, steps + 1)]
 
 
 @pytest.mark.parametrize("estimator", ["k2", "k3", "abs"])
@@ -76,11 +78,11 @@ def test_a_kl_in_the_reward_makes_what_left_the_reference_furthest_less_likely(
     model_folder: Path, estimator: str
 ) -> None:
     policy, reference = drifted(model_folder)
-    before = load(policy_config(model_folder), RANK)
+    before = load_policy(policy_config(model_folder), RANK)
     before.model.load_state_dict(policy.model.state_dict())
     batch = changed(make_batch(policy, groups=1), reward=1.0)
     penalties: list[float] = []
-    with reference.awake() as frozen:
+    with reference.on_policy_device() as frozen:
         for s in batch.sequences:
             own, fixed = (reference_logprobs(p, s.token_ids, 0.8) for p in (policy, frozen))
             difference = (own - fixed)[s.policy_mask[1:]]
@@ -88,7 +90,7 @@ def test_a_kl_in_the_reward_makes_what_left_the_reference_furthest_less_likely(
     kl = {"coefficient": 0.1, "estimator": estimator, "place": "reward"}
     config = AlgorithmConfig.model_validate({"kl": kl, "advantage": "dr_grpo"})
     adamw = Optimizer(policy.named_parameters(), OptimizerConfig())
-    Trainer(policy, adamw, config, RANK, reference=reference).train(batch, lr=1e-3)
+    Trainer(policy, adamw, config, RANK, reference=reference).train_step(batch, lr=1e-3)
     order = np.argsort(penalties)
     gains = [gain(policy, before, batch.sequences[i]) for i in order]
     assert gains[0] > 0 > gains[-1]
@@ -126,12 +128,12 @@ def test_without_a_coefficient_there_is_no_reference_and_no_figure_of_it(
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_reference_is_bit_for_bit_the_initial_policy(model_folder: Path, dtype: str) -> None:
     config = policy_config(model_folder, dtype=dtype)
-    policy = load(config, RANK)
-    reference = Reference.load(config, policy, offload=True)
-    packer = Packer(policy, 256, Replicas())
-    rows = [Row.of(i, s) for i, s in enumerate(make_batch().sequences)]
+    policy = load_policy(config, RANK)
+    reference = ReferencePolicy.from_config(config, policy, offload=True)
+    packer = RowPacker(policy, 256, Replicas())
+    rows = [Row.from_sequence(i, s) for i, s in enumerate(make_batch().sequences)]
     own = score_rows(policy, rows, packer, chunk=16)
-    with reference.awake() as frozen:
+    with reference.on_policy_device() as frozen:
         found = score_rows(frozen, rows, packer, chunk=16)
         kept = frozen.named_parameters()
     for index, logprobs in own.items():
@@ -145,10 +147,10 @@ def test_the_reference_goes_by_the_name_of_the_first_publication(
     model_folder: Path, tmp_path: Path, dtype: str
 ) -> None:
     config = policy_config(model_folder, dtype=dtype)
-    policy = load(config, RANK)
+    policy = load_policy(config, RANK)
     slots = WeightSlots(policy.named_parameters(), policy.compute_dtype, tmp_path, "run")
-    reference = Reference.load(config, policy, offload=True)
-    assert reference.fingerprint() == slots.write(0)[1]
+    reference = ReferencePolicy.from_config(config, policy, offload=True)
+    assert reference.weights_fingerprint() == slots.write_version(0)[1]
 
 
 def test_a_run_that_resumes_measures_from_where_it_began(
@@ -156,22 +158,22 @@ def test_a_run_that_resumes_measures_from_where_it_began(
 ) -> None:
     straight = load_models(setup(model_folder, tmp_path, None))
     batch = make_batch()
-    straight.trainer.train(batch, lr=1e-2)
-    straight.save(tmp_path / "checkpoint", 1)
+    straight.trainer.train_step(batch, lr=1e-2)
+    straight.save_checkpoint(tmp_path / "checkpoint", 1)
     resumed = load_models(setup(model_folder, tmp_path, tmp_path / "checkpoint"))
     assert straight.reference is not None
     assert resumed.reference is not None
-    assert resumed.reference.fingerprint() == straight.reference.fingerprint()
+    assert resumed.reference.weights_fingerprint() == straight.reference.weights_fingerprint()
     ours, theirs = (
-        models.trainer.train(replace(batch, step=2), lr=1e-2) for models in (straight, resumed)
+        models.trainer.train_step(replace(batch, step=2), lr=1e-2) for models in (straight, resumed)
     )
     assert ours.metrics == theirs.metrics
     assert ours.metrics["policy/kl"] > 0
     assert same_bits(parameters(straight.policy), parameters(resumed.policy))
 
 
-def setup(folder: Path, tmp_path: Path, source: Path | None) -> Setup:
-    return Setup.model_validate(
+def setup(folder: Path, tmp_path: Path, source: Path | None) -> RankSetup:
+    return RankSetup.model_validate(
         {
             "name": "run",
             "shm_dir": tmp_path,
@@ -187,13 +189,13 @@ def setup(folder: Path, tmp_path: Path, source: Path | None) -> Setup:
 
 
 def test_a_step_leaves_the_reference_as_it_was(model_folder: Path) -> None:
-    policy = load(policy_config(model_folder), RANK)
+    policy = load_policy(policy_config(model_folder), RANK)
     adamw = Optimizer(policy.named_parameters(), OptimizerConfig())
-    reference = Reference.copy_of(policy, offload=True)
-    with reference.awake() as frozen:
+    reference = ReferencePolicy.copy_of(policy, offload=True)
+    with reference.on_policy_device() as frozen:
         before = parameters(frozen)
     config = AlgorithmConfig.model_validate({"kl": {"coefficient": 0.1}})
-    Trainer(policy, adamw, config, RANK, reference=reference).train(make_batch(), lr=1e-2)
-    with reference.awake() as frozen:
+    Trainer(policy, adamw, config, RANK, reference=reference).train_step(make_batch(), lr=1e-2)
+    with reference.on_policy_device() as frozen:
         assert same_bits(parameters(frozen), before)
     assert not same_bits(parameters(policy), before)

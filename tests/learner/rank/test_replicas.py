@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 import torch
 
-from services.common.interpreter import python
+from services.common.interpreter import python_command
 from services.learner.config.algorithm import AlgorithmConfig
-from services.learner.rank.data_parallel import Place, Replicas
+from services.learner.rank.data_parallel import RankPlacement, Replicas
 from services.learner.types import StepResult, TrainBatch
 from tests.learner.rank.support import changed, make_batch, make_trainer, parameters, same_bits
 
@@ -50,7 +50,7 @@ ALGORITHMS: dict[str, dict[str, object]] = {
 def run() -> Iterator[Run]:
     """`ranks`, called in a process that has no threads of gRPC: these may crash a forked child."""
     with subprocess.Popen(
-        python("-m", __name__),
+        python_command("-m", __name__),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env={**os.environ, "GLOO_SOCKET_IFNAME": "lo"},
@@ -101,22 +101,24 @@ def work(folder: Path, algorithm: object, replicas: Replicas, change: Change) ->
         eps=1.0,
     )
     batch = change(make_batch(policy, shift=0.2))
-    results = [trainer.train(replace(batch, step=step), lr=1.0) for step in (1, 2)]
-    critic = trainer.critic.state() if trainer.critic is not None else {}
+    results = [trainer.train_step(replace(batch, step=step), lr=1.0) for step in (1, 2)]
+    critic = trainer.critic.state_tensors() if trainer.critic is not None else {}
     # Of another process only plain arrays come back.
     held = {**parameters(policy), **critic}
     return [replace(result, seconds=0.0) for result in results], held
 
 
-def child(place: Place, pipe: Connection, task: Callable[[Replicas], Done]) -> None:
+def child(place: RankPlacement, pipe: Connection, task: Callable[[Replicas], Done]) -> None:
     torch.set_num_threads(1)
-    results, held = task(Replicas.join(place, torch.device("cpu")))
+    results, held = task(Replicas.join_process_group(place, torch.device("cpu")))
     pipe.send((results, {name: value.numpy() for name, value in held.items()}))
 
 
-def place(index: int, count: int, file: Path) -> Place:
+def place(index: int, count: int, file: Path) -> RankPlacement:
     """All on this machine."""
-    return Place(index=index, count=count, rendezvous=f"file://{file}", slot=index, slots=count)
+    return RankPlacement(
+        index=index, count=count, rendezvous=f"file://{file}", slot=index, slots=count
+    )
 
 
 def ranks(
@@ -206,13 +208,13 @@ def test_where_nothing_has_a_gradient_all_ranks_do_nothing(
 
 
 def test_with_fewer_sequences_than_ranks_some_compute_nothing() -> None:
-    shares = [Replicas(index, 4).share([5, 9, 7]) for index in range(4)]
+    shares = [Replicas(index, 4).assign_sequences([5, 9, 7]) for index in range(4)]
     assert shares == [[1], [2], [0], []]
 
 
 def test_the_longest_sequences_are_spread() -> None:
     lengths = [100, 1, 2, 90, 20, 30]
-    shares = [Replicas(index, 2).share(lengths) for index in range(2)]
+    shares = [Replicas(index, 2).assign_sequences(lengths) for index in range(2)]
     assert [sum(lengths[i] for i in share) for share in shares] == [122, 121]
 
 

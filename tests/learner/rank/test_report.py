@@ -9,7 +9,7 @@ import pytest
 from services.learner.config.algorithm import AlgorithmConfig
 from services.learner.config.rank import RankConfig
 from services.learner.rank import step_histograms
-from services.learner.rank.model import load
+from services.learner.rank.model import load_policy
 from services.learner.rank.step import Trainer
 from services.learner.types import TrainBatch
 from tests.learner.rank.configs import policy_config
@@ -18,7 +18,7 @@ from tests.learner.rank.support import make_batch, make_trainer, reference_logpr
 
 def differences(folder: Path, batch: TrainBatch, staleness: int) -> np.ndarray:
     """Trainer minus sampler on the policy tokens of the sequences that lag so far."""
-    policy = load(policy_config(folder), RankConfig())
+    policy = load_policy(policy_config(folder), RankConfig())
     found = [
         (reference_logprobs(policy, s.token_ids, 0.8) - s.behaviour_logprobs[1:])[s.policy_mask[1:]]
         for s in batch.sequences
@@ -29,13 +29,13 @@ def differences(folder: Path, batch: TrainBatch, staleness: int) -> np.ndarray:
 
 @pytest.mark.parametrize("proximal", ["behaviour", "trainer"])
 def test_each_version_is_compared_on_its_own(model_folder: Path, proximal: str) -> None:
-    policy = load(policy_config(model_folder), RankConfig())
+    policy = load_policy(policy_config(model_folder), RankConfig())
     made = make_batch(policy, step=7, shift=0.1)
     aged = tuple(replace(s, staleness=i % 3) for i, s in enumerate(made.sequences))
     batch = replace(made, sequences=aged)
     config = AlgorithmConfig.model_validate({"proximal": proximal, "epochs": 2})
     _, _, trainer = make_trainer(model_folder, algorithm=config)
-    found = trainer.train(batch, lr=1e-2).versions
+    found = trainer.train_step(batch, lr=1e-2).versions
     assert set(found) == {4, 5, 6}
     for version, mismatch in found.items():
         difference = differences(model_folder, batch, 6 - version)
@@ -49,7 +49,7 @@ def test_each_version_is_compared_on_its_own(model_folder: Path, proximal: str) 
 def test_mismatch_is_that_of_the_steps_start_however_many_updates_follow(
     model_folder: Path,
 ) -> None:
-    policy = load(policy_config(model_folder), RankConfig())
+    policy = load_policy(policy_config(model_folder), RankConfig())
     batch = make_batch(policy)
     several = train(model_folder, batch, lr=0.03, epochs=2, mini_batches=3)
     scored = train(model_folder, batch, lr=0.03, epochs=2, mini_batches=3, proximal="trainer")
@@ -64,7 +64,7 @@ def test_mismatch_is_that_of_the_steps_start_however_many_updates_follow(
 def test_the_learning_rate_shows_in_the_post_update_kl_and_not_in_the_clip(
     model_folder: Path,
 ) -> None:
-    policy = load(policy_config(model_folder), RankConfig())
+    policy = load_policy(policy_config(model_folder), RankConfig())
     metrics = [train(model_folder, make_batch(policy), lr=lr).metrics for lr in (1e-6, 1e-3, 1e-2)]
     assert [m["policy/clip_ratio"] for m in metrics] == [0.0, 0.0, 0.0]
     kl = [m["policy/post_update_kl"] for m in metrics]
@@ -74,7 +74,7 @@ def test_the_learning_rate_shows_in_the_post_update_kl_and_not_in_the_clip(
 def post_update(folder: Path, tokens: int) -> dict[str, float]:
     policy, adamw, _ = make_trainer(folder)
     rank = RankConfig(pack_tokens=256, post_update_tokens=tokens)
-    result = Trainer(policy, adamw, AlgorithmConfig(), rank).train(make_batch(policy), lr=1e-3)
+    result = Trainer(policy, adamw, AlgorithmConfig(), rank).train_step(make_batch(policy), lr=1e-3)
     return dict(result.metrics)
 
 
@@ -102,8 +102,8 @@ def test_histograms_hold_every_token(model_folder: Path) -> None:
 
 def test_a_histogram_clips_into_its_outer_bins_and_leaves_out_what_is_not_finite() -> None:
     values = [np.array([-9.0, 0.0, 0.5, np.nan]), [9.0, 1.0, np.inf]]
-    found = step_histograms.histogram(values, (0.0, 0.5, 1.0))
+    found = step_histograms.bin_values(values, (0.0, 0.5, 1.0))
     assert (found.edges, found.counts) == ((0.0, 0.5, 1.0), (2, 3))
-    assert step_histograms.histogram([], (0.0, 1.0)).counts == (0,)
+    assert step_histograms.bin_values([], (0.0, 1.0)).counts == (0,)
     for edges in (step_histograms.MAGNITUDES, step_histograms.RATIOS, step_histograms.LENGTHS):
         assert list(edges) == sorted(set(edges))

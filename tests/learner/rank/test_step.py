@@ -44,7 +44,7 @@ def test_the_loss_is_that_of_the_plain_formula(model_folder: Path) -> None:
     policy, _, trainer = make_trainer(model_folder)
     batch = make_batch(policy, shift=0.3)
     expected = naive_loss(policy, batch)
-    result = trainer.train(batch, lr=1e-2)
+    result = trainer.train_step(batch, lr=1e-2)
     metrics = result.metrics
     assert metrics["policy/loss"] == pytest.approx(expected, abs=1e-6)
     assert not result.skipped
@@ -55,7 +55,7 @@ def test_the_loss_is_that_of_the_plain_formula(model_folder: Path) -> None:
 
 def test_on_the_samplers_own_policy_nothing_mismatches(model_folder: Path) -> None:
     policy, _, trainer = make_trainer(model_folder)
-    metrics = trainer.train(make_batch(policy), lr=1e-3).metrics
+    metrics = trainer.train_step(make_batch(policy), lr=1e-3).metrics
     assert metrics["mismatch/logprob_abs_diff_mean"] < 1e-5
     assert metrics["mismatch/kl_train_infer"] < 1e-9
     assert metrics["mismatch/is_ratio_max"] == pytest.approx(1.0, abs=1e-4)
@@ -77,7 +77,7 @@ def test_the_micro_batch_size_changes_neither_loss_nor_update(
             # Adam divides a gradient by its own size, rounding errors too; not with this.
             eps=1.0,
         )
-        metrics = trainer.train(make_batch(policy, shift=0.2), lr=1.0).metrics
+        metrics = trainer.train_step(make_batch(policy, shift=0.2), lr=1.0).metrics
         outcomes.append((metrics, parameters(policy)))
     for metrics, values in outcomes[1:]:
         assert metrics == pytest.approx(outcomes[0][0], rel=1e-4, abs=1e-6)
@@ -89,7 +89,7 @@ def test_gradient_checkpointing_changes_nothing(model_folder: Path) -> None:
     results: list[dict[str, torch.Tensor]] = []
     for checkpointing in (False, True):
         policy, _, trainer = make_trainer(model_folder, checkpointing=checkpointing)
-        trainer.train(make_batch(policy), lr=1e-3)
+        trainer.train_step(make_batch(policy), lr=1e-3)
         results.append(parameters(policy))
     assert same_bits(*results)
 
@@ -99,8 +99,8 @@ def test_offloading_the_optimizer_changes_nothing(model_folder: Path) -> None:
     for offload in (False, True):
         policy, adamw, trainer = make_trainer(model_folder, offload=offload, weight_decay=0.1)
         for step in (1, 2):
-            trainer.train(make_batch(step=step), lr=1e-3)
-        results.append((parameters(policy), adamw.state()))
+            trainer.train_step(make_batch(step=step), lr=1e-3)
+        results.append((parameters(policy), adamw.state_tensors()))
     assert same_bits(results[0][0], results[1][0])
     assert same_bits(results[0][1], results[1][1])
 
@@ -110,7 +110,7 @@ def test_a_better_attempt_becomes_more_likely(model_folder: Path) -> None:
     batch = make_batch(policy, groups=1)
     good = next(s for s in batch.sequences if s.reward == 1.0)
     before = reference_logprobs(policy, good.token_ids, 0.8)[good.policy_mask[1:]].sum()
-    trainer.train(batch, lr=1e-3)
+    trainer.train_step(batch, lr=1e-3)
     after = reference_logprobs(policy, good.token_ids, 0.8)[good.policy_mask[1:]].sum()
     assert after > before
 
@@ -124,7 +124,7 @@ def test_far_off_policy_the_clip_holds_the_policy_where_it_is(model_folder: Path
         for s in batch.sequences
     ]
     before = parameters(policy)
-    metrics = trainer.train(TrainBatch(1, tuple(moved)), lr=1e-2).metrics
+    metrics = trainer.train_step(TrainBatch(1, tuple(moved)), lr=1e-2).metrics
     assert metrics["policy/clip_ratio"] == 1.0
     assert metrics["policy/grad_norm"] == 0.0
     assert same_bits(before, parameters(policy))
@@ -133,7 +133,7 @@ def test_far_off_policy_the_clip_holds_the_policy_where_it_is(model_folder: Path
 def test_tokens_beyond_the_ratio_limit_are_masked_and_counted(model_folder: Path) -> None:
     algorithm = AlgorithmConfig(correction=CorrectionConfig(token_mask=(1 / 1.2, 1.2)))
     policy, _, trainer = make_trainer(model_folder, algorithm=algorithm)
-    metrics = trainer.train(make_batch(policy, shift=0.3), lr=1e-3).metrics
+    metrics = trainer.train_step(make_batch(policy, shift=0.3), lr=1e-3).metrics
     # |N(0, 0.3)| > log 1.2 in 54 % of cases.
     assert metrics["mismatch/masked_fraction"] == pytest.approx(0.54, abs=0.12)
 
@@ -143,35 +143,35 @@ def test_constant_groups_count_in_the_mean_and_move_nothing(model_folder: Path) 
     batch = make_batch(policy)
     constant = replace(batch, sequences=tuple(replace(s, reward=1.0) for s in batch.sequences))
     before = parameters(policy)
-    result = trainer.train(constant, lr=1e-2)
+    result = trainer.train_step(constant, lr=1e-2)
     assert (result.metrics["policy/updates"], result.metrics["policy/loss"]) == (0.0, 0.0)
     assert not result.skipped
     assert same_bits(before, parameters(policy))
     half = tuple(replace(s, reward=0.0) if s.group_id == "g0" else s for s in batch.sequences)
     mixed = replace(batch, sequences=half)
     expected = naive_loss(policy, mixed)
-    metrics = trainer.train(mixed, lr=1e-3).metrics
+    metrics = trainer.train_step(mixed, lr=1e-3).metrics
     assert metrics["policy/loss"] == pytest.approx(expected, abs=1e-6)
 
 
 def test_a_gradient_that_is_not_finite_leaves_everything_as_it_was(model_folder: Path) -> None:
     policy, adamw, trainer = make_trainer(model_folder)
-    trainer.train(make_batch(policy), lr=1e-3)
-    before, moments = parameters(policy), {k: v.clone() for k, v in adamw.state().items()}
+    trainer.train_step(make_batch(policy), lr=1e-3)
+    before, moments = parameters(policy), {k: v.clone() for k, v in adamw.state_tensors().items()}
     batch = make_batch(policy, step=2)
     poisoned = batch.sequences[0].behaviour_logprobs.copy()
     poisoned[batch.sequences[0].policy_mask] = np.nan
     bad = replace(batch.sequences[0], behaviour_logprobs=poisoned)
-    assert trainer.train(TrainBatch(2, (bad, *batch.sequences[1:])), lr=1e-3).skipped
+    assert trainer.train_step(TrainBatch(2, (bad, *batch.sequences[1:])), lr=1e-3).skipped
     assert same_bits(before, parameters(policy))
-    assert same_bits(moments, adamw.state())
-    assert not trainer.train(batch, lr=1e-3).skipped
+    assert same_bits(moments, adamw.state_tensors())
+    assert not trainer.train_step(batch, lr=1e-3).skipped
 
 
 def test_epochs_and_mini_batches_make_so_many_updates(model_folder: Path) -> None:
     algorithm = AlgorithmConfig(epochs=2, mini_batches=3)
     policy, _, trainer = make_trainer(model_folder, algorithm=algorithm)
-    metrics = trainer.train(make_batch(policy), lr=1e-3).metrics
+    metrics = trainer.train_step(make_batch(policy), lr=1e-3).metrics
     assert metrics["policy/updates"] == 6.0
 
 
@@ -186,6 +186,6 @@ def test_the_same_state_and_batches_give_the_same_bits(model_folder: Path) -> No
     for _ in range(2):
         policy, _, trainer = make_trainer(model_folder)
         for step in (1, 2, 3):
-            trainer.train(make_batch(step=step), lr=1e-2)
+            trainer.train_step(make_batch(step=step), lr=1e-2)
         results.append(parameters(policy))
     assert same_bits(*results)

@@ -12,7 +12,7 @@ from flotilla.learner.v1 import policy_pb2, weight_service_pb2
 from flotilla.learner.v1 import weight_service_pb2_grpc as pb_grpc
 from services.common import rpc
 from services.learner.types import PolicyId, Publication
-from services.learner.weights.weight_server import Start
+from services.learner.weights.weight_server import WeightServerConfig
 from services.learner.weights.weight_server_process import WeightServer, WeightServerError
 
 TOKEN = "a-token-of-this-test"
@@ -32,7 +32,7 @@ def publish(folder: Path, version: int) -> tuple[Publication, PolicyId, bytes]:
 @pytest_asyncio.fixture
 async def weights(tmp_path: Path) -> AsyncIterator[tuple[WeightServer, str]]:
     server = WeightServer(tmp_path / "weights.log")
-    yield server, await server.start(Start("run", TOKEN))
+    yield server, await server.start_process(WeightServerConfig("run", TOKEN))
     await server.close()
     await server.close()
 
@@ -75,7 +75,7 @@ async def test_serves_the_newest_two_publications_byte_for_byte(
     server, address = weights
     published = [publish(tmp_path, version) for version in range(3)]
     for publication, policy, _ in published:
-        await server.announce(publication, policy)
+        await server.serve_publication(publication, policy)
     for _, policy, data in published[1:]:
         assert await fetch(address, policy) == data
     _, newest, data = published[2]
@@ -96,7 +96,7 @@ async def test_a_fetch_that_is_overtaken_ends_instead_of_mixing_versions(
     # Sparse and long, so that the stream cannot be buffered whole.
     with publication.path.open("r+b") as file:
         file.truncate(2**29)
-    await server.announce(replace(publication, total_bytes=2**29), policy)
+    await server.serve_publication(replace(publication, total_bytes=2**29), policy)
     request = weight_service_pb2.FetchWeightsRequest(
         policy=policy_pb2.PolicyId(run_epoch=2, version=0, fingerprint=policy.fingerprint)
     )
@@ -104,7 +104,7 @@ async def test_a_fetch_that_is_overtaken_ends_instead_of_mixing_versions(
         responses = aiter(stream_of(channel, request))
         await anext(responses)
         for version in (1, 2):
-            await server.announce(*publish(tmp_path, version)[:2])
+            await server.serve_publication(*publish(tmp_path, version)[:2])
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             async for _ in responses:
                 continue
@@ -118,7 +118,7 @@ async def test_without_the_token_nothing_is_served(
 ) -> None:
     server, address = weights
     publication, policy, _ = publish(tmp_path, 0)
-    await server.announce(publication, policy)
+    await server.serve_publication(publication, policy)
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await fetch(address, policy, token="the-token-of-another-run")
     assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
@@ -133,4 +133,4 @@ async def test_a_server_that_died_is_an_error(
     process.kill()
     await process.wait()
     with pytest.raises(WeightServerError, match="ended with code -9"):
-        await server.announce(*publish(tmp_path, 0)[:2])
+        await server.serve_publication(*publish(tmp_path, 0)[:2])

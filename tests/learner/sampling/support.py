@@ -4,16 +4,20 @@ import hashlib
 from collections.abc import Sequence
 from typing import Any
 
-from services.common.config import parse
+from services.common.config import parse_config
 from services.learner.config.sampling import SamplingConfig
 from services.learner.sampling.curriculum import Curriculum
-from services.learner.sampling.curriculum_changes import Change, Stored, TaskState
-from services.learner.sampling.difficulty import Outcome
+from services.learner.sampling.curriculum_changes import (
+    CurriculumChange,
+    StoredCurriculum,
+    TaskState,
+)
+from services.learner.sampling.difficulty import GroupOutcome
 from services.learner.sampling.tasks import Task
 
 
 def config(**values: Any) -> SamplingConfig:
-    return parse(SamplingConfig, values, where="test")
+    return parse_config(SamplingConfig, values, where="test")
 
 
 def tasks_of(**sizes: int) -> list[Task]:
@@ -30,8 +34,8 @@ class Run:
         self.sampling = sampling
         self.seed = seed
         self.window = window
-        self.journal = Stored()
-        self.changes: list[Change] = []
+        self.journal = StoredCurriculum()
+        self.changes: list[CurriculumChange] = []
         self.drawn: list[str] = []
         self.step = 0
         self.curriculum = self._started()
@@ -42,21 +46,21 @@ class Run:
         self.curriculum.catch_up(len(self.drawn))
 
     def draw(self) -> Task:
-        task = self.curriculum.draw()
+        task = self.curriculum.draw_task()
         self.drawn.append(task.key)
         return task
 
-    def learn(self, outcomes: Sequence[Outcome]) -> Change:
+    def learn(self, outcomes: Sequence[GroupOutcome]) -> CurriculumChange:
         self.step += 1
-        change = self.curriculum.learn(self.step, outcomes)
+        change = self.curriculum.learn_from_outcomes(self.step, outcomes)
         self.commit(change)
         return change
 
-    def commit(self, change: Change) -> None:
+    def commit(self, change: CurriculumChange) -> None:
         self.changes.append(change)
         known: dict[str, TaskState] = {state.task: state for state in self.journal.tasks}
         known.update({state.task: state for state in change.tasks})
-        self.journal = Stored(change.number, change.cursors, tuple(known.values()))
+        self.journal = StoredCurriculum(change.number, change.cursors, tuple(known.values()))
 
     def _started(self) -> Curriculum:
         return Curriculum(
@@ -64,10 +68,10 @@ class Run:
         )
 
 
-def made_up(task: Task, number: int) -> Outcome:
+def made_up(task: Task, number: int) -> GroupOutcome:
     """Rewards of four attempts, always the same for a task at a sequence number: a third of the
     tasks is mostly solved, a third mostly failed."""
     digest = hashlib.sha256(f"{task.key}/{number}".encode()).digest()
     kind = hashlib.sha256(task.key.encode()).digest()[0] % 3
     chance = (12, 128, 244)[kind]
-    return Outcome(task.key, [float(byte < chance) for byte in digest[:4]])
+    return GroupOutcome(task.key, [float(byte < chance) for byte in digest[:4]])

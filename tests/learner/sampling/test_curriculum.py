@@ -11,8 +11,13 @@ from hypothesis import strategies as st
 
 from services.learner.config.sampling import SamplingConfig
 from services.learner.sampling.curriculum import Curriculum, NoTasksError
-from services.learner.sampling.curriculum_changes import EventKind, Standing, Stored, TaskState
-from services.learner.sampling.difficulty import Outcome
+from services.learner.sampling.curriculum_changes import (
+    EventKind,
+    StoredCurriculum,
+    TaskStanding,
+    TaskState,
+)
+from services.learner.sampling.difficulty import GroupOutcome
 from services.learner.sampling.tasks import Task
 from tests.learner.sampling.support import Run, config, made_up, tasks_of
 
@@ -30,7 +35,7 @@ def play(run: Run, steps: int, kills: set[int] | None = None, *, broken: str = "
             number = len(run.drawn)
             batch.append(made_up(run.draw(), number))
         if broken and run.step == 2:
-            run.curriculum.condemn(broken, "it broke")
+            run.curriculum.condemn_task(broken, "it broke")
         run.learn(batch)
 
 
@@ -70,33 +75,34 @@ def test_every_pass_has_every_task_once_in_another_order_and_small_environments_
     assert {frozenset(one) for one in passes} == {frozenset({"b0", "b1", "b2"})}
     assert len({tuple(one) for one in passes}) > 1
     assert Counter(Counter(of_a).values()) == {3: 12}
-    assert run.curriculum.passes() == {"a": 2, "b": 11}
+    assert run.curriculum.whole_passes() == {"a": 2, "b": 11}
     assert run.curriculum.distinct_tasks == 15
 
 
 def test_epochs_are_of_steps_or_of_as_many_groups_as_there_are_tasks() -> None:
     run = Run(tasks_of(a=8, b=4), config(), seed=0, window=6)
     play(run, 4)
-    assert run.curriculum.epoch(4) == 2.0
+    assert run.curriculum.epoch_at(4) == 2.0
     run = Run(tasks_of(a=8, b=4), config(epoch_steps=8), seed=0, window=6)
     play(run, 4)
-    assert run.curriculum.epoch(4) == 0.5
+    assert run.curriculum.epoch_at(4) == 0.5
 
 
 def learn_of(run: Run, key: str, rewards: list[float]) -> list[EventKind]:
-    return [event.kind for event in run.learn([Outcome(key, rewards)]).events]
+    return [event.kind for event in run.learn([GroupOutcome(key, rewards)]).events]
 
 
 @pytest.mark.parametrize(
-    ("rewards", "standing"), [([1.0] * 4, Standing.SOLVED), ([0.0] * 4, Standing.IMPOSSIBLE)]
+    ("rewards", "standing"),
+    [([1.0] * 4, TaskStanding.SOLVED), ([0.0] * 4, TaskStanding.IMPOSSIBLE)],
 )
 def test_a_task_is_parked_when_groups_enough_have_taught_nothing(
-    rewards: list[float], standing: Standing
+    rewards: list[float], standing: TaskStanding
 ) -> None:
     run = Run(tasks_of(a=3), config(**LEARNING), seed=0, window=3)
     assert learn_of(run, "a1", rewards) == []
     assert learn_of(run, "a1", rewards) == [EventKind.PARKED]
-    assert run.curriculum.standing("a1") is standing
+    assert run.curriculum.standing_of("a1") is standing
     drawn = [run.draw().key for _ in range(60)]
     # Of five draws one tries what is parked.
     assert drawn.count("a1") == 12
@@ -106,7 +112,7 @@ def test_a_task_with_signal_is_never_parked_whatever_its_pass_rate() -> None:
     run = Run(tasks_of(a=3), config(**LEARNING), seed=0, window=3)
     for _ in range(5):
         assert learn_of(run, "a1", [0.2, 0.4, 0.0, 0.0]) == []
-    assert run.curriculum.standing("a1") is Standing.ACTIVE
+    assert run.curriculum.standing_of("a1") is TaskStanding.ACTIVE
 
 
 def test_a_parked_task_that_teaches_again_comes_back() -> None:
@@ -114,7 +120,7 @@ def test_a_parked_task_that_teaches_again_comes_back() -> None:
     for _ in range(2):
         learn_of(run, "a1", [0.0] * 4)
     assert learn_of(run, "a1", [1.0, 0.0, 0.0, 0.0]) == [EventKind.UNPARKED]
-    assert run.curriculum.standing("a1") is Standing.ACTIVE
+    assert run.curriculum.standing_of("a1") is TaskStanding.ACTIVE
     assert {run.draw().key for _ in range(6)} == {"a0", "a1", "a2"}
 
 
@@ -133,16 +139,16 @@ def test_nothing_is_parked_when_the_curriculum_is_off() -> None:
 
 
 def test_what_was_parked_is_drawn_again_once_the_curriculum_is_off() -> None:
-    states = tuple(TaskState(f"a{n}", "a", Standing.SOLVED) for n in range(3))
-    stored = Stored(0, {}, (*states, TaskState("a3", "a", Standing.QUARANTINED)))
+    states = tuple(TaskState(f"a{n}", "a", TaskStanding.SOLVED) for n in range(3))
+    stored = StoredCurriculum(0, {}, (*states, TaskState("a3", "a", TaskStanding.QUARANTINED)))
     curriculum = Curriculum(tasks_of(a=5), config(), seed=0, window=5, stored=stored)
-    assert {curriculum.draw().key for _ in range(12)} == {"a0", "a1", "a2", "a4"}
+    assert {curriculum.draw_task().key for _ in range(12)} == {"a0", "a1", "a2", "a4"}
 
 
 def test_a_quarantined_task_never_comes_back() -> None:
     run = Run(tasks_of(a=5), config(), seed=0, window=5)
-    run.curriculum.condemn("a3", "no verifier")
-    change = run.curriculum.flush()
+    run.curriculum.condemn_task("a3", "no verifier")
+    change = run.curriculum.flush_condemned()
     assert change is not None
     run.commit(change)
     assert [(e.task, e.kind, e.reason) for e in change.events] == [
@@ -150,14 +156,14 @@ def test_a_quarantined_task_never_comes_back() -> None:
     ]
     run.kill()
     assert {run.draw().key for _ in range(20)} == {"a0", "a1", "a2", "a4"}
-    assert run.curriculum.flush() is None
+    assert run.curriculum.flush_condemned() is None
 
 
 def test_no_more_of_an_environment_is_quarantined_than_its_share() -> None:
     run = Run(tasks_of(a=20, b=2, c=1), config(quarantine_share=0.1), seed=0, window=3)
     for key in ("a0", "a1", "a2", "b0", "b1", "c0"):
-        run.curriculum.condemn(key, "broken")
-    change = run.curriculum.flush()
+        run.curriculum.condemn_task(key, "broken")
+    change = run.curriculum.flush_condemned()
     assert change is not None
     assert [event.task for event in change.events if event.kind is EventKind.QUARANTINED] == [
         "a0",
@@ -169,18 +175,20 @@ def test_no_more_of_an_environment_is_quarantined_than_its_share() -> None:
 
 
 def test_an_environment_without_a_task_that_may_be_drawn_is_named() -> None:
-    states = (TaskState("a0", "a", Standing.QUARANTINED),)
+    states = (TaskState("a0", "a", TaskStanding.QUARANTINED),)
     with pytest.raises(NoTasksError, match="all 1 tasks of environment 'a' are quarantined"):
-        Curriculum(tasks_of(a=1), config(), seed=0, window=1, stored=Stored(1, {}, states))
+        Curriculum(
+            tasks_of(a=1), config(), seed=0, window=1, stored=StoredCurriculum(1, {}, states)
+        )
 
 
 def test_ten_thousand_draws_of_a_hundred_thousand_tasks_take_no_time() -> None:
     tasks = [Task(f"t{n}", f"env{n % 10}", "{}") for n in range(100_000)]
     chooser = random.Random(0)
-    standings = [Standing.ACTIVE, Standing.SOLVED, Standing.IMPOSSIBLE]
+    standings = [TaskStanding.ACTIVE, TaskStanding.SOLVED, TaskStanding.IMPOSSIBLE]
     states = [TaskState(t.key, t.env_key, chooser.choice(standings)) for t in tasks]
     sampling = config(difficulty={"enabled": True})
-    stored = Stored(0, {}, tuple(states))
+    stored = StoredCurriculum(0, {}, tuple(states))
     curriculum = Curriculum(tasks, sampling, seed=0, window=64, stored=stored)
     curriculum.catch_up(64)
     started = time.perf_counter()

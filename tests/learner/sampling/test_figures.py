@@ -1,7 +1,7 @@
 """What a step says of the mixture, by hand."""
 
 from services.learner.groups.batcher import Batch
-from services.learner.sampling.difficulty import Outcome
+from services.learner.sampling.difficulty import GroupOutcome
 from services.learner.tracking.sampling_metrics import sampling_metrics
 from tests.learner.metrics.test_metrics import group
 from tests.learner.sampling.support import Run, config, tasks_of
@@ -12,7 +12,7 @@ def test_shares_are_of_the_groups_that_were_sampled_and_of_those_that_are_traine
     run = Run(tasks_of(**{"shop": 4, "desk/a": 4}), sampling, seed=0, window=4)
     for _ in range(4):
         run.draw()
-    run.learn([Outcome("shop0", [1.0, 1.0]), Outcome("shop1", [0.0, 0.0])])
+    run.learn([GroupOutcome("shop0", [1.0, 1.0]), GroupOutcome("shop1", [0.0, 0.0])])
     signal, flat = [1.0, 0.0], [1.0, 1.0]
     trained = (group("shop", signal), group("shop", signal), group("desk/a", signal))
     left_out = (group("shop", flat), group("desk/a", flat))

@@ -7,22 +7,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.learner.sampling.environment_mix import Mixture, MixtureError
+from services.learner.sampling.environment_mix import EnvironmentMix, MixtureError
 from tests.learner.sampling.support import config
 
 SIZES = {"a": 700, "b": 200, "c": 100, "d": 1}
 
 
-def mixture(window: int, **values: object) -> Mixture:
-    return Mixture(SIZES, config(**values), window=window, seed=0)
+def mixture(window: int, **values: object) -> EnvironmentMix:
+    return EnvironmentMix(SIZES, config(**values), window=window, seed=0)
 
 
-def totals(mixed: Mixture, windows: int) -> Counter[str]:
-    return Counter(env for number in range(windows) for env in mixed.order(number))
+def totals(mixed: EnvironmentMix, windows: int) -> Counter[str]:
+    return Counter(env for number in range(windows) for env in mixed.window_order(number))
 
 
 def test_by_default_environments_take_turns() -> None:
-    assert mixture(8).order(5) == ["a", "b", "c", "d"] * 2
+    assert mixture(8).window_order(5) == ["a", "b", "c", "d"] * 2
 
 
 def test_windows_smaller_than_the_number_of_environments_give_each_its_turn() -> None:
@@ -64,10 +64,10 @@ def test_every_window_is_full_and_has_the_minimum_of_every_environment(
 ) -> None:
     window = max(1, least * len(sizes) + spare)
     sampling = config(mixing=mixing, min_per_env=least)
-    mixed = Mixture(sizes, sampling, window=window, seed=seed)
+    mixed = EnvironmentMix(sizes, sampling, window=window, seed=seed)
     assert sum(mixed.rates.values()) == pytest.approx(window)
     for number in range(first, first + 20):
-        counts = Counter(mixed.order(number))
+        counts = Counter(mixed.window_order(number))
         assert counts.total() == window
         assert all(counts[env] >= least for env in sizes)
 

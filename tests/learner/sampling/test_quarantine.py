@@ -1,7 +1,7 @@
 """Who is a witness, and what the gateway's refusals mean."""
 
-from services.learner.sampling.quarantine import Suspect, Witnesses
-from services.learner.sampling.refused_tasks import Refusal, Refusals, refusal_of
+from services.learner.sampling.quarantine import SuspectTask, Witnesses
+from services.learner.sampling.refused_tasks import Refusal, RefusalHistory, common_refusal
 from services.learner.trajectory import Counts, Trajectory
 from services.learner.types import AttemptKey, FailureKind
 
@@ -10,32 +10,32 @@ INFINITY = float("inf")
 
 def test_a_grade_of_another_task_in_the_meantime_tells_at_once() -> None:
     witnesses = Witnesses()
-    witnesses.graded("shop", "good", 1.0, 5.0)
-    assert witnesses.suspect("shop", Suspect("bad", 4.0, 6.0))
-    assert not witnesses.suspect("desk", Suspect("bad", 4.0, 6.0))
+    witnesses.note_graded("shop", "good", 1.0, 5.0)
+    assert witnesses.judge_suspect("shop", SuspectTask("bad", 4.0, 6.0))
+    assert not witnesses.judge_suspect("desk", SuspectTask("bad", 4.0, 6.0))
 
 
 def test_a_grade_of_the_task_itself_or_from_before_tells_nothing() -> None:
     witnesses = Witnesses()
-    witnesses.graded("shop", "good", 1.0, 3.0)
-    witnesses.graded("shop", "bad", 4.0, 5.0)
-    assert not witnesses.suspect("shop", Suspect("bad", 4.0, 6.0))
+    witnesses.note_graded("shop", "good", 1.0, 3.0)
+    witnesses.note_graded("shop", "bad", 4.0, 5.0)
+    assert not witnesses.judge_suspect("shop", SuspectTask("bad", 4.0, 6.0))
 
 
 def test_who_waits_is_convicted_by_a_try_that_began_before_the_end() -> None:
     witnesses = Witnesses()
-    witnesses.suspect("shop", Suspect("bad", 4.0, 6.0))
-    witnesses.suspect("shop", Suspect("early", 1.0, 2.0))
-    assert [s.task for s in witnesses.graded("shop", "good", 5.0, 9.0)] == ["bad"]
-    assert [s.task for s in witnesses.graded("shop", "good", 1.5, 9.0)] == ["early"]
-    assert witnesses.graded("shop", "good", 0.0, 9.0) == []
+    witnesses.judge_suspect("shop", SuspectTask("bad", 4.0, 6.0))
+    witnesses.judge_suspect("shop", SuspectTask("early", 1.0, 2.0))
+    assert [s.task for s in witnesses.note_graded("shop", "good", 5.0, 9.0)] == ["bad"]
+    assert [s.task for s in witnesses.note_graded("shop", "good", 1.5, 9.0)] == ["early"]
+    assert witnesses.note_graded("shop", "good", 0.0, 9.0) == []
 
 
 def test_who_is_graded_at_last_is_free() -> None:
     witnesses = Witnesses()
-    witnesses.suspect("shop", Suspect("bad", 4.0, 6.0))
-    assert witnesses.graded("shop", "bad", 7.0, 8.0) == []
-    assert witnesses.graded("shop", "good", 5.0, 9.0) == []
+    witnesses.judge_suspect("shop", SuspectTask("bad", 4.0, 6.0))
+    assert witnesses.note_graded("shop", "bad", 7.0, 8.0) == []
+    assert witnesses.note_graded("shop", "good", 5.0, 9.0) == []
 
 
 def lost(detail: str, kind: FailureKind = FailureKind.ENV_LOST) -> Trajectory:
@@ -44,34 +44,41 @@ def lost(detail: str, kind: FailureKind = FailureKind.ENV_LOST) -> Trajectory:
 
 def test_only_a_refusal_of_every_try_is_one() -> None:
     bad, unknown = lost("BAD_TASK: no prompt"), lost("UNKNOWN_ENVIRONMENT: no such")
-    assert refusal_of([bad, bad]) == (Refusal.BAD_TASK, "BAD_TASK: no prompt")
-    assert refusal_of([unknown]) == (Refusal.UNKNOWN_ENVIRONMENT, "UNKNOWN_ENVIRONMENT: no such")
-    assert refusal_of([bad, unknown]) is None
-    assert refusal_of([bad, lost("UNAVAILABLE: away")]) is None
-    assert refusal_of([lost("BAD_TASK: x", FailureKind.ABORTED)]) is None
-    assert refusal_of([]) is None
+    assert common_refusal([bad, bad]) == (Refusal.BAD_TASK, "BAD_TASK: no prompt")
+    assert common_refusal([unknown]) == (
+        Refusal.UNKNOWN_ENVIRONMENT,
+        "UNKNOWN_ENVIRONMENT: no such",
+    )
+    assert common_refusal([bad, unknown]) is None
+    assert common_refusal([bad, lost("UNAVAILABLE: away")]) is None
+    assert common_refusal([lost("BAD_TASK: x", FailureKind.ABORTED)]) is None
+    assert common_refusal([]) is None
 
 
-def refused(refusals: Refusals, task: str, *, at: float = 2.0, open_since: float = INFINITY) -> str:
-    return refusals.refused("shop", task, Refusal.BAD_TASK, "why", at=at, open_since=open_since)
+def refused(
+    refusals: RefusalHistory, task: str, *, at: float = 2.0, open_since: float = INFINITY
+) -> str:
+    return refusals.note_refused(
+        "shop", task, Refusal.BAD_TASK, "why", at=at, open_since=open_since
+    )
 
 
 def test_an_environment_is_refused_when_all_of_a_small_one_are() -> None:
-    refusals = Refusals({"shop": 2}, ())
+    refusals = RefusalHistory({"shop": 2}, ())
     assert refused(refusals, "a") == ""
     assert refused(refusals, "a") == ""
     assert "'b' it says why" in refused(refusals, "b")
 
 
 def test_a_group_that_is_at_work_since_before_may_still_show_that_it_works() -> None:
-    refusals = Refusals({"shop": 1}, ())
+    refusals = RefusalHistory({"shop": 1}, ())
     assert refused(refusals, "a", at=2.0, open_since=1.0) == ""
     assert refused(refusals, "a", at=3.0, open_since=2.5) != ""
 
 
 def test_an_environment_that_ever_opened_is_never_refused() -> None:
-    assert refused(Refusals({"shop": 1}, {"shop"}), "a") == ""
-    refusals = Refusals({"shop": 1}, ())
+    assert refused(RefusalHistory({"shop": 1}, {"shop"}), "a") == ""
+    refusals = RefusalHistory({"shop": 1}, ())
     opened = Trajectory(
         AttemptKey("g", 0, 0),
         *("", (), b""),
@@ -79,5 +86,5 @@ def test_an_environment_that_ever_opened_is_never_refused() -> None:
         detail="later",
         counts=Counts(open_s=1.0),
     )
-    refusals.tried("shop", opened)
+    refusals.note_attempt("shop", opened)
     assert refused(refusals, "a") == ""

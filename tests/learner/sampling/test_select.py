@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from services.common.config import apply_override, parse
+from services.common.config import apply_override, parse_config
 from services.common.errors import ConfigError
 from services.learner.config.sampling import SelectConfig
 from services.learner.run.task_files import load_task_files
-from services.learner.sampling.task_selection import SelectionError, select, select_for_evaluation
+from services.learner.sampling.task_selection import SelectionError, select_eval_tasks, select_tasks
 from services.learner.sampling.tasks import Task
 from tests.learner.support import make_config, write_tasks
 
@@ -20,7 +20,7 @@ MODALITIES = ("tool_use", "computer_use")
 
 
 def wish(**values: Any) -> SelectConfig:
-    return parse(SelectConfig, values, where="learner.select")
+    return parse_config(SelectConfig, values, where="learner.select")
 
 
 def task(key: str, env: str = "shop", **fields: Any) -> Task:
@@ -42,7 +42,7 @@ def many(count: int) -> list[Task]:
 
 
 def chosen(tasks: list[Task], seed: int = 0, **values: Any) -> list[str]:
-    return [t.key for t in select(tasks, wish(**values), path="tasks.json", seed=seed)]
+    return [t.key for t in select_tasks(tasks, wish(**values), path="tasks.json", seed=seed)]
 
 
 def test_without_a_wish_every_task_is_used_in_the_order_of_the_file() -> None:
@@ -129,10 +129,10 @@ def test_of_many_values_a_few_are_shown() -> None:
 
 def test_evaluation_sets_are_filtered_but_keep_all_that_pass() -> None:
     config = wish(env_keys=["env0"], max_tasks=1)
-    left = select_for_evaluation(many(30), config, path="heldout.json")
+    left = select_eval_tasks(many(30), config, path="heldout.json")
     assert [t.env_key for t in left] == ["env0"] * 10
     with pytest.raises(SelectionError, match=r"none of the 1 tasks of heldout\.json"):
-        select_for_evaluation([task("a")], config, path="heldout.json")
+        select_eval_tasks([task("a")], config, path="heldout.json")
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from environments import api
-from services.common.large_values import aside_of
-from services.env_gateway.adapters.embedded.pool import Worker, WorkerPool
+from services.common.large_values import run_aside_for
+from services.env_gateway.adapters.embedded.pool import EnvironmentWorker, WorkerPool
 from services.env_gateway.adapters.embedded.worker import decode_value
 from services.env_gateway.config.backends import EmbeddedConfig
 from services.env_gateway.ports import (
@@ -14,7 +14,7 @@ from services.env_gateway.ports import (
     Execution,
     Orphan,
     Part,
-    Provision,
+    ProvisionRequest,
     QueryError,
     Rows,
     SqlValue,
@@ -25,12 +25,16 @@ from services.env_gateway.ports import (
 
 
 class EmbeddedInstance:
-    """One app in a worker, which it is lost with."""
+    """One app in a worker process; it is lost with its worker."""
 
     env_version = "v1"
 
     def __init__(
-        self, backend: "EmbeddedBackend", worker: Worker, episode_id: str, data_version: str
+        self,
+        backend: "EmbeddedBackend",
+        worker: EnvironmentWorker,
+        episode_id: str,
+        data_version: str,
     ) -> None:
         self.instance_id = _instance_id(episode_id)
         self.data_version = data_version
@@ -39,65 +43,74 @@ class EmbeddedInstance:
         self._episode_id = episode_id
 
     async def list_tools(self, *, timeout_s: float) -> Sequence[Tool]:
-        answer = await self._ask("tools", timeout_s)
+        answer = await self._send_request("tools", timeout_s)
         return [Tool(**tool) for tool in answer["tools"]]
 
-    async def observe(self, *, timeout_s: float) -> Sequence[Part]:
+    async def get_first_observation(self, *, timeout_s: float) -> Sequence[Part]:
         return ()
 
-    async def call(
+    async def call_tool(
         self, name: str, arguments: Mapping[str, Any], *, timeout_s: float
     ) -> CallResult:
-        answer = await self._ask("call", timeout_s, name=name, arguments=arguments)
+        answer = await self._send_request("call", timeout_s, name=name, arguments=arguments)
         if (refusal := answer.get("refused")) is not None:
             return CallResult((Text(refusal),), is_error=True)
         return CallResult((Text(answer["text"]),))
 
-    async def grade(self, submission: Submission, *, timeout_s: float) -> Execution | None:
+    async def grade_submission(
+        self, submission: Submission, *, timeout_s: float
+    ) -> Execution | None:
         return None
 
-    async def query(self, db: str, sql: str, args: Sequence[SqlValue], *, timeout_s: float) -> Rows:
-        answer = await self._ask("query", timeout_s, db=_database(db), sql=sql, args=list(args))
+    async def query_database(
+        self, db: str, sql: str, args: Sequence[SqlValue], *, timeout_s: float
+    ) -> Rows:
+        answer = await self._send_request(
+            "query", timeout_s, db=_check_database(db), sql=sql, args=list(args)
+        )
         if (refusal := answer.get("refused")) is not None:
             raise QueryError(refusal)
-        return await aside_of(answer, lambda: _rows(answer))
+        return await run_aside_for(answer, lambda: _rows(answer))
 
-    async def snapshot(self, db: str, *, timeout_s: float) -> bytes | None:
-        answer = await self._ask("snapshot", timeout_s, db=_database(db))
-        return await aside_of(answer, lambda: decode_value(answer["content"]))
+    async def snapshot_database(self, db: str, *, timeout_s: float) -> bytes | None:
+        answer = await self._send_request("snapshot", timeout_s, db=_check_database(db))
+        return await run_aside_for(answer, lambda: decode_value(answer["content"]))
 
     async def close(self, *, timeout_s: float) -> None:
-        await self._backend.reclaim(Orphan(self._episode_id), timeout_s=timeout_s)
+        await self._backend.reclaim_orphan(Orphan(self._episode_id), timeout_s=timeout_s)
 
     @property
-    def ended(self) -> str | None:
+    def end_reason(self) -> str | None:
         return "its worker process has ended" if self._worker.ended else None
 
-    async def alive(self, *, timeout_s: float) -> bool:
+    async def is_alive(self, *, timeout_s: float) -> bool:
         return not self._worker.ended
 
-    async def _ask(self, op: str, timeout_s: float, **fields: Any) -> dict[str, Any]:
+    async def _send_request(self, op: str, timeout_s: float, **fields: Any) -> dict[str, Any]:
         message = {"op": op, "instance": self.instance_id, **fields}
-        return await self._worker.request(message, timeout_s=timeout_s)
+        return await self._worker.send_request(message, timeout_s=timeout_s)
 
 
 class EmbeddedBackend:
-    """Instances end with the process, so that a restart finds none to reclaim."""
+    """Backend of this repository's environments. Instances end with the process, so that a restart
+    finds none to reclaim."""
 
-    apart = False
+    isolates_instances = False
 
     def __init__(self, config: EmbeddedConfig) -> None:
         self.pool = WorkerPool(size=config.workers, hang_s=config.hang_s)
         # By episode, from before its instance is asked for.
-        self._placed: dict[str, Worker] = {}
+        self._placed: dict[str, EnvironmentWorker] = {}
 
-    def serves(self, env_key: str) -> bool:
+    def serves_environment(self, env_key: str) -> bool:
         return env_key in api.ALL_KEYS
 
-    async def provision(self, request: Provision, *, timeout_s: float) -> EmbeddedInstance:
+    async def provision_instance(
+        self, request: ProvisionRequest, *, timeout_s: float
+    ) -> EmbeddedInstance:
         task = request.task
         data_version = task.data_version or "v1"
-        worker = await self._place(request.episode_id, timeout_s)
+        worker = await self._place_episode(request.episode_id, timeout_s)
         message = {
             "op": "open",
             "instance": _instance_id(request.episode_id),
@@ -106,45 +119,46 @@ class EmbeddedBackend:
             "data_version": data_version,
         }
         try:
-            answer = await worker.request(message, timeout_s=timeout_s)
+            answer = await worker.send_request(message, timeout_s=timeout_s)
         except BackendError as error:
             if error.lost:
                 # Nothing is lost with an instance that is only being made.
                 raise BackendError("worker_ended", str(error), delivered=None) from error
             raise
         if (refusal := answer.get("refused")) is not None:
-            self._forget(request.episode_id)
+            self._forget_episode(request.episode_id)
             raise BackendError("bad_task", refusal, delivered=False, invalid=True)
         return EmbeddedInstance(self, worker, request.episode_id, data_version)
 
-    async def reclaim(self, orphan: Orphan, *, timeout_s: float) -> None:
-        """An instance of a process that has ended has ended too."""
+    async def reclaim_orphan(self, orphan: Orphan, *, timeout_s: float) -> None:
+        """Delete the episode's instance. An instance of a process that has ended has ended too."""
         worker = self._placed.get(orphan.episode_id)
         if worker is None:
             return
         if not worker.ended:
             message = {"op": "close", "instance": _instance_id(orphan.episode_id)}
             try:
-                await worker.request(message, timeout_s=timeout_s)
+                await worker.send_request(message, timeout_s=timeout_s)
             except BackendError as error:
                 if not error.lost:
                     raise
-        self._forget(orphan.episode_id)
+        self._forget_episode(orphan.episode_id)
 
     async def close(self) -> None:
         await self.pool.close()
 
-    async def _place(self, episode_id: str, timeout_s: float) -> Worker:
-        """The worker that the episode has been placed on, or the one with the most room."""
+    async def _place_episode(self, episode_id: str, timeout_s: float) -> EnvironmentWorker:
+        """Return the worker on which the episode is placed, or place it on the one with the most
+        room."""
         placed = self._placed.get(episode_id)
         if placed is not None and not placed.ended:
             return placed
-        worker = await self.pool.place(timeout_s)
+        worker = await self.pool.pick_worker(timeout_s)
         self._placed[episode_id] = worker
         worker.instances += 1
         return worker
 
-    def _forget(self, episode_id: str) -> None:
+    def _forget_episode(self, episode_id: str) -> None:
         worker = self._placed.pop(episode_id, None)
         if worker is not None:
             worker.instances -= 1
@@ -159,7 +173,7 @@ def _instance_id(episode_id: str) -> str:
     return f"embedded-{episode_id}"
 
 
-def _database(name: str) -> str:
+def _check_database(name: str) -> str:
     if name not in api.DATABASES:
         raise QueryError(f"no database {name!r}: use 'seed' or 'current'")
     return name

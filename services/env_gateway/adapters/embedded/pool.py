@@ -12,10 +12,10 @@ from typing import Any, cast
 
 import services
 from services.common.child_environment import child_environment
-from services.common.interpreter import python, tied
-from services.common.large_values import aside_of
+from services.common.interpreter import python_command, tied_command
+from services.common.large_values import run_aside_for
 from services.common.log import get_logger
-from services.common.parsing import Limits, TooLargeError, parse_json_aside
+from services.common.parsing import TextLimits, TooLargeError, parse_json_aside
 from services.env_gateway.adapters.embedded import worker as embedded_worker
 from services.env_gateway.ports import BackendError
 from services.env_gateway.tools.retry_policy import Backoff
@@ -26,7 +26,7 @@ _BASE_S, _CAP_S = 0.1, 10.0
 _HEALTHY_S = 60.0
 _START_S = 60.0
 # As of other servers. What a policy wrote may come back in it.
-_ANSWERS = Limits(bytes=embedded_worker.MAX_ANSWER_BYTES, values=2**18)
+_ANSWERS = TextLimits(bytes=embedded_worker.MAX_ANSWER_BYTES, values=2**18)
 
 
 @dataclass(eq=False, slots=True)
@@ -35,12 +35,12 @@ class _Request:
     answer: asyncio.Future[dict[str, Any]]
 
 
-class Worker:
-    """One process. It works on one request at a time, so that it is always known which may have
-    been executed; the others wait here. One that works on a request for `hang_s` is killed.
+class EnvironmentWorker:
+    """One worker process. It works on one request at a time, so that it is always known which may
+    have been executed; the others wait here. A worker that takes `hang_s` for a request is
+    killed.
 
-    `instances` counts those that were placed on it.
-    """
+    `instances` counts those that were placed on it."""
 
     def __init__(self, process: asyncio.subprocess.Process, hang_s: float) -> None:
         assert process.stdin is not None and process.stdout is not None
@@ -59,12 +59,13 @@ class Worker:
     def pid(self) -> int:
         return self._process.pid
 
-    async def request(self, message: Mapping[str, Any], *, timeout_s: float) -> dict[str, Any]:
-        """Raises BackendError; `lost` when the worker ends, and with it what it hosts."""
+    async def send_request(self, message: Mapping[str, Any], *, timeout_s: float) -> dict[str, Any]:
+        """Send a request and return its answer. Raises BackendError; `lost` when the worker ends,
+        and with it what it hosts."""
         loop = asyncio.get_running_loop()
-        request = _Request(await _encode(message), loop.create_future())
+        request = _Request(await _encode_request(message), loop.create_future())
         if self.ended:
-            raise _lost(delivered=False)
+            raise _lost_error(delivered=False)
         self._waiting.append(request)
         self._send_next()
         try:
@@ -82,7 +83,7 @@ class Worker:
             raise BackendError("too_large", why, delivered=None, invalid=True)
         return answer
 
-    async def ready(self) -> None:
+    async def wait_until_ready(self) -> None:
         """Wait until it has loaded the environments. Raises OSError when it does not."""
         try:
             async with asyncio.timeout(_START_S):
@@ -92,22 +93,22 @@ class Worker:
         if not line:
             raise OSError("a worker for embedded environments did not start")
 
-    async def serve(self) -> None:
+    async def read_answers(self) -> None:
         """Take in answers until the process ends."""
         try:
             while line := await self._stdout.readline():
-                self._answered(await _understood(line))
+                self._take_answer(await _understood(line))
         except (ValueError, TypeError) as error:
             _LOG.exception("environment_worker_misspoke", error=str(error)[:200])
         finally:
-            self._end()
+            self._end_process()
         await self._process.wait()
 
     async def kill(self) -> None:
-        self._end()
+        self._end_process()
         await self._process.wait()
 
-    def _answered(self, answer: dict[str, Any]) -> None:
+    def _take_answer(self, answer: dict[str, Any]) -> None:
         request, self._running = self._running, None
         if request is None:
             raise ValueError("an answer that nothing was asked for")
@@ -116,7 +117,8 @@ class Worker:
         self._send_next()
 
     def _send_next(self) -> None:
-        """Requests that nobody waits for any more are dropped: they have not been executed."""
+        """Send the next request. Those whose callers have given up are dropped: they have not been
+        executed."""
         while self._running is None and self._waiting and not self.ended:
             request = self._waiting.popleft()
             if request.answer.done():
@@ -125,23 +127,23 @@ class Worker:
             loop = asyncio.get_running_loop()
             self._running_since = loop.time()
             if self._watch is None:
-                self._watch = loop.call_later(self._hang_s, self._check)
+                self._watch = loop.call_later(self._hang_s, self._check_hang)
             self._stdin.write(request.line)
 
-    def _check(self) -> None:
-        """One timer serves all requests: each only notes when it began."""
+    def _check_hang(self) -> None:
+        """End a worker that hangs. One timer serves all requests: each only notes when it began."""
         loop = asyncio.get_running_loop()
         self._watch = None
         if self._running is None:
             return
         left_s = self._running_since + self._hang_s - loop.time()
         if left_s > 0:
-            self._watch = loop.call_later(left_s, self._check)
+            self._watch = loop.call_later(left_s, self._check_hang)
             return
         _LOG.error("environment_worker_hung", pid=self.pid, instances=self.instances)
-        self._end()
+        self._end_process()
 
-    def _end(self) -> None:
+    def _end_process(self) -> None:
         self.ended = True
         if self._watch is not None:
             self._watch.cancel()
@@ -152,29 +154,30 @@ class Worker:
         self._stdin.close()
         running, self._running = self._running, None
         if running is not None and not running.answer.done():
-            running.answer.set_exception(_lost(delivered=None))
+            running.answer.set_exception(_lost_error(delivered=None))
         while self._waiting:
             request = self._waiting.popleft()
             if not request.answer.done():
-                request.answer.set_exception(_lost(delivered=False))
+                request.answer.set_exception(_lost_error(delivered=False))
 
 
 class WorkerPool:
-    """`size` workers, each kept running. Belongs to the event loop that it is made in."""
+    """A pool of `size` workers, each kept running. It belongs to the event loop in which it is
+    made."""
 
     def __init__(self, *, size: int, hang_s: float) -> None:
         self._hang_s = hang_s
-        self._workers: dict[int, Worker] = {}
+        self._workers: dict[int, EnvironmentWorker] = {}
         self._started = asyncio.Event()
-        self._keepers = [asyncio.create_task(self._keep(slot)) for slot in range(size)]
+        self._keepers = [asyncio.create_task(self._keep_running(slot)) for slot in range(size)]
 
     @property
-    def workers(self) -> Sequence[Worker]:
-        """Those that run now."""
+    def workers(self) -> Sequence[EnvironmentWorker]:
+        """The workers that run now."""
         return [worker for worker in self._workers.values() if not worker.ended]
 
-    async def place(self, timeout_s: float) -> Worker:
-        """The worker with the fewest instances. Raises BackendError when none runs in time."""
+    async def pick_worker(self, timeout_s: float) -> EnvironmentWorker:
+        """Pick the worker with the fewest instances. Raises BackendError when none runs in time."""
         try:
             async with asyncio.timeout(timeout_s):
                 while not (workers := self.workers):
@@ -190,9 +193,9 @@ class WorkerPool:
             keeper.cancel()
         await asyncio.gather(*self._keepers, return_exceptions=True)
 
-    async def _keep(self, slot: int) -> None:
+    async def _keep_running(self, slot: int) -> None:
         loop = asyncio.get_running_loop()
-        backoff = _backoff()
+        backoff = _new_backoff()
         while True:
             started = loop.time()
             try:
@@ -200,25 +203,26 @@ class WorkerPool:
             except OSError as error:
                 _LOG.exception("environment_worker_not_started", error=str(error))
             if loop.time() - started > _HEALTHY_S:
-                backoff = _backoff()
-            await asyncio.sleep(backoff.next())
+                backoff = _new_backoff()
+            await asyncio.sleep(backoff.next_wait_s())
 
     async def _run_once(self, slot: int) -> None:
-        worker = Worker(await _start(), self._hang_s)
+        worker = EnvironmentWorker(await _start_process(), self._hang_s)
         try:
-            await worker.ready()
+            await worker.wait_until_ready()
             self._workers[slot] = worker
             self._started.set()
-            await worker.serve()
+            await worker.read_answers()
             _LOG.error("environment_worker_ended", pid=worker.pid, instances=worker.instances)
         finally:
             await asyncio.shield(worker.kill())
 
 
-async def _start() -> asyncio.subprocess.Process:
-    """Ends with this process, however that ends: its input closes, and it is killed besides."""
+async def _start_process() -> asyncio.subprocess.Process:
+    """Start a worker process. It ends with this process, however that ends: its input closes, and
+    it is killed besides."""
     return await asyncio.create_subprocess_exec(
-        *tied(signal.SIGKILL, *python("-m", embedded_worker.__name__)),
+        *tied_command(signal.SIGKILL, *python_command("-m", embedded_worker.__name__)),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         start_new_session=True,
@@ -240,19 +244,19 @@ async def _understood(line: bytes) -> dict[str, Any]:
     return cast("dict[str, Any]", answer)
 
 
-async def _encode(message: Mapping[str, Any]) -> bytes:
+async def _encode_request(message: Mapping[str, Any]) -> bytes:
     try:
-        return await aside_of(message, lambda: embedded_worker.encode(message))
+        return await run_aside_for(message, lambda: embedded_worker.encode(message))
     except (ValueError, RecursionError) as error:
         raise BackendError(
             "bad_request", f"not JSON: {error}", delivered=False, bad_arguments=True
         ) from error
 
 
-def _lost(*, delivered: bool | None) -> BackendError:
+def _lost_error(*, delivered: bool | None) -> BackendError:
     message = "the worker process of the environment ended"
     return BackendError("lost", message, delivered=delivered, lost=True)
 
 
-def _backoff() -> Backoff:
+def _new_backoff() -> Backoff:
     return Backoff(base_s=_BASE_S, cap_s=_CAP_S, rng=random.Random())

@@ -1,9 +1,9 @@
-"""Runs environments of this repository for the gateway: one JSON request per line, one answer each,
-and one line before all others, when it is ready.
+"""Worker process of embedded environments: one JSON request per line, one answer each, and one
+line before all others, when it is ready.
 
-Started with its standard input and output as pipes; ends when the input does. An app runs to its
-end before the next request is read, so that a process hosts many instances without a lock.
-"""
+It is started with its standard input and output as pipes, and ends when the input does. An app
+runs to its end before the next request is read, so that a process hosts many instances without
+a lock."""
 
 import base64
 import json
@@ -23,22 +23,22 @@ MAX_ANSWER_BYTES = 64 * 2**20
 Message = dict[str, Any]
 
 
-class Host:
-    """Instances by their id, and what the gateway may ask of each."""
+class InstanceHost:
+    """Instances by their id, and the gateway's operations on each."""
 
     def __init__(self) -> None:
         self._instances: dict[str, api.Instance] = {}
         self._operations: Mapping[str, Callable[[Message], Message]] = {
-            "open": self._open,
-            "tools": self._tools,
-            "call": self._call,
-            "query": self._query,
-            "snapshot": self._snapshot,
-            "close": self._close,
+            "open": self._open_instance,
+            "tools": self._list_tools,
+            "call": self._call_tool,
+            "query": self._query_database,
+            "snapshot": self._snapshot_database,
+            "close": self._close_instance,
             "instances": lambda _: {"instances": list(self._instances)},
         }
 
-    def answer(self, line: bytes) -> Message:
+    def answer_request(self, line: bytes) -> Message:
         try:
             request = json.loads(line)
             return self._operations[request["op"]](request)
@@ -47,7 +47,7 @@ class Host:
             say(traceback.format_exc(), end="", file=sys.stderr)
             return {"fault": repr(error)[:500]}
 
-    def _open(self, request: Message) -> Message:
+    def _open_instance(self, request: Message) -> Message:
         if request["instance"] not in self._instances:
             try:
                 instance = api.open_instance(
@@ -58,7 +58,7 @@ class Host:
             self._instances[request["instance"]] = instance
         return {}
 
-    def _tools(self, request: Message) -> Message:
+    def _list_tools(self, request: Message) -> Message:
         tools = self._instances[request["instance"]].tools()
         return {
             "tools": [
@@ -73,14 +73,14 @@ class Host:
             ]
         }
 
-    def _call(self, request: Message) -> Message:
+    def _call_tool(self, request: Message) -> Message:
         try:
             value = self._instances[request["instance"]].call(request["name"], request["arguments"])
         except api.ToolError as error:
             return {"refused": str(error)}
         return {"text": json.dumps(value)}
 
-    def _query(self, request: Message) -> Message:
+    def _query_database(self, request: Message) -> Message:
         args = [decode_value(value) for value in request["args"]]
         try:
             rows = self._instances[request["instance"]].query(request["db"], request["sql"], args)
@@ -88,11 +88,11 @@ class Host:
             return {"refused": str(error)}
         return {"columns": rows.columns, "rows": rows.rows}
 
-    def _snapshot(self, request: Message) -> Message:
+    def _snapshot_database(self, request: Message) -> Message:
         content = self._instances[request["instance"]].snapshot(request["db"])
         return {"content": content}
 
-    def _close(self, request: Message) -> Message:
+    def _close_instance(self, request: Message) -> Message:
         instance = self._instances.pop(request["instance"], None)
         if instance is not None:
             instance.close()
@@ -100,12 +100,12 @@ class Host:
 
 
 def encode(message: Mapping[str, Any]) -> bytes:
-    """A message as a line; bytes in it become objects that `decode_value` takes back."""
+    """Encode a message as a line; bytes in it become objects that `decode_value` takes back."""
     return json.dumps(message, default=_encode_bytes, separators=(",", ":")).encode() + b"\n"
 
 
 def decode_value(value: Any) -> Any:
-    """What stands in a database is never an object, so that one can only mean bytes."""
+    """Decode a value of a database. Databases hold no objects, so that one can only mean bytes."""
     return base64.b64decode(value["base64"]) if isinstance(value, dict) else value
 
 
@@ -116,7 +116,7 @@ def _encode_bytes(value: object) -> dict[str, str]:
 
 
 def _own_pipes() -> tuple[BinaryIO, BinaryIO]:
-    """Standard input and output, taken away from apps: what one prints goes to standard error."""
+    """Take standard input and output away from apps: what one prints goes to standard error."""
     requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     empty = os.open(os.devnull, os.O_RDONLY)
     os.dup2(empty, 0)
@@ -127,11 +127,11 @@ def _own_pipes() -> tuple[BinaryIO, BinaryIO]:
 
 def main() -> None:
     requests, answers = _own_pipes()
-    host = Host()
+    host = InstanceHost()
     answers.write(encode({}))
     answers.flush()
     for line in requests:
-        answer = encode(host.answer(line))
+        answer = encode(host.answer_request(line))
         if len(answer) > MAX_ANSWER_BYTES:
             told = f"it has {len(answer)} bytes, more than {MAX_ANSWER_BYTES}"
             answer = encode({"too_large": told})

@@ -1,8 +1,7 @@
 """Fleet's control plane and instance runners over plain HTTP.
 
-The SDK hides status codes, Retry-After and the structure of errors, which decide what happens next;
-and it retries by itself, below whoever counts attempts.
-"""
+The SDK hides status codes, Retry-After and the structure of errors, which decide what happens
+next; and it retries by itself, below the layer that counts attempts."""
 
 import asyncio
 import random
@@ -15,11 +14,11 @@ from typing import Any, cast
 import aiohttp
 
 from services.env_gateway.adapters.fleet import wire as fleet_wire
-from services.env_gateway.adapters.fleet.errors import FleetError, classified
-from services.env_gateway.adapters.http_client import HttpError, send
-from services.env_gateway.adapters.supervised_server import Address
+from services.env_gateway.adapters.fleet.errors import FleetError, classify_error
+from services.env_gateway.adapters.http_client import HttpError, exchange_json
+from services.env_gateway.adapters.supervised_server import ServerAddress
 from services.env_gateway.config.backends import FLEET_URL, FleetConfig
-from services.env_gateway.ports import BackendError, Provision
+from services.env_gateway.ports import BackendError, ProvisionRequest
 from services.env_gateway.tools.retry_policy import Backoff
 
 # The client whose wire this is: what Fleet answers may depend on it.
@@ -35,26 +34,27 @@ _ENDED = ("stopped", "error")
 
 
 class FleetApi:
-    """Raises BackendError from every call; `FleetError` for what Fleet answered."""
+    """Client of the control plane and of instance runners. Every call raises BackendError; for an
+    error that Fleet answered, `FleetError`."""
 
     def __init__(
         self,
         config: FleetConfig,
-        address: Address,
+        address: ServerAddress,
         http: aiohttp.ClientSession,
         headers: Mapping[str, str],
     ) -> None:
-        """`headers` carry the API key."""
+        """Keep the settings; `headers` carry the API key."""
         self.http = http
         self.headers = headers
-        self.limits = config.answers
+        self.limits = config.answer_limits
         self._config = config
         self._address = address
         self._token = RunnerToken(self)
         # A creation that failed at Fleet is asked for anew under another request id.
         self._tries: dict[str, int] = {}
 
-    async def control(
+    async def call_control_plane(
         self,
         method: str,
         path: str,
@@ -64,9 +64,9 @@ class FleetApi:
         request_id: str | None = None,
         base: str | None = None,
     ) -> Any:
-        """`path` below the control plane's address, or below `base`."""
+        """Send a request to the control plane; `path` is below its address, or below `base`."""
         until = _now() + timeout_s
-        base = base or await self._address.url(timeout_s)
+        base = base or await self._address.wait_for_url(timeout_s)
         headers = {
             **self.headers,
             **_SDK,
@@ -75,32 +75,34 @@ class FleetApi:
             "x-request-timestamp": str(int(time.time() * 1000)),
         }
         try:
-            answer, _ = await send(
+            answer, _ = await exchange_json(
                 self.http,
                 method,
                 base + path,
-                timeout_s=_left(until),
+                timeout_s=_seconds_left(until),
                 limits=self.limits,
                 body=body,
                 headers=headers,
             )
         except HttpError as error:
-            raise classified(error) from error
+            raise classify_error(error) from error
         return answer
 
-    async def runner(self, method: str, url: str, *, timeout_s: float, body: Any = None) -> Any:
-        """A request to an instance's own runner, which the API key is not for."""
+    async def call_runner(
+        self, method: str, url: str, *, timeout_s: float, body: Any = None
+    ) -> Any:
+        """Send a request to an instance's own runner, for which the API key is not meant."""
         until = _now() + timeout_s
         headers = {**_RUNNER_SDK, **(_JSON if body is not None else {})}
         for attempt in range(2):
-            token = await self._token.get(_left(until))
+            token = await self._token.get_token(_seconds_left(until))
             gate = {"x-runner-token": token} if token else {}
             try:
-                answer, _ = await send(
+                answer, _ = await exchange_json(
                     self.http,
                     method,
                     url,
-                    timeout_s=_left(until),
+                    timeout_s=_seconds_left(until),
                     limits=self.limits,
                     body=body,
                     headers={**headers, **gate},
@@ -108,30 +110,31 @@ class FleetApi:
             except HttpError as error:
                 # A gated router says 404 to whoever brings no token, or one of yesterday.
                 gated = error.status == 404 and not attempt
-                if not gated or not await self._token.renewed(token, _left(until)):
-                    raise classified(error) from error
+                if not gated or not await self._token.renew_token(token, _seconds_left(until)):
+                    raise classify_error(error) from error
             else:
                 return answer
         raise AssertionError("the second attempt returns or raises")
 
-    async def create(
-        self, request: Provision, *, image_type: str | None, timeout_s: float
+    async def create_instance(
+        self, request: ProvisionRequest, *, image_type: str | None, timeout_s: float
     ) -> dict[str, Any]:
-        """A running instance's description. Repeated, it finds the instance of the first time."""
+        """Create an instance and return its description once it runs. When repeated, it finds the
+        instance of the first time."""
         until = _now() + timeout_s
         config = self._config
         optional = {"region": config.region, "image_type": config.image_type or image_type}
         body = {
-            **fleet_wire.creation(request),
+            **fleet_wire.creation_body(request),
             **{name: value for name, value in optional.items() if value},
             "heartbeat_interval": config.heartbeat_interval_s,
             "max_wait_seconds": min(_MAX_WAIT_S, max(1, int(timeout_s * _WAIT_SHARE))),
         }
         tries = self._tries.get(request.episode_id, 0)
-        created = await self._created(
+        created = await self._request_creation(
             body, f"{request.episode_id}-{tries}" if tries else request.episode_id, timeout_s
         )
-        running = await self._running(created, until)
+        running = await self._wait_until_running(created, until)
         if running is None:
             self._tries[request.episode_id] = tries + 1
             message = f"Fleet could not start instance {created['instance_id']}"
@@ -139,10 +142,11 @@ class FleetApi:
         self._tries.pop(request.episode_id, None)
         return running
 
-    async def ended(self, instance_id: str, timeout_s: float) -> str | None:
-        """Why an instance is gone; None when it runs. Raises BackendError when nobody can say."""
+    async def find_end_reason(self, instance_id: str, timeout_s: float) -> str | None:
+        """Return why an instance is gone, or None while it runs. Raises BackendError when that is
+        unknown."""
         try:
-            body = await self._instance(instance_id, timeout_s)
+            body = await self._get_instance(instance_id, timeout_s)
         except FleetError as error:
             if error.status != 404:
                 raise
@@ -152,43 +156,45 @@ class FleetApi:
         why = body.get("termination_reason")
         return f"instance {instance_id} has {body['status']}" + (f" ({why})" if why else "")
 
-    async def heartbeat(self, instance_id: str, region: str | None, *, timeout_s: float) -> None:
+    async def send_heartbeat(
+        self, instance_id: str, region: str | None, *, timeout_s: float
+    ) -> None:
         path = f"{fleet_wire.instance_path(instance_id)}/heartbeat"
         body = {"region": region} if region else {}
-        await self.control("POST", path, timeout_s=timeout_s, body=body)
+        await self.call_control_plane("POST", path, timeout_s=timeout_s, body=body)
 
-    async def delete(self, instance_id: str, *, timeout_s: float) -> None:
+    async def delete_instance(self, instance_id: str, *, timeout_s: float) -> None:
         path = fleet_wire.instance_path(instance_id)
         try:
-            await self.control("DELETE", path, timeout_s=timeout_s)
+            await self.call_control_plane("DELETE", path, timeout_s=timeout_s)
         except FleetError as error:
             if error.status != 404:
                 raise
 
-    async def delete_run(self, run_id: str, *, timeout_s: float) -> None:
+    async def delete_run_instances(self, run_id: str, *, timeout_s: float) -> None:
         """Delete all instances with this tag. Raises BackendError while any is left."""
         until = _now() + timeout_s
         query = fleet_wire.run_query(run_id)
         self._tries.pop(run_id, None)
-        await self.control(
-            "DELETE", f"{fleet_wire.INSTANCES}/batch?{query}", timeout_s=_left(until)
+        await self.call_control_plane(
+            "DELETE", f"{fleet_wire.INSTANCES}/batch?{query}", timeout_s=_seconds_left(until)
         )
-        listed = await self.control(
-            "GET", f"{fleet_wire.INSTANCES}?{query}", timeout_s=_left(until)
+        listed = await self.call_control_plane(
+            "GET", f"{fleet_wire.INSTANCES}?{query}", timeout_s=_seconds_left(until)
         )
         left = [item for item in listed or () if item.get("status") not in _ENDED]
         if left:
             message = f"{len(left)} instances of {run_id} still run"
             raise BackendError("still_running", message, delivered=True)
 
-    async def _created(
+    async def _request_creation(
         self, body: Mapping[str, Any], request_id: str, timeout_s: float
     ) -> dict[str, Any]:
         region, base = self._config.region, None
         if region and self._config.fixed_url == FLEET_URL:
             base = f"https://{region}.fleetai.com"
         try:
-            answer = await self.control(
+            answer = await self.call_control_plane(
                 "POST",
                 fleet_wire.INSTANCES,
                 timeout_s=timeout_s,
@@ -197,13 +203,15 @@ class FleetApi:
                 base=base,
             )
         except FleetError as error:
-            known = fleet_wire.duplicate_of(error.body) if error.status == 409 else None
+            known = fleet_wire.find_duplicate_id(error.body) if error.status == 409 else None
             if known is None:
                 raise
             return {"instance_id": known}
-        return _described(answer)
+        return _check_description(answer)
 
-    async def _running(self, body: dict[str, Any], until: float) -> dict[str, Any] | None:
+    async def _wait_until_running(
+        self, body: dict[str, Any], until: float
+    ) -> dict[str, Any] | None:
         """Wait until the instance runs; None when it has ended instead."""
         backoff = Backoff(base_s=_POLL_BASE_S, cap_s=_POLL_CAP_S, rng=random.Random())
         instance_id = body["instance_id"]
@@ -211,22 +219,22 @@ class FleetApi:
             if body.get("status") in _ENDED:
                 return None
             if "status" in body:
-                wait_s = backoff.next()
+                wait_s = backoff.next_wait_s()
                 if _now() + wait_s >= until:
                     message = f"instance {instance_id} is still {body['status']}"
                     raise BackendError("timeout", message, delivered=None)
                 await asyncio.sleep(wait_s)
-            body = await self._instance(instance_id, _left(until))
+            body = await self._get_instance(instance_id, _seconds_left(until))
         return body
 
-    async def _instance(self, instance_id: str, timeout_s: float) -> dict[str, Any]:
+    async def _get_instance(self, instance_id: str, timeout_s: float) -> dict[str, Any]:
         path = fleet_wire.instance_path(instance_id)
-        return _described(await self.control("GET", path, timeout_s=timeout_s))
+        return _check_description(await self.call_control_plane("GET", path, timeout_s=timeout_s))
 
 
 class RunnerToken:
-    """What instance runners ask for where they are gated. Resolved on first use, and again when a
-    runner refuses it; that there is no gate (404) is remembered as well."""
+    """The token for instance runners that are gated. It is resolved on first use, and again when a
+    runner refuses it; the absence of a gate (404) is remembered as well."""
 
     def __init__(self, api: FleetApi) -> None:
         self._api = api
@@ -234,46 +242,48 @@ class RunnerToken:
         self._resolved_at: float | None = None
         self._resolving = asyncio.Lock()
 
-    async def get(self, timeout_s: float) -> str | None:
+    async def get_token(self, timeout_s: float) -> str | None:
         async with self._resolving:
             if self._resolved_at is None:
-                await self._resolve(timeout_s)
+                await self._resolve_token(timeout_s)
             return self._token
 
-    async def renewed(self, refused: str | None, timeout_s: float) -> bool:
-        """Whether the token is another than the `refused` one by now. Asked for at most once in a
-        while: a runner also says 404 for an instance that is gone."""
+    async def renew_token(self, refused: str | None, timeout_s: float) -> bool:
+        """Renew the token; return True if it now differs from the `refused` one. Fleet is queried
+        at most once in a while: a runner also answers 404 for an instance that is gone."""
         async with self._resolving:
             at = self._resolved_at
             if self._token == refused and (at is None or _now() - at > _TOKEN_AGE_S):
-                await self._resolve(timeout_s)
+                await self._resolve_token(timeout_s)
             return self._token != refused
 
-    async def _resolve(self, timeout_s: float) -> None:
+    async def _resolve_token(self, timeout_s: float) -> None:
         try:
-            answer = await self._api.control("GET", "/v1/runner-auth/token", timeout_s=timeout_s)
+            answer = await self._api.call_control_plane(
+                "GET", "/v1/runner-auth/token", timeout_s=timeout_s
+            )
         except FleetError as error:
             if error.status != 404:
                 raise
             answer = None
-        token = _fields(answer).get("token")
+        token = _as_object(answer).get("token")
         self._token = token.strip() or None if isinstance(token, str) else None
         self._resolved_at = _now()
 
 
-def _described(answer: Any) -> dict[str, Any]:
-    fields = _fields(answer)
+def _check_description(answer: Any) -> dict[str, Any]:
+    fields = _as_object(answer)
     if not isinstance(fields.get("instance_id"), str) or "status" not in fields:
         message = f"Fleet described an instance as {reprlib.repr(answer)}"
         raise BackendError("protocol", message, delivered=None)
     return fields
 
 
-def _fields(answer: Any) -> dict[str, Any]:
+def _as_object(answer: Any) -> dict[str, Any]:
     return cast("dict[str, Any]", answer) if isinstance(answer, dict) else {}
 
 
-def _left(until: float) -> float:
+def _seconds_left(until: float) -> float:
     return max(0.001, until - _now())
 
 

@@ -18,12 +18,12 @@ _SEPARATOR = "~"
 
 
 @dataclass(frozen=True, slots=True)
-class Lease:
+class BrowserLease:
     lease_id: str
     mcp_url: str
 
 
-class Browsers:
+class BrowserClient:
     def __init__(self, api: FleetApi, config: FleetConfig) -> None:
         self._api = api
         self._hosts = config.browser_hosts
@@ -31,12 +31,12 @@ class Browsers:
         of_fleet = _FLEET_BROWSER_URL if config.fixed_url == FLEET_URL else None
         self._base = config.browser_url.rstrip("/") if config.browser_url else of_fleet
 
-    async def lease(
+    async def lease_browser(
         self, episode_id: str, page_url: str, *, ttl_s: float, timeout_s: float
-    ) -> Lease:
-        """A browser that may reach the environment. It ends by itself after `ttl_s`."""
+    ) -> BrowserLease:
+        """Lease a browser that may reach the environment. It ends by itself after `ttl_s`."""
         hosts = sorted({urlsplit(page_url).hostname or "", *self._hosts} - {""})
-        answer = await self._api.control(
+        answer = await self._api.call_control_plane(
             "POST",
             _PATH,
             timeout_s=timeout_s,
@@ -49,21 +49,22 @@ class Browsers:
         if not isinstance(lease_id, str) or not isinstance(mcp_url, str):
             message = f"Fleet described a browser as {reprlib.repr(answer)}"
             raise BackendError("protocol", message, delivered=None)
-        return Lease(lease_id, mcp_url)
+        return BrowserLease(lease_id, mcp_url)
 
-    async def release(self, lease_id: str, *, timeout_s: float) -> None:
+    async def release_browser(self, lease_id: str, *, timeout_s: float) -> None:
         path = f"{_PATH}/{quote(lease_id, safe='')}"
         try:
-            await self._api.control("DELETE", path, timeout_s=timeout_s, base=self._base)
+            await self._api.call_control_plane("DELETE", path, timeout_s=timeout_s, base=self._base)
         except FleetError as error:
             if error.status != 404:
                 raise
 
-    async def ended(self, lease_id: str, timeout_s: float) -> str | None:
-        """Why a browser is gone; None when it runs. Raises BackendError when nobody can say."""
+    async def find_end_reason(self, lease_id: str, timeout_s: float) -> str | None:
+        """Return why a browser is gone, or None while it runs. Raises BackendError when that is
+        unknown."""
         path = f"{_PATH}/{quote(lease_id, safe='')}"
         try:
-            await self._api.control("GET", path, timeout_s=timeout_s, base=self._base)
+            await self._api.call_control_plane("GET", path, timeout_s=timeout_s, base=self._base)
         except FleetError as error:
             if error.status != 404:
                 raise
@@ -71,11 +72,11 @@ class Browsers:
         return None
 
 
-def joined_id(instance_id: str, lease: Lease | None) -> str:
-    """What is to be deleted in the end, as one id for the gateway's journal."""
+def join_id(instance_id: str, lease: BrowserLease | None) -> str:
+    """Join what is to be deleted in the end into one id for the gateway's journal."""
     return instance_id if lease is None else f"{instance_id}{_SEPARATOR}{lease.lease_id}"
 
 
 def split_id(joined: str) -> Sequence[str]:
-    """The instance's id, then its browser's lease if there is one."""
+    """Split a joined id into the instance's id and its browser's lease, if there is one."""
     return joined.split(_SEPARATOR, 1)

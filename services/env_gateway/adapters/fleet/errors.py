@@ -1,11 +1,11 @@
-"""What an error of Fleet's control plane means: wait, ask again, or give up and say why. Pure."""
+"""The meaning of errors of Fleet's control plane: wait, retry, or give up with a reason. Pure."""
 
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
 from services.common.parsing import ParseError, parse_json
-from services.env_gateway.adapters.http_client import ANSWERS, HttpError
+from services.env_gateway.adapters.http_client import DEFAULT_LIMITS, HttpError
 from services.env_gateway.ports import BackendError
 
 # Refusals that the same request meets again, unless the body says otherwise.
@@ -33,15 +33,15 @@ class FleetError(BackendError):
         self.body = http.body
 
 
-def classified(error: HttpError) -> FleetError:
-    """The error as the gateway should treat it, with what Fleet says of it as its message."""
-    details = list(_objects(error.body))
-    message = _message(error, details)
-    said = _told_retryable(error.body, details)
+def classify_error(error: HttpError) -> FleetError:
+    """Classify an error as the gateway should treat it, with Fleet's explanation as its message."""
+    details = list(_find_objects(error.body))
+    message = _format_message(error, details)
+    said = _find_retryable(error.body, details)
     if error.status == 401:
         message += "; check the API key that env_gateway.backends.fleet.api_key_env names"
         return FleetError("auth", message, http=error, invalid=True)
-    if _over_limit(error, details):
+    if _is_over_limit(error, details):
         return FleetError("throttled", message, http=error, invalid=False)
     if said is not None:
         return FleetError("retryable" if said else "refused", message, http=error, invalid=not said)
@@ -49,35 +49,36 @@ def classified(error: HttpError) -> FleetError:
     return FleetError(kind, message, http=error, invalid=error.status in _INVALID)
 
 
-def _objects(text: str, depth: int = 0) -> Iterator[Mapping[str, Any]]:
-    """Every JSON object in a body, also those in strings: Fleet wraps errors of its parts so."""
+def _find_objects(text: str, depth: int = 0) -> Iterator[Mapping[str, Any]]:
+    """Yield every JSON object in a body, also those in strings: Fleet wraps errors of its parts
+    so."""
     start, end = text.find("{"), text.rfind("}")
     if depth > _NESTING or start < 0 or end < start:
         return
     try:
-        value = parse_json(text[start : end + 1], ANSWERS)
+        value = parse_json(text[start : end + 1], DEFAULT_LIMITS)
     except ParseError:
         return
-    yield from _walk(value, depth)
+    yield from _walk_value(value, depth)
 
 
-def _walk(value: object, depth: int) -> Iterator[Mapping[str, Any]]:
+def _walk_value(value: object, depth: int) -> Iterator[Mapping[str, Any]]:
     if depth > _NESTING:
         return
     if isinstance(value, str):
-        yield from _objects(value, depth + 1)
+        yield from _find_objects(value, depth + 1)
     elif isinstance(value, dict):
         fields = cast("dict[str, Any]", value)
         yield fields
         for item in fields.values():
-            yield from _walk(item, depth + 1)
+            yield from _walk_value(item, depth + 1)
     elif isinstance(value, list):
         for item in cast("list[object]", value):
-            yield from _walk(item, depth + 1)
+            yield from _walk_value(item, depth + 1)
 
 
-def _told_retryable(body: str, details: list[Mapping[str, Any]]) -> bool | None:
-    """What the body says of asking again; None when nothing."""
+def _find_retryable(body: str, details: list[Mapping[str, Any]]) -> bool | None:
+    """Find out whether the body allows a retry; None when it does not mention any."""
     for fields in details:
         if isinstance(said := fields.get("retryable"), bool):
             return said
@@ -87,7 +88,7 @@ def _told_retryable(body: str, details: list[Mapping[str, Any]]) -> bool | None:
     return None if match is None else match[1] == "true"
 
 
-def _over_limit(error: HttpError, details: list[Mapping[str, Any]]) -> bool:
+def _is_over_limit(error: HttpError, details: list[Mapping[str, Any]]) -> bool:
     if error.status == 429:
         return True
     text = error.body.lower()
@@ -97,7 +98,7 @@ def _over_limit(error: HttpError, details: list[Mapping[str, Any]]) -> bool:
     return any(phrase in text for phrase in _BUSY)
 
 
-def _message(error: HttpError, details: list[Mapping[str, Any]]) -> str:
+def _format_message(error: HttpError, details: list[Mapping[str, Any]]) -> str:
     for fields in details:
         for name in ("message", "detail"):
             if isinstance(text := fields.get(name), str) and text:

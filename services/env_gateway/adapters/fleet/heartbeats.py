@@ -1,4 +1,4 @@
-"""Tells Fleet that instances are still wanted: one task for all of them."""
+"""Heartbeats that keep Fleet's instances alive: one task for all of them."""
 
 import asyncio
 import math
@@ -6,7 +6,7 @@ from contextlib import suppress
 from typing import Protocol
 
 from services.common.log import get_logger
-from services.env_gateway.adapters.fleet.schedule import BeatSchedule
+from services.env_gateway.adapters.fleet.schedule import HeartbeatSchedule
 from services.env_gateway.api import prometheus
 from services.env_gateway.ports import BackendError
 
@@ -15,24 +15,24 @@ _LOG = get_logger(__name__)
 _TOLD_EVERY_S = 10.0
 
 
-class Beating(Protocol):
-    async def beat(self, timeout_s: float) -> None:
-        """Raises BackendError when it fails, `lost` when there is no instance any more."""
+class HeartbeatTarget(Protocol):
+    async def send_heartbeat(self, timeout_s: float) -> None:
+        """Send a heartbeat. Raises BackendError when it fails, `lost` when the instance is gone."""
         ...
 
-    def unheard(self, why: str) -> None:
-        """The instance has ended, since nothing was heard of it in time."""
+    def mark_ended(self, why: str) -> None:
+        """Mark the instance as ended, since no heartbeat was confirmed in time."""
         ...
 
 
 class Heartbeats:
-    """Beats for each watched instance until it is forgotten or is gone; one of which nothing was
-    confirmed for `ttl_s` is told that it is."""
+    """Heartbeats for each watched instance until it is forgotten or is gone. An instance without a
+    confirmed heartbeat for `ttl_s` is marked as ended."""
 
     def __init__(self, *, ttl_s: float) -> None:
         self._ttl_s = ttl_s
-        self._schedule = BeatSchedule(ttl_s=ttl_s)
-        self._instances: dict[str, Beating] = {}
+        self._schedule = HeartbeatSchedule(ttl_s=ttl_s)
+        self._instances: dict[str, HeartbeatTarget] = {}
         self._beats: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -41,28 +41,29 @@ class Heartbeats:
         self._told_at = -math.inf
 
     def __len__(self) -> int:
-        """Instances that are kept."""
+        """The number of instances that are kept."""
         return len(self._schedule)
 
     @property
-    def late(self) -> int:
-        """Instances that may end soon: nothing was confirmed for two thirds of their time."""
-        return self._schedule.late(_now())
+    def late_count(self) -> int:
+        """The number of instances that may end soon: nothing was confirmed for two thirds of their
+        time."""
+        return self._schedule.count_late(_now())
 
-    def watch(self, instance_id: str, instance: Beating) -> None:
+    def watch_instance(self, instance_id: str, instance: HeartbeatTarget) -> None:
         self._instances[instance_id] = instance
-        self._schedule.watch(instance_id, _now())
+        self._schedule.watch_instance(instance_id, _now())
         self._changed.set()
         if self._task is None:
-            self._task = asyncio.create_task(self._run())
+            self._task = asyncio.create_task(self._keep_beating())
 
-    def forget(self, instance_id: str) -> None:
+    def forget_instance(self, instance_id: str) -> None:
         self._instances.pop(instance_id, None)
-        self._schedule.forget(instance_id)
+        self._schedule.forget_instance(instance_id)
 
     async def close(self) -> None:
         for instance_id in list(self._instances):
-            self.forget(instance_id)
+            self.forget_instance(instance_id)
         tasks = [task for task in (self._task, *self._beats) if task is not None]
         for task in tasks:
             task.cancel()
@@ -70,48 +71,50 @@ class Heartbeats:
             with suppress(asyncio.CancelledError):
                 await task
 
-    async def _run(self) -> None:
+    async def _keep_beating(self) -> None:
         while True:
             now = _now()
-            for instance_id in self._schedule.lost(now):
-                self._lose(instance_id)
-            for instance_id in self._schedule.begin(now):
-                beat = asyncio.create_task(self._beat(instance_id, self._instances[instance_id]))
+            for instance_id in self._schedule.pop_lost(now):
+                self._drop_lost(instance_id)
+            for instance_id in self._schedule.begin_due_beats(now):
+                beat = asyncio.create_task(
+                    self._send_beat(instance_id, self._instances[instance_id])
+                )
                 self._beats.add(beat)
                 beat.add_done_callback(self._beats.discard)
             if now - self._told_at >= _TOLD_EVERY_S:
-                self._tell(now)
+                self._log_failures(now)
             self._changed.clear()
             with suppress(TimeoutError):
-                async with asyncio.timeout_at(self._schedule.next_at()):
+                async with asyncio.timeout_at(self._schedule.next_event_at()):
                     await self._changed.wait()
 
-    async def _beat(self, instance_id: str, instance: Beating) -> None:
+    async def _send_beat(self, instance_id: str, instance: HeartbeatTarget) -> None:
         try:
-            await instance.beat(self._schedule.timeout_s)
+            await instance.send_heartbeat(self._schedule.timeout_s)
         except BackendError as error:
-            self._failed(instance_id, error)
+            self._note_failure(instance_id, error)
         except Exception as error:  # noqa: BLE001
             # The loop must go on, or all other instances would end.
             _LOG.exception("heartbeat_failed", instance=instance_id)
-            self._failed(instance_id, BackendError("internal", repr(error), delivered=None))
+            self._note_failure(instance_id, BackendError("internal", repr(error), delivered=None))
         else:
-            prometheus.heartbeat("ok")()
-            self._schedule.confirmed(instance_id, _now())
+            prometheus.heartbeat_results("ok")()
+            self._schedule.confirm_beat(instance_id, _now())
         self._changed.set()
 
-    def _failed(self, instance_id: str, error: BackendError) -> None:
-        prometheus.heartbeat(error.kind)()
+    def _note_failure(self, instance_id: str, error: BackendError) -> None:
+        prometheus.heartbeat_results(error.kind)()
         if error.lost:
             _LOG.warning("instance_ended", instance=instance_id, error=str(error))
-            self.forget(instance_id)
+            self.forget_instance(instance_id)
             return
-        self._schedule.failed(instance_id, _now(), error.retry_after_s)
+        self._schedule.record_failure(instance_id, _now(), error.retry_after_s)
         self._failures += 1
         self.last_failure = str(error)
 
-    def _tell(self, now: float) -> None:
-        late = self._schedule.late(now)
+    def _log_failures(self, now: float) -> None:
+        late = self._schedule.count_late(now)
         if not late and not self._failures:
             return
         tell, event = (
@@ -126,11 +129,11 @@ class Heartbeats:
         )
         self._failures, self._told_at = 0, now
 
-    def _lose(self, instance_id: str) -> None:
+    def _drop_lost(self, instance_id: str) -> None:
         why = f"Fleet has confirmed no heartbeat for {self._ttl_s:g} s, and ends the instance"
         _LOG.error("instance_lost", instance=instance_id, why=why)
-        prometheus.heartbeat("lost")()
-        self._instances.pop(instance_id).unheard(why)
+        prometheus.heartbeat_results("lost")()
+        self._instances.pop(instance_id).mark_ended(why)
 
 
 def _now() -> float:

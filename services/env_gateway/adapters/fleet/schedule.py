@@ -1,4 +1,5 @@
-"""Which instance is to be heard of next, so that none ends. No I/O; the clock is an argument."""
+"""The order in which instances get heartbeats, so that none ends. No I/O; the clock is an
+argument."""
 
 import heapq
 import math
@@ -23,9 +24,10 @@ _AGAIN_S = (0.05, 5.0)
 
 @dataclass(eq=False, slots=True)
 class _Watch:
-    """`heard_from` is when the last beat that was confirmed had been sent, and `heard_at` when its
-    answer came: the instance's time runs from somewhere in between. `due_at` is when the next beat
-    is due, unless it is under way, and `ends_at` when to look whether the time has passed."""
+    """The times of one instance. `heard_from` is when the last beat that was confirmed had been
+    sent, and `heard_at` when its answer came: the instance's time runs from somewhere in
+    between. `due_at` is when the next beat is due, unless it is under way, and `ends_at` when
+    to check whether the time has passed."""
 
     instance_id: str
     heard_from: float
@@ -35,12 +37,11 @@ class _Watch:
     sent_at: float | None = None
 
 
-class BeatSchedule:
-    """Instances that end `ttl_s` after their last heartbeat: earliest deadline first, as many beats
-    at once as their latency makes necessary (Little's law).
+class HeartbeatSchedule:
+    """The schedule of heartbeats for instances that end `ttl_s` after their last one: earliest
+    deadline first, as many beats at once as their latency makes necessary (Little's law).
 
-    Each beat that begins ends in `confirmed` or `failed`, or with `forget`.
-    """
+    Each beat that begins ends in `confirm_beat` or `record_failure`, or with `forget_instance`."""
 
     def __init__(self, *, ttl_s: float, rng: random.Random | None = None) -> None:
         self._ttl_s = ttl_s
@@ -62,12 +63,12 @@ class BeatSchedule:
 
     @property
     def timeout_s(self) -> float:
-        """How long a beat is waited for: one that takes long is no failure where all do."""
+        """The time to wait for a beat: a slow one is no failure where all are slow."""
         least_s, most_s = self._ttl_s * _LEAST_PATIENCE, self._ttl_s * _MOST_PATIENCE
         return min(most_s, max(least_s, _PATIENCE * self._latency_s))
 
-    def at_once(self, now: float) -> int:
-        """How many beats may be in flight."""
+    def max_in_flight(self, now: float) -> int:
+        """Return how many beats may be in flight."""
         oldest = next(iter(self._in_flight.values()), None)
         # What has not been answered yet says it before the answers do.
         waiting_s = now - oldest.sent_at if oldest and oldest.sent_at is not None else 0.0
@@ -75,31 +76,31 @@ class BeatSchedule:
         needed = _HEADROOM * len(self._watches) * latency_s / (self._ttl_s * _DUE)
         return max(_FEWEST, min(_MOST, math.ceil(needed)))
 
-    def late(self, now: float) -> int:
-        """How many instances have not been heard of for most of their time."""
+    def count_late(self, now: float) -> int:
+        """Count instances without a confirmed heartbeat for most of their time."""
         limit = now - self._ttl_s * _LATE
         return sum(watch.heard_at < limit for watch in self._watches.values())
 
-    def watch(self, instance_id: str, now: float) -> None:
-        """An instance runs, as of now."""
+    def watch_instance(self, instance_id: str, now: float) -> None:
+        """Add an instance that runs as of now."""
         watch = _Watch(instance_id, now, now, ends_at=now + self._ttl_s)
         self._watches[instance_id] = watch
         heapq.heappush(self._ends, (watch.ends_at, instance_id))
-        self._plan(watch, now + self._ttl_s * _DUE)
+        self._plan_beat(watch, now + self._ttl_s * _DUE)
 
-    def forget(self, instance_id: str) -> None:
+    def forget_instance(self, instance_id: str) -> None:
         self._watches.pop(instance_id, None)
         self._in_flight.pop(instance_id, None)
 
-    def begin(self, now: float) -> list[str]:
-        """The beats to send now."""
+    def begin_due_beats(self, now: float) -> list[str]:
+        """Begin the beats to send now, and return their instances."""
         while self._coming and self._coming[0][0] <= now:
             due_at, instance_id = heapq.heappop(self._coming)
             watch = self._watches.get(instance_id)
             if watch is not None and watch.due_at == due_at:
                 heapq.heappush(self._due, (watch.heard_from, instance_id))
         begun: list[str] = []
-        at_once = self.at_once(now)
+        at_once = self.max_in_flight(now)
         while self._due and len(self._in_flight) < at_once:
             _, instance_id = heapq.heappop(self._due)
             watch = self._watches.get(instance_id)
@@ -109,24 +110,27 @@ class BeatSchedule:
                 begun.append(instance_id)
         return begun
 
-    def confirmed(self, instance_id: str, now: float) -> None:
-        watch = self._ended(instance_id, now)
+    def confirm_beat(self, instance_id: str, now: float) -> None:
+        watch = self._finish_beat(instance_id, now)
         if watch is not None and watch.sent_at is not None:
             watch.heard_from, watch.heard_at = watch.sent_at, now
-            self._plan(watch, watch.heard_from + self._ttl_s * _DUE)
+            self._plan_beat(watch, watch.heard_from + self._ttl_s * _DUE)
 
-    def failed(self, instance_id: str, now: float, retry_after_s: float | None = None) -> None:
-        """A pause that the server asks for is kept as far as the instance survives it."""
-        watch = self._ended(instance_id, now)
+    def record_failure(
+        self, instance_id: str, now: float, retry_after_s: float | None = None
+    ) -> None:
+        """Plan the next beat after a failure. A pause that the server requests is kept as far as
+        the instance survives it."""
+        watch = self._finish_beat(instance_id, now)
         if watch is None:
             return
         left_s = max(0.0, watch.heard_from + self._ttl_s - now)
         shortest_s, longest_s = _AGAIN_S
         wait_s = min(longest_s, max(shortest_s, left_s * _AGAIN)) * self._rng.uniform(0.5, 1.5)
-        self._plan(watch, now + max(wait_s, min(retry_after_s or 0.0, left_s / 2)))
+        self._plan_beat(watch, now + max(wait_s, min(retry_after_s or 0.0, left_s / 2)))
 
-    def lost(self, now: float) -> list[str]:
-        """Instances whose time has passed unheard; they are forgotten."""
+    def pop_lost(self, now: float) -> list[str]:
+        """Forget and return the instances whose time has passed without a heartbeat."""
         lost: list[str] = []
         while self._ends and self._ends[0][0] <= now:
             ends_at, instance_id = heapq.heappop(self._ends)
@@ -137,19 +141,19 @@ class BeatSchedule:
             if watch.ends_at > now:
                 heapq.heappush(self._ends, (watch.ends_at, instance_id))
             else:
-                self.forget(instance_id)
+                self.forget_instance(instance_id)
                 lost.append(instance_id)
         return lost
 
-    def next_at(self) -> float | None:
-        """When there is something to do, unless a beat ends before."""
+    def next_event_at(self) -> float | None:
+        """Return when there is something to do, unless a beat ends before."""
         return min((heap[0][0] for heap in (self._coming, self._ends) if heap), default=None)
 
-    def _plan(self, watch: _Watch, at: float) -> None:
+    def _plan_beat(self, watch: _Watch, at: float) -> None:
         watch.due_at = at
         heapq.heappush(self._coming, (at, watch.instance_id))
 
-    def _ended(self, instance_id: str, now: float) -> _Watch | None:
+    def _finish_beat(self, instance_id: str, now: float) -> _Watch | None:
         watch = self._in_flight.pop(instance_id, None)
         if watch is not None and watch.sent_at is not None:
             took_s = now - watch.sent_at

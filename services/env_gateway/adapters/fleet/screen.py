@@ -1,14 +1,15 @@
-"""Which modalities have a screen, where its tool is, and whether it shows anything. Pure."""
+"""Screens of the modalities: which ones have one, where its tool is, and whether it shows
+anything. Pure."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from services.env_gateway.adapters.fleet.browser import Lease
+from services.env_gateway.adapters.fleet.browser import BrowserLease
 from services.env_gateway.ports import BackendError, CallResult, Media, Part
 from services.env_gateway.tools.computer_tool import decoded_aside
 
 SCREENSHOT = {"action": "screenshot"}
-SHOWN_FIRST = ("computer_use", "browser_use")
+SCREEN_MODALITIES = ("computer_use", "browser_use")
 # A browser that has not drawn its page yet answers with less than this, as one colour compresses.
 _DRAWN_BYTES = 6144
 # The container whose MCP server has the screen.
@@ -20,8 +21,9 @@ def image_type(modality: str) -> str | None:
     return _SCREEN_IMAGE if modality in _SCREEN_IN_IMAGE else None
 
 
-def endpoints(root: str, modality: str, lease: Lease | None) -> Sequence[str]:
-    """Where tools may be served, those of the environment before those of its screen."""
+def tool_endpoints(root: str, modality: str, lease: BrowserLease | None) -> Sequence[str]:
+    """List the endpoints that may serve tools, those of the environment before those of its
+    screen."""
     if lease is not None:
         return [lease.mcp_url]
     aggregator = f"{root}api/v1/mcp"
@@ -29,28 +31,28 @@ def endpoints(root: str, modality: str, lease: Lease | None) -> Sequence[str]:
 
 
 def page_url(body: Mapping[str, Any]) -> str:
-    """Where an instance shows its web pages."""
+    """Return the URL at which an instance shows its web pages."""
     urls = body["urls"]
     return (urls.get("app") or [urls["root"]])[0]
 
 
-def navigate(url: str) -> dict[str, str]:
+def navigate_action(url: str) -> dict[str, str]:
     return {"action": "navigate", "url": url}
 
 
-def checked_page(url: str, result: CallResult) -> None:
-    """Raises BackendError when a browser did not open a page."""
+def check_page_opened(url: str, result: CallResult) -> None:
+    """Raise BackendError if a browser did not open a page."""
     if result.is_error:
-        message = f"the browser did not open {url}: {_said(result.parts)}"
+        message = f"the browser did not open {url}: {_summarize_parts(result.parts)}"
         raise BackendError("no_page", message, delivered=False)
 
 
-async def first_picture(result: CallResult, *, in_browser: bool) -> Sequence[Part]:
-    """What a screenshot shows. Raises BackendError when that is nothing (yet)."""
+async def parse_first_screenshot(result: CallResult, *, in_browser: bool) -> Sequence[Part]:
+    """Return the parts of a first screenshot. Raises BackendError when it shows nothing (yet)."""
     parts = [await decoded_aside(part) for part in result.parts]
     sizes = [len(p.data) for p in parts if isinstance(p, Media) and p.mime.startswith("image/")]
     if result.is_error or not any(sizes):
-        message = f"the first screenshot is no picture: {_said(parts)}"
+        message = f"the first screenshot is no picture: {_summarize_parts(parts)}"
         raise BackendError("no_screenshot", message, delivered=False)
     if in_browser and max(sizes) < _DRAWN_BYTES:
         message = f"the browser has not drawn its page: a picture of {max(sizes)} bytes"
@@ -58,6 +60,6 @@ async def first_picture(result: CallResult, *, in_browser: bool) -> Sequence[Par
     return parts
 
 
-def _said(parts: Sequence[Part]) -> str:
+def _summarize_parts(parts: Sequence[Part]) -> str:
     shown = [part.mime if isinstance(part, Media) else part.text[:200] for part in parts]
     return "; ".join(shown) or "nothing"

@@ -1,9 +1,8 @@
 """The tools of an instance, at whichever of its MCP endpoints serve them.
 
-An image serves tools at `{root}mcp`, at the aggregator `{root}api/v1/mcp`, or at both; a proxy in
-front answers for what does not run (yet) with 404, 502 or 503. What serves which tool is found out
-once for an environment's version, and remembered.
-"""
+An image serves tools at `{root}mcp`, at the aggregator `{root}api/v1/mcp`, or at both; a proxy
+in front answers for what does not run (yet) with 404, 502 or 503. The endpoint of each tool is
+found once for an environment's version, and remembered."""
 
 import asyncio
 from collections.abc import Collection, Mapping, Sequence
@@ -22,7 +21,7 @@ _ABSENT = (404, 405)
 
 
 @dataclass(frozen=True, slots=True)
-class Routes:
+class ToolRoutes:
     """Tools, and the endpoint of each. `final` unless an endpoint failed when they were found."""
 
     tools: tuple[Tool, ...]
@@ -31,7 +30,7 @@ class Routes:
 
 
 # By environment, its version, and the task's modality.
-Memory = dict[tuple[str, str, str], Routes]
+RouteCache = dict[tuple[str, str, str], ToolRoutes]
 
 
 class FleetTools:
@@ -41,26 +40,28 @@ class FleetTools:
         self,
         sessions: Sequence[McpSession],
         key: tuple[str, str, str],
-        memory: Memory,
+        memory: RouteCache,
         read_only: Collection[str],
     ) -> None:
         self._sessions = sessions
         self._key = key
         self._memory = memory
         self._read_only = read_only
-        self._routes = Routes((), {}, final=False)
+        self._routes = ToolRoutes((), {}, final=False)
         self._served_at: float | None = None
 
-    async def list(self, timeout_s: float) -> Sequence[Tool]:
-        """Raises BackendError while the endpoints are not ready."""
+    async def list_tools(self, timeout_s: float) -> Sequence[Tool]:
+        """List the tools of all endpoints. Raises BackendError while these are not ready."""
         known = self._memory.get(self._key)
         if known is None or not known.final:
-            self._memory[self._key] = self._routes = await self._found(known, timeout_s)
+            self._memory[self._key] = self._routes = await self._find_routes(known, timeout_s)
             return self._routes.tools
         try:
             # All but the screen's: it has an endpoint of its own at times, and comes when needed.
             used = {i for name, i in known.owners.items() if name != COMPUTER} or {0}
-            opened = (self._sessions[i].open(min(_PROBE_S, timeout_s)) for i in sorted(used))
+            opened = (
+                self._sessions[i].open_session(min(_PROBE_S, timeout_s)) for i in sorted(used)
+            )
             await asyncio.gather(*opened)
         except HttpError as error:
             if error.status in _ABSENT:
@@ -69,30 +70,34 @@ class FleetTools:
         self._routes = known
         return known.tools
 
-    async def call(self, name: str, arguments: Mapping[str, Any], timeout_s: float) -> CallResult:
+    async def call_tool(
+        self, name: str, arguments: Mapping[str, Any], timeout_s: float
+    ) -> CallResult:
         session = self._sessions[self._routes.owners.get(name, 0)]
         return await session.call_tool(name, arguments, timeout_s)
 
-    async def _found(self, known: Routes | None, timeout_s: float) -> Routes:
+    async def _find_routes(self, known: ToolRoutes | None, timeout_s: float) -> ToolRoutes:
         probe_s = min(_PROBE_S, timeout_s)
-        found = await asyncio.gather(*(_probe(session, probe_s) for session in self._sessions))
-        routes = self._merged(found)
-        failed = [e for e in found if isinstance(e, BackendError) and not _absent(e)]
+        found = await asyncio.gather(
+            *(_probe_endpoint(session, probe_s) for session in self._sessions)
+        )
+        routes = self._merge_tools(found)
+        failed = [e for e in found if isinstance(e, BackendError) and not _is_absent(e)]
         only_screen = len(self._sessions) > 1 and not routes.owners.keys() - {COMPUTER}
         if not routes.tools or only_screen:
-            raise _none_yet(self._sessions, found, failed)
-        if failed and not self._tolerates(known):
+            raise _no_tools_error(self._sessions, found, failed)
+        if failed and not self._tolerates_failure(known):
             raise failed[0]
         return routes
 
-    def _tolerates(self, known: Routes | None) -> bool:
-        """Whether one endpoint has served for so long that the other is not waited for, or did so
-        with an instance before this one."""
+    def _tolerates_failure(self, known: ToolRoutes | None) -> bool:
+        """Return True if one endpoint has served for so long that the other is not waited for, or
+        did so with an instance before this one."""
         now = asyncio.get_running_loop().time()
         self._served_at = self._served_at or now
         return known is not None or now - self._served_at >= _GRACE_S
 
-    def _merged(self, found: Sequence["Sequence[Tool] | BackendError"]) -> Routes:
+    def _merge_tools(self, found: Sequence["Sequence[Tool] | BackendError"]) -> ToolRoutes:
         tools: dict[str, Tool] = {}
         owners: dict[str, int] = {}
         for index, listed in enumerate(found):
@@ -101,23 +106,24 @@ class FleetTools:
                     read_only = tool.read_only or tool.name in self._read_only
                     tools[tool.name] = replace(tool, read_only=read_only)
                     owners[tool.name] = index
-        final = all(not isinstance(e, BackendError) or _absent(e) for e in found)
-        return Routes(tuple(tools.values()), owners, final)
+        final = all(not isinstance(e, BackendError) or _is_absent(e) for e in found)
+        return ToolRoutes(tuple(tools.values()), owners, final)
 
 
-async def _probe(session: McpSession, timeout_s: float) -> "Sequence[Tool] | BackendError":
+async def _probe_endpoint(session: McpSession, timeout_s: float) -> "Sequence[Tool] | BackendError":
     try:
         return await session.list_tools(timeout_s)
     except BackendError as error:
         return error
 
 
-def _absent(error: BackendError) -> bool:
-    """Whether the instance has no such endpoint; a session reports a repeated 404 as lost."""
+def _is_absent(error: BackendError) -> bool:
+    """Return True if the instance has no such endpoint; a session reports a repeated 404 as
+    lost."""
     return error.lost or (isinstance(error, HttpError) and error.status in _ABSENT)
 
 
-def _none_yet(
+def _no_tools_error(
     sessions: Sequence[McpSession],
     found: Sequence["Sequence[Tool] | BackendError"],
     failed: Sequence[BackendError],

@@ -1,4 +1,4 @@
-"""Runs a task's verifier at Fleet, where the instance lives."""
+"""Runs of a task's verifier at Fleet, where the instance lives."""
 
 import asyncio
 import base64
@@ -14,9 +14,9 @@ from typing import Any, cast
 
 from services.env_gateway.adapters.fleet.api import FleetApi
 from services.env_gateway.adapters.fleet.errors import FleetError
-from services.env_gateway.grading.verdict import reported
+from services.env_gateway.grading.verdict import split_report
 from services.env_gateway.ports import Execution, Submission
-from services.env_gateway.verify.find_verifier import Finder
+from services.env_gateway.verify.find_verifier import VerifierFinder
 from services.env_gateway.verify.source_shape import VerifierError, VerifierFunction
 
 _DEFAULT_REGION = "us-west-1"
@@ -31,14 +31,14 @@ _PICKLE_PROTOCOL = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Bundle:
+class VerifierBundle:
     sha256: str
     content: bytes
 
 
 @lru_cache(maxsize=256)
-def bundle_of(source: str) -> Bundle:
-    """The ZIP file that Fleet runs a verifier from."""
+def make_bundle(source: str) -> VerifierBundle:
+    """Make the ZIP file from which Fleet runs a verifier."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, text in (("requirements.txt", "fleet-python"), ("verifier.py", source)):
@@ -47,11 +47,12 @@ def bundle_of(source: str) -> Bundle:
             entry.external_attr = 0o600 << 16
             archive.writestr(entry, text)
     content = buffer.getvalue()
-    return Bundle(hashlib.sha256(content).hexdigest(), content)
+    return VerifierBundle(hashlib.sha256(content).hexdigest(), content)
 
 
-def arguments_of(instance_id: str, keywords: Mapping[str, str | None]) -> str:
-    """The call's arguments as Fleet unpickles them: a place for `env`, then which one it is."""
+def encode_arguments(instance_id: str, keywords: Mapping[str, str | None]) -> str:
+    """Encode the call's arguments as Fleet unpickles them: a place for `env`, then which one it
+    is."""
     arguments = {"args": (None, {"env": instance_id}), "kwargs": dict(keywords)}
     return base64.b64encode(pickle.dumps(arguments, protocol=_PICKLE_PROTOCOL)).decode()
 
@@ -60,72 +61,77 @@ class FleetVerifier:
     def __init__(self, api: FleetApi, region: str | None) -> None:
         self._api = api
         self._region = region or _DEFAULT_REGION
-        self._finder = Finder()
+        self._finder = VerifierFinder()
         self._uploaded: OrderedDict[str, None] = OrderedDict()
 
-    async def run(self, instance_id: str, submission: Submission, timeout_s: float) -> Execution:
-        """Raises BackendError when Fleet refuses, or does not say how the run ended."""
+    async def run_verifier(
+        self, instance_id: str, submission: Submission, timeout_s: float
+    ) -> Execution:
+        """Run a task's verifier. Raises BackendError when Fleet refuses, or does not report how
+        the run ended."""
         source = submission.task.verifier
         assert source is not None, "a task without a verifier is not sent to Fleet"
         try:
-            function = await self._finder.find(source)
+            function = await self._finder.find_function(source)
         except VerifierError as error:
             return Execution(error=f"of task {submission.task.key!r}, {error}")
-        request = _request(instance_id, submission, function, bundle_of(source), timeout_s)
-        return execution_of(await self._execute(request, bundle_of(source), timeout_s))
+        request = _build_request(instance_id, submission, function, make_bundle(source), timeout_s)
+        return parse_execution(await self._execute_bundle(request, make_bundle(source), timeout_s))
 
-    async def _execute(self, request: dict[str, Any], bundle: Bundle, timeout_s: float) -> Any:
+    async def _execute_bundle(
+        self, request: dict[str, Any], bundle: VerifierBundle, timeout_s: float
+    ) -> Any:
         until = _now() + timeout_s
         request["region"] = self._region
-        if await self._known(bundle, timeout_s):
+        if await self._is_uploaded(bundle, timeout_s):
             try:
-                return await self._post(request, until)
+                return await self._post_request(request, until)
             except FleetError as error:
                 # Fleet has dropped the bundle since.
                 if error.status != 404:
                     raise
                 self._uploaded.pop(bundle.sha256, None)
         request["bundle"] = base64.b64encode(bundle.content).decode()
-        answer = await self._post(request, until)
-        self._remember(bundle)
+        answer = await self._post_request(request, until)
+        self._remember_upload(bundle)
         return answer
 
-    async def _post(self, request: Mapping[str, Any], until: float) -> Any:
+    async def _post_request(self, request: Mapping[str, Any], until: float) -> Any:
         left_s = max(0.001, until - _now())
-        return await self._api.control(
+        return await self._api.call_control_plane(
             "POST", "/v1/verifiers/execute", timeout_s=left_s, body=request
         )
 
-    async def _known(self, bundle: Bundle, timeout_s: float) -> bool:
+    async def _is_uploaded(self, bundle: VerifierBundle, timeout_s: float) -> bool:
         if bundle.sha256 in self._uploaded:
             self._uploaded.move_to_end(bundle.sha256)
             return True
         path = f"/v1/verifiers/check?sha256={bundle.sha256}"
         try:
-            answer = await self._api.control("GET", path, timeout_s=timeout_s)
+            answer = await self._api.call_control_plane("GET", path, timeout_s=timeout_s)
         except FleetError as error:
             if error.status != 404:
                 raise
             return False
         known = isinstance(answer, dict) and cast("dict[str, Any]", answer).get("success") is True
         if known:
-            self._remember(bundle)
+            self._remember_upload(bundle)
         return known
 
-    def _remember(self, bundle: Bundle) -> None:
+    def _remember_upload(self, bundle: VerifierBundle) -> None:
         self._uploaded[bundle.sha256] = None
         if len(self._uploaded) > _KNOWN_KEPT:
             self._uploaded.popitem(last=False)
 
 
-def execution_of(answer: Any) -> Execution:
-    """What Fleet says of a verifier's run. One that did not succeed may do so another time."""
+def parse_execution(answer: Any) -> Execution:
+    """Parse Fleet's report of a verifier's run. One that did not succeed may do so another time."""
     if not isinstance(answer, dict):
         return Execution(error="Fleet described a verifier's run by no object", retryable=True)
     fields = cast("dict[str, Any]", answer)
     stdout = str(fields.get("stdout") or "")
     if fields.get("success") is True:
-        score, report = reported(fields.get("result"))
+        score, report = split_report(fields.get("result"))
         return Execution(result=score, report=report, stdout=stdout)
     error = fields.get("error")
     said = cast("dict[str, Any]", error) if isinstance(error, dict) else {"message": error}
@@ -138,11 +144,11 @@ def execution_of(answer: Any) -> Execution:
     )
 
 
-def _request(
+def _build_request(
     instance_id: str,
     submission: Submission,
     function: VerifierFunction,
-    bundle: Bundle,
+    bundle: VerifierBundle,
     timeout_s: float,
 ) -> dict[str, Any]:
     keywords: dict[str, str | None] = {}
@@ -153,7 +159,7 @@ def _request(
     return {
         "key": submission.task.key,
         "sha256": bundle.sha256,
-        "args": arguments_of(instance_id, keywords),
+        "args": encode_arguments(instance_id, keywords),
         "args_array": [{"env": instance_id}],
         "function_name": function.name,
         "timeout": max(1, min(_MAX_TIMEOUT_S, int(timeout_s * _TIMEOUT_SHARE))),

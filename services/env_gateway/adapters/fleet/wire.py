@@ -1,4 +1,4 @@
-"""Fleet's instance wire: what an instance is made from, and how its databases are read."""
+"""Fleet's instance wire: the creation of instances, and the reading of their databases."""
 
 import asyncio
 import json
@@ -11,9 +11,9 @@ from urllib.parse import quote
 from services.common.log import get_logger
 from services.common.parsing import parse_json
 from services.env_gateway.adapters import database_dump as dump
-from services.env_gateway.adapters.http_client import ANSWERS
+from services.env_gateway.adapters.http_client import DEFAULT_LIMITS
 from services.env_gateway.episodes.task_format import Task
-from services.env_gateway.ports import BackendError, Provision, QueryError, Rows, SqlValue
+from services.env_gateway.ports import BackendError, ProvisionRequest, QueryError, Rows, SqlValue
 
 INSTANCES = "/v1/env/instances"
 _LOG = get_logger(__name__)
@@ -24,7 +24,7 @@ _VERSION_CHARS = 200
 
 P = ParamSpec("P")
 T = TypeVar("T")
-Ask = Callable[[str, str], Awaitable[Rows]]
+AskDatabase = Callable[[str, str], Awaitable[Rows]]
 
 
 def instance_path(instance_id: str) -> str:
@@ -35,13 +35,13 @@ def run_query(run_id: str) -> str:
     return f"run_id={quote(run_id, safe='')}"
 
 
-def creation(request: Provision) -> dict[str, Any]:
-    """The body of POST /v1/env/instances; what is not known is left out."""
+def creation_body(request: ProvisionRequest) -> dict[str, Any]:
+    """Build the body of POST /v1/env/instances; what is not known is left out."""
     task = request.task
-    data_key, data_version = _data(task)
+    data_key, data_version = _split_data_key(task)
     wanted = {
         "env_key": task.env_key,
-        "env_version": _version(task.env_version),
+        "env_version": _normalize_version(task.env_version),
         "data_key": data_key,
         "data_version": data_version,
         "env_variables": task.raw_variables,
@@ -52,10 +52,11 @@ def creation(request: Provision) -> dict[str, Any]:
     return {name: value for name, value in wanted.items() if value}
 
 
-def duplicate_of(body: str) -> str | None:
-    """The instance that an earlier attempt of the same request has created, from a 409's body."""
+def find_duplicate_id(body: str) -> str | None:
+    """Find the instance that an earlier attempt of the same request has created, in a 409's
+    body."""
     try:
-        return str(parse_json(body, ANSWERS)["detail"]["instance_id"])
+        return str(parse_json(body, DEFAULT_LIMITS)["detail"]["instance_id"])
     except (ValueError, KeyError, TypeError):
         return None
 
@@ -68,8 +69,8 @@ def query_body(sql: str, args: "list[SqlValue]") -> dict[str, Any]:
     return {"query": sql, "args": args, "read_only": True}
 
 
-def rows_of(answer: Any) -> Rows:
-    """Raises QueryError when the statement is at fault."""
+def parse_rows(answer: Any) -> Rows:
+    """Parse the rows that a query returned. Raises QueryError when the statement is at fault."""
     if not isinstance(answer, dict):
         raise BackendError("protocol", "a query was answered by no object", delivered=None)
     fields = cast("dict[str, Any]", answer)
@@ -82,7 +83,8 @@ def rows_of(answer: Any) -> Rows:
 
 
 def _are_rows(value: Any) -> bool:
-    """Raises QueryError for more of them than are read."""
+    """Return True if the value is a list of rows. Raises QueryError for more of them than are
+    read."""
     if isinstance(value, list) and len(cast("list[object]", value)) > _MAX_QUERY_ROWS:
         raise QueryError(f"more than {_MAX_QUERY_ROWS} rows: add a limit")
     return isinstance(value, list) and all(
@@ -91,32 +93,32 @@ def _are_rows(value: Any) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class State:
-    """Which data an instance started from; `seed` is equal for equal seed databases."""
+class InitialState:
+    """The data from which an instance started; `seed` is equal for equal seed databases."""
 
     env: tuple[str, str]
     data_version: str
     seed: tuple[str, ...]
 
 
-def state_of(body: Mapping[str, Any], task: Task) -> State:
-    env = (task.env_key, _told(body, "version") or task.env_version)
-    data_version = _told(body, "data_version") or task.data_version
+def parse_initial_state(body: Mapping[str, Any], task: Task) -> InitialState:
+    env = (task.env_key, _read_text(body, "version") or task.env_version)
+    data_version = _read_text(body, "data_version") or task.data_version
     variables = json.dumps(task.raw_variables, sort_keys=True)
-    return State(env, data_version, (*env, task.data_key, data_version, variables))
+    return InitialState(env, data_version, (*env, task.data_key, data_version, variables))
 
 
-def _told(body: Mapping[str, Any], name: str) -> str:
-    """A text that a server tells of an instance; "" where it is none."""
+def _read_text(body: Mapping[str, Any], name: str) -> str:
+    """Read a text field of an instance's description; "" where there is none."""
     value = body.get(name)
     return value[:_VERSION_CHARS] if isinstance(value, str) else ""
 
 
-class Snapshots:
-    """Whole databases, rebuilt from what one query shows. The seed is the same for all attempts at
-    a task, and fetched once; a schema for all instances of an environment's version.
+class SnapshotCache:
+    """Whole databases, rebuilt from the answer to one query. The seed is the same for all attempts
+    at a task, and fetched once; a schema for all instances of an environment's version.
 
-    What servers show is taken apart in threads, at most two, and not where calls are served."""
+    Answers are decoded in threads, at most two, and not where calls are served."""
 
     def __init__(self) -> None:
         self._schemas: OrderedDict[tuple[str, str], dump.Schema] = OrderedDict()
@@ -128,61 +130,64 @@ class Snapshots:
     def kept_schemas(self) -> int:
         return len(self._schemas)
 
-    async def get(self, db: str, state: State, ask: Ask) -> bytes | None:
-        """`ask(db, sql)` queries the instance. None where queries of its own serve better."""
+    async def get_snapshot(self, db: str, state: InitialState, ask: AskDatabase) -> bytes | None:
+        """Return a whole database; None where queries of the verifier's own serve better. `ask(db,
+        sql)` queries the instance."""
         if db == "seed" and (seed := self._seeds.get(state.seed)) is not None:
             self._seeds.move_to_end(state.seed)
             return seed
         try:
-            content = await self._fetch(db, state.env, ask)
-        except (QueryError, dump.RefusedError) as error:
+            content = await self._fetch_database(db, state.env, ask)
+        except (QueryError, dump.DumpRefusedError) as error:
             # The server refuses such statements, or its database is no plain one; the verifier's
             # own statements may still pass.
             _LOG.debug("database_not_copied", env=state.env[0], why=str(error))
             return None
         if db == "seed" and content is not None:
-            self._keep(state.seed, content)
+            self._keep_seed(state.seed, content)
         return content
 
-    def _keep(self, seed: tuple[str, ...], content: bytes) -> None:
+    def _keep_seed(self, seed: tuple[str, ...], content: bytes) -> None:
         # Two attempts at a task may have fetched it at once.
         self.kept_bytes += len(content) - len(self._seeds.pop(seed, b""))
         self._seeds[seed] = content
         while self.kept_bytes > _SEED_BYTES_KEPT or len(self._seeds) > _KEPT:
             self.kept_bytes -= len(self._seeds.popitem(last=False)[1])
 
-    async def _fetch(self, db: str, env: tuple[str, str], ask: Ask) -> bytes | None:
-        """Raises QueryError and RefusedError."""
+    async def _fetch_database(
+        self, db: str, env: tuple[str, str], ask: AskDatabase
+    ) -> bytes | None:
+        """Fetch and rebuild a database. Raises QueryError and DumpRefusedError."""
         for _ in range(2):
             schema = self._schemas.get(env)
             if schema is None:
                 rows = (await ask(db, dump.SCHEMA_SQL)).rows
-                schema = await self._apart(dump.parse_schema, rows)
+                schema = await self._run_in_thread(dump.parse_schema, rows)
             self._schemas[env] = schema
             if len(self._schemas) > _KEPT:
                 self._schemas.popitem(last=False)
-            dumped = await ask(db, await self._apart(dump.dump_sql, schema))
-            content = await self._apart(dump.rebuild, schema, dumped.rows)
+            dumped = await ask(db, await self._run_in_thread(dump.build_dump_sql, schema))
+            content = await self._run_in_thread(dump.rebuild_database, schema, dumped.rows)
             if content is not None:
                 return content
             self._schemas.pop(env, None)
         return None
 
-    async def _apart(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    async def _run_in_thread(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         async with self._places:
             return await asyncio.to_thread(work, *args, **kwargs)
 
 
-def _version(version: str) -> str:
-    """Fleet's versions start with "v", which task files leave out at times."""
+def _normalize_version(version: str) -> str:
+    """Prefix a version with the "v" of Fleet's versions, which task files leave out at times."""
     if version == "None":
         return ""
     return f"v{version}" if version[:1].isdigit() else version
 
 
-def _data(task: Task) -> tuple[str, str]:
-    """Data key and version, which a task file may also hold as one "KEY:VERSION"."""
+def _split_data_key(task: Task) -> tuple[str, str]:
+    """Split data key and version, which a task file may also hold as one "KEY:VERSION"."""
     key, version = task.data_key, task.data_version
     if ":" in key and not version:
         key, version = key.split(":", 1)
-    return key, _version(version)
+    return key, _normalize_version(version)

@@ -1,9 +1,8 @@
 """FleetTaskEnv itself, of Fleet's fork of OpenEnv, each in a worker process.
 
-It is here to compare with: it retries calls that may have been executed, takes a verifier without a
-result for a pass, and waits eight seconds before its first question. What it forgets, this does: it
-tags its instances and deletes them.
-"""
+It is here for comparison: it retries calls that may have been executed, takes a verifier
+without a result for a pass, and waits eight seconds before its first request. This backend does
+what it forgets: it tags its instances and deletes them."""
 
 import asyncio
 import os
@@ -13,23 +12,27 @@ from pathlib import Path
 from typing import Any, cast
 
 from services.common.errors import ConfigError
-from services.common.large_values import aside_of
-from services.common.parsing import Limits, ParseError, parse_json_aside
+from services.common.large_values import run_aside_for
+from services.common.parsing import ParseError, TextLimits, parse_json_aside
 from services.env_gateway.adapters.fleet.api import FleetApi
-from services.env_gateway.adapters.fleet_openenv.codec import parts_of, task_config, tools_of
-from services.env_gateway.adapters.fleet_openenv.process import WorkerProcess
-from services.env_gateway.adapters.http_client import http_session
-from services.env_gateway.adapters.server_address import connect, own_environment
-from services.env_gateway.adapters.supervised_server import Address
+from services.env_gateway.adapters.fleet_openenv.codec import (
+    parse_parts,
+    parse_tools,
+    to_task_config,
+)
+from services.env_gateway.adapters.fleet_openenv.process import FleetTaskEnvProcess
+from services.env_gateway.adapters.http_client import open_http_session
+from services.env_gateway.adapters.server_address import configured_environment, connect_server
+from services.env_gateway.adapters.supervised_server import ServerAddress
 from services.env_gateway.config.backends import FleetConfig, FleetOpenEnvConfig
-from services.env_gateway.grading.verdict import reported
+from services.env_gateway.grading.verdict import split_report
 from services.env_gateway.ports import (
     BackendError,
     CallResult,
     Execution,
     Orphan,
     Part,
-    Provision,
+    ProvisionRequest,
     QueryError,
     Rows,
     SqlValue,
@@ -55,21 +58,23 @@ _INVALID = (
     "ModuleNotFoundError",
 )
 # A transcript as a worker may send it by default, and a part more.
-_CONVERSATION = Limits(bytes=2**25, values=2**18)
+_CONVERSATION = TextLimits(bytes=2**25, values=2**18)
 _NO_SUCH_TOOL = "not found on any active MCP endpoint"
 
 
-def build(config: FleetOpenEnvConfig, *, max_calls: int) -> "FleetOpenEnvBackend":
-    """Raises ConfigError where the fork is not found."""
-    folder = fork_folder(config)
-    address, headers = connect(config, where=_WHERE)
-    http = http_session(max_connections=max_calls, headers={})
+def build_fleet_openenv_backend(
+    config: FleetOpenEnvConfig, *, max_calls: int
+) -> "FleetOpenEnvBackend":
+    """Build the backend of the fork. Raises ConfigError where the fork is not found."""
+    folder = find_fork_folder(config)
+    address, headers = connect_server(config, where=_WHERE)
+    http = open_http_session(max_connections=max_calls, headers={})
     api = FleetApi(FleetConfig(), address, http, headers)
     return FleetOpenEnvBackend(config, folder, address, api)
 
 
-def fork_folder(config: FleetOpenEnvConfig) -> Path:
-    """The folder with `envs/fleet_env`, which is not on any package index."""
+def find_fork_folder(config: FleetOpenEnvConfig) -> Path:
+    """Find the folder with `envs/fleet_env`, which is not on any package index."""
     given = config.path or os.environ.get(PATH_VARIABLE)
     if not given:
         raise ConfigError(
@@ -83,14 +88,15 @@ def fork_folder(config: FleetOpenEnvConfig) -> Path:
 
 
 class FleetOpenEnvInstance:
-    """Lost as soon as its process is: nobody else has FleetTaskEnv's state."""
+    """An instance of FleetTaskEnv. It is lost as soon as its process is, which alone has the
+    state."""
 
     def __init__(
         self,
         api: FleetApi,
-        worker: WorkerProcess,
+        worker: FleetTaskEnvProcess,
         created: Mapping[str, Any],
-        request: Provision,
+        request: ProvisionRequest,
     ) -> None:
         self.instance_id: str = created["instance_id"]
         self.env_version: str = created["env_version"]
@@ -103,26 +109,28 @@ class FleetOpenEnvInstance:
         self._first: Mapping[str, Any] | None = None
 
     async def list_tools(self, *, timeout_s: float) -> Sequence[Tool]:
-        first = await self._first_observation(timeout_s)
-        return await aside_of(first, lambda: tools_of(first))
+        first = await self._read_first_observation(timeout_s)
+        return await run_aside_for(first, lambda: parse_tools(first))
 
-    async def observe(self, *, timeout_s: float) -> Sequence[Part]:
-        first = await self._first_observation(timeout_s)
+    async def get_first_observation(self, *, timeout_s: float) -> Sequence[Part]:
+        first = await self._read_first_observation(timeout_s)
         shown = first.get("initial_screenshot")
-        return await aside_of(shown, lambda: parts_of(shown)) if shown else ()
+        return await run_aside_for(shown, lambda: parse_parts(shown)) if shown else ()
 
-    async def call(
+    async def call_tool(
         self, name: str, arguments: Mapping[str, Any], *, timeout_s: float
     ) -> CallResult:
         try:
-            return await self._call(name, arguments, timeout_s)
+            return await self._step_tool(name, arguments, timeout_s)
         except BackendError as error:
             # FleetTaskEnv does not tell an instance that has ended from one that only fails.
-            if error.delivered is None and (why := await self._ended()):
+            if error.delivered is None and (why := await self._find_end_reason()):
                 raise BackendError("lost", why, delivered=False, lost=True) from error
             raise
 
-    async def grade(self, submission: Submission, *, timeout_s: float) -> Execution | None:
+    async def grade_submission(
+        self, submission: Submission, *, timeout_s: float
+    ) -> Execution | None:
         try:
             conversation = await parse_json_aside(submission.conversation or "null", _CONVERSATION)
         except ParseError as error:
@@ -133,43 +141,48 @@ class FleetOpenEnvInstance:
             "conversation": conversation,
         }
         try:
-            answer = _checked(await self._worker.ask(message, timeout_s=timeout_s))
+            answer = _check_answer(await self._worker.send_request(message, timeout_s=timeout_s))
         except BackendError as error:
-            if error.refused:
+            if error.is_refusal:
                 raise
             timed_out = error.kind == "timeout"
             return Execution(error=str(error), timed_out=timed_out, instance_lost=error.lost)
         stdout = answer["stdout"] or ""
-        score, report = reported(answer["returned"])
+        score, report = split_report(answer["returned"])
         if answer["reward"] is not None:
             return Execution(result=answer["reward"], report=report, stdout=stdout)
-        why = await self._ended()
+        why = await self._find_end_reason()
         if why is None and score is not None:
             # It gave no reward for what was printed; here it is known who may have written that.
             return Execution(result=score, report=report, stdout=stdout)
         error = why or answer["verifier_error"] or "no reward"
         return Execution(error=error, stdout=stdout, instance_lost=why is not None)
 
-    async def query(self, db: str, sql: str, args: Sequence[SqlValue], *, timeout_s: float) -> Rows:
+    async def query_database(
+        self, db: str, sql: str, args: Sequence[SqlValue], *, timeout_s: float
+    ) -> Rows:
         raise QueryError("FleetTaskEnv shows no database, and verifies at Fleet")
 
-    async def snapshot(self, db: str, *, timeout_s: float) -> bytes | None:
+    async def snapshot_database(self, db: str, *, timeout_s: float) -> bytes | None:
         return None
 
     async def close(self, *, timeout_s: float) -> None:
-        """By the tag: FleetTaskEnv repeats a creation of which it does not know the outcome."""
+        """Delete all instances with the tag: FleetTaskEnv repeats a creation whose outcome it does
+        not know."""
         if self._leases_browser and self._first is not None:
             await self._release_browser()
         await self._worker.kill()
-        await self._api.delete_run(self._tag, timeout_s=timeout_s)
+        await self._api.delete_run_instances(self._tag, timeout_s=timeout_s)
 
-    async def _call(self, name: str, arguments: Mapping[str, Any], timeout_s: float) -> CallResult:
+    async def _step_tool(
+        self, name: str, arguments: Mapping[str, Any], timeout_s: float
+    ) -> CallResult:
         message = {"op": "step", "tool": name, "params": arguments}
-        answer = _checked(await self._worker.ask(message, timeout_s=timeout_s))
+        answer = _check_answer(await self._worker.send_request(message, timeout_s=timeout_s))
         info = answer["info"]
         if "tool_result" in info:
             error = info.get("tool_error")
-            parts = await aside_of(info, lambda: parts_of(info["tool_result"]))
+            parts = await run_aside_for(info, lambda: parse_parts(info["tool_result"]))
             return CallResult(parts, error is not None, done=answer["done"])
         told = str(info.get("tool_error"))
         unknown = _NO_SUCH_TOOL in told
@@ -177,32 +190,32 @@ class FleetOpenEnvInstance:
             "fleet_task_env", told, delivered=False if unknown else None, invalid=unknown
         )
 
-    async def _ended(self) -> str | None:
-        """Why the instance is certainly gone; None when it runs, or nobody can say."""
+    async def _find_end_reason(self) -> str | None:
+        """Return why the instance is certainly gone; None when it runs, or that is unknown."""
         try:
-            return await self._api.ended(self.instance_id, _CHECK_S)
+            return await self._api.find_end_reason(self.instance_id, _CHECK_S)
         except BackendError:
             return None
 
     async def _release_browser(self) -> None:
         try:
-            await self._worker.ask({"op": "close"}, timeout_s=_CLOSE_S)
+            await self._worker.send_request({"op": "close"}, timeout_s=_CLOSE_S)
         except BackendError:
             # The lease ends by itself; the instance must not wait for it.
             return
 
-    async def _first_observation(self, timeout_s: float) -> Mapping[str, Any]:
+    async def _read_first_observation(self, timeout_s: float) -> Mapping[str, Any]:
         if self._first is None:
-            answer = _checked(await self._worker.read(timeout_s=timeout_s))
+            answer = _check_answer(await self._worker.read_answer(timeout_s=timeout_s))
             self._first = cast("Mapping[str, Any]", answer["observation"])
         return self._first
 
 
 class FleetOpenEnvBackend:
-    apart = True
+    isolates_instances = True
 
     def __init__(
-        self, config: FleetOpenEnvConfig, folder: Path, address: Address, api: FleetApi
+        self, config: FleetOpenEnvConfig, folder: Path, address: ServerAddress, api: FleetApi
     ) -> None:
         self._config = config
         self._address = address
@@ -210,46 +223,50 @@ class FleetOpenEnvBackend:
         worker = Path(__file__).with_name("worker.py")
         self._command = (config.python or sys.executable, str(worker), str(folder))
 
-    def serves(self, env_key: str) -> bool:
+    def serves_environment(self, env_key: str) -> bool:
         return True
 
-    async def provision(self, request: Provision, *, timeout_s: float) -> FleetOpenEnvInstance:
+    async def provision_instance(
+        self, request: ProvisionRequest, *, timeout_s: float
+    ) -> FleetOpenEnvInstance:
         until = _now() + timeout_s
-        environment = await self._environment(timeout_s)
-        worker = await WorkerProcess.start(self._command, environment, self._config.answers)
+        environment = await self._worker_environment(timeout_s)
+        worker = await FleetTaskEnvProcess.start_process(
+            self._command, environment, self._config.answer_limits
+        )
         message = {
             "op": "open",
-            "task": task_config(request.task),
+            "task": to_task_config(request.task),
             "tag": request.episode_id,
             "ttl_s": int(request.ttl_s) + 1,
         }
         try:
-            created = _checked(await worker.ask(message, timeout_s=until - _now()))
+            created = _check_answer(await worker.send_request(message, timeout_s=until - _now()))
         except BaseException:
             # Also when cancelled: a process that nobody knows of would go on creating.
             await worker.kill()
             raise
         return FleetOpenEnvInstance(self._api, worker, created, request)
 
-    async def reclaim(self, orphan: Orphan, *, timeout_s: float) -> None:
-        await self._api.delete_run(orphan.episode_id, timeout_s=timeout_s)
+    async def reclaim_orphan(self, orphan: Orphan, *, timeout_s: float) -> None:
+        await self._api.delete_run_instances(orphan.episode_id, timeout_s=timeout_s)
 
     async def close(self) -> None:
-        """Workers end with the instances, and with this process."""
+        """Close the connections. Workers end with the instances, and with this process."""
         await self._api.http.close()
         await self._address.close()
 
-    async def _environment(self, timeout_s: float) -> dict[str, str]:
-        """FleetTaskEnv takes both from nowhere else."""
-        url = await self._address.url(timeout_s)
+    async def _worker_environment(self, timeout_s: float) -> dict[str, str]:
+        """Build the worker's environment: FleetTaskEnv reads URL and key from nowhere else."""
+        url = await self._address.wait_for_url(timeout_s)
         key = self._api.headers.get("authorization", "").removeprefix("Bearer ")
         # It refuses to start without a key, where the control plane asks for none.
         own = {"FLEET_BASE_URL": url, "FLEET_API_KEY": key or "none"}
-        return {**own_environment(self._config, where=_WHERE), **own}
+        return {**configured_environment(self._config, where=_WHERE), **own}
 
 
-def _checked(answer: dict[str, Any]) -> dict[str, Any]:
-    """Raises BackendError for what FleetTaskEnv raised. The process goes on."""
+def _check_answer(answer: dict[str, Any]) -> dict[str, Any]:
+    """Raise BackendError for what FleetTaskEnv raised. The process continues."""
     if "kind" not in answer:
         return answer
     message = f"{answer['kind']}: {answer['error']}"

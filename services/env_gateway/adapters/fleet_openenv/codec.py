@@ -1,4 +1,4 @@
-"""Between FleetTaskEnv's words and the gateway's. Pure."""
+"""Translation between FleetTaskEnv's terms and the gateway's. Pure."""
 
 import base64
 import binascii
@@ -12,8 +12,8 @@ from services.env_gateway.ports import Media, Part, Text, Tool
 from services.env_gateway.tools.tool_selection import SUBMIT_FINAL_ANSWER
 
 
-def task_config(task: Task) -> dict[str, Any]:
-    """In the one vocabulary that FleetTaskEnv knows."""
+def to_task_config(task: Task) -> dict[str, Any]:
+    """Translate a task into the one vocabulary that FleetTaskEnv knows."""
     return {
         "task_key": task.key,
         "prompt": task.prompt,
@@ -27,8 +27,9 @@ def task_config(task: Task) -> dict[str, Any]:
     }
 
 
-def tools_of(observation: Mapping[str, Any]) -> Sequence[Tool]:
-    """Without the one for the final answer, which the gateway has itself."""
+def parse_tools(observation: Mapping[str, Any]) -> Sequence[Tool]:
+    """Parse the tools of an observation, without the one for the final answer, which the gateway
+    has itself."""
     functions = [tool["function"] for tool in observation["tools"]]
     return [
         Tool(
@@ -41,19 +42,21 @@ def tools_of(observation: Mapping[str, Any]) -> Sequence[Tool]:
     ]
 
 
-def parts_of(result: Any) -> tuple[Part, ...]:
-    """A tool's result, decoded JSON or OpenAI's content parts, as what it was made of."""
+def parse_parts(result: Any) -> tuple[Part, ...]:
+    """Parse a tool's result, decoded JSON or OpenAI's content parts, into the parts it was made
+    of."""
     if isinstance(result, str):
         return (Text(result),)
     if isinstance(result, dict) and result.keys() == {"error"}:
         return (Text(str(cast("Mapping[str, Any]", result)["error"])),)
     if _is_content(result):
-        return tuple(_part(item) for item in result)
+        return tuple(_parse_part(item) for item in result)
     return (Text(json.dumps(result)),)
 
 
 def _is_content(result: Any) -> bool:
-    """Text only is never shown as content parts, so that there is an image among them."""
+    """Return True for content parts. Text only is never shown as such, so that there is an image
+    among them."""
     if not isinstance(result, list):
         return False
     items = cast("list[Any]", result)
@@ -61,7 +64,7 @@ def _is_content(result: Any) -> bool:
     return "image_url" in kinds and kinds <= {"image_url", "text"}
 
 
-def _part(item: Mapping[str, Any]) -> Part:
+def _parse_part(item: Mapping[str, Any]) -> Part:
     if item["type"] == "text":
         return Text(str(item["text"]))
     url = str(item["image_url"]["url"])

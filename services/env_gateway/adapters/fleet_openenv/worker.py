@@ -1,11 +1,11 @@
-"""Runs one FleetTaskEnv for the gateway: JSON lines on standard input, answers on standard output.
+"""Worker process of one FleetTaskEnv: JSON lines on standard input, answers on standard output.
 
     worker.py FOLDER     (with `envs.fleet_env` in it)
 
-Started by path, with the interpreter of the fork: this file imports nothing of this repository. It
-tags what it creates with the episode's id as Fleet's run id, and says so before anything can fail,
-so that every instance can be found again. What FleetTaskEnv prints goes to standard error.
-"""
+It is started by path, with the interpreter of the fork: this file imports nothing of this
+repository. It tags what it creates with the episode's id as Fleet's run id, and reports that
+before anything can fail, so that every instance can be found again. What FleetTaskEnv prints
+goes to standard error."""
 
 import asyncio
 import json
@@ -19,19 +19,19 @@ from typing import Any, BinaryIO
 Message = dict[str, Any]
 
 
-class Worker:
+class FleetTaskEnvWorker:
     def __init__(self, tell: Callable[[Message], None]) -> None:
         self._tell = tell
         self._env: Any = None
         self._graded: Message | None = None
         self._returned: Any = None
 
-    async def answer(self, request: Message) -> Message:
+    async def answer_request(self, request: Message) -> Message:
         operations = {
-            "open": self._open,
-            "step": self._step,
-            "grade": self._grade,
-            "close": self._close,
+            "open": self._open_env,
+            "step": self._step_env,
+            "grade": self._grade_env,
+            "close": self._close_env,
         }
         try:
             return await operations[request["op"]](request)
@@ -40,7 +40,7 @@ class Worker:
             traceback.print_exc()
             return {"error": str(error)[:2000], "kind": type(error).__name__}
 
-    async def _open(self, request: Message) -> Message:
+    async def _open_env(self, request: Message) -> Message:
         self._tag_instances(request["tag"])
         self._note_results()
         # The gateway ends episodes, so that there is no last step here.
@@ -49,13 +49,13 @@ class Worker:
         )
         return {"observation": await self._env.reset_async()}
 
-    async def _step(self, request: Message) -> Message:
+    async def _step_env(self, request: Message) -> Message:
         action = {"tool": request["tool"], "params": request["params"]}
         _, _, done, info = await self._env.step_async(action)
         return {"info": info, "done": done}
 
-    async def _grade(self, request: Message) -> Message:
-        """Once: FleetTaskEnv repeats a verifier that failed by itself."""
+    async def _grade_env(self, request: Message) -> Message:
+        """Grade once: FleetTaskEnv repeats a verifier that failed by itself."""
         if self._graded is None:
             answer = request["answer"]
             self._env.conversation_messages = request["conversation"]
@@ -71,7 +71,7 @@ class Worker:
             }
         return self._graded
 
-    async def _close(self, request: Message) -> Message:
+    async def _close_env(self, request: Message) -> Message:
         await self._env.close_async()
         return {}
 
@@ -79,7 +79,7 @@ class Worker:
         fleets: Any = import_module("fleet").AsyncFleet
         make = fleets.make
 
-        async def tagged(fleet: Any, *arguments: Any, **keywords: Any) -> Any:
+        async def make_tagged(fleet: Any, *arguments: Any, **keywords: Any) -> Any:
             keywords["run_id"] = tag
             instance: Any = await make(fleet, *arguments, **keywords)
             self._tell(
@@ -91,26 +91,26 @@ class Worker:
             )
             return instance
 
-        fleets.make = tagged
+        fleets.make = make_tagged
 
     def _note_results(self) -> None:
-        """Keep what a verifier returned last: FleetTaskEnv tells nobody when it gives no reward for
-        what was printed, and fails at a score that was returned with its checks."""
+        """Keep what a verifier returned last: FleetTaskEnv does not report it when it gives no
+        reward for what was printed, and fails at a score that was returned with its checks."""
         tasks: Any = import_module("fleet._async.tasks").Task
         verify = tasks.verify_detailed_async
 
-        async def noted(task: Any, *arguments: Any, **keywords: Any) -> Any:
+        async def verify_noted(task: Any, *arguments: Any, **keywords: Any) -> Any:
             response: Any = await verify(task, *arguments, **keywords)
             self._returned = response.result if response.success else None
             if isinstance(self._returned, dict):
                 response.result = self._returned.get("score")
             return response
 
-        tasks.verify_detailed_async = noted
+        tasks.verify_detailed_async = verify_noted
 
 
 def _own_pipes() -> tuple[BinaryIO, BinaryIO]:
-    """Standard input and output, taken away from whatever else reads or prints here."""
+    """Take standard input and output away from whatever else reads or prints here."""
     requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     empty = os.open(os.devnull, os.O_RDONLY)
     os.dup2(empty, 0)
@@ -124,14 +124,14 @@ def main() -> None:
     sys.path[0] = sys.argv[1]
     requests, answers = _own_pipes()
 
-    def tell(message: Message) -> None:
+    def write_message(message: Message) -> None:
         answers.write(json.dumps(message, default=str).encode() + b"\n")
         answers.flush()
 
-    worker = Worker(tell)
+    worker = FleetTaskEnvWorker(write_message)
     with asyncio.Runner() as runner:
         for line in requests:
-            tell(runner.run(worker.answer(json.loads(line))))
+            write_message(runner.run(worker.answer_request(json.loads(line))))
 
 
 if __name__ == "__main__":

@@ -11,16 +11,16 @@ from typing import Any, cast
 
 import aiohttp
 
-from services.common.large_values import aside_of
-from services.common.parsing import Limits
-from services.env_gateway.adapters.http_client import ANSWERS, HttpError, send
+from services.common.large_values import run_aside_for
+from services.common.parsing import TextLimits
+from services.env_gateway.adapters.http_client import DEFAULT_LIMITS, HttpError, exchange_json
 from services.env_gateway.adapters.mcp.wire import (
     INITIALIZE,
     INITIALIZED,
     PROTOCOL_VERSION,
-    call_result,
-    result_of,
-    tools_of,
+    parse_call_result,
+    parse_result,
+    parse_tools,
 )
 from services.env_gateway.ports import BackendError, CallResult, Tool
 
@@ -31,8 +31,8 @@ _HEADERS = {
 
 
 class McpSession:
-    """One session with an MCP server. Usable concurrently; opened on first use, and anew when the
-    server has forgotten it."""
+    """One session with an MCP server. It is usable concurrently, opened on first use, and opened
+    again when the server has forgotten it."""
 
     def __init__(
         self,
@@ -40,9 +40,10 @@ class McpSession:
         url: str,
         *,
         headers: Mapping[str, str] | None = None,
-        limits: Limits = ANSWERS,
+        limits: TextLimits = DEFAULT_LIMITS,
     ) -> None:
-        """`headers` go with every request, besides the pool's own."""
+        """Make a session that is not open yet; `headers` go with every request, besides the pool's
+        own."""
         self.url = url
         self._http = http
         self._limits = limits
@@ -52,19 +53,21 @@ class McpSession:
         self._next_id = 0
         self._opening = asyncio.Lock()
 
-    async def open(self, timeout_s: float) -> None:
-        """Shows that the server is ready. Raises BackendError."""
+    async def open_session(self, timeout_s: float) -> None:
+        """Open the session, which shows that the server is ready. Raises BackendError."""
         until = _now() + timeout_s
         async with self._opening:
             if self._open:
                 return
             self._headers = dict(self._base_headers)
-            result, headers = await self._exchange("initialize", INITIALIZE, _left(until))
+            result, headers = await self._exchange_messages(
+                "initialize", INITIALIZE, _seconds_left(until)
+            )
             self._headers["mcp-protocol-version"] = result.get("protocolVersion", PROTOCOL_VERSION)
             if session_id := headers.get("mcp-session-id"):
                 self._headers["mcp-session-id"] = session_id
                 # A server that gave no session id keeps nothing that this could change.
-                await self._send(INITIALIZED, _left(until))
+                await self._send_message(INITIALIZED, _seconds_left(until))
             self._open = True
 
     async def list_tools(self, timeout_s: float) -> list[Tool]:
@@ -73,8 +76,8 @@ class McpSession:
         until = _now() + timeout_s
         while (left_s := until - _now()) > 0:
             params = {"cursor": cursor} if cursor else {}
-            result = await self.request("tools/list", params, left_s)
-            tools += await aside_of(result, partial(tools_of, result))
+            result = await self.send_request("tools/list", params, left_s)
+            tools += await run_aside_for(result, partial(parse_tools, result))
             cursor = result.get("nextCursor")
             if not cursor:
                 return tools
@@ -85,16 +88,17 @@ class McpSession:
         self, name: str, arguments: Mapping[str, Any], timeout_s: float
     ) -> CallResult:
         params = {"name": name, "arguments": arguments}
-        result = await self.request("tools/call", params, timeout_s)
-        return await aside_of(result, lambda: call_result(result))
+        result = await self.send_request("tools/call", params, timeout_s)
+        return await run_aside_for(result, lambda: parse_call_result(result))
 
-    async def request(self, method: str, params: Mapping[str, Any], timeout_s: float) -> Any:
-        """Raises BackendError; `lost` when the server knows neither the session nor a new one."""
+    async def send_request(self, method: str, params: Mapping[str, Any], timeout_s: float) -> Any:
+        """Send a request and return its result. Raises BackendError; `lost` when the server knows
+        neither the session nor a new one."""
         until = _now() + timeout_s
         for attempt in range(2):
             try:
-                await self._open_first(_left(until))
-                return (await self._exchange(method, params, _left(until)))[0]
+                await self._ensure_open(_seconds_left(until))
+                return (await self._exchange_messages(method, params, _seconds_left(until)))[0]
             except HttpError as error:
                 if error.status != 404:
                     raise
@@ -106,12 +110,12 @@ class McpSession:
         raise AssertionError("the second attempt returns or raises")
 
     async def close(self, timeout_s: float) -> None:
-        """Tell the server to forget the session, if it gave one. Raises BackendError."""
+        """Let the server forget the session, if it gave one. Raises BackendError."""
         self._open = False
         if "mcp-session-id" in self._headers:
             headers, self._headers = self._headers, dict(self._base_headers)
             try:
-                await send(
+                await exchange_json(
                     self._http,
                     "DELETE",
                     self.url,
@@ -124,29 +128,30 @@ class McpSession:
                 if error.status not in (404, 405):
                     raise
 
-    async def _open_first(self, timeout_s: float) -> None:
-        """Whatever fails here, the request that it is for has not been sent."""
+    async def _ensure_open(self, timeout_s: float) -> None:
+        """Open the session before a request. Whatever fails here, that request has not been
+        sent."""
         try:
-            await self.open(timeout_s)
+            await self.open_session(timeout_s)
         except BackendError as error:
             error.delivered = False
             raise
 
-    async def _exchange(
+    async def _exchange_messages(
         self, method: str, params: Mapping[str, Any], timeout_s: float
     ) -> tuple[dict[str, Any], Mapping[str, str]]:
         self._next_id += 1
         own_id = self._next_id
         request = {"jsonrpc": "2.0", "id": own_id, "method": method, "params": params}
-        message, headers = await self._send(request, timeout_s)
+        message, headers = await self._send_message(request, timeout_s)
         if isinstance(message, dict) and message.get("id") not in (own_id, None):
             raise BackendError("protocol", f"{method} has another call's answer", delivered=None)
-        return result_of(message, method), headers
+        return parse_result(message, method), headers
 
-    async def _send(
+    async def _send_message(
         self, message: Mapping[str, Any], timeout_s: float
     ) -> tuple[Any, Mapping[str, str]]:
-        return await send(
+        return await exchange_json(
             self._http,
             "POST",
             self.url,
@@ -158,7 +163,7 @@ class McpSession:
         )
 
 
-def _left(until: float) -> float:
+def _seconds_left(until: float) -> float:
     return max(0.001, until - _now())
 
 

@@ -8,18 +8,22 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from services.common.large_values import aside_of, dump_json_aside
-from services.common.parsing import Limits, ParseError, TooLargeError, parse_json_aside
-from services.env_gateway.adapters.http_client import ANSWERS
+from services.common.large_values import dump_json_aside, run_aside_for
+from services.common.parsing import ParseError, TextLimits, TooLargeError, parse_json_aside
+from services.env_gateway.adapters.http_client import DEFAULT_LIMITS
 from services.env_gateway.adapters.mcp.wire import (
     INITIALIZE,
     INITIALIZED,
-    call_result,
-    result_of,
-    tools_of,
+    parse_call_result,
+    parse_result,
+    parse_tools,
 )
-from services.env_gateway.adapters.server_address import own_environment
-from services.env_gateway.adapters.supervised_server import LastWords, end, spawn
+from services.env_gateway.adapters.server_address import configured_environment
+from services.env_gateway.adapters.supervised_server import (
+    StderrTail,
+    end_process_group,
+    spawn_process,
+)
 from services.env_gateway.config.backends import McpConfig
 from services.env_gateway.episodes.task_format import Task
 from services.env_gateway.ports import (
@@ -28,7 +32,7 @@ from services.env_gateway.ports import (
     Execution,
     Orphan,
     Part,
-    Provision,
+    ProvisionRequest,
     QueryError,
     Rows,
     SqlValue,
@@ -40,9 +44,11 @@ _ENDED_S = 2.0
 
 
 class StdioServer:
-    """One server process and what it was asked. Answers are told apart by their ids."""
+    """One server process and its pending requests. Answers are matched by their ids."""
 
-    def __init__(self, process: asyncio.subprocess.Process, limits: Limits = ANSWERS) -> None:
+    def __init__(
+        self, process: asyncio.subprocess.Process, limits: TextLimits = DEFAULT_LIMITS
+    ) -> None:
         assert process.stdin is not None and process.stdout is not None
         self.process = process
         self._stdin = process.stdin
@@ -51,66 +57,67 @@ class StdioServer:
         self._next_id = 0
         self.ended = ""
         self._limits = limits
-        self._words = LastWords(process)
-        self._reading = asyncio.create_task(self._read())
+        self._words = StderrTail(process)
+        self._reading = asyncio.create_task(self._read_messages())
 
-    async def request(self, method: str, params: Mapping[str, Any], timeout_s: float) -> Any:
-        """Raises BackendError; the server is told when nobody waits for an answer any more."""
-        self._check()
+    async def send_request(self, method: str, params: Mapping[str, Any], timeout_s: float) -> Any:
+        """Send a request and return its result. Raises BackendError; the server is notified when
+        an answer is no longer awaited."""
+        self._require_running()
         self._next_id += 1
         number = self._next_id
         answer = self._waiting[number] = asyncio.get_running_loop().create_future()
         message = {"jsonrpc": "2.0", "id": number, "method": method, "params": params}
         try:
             async with asyncio.timeout(timeout_s):
-                await self._write(message)
-                return result_of(await answer, method)
+                await self._write_message(message)
+                return parse_result(await answer, method)
         except TimeoutError:
-            await self._give_up(number)
+            await self._cancel_request(number)
             message = f"no answer to {method} within {timeout_s:.1f} s"
             raise BackendError("timeout", message, delivered=None) from None
         finally:
             self._waiting.pop(number, None)
 
-    async def notify(self, message: Mapping[str, Any]) -> None:
-        self._check()
-        await self._write(message)
+    async def send_notification(self, message: Mapping[str, Any]) -> None:
+        self._require_running()
+        await self._write_message(message)
 
     async def close(self) -> None:
         self._reading.cancel()
         # Whatever it ended with, the process must end too.
         await asyncio.wait({self._reading})
-        await end(self.process)
+        await end_process_group(self.process)
         await self._words.close()
 
-    def _check(self) -> None:
+    def _require_running(self) -> None:
         if self.ended:
-            raise _lost(self.ended, delivered=False)
+            raise _lost_error(self.ended, delivered=False)
 
-    async def _write(self, message: Mapping[str, Any]) -> None:
+    async def _write_message(self, message: Mapping[str, Any]) -> None:
         try:
             self._stdin.write(await dump_json_aside(message) + b"\n")
             await self._stdin.drain()
         except ConnectionError as error:
             # Who reads its output knows how it ended, in a moment.
             await asyncio.wait({self._reading}, timeout=_ENDED_S)
-            raise _lost(self.ended or str(error), delivered=None) from error
+            raise _lost_error(self.ended or str(error), delivered=None) from error
 
-    async def _give_up(self, number: int) -> None:
+    async def _cancel_request(self, number: int) -> None:
         params = {"requestId": number, "reason": "timeout"}
         # A server that does not even read is not waited for.
         with suppress(BackendError, TimeoutError):
             async with asyncio.timeout(0.1):
-                await self._write(
+                await self._write_message(
                     {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": params}
                 )
 
-    async def _read(self) -> None:
+    async def _read_messages(self) -> None:
         why = "its output is read no more"
         try:
             while line := await self._stdout.readline():
-                await self._answered(line)
-            why = await self._words.told()
+                await self._deliver_response(line)
+            why = await self._words.describe_end()
         except TooLargeError as error:
             why = f"it wrote a line that is too large: {error} (max_answer_values)"
         except ValueError:
@@ -119,11 +126,11 @@ class StdioServer:
             self.ended = why
             for answer in self._waiting.values():
                 if not answer.done():
-                    answer.set_exception(_lost(why, delivered=None))
+                    answer.set_exception(_lost_error(why, delivered=None))
 
-    async def _answered(self, line: bytes) -> None:
-        """Hand a response to whoever waits; what else the server says is passed over. Raises
-        TooLargeError, for nobody knows whose answer that was."""
+    async def _deliver_response(self, line: bytes) -> None:
+        """Deliver a response to its request; all other messages of the server are passed over.
+        Raises TooLargeError, for it is unknown whose answer that was."""
         try:
             message = await parse_json_aside(line, self._limits)
         except TooLargeError:
@@ -143,7 +150,9 @@ class StdioInstance:
 
     data_version = ""
 
-    def __init__(self, backend: "McpStdioBackend", request: Provision, server: StdioServer) -> None:
+    def __init__(
+        self, backend: "McpStdioBackend", request: ProvisionRequest, server: StdioServer
+    ) -> None:
         self.instance_id = f"stdio-{request.episode_id}"
         self.env_version = request.task.env_version
         self._backend = backend
@@ -151,98 +160,105 @@ class StdioInstance:
         self._initialized = False
 
     @property
-    def ended(self) -> str | None:
+    def end_reason(self) -> str | None:
         return self._server.ended or None
 
     async def list_tools(self, *, timeout_s: float) -> Sequence[Tool]:
         until = _now() + timeout_s
         if not self._initialized:
-            await self._server.request("initialize", INITIALIZE, timeout_s)
-            await self._server.notify(INITIALIZED)
+            await self._server.send_request("initialize", INITIALIZE, timeout_s)
+            await self._server.send_notification(INITIALIZED)
             self._initialized = True
-        return [self._backend.classed(tool) for tool in await self._listed(until)]
+        return [self._backend.apply_read_only(tool) for tool in await self._fetch_tools(until)]
 
-    async def observe(self, *, timeout_s: float) -> Sequence[Part]:
+    async def get_first_observation(self, *, timeout_s: float) -> Sequence[Part]:
         return ()
 
-    async def call(
+    async def call_tool(
         self, name: str, arguments: Mapping[str, Any], *, timeout_s: float
     ) -> CallResult:
         params = {"name": name, "arguments": arguments}
-        result = await self._server.request("tools/call", params, timeout_s)
-        return await aside_of(result, lambda: call_result(result))
+        result = await self._server.send_request("tools/call", params, timeout_s)
+        return await run_aside_for(result, lambda: parse_call_result(result))
 
-    async def grade(self, submission: Submission, *, timeout_s: float) -> Execution | None:
+    async def grade_submission(
+        self, submission: Submission, *, timeout_s: float
+    ) -> Execution | None:
         return None
 
-    async def query(self, db: str, sql: str, args: Sequence[SqlValue], *, timeout_s: float) -> Rows:
+    async def query_database(
+        self, db: str, sql: str, args: Sequence[SqlValue], *, timeout_s: float
+    ) -> Rows:
         raise QueryError("a plain MCP server shows no database")
 
-    async def snapshot(self, db: str, *, timeout_s: float) -> bytes | None:
+    async def snapshot_database(self, db: str, *, timeout_s: float) -> bytes | None:
         return None
 
     async def close(self, *, timeout_s: float) -> None:
-        self._backend.forget(self.instance_id)
+        self._backend.forget_instance(self.instance_id)
         await self._server.close()
 
-    async def _listed(self, until: float) -> list[Tool]:
+    async def _fetch_tools(self, until: float) -> list[Tool]:
         tools: list[Tool] = []
         params: dict[str, Any] = {}
         while True:
             left_s = max(0.001, until - _now())
-            result = await self._server.request("tools/list", params, left_s)
-            tools += await aside_of(result, partial(tools_of, result))
+            result = await self._server.send_request("tools/list", params, left_s)
+            tools += await run_aside_for(result, partial(parse_tools, result))
             if not (cursor := result.get("nextCursor")):
                 return tools
             params = {"cursor": cursor}
 
 
 class McpStdioBackend:
-    """Starts `command` once per episode; the processes end with the gateway, however it ends."""
+    """Backend that starts `command` once per episode; the processes end with the gateway, however
+    it ends."""
 
-    apart = True
+    isolates_instances = True
 
     def __init__(self, config: McpConfig) -> None:
         assert config.command is not None, "checked by McpConfig"
         self._config = config
         self._command = config.command
-        self._environment = own_environment(config, where="env_gateway.backends.mcp")
+        self._environment = configured_environment(config, where="env_gateway.backends.mcp")
         self._running: dict[str, StdioInstance] = {}
 
-    def serves(self, env_key: str) -> bool:
+    def serves_environment(self, env_key: str) -> bool:
         return True
 
-    async def provision(self, request: Provision, *, timeout_s: float) -> StdioInstance:
+    async def provision_instance(
+        self, request: ProvisionRequest, *, timeout_s: float
+    ) -> StdioInstance:
         known = self._running.get(f"stdio-{request.episode_id}")
         if known is not None:
             return known
         try:
-            environment = {**self._environment, **_episode(request.task)}
+            environment = {**self._environment, **_episode_environment(request.task)}
             limit = self._config.max_answer_bytes
-            process = await spawn(self._command, environment, limit=limit)
+            process = await spawn_process(self._command, environment, limit=limit)
         except OSError as error:
             message = f"{self._command[0]}: {error}"
             raise BackendError("not_started", message, delivered=False) from error
-        instance = StdioInstance(self, request, StdioServer(process, self._config.answers))
+        instance = StdioInstance(self, request, StdioServer(process, self._config.answer_limits))
         self._running[instance.instance_id] = instance
         return instance
 
-    async def reclaim(self, orphan: Orphan, *, timeout_s: float) -> None:
-        """A process of a gateway that has ended has ended too."""
+    async def reclaim_orphan(self, orphan: Orphan, *, timeout_s: float) -> None:
+        """Do nothing: a process of a gateway that has ended has ended too."""
 
     async def close(self) -> None:
         instances = list(self._running.values())
         await asyncio.gather(*(instance.close(timeout_s=1.0) for instance in instances))
 
-    def forget(self, instance_id: str) -> None:
+    def forget_instance(self, instance_id: str) -> None:
         self._running.pop(instance_id, None)
 
-    def classed(self, tool: Tool) -> Tool:
+    def apply_read_only(self, tool: Tool) -> Tool:
         return replace(tool, read_only=tool.read_only or tool.name in self._config.read_only_tools)
 
 
-def _episode(task: Task) -> dict[str, str]:
-    """What a server can know of its episode."""
+def _episode_environment(task: Task) -> dict[str, str]:
+    """Build the environment variables by which a server knows its episode."""
     return {
         "FLOTILLA_TASK_KEY": task.key,
         "FLOTILLA_DATA_KEY": task.data_key,
@@ -251,7 +267,7 @@ def _episode(task: Task) -> dict[str, str]:
     }
 
 
-def _lost(why: str, *, delivered: bool | None) -> BackendError:
+def _lost_error(why: str, *, delivered: bool | None) -> BackendError:
     return BackendError("lost", f"the MCP server is gone: {why}", delivered=delivered, lost=True)
 
 

@@ -1,4 +1,4 @@
-"""MCP's messages in the gateway's words, whatever carries them."""
+"""MCP's messages in the gateway's terms, whatever carries them."""
 
 import base64
 import binascii
@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, cast
 
 from services.env_gateway.ports import BackendError, CallResult, Part, Text, Tool
-from services.env_gateway.tools.computer_tool import media
+from services.env_gateway.tools.computer_tool import make_media
 
 PROTOCOL_VERSION = "2025-06-18"
 INITIALIZE: Mapping[str, Any] = {
@@ -22,13 +22,13 @@ _NOT_DISPATCHED = {-32700, -32600, -32601, -32602}
 _INVALID_PARAMS = -32602
 
 
-def result_of(message: Any, method: str) -> dict[str, Any]:
-    """The result that a message brings. Raises BackendError for an error, or no message at all."""
+def parse_result(message: Any, method: str) -> dict[str, Any]:
+    """Parse the result of a message. Raises BackendError for an error, or no message at all."""
     fields = cast("dict[str, Any]", message) if isinstance(message, dict) else {}
     if not fields.keys() & {"result", "error"} or not isinstance(fields.get("result") or {}, dict):
         raise BackendError("protocol", f"{method} was answered by no message", delivered=None)
     if error := fields.get("error"):
-        code, told = _understood(method, lambda: (error.get("code"), error.get("message", "")))
+        code, told = _parse_answer(method, lambda: (error.get("code"), error.get("message", "")))
         raise BackendError(
             "jsonrpc",
             f"{code}: {told}",
@@ -39,17 +39,20 @@ def result_of(message: Any, method: str) -> dict[str, Any]:
     return fields.get("result") or {}
 
 
-def call_result(result: Mapping[str, Any]) -> CallResult:
-    """Raises BackendError, as all of this does for an answer that is not as MCP has it."""
-    parts = _understood("tools/call", lambda: parts_of(result))
+def parse_call_result(result: Mapping[str, Any]) -> CallResult:
+    """Parse the result of a tool call. Raises BackendError, as all functions here do, for an
+    answer that is not as MCP has it."""
+    parts = _parse_answer("tools/call", lambda: parse_parts(result))
     return CallResult(parts, is_error=bool(result.get("isError")))
 
 
-def tools_of(result: Mapping[str, Any]) -> list[Tool]:
-    return _understood("tools/list", lambda: [_tool(item) for item in result.get("tools", [])])
+def parse_tools(result: Mapping[str, Any]) -> list[Tool]:
+    return _parse_answer(
+        "tools/list", lambda: [_parse_tool(item) for item in result.get("tools", [])]
+    )
 
 
-def _understood(method: str, read: Callable[[], T]) -> T:
+def _parse_answer(method: str, read: Callable[[], T]) -> T:
     try:
         return read()
     except (AttributeError, KeyError, TypeError, RecursionError) as error:
@@ -57,39 +60,43 @@ def _understood(method: str, read: Callable[[], T]) -> T:
         raise BackendError("protocol", message[:500], delivered=None) from error
 
 
-def _tool(item: Mapping[str, Any]) -> Tool:
+def _parse_tool(item: Mapping[str, Any]) -> Tool:
     hints = item.get("annotations") or {}
     return Tool(
-        name=_text(item["name"]),
-        description=_text(item.get("description") or ""),
+        name=_require_text(item["name"]),
+        description=_require_text(item.get("description") or ""),
         input_schema_json=json.dumps(item.get("inputSchema") or {"type": "object"}),
         read_only=hints.get("readOnlyHint") is True,
         idempotent=hints.get("idempotentHint") is True,
     )
 
 
-def parts_of(result: Mapping[str, Any]) -> tuple[Part, ...]:
-    """The content of a tool's result; structured content only where there is no other."""
+def parse_parts(result: Mapping[str, Any]) -> tuple[Part, ...]:
+    """Parse the content of a tool's result; structured content only where there is no other."""
     content = result.get("content") or []
     if not content and result.get("structuredContent") is not None:
         return (Text(json.dumps(result["structuredContent"])),)
-    return tuple(_part(item) for item in content)
+    return tuple(_parse_part(item) for item in content)
 
 
-def _part(item: Mapping[str, Any]) -> Part:
+def _parse_part(item: Mapping[str, Any]) -> Part:
     resource = item.get("resource") or {}
     encoded = item.get("data") or resource.get("blob")
     if encoded is None:
-        return Text(_text(item.get("text") or resource.get("text") or item.get("uri") or ""))
-    mime = _text(item.get("mimeType") or resource.get("mimeType") or "application/octet-stream")
+        return Text(
+            _require_text(item.get("text") or resource.get("text") or item.get("uri") or "")
+        )
+    mime = _require_text(
+        item.get("mimeType") or resource.get("mimeType") or "application/octet-stream"
+    )
     try:
         data = base64.b64decode(encoded, validate=True)
     except (binascii.Error, ValueError, TypeError):
         return Text(f"(a part of type {mime} that is not base64)")
-    return media(data, mime)
+    return make_media(data, mime)
 
 
-def _text(value: Any) -> str:
+def _require_text(value: Any) -> str:
     if not isinstance(value, str):
         raise TypeError(f"{type(value).__name__} where text is expected")
     return value

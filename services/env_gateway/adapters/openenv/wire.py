@@ -1,9 +1,8 @@
 """OpenEnv's WebSocket protocol, versions 0.3 to 0.10: one socket is one session of an environment,
 and carries one request at a time.
 
-Answers bear no number, so that a request which was not answered in time leaves a socket of which
-nobody can say what comes next: it is dropped, and the session with it.
-"""
+Answers bear no number. After a request that was not answered in time the next message on its
+socket could answer either: the socket is dropped, and the session with it."""
 
 import asyncio
 from collections.abc import Mapping
@@ -13,7 +12,7 @@ from typing import Any, cast
 import aiohttp
 
 from services.common.large_values import dump_json_aside
-from services.common.parsing import Limits, TooLargeError, parse_json_aside
+from services.common.parsing import TextLimits, TooLargeError, parse_json_aside
 from services.env_gateway.ports import BackendError
 
 _KEYS = "backends.openenv.max_answer_bytes and max_answer_values"
@@ -21,7 +20,7 @@ _CLOSE_S = 2.0
 _WAIT_FOR_CAPACITY_S = 0.5
 
 
-class Refusal(BackendError):
+class OpenEnvError(BackendError):
     """An error message of the server, with OpenEnv's code for it."""
 
     def __init__(self, code: str, message: str) -> None:
@@ -43,24 +42,25 @@ _NOT_EXECUTED = frozenset(
 )
 
 
-class Channel:
+class OpenEnvChannel:
     """One open socket. Messages are taken in as they come, so that the server's pings are answered
     and the end of the session is known before the next request."""
 
-    def __init__(self, socket: aiohttp.ClientWebSocketResponse, limits: Limits) -> None:
+    def __init__(self, socket: aiohttp.ClientWebSocketResponse, limits: TextLimits) -> None:
         self.socket = socket
         self._limits = limits
         self._answer: asyncio.Future[dict[str, Any]] | None = None
         self._ended: BackendError | None = None
-        self._reader = asyncio.create_task(self._read())
+        self._reader = asyncio.create_task(self._read_messages())
         self._closing: asyncio.Task[bool] | None = None
 
     @property
-    def open(self) -> bool:
+    def is_open(self) -> bool:
         return self._ended is None
 
-    async def request(self, kind: str, data: Any, *, timeout_s: float) -> dict[str, Any]:
-        """The data of the answer. Raises Refusal where that is an error, and BackendError."""
+    async def send_request(self, kind: str, data: Any, *, timeout_s: float) -> dict[str, Any]:
+        """Send a request and return the data of its answer. Raises OpenEnvError where that is an
+        error, and BackendError."""
         if self._answer is not None:
             raise BackendError("busy", "a request is in flight already", delivered=False)
         if self._ended is not None:
@@ -68,40 +68,42 @@ class Channel:
         self._answer = asyncio.get_running_loop().create_future()
         try:
             async with asyncio.timeout(timeout_s):
-                await self._send({"type": kind} if data is None else {"type": kind, "data": data})
+                await self._send_message(
+                    {"type": kind} if data is None else {"type": kind, "data": data}
+                )
                 return await self._answer
         except TimeoutError:
-            self.drop(f"its request was not answered in {timeout_s:.1f} s")
+            self.drop_session(f"its request was not answered in {timeout_s:.1f} s")
             message = f"no answer in {timeout_s:.1f} s"
             raise BackendError("timeout", message, delivered=None) from None
         except asyncio.CancelledError:
-            self.drop("its request was given up")
+            self.drop_session("its request was given up")
             raise
         finally:
             self._answer = None
 
-    def drop(self, why: str) -> None:
-        """End the session without asking."""
-        self._end_with(why)
+    def drop_session(self, why: str) -> None:
+        """End the session without a closing message."""
+        self._end_session(why)
         self._reader.cancel()
 
     async def close(self, *, timeout_s: float) -> None:
         """End the session, and return when the server has freed its place, or after `timeout_s`."""
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                await self._close()
-        self.drop("it was closed")
+                await self._close_gracefully()
+        self.drop_session("it was closed")
 
-    async def _close(self) -> None:
-        if self.open:
+    async def _close_gracefully(self) -> None:
+        if self.is_open:
             with suppress(ConnectionError):
                 await self.socket.send_str('{"type": "close"}')
                 await asyncio.wait({self._reader})
-        self.drop("it was closed")
+        self.drop_session("it was closed")
         if self._closing is not None:
             await asyncio.shield(self._closing)
 
-    async def _send(self, message: Mapping[str, Any]) -> None:
+    async def _send_message(self, message: Mapping[str, Any]) -> None:
         try:
             text = await dump_json_aside(message)
             await self.socket.send_frame(text, aiohttp.WSMsgType.TEXT)
@@ -113,30 +115,32 @@ class Channel:
             assert self._ended is not None, "the reader ends with the session"
             raise self._ended.with_traceback(None) from None
 
-    async def _read(self) -> None:
+    async def _read_messages(self) -> None:
         async for message in self.socket:
             if message.type is not aiohttp.WSMsgType.TEXT:
                 break
             try:
-                self._take(await parse_json_aside(cast("str", message.data), self._limits))
+                self._take_message(await parse_json_aside(cast("str", message.data), self._limits))
             except TooLargeError as error:
-                self._end_with(f"a message is too large: {error} ({_KEYS})", "too_large")
+                self._end_session(f"a message is too large: {error} ({_KEYS})", "too_large")
                 return
             except (ValueError, TypeError) as error:
-                self._end_with(f"a message is not of the protocol: {error}"[:500])
+                self._end_session(f"a message is not of the protocol: {error}"[:500])
                 return
         error = self.socket.exception()
         code = self.socket.close_code
         if code == aiohttp.WSCloseCode.MESSAGE_TOO_BIG:
-            self._end_with(f"a message exceeds {self._limits.bytes} bytes ({_KEYS})", "too_large")
+            self._end_session(
+                f"a message exceeds {self._limits.bytes} bytes ({_KEYS})", "too_large"
+            )
         else:
-            self._end_with(f"the connection closed ({error or code})")
+            self._end_session(f"the connection closed ({error or code})")
 
-    def _take(self, message: object) -> None:
-        kind, data = _understood(message)
+    def _take_message(self, message: object) -> None:
+        kind, data = _parse_message(message)
         waiting = self._answer
         if kind == "error":
-            refusal = Refusal(str(data.get("code") or ""), _told(data))
+            refusal = OpenEnvError(str(data.get("code") or ""), _error_text(data))
             if waiting is None or waiting.done():
                 # Such as CAPACITY_REACHED, which comes before anything was asked.
                 self._ended = self._ended or refusal
@@ -147,27 +151,27 @@ class Channel:
         else:
             waiting.set_result(data)
 
-    def _end_with(self, why: str, kind: str = "lost") -> None:
+    def _end_session(self, why: str, kind: str = "lost") -> None:
         message = f"the session has ended: {why}"
-        self._end(BackendError(kind, message, delivered=False, lost=True))
+        self._mark_ended(BackendError(kind, message, delivered=False, lost=True))
         waiting = self._answer
         if waiting is not None and not waiting.done():
             waiting.set_exception(BackendError(kind, message, delivered=None, lost=True))
 
-    def _end(self, error: BackendError) -> None:
+    def _mark_ended(self, error: BackendError) -> None:
         self._ended = self._ended or error
         if self._closing is None:
             self._closing = asyncio.create_task(self.socket.close())
 
 
-async def connect(
+async def open_channel(
     http: aiohttp.ClientSession,
     url: str,
     *,
     timeout_s: float,
     ping_interval_s: float,
-    limits: Limits,
-) -> Channel:
+    limits: TextLimits,
+) -> OpenEnvChannel:
     """Open a session. Raises BackendError."""
     try:
         async with asyncio.timeout(timeout_s):
@@ -188,11 +192,11 @@ async def connect(
         raise BackendError("handshake", message, delivered=False, invalid=invalid) from error
     except (aiohttp.ClientError, ConnectionError) as error:
         raise BackendError("connect", f"{url}: {error}", delivered=False) from error
-    return Channel(socket, limits)
+    return OpenEnvChannel(socket, limits)
 
 
-def _understood(message: object) -> tuple[str, dict[str, Any]]:
-    """(type, data) of a message. Raises TypeError."""
+def _parse_message(message: object) -> tuple[str, dict[str, Any]]:
+    """Parse a message into (type, data). Raises TypeError."""
     fields = cast("dict[str, Any]", message) if isinstance(message, dict) else {}
     kind, data = fields.get("type"), fields.get("data") or {}
     if not isinstance(kind, str):
@@ -202,16 +206,19 @@ def _understood(message: object) -> tuple[str, dict[str, Any]]:
     return kind, cast("dict[str, Any]", data)
 
 
-def _told(data: Mapping[str, Any]) -> str:
-    """The server's words; pydantic's problems in short, which are what a policy can mend."""
+def _error_text(data: Mapping[str, Any]) -> str:
+    """Format the server's message; pydantic's problems in short, which are what a policy can
+    mend."""
     problems = data.get("errors")
     if not isinstance(problems, list):
         return str(data.get("message") or "no message")
     found = [cast("Mapping[str, Any]", item) for item in problems if isinstance(item, dict)]
-    return "; ".join(f"{_place(item)}: {item.get('msg', 'is not valid')}" for item in found)
+    return "; ".join(
+        f"{_error_location(item)}: {item.get('msg', 'is not valid')}" for item in found
+    )
 
 
-def _place(problem: Mapping[str, Any]) -> str:
+def _error_location(problem: Mapping[str, Any]) -> str:
     place = problem.get("loc")
     parts = cast("list[object]", place) if isinstance(place, list) else []
     return ".".join(map(str, parts)) or "arguments"

@@ -1,4 +1,5 @@
-"""The launcher as a watcher reaches it: RegistryService. Implements `unit.ports.Launcher`."""
+"""Client of the launcher's RegistryService for a watcher. Implements
+`agent.ports.LauncherLink`."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -8,12 +9,12 @@ import grpc.aio
 
 from flotilla.launcher.v1 import registry_service_pb2 as registry_pb
 from flotilla.launcher.v1 import registry_service_pb2_grpc
-from services.common.rpc import seconds, service_error
-from services.launcher.agent.ports import Answer, LauncherAwayError, ReplacedError
+from services.common.rpc import service_error, to_seconds
+from services.launcher.agent.ports import LauncherAnswer, LauncherAwayError, ReplicaReplacedError
 from services.launcher.api.codec import COMMANDS
-from services.launcher.control.supervisor import Command
+from services.launcher.control.supervisor import ReplicaCommand
 from services.launcher.ports import UnitPhase, UnitReport
-from services.launcher.state import Key
+from services.launcher.state import ReplicaKey
 
 # The contract's limit on the last lines of a log.
 _TAIL_CHARACTERS = 4_000
@@ -27,28 +28,28 @@ _PHASES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Sender:
-    """Whose words these are; `incarnation` is the watcher's, `node` says which of the replica's
-    machines it is on."""
+class AgentIdentity:
+    """Identity that a watcher reports under. `incarnation` is the watcher's, `node` says which
+    of the replica's machines it is on."""
 
     run_id: str
-    key: Key
+    key: ReplicaKey
     incarnation: str
     node: int = 0
 
 
-class UnitRegistry:
-    """Speaks for one watcher."""
+class GrpcLauncherLink:
+    """Launcher link over gRPC; speaks for one watcher."""
 
-    def __init__(self, channel: grpc.aio.Channel, sender: Sender) -> None:
+    def __init__(self, channel: grpc.aio.Channel, sender: AgentIdentity) -> None:
         self._stub: Any = registry_service_pb2_grpc.RegistryServiceStub(channel)
         self._sender = sender
 
-    async def report(self, report: UnitReport, timeout_s: float) -> Answer:
-        """See `ports.Launcher`."""
+    async def report_unit(self, report: UnitReport, timeout_s: float) -> LauncherAnswer:
+        """Report the unit. See `ports.LauncherLink`."""
         how = report.exit
         request = registry_pb.ReportUnitRequest(
-            **self._who(self._sender.incarnation),
+            **self._identity_fields(self._sender.incarnation),
             phase=_PHASES[report.phase],
             exit_code=(how.code or 0) if how else 0,
             tail=how.tail[-_TAIL_CHARACTERS:] if how else "",
@@ -58,15 +59,17 @@ class UnitRegistry:
         try:
             response = await self._stub.ReportUnit(request, timeout=timeout_s)
         except grpc.aio.AioRpcError as error:
-            raise _translated(error) from error
+            raise _translate_error(error) from error
         commands = {wire: command for command, wire in COMMANDS.items()}
-        command = commands.get(response.command, Command.NONE)
-        return Answer(command, seconds(response.lease), response.begun)
+        command = commands.get(response.command, ReplicaCommand.NONE)
+        return LauncherAnswer(command, to_seconds(response.lease), response.begun)
 
-    async def push(self, incarnation: str, position: int, chunk: bytes, beside: str = "") -> int:
-        """See `ports.Launcher`."""
+    async def push_log(
+        self, incarnation: str, position: int, chunk: bytes, beside: str = ""
+    ) -> int:
+        """Push a piece of a log. See `ports.LauncherLink`."""
         request = registry_pb.PushLogsRequest(
-            **self._who(incarnation), position=position, chunk=chunk, beside=beside
+            **self._identity_fields(incarnation), position=position, chunk=chunk, beside=beside
         )
         try:
             response = await self._stub.PushLogs(request, timeout=_PUSH_TIMEOUT_S)
@@ -74,10 +77,10 @@ class UnitRegistry:
             reason = service_error(error)
             if reason is not None and reason.reason == "LOG_GAP":
                 return int(reason.metadata["position"])
-            raise _translated(error) from error
+            raise _translate_error(error) from error
         return int(response.position)
 
-    def _who(self, incarnation: str) -> dict[str, Any]:
+    def _identity_fields(self, incarnation: str) -> dict[str, Any]:
         service, replica = self._sender.key
         return {
             "run_id": self._sender.run_id,
@@ -88,8 +91,8 @@ class UnitRegistry:
         }
 
 
-def _translated(error: grpc.aio.AioRpcError) -> Exception:
+def _translate_error(error: grpc.aio.AioRpcError) -> Exception:
     reason = service_error(error)
     if reason is not None and reason.reason == "REPLACED":
-        return ReplacedError(reason.message)
+        return ReplicaReplacedError(reason.message)
     return LauncherAwayError(f"{error.code().name}: {error.details()}")

@@ -1,4 +1,4 @@
-"""Notices that a spot machine is taken away, as its cloud gives them."""
+"""Preemption notices of a spot machine, as its cloud gives them."""
 
 import re
 import time
@@ -20,20 +20,20 @@ _log = log.get_logger(__name__)
 
 
 class MetadataNotices:
-    """Asks the metadata server of AWS and of GCP, for either may be there.
+    """Preemption notices from the metadata servers of AWS and GCP: both are asked, for either
+    may be there.
 
-    One that is no metadata server at all says nothing: no notice.
-    """
+    A server that is no metadata server gives no notice."""
 
     def __init__(self, url: str, wall: Callable[[], float] = time.time) -> None:
         self._client = httpx.AsyncClient(base_url=url, timeout=_TIMEOUT_S, trust_env=False)
         self._wall = wall
 
-    async def notice(self) -> float | None:
-        """See `unit.ports.Notices`."""
+    async def poll_notice(self) -> float | None:
+        """Ask AWS, then GCP. See `agent.ports.PreemptionNotices`."""
         try:
-            left = await self._aws()
-            return left if left is not None else await self._gcp()
+            left = await self._poll_aws()
+            return left if left is not None else await self._poll_gcp()
         except httpx.HTTPError as error:
             _log.debug("the metadata server does not answer", error=repr(error))
             return None
@@ -41,8 +41,8 @@ class MetadataNotices:
     async def close(self) -> None:
         await self._client.aclose()
 
-    async def _aws(self) -> float | None:
-        headers = await self._aws_token()
+    async def _poll_aws(self) -> float | None:
+        headers = await self._fetch_aws_token()
         answer = await self._ask("GET", "/latest/meta-data/spot/instance-action", headers)
         if not answer.is_success:
             return None
@@ -53,15 +53,15 @@ class MetadataNotices:
             return None
         return max(0.0, at - self._wall())
 
-    async def _aws_token(self) -> dict[str, str]:
-        """IMDSv2's; where that is off, or this is not AWS, none is needed."""
+    async def _fetch_aws_token(self) -> dict[str, str]:
+        """Fetch the IMDSv2 token. Where IMDSv2 is off, or this is not AWS, none is needed."""
         headers = {"X-aws-ec2-metadata-token-ttl-seconds": str(_AWS_TOKEN_S)}
         answer = await self._ask("PUT", "/latest/api/token", headers)
         if not answer.is_success or not _TOKEN.fullmatch(answer.text):
             return {}
         return {"X-aws-ec2-metadata-token": answer.text}
 
-    async def _gcp(self) -> float | None:
+    async def _poll_gcp(self) -> float | None:
         headers = {"Metadata-Flavor": "Google"}
         answer = await self._ask("GET", "/computeMetadata/v1/instance/preempted", headers)
         said = answer.is_success and answer.text.strip() == "TRUE"

@@ -1,8 +1,7 @@
 """Backend of this machine: every replica is a subprocess in a session of its own.
 
-Replicas carry a mark in their environment, and all they start is in their session or carries it
-too. So everything of a replica can be found and ended, whatever became of its leader.
-"""
+Replicas carry a mark in their environment. All they start is in their session or carries the
+mark too, so that everything of a replica can be found and ended, whatever became of its leader."""
 
 import asyncio
 import os
@@ -18,13 +17,19 @@ import psutil
 from services.common.child_environment import child_environment
 from services.common.shared_memory import remove_folders, shared_name
 from services.launcher.backends.local.gpu_slots import GpuSlots, gpus_of, visible_gpus
-from services.launcher.ports import BackendError, Evidence, Launch, Offer, Stray
-from services.launcher.security.token_pipe import handed_over
-from services.launcher.state import Exit, Unit
-from services.launcher.store.logs import last_lines
+from services.launcher.ports import (
+    BackendError,
+    CleanupEvidence,
+    LaunchSpec,
+    ResourceOffer,
+    StrayResource,
+)
+from services.launcher.security.token_pipe import token_in_pipe
+from services.launcher.state import ExitStatus, Unit
+from services.launcher.store.logs import read_last_lines
 
 # RUNS_FOLDER:RUN_ID/SERVICE-REPLICA#START
-MARK = "FLOTILLA_UNIT"
+MARK_VARIABLE = "FLOTILLA_UNIT"
 _POLL_S = 0.1
 # Only a process in an uninterruptible system call takes longer to die.
 _KILL_WAIT_S = 5.0
@@ -32,7 +37,8 @@ _NEWEST = Unit("", started=float("inf"))
 
 
 class LocalBackend:
-    """Starts replicas as subprocesses; `runs` is the folder whose replicas are ours."""
+    """Backend that starts replicas as subprocesses. `runs` is the folder whose replicas are
+    ours."""
 
     def __init__(self, runs: Path) -> None:
         self._runs = runs.resolve()
@@ -42,22 +48,22 @@ class LocalBackend:
         self._attached: dict[Unit, Path] = {}
         self._gpus = GpuSlots(visible_gpus())
 
-    async def offer(self, launch: Launch) -> Offer:
+    async def offer_resources(self, launch: LaunchSpec) -> ResourceOffer:
         total = self._gpus.total
         if launch.gpus > total:
             raise BackendError(
                 f"{launch.key[0]} asks for {launch.gpus} GPUs per replica, this machine has {total}"
             )
         text = f"{launch.gpus} of {total} GPUs" if launch.gpus else f"{os.cpu_count()} shared CPUs"
-        return Offer(f"this machine, {text}")
+        return ResourceOffer(f"this machine, {text}")
 
-    async def start(self, launch: Launch) -> Unit:
+    async def start_replica(self, launch: LaunchSpec) -> Unit:
         # New for each start: ending what is left of one start must not hit the next.
         name = f"{launch.name}#{secrets.token_hex(4)}"
-        own = {MARK: f"{self._owner}:{name}", **self._gpus.take(name, launch.gpus)}
+        own = {MARK_VARIABLE: f"{self._owner}:{name}", **self._gpus.take_gpus(name, launch.gpus)}
         launch.log.parent.mkdir(parents=True, exist_ok=True)
         try:
-            with launch.log.open("ab") as log, handed_over(launch.secrets) as handed:
+            with launch.log.open("ab") as log, token_in_pipe(launch.secrets) as handed:
                 process = await asyncio.create_subprocess_exec(
                     *(*launch.command, *handed.arguments),
                     pass_fds=handed.descriptors,
@@ -68,129 +74,131 @@ class LocalBackend:
                     start_new_session=True,
                 )
         except OSError as error:
-            self._gpus.release(name)
+            self._gpus.release_gpus(name)
             raise BackendError(f"cannot start {launch.name}: {error}") from error
         except asyncio.CancelledError:
-            self._gpus.release(name)
+            self._gpus.release_gpus(name)
             raise
         unit = Unit(name, process.pid, _start_time(process.pid))
         self._processes[unit] = (process, launch.log)
         return unit
 
-    async def attach(self, launch: Launch, unit: Unit) -> bool:
-        if not _alive(unit):
+    async def attach_replica(self, launch: LaunchSpec, unit: Unit) -> bool:
+        if not _is_alive(unit):
             return False
         if unit not in self._processes:
             self._attached[unit] = launch.log
-            self._gpus.retake(unit.name, gpus_of(unit.pid) if launch.gpus else [])
+            self._gpus.reclaim_gpus(unit.name, gpus_of(unit.pid) if launch.gpus else [])
         return True
 
-    async def find(self, launch: Launch) -> Unit | None:
-        marked = await asyncio.to_thread(self._marked)
+    async def find_replica(self, launch: LaunchSpec) -> Unit | None:
+        marked = await asyncio.to_thread(self._find_marked)
         found = (unit for name, unit in marked.items() if name.startswith(f"{launch.name}#"))
-        return next(filter(_alive, found), None)
+        return next(filter(_is_alive, found), None)
 
-    async def undo(self, launch: Launch) -> None:
-        unit = await self.find(launch)
-        if unit is not None and await self.attach(launch, unit):
-            await self.kill(unit)
-            await self.wait(unit)
+    async def undo_start(self, launch: LaunchSpec) -> None:
+        unit = await self.find_replica(launch)
+        if unit is not None and await self.attach_replica(launch, unit):
+            await self.kill_replica(unit)
+            await self.wait_for_exit(unit)
 
-    async def price(self, launch: Launch) -> float | None:
+    async def price_per_hour(self, launch: LaunchSpec) -> float | None:
         return None
 
-    async def wait(self, unit: Unit) -> Exit:
+    async def wait_for_exit(self, unit: Unit) -> ExitStatus:
         if unit in self._attached:
-            return await self._wait_attached(unit)
+            return await self._wait_for_attached(unit)
         process, log = self._processes[unit]
         code = await process.wait()
-        await self._sweep(unit)
-        self._gpus.release(unit.name)
+        await self._kill_leftovers(unit)
+        self._gpus.release_gpus(unit.name)
         del self._processes[unit]
-        return Exit(code, await asyncio.to_thread(last_lines, log))
+        return ExitStatus(code, await asyncio.to_thread(read_last_lines, log))
 
-    async def _wait_attached(self, unit: Unit) -> Exit:
+    async def _wait_for_attached(self, unit: Unit) -> ExitStatus:
         while True:
-            if not _alive(unit):
+            if not _is_alive(unit):
                 break
             await asyncio.sleep(_POLL_S)
-        await self._sweep(unit)
-        self._gpus.release(unit.name)
+        await self._kill_leftovers(unit)
+        self._gpus.release_gpus(unit.name)
         log = self._attached.pop(unit)
-        return Exit(None, await asyncio.to_thread(last_lines, log))
+        return ExitStatus(None, await asyncio.to_thread(read_last_lines, log))
 
-    async def drain(self, unit: Unit) -> None:
-        """SIGTERM to the leader alone: it knows in which order its children must end."""
-        if _alive(unit):
+    async def drain_replica(self, unit: Unit) -> None:
+        """Send SIGTERM to the leader alone: it knows in which order its children must end."""
+        if _is_alive(unit):
             with suppress(ProcessLookupError):
                 os.kill(unit.pid, signal.SIGTERM)
 
-    async def kill(self, unit: Unit) -> None:
-        if _alive(unit):
+    async def kill_replica(self, unit: Unit) -> None:
+        if _is_alive(unit):
             with suppress(ProcessLookupError):
                 os.killpg(unit.pid, signal.SIGKILL)
-        await self._sweep(unit)
+        await self._kill_leftovers(unit)
 
-    async def orphans(self, known: Collection[Unit]) -> list[Unit]:
-        marked = await asyncio.to_thread(self._marked)
-        left = await asyncio.to_thread(self._left, known)
+    async def list_orphans(self, known: Collection[Unit]) -> list[Unit]:
+        marked = await asyncio.to_thread(self._find_marked)
+        left = await asyncio.to_thread(self._find_running, known)
         return list({**marked, **left}.values())
 
-    async def end(self, unit: Unit, grace_s: float) -> None:
-        await self.drain(unit)
+    async def end_orphan(self, unit: Unit, grace_s: float) -> None:
+        await self.drain_replica(unit)
         # It is not our child, so its end cannot be awaited otherwise.
-        await asyncio.to_thread(_wait_gone, unit, grace_s)
-        await self.kill(unit)
+        await asyncio.to_thread(_wait_until_gone, unit, grace_s)
+        await self.kill_replica(unit)
 
-    async def clean(self, run_id: str) -> Evidence:
+    async def clean_run(self, run_id: str) -> CleanupEvidence:
         await self._end_marked(lambda name: name.startswith(f"{run_id}/"))
-        left = await asyncio.to_thread(self._left_of, run_id)
+        left = await asyncio.to_thread(self._list_remains, run_id)
         if left:
-            return Evidence(False, f"still on this machine: {', '.join(left)}")
-        return Evidence(True, "no process and no shared memory is left on this machine")
+            return CleanupEvidence(False, f"still on this machine: {', '.join(left)}")
+        return CleanupEvidence(True, "no process and no shared memory is left on this machine")
 
-    async def strays(self, active: Collection[str]) -> list[Stray]:
-        marked = await asyncio.to_thread(self._marked)
+    async def list_strays(self, active: Collection[str]) -> list[StrayResource]:
+        marked = await asyncio.to_thread(self._find_marked)
         return [
-            Stray(name, _run_of(name), f"process {unit.pid}")
+            StrayResource(name, _run_id_of(name), f"process {unit.pid}")
             for name, unit in marked.items()
-            if _run_of(name) not in active
+            if _run_id_of(name) not in active
         ]
 
-    async def reap(self, active: Collection[str]) -> list[str]:
-        return await self._end_marked(lambda name: _run_of(name) not in active)
+    async def reap_strays(self, active: Collection[str]) -> list[str]:
+        return await self._end_marked(lambda name: _run_id_of(name) not in active)
 
     async def _end_marked(self, chosen: Callable[[str], bool]) -> list[str]:
-        marked = await asyncio.to_thread(self._marked)
+        marked = await asyncio.to_thread(self._find_marked)
         units = [unit for name, unit in marked.items() if chosen(name)]
-        await asyncio.gather(*(self.kill(unit) for unit in units))
+        await asyncio.gather(*(self.kill_replica(unit) for unit in units))
         return [unit.name for unit in units]
 
-    def _left_of(self, run_id: str) -> list[str]:
-        """Names of what is left of a run once its shared memory was removed."""
+    def _list_remains(self, run_id: str) -> list[str]:
+        """Remove a run's shared memory; list the names of whatever is left of the run."""
         memory = remove_folders(shared_name(run_id, self._runs / run_id))
-        names = (name for name in self._marked() if name.startswith(f"{run_id}/"))
+        names = (name for name in self._find_marked() if name.startswith(f"{run_id}/"))
         return sorted([*names, *map(str, memory)])
 
-    async def _sweep(self, unit: Unit) -> None:
-        """SIGKILL whatever a replica started and did not end, and wait until it is gone."""
+    async def _kill_leftovers(self, unit: Unit) -> None:
+        """Kill whatever a replica started and did not end (SIGKILL), and wait until it is gone."""
         await asyncio.to_thread(_kill_members, unit, f"{self._owner}:{unit.name}")
 
-    def _left(self, known: Collection[Unit]) -> dict[str, Unit]:
-        """Those of which anything runs. A process that names itself, as an engine's does, may have
-        written over its mark; it is still in the session of a leader that is gone."""
+    def _find_running(self, known: Collection[Unit]) -> dict[str, Unit]:
+        """Find those known units of which anything still runs.
+
+        A process that names itself, as an engine's does, may have written over its mark; it is
+        still in the session of a leader that is gone."""
         return {
             unit.name: unit
             for unit in known
-            if any(map(_runs, _members(unit, f"{self._owner}:{unit.name}")))
+            if any(map(_is_running, _find_members(unit, f"{self._owner}:{unit.name}")))
         }
 
-    def _marked(self) -> dict[str, Unit]:
-        """The replicas of this runs folder that are running, by name: of each its oldest process,
-        for children may lead sessions of their own, as a learner's ranks do."""
+    def _find_marked(self) -> dict[str, Unit]:
+        """Find the running replicas of this runs folder by name, each as its oldest process:
+        children may lead sessions of their own, as a learner's ranks do."""
         found: dict[str, Unit] = {}
         for process in psutil.process_iter():
-            mark = _mark(process)
+            mark = _mark_of(process)
             if not mark.startswith(f"{self._owner}:"):
                 continue
             name = mark.removeprefix(f"{self._owner}:")
@@ -202,14 +210,14 @@ class LocalBackend:
         return found
 
 
-def _run_of(name: str) -> str:
-    """The run of a replica, by the replica's name."""
+def _run_id_of(name: str) -> str:
+    """Return the run id in a replica's name."""
     return name.partition("/")[0]
 
 
-def _wait_gone(unit: Unit, limit_s: float) -> None:
+def _wait_until_gone(unit: Unit, limit_s: float) -> None:
     deadline = time.monotonic() + limit_s
-    while _alive(unit) and time.monotonic() < deadline:
+    while _is_alive(unit) and time.monotonic() < deadline:
         time.sleep(_POLL_S)
 
 
@@ -220,8 +228,8 @@ def _start_time(pid: int) -> float:
         return 0.0
 
 
-def _alive(unit: Unit) -> bool:
-    """Whether that very process runs: a pid alone may be somebody else's by now."""
+def _is_alive(unit: Unit) -> bool:
+    """Return whether that very process runs: its pid alone may be somebody else's by now."""
     try:
         process = psutil.Process(unit.pid)
         same = abs(process.create_time() - unit.started) < 1.0
@@ -231,47 +239,47 @@ def _alive(unit: Unit) -> bool:
 
 
 def _kill_members(unit: Unit, mark: str) -> None:
-    members = _members(unit, mark)
+    members = _find_members(unit, mark)
     for process in members:
         with suppress(psutil.NoSuchProcess):
             process.kill()
     deadline = time.monotonic() + _KILL_WAIT_S
     # Not psutil's own wait: it would take the exit code of our children from asyncio.
-    while any(map(_runs, members)) and time.monotonic() < deadline:
+    while any(map(_is_running, members)) and time.monotonic() < deadline:
         time.sleep(_POLL_S / 10)
 
 
-def _runs(process: psutil.Process) -> bool:
+def _is_running(process: psutil.Process) -> bool:
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
 
 
-def _members(unit: Unit, mark: str) -> list[psutil.Process]:
-    """All processes in a replica's session or with its mark."""
+def _find_members(unit: Unit, mark: str) -> list[psutil.Process]:
+    """List all processes in a replica's session or with its mark."""
     # A stranger that got the leader's pid may lead a session of the same number.
-    ours = _alive(unit) or not psutil.pid_exists(unit.pid)
+    ours = _is_alive(unit) or not psutil.pid_exists(unit.pid)
     return [
         process
         for process in psutil.process_iter()
-        if (ours and _session(process.pid) == unit.pid) or _mark(process) == mark
+        if (ours and _session_of(process.pid) == unit.pid) or _mark_of(process) == mark
     ]
 
 
-def _session(pid: int) -> int:
+def _session_of(pid: int) -> int:
     try:
         return os.getsid(pid)
     except OSError:
         return -1
 
 
-def _mark(process: psutil.Process) -> str:
+def _mark_of(process: psutil.Process) -> str:
     """Empty unless it is this user's: root reads every environment, and anybody may write a mark
     into their own. A program with its owner's rights has the environment of who called it."""
     try:
         ours = set(process.uids()) == {os.geteuid()}
-        return process.environ().get(MARK, "") if ours else ""
+        return process.environ().get(MARK_VARIABLE, "") if ours else ""
     except (psutil.Error, OSError):
         # Somebody else's process, or one that has just ended: not ours to judge.
         return ""

@@ -1,4 +1,4 @@
-"""Which replica has which GPUs of this machine."""
+"""Assignment of this machine's GPUs to replicas."""
 
 import os
 from pathlib import Path
@@ -9,15 +9,17 @@ from services.launcher.ports import BackendError
 
 
 class GpuSlots:
-    """The GPUs that are free, and those that replicas hold, by the replicas' names."""
+    """Free GPUs, and those that replicas hold, by the replicas' names."""
 
     def __init__(self, gpus: list[str]) -> None:
         self._free = list(gpus)
         self._held: dict[str, list[str]] = {}
         self.total = len(gpus)
 
-    def take(self, name: str, count: int) -> dict[str, str]:
-        """Environment that shows a replica its GPUs. Raises BackendError when too few are free."""
+    def take_gpus(self, name: str, count: int) -> dict[str, str]:
+        """Take GPUs for a replica; return the environment that shows it these alone.
+
+        Raises BackendError when too few are free."""
         if count == 0:
             return {}
         if count > len(self._free):
@@ -25,17 +27,17 @@ class GpuSlots:
         self._held[name] = [self._free.pop(0) for _ in range(count)]
         return {"CUDA_VISIBLE_DEVICES": ",".join(self._held[name])}
 
-    def retake(self, name: str, gpus: list[str]) -> None:
-        """A replica that another launcher started has these."""
+    def reclaim_gpus(self, name: str, gpus: list[str]) -> None:
+        """Record the GPUs of a replica that another launcher started."""
         self._held[name] = [gpu for gpu in gpus if gpu in self._free]
         self._free = [gpu for gpu in self._free if gpu not in gpus]
 
-    def release(self, name: str) -> None:
+    def release_gpus(self, name: str) -> None:
         self._free = sorted([*self._free, *self._held.pop(name, [])])
 
 
 def visible_gpus() -> list[str]:
-    """The GPUs this process may use, as CUDA_VISIBLE_DEVICES names them."""
+    """List the GPUs this process may use, as CUDA_VISIBLE_DEVICES names them."""
     listed = os.environ.get("CUDA_VISIBLE_DEVICES")
     if listed is not None:
         return [gpu.strip() for gpu in listed.split(",") if gpu.strip()]

@@ -1,2 +1,4 @@
-"""Replicas on machines that SkyPilot rents. `tasks.py` writes its documents, `backend.py` starts
-them; only `sdk*.py`, `errors.py` and `cloud_audit.py` talk to vendors."""
+"""Backend for machines that SkyPilot rents. `backend.py` starts replicas there, `tasks.py`
+writes their task documents.
+
+Only `sdk*.py`, `errors.py` and `cloud_audit.py` talk to vendors."""

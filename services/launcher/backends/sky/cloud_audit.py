@@ -1,4 +1,4 @@
-"""Looks at clouds themselves for machines of ours that SkyPilot has forgotten."""
+"""Audit of the clouds themselves for machines of ours that SkyPilot has forgotten."""
 
 import asyncio
 import os
@@ -9,13 +9,13 @@ from typing import Any
 import httpx
 
 from services.common.errors import ConfigError
-from services.common.parsing import Limits
+from services.common.parsing import TextLimits
 from services.launcher.adapters.http_answers import ask, object_of
 from services.launcher.backends.sky import cloud_audit_rules, status
-from services.launcher.backends.sky.cloud_audit_rules import Machine, Provider
-from services.launcher.backends.sky.ports import Client
-from services.launcher.plan import SPEC_FILE, BadSpecError, read_spec
-from services.launcher.ports import BackendUnreachable, Stray
+from services.launcher.backends.sky.cloud_audit_rules import BilledMachine, CloudProvider
+from services.launcher.backends.sky.ports import SkyPilotApi
+from services.launcher.plan import SPEC_FILE, BadSpecError, parse_spec
+from services.launcher.ports import BackendUnreachable, StrayResource
 
 _LAMBDA_URL = "https://cloud.lambdalabs.com/api/v1"
 # Another address of that cloud, as an emulator of it has.
@@ -23,13 +23,14 @@ _LAMBDA_URL_VARIABLE = "FLOTILLA_LAMBDA_URL"
 _LAMBDA_KEYS = Path(".lambda_cloud/lambda_keys")
 _REQUEST_S = 20.0
 # Some 2 KiB a machine.
-_MACHINES = Limits(bytes=2**24, values=2**18)
+_MACHINES = TextLimits(bytes=2**24, values=2**18)
 # A machine that ends is listed for a while, and costs nothing then.
 _ENDING = ("terminating", "terminated", "preempted")
 
 
 class LambdaCloud:
-    """Lambda's own list, with the key that SkyPilot uses. Implements `Provider`."""
+    """Lambda's own list of machines, read with the key that SkyPilot uses. Implements
+    `CloudProvider`."""
 
     cloud = "lambda"
 
@@ -37,19 +38,21 @@ class LambdaCloud:
         self._keys = Path.home() / _LAMBDA_KEYS
         self._url = os.environ.get(_LAMBDA_URL_VARIABLE, _LAMBDA_URL)
 
-    def available(self) -> bool:
+    def has_key(self) -> bool:
         return self._keys.is_file()
 
-    async def machines(self) -> list[Machine]:
-        listed = await self._ask("GET", "/instances")
+    async def list_machines(self) -> list[BilledMachine]:
+        listed = await self._request_list("GET", "/instances")
         billed = [each for each in listed if each["status"] not in _ENDING]
-        return [Machine(each["id"], each.get("name") or "") for each in billed]
+        return [BilledMachine(each["id"], each.get("name") or "") for each in billed]
 
-    async def end(self, machines: Iterable[Machine]) -> None:
+    async def terminate_machines(self, machines: Iterable[BilledMachine]) -> None:
         wish = {"instance_ids": [machine.identity for machine in machines]}
-        await self._ask("POST", "/instance-operations/terminate", wish)
+        await self._request_list("POST", "/instance-operations/terminate", wish)
 
-    async def _ask(self, method: str, path: str, wish: object = None) -> list[dict[str, str]]:
+    async def _request_list(
+        self, method: str, path: str, wish: object = None
+    ) -> list[dict[str, str]]:
         lines = [line.partition("=") for line in self._keys.read_text().splitlines()]
         keys = {name.strip(): value.strip() for name, _, value in lines}
         try:
@@ -85,70 +88,75 @@ def _is_machine(value: object) -> bool:
             return False
 
 
-class Auditor:
-    """Knows a launcher's machines by their names; `runs` says where they may be."""
+class CloudAuditor:
+    """Auditor of a launcher's machines, which it knows by their names. `runs` says where they
+    may be."""
 
     def __init__(
-        self, runs: Path, owner: str, client: Client, providers: Sequence[Provider]
+        self, runs: Path, owner: str, client: SkyPilotApi, providers: Sequence[CloudProvider]
     ) -> None:
         self._runs = runs
         self._owner = owner
         self._client = client
         self._providers = providers
 
-    async def strays(self, active: Collection[str]) -> list[Stray]:
-        """Of no active run, and unknown to SkyPilot. Raises BackendUnreachable."""
+    async def list_strays(self, active: Collection[str]) -> list[StrayResource]:
+        """List machines of no active run that SkyPilot does not know. Raises
+        BackendUnreachable."""
         return [
-            Stray(f"machine {machine.identity} {machine.name}", "", f"at {provider.cloud}")
-            for provider, machines in await self._forgotten(self._stray(active), "*")
+            StrayResource(f"machine {machine.identity} {machine.name}", "", f"at {provider.cloud}")
+            for provider, machines in await self._find_forgotten(self._stray_filter(active), "*")
             for machine in machines
         ]
 
-    async def reap(self, active: Collection[str]) -> list[str]:
-        """End them; says which. Raises BackendUnreachable."""
-        return await self._end(self._stray(active), "*")
+    async def reap_strays(self, active: Collection[str]) -> list[str]:
+        """End these machines; return which. Raises BackendUnreachable."""
+        return await self._end_forgotten(self._stray_filter(active), "*")
 
-    async def clean(self, run_id: str) -> list[str]:
-        """End those of one run; says which. Raises BackendUnreachable."""
-        return await self._end(lambda name: status.of_run(name, self._owner, run_id), run_id)
+    async def clean_run(self, run_id: str) -> list[str]:
+        """End the forgotten machines of one run; return which. Raises BackendUnreachable."""
+        return await self._end_forgotten(
+            lambda name: status.is_of_run(name, self._owner, run_id), run_id
+        )
 
-    def _stray(self, active: Collection[str]) -> Callable[[str], bool]:
-        return lambda name: status.unowned(name, self._owner, active)
+    def _stray_filter(self, active: Collection[str]) -> Callable[[str], bool]:
+        return lambda name: status.is_stray_name(name, self._owner, active)
 
-    async def _end(self, ours: Callable[[str], bool], runs: str) -> list[str]:
+    async def _end_forgotten(self, ours: Callable[[str], bool], runs: str) -> list[str]:
         ended: list[str] = []
-        for provider, machines in await self._forgotten(ours, runs):
-            await provider.end(machines)
+        for provider, machines in await self._find_forgotten(ours, runs):
+            await provider.terminate_machines(machines)
             where = f"ended at {provider.cloud}, for SkyPilot had forgotten it"
             ended += [f"machine {each.identity} {each.name}: {where}" for each in machines]
         return ended
 
-    async def _forgotten(
+    async def _find_forgotten(
         self, ours: Callable[[str], bool], runs: str
-    ) -> list[tuple[Provider, list[Machine]]]:
-        """Machines with such names, where runs whose folders match may have some."""
-        clouds = await asyncio.to_thread(self._clouds, runs)
-        found: list[tuple[Provider, list[Machine]]] = []
+    ) -> list[tuple[CloudProvider, list[BilledMachine]]]:
+        """Find forgotten machines by name, at the clouds where runs whose folders match may
+        have some."""
+        clouds = await asyncio.to_thread(self._list_clouds, runs)
+        found: list[tuple[CloudProvider, list[BilledMachine]]] = []
         for provider in self._providers:
-            if not clouds & {"", provider.cloud} or not provider.available():
+            if not clouds & {"", provider.cloud} or not provider.has_key():
                 continue
             # In this order: what is begun in between is known, and of an active run.
-            machines = await provider.machines()
-            known = {cluster.name for cluster in await self._client.clusters()}
-            left = cloud_audit_rules.forgotten(machines, ours, known)
+            machines = await provider.list_machines()
+            known = {cluster.name for cluster in await self._client.list_clusters()}
+            left = cloud_audit_rules.find_forgotten(machines, ours, known)
             if left:
                 found.append((provider, left))
         return found
 
-    def _clouds(self, runs: str) -> set[str]:
+    def _list_clouds(self, runs: str) -> set[str]:
         found: set[str] = set()
         for file in self._runs.glob(f"{runs}/{SPEC_FILE}"):
             try:
-                config = read_spec(file.read_text(encoding="utf-8")).config
+                config = parse_spec(file.read_text(encoding="utf-8")).config
             except (BadSpecError, ConfigError, OSError):
                 # Of another version, or just being removed: it may have been anywhere.
                 found.add("")
                 continue
             if config.backend == "sky":
-                found |= cloud_audit_rules.clouds_of(config.sky)
+                found |= cloud_audit_rules.list_clouds(config.sky)
         return found

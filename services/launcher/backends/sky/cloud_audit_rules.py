@@ -1,8 +1,8 @@
-"""What clouds themselves list under a launcher's names, against what SkyPilot knows, pure.
+"""Pure comparison of the machines that clouds list under a launcher's names with those SkyPilot
+knows.
 
-SkyPilot finds machines by its own table alone. Once that has lost one, nobody but its cloud and
-whoever pays knows of it.
-"""
+SkyPilot finds machines by its own table alone. Once that has lost one, only the cloud and
+whoever pays know of it."""
 
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
@@ -13,42 +13,43 @@ from services.launcher.config.sky import SkyConfig
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
-    """One that a cloud bills. SkyPilot names it after its cluster, with more behind that."""
+class BilledMachine:
+    """One machine that a cloud bills. SkyPilot names it after its cluster, with more behind
+    that."""
 
     identity: str
     name: str
 
 
-class Provider(Protocol):
-    """A cloud that is asked itself. Methods raise BackendUnreachable."""
+class CloudProvider(Protocol):
+    """A cloud that is queried directly. Methods raise BackendUnreachable."""
 
     @property
     def cloud(self) -> str:
-        """As in `infra`."""
+        """The cloud's name as in `infra`."""
         ...
 
-    def available(self) -> bool:
-        """Whether its key is here."""
+    def has_key(self) -> bool:
+        """Return whether the cloud's key is here."""
         ...
 
-    async def machines(self) -> list[Machine]:
-        """All of the account that cost money."""
+    async def list_machines(self) -> list[BilledMachine]:
+        """List all machines of the account that cost money."""
         ...
 
-    async def end(self, machines: Iterable[Machine]) -> None: ...
+    async def terminate_machines(self, machines: Iterable[BilledMachine]) -> None: ...
 
 
-def clouds_of(sky: SkyConfig) -> set[str]:
-    """Where a run's machines may be; the empty name is any cloud."""
+def list_clouds(sky: SkyConfig) -> set[str]:
+    """Return the clouds where a run's machines may be; the empty name is any cloud."""
     wishes = (sky.learner, sky.env_gateway, sky.rollout)
     return {sky.cloud or cloud_of(machine) for wish in wishes for machine in wish.candidates}
 
 
-def forgotten(
-    machines: Iterable[Machine], ours: Callable[[str], bool], known: Collection[str]
-) -> list[Machine]:
-    """Those with such a name that are of no cluster that is known."""
+def find_forgotten(
+    machines: Iterable[BilledMachine], ours: Callable[[str], bool], known: Collection[str]
+) -> list[BilledMachine]:
+    """Return the machines with our names that belong to no known cluster."""
     return [
         machine
         for machine in machines

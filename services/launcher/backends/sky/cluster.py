@@ -5,111 +5,114 @@ from collections.abc import Iterable
 
 from services.launcher.backends.sky import status as records
 from services.launcher.backends.sky import tasks
-from services.launcher.backends.sky.ports import Client
-from services.launcher.backends.sky.start import Start
+from services.launcher.backends.sky.ports import SkyPilotApi
+from services.launcher.backends.sky.start import PreparedLaunch
 from services.launcher.backends.sky.status import NO_JOB, Cluster, Place
 from services.launcher.ports import BackendUnreachable, CapacityError
-from services.launcher.state import Exit
+from services.launcher.state import ExitStatus
 
 _KILLED = -9
 _UP, _STOPPED = "UP", "STOPPED"
 # How often in a row SkyPilot may say that something is wrong with a machine, before it is ended.
-_LOOKS = 30
+_MAX_BROKEN_LOOKS = 30
 
 
-class Clusters:
-    """Starts, watches and ends plain clusters with one job each, by their names."""
+class ClusterManager:
+    """Manager of plain clusters with one job each: starts, watches and ends them by name."""
 
-    def __init__(self, client: Client, poll_s: float) -> None:
+    def __init__(self, client: SkyPilotApi, poll_s: float) -> None:
         self._client = client
         # Each look at a job is a call to its machine.
         self._poll_s = poll_s
         self._killed: set[str] = set()
 
-    async def start(self, start: Start) -> None:
-        """Returns when the replica's job is on its machine."""
+    async def start_replica(self, start: PreparedLaunch) -> None:
+        """Start the replica; return when its job is on its machine."""
         self._killed.discard(start.name)
-        document = tasks.task(start.site, start.key, start.launch.attempt)
+        document = tasks.replica_task(start.site, start.key, start.launch.attempt)
         try:
             async with asyncio.timeout(start.limit_s):
-                await self._client.launch(document, start.secrets)
+                await self._client.launch_cluster(document, start.secrets)
         except TimeoutError:
             text = f"{start.name}: no machine was ready after {start.limit_s:g} s"
             raise CapacityError(text) from None
 
-    async def undo(self, name: str) -> None:
-        """End what a start has left, be it half a machine: the next one finds nothing in its
-        way."""
-        await self.kill(name)
+    async def undo_start(self, name: str) -> None:
+        """End what a start has left, be it half a machine, so that the next start finds nothing
+        in its way."""
+        await self.kill_replica(name)
 
-    async def attach(self, name: str, limit_s: float) -> bool:
-        """Whether the job goes on of a replica that was there before. A machine that is out of
-        order is waited for as in `wait`: False ends it. SkyPilot looks for no other one, so that
-        there is no limit to that."""
-        return _goes_on(await self._status(name))
+    async def attach_replica(self, name: str, limit_s: float) -> bool:
+        """Return whether the job of a replica that was there before is still active.
 
-    async def live(self, name: str) -> bool:
-        """Whether its job goes on. One whose launch was never finished is launched again, on the
-        machine that it has."""
-        found = await self._found(name)
+        A machine that is out of order is waited for as in `wait_for_exit`; the answer is False
+        once it is ended. SkyPilot looks for no other one, so there is no limit to that."""
+        return _is_active(await self._poll_job_status(name))
+
+    async def is_live(self, name: str) -> bool:
+        """Return whether the replica's job is active.
+
+        A launch that was never finished is repeated, on the machine that it has."""
+        found = await self._find_cluster(name)
         if found is None or found.status != _UP:
             return False
-        return _goes_on(await self._client.job_status(name))
+        return _is_active(await self._client.get_job_status(name))
 
-    async def wait(self, name: str) -> Exit:
-        """How the replica's job ended; its machine is gone then."""
+    async def wait_for_exit(self, name: str) -> ExitStatus:
+        """Wait until the replica's job has ended and its machine is gone; return how it ended."""
         while True:
-            status = await self._status(name)
+            status = await self._poll_job_status(name)
             if name in self._killed:
-                return Exit(_KILLED)
+                return ExitStatus(_KILLED)
             if status is None:
-                return Exit(1, "its machine is gone", preempted=True)
-            stage = records.stage_of(status)
+                return ExitStatus(1, "its machine is gone", preempted=True)
+            stage = records.stage_from_status(status)
             if stage.over:
-                await self._client.down(name)
-                return records.exit_at(stage, status)
+                await self._client.tear_down_cluster(name)
+                return records.exit_from_stage(stage, status)
             await asyncio.sleep(self._poll_s)
 
-    async def place(self, name: str) -> Place | None:
-        """Where its machines are."""
-        found = _named(name, await self._client.clusters())
+    async def find_place(self, name: str) -> Place | None:
+        """Return where the replica's machines are."""
+        found = _find_by_name(name, await self._client.list_clusters())
         return found.place if found is not None else None
 
-    async def _status(self, name: str) -> str | None:
-        """That of its job; None where its machine is gone, or as good as gone."""
+    async def _poll_job_status(self, name: str) -> str | None:
+        """Poll the status of the job; None where its machine is gone, or as good as gone."""
         looks = 0
         while True:
             try:
-                return await self._client.job_status(name)
+                return await self._client.get_job_status(name)
             except BackendUnreachable:
                 # A machine that was taken away does not answer either; its cloud knows.
-                found = await self._found(name)
+                found = await self._find_cluster(name)
                 if found is not None and found.status == _UP:
                     raise
             looks += 1
             if found is None:
                 return None
-            if found.status == _STOPPED or looks >= _LOOKS:
-                await self._client.down(name)
+            if found.status == _STOPPED or looks >= _MAX_BROKEN_LOOKS:
+                await self._client.tear_down_cluster(name)
                 return None
             await asyncio.sleep(self._poll_s)
 
-    async def _found(self, name: str) -> Cluster | None:
-        return _named(name, await self._client.clusters(certain=[name]))
+    async def _find_cluster(self, name: str) -> Cluster | None:
+        return _find_by_name(name, await self._client.list_clusters(certain=[name]))
 
-    async def drain(self, name: str) -> None:
-        """Its watcher is told by the launcher; what has no machine yet is not waited for."""
-        await self._client.forget(lambda asked: asked == name)
+    async def drain_replica(self, name: str) -> None:
+        """Cancel a start that has no machine yet; it is not waited for. The launcher itself
+        tells a running replica's watcher."""
+        await self._client.cancel_pending(lambda asked: asked == name)
 
-    async def kill(self, name: str) -> None:
-        await self._client.forget(lambda asked: asked == name)
-        await self._client.down(name)
+    async def kill_replica(self, name: str) -> None:
+        await self._client.cancel_pending(lambda asked: asked == name)
+        await self._client.tear_down_cluster(name)
         self._killed.add(name)
 
 
-def _goes_on(status: str | None) -> bool:
-    return status not in (None, NO_JOB) and not records.stage_of(status).over
+def _is_active(status: str | None) -> bool:
+    return status not in (None, NO_JOB) and not records.stage_from_status(status).over
 
 
-def _named(name: str, clusters: Iterable[Cluster]) -> Cluster | None:
+def _find_by_name(name: str, clusters: Iterable[Cluster]) -> Cluster | None:
     return next((cluster for cluster in clusters if cluster.name == name), None)

@@ -1,4 +1,4 @@
-"""The code that a run's machines get: one commit, exported once, the same for every replica."""
+"""Code that a run's machines get: one commit, exported once, the same for every replica."""
 
 import json
 import re
@@ -14,7 +14,7 @@ from services.common.child_environment import child_environment
 from services.launcher.backends.sky import input_files
 from services.launcher.backends.sky.machine_script import SPEC_FILE
 
-FOLDER = "code"
+CODE_FOLDER = "code"
 _MARK = ".commit"
 _HASH = re.compile(r"[0-9a-f]{7,40}")
 # SkyPilot leaves out what .gitignore names, unless there is one of its own.
@@ -26,43 +26,42 @@ class CodeError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Code:
-    """A folder with the files of `commit`."""
+class CodeBundle:
+    """Folder with the files of `commit`."""
 
     folder: Path
     commit: str
 
 
-def pinned(run_dir: Path, root: Path, commit: str | None, spec_json: str) -> Code:
-    """The code of a run, exported now or when its first replica was started.
+def pin_code(run_dir: Path, root: Path, commit: str | None, spec_json: str) -> CodeBundle:
+    """Return the code of a run, exported now or when its first replica was started.
 
-    `root` is the working tree of this launcher, `commit` what the spec names: names that move, as
-    HEAD does, count once. Raises CodeError.
-    """
-    folder = run_dir / FOLDER
-    known = pinned_commit(run_dir)
+    `root` is the working tree of this launcher, `commit` the name that the spec gives. Names
+    that move, as HEAD does, are resolved once. Raises CodeError."""
+    folder = run_dir / CODE_FOLDER
+    known = read_pinned_commit(run_dir)
     if known is None:
         if commit is None:
             _refuse_dirty(root)
-        known = _commit(root, commit)
-        _export(root, known, folder)
+        known = _resolve_commit(root, commit)
+        _export_commit(root, known, folder)
     elif commit is not None and _HASH.fullmatch(commit) and not known.startswith(commit):
         raise CodeError(
             f"launcher.sky.commit: run {run_dir.name} has begun with {known}, not with {commit};"
             " its replicas must all run the same code, so leave it out or start a new run"
         )
     (folder / SPEC_FILE).write_text(spec_json, encoding="utf-8")
-    _bring(json.loads(spec_json or "{}"), root, folder)
-    return Code(folder, known)
+    _copy_inputs(json.loads(spec_json or "{}"), root, folder)
+    return CodeBundle(folder, known)
 
 
-def _bring(spec: dict[str, Any], root: Path, folder: Path) -> None:
-    keys, missing = input_files.keys(spec), input_files.bring(spec, root, folder)
+def _copy_inputs(spec: dict[str, Any], root: Path, folder: Path) -> None:
+    keys, missing = input_files.key_by_input(spec), input_files.copy_inputs(spec, root, folder)
     files = [
         f"{keys[name]}: {root / name} is not there"
         for name in missing
         # A model may be one of the hub, which the machines fetch themselves.
-        if keys[name] != "policy.model" or input_files.is_file(name, spec, root)
+        if keys[name] != "policy.model" or input_files.must_be_file(name, spec, root)
     ]
     if files:
         raise CodeError(
@@ -72,15 +71,15 @@ def _bring(spec: dict[str, Any], root: Path, folder: Path) -> None:
         )
 
 
-def pinned_commit(run_dir: Path) -> str | None:
-    """The commit that a run was begun with; None before that."""
-    mark = run_dir / FOLDER / _MARK
+def read_pinned_commit(run_dir: Path) -> str | None:
+    """Return the commit that a run was begun with; None before that."""
+    mark = run_dir / CODE_FOLDER / _MARK
     return mark.read_text().strip() if mark.exists() else None
 
 
-def _commit(root: Path, name: str | None) -> str:
+def _resolve_commit(root: Path, name: str | None) -> str:
     what = name or "HEAD"
-    found = _git(root, "rev-parse", "--verify", "--quiet", f"{what}^{{commit}}")
+    found = _run_git(root, "rev-parse", "--verify", "--quiet", f"{what}^{{commit}}")
     if found.returncode != 0:
         raise CodeError(
             f"{root} has no commit {what!r}; machines get the code of a commit, so set"
@@ -90,7 +89,7 @@ def _commit(root: Path, name: str | None) -> str:
 
 
 def _refuse_dirty(root: Path) -> None:
-    changed = _git(root, "status", "--porcelain").stdout.splitlines()
+    changed = _run_git(root, "status", "--porcelain").stdout.splitlines()
     if not changed:
         return
     shown = ", ".join(line[3:] for line in changed[:5])
@@ -101,12 +100,12 @@ def _refuse_dirty(root: Path) -> None:
     )
 
 
-def _export(root: Path, commit: str, folder: Path) -> None:
-    """All or nothing: the folder appears under its name once it is whole."""
+def _export_commit(root: Path, commit: str, folder: Path) -> None:
+    """Export the commit, all or nothing: the folder appears under its name once it is whole."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".code-") as scratch:
-        archive, tree = Path(scratch) / "code.tar", Path(scratch) / FOLDER
-        done = _git(root, "archive", "--format=tar", f"--output={archive}", commit)
+        archive, tree = Path(scratch) / "code.tar", Path(scratch) / CODE_FOLDER
+        done = _run_git(root, "archive", "--format=tar", f"--output={archive}", commit)
         if done.returncode != 0:
             raise CodeError(f"git archive {commit} failed in {root}: {done.stderr.strip()}")
         with tarfile.open(archive) as tar:
@@ -116,7 +115,7 @@ def _export(root: Path, commit: str, folder: Path) -> None:
         shutil.move(tree, folder)
 
 
-def _git(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def _run_git(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     try:
         return subprocess.run(
             ("git", "-C", str(root), *arguments),

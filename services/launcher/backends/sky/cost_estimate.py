@@ -1,4 +1,4 @@
-"""What a replica on machines would use and cost, pure but for the catalog."""
+"""Estimate of what a replica on machines would use and cost, pure but for the catalog."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,79 +11,80 @@ from services.launcher.backends.sky import resources, tasks
 from services.launcher.backends.sky.status import Place
 from services.launcher.config.launcher import LauncherConfig
 from services.launcher.config.sky import Machine, Machines
-from services.launcher.ports import BackendError, Launch, Offer
-from services.launcher.state import LEARNER, SERVICES, Key
+from services.launcher.ports import BackendError, LaunchSpec, ResourceOffer
+from services.launcher.state import LEARNER, SERVICES, ReplicaKey
 
 REMOTE = "learner.checkpoint.remote"
-KEEP = f"set it to a URL that machines reach, as in --{REMOTE}=s3://BUCKET/PREFIX"
+KEEP_HINT = f"set it to a URL that machines reach, as in --{REMOTE}=s3://BUCKET/PREFIX"
 # What stands in plans for what is known only once a run has begun.
 REGISTRY_TO_COME = "LAUNCHER:PORT"
 
 
-class Prices(Protocol):
-    """Where prices come from."""
+class PriceSource(Protocol):
+    """Source of prices."""
 
-    def cheapest(self, machines: Machines) -> float | None: ...
+    def replica_price(self, machines: Machines) -> float | None: ...
 
-    def price(self, machine: Machine) -> float | None: ...
+    def machine_price(self, machine: Machine) -> float | None: ...
 
 
 @dataclass(frozen=True, slots=True)
-class Offerer:
-    """Makes offers for one launcher; `owner` marks its names."""
+class OfferMaker:
+    """Maker of one launcher's offers; `owner` marks its names."""
 
     owner: str
-    prices: Prices
+    prices: PriceSource
 
-    def offer(self, launch: Launch, code: Path) -> Offer:
-        """Raises BackendError where `check` does."""
-        self.check(launch)
+    def make_offer(self, launch: LaunchSpec, code: Path) -> ResourceOffer:
+        """Make the offer for a replica. Raises BackendError where `check_candidates` does."""
+        self.check_candidates(launch)
         service = launch.key[0]
-        site = self.site(launch, code)
+        site = self.make_site(launch, code)
         machines = resources.machines_of(launch.config.sky, service)
-        return Offer(
-            resources=self._describe(machines),
-            task_yaml=dump([tasks.task(site, launch.key)]),
-            dollars_per_hour=self.prices.cheapest(machines),
+        return ResourceOffer(
+            resources=self._describe_machines(machines),
+            task_yaml=dump_yaml([tasks.replica_task(site, launch.key)]),
+            dollars_per_hour=self.prices.replica_price(machines),
         )
 
-    def price(self, launch: Launch, place: Place) -> float | None:
-        """$/h of a replica on the machines that it has got."""
+    def price_at_place(self, launch: LaunchSpec, place: Place) -> float | None:
+        """Return $/h of a replica on the machines that it has got."""
         machines = resources.machines_of(launch.config.sky, launch.key[0])
-        taken = [resources.at(machine, place) for machine in machines.candidates]
+        taken = [resources.narrow_to_place(machine, place) for machine in machines.candidates]
         found = tuple(machine for machine in taken if machine is not None)
         wish = Machines(ordered=found, num_nodes=machines.num_nodes)
-        return self.prices.cheapest(wish) if found else None
+        return self.prices.replica_price(wish) if found else None
 
-    def check(self, launch: Launch) -> None:
-        """Raises BackendError with everything that is wrong with the service's candidates."""
-        problems = resources.check(launch.config.sky, launch.key[0])
+    def check_candidates(self, launch: LaunchSpec) -> None:
+        """Check the service's candidates. Raises BackendError with everything that is wrong
+        with them."""
+        problems = resources.check_candidates(launch.config.sky, launch.key[0])
         if problems:
             raise BackendError("\n".join(problems))
 
-    def site(self, launch: Launch, code: Path) -> tasks.Site:
-        """What the replicas of a launch's run have in common."""
+    def make_site(self, launch: LaunchSpec, code: Path) -> tasks.RunSite:
+        """Return what the replicas of a launch's run have in common."""
         registry = launch.registry or REGISTRY_TO_COME
-        return tasks.site_of(launch, self.owner, registry, str(code))
+        return tasks.site_from_launch(launch, self.owner, registry, str(code))
 
-    def _describe(self, machines: Machines) -> str:
-        each = [self._one(machine) for machine in machines.candidates]
+    def _describe_machines(self, machines: Machines) -> str:
+        each = [self._describe_candidate(machine) for machine in machines.candidates]
         several = f"{machines.num_nodes} machines, each " if machines.num_nodes > 1 else ""
         if machines.any_of and len(each) > 1:
             return f"{several}the cheapest of: {'; '.join(each)}"
         return several + ", or else ".join(each)
 
-    def _one(self, machine: Machine) -> str:
-        price = self.prices.price(machine)
+    def _describe_candidate(self, machine: Machine) -> str:
+        price = self.prices.machine_price(machine)
         cost = f" (${price:.2f}/h)" if price is not None else ""
-        return f"{tasks.describe(machine)}{cost}"
+        return f"{tasks.describe_machine(machine)}{cost}"
 
 
-def warnings(spec: Mapping[str, Any], config: LauncherConfig) -> list[str]:
-    """What a person should know before money is spent."""
-    found = list(resources.shared_infra(config.sky))
-    if lost := unkept(spec.get(LEARNER, {}), config):
-        found.append(f"{lost}; {KEEP}")
+def list_warnings(spec: Mapping[str, Any], config: LauncherConfig) -> list[str]:
+    """List what a person should know before money is spent."""
+    found = list(resources.check_shared_network(config.sky))
+    if lost := describe_unkept(spec.get(LEARNER, {}), config):
+        found.append(f"{lost}; {KEEP_HINT}")
     if config.max_hours is None:
         found.append(
             "launcher.max_hours is not set: machines end by themselves only after"
@@ -94,9 +95,11 @@ def warnings(spec: Mapping[str, Any], config: LauncherConfig) -> list[str]:
     return found
 
 
-def unkept(learner: Mapping[str, Any], config: LauncherConfig) -> str:
-    """What nobody has any more once the learner's machine is gone; empty where something is kept,
-    or nothing is trained. `learner` is its part of the spec, with or without defaults."""
+def describe_unkept(learner: Mapping[str, Any], config: LauncherConfig) -> str:
+    """Describe what is lost with the learner's machine; empty where something is kept, or
+    nothing is trained.
+
+    `learner` is its part of the spec, with or without defaults."""
     if LEARNER in config.modules:
         # Whatever it trains, its keys are not these.
         return ""
@@ -104,14 +107,14 @@ def unkept(learner: Mapping[str, Any], config: LauncherConfig) -> str:
     if not trains or (learner.get("checkpoint") or {}).get("remote") is not None:
         return ""
     how = "go with the learner's machine"
-    if resources.on_slurm(config.sky, LEARNER):
+    if resources.is_on_slurm(config.sky, LEARNER):
         # Homes are on a server there: what is lost with a node is found again, until the end.
         how = "are removed by SkyPilot with the folder of their Slurm job when it has ended"
     return f"{REMOTE} is not set: the trained model and all checkpoints {how}"
 
 
-def dump(documents: Sequence[dict[str, Any]]) -> str:
-    """YAML as people write it; scripts as blocks."""
+def dump_yaml(documents: Sequence[dict[str, Any]]) -> str:
+    """Return YAML as people write it; scripts as blocks."""
     return yaml.dump_all(documents, Dumper=_Dumper, sort_keys=False, width=100)
 
 
@@ -119,22 +122,22 @@ class _Dumper(yaml.SafeDumper):
     pass
 
 
-def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
     style = "|" if "\n" in text else None
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 
-def _nothing(dumper: yaml.SafeDumper, _: None) -> yaml.ScalarNode:
+def _represent_none(dumper: yaml.SafeDumper, _: None) -> yaml.ScalarNode:
     return dumper.represent_scalar("tag:yaml.org,2002:null", "")
 
 
-_Dumper.add_representer(str, _text)
-_Dumper.add_representer(type(None), _nothing)
+_Dumper.add_representer(str, _represent_text)
+_Dumper.add_representer(type(None), _represent_none)
 
 
-def static_keys(config: LauncherConfig) -> list[Key]:
-    """The replicas that a run's group declares."""
-    shape = config.replicas()
+def list_static_keys(config: LauncherConfig) -> list[ReplicaKey]:
+    """List the replicas that a run's group declares."""
+    shape = config.replica_counts()
     return [
         (service, index)
         for service in SERVICES

@@ -1,4 +1,4 @@
-"""What SkyPilot's exceptions mean: told apart by their types, never by their texts."""
+"""Translation of SkyPilot's exceptions, told apart by their types, never by their texts."""
 
 from typing import Any
 
@@ -32,37 +32,38 @@ _PASSING = (
 _BROKEN = (TypeError, AttributeError, NameError, LookupError, ImportError)
 
 
-def unanswered(types: Any, error: Exception) -> BackendUnreachable:
-    """Whatever goes wrong with a question: its answer is not known. `types` is SkyPilot's module of
-    exceptions."""
-    servers = _is_servers(error) or _is_a(types, error, *_UNHEARD, *_PASSING)
+def question_error(types: Any, error: Exception) -> BackendUnreachable:
+    """Return the error for a question that failed for whatever reason: its answer is not known.
+
+    `types` is SkyPilot's module of exceptions."""
+    servers = _is_from_server(error) or _is_any_of(types, error, *_UNHEARD, *_PASSING)
     text = _NO_ANSWER if servers else _NO_SERVER
-    return BackendUnreachable(text.format(error=_brief(error)))
+    return BackendUnreachable(text.format(error=_brief_text(error)))
 
 
-def silent(limit_s: float) -> BackendUnreachable:
-    """Nothing came in time."""
+def timeout_error(limit_s: float) -> BackendUnreachable:
+    """Return the error for a question that had no answer in time."""
     return BackendUnreachable(_NO_REPLY.format(limit_s=limit_s))
 
 
-def failed(types: Any, error: Exception) -> BackendError | BackendUnreachable:
-    """What became of a submission."""
-    said = _brief(error)
-    if _is_a(types, error, "ResourcesUnavailableError"):
+def submission_error(types: Any, error: Exception) -> BackendError | BackendUnreachable:
+    """Return the error that says what became of a submission."""
+    said = _brief_text(error)
+    if _is_any_of(types, error, "ResourcesUnavailableError"):
         history: Any = error
         # Without a history nobody was asked: no such machine is on any list.
         known = bool(history.failover_history) and not history.no_failover
         return (CapacityError if known else BackendError)(said)
-    if _is_a(types, error, "CommandFailureException", "ClusterSetUpError"):
+    if _is_any_of(types, error, "CommandFailureException", "ClusterSetUpError"):
         return SetupError(said)
-    if _is_a(types, error, "RequestCancelled"):
+    if _is_any_of(types, error, "RequestCancelled"):
         return StartLostError("its start was cancelled")
-    if _is_a(types, error, *_UNHEARD):
+    if _is_any_of(types, error, *_UNHEARD):
         return BackendUnreachable(_NO_ANSWER.format(error=said))
-    if _is_a(types, error, *_PASSING):
+    if _is_any_of(types, error, *_PASSING):
         return StartLostError(said)
     if isinstance(error, (RuntimeError, OSError)):
-        if not _is_servers(error):
+        if not _is_from_server(error):
             # The connection is lost, or the server and with it the request.
             return BackendUnreachable(_NO_SERVER.format(error=said))
         # A machine that nobody can log in to, or SkyPilot's own part of it failed; what it could
@@ -70,22 +71,24 @@ def failed(types: Any, error: Exception) -> BackendError | BackendUnreachable:
         return (SetupError if isinstance(error, RuntimeError) else CapacityError)(said)
     # What is left is about the request itself, and SkyPilot says so in many types.
     broken = type(error) is Exception or isinstance(error, _BROKEN)
-    return (StartLostError if broken and _is_servers(error) else BackendError)(said)
+    return (StartLostError if broken and _is_from_server(error) else BackendError)(said)
 
 
-def _is_a(types: Any, error: Exception, *names: str) -> bool:
-    """Not every version of SkyPilot has all types."""
+def _is_any_of(types: Any, error: Exception, *names: str) -> bool:
+    """Return whether the error is of one of these types. Not every version of SkyPilot has all
+    of them."""
     found = (getattr(types, name, None) for name in names)
     return isinstance(error, tuple(kind for kind in found if kind is not None))
 
 
-def _is_servers(error: BaseException) -> bool:
-    """Whether it was raised there, and handed on here: with where it was, or as a plain exception
-    where SkyPilot's client does not know its type."""
+def _is_from_server(error: BaseException) -> bool:
+    """Return whether the server raised the error and the client only re-raised it: with the
+    server's stack trace, or as a plain exception where SkyPilot's client does not know its
+    type."""
     return hasattr(error, "stacktrace") or type(error) is Exception
 
 
-def _brief(error: BaseException) -> str:
+def _brief_text(error: BaseException) -> str:
     # It may repeat the task that it is about; some say nothing.
     text = redact(" ".join(str(error).split()))
     return f"{type(error).__name__}: {text[:500]}" if text else type(error).__name__

@@ -1,5 +1,5 @@
-"""What a run's machines need and no commit has: the files that its spec names, mostly made by its
-`[[prepare]]` commands on the launcher's machine."""
+"""Input files that a run's machines need and no commit has: the files that its spec names,
+mostly made by its `[[prepare]]` commands on the launcher's machine."""
 
 import shutil
 from collections.abc import Iterator, Mapping
@@ -9,24 +9,26 @@ from typing import Any
 from services.common.spec_files import named_files
 
 
-def named(spec: Mapping[str, Any]) -> list[str]:
-    """The model, the tasks, the evaluation sets and what verifies them, where they are paths within
-    the code's folder; a model may also be an id of the hub."""
-    return list(keys(spec))
+def list_inputs(spec: Mapping[str, Any]) -> list[str]:
+    """List the model, the tasks, the evaluation sets and what verifies them, where they are
+    paths within the code's folder. A model may also be an id of the hub."""
+    return list(key_by_input(spec))
 
 
-def keys(spec: Mapping[str, Any]) -> dict[str, str]:
-    """For each of these the key of the spec that names it, the first where several do."""
+def key_by_input(spec: Mapping[str, Any]) -> dict[str, str]:
+    """Return for each input the key of the spec that names it, the first where several do."""
     found: dict[str, str] = {}
-    for key, name in _named(spec):
+    for key, name in _iter_named(spec):
         if _is_within(name):
             found.setdefault(name, key)
     return found
 
 
-def is_file(name: str, spec: Mapping[str, Any], root: Path) -> bool:
-    """Whether it can only be a path: an id of the hub looks like one of two parts, but no folder
-    of the code has such a name, and no command of the spec makes it."""
+def must_be_file(name: str, spec: Mapping[str, Any], root: Path) -> bool:
+    """Return whether the name can only be a path.
+
+    An id of the hub looks like a path of two parts, but no folder of the code has such a name,
+    and no command of the spec makes it."""
     if any(name == table.get("creates") for table in spec.get("prepare", [])):
         return True
     parts = PurePath(name).parts
@@ -35,23 +37,22 @@ def is_file(name: str, spec: Mapping[str, Any], root: Path) -> bool:
     return len(parts) == 2 and (root / parts[0]).is_dir()
 
 
-def bring(spec: Mapping[str, Any], root: Path, folder: Path) -> list[str]:
-    """Copy from `root` what `folder` does not have; returns what is in neither.
+def copy_inputs(spec: Mapping[str, Any], root: Path, folder: Path) -> list[str]:
+    """Copy from `root` what `folder` does not have; return what is in neither.
 
-    What `folder` has stays: it is what the run began with.
-    """
+    Files that `folder` has stay: the run began with them."""
     missing: list[str] = []
-    for name in named(spec):
+    for name in list_inputs(spec):
         if (folder / name).exists():
             continue
         if not (root / name).exists():
             missing.append(name)
             continue
-        _copy(root / name, folder / name)
+        _copy_atomically(root / name, folder / name)
     return missing
 
 
-def _named(spec: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _iter_named(spec: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     learner: Mapping[str, Any] = spec.get("learner", {})
     if "model" in spec.get("policy", {}):
         yield "policy.model", spec["policy"]["model"]
@@ -69,8 +70,8 @@ def _is_within(name: str) -> bool:
     return "://" not in name and not path.is_absolute() and ".." not in path.parts
 
 
-def _copy(source: Path, target: Path) -> None:
-    """Whole or not at all: a launcher may be killed in the middle."""
+def _copy_atomically(source: Path, target: Path) -> None:
+    """Copy whole or not at all: a launcher may be killed in the middle."""
     target.parent.mkdir(parents=True, exist_ok=True)
     draft = target.with_name(f".{target.name}.draft")
     if source.is_dir():

@@ -1,54 +1,54 @@
 """Replicas as members of one managed Job Group per run.
 
 The learner, whose end ends the group, and the gateways are declared with it. Rollouts join and
-leave on their own, and so does a gateway that is started again.
-"""
+leave on their own, and so does a gateway that is started again."""
 
 import asyncio
 import time
 from dataclasses import dataclass, field, replace
 
 from services.launcher.backends.sky import names, status, tasks
-from services.launcher.backends.sky.ports import Client
-from services.launcher.backends.sky.queue import Board
-from services.launcher.backends.sky.start import Start
-from services.launcher.backends.sky.status import Job, Place, Stage
+from services.launcher.backends.sky.ports import SkyPilotApi
+from services.launcher.backends.sky.queue import JobQueue
+from services.launcher.backends.sky.start import PreparedLaunch
+from services.launcher.backends.sky.status import Job, JobStage, Place
 from services.launcher.ports import BackendError, CapacityError, SetupError, StartLostError
-from services.launcher.state import LEARNER, Exit, Key
+from services.launcher.state import LEARNER, ExitStatus, ReplicaKey
 
 _UNKNOWN_S = 120.0
 _KILLED = -9
-_NONE = "nobody has such a machine now"
-_CANCELLED_STAGES = (Stage.CANCELLED, Stage.ENDING)
+_NO_MACHINE = "nobody has such a machine now"
+_CANCELLED_STAGES = (JobStage.CANCELLED, JobStage.ENDING)
 
 
 class _CancelledError(StartLostError):
-    """Somebody has cancelled its job, or its group has ended."""
+    """The job was cancelled by somebody else, or its group has ended."""
 
 
 @dataclass(slots=True)
-class _Gathering:
-    """The declared replicas of a run that wait for its learner."""
+class _PendingGroup:
+    """Declared replicas of a run that wait for its learner."""
 
-    starts: dict[Key, Start] = field(default_factory=dict[Key, Start])
+    starts: dict[ReplicaKey, PreparedLaunch] = field(
+        default_factory=dict[ReplicaKey, PreparedLaunch]
+    )
     # Its id, and whether it declares them.
     group: asyncio.Future[tuple[int, bool]] = field(
         default_factory=asyncio.Future[tuple[int, bool]]
     )
 
 
-class Groups:
-    """Starts, watches and ends members of groups, by the names of their tasks.
+class JobGroupManager:
+    """Manager of group members: starts, watches and ends them by the names of their tasks.
 
-    Replicas of one run are started in one turn: a learner waits for `gather_s` for its gateways,
-    and who comes later joins as a member of its own.
-    """
+    Replicas of one run are started in one turn: a learner waits for `gather_s` for its
+    gateways, and a later one joins as a member of its own."""
 
-    def __init__(self, client: Client, board: Board, gather_s: float) -> None:
+    def __init__(self, client: SkyPilotApi, board: JobQueue, gather_s: float) -> None:
         self._client = client
         self._board = board
         self._gather_s = gather_s
-        self._gathering: dict[str, _Gathering] = {}
+        self._gathering: dict[str, _PendingGroup] = {}
         # Records of earlier starts under the same name do not count.
         self._since: dict[str, int] = {}
         self._killed: set[str] = set()
@@ -58,38 +58,40 @@ class Groups:
         self._limits: dict[str, float] = {}
         self._recovering: dict[str, float] = {}
 
-    async def start(self, start: Start) -> None:
-        """Returns when the replica's job runs."""
+    async def start_replica(self, start: PreparedLaunch) -> None:
+        """Start the replica; return when its job runs."""
         self._killed.discard(start.name)
         self._recovering.pop(start.name, None)
         self._limits[start.name] = start.limit_s
         deadline = time.monotonic() + start.limit_s
         if tasks.is_static(start.key):
-            return await self._until_running(start, await self._declared(start, deadline), deadline)
+            return await self._wait_until_running(
+                start, await self._submit_declared(start, deadline), deadline
+            )
         while True:
-            group = await self._group(start, deadline)
+            group = await self._wait_for_group(start, deadline)
             try:
-                job_id = await self._joined(start, group)
-                return await self._until_running(start, job_id, deadline)
+                job_id = await self._join_group(start, group)
+                return await self._wait_until_running(start, job_id, deadline)
             except _CancelledError:
-                await self._board.fresh()
-                if await self._open(start) == group:
+                await self._board.fresh_jobs()
+                if await self._find_open_group(start) == group:
                     raise
                 # It went with its group, for which perhaps nobody had machines: it comes with the
                 # next.
 
-    async def _declared(self, start: Start, deadline: float) -> int:
-        """The id of the job whose records are of this start."""
-        gathering = self._gathering.setdefault(start.launch.run_id, _Gathering())
+    async def _submit_declared(self, start: PreparedLaunch, deadline: float) -> int:
+        """Submit a declared replica; return the id of the job whose records are of this start."""
+        gathering = self._gathering.setdefault(start.launch.run_id, _PendingGroup())
         gathering.starts[start.key] = start
         if start.key[0] != LEARNER:
-            return await self._with_learner(start, gathering, deadline)
+            return await self._start_with_learner(start, gathering, deadline)
         try:
             await asyncio.sleep(self._gather_s)
         finally:
             del self._gathering[start.launch.run_id]
         try:
-            group, fresh = await self._group_of(start, gathering, deadline)
+            group, fresh = await self._find_or_submit_group(start, gathering, deadline)
         except BaseException as error:
             # The gateways fail with it; a cancelled learner is no error of theirs.
             known = (
@@ -102,189 +104,202 @@ class Groups:
         gathering.group.set_result((group, fresh))
         return group
 
-    async def _group_of(
-        self, learner: Start, gathering: _Gathering, deadline: float
+    async def _find_or_submit_group(
+        self, learner: PreparedLaunch, gathering: _PendingGroup, deadline: float
     ) -> tuple[int, bool]:
-        """The learner's group, and whether it was submitted now, with all that were gathered."""
-        jobs, site = await self._board.fresh(), learner.site
-        group = status.open_group(jobs, site.groups, site.learner)
+        """Return the learner's group, and whether it was submitted now, with all that were
+        gathered."""
+        jobs, site = await self._board.fresh_jobs(), learner.site
+        group = status.find_open_group(jobs, site.group_names, site.learner_name)
         if group is not None:
             return group, False
         # A group whose learner has ended is ending itself.
-        await self._client.cancel(status.live_groups(jobs, site.groups))
-        while status.live_groups(await self._board.fresh(), site.groups):
-            await self._in_time(learner, deadline, "its group of before does not end")
-        documents = tasks.group(learner.site, list(gathering.starts), learner.launch.attempt)
+        await self._client.cancel_jobs(status.find_live_groups(jobs, site.group_names))
+        while status.find_live_groups(await self._board.fresh_jobs(), site.group_names):
+            await self._pause_before_deadline(learner, deadline, "its group of before does not end")
+        documents = tasks.job_group_tasks(
+            learner.site, list(gathering.starts), learner.launch.attempt
+        )
         by_name = {each.name: each.secrets for each in gathering.starts.values()}
         secrets = [by_name[document["name"]] for document in documents[1:]]
         return await self._client.submit_group(documents, secrets), True
 
-    async def _with_learner(self, start: Start, gathering: _Gathering, deadline: float) -> int:
-        """Come with a learner that is being started, else join the group that is there."""
+    async def _start_with_learner(
+        self, start: PreparedLaunch, gathering: _PendingGroup, deadline: float
+    ) -> int:
+        """Start with a learner that is being started, else join the group that is there."""
         while not gathering.group.done():
             if (LEARNER, 0) not in gathering.starts:
-                group = await self._open(start)
+                group = await self._find_open_group(start)
                 if group is not None and (LEARNER, 0) not in gathering.starts:
                     del gathering.starts[start.key]
-                    return await self._again(start, group)
+                    return await self._rejoin_group(start, group)
             if time.monotonic() > deadline:
                 gathering.starts.pop(start.key, None)
                 raise CapacityError(f"{start.name}: its run has no learner yet")
             await asyncio.wait({gathering.group}, timeout=self._board.poll_s)
         group, fresh = gathering.group.result()
-        return group if fresh else await self._again(start, group)
+        return group if fresh else await self._rejoin_group(start, group)
 
-    async def _again(self, start: Start, group: int) -> int:
-        """A gateway of a group that goes on: its own job if that does, else a member that joins."""
-        mine = status.newest(await self._board.fresh(), start.name, group)
+    async def _rejoin_group(self, start: PreparedLaunch, group: int) -> int:
+        """Return a gateway's own job in a group that is still active, else join as a new
+        member."""
+        mine = status.newest_job(await self._board.fresh_jobs(), start.name, group)
         if mine is not None and mine.goes_on:
             return mine.job_id
-        return await self._joined(start, group)
+        return await self._join_group(start, group)
 
-    async def _group(self, start: Start, deadline: float) -> int:
-        """The run's group, once it is there."""
+    async def _wait_for_group(self, start: PreparedLaunch, deadline: float) -> int:
+        """Wait for the run's group and return it."""
         while True:
-            group = await self._open(start)
+            group = await self._find_open_group(start)
             if group is not None:
                 # It may have ended since the last look.
-                await self._board.fresh()
-                if await self._open(start) == group:
+                await self._board.fresh_jobs()
+                if await self._find_open_group(start) == group:
                     return group
-            await self._in_time(start, deadline, "its run has no learner yet")
+            await self._pause_before_deadline(start, deadline, "its run has no learner yet")
 
-    async def _open(self, start: Start) -> int | None:
-        return status.open_group(await self._board.jobs(), start.site.groups, start.site.learner)
+    async def _find_open_group(self, start: PreparedLaunch) -> int | None:
+        return status.find_open_group(
+            await self._board.recent_jobs(), start.site.group_names, start.site.learner_name
+        )
 
-    async def _joined(self, start: Start, group: int) -> int:
-        document = tasks.task(start.site, start.key, start.launch.attempt)
+    async def _join_group(self, start: PreparedLaunch, group: int) -> int:
+        document = tasks.replica_task(start.site, start.key, start.launch.attempt)
         try:
             return await self._client.submit_job(document, start.secrets, group)
         except BackendError as error:
-            await self._board.fresh()
-            if type(error) is BackendError and await self._open(start) != group:
+            await self._board.fresh_jobs()
+            if type(error) is BackendError and await self._find_open_group(start) != group:
                 # Nothing is wrong with the wish: its learner has ended meanwhile.
                 raise _CancelledError(f"{start.name}: its group has ended") from error
             raise
 
-    async def _until_running(self, start: Start, since: int, deadline: float) -> None:
+    async def _wait_until_running(self, start: PreparedLaunch, since: int, deadline: float) -> None:
         self._since[start.name] = since
-        jobs = await self._board.fresh()
+        jobs = await self._board.fresh_jobs()
         while True:
-            job = status.newest(jobs, start.name, since)
-            stage = job.stage if job is not None else Stage.WAITING
-            if stage in (Stage.RUNNING, Stage.RECOVERING, Stage.DONE, Stage.FAILED):
+            job = status.newest_job(jobs, start.name, since)
+            stage = job.stage if job is not None else JobStage.WAITING
+            if stage in (JobStage.RUNNING, JobStage.RECOVERING, JobStage.DONE, JobStage.FAILED):
                 return
-            if stage is not Stage.WAITING or time.monotonic() > deadline:
-                await self._give_up(start, job, since)
-            await self._board.pause()
-            jobs = await self._board.jobs()
+            if stage is not JobStage.WAITING or time.monotonic() > deadline:
+                await self._give_up_start(start, job, since)
+            await self._board.pause_between_polls()
+            jobs = await self._board.recent_jobs()
 
-    async def _give_up(self, start: Start, job: Job | None, since: int) -> None:
-        stage = job.stage if job is not None else Stage.WAITING
-        missing = stage in (Stage.NO_CAPACITY, Stage.WAITING) or since in self._given_up
+    async def _give_up_start(self, start: PreparedLaunch, job: Job | None, since: int) -> None:
+        stage = job.stage if job is not None else JobStage.WAITING
+        missing = stage in (JobStage.NO_CAPACITY, JobStage.WAITING) or since in self._given_up
         if missing:
             # At first: others of its group see it cancelled, and are to know why.
             self._given_up.add(since)
         if job is None or not job.over:
-            await self._client.cancel([since])
+            await self._client.cancel_jobs([since])
         reason = job.reason if job is not None else ""
         what = f"{start.name}: {reason or stage.value}"
         if missing:
-            raise CapacityError(f"{what}; {_NONE}")
-        if stage is Stage.REFUSED:
+            raise CapacityError(f"{what}; {_NO_MACHINE}")
+        if stage is JobStage.REFUSED:
             raise BackendError(what)
         raise (_CancelledError if stage in _CANCELLED_STAGES else SetupError)(what)
 
-    async def _in_time(self, start: Start, deadline: float, problem: str) -> None:
+    async def _pause_before_deadline(
+        self, start: PreparedLaunch, deadline: float, problem: str
+    ) -> None:
         if time.monotonic() > deadline:
             raise CapacityError(f"{start.name}: {problem}, after {start.limit_s:g} s")
-        await self._board.pause()
+        await self._board.pause_between_polls()
 
-    async def attach(self, name: str, limit_s: float) -> bool:
-        """As `live`, and it may look for another machine for so long."""
+    async def attach_replica(self, name: str, limit_s: float) -> bool:
+        """Attach as `is_live` does, and let the replica look for another machine for so long."""
         self._limits[name] = limit_s
-        return await self.live(name)
+        return await self.is_live(name)
 
-    async def live(self, name: str) -> bool:
-        """Whether a replica's job goes on; from now on its later records count."""
-        job = status.newest(await self._board.fresh(), name)
+    async def is_live(self, name: str) -> bool:
+        """Return whether a replica's job is active; from now on its later records count."""
+        job = status.newest_job(await self._board.fresh_jobs(), name)
         if job is None or job.over:
             return False
         self._since[name] = job.job_id
         return True
 
-    async def place(self, name: str) -> Place | None:
-        """Where a replica's machines are."""
-        job = status.newest(await self._board.fresh(), name, self._since.get(name, 0))
+    async def find_place(self, name: str) -> Place | None:
+        """Return where a replica's machines are."""
+        job = status.newest_job(await self._board.fresh_jobs(), name, self._since.get(name, 0))
         return job.place if job is not None else None
 
-    async def undo(self, name: str) -> None:
+    async def undo_start(self, name: str) -> None:
         """End what a start has left."""
-        if await self.live(name):
-            await self.kill(name)
-            await self.wait(name)
-        elif job := status.newest(await self._board.jobs(), name):
-            await self._forsake(job)
+        if await self.is_live(name):
+            await self.kill_replica(name)
+            await self.wait_for_exit(name)
+        elif job := status.newest_job(await self._board.recent_jobs(), name):
+            await self._clean_abandoned(job)
 
-    async def _forsake(self, job: Job) -> None:
+    async def _clean_abandoned(self, job: Job) -> None:
         """End what SkyPilot may have left of a job that is over."""
         if job.abandoned:
-            await self._client.down(job.cluster)
+            await self._client.tear_down_cluster(job.cluster)
 
-    async def wait(self, name: str) -> Exit:
-        """How the replica's job ended, once it has."""
+    async def wait_for_exit(self, name: str) -> ExitStatus:
+        """Wait until the replica's job has ended; return how."""
         since, seen = self._since.get(name, 0), time.monotonic()
         while True:
-            jobs = await self._board.jobs()
-            job = status.newest(jobs, name, since)
+            jobs = await self._board.recent_jobs()
+            job = status.newest_job(jobs, name, since)
             if name in self._killed:
-                return Exit(_KILLED)
+                return ExitStatus(_KILLED)
             if job is not None:
                 seen = time.monotonic()
             if job is not None and job.over:
-                await self._forsake(job)
+                await self._clean_abandoned(job)
                 if since in self._given_up:
-                    return Exit(1, _NONE, preempted=True)
+                    return ExitStatus(1, _NO_MACHINE, preempted=True)
                 return replace(job.exit, preempted=status.went_with_group(jobs, job))
-            if job is not None and self._in_vain(job):
+            if job is not None and self._is_hopeless(job):
                 self._given_up.add(since)
-                await self._client.cancel([job.job_id])
+                await self._client.cancel_jobs([job.job_id])
             if time.monotonic() > seen + _UNKNOWN_S:
-                return Exit(1, "SkyPilot answers, and knows no such job")
-            await self._board.pause()
+                return ExitStatus(1, "SkyPilot answers, and knows no such job")
+            await self._board.pause_between_polls()
 
-    def _in_vain(self, job: Job) -> bool:
-        """Whether nobody has machines for a job that goes on to ask: one that a dead launcher has
-        asked for and would have given up, or one whose machine was taken away long ago."""
-        if job.stage is not Stage.RECOVERING:
+    def _is_hopeless(self, job: Job) -> bool:
+        """Return whether nobody has machines for a job that keeps asking: one that a dead
+        launcher has asked for and would have given up, or one whose machine was taken away long
+        ago."""
+        if job.stage is not JobStage.RECOVERING:
             self._recovering.pop(job.task, None)
-            return job.stage is Stage.NO_CAPACITY
+            return job.stage is JobStage.NO_CAPACITY
         began = self._recovering.setdefault(job.task, time.monotonic())
         limit_s = self._limits.get(job.task, float("inf"))
         # With a declared gateway its learner would go, which may be at work.
-        return not _is_bound(job) and time.monotonic() > began + limit_s
+        return not _is_bound_to_group(job) and time.monotonic() > began + limit_s
 
-    async def drain(self, name: str) -> None:
-        """Its watcher is told by the launcher; what has no machine yet is not waited for."""
-        job = status.newest(await self._board.fresh(), name, self._since.get(name, 0))
-        if job is None or job.stage in (Stage.WAITING, Stage.NO_CAPACITY):
-            await self.kill(name)
+    async def drain_replica(self, name: str) -> None:
+        """Cancel a start that has no machine yet; it is not waited for. The launcher itself
+        tells a running replica's watcher."""
+        job = status.newest_job(await self._board.fresh_jobs(), name, self._since.get(name, 0))
+        if job is None or job.stage in (JobStage.WAITING, JobStage.NO_CAPACITY):
+            await self.kill_replica(name)
 
-    async def kill(self, name: str) -> None:
-        await self._client.forget(lambda asked: asked == name)
-        job = status.newest(await self._board.fresh(), name, self._since.get(name, 0))
+    async def kill_replica(self, name: str) -> None:
+        await self._client.cancel_pending(lambda asked: asked == name)
+        job = status.newest_job(await self._board.fresh_jobs(), name, self._since.get(name, 0))
         if job is None or job.over:
             return
-        if _is_bound(job) and job.cluster:
+        if _is_bound_to_group(job) and job.cluster:
             # It cannot be cancelled alone. SkyPilot finds it another machine.
-            await self._client.down(job.cluster)
+            await self._client.tear_down_cluster(job.cluster)
             self._killed.add(name)
         else:
-            await self._client.cancel([job.job_id])
+            await self._client.cancel_jobs([job.job_id])
 
 
-def _is_bound(job: Job) -> bool:
-    """Whether it cannot be cancelled without its group: others are declared with it."""
-    owned = names.parse(job.task)
+def _is_bound_to_group(job: Job) -> bool:
+    """Return whether the job cannot be cancelled without its group: others are declared with
+    it."""
+    owned = names.parse_name(job.task)
     learner = owned is not None and owned.key == (LEARNER, 0)
     return job.name != job.task and not learner

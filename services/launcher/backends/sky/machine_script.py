@@ -1,14 +1,13 @@
-"""What runs on a machine: the watcher, for as long as there is work, and never longer.
+"""Script that runs on a machine: the watcher, for as long as there is work, and never longer.
 
-Shell, because SkyPilot runs shell. Secrets are in the environment and on no command line.
-"""
+Shell, because SkyPilot runs shell. Secrets are in the environment and on no command line."""
 
 import shlex
 from dataclasses import dataclass
 
-from services.common.interpreter import python
+from services.common.interpreter import python_command
 from services.launcher.security.sealed_secrets import KEY_FILE
-from services.launcher.state import LEARNER, ROLLOUT, Key
+from services.launcher.state import LEARNER, ROLLOUT, ReplicaKey
 
 # In the folder of the code, which SkyPilot makes the working directory.
 SPEC_FILE = "spec.json"
@@ -26,11 +25,12 @@ _WHO_AM_I = "https://checkip.amazonaws.com"
 
 
 @dataclass(frozen=True, slots=True)
-class Watched:
-    """One replica as its watcher is told about it. `port` is reached from outside if `public`."""
+class WatchedReplica:
+    """One replica as its watcher's command line describes it. `port` is reached from outside if
+    `public`."""
 
     run_id: str
-    key: Key
+    key: ReplicaKey
     module: str
     python: str
     registry: str
@@ -44,40 +44,44 @@ class Watched:
     metrics: bool = False
 
 
-def run_script(watched: Watched) -> str:
-    """The `run` of a task, on each of its machines. It ends when the work ends."""
-    lines = [OWN_CODE, *_who_am_i(watched)]
-    command = _first(watched)
+def run_script(watched: WatchedReplica) -> str:
+    """Return the `run` of a task, on each of its machines. It ends when the work ends."""
+    lines = [OWN_CODE, *_find_address_lines(watched)]
+    command = _first_machine_command(watched)
     if watched.nodes > 1:
-        command = f'if [ "${_RANK}" = 0 ]; then\n{command}\nelse\n{_further(watched)}\nfi'
+        command = (
+            f'if [ "${_RANK}" = 0 ]; then\n{command}\nelse\n{_further_machine_command(watched)}\nfi'
+        )
     return "\n".join([*lines, command]) + "\n"
 
 
-def _first(watched: Watched) -> str:
-    """The replica itself."""
+def _first_machine_command(watched: WatchedReplica) -> str:
+    """Return the command of the replica itself."""
     run_dir = f"{RUNS_FOLDER}/{watched.run_id}"
-    service = shlex.join(_service(watched, run_dir))
-    return _joined([_watcher(watched, run_dir), f"-- {service}", *_addresses(watched)])
+    service = shlex.join(_service_command(watched, run_dir))
+    return _join_parts(
+        [_watcher_command(watched, run_dir), f"-- {service}", *_address_arguments(watched)]
+    )
 
 
-def _joined(parts: list[str]) -> str:
+def _join_parts(parts: list[str]) -> str:
     return " \\\n  ".join(parts)
 
 
-def _further(watched: Watched) -> str:
-    """What runs on the machines of a learner but the first, whose port they are told."""
+def _further_machine_command(watched: WatchedReplica) -> str:
+    """Return the command of a learner's further machines, which are given the first one's port."""
     # On Slurm machines may share a file system, and the folder of the run is the first one's.
     run_dir = f"{RUNS_FOLDER}/{watched.run_id}.nodes"
     ranks = (
-        *python("-m", f"{watched.module}.ranks", executable=watched.python),
+        *python_command("-m", f"{watched.module}.ranks", executable=watched.python),
         *("--config", SPEC_FILE),
         *("--run-id", watched.run_id),
         *("--run-dir", run_dir),
-        *_ranks(watched),
+        *_rank_arguments(watched),
     )
-    return _joined(
+    return _join_parts(
         [
-            f'{_watcher(watched, run_dir)} --node="${_RANK}"',
+            f'{_watcher_command(watched, run_dir)} --node="${_RANK}"',
             f"-- {shlex.join(ranks)}",
             f'--replica="${_RANK}"',
             f'--peer="learner=${_ADDRESS}:{watched.port}"',
@@ -85,15 +89,15 @@ def _further(watched: Watched) -> str:
     )
 
 
-def _ranks(watched: Watched) -> tuple[str, ...]:
+def _rank_arguments(watched: WatchedReplica) -> tuple[str, ...]:
     return (f"--learner.rank.nodes={watched.nodes}",) if watched.nodes > 1 else ()
 
 
-def _watcher(watched: Watched, run_dir: str) -> str:
+def _watcher_command(watched: WatchedReplica, run_dir: str) -> str:
     service, index = watched.key
     words = (
         *("timeout", f"--kill-after={_KILL_AFTER_S}", str(watched.hard_limit_s)),
-        *python("-m", "services.launcher.agent", executable=watched.python),
+        *python_command("-m", "services.launcher.agent", executable=watched.python),
         *("--config", SPEC_FILE),
         *("--service", service),
         *("--replica", str(index)),
@@ -105,17 +109,17 @@ def _watcher(watched: Watched, run_dir: str) -> str:
     return shlex.join(words)
 
 
-def _service(watched: Watched, run_dir: str) -> tuple[str, ...]:
+def _service_command(watched: WatchedReplica, run_dir: str) -> tuple[str, ...]:
     service, index = watched.key
     command = (
-        *python("-m", watched.module, executable=watched.python),
+        *python_command("-m", watched.module, executable=watched.python),
         *("--config", SPEC_FILE),
         *("--run-id", watched.run_id),
         *("--run-dir", run_dir),
         *("--replica", str(index)),
         *("--registry", watched.registry),
         *(("--metrics-listen", "127.0.0.1:0") if watched.metrics else ()),
-        *_ranks(watched),
+        *_rank_arguments(watched),
     )
     if service == LEARNER and watched.evaluate:
         return (*command, "--learner.mode=eval")
@@ -123,37 +127,40 @@ def _service(watched: Watched, run_dir: str) -> tuple[str, ...]:
 
 
 def weights_port(port: int) -> int:
-    """Where a learner that listens on `port` serves weights, which is a process of its own."""
+    """Return the port where a learner that listens on `port` serves weights, in a process of
+    its own."""
     return port + 1
 
 
-def _serves_outside(watched: Watched) -> bool:
-    """A rollout calls the others, and is called by nobody beyond its machine."""
+def _serves_outside(watched: WatchedReplica) -> bool:
+    """Return whether others call the service: a rollout calls the others, and nobody beyond its
+    machine calls it."""
     return watched.public and watched.key[0] != ROLLOUT
 
 
-def _who_am_i(watched: Watched) -> list[str]:
-    """Shell that finds the machine's address; RunPod and Vast map ports to others outside."""
+def _find_address_lines(watched: WatchedReplica) -> list[str]:
+    """Return shell lines that find the machine's address; RunPod and Vast map ports to others
+    outside."""
     if not watched.public:
         return [f'{_ADDRESS}="$(echo "$SKYPILOT_NODE_IPS" | head -n 1)"']
     if not _serves_outside(watched):
         return []
     lines = [f'{_OUTSIDE}="${{RUNPOD_PUBLIC_IP:-${{PUBLIC_IPADDR:-$(curl -fsS {_WHO_AM_I})}}}}"']
     if watched.key[0] == LEARNER:
-        lines.append(f'{_WEIGHTS}="${_OUTSIDE}:{_mapped(weights_port(watched.port))}"')
-    return [*lines, f'{_OUTSIDE}="${_OUTSIDE}:{_mapped(watched.port)}"']
+        lines.append(f'{_WEIGHTS}="${_OUTSIDE}:{_mapped_port(weights_port(watched.port))}"')
+    return [*lines, f'{_OUTSIDE}="${_OUTSIDE}:{_mapped_port(watched.port)}"']
 
 
-def _mapped(port: int) -> str:
-    """Shell for the port outside that is `port` here."""
+def _mapped_port(port: int) -> str:
+    """Return shell for the port outside that is `port` here."""
     return f"${{RUNPOD_TCP_PORT_{port}:-${{VAST_TCP_PORT_{port}:-{port}}}}}"
 
 
-def _addresses(watched: Watched) -> list[str]:
-    """Arguments with shell variables in them."""
+def _address_arguments(watched: WatchedReplica) -> list[str]:
+    """Return address arguments with shell variables in them."""
     if _serves_outside(watched):
         listen = [f"--listen=0.0.0.0:{watched.port}", f'--advertise="${_OUTSIDE}"']
-        return [*listen, *_weights(watched)] if watched.key[0] == LEARNER else listen
+        return [*listen, *_weight_arguments(watched)] if watched.key[0] == LEARNER else listen
     if watched.public:
         return ["--listen=127.0.0.1:0"]
     # On Slurm several replicas may share a machine, so its ports are not ours to choose; but
@@ -161,8 +168,9 @@ def _addresses(watched: Watched) -> list[str]:
     return [f'--listen="${_ADDRESS}:{watched.port if watched.nodes > 1 else 0}"']
 
 
-def _weights(watched: Watched) -> list[str]:
-    """Over a public network they go by gRPC under TLS, and from a port that is opened."""
+def _weight_arguments(watched: WatchedReplica) -> list[str]:
+    """Return the arguments for weights, which cross a public network by gRPC under TLS, and
+    from a port that is opened."""
     return [
         "--learner.weights.network=public",
         f"--learner.weights.port={weights_port(watched.port)}",

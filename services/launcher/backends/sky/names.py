@@ -1,9 +1,9 @@
-"""What a run's jobs and clusters are called at SkyPilot, and whose such a name is, pure.
+"""Names of a run's jobs and clusters at SkyPilot, and whose such a name is, pure.
 
 SkyPilot names the cluster of a managed job after its task, cut to 25 characters, and the job's
-number. `flo-TAG-SERVICE-REPLICA` fits into these uncut, so whatever is found at SkyPilot says whose
-it is without a ledger. TAG is three characters for the launcher's runs folder and six for the run.
-"""
+number. `flo-TAG-SERVICE-REPLICA` fits into these uncut, so any name found at SkyPilot
+identifies its owner without a ledger. TAG is three characters for the launcher's runs folder
+and six for the run."""
 
 import base64
 import hashlib
@@ -12,7 +12,7 @@ import socket
 from dataclasses import dataclass
 from pathlib import Path
 
-from services.launcher.state import GATEWAY, LEARNER, ROLLOUT, Key
+from services.launcher.state import GATEWAY, LEARNER, ROLLOUT, ReplicaKey
 
 PREFIX = "flo"
 # Of a managed job's task: what SkyPilot leaves uncut in the name of its cluster.
@@ -34,65 +34,65 @@ _MEMBER = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Owned:
-    """What a name says: the launcher and run it belongs to, and the replica if it is of one."""
+class ParsedName:
+    """Content of a name: the launcher and run it belongs to, and the replica if it is of one."""
 
     owner: str
     run: str
-    key: Key | None
+    key: ReplicaKey | None
 
 
 def owner_of(runs: Path) -> str:
-    """The mark of the launcher of a runs folder: several may share one SkyPilot server."""
-    return _digest(f"{socket.gethostname()}:{runs.resolve()}", _OWNER_LENGTH)
+    """Return the mark of the launcher of a runs folder: several may share one SkyPilot server."""
+    return _short_digest(f"{socket.gethostname()}:{runs.resolve()}", _OWNER_LENGTH)
 
 
 def run_mark(run_id: str) -> str:
-    """The mark of a run among all of its launcher."""
-    return _digest(run_id, _RUN_LENGTH)
+    """Return the mark of a run among all of its launcher."""
+    return _short_digest(run_id, _RUN_LENGTH)
 
 
-def member_name(owner: str, run_id: str, key: Key) -> str:
-    """The task of a replica, and in mode `cluster` its cluster."""
+def member_name(owner: str, run_id: str, key: ReplicaKey) -> str:
+    """Return the name of a replica's task, and in mode `cluster` of its cluster."""
     service, index = key
     return f"{PREFIX}-{owner}{run_mark(run_id)}-{_SHORT[service]}-{index}"
 
 
 def group_name(owner: str, run_id: str) -> str:
-    """The Job Group of a run: what people look for in SkyPilot's queue."""
-    return f"{PREFIX}-{owner}{run_mark(run_id)}-run-{slug(run_id)}"
+    """Return the name of a run's Job Group, which people look for in SkyPilot's queue."""
+    return f"{PREFIX}-{owner}{run_mark(run_id)}-run-{slugify_run_id(run_id)}"
 
 
-def slug(run_id: str) -> str:
-    """A run id in letters, digits and hyphens, with its time kept where it is too long."""
+def slugify_run_id(run_id: str) -> str:
+    """Return a run id in letters, digits and hyphens, with its time kept where it is too long."""
     text = re.sub(r"[^a-z0-9-]+", "-", run_id.lower())
     if len(text) <= _SLUG_LIMIT:
         return text
     return f"{text[: _SLUG_LIMIT - _TIME_LENGTH - 1]}-{text[-_TIME_LENGTH:]}"
 
 
-def parse(name: str) -> Owned | None:
-    """Whose a job or cluster is; None if no launcher of ours gave it that name."""
+def parse_name(name: str) -> ParsedName | None:
+    """Return whose a job or cluster is; None if no launcher of ours gave it that name."""
     found = _NAME.fullmatch(name)
     if found is None:
         return None
     service = found["service"]
     key = (_LONG[service], int(found["replica"])) if service else None
-    return Owned(found["owner"], found["run"], key)
+    return ParsedName(found["owner"], found["run"], key)
 
 
-def learner_beside(name: str) -> str:
-    """The learner of the run that a replica is of."""
-    owned = parse(name)
+def learner_name_for(name: str) -> str:
+    """Return the name of the learner in a replica's run."""
+    owned = parse_name(name)
     mark = "" if owned is None else owned.owner + owned.run
     return f"{PREFIX}-{mark}-{_SHORT[LEARNER]}-0"
 
 
-def members_in(text: str) -> set[str]:
-    """The names of replicas that stand in a text; those of their clusters do not count."""
+def find_member_names(text: str) -> set[str]:
+    """Return the names of replicas that stand in a text; those of their clusters do not count."""
     return set(_MEMBER.findall(text))
 
 
-def _digest(text: str, length: int) -> str:
+def _short_digest(text: str, length: int) -> str:
     digest = hashlib.sha256(text.encode()).digest()
     return base64.b32encode(digest).decode().lower()[:length]

@@ -1,8 +1,7 @@
-"""What SkyPilot's server was asked to start and has not answered yet: by this launcher, or by one
-that is dead and whose request is not.
+"""Start requests that SkyPilot's server has not answered yet: of this launcher, or of one that
+is dead and whose request is not.
 
-All calls block, as SkyPilot's do.
-"""
+All calls block, as SkyPilot's do."""
 
 import threading
 import time
@@ -19,7 +18,7 @@ _HANDOVER_S = 900.0
 
 
 @dataclass(slots=True)
-class _Handover:
+class _Submission:
     """A submission on its way to the server, which sends code along: it has no number yet."""
 
     replicas: Sequence[str]
@@ -31,25 +30,25 @@ class _Handover:
         return time.monotonic() > self.begun + _HANDOVER_S
 
 
-class Requests:
-    """Follows submissions, and finds those that nobody follows any more."""
+class PendingRequests:
+    """Follower of submissions, which also finds those that nobody follows any more."""
 
     def __init__(self, sky: Any) -> None:
         self._sky = sky
         self._lock = threading.Lock()
-        self._handovers: list[_Handover] = []
+        self._handovers: list[_Submission] = []
 
-    def follow(self, replicas: Sequence[str], submit: Callable[[], Any]) -> Any:
+    def follow_submission(self, replicas: Sequence[str], submit: Callable[[], Any]) -> Any:
         """Submit what starts these replicas, and return what came of it."""
-        with self._handed_over(replicas) as handover:
+        with self._track_submission(replicas) as handover:
             request = submit()
         if handover.unwanted:
-            self._cancel([request])
+            self._cancel_requests([request])
         return self._sky.get(request)
 
     @contextmanager
-    def _handed_over(self, replicas: Sequence[str]) -> Generator[_Handover]:
-        handover = _Handover(replicas)
+    def _track_submission(self, replicas: Sequence[str]) -> Generator[_Submission]:
+        handover = _Submission(replicas)
         with self._lock:
             self._handovers.append(handover)
         try:
@@ -58,44 +57,46 @@ class Requests:
             with self._lock:
                 self._handovers.remove(handover)
 
-    def under_way(self, wanted: Callable[[str], bool]) -> bool:
-        """Whether one of these replicas may still come of what was asked before."""
-        return bool(self._matching(wanted) or self._open(wanted))
+    def is_start_pending(self, wanted: Callable[[str], bool]) -> bool:
+        """Return whether an earlier request may still start one of these replicas."""
+        return bool(self._matching_submissions(wanted) or self._open_requests(wanted))
 
-    def forget(self, wanted: Callable[[str], bool]) -> bool:
-        """Cancel what would start one of these replicas; whether there was any such thing. What
-        was cancelled may have come about at the last moment."""
-        handovers = self._matching(wanted)
+    def cancel_pending(self, wanted: Callable[[str], bool]) -> bool:
+        """Cancel requests that would start one of these replicas; return whether there were
+        any.
+
+        A cancelled request may have been fulfilled at the last moment."""
+        handovers = self._matching_submissions(wanted)
         for handover in handovers:
             handover.unwanted = True
-        requests = self._open(wanted)
+        requests = self._open_requests(wanted)
         if requests:
-            self._cancel(requests)
+            self._cancel_requests(requests)
         return bool(handovers or requests)
 
-    def _matching(self, wanted: Callable[[str], bool]) -> list[_Handover]:
+    def _matching_submissions(self, wanted: Callable[[str], bool]) -> list[_Submission]:
         with self._lock:
             known = [each for each in self._handovers if not each.lost]
         return [each for each in known if any(map(wanted, each.replicas))]
 
-    def _open(self, wanted: Callable[[str], bool]) -> list[str]:
+    def _open_requests(self, wanted: Callable[[str], bool]) -> list[str]:
         return [
             request.request_id
             for request in self._sky.api_status()
-            if any(map(wanted, _replicas(request)))
+            if any(map(wanted, _replicas_started_by(request)))
         ]
 
-    def _cancel(self, requests: list[str]) -> None:
+    def _cancel_requests(self, requests: list[str]) -> None:
         self._sky.get(self._sky.api_cancel(requests, silent=True))
 
 
-def _replicas(request: Any) -> set[str]:
-    """The replicas that a request of the server's list is to start."""
+def _replicas_started_by(request: Any) -> set[str]:
+    """Return the replicas that a request of the server's list is to start."""
     match request.name:
         case "sky.jobs.launch":
-            return names.members_in(request.request_body or "")
+            return names.find_member_names(request.request_body or "")
         case "sky.launch":
             # SkyPilot's own, for a managed job, has a number behind the name of the replica.
-            return names.members_in(request.cluster_name or "")
+            return names.find_member_names(request.cluster_name or "")
         case _:
             return set()

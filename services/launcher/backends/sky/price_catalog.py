@@ -1,4 +1,5 @@
-"""What machines cost, from the catalog that SkyPilot keeps on this machine; SkyPilot not needed."""
+"""Prices of machines, from the catalog that SkyPilot keeps on this machine; SkyPilot is not
+needed."""
 
 import csv
 from collections.abc import Callable, Iterator, Mapping
@@ -8,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from services.launcher.backends.sky.resources import accelerator, cloud_of, region_of
+from services.launcher.backends.sky.resources import cloud_of, parse_accelerator, region_of
 from services.launcher.config.sky import Machine, Machines
 
 CATALOG_VERSION = "v8"
@@ -16,53 +17,56 @@ _FILE = "vms.csv"
 
 
 @dataclass(frozen=True, slots=True)
-class Catalog:
-    """SkyPilot's folder, `~/.sky`. Nothing in it is no error: then nobody knows a price."""
+class PriceCatalog:
+    """SkyPilot's folder, `~/.sky`. An empty one is no error: then no price is known."""
 
     home: Path
 
-    def cheapest(self, machines: Machines) -> float | None:
-        return cheapest(machines, self.price)
+    def replica_price(self, machines: Machines) -> float | None:
+        return cheapest_price(machines, self.machine_price)
 
-    def price(self, machine: Machine) -> float | None:
-        """$/h of one machine; None where the catalog shows none that fits."""
+    def machine_price(self, machine: Machine) -> float | None:
+        """Return $/h of one machine; None where the catalog shows none that fits."""
         if cloud_of(machine) == "slurm":
-            return self._slurm(machine)
-        return min((price for price, _ in self._offered(machine)), default=None)
+            return self._slurm_price(machine)
+        return min((price for price, _ in self._iter_offered(machine)), default=None)
 
-    def memory(self, machine: Machine) -> float | None:
-        """GiB of the cheapest machine that fits, the smallest of them; None where none is known."""
-        offered = [(price, _number(row, "MemoryGiB")) for price, row in self._offered(machine)]
+    def machine_memory(self, machine: Machine) -> float | None:
+        """Return the GiB of the cheapest machine that fits, the smallest of them; None where
+        none is known."""
+        offered = [
+            (price, _parse_number(row, "MemoryGiB")) for price, row in self._iter_offered(machine)
+        ]
         return min(((p, gib) for p, gib in offered if gib is not None), default=(0, None))[1]
 
-    def _offered(self, machine: Machine) -> Iterator[tuple[float, Mapping[str, str]]]:
-        """Machines of the catalog that fit and are not too dear, with their prices."""
+    def _iter_offered(self, machine: Machine) -> Iterator[tuple[float, Mapping[str, str]]]:
+        """Iterate over the catalog's machines that fit and are not too dear, with their prices."""
         region, most = region_of(machine), machine.max_hourly_cost or float("inf")
-        for row in self._rows(cloud_of(machine)):
-            if region not in ("", row.get("Region")) or not _fits(row, machine):
+        for row in self._iter_rows(cloud_of(machine)):
+            if region not in ("", row.get("Region")) or not _matches_machine(row, machine):
                 continue
-            price = _number(row, "SpotPrice" if machine.use_spot else "Price")
+            price = _parse_number(row, "SpotPrice" if machine.use_spot else "Price")
             if price is not None and price <= most:
                 yield price, row
 
-    def _rows(self, cloud: str) -> Iterator[Mapping[str, str]]:
+    def _iter_rows(self, cloud: str) -> Iterator[Mapping[str, str]]:
         folder = self.home / "catalogs" / CATALOG_VERSION
         for path in sorted(folder.glob(f"{cloud or '*'}/{_FILE}")):
             with path.open(newline="", encoding="utf-8") as file:
                 yield from csv.DictReader(file)
 
-    def _slurm(self, machine: Machine) -> float | None:
-        """A cluster's own prices per CPU, GiB and GPU, as its users agreed on them."""
-        pricing = self._config().get("slurm", {}).get("pricing")
+    def _slurm_price(self, machine: Machine) -> float | None:
+        """Return a Slurm cluster's own price by CPU, GiB and GPU, as its users agreed on them."""
+        pricing = self._read_config().get("slurm", {}).get("pricing")
         if not pricing:
             return None
-        name, count = accelerator(machine.accelerators) or ("", 0.0)
-        cores, memory = _least(machine.cpus) or 0, _least(machine.memory) or 0
+        name, count = parse_accelerator(machine.accelerators) or ("", 0.0)
+        cores, memory = _parse_least(machine.cpus) or 0, _parse_least(machine.memory) or 0
         listed = pricing.get("accelerators") or {}
         gpus = {gpu.lower(): price for gpu, price in listed.items()}.get(name, 0) * count
         return gpus + pricing.get("cpu", 0) * cores + pricing.get("memory", 0) * memory
 
-    def _config(self) -> Mapping[str, Any]:
+    def _read_config(self) -> Mapping[str, Any]:
         path = self.home / "config.yaml"
         if not path.exists():
             return {}
@@ -70,26 +74,26 @@ class Catalog:
         return found if isinstance(found, dict) else {}
 
 
-def cheapest(machines: Machines, price: Callable[[Machine], float | None]) -> float | None:
-    """$/h of a replica on the candidate that would be taken if all were to be had, of those whose
-    price is known."""
+def cheapest_price(machines: Machines, price: Callable[[Machine], float | None]) -> float | None:
+    """Return $/h of a replica on the candidate that would be taken if all were to be had, of
+    those whose price is known."""
     found = [each for each in map(price, machines.candidates) if each is not None]
     if not found:
         return None
     return (found[0] if machines.ordered else min(found)) * machines.num_nodes
 
 
-def _fits(row: Mapping[str, str], machine: Machine) -> bool:
+def _matches_machine(row: Mapping[str, str], machine: Machine) -> bool:
     name = row.get("AcceleratorName", "").lower()
-    has = (name, _number(row, "AcceleratorCount")) if name else None
-    if has != accelerator(machine.accelerators):
+    has = (name, _parse_number(row, "AcceleratorCount")) if name else None
+    if has != parse_accelerator(machine.accelerators):
         return False
     wishes = ((machine.cpus, "vCPUs"), (machine.memory, "MemoryGiB"))
-    return all(_enough(_number(row, column), wish) for wish, column in wishes)
+    return all(_is_enough(_parse_number(row, column), wish) for wish, column in wishes)
 
 
-def _enough(has: float | None, wish: str | None) -> bool:
-    least = _least(wish)
+def _is_enough(has: float | None, wish: str | None) -> bool:
+    least = _parse_least(wish)
     if least is None:
         return True
     if has is None:
@@ -97,8 +101,8 @@ def _enough(has: float | None, wish: str | None) -> bool:
     return has >= least if (wish or "").endswith("+") else has == least
 
 
-def _least(wish: str | None) -> float | None:
-    """4 of `4+`. SkyPilot also knows `4x`, per CPU, which says nothing about the sum."""
+def _parse_least(wish: str | None) -> float | None:
+    """Parse 4 of `4+`. SkyPilot also knows `4x`, per CPU, which does not give the sum."""
     text = (wish or "").removesuffix("+")
     try:
         return float(text)
@@ -106,7 +110,7 @@ def _least(wish: str | None) -> float | None:
         return None
 
 
-def _number(row: Mapping[str, str], column: str) -> float | None:
+def _parse_number(row: Mapping[str, str], column: str) -> float | None:
     text = row.get(column) or ""
     try:
         return float(text)

@@ -1,4 +1,4 @@
-"""Which machines an attempt may ask for, and which wishes nobody can fulfil, pure."""
+"""Candidate machines of an attempt, and checks for requests that no cloud can fulfil, pure."""
 
 from services.launcher.backends.sky.status import Place
 from services.launcher.config.sky import Machine, Machines, SkyConfig
@@ -18,8 +18,8 @@ NO_PORTS = frozenset({"slurm", "hyperbolic", "mithril", "verda"})
 
 
 def machines_of(config: SkyConfig, service: str) -> Machines:
-    """The wish of a service, at the one cloud if the spec names one."""
-    wish, cloud = _wish(config, service), config.cloud
+    """Return the machines that a service asks for, at the one cloud if the spec names one."""
+    wish, cloud = _service_machines(config, service), config.cloud
     if cloud is None:
         return wish
     there = [machine for machine in wish.candidates if cloud_of(machine) in ("", cloud)]
@@ -28,50 +28,51 @@ def machines_of(config: SkyConfig, service: str) -> Machines:
     return wish.model_copy(update={"ordered" if wish.ordered else "any_of": tuple(kept)})
 
 
-def _wish(config: SkyConfig, service: str) -> Machines:
+def _service_machines(config: SkyConfig, service: str) -> Machines:
     wishes = {LEARNER: config.learner, GATEWAY: config.env_gateway, ROLLOUT: config.rollout}
     return wishes[service]
 
 
 def cloud_of(machine: Machine) -> str:
-    """`aws` of `aws/us-east-1`; empty where SkyPilot chooses."""
+    """Return `aws` of `aws/us-east-1`; empty where SkyPilot chooses."""
     cloud = (machine.infra or "").partition("/")[0].lower()
     return {"k8s": "kubernetes"}.get(cloud, cloud)
 
 
 def region_of(machine: Machine) -> str:
-    """`us-east-1` of `aws/us-east-1`; empty where SkyPilot chooses."""
+    """Return `us-east-1` of `aws/us-east-1`; empty where SkyPilot chooses."""
     return [*(machine.infra or "").split("/"), ""][1].replace("*", "")
 
 
-def at(machine: Machine, place: Place) -> Machine | None:
-    """A candidate as the machine there that was given for it; None if it can be none of this."""
+def narrow_to_place(machine: Machine, place: Place) -> Machine | None:
+    """Return a candidate narrowed to the machine at this place; None if the machine there
+    cannot be of this candidate."""
     region = region_of(machine)
     if cloud_of(machine) not in ("", place.cloud) or region not in ("", place.region):
         return None
-    wanted = accelerator(machine.accelerators)
-    if wanted is not None and wanted != accelerator(place.accelerators):
+    wanted = parse_accelerator(machine.accelerators)
+    if wanted is not None and wanted != parse_accelerator(place.accelerators):
         return None
     return machine if region else machine.model_copy(update={"infra": str(place)})
 
 
-def accelerator(text: str | None) -> tuple[str, float] | None:
-    """h100 and 8 of `H100:8`; one where no number is given."""
+def parse_accelerator(text: str | None) -> tuple[str, float] | None:
+    """Parse h100 and 8 of `H100:8`; the count is one where no number is given."""
     name, _, count = (text or "").lower().partition(":")
     return (name, float(count or 1)) if name else None
 
 
-def on_slurm(config: SkyConfig, service: str) -> bool:
-    """Whether a replica can be nowhere else."""
+def is_on_slurm(config: SkyConfig, service: str) -> bool:
+    """Return whether a replica can be nowhere but on Slurm."""
     return {cloud_of(machine) for machine in machines_of(config, service).candidates} == {"slurm"}
 
 
-def check(config: SkyConfig, service: str) -> list[str]:
-    """What is wrong with a service's candidates, each with its key and the way out."""
-    machines = _wish(config, service)
+def check_candidates(config: SkyConfig, service: str) -> list[str]:
+    """List what is wrong with a service's candidates, each with its key and the way out."""
+    machines = _service_machines(config, service)
     key = "any_of" if machines.any_of else "ordered"
     problems: list[str] = []
-    if machines.num_nodes > 1 and (why := _one_machine(config, service)):
+    if machines.num_nodes > 1 and (why := _why_one_machine(config, service)):
         problems.append(f"launcher.sky.{service}: num_nodes = {machines.num_nodes}: {why}")
     clouds = {cloud_of(machine) for machine in machines.candidates}
     if config.cloud is not None and not clouds & {"", config.cloud}:
@@ -82,11 +83,11 @@ def check(config: SkyConfig, service: str) -> list[str]:
         )
     for index, machine in enumerate(machines.any_of or machines.ordered):
         where = f"launcher.sky.{service}.{key}.{index}"
-        problems += [f"{where}: {text}" for text in _refusals(machine, machines, config)]
+        problems += [f"{where}: {text}" for text in _list_refusals(machine, machines, config)]
     return problems
 
 
-def _refusals(machine: Machine, machines: Machines, config: SkyConfig) -> list[str]:
+def _list_refusals(machine: Machine, machines: Machines, config: SkyConfig) -> list[str]:
     cloud, found = cloud_of(machine), list[str]()
     if machines.num_nodes > 1 and cloud in SINGLE_NODE:
         found.append(
@@ -100,8 +101,8 @@ def _refusals(machine: Machine, machines: Machines, config: SkyConfig) -> list[s
     return found
 
 
-def _one_machine(config: SkyConfig, service: str) -> str:
-    """Why a service cannot have replicas of several machines; empty where it can."""
+def _why_one_machine(config: SkyConfig, service: str) -> str:
+    """Explain why a service cannot have replicas of several machines; empty where it can."""
     if service != LEARNER:
         return (
             f"a replica of {service} is one machine, only a learner has ranks on several; set"
@@ -115,12 +116,12 @@ def _one_machine(config: SkyConfig, service: str) -> str:
     return ""
 
 
-def of_attempt(machines: Machines, attempt: int) -> Machines:
-    """The candidates of an attempt, counted from 1.
+def machines_for_attempt(machines: Machines, attempt: int) -> Machines:
+    """Return the candidates of an attempt, counted from 1.
 
-    Within one attempt SkyPilot goes through them by itself, but it pins the tasks of a Job Group to
-    one region each. So each further attempt begins one candidate later, in the order written.
-    """
+    Within one attempt SkyPilot goes through them by itself, but it pins the tasks of a Job
+    Group to one region each. So each further attempt begins one candidate later, in the order
+    written."""
     if attempt <= 1 or len(machines.candidates) == 1:
         return machines
     turn = (attempt - 1) % len(machines.candidates)
@@ -128,17 +129,19 @@ def of_attempt(machines: Machines, attempt: int) -> Machines:
     return Machines(ordered=turned, num_nodes=machines.num_nodes)
 
 
-def of_group(machines: Machines, attempt: int) -> Machines:
-    """For what a Job Group declares: SkyPilot takes one region for all of its candidates, and not
-    always the first, so that each further attempt names a single one."""
-    turned = of_attempt(machines, attempt)
+def machines_for_group(machines: Machines, attempt: int) -> Machines:
+    """Return the candidates that a Job Group declares in an attempt.
+
+    SkyPilot takes one region for all of a task's candidates, and not always the first, so each
+    further attempt names a single one."""
+    turned = machines_for_attempt(machines, attempt)
     if attempt <= 1:
         return turned
     return Machines(ordered=turned.candidates[:1], num_nodes=machines.num_nodes)
 
 
-def shared_infra(config: SkyConfig) -> list[str]:
-    """Why services with candidates on different clouds cannot share a private network."""
+def check_shared_network(config: SkyConfig) -> list[str]:
+    """Explain why services with candidates on different clouds cannot share a private network."""
     if config.network == "public":
         return []
     services = (LEARNER, GATEWAY, ROLLOUT)

@@ -1,9 +1,9 @@
-"""SkyPilot's SDK in the launcher's words: the only place that calls it.
+"""Client over SkyPilot's SDK: the only place that calls it.
 
-Every call is a request to SkyPilot's API server and blocks, so each runs in a thread. The SDK waits
-for an answer without a limit, also on a connection that was lost without a word: each question has
-a limit here, and is left to its thread then. Submissions have that of whoever starts a replica.
-"""
+Every call is a request to SkyPilot's API server and blocks, so each runs in a thread. The SDK
+waits for an answer without a limit, also on a connection that was lost silently: each question
+has a limit here, after which it is left to its thread. Submissions have the limit of whoever
+starts a replica."""
 
 import asyncio
 import os
@@ -16,11 +16,11 @@ from typing import Any, TypeVar
 import yaml
 
 from services.launcher.backends.sky import errors
-from services.launcher.backends.sky.blocking_calls import in_thread
-from services.launcher.backends.sky.pending_requests import Requests
+from services.launcher.backends.sky.blocking_calls import run_in_thread
+from services.launcher.backends.sky.pending_requests import PendingRequests
 from services.launcher.backends.sky.ports import Document
 from services.launcher.backends.sky.status import NO_JOB, Cluster, Job, Place
-from services.launcher.backends.sky.tasks import with_secrets
+from services.launcher.backends.sky.tasks import fill_secrets
 from services.launcher.ports import BackendError
 
 T = TypeVar("T")
@@ -42,10 +42,10 @@ _QUICK_S, _SLOW_S = 120.0, 600.0
 
 
 class SkyClient:
-    """Calls SkyPilot. Methods raise BackendUnreachable where nothing is known of what came of it.
+    """Client of SkyPilot's server. Methods raise BackendUnreachable where nothing is known of
+    what came of the call.
 
-    Submissions also raise CapacityError, SetupError, StartLostError and BackendError.
-    """
+    Submissions also raise CapacityError, SetupError, StartLostError and BackendError."""
 
     def __init__(self, *, quick_s: float = _QUICK_S, slow_s: float = _SLOW_S) -> None:
         self._quick_s, self._slow_s = quick_s, slow_s
@@ -62,77 +62,80 @@ class SkyClient:
         except ImportError as error:
             raise BackendError(_NOT_INSTALLED.format(error=error)) from error
         self._refresh = common.StatusRefreshMode.FORCE
-        self._requests = Requests(self._sky)
+        self._requests = PendingRequests(self._sky)
 
-    async def jobs(self) -> list[Job]:
-        """All tasks of managed jobs, ended ones too."""
+    async def list_jobs(self) -> list[Job]:
+        """List all tasks of managed jobs, ended ones too."""
 
-        def ask() -> list[Job]:
+        def fetch_jobs() -> list[Job]:
             request = self._jobs.queue_v2(refresh=False, all_users=True, fields=_JOB_FIELDS)
             records: Any = self._sky.get(request)
-            return [_job(record) for record in records[0]]
+            return [_job_from_record(record) for record in records[0]]
 
-        return await self._ask(ask)
+        return await self._ask_quickly(fetch_jobs)
 
-    async def clusters(self, *, certain: Sequence[str] = ()) -> list[Cluster]:
-        """SkyPilot's table of clusters; `certain` ones are looked for at their clouds first."""
+    async def list_clusters(self, *, certain: Sequence[str] = ()) -> list[Cluster]:
+        """List SkyPilot's table of clusters; `certain` ones are looked for at their clouds
+        first."""
 
-        def ask() -> list[Cluster]:
+        def fetch_clusters() -> list[Cluster]:
             if certain:
-                with _managed.shown():
+                with _managed.clusters_shown():
                     request = self._sky.status(list(certain), self._refresh, all_users=True)
                 self._sky.get(request)
-            with _managed.shown():
+            with _managed.clusters_shown():
                 request = self._sky.status(all_users=True)
-            return [_cluster(record) for record in self._sky.get(request)]
+            return [_cluster_from_record(record) for record in self._sky.get(request)]
 
-        return await (self._ask_slowly if certain else self._ask)(ask)
+        return await (self._ask_slowly if certain else self._ask_quickly)(fetch_clusters)
 
     async def submit_group(
         self, documents: Sequence[Document], secrets: Sequence[Mapping[str, str]]
     ) -> int:
         """Start a Job Group and return its id. `secrets` are those of each task, in order."""
 
-        def submit() -> int:
+        def submit_dag() -> int:
             # Values stand in this text alone: it goes to SkyPilot's server and nowhere else.
-            filled = [documents[0], *map(with_secrets, documents[1:], secrets)]
+            filled = [documents[0], *map(fill_secrets, documents[1:], secrets)]
             dag = self._dags.load_job_group_from_yaml_str(yaml.safe_dump_all(filled))
             replicas = [str(document["name"]) for document in documents[1:]]
-            return self._submit(replicas, lambda: self._jobs.launch(dag))
+            return self._follow_launch(replicas, lambda: self._jobs.launch(dag))
 
-        return await self._attempt(submit)
+        return await self._attempt_submission(submit_dag)
 
     async def submit_job(self, document: Document, secrets: Mapping[str, str], group: int) -> int:
         """Start a dynamic member of a group and return its own id."""
 
-        def submit() -> int:
-            task = self._sky.Task.from_yaml_config(with_secrets(document, secrets))
+        def submit_task() -> int:
+            task = self._sky.Task.from_yaml_config(fill_secrets(document, secrets))
             name = str(document["name"])
-            return self._submit([name], lambda: self._jobs.launch(task, job_group=group))
+            return self._follow_launch([name], lambda: self._jobs.launch(task, job_group=group))
 
-        return await self._attempt(submit)
+        return await self._attempt_submission(submit_task)
 
-    def _submit(self, replicas: Sequence[str], launch: Callable[[], Any]) -> int:
-        ids, _ = self._requests.follow(replicas, launch)
+    def _follow_launch(self, replicas: Sequence[str], launch: Callable[[], Any]) -> int:
+        ids, _ = self._requests.follow_submission(replicas, launch)
         return int(ids[0])
 
-    async def launch(self, document: Document, secrets: Mapping[str, str]) -> int:
+    async def launch_cluster(self, document: Document, secrets: Mapping[str, str]) -> int:
         """Start a cluster with a job on it; return the job's id once it is submitted there."""
 
-        def submit() -> int:
-            task = self._sky.Task.from_yaml_config(with_secrets(document, secrets))
+        def submit_cluster() -> int:
+            task = self._sky.Task.from_yaml_config(fill_secrets(document, secrets))
             name = str(document["name"])
             launch = self._sky.launch
-            job_id, _ = self._requests.follow([name], lambda: launch(task, cluster_name=name))
+            job_id, _ = self._requests.follow_submission(
+                [name], lambda: launch(task, cluster_name=name)
+            )
             return int(job_id)
 
-        return await self._attempt(submit)
+        return await self._attempt_submission(submit_cluster)
 
-    async def job_status(self, cluster: str) -> str | None:
-        """The status of a plain cluster's only job; None when the cluster is not there, NO_JOB
-        when it was never given one."""
+    async def get_job_status(self, cluster: str) -> str | None:
+        """Return the status of a plain cluster's only job; None when the cluster is not there,
+        NO_JOB when it was never given one."""
 
-        def ask() -> str | None:
+        def fetch_status() -> str | None:
             try:
                 found: Any = self._sky.get(self._sky.job_status(cluster))
             except self._errors.ClusterDoesNotExist:
@@ -140,75 +143,78 @@ class SkyClient:
             status = next(iter(found.values()), None)
             return status.value if status is not None else NO_JOB
 
-        return await self._ask_slowly(ask)
+        return await self._ask_slowly(fetch_status)
 
-    async def cancel(self, job_ids: Sequence[int]) -> None:
-        """End managed jobs, a group with all its members."""
+    async def cancel_jobs(self, job_ids: Sequence[int]) -> None:
+        """End managed jobs; a group with all its members."""
 
-        def ask() -> None:
+        def cancel_managed() -> None:
             self._sky.get(self._jobs.cancel(job_ids=list(job_ids), all_users=False))
 
         if job_ids:
-            await self._ask_slowly(ask)
+            await self._ask_slowly(cancel_managed)
 
-    async def down(self, cluster: str) -> None:
+    async def tear_down_cluster(self, cluster: str) -> None:
         """End a cluster; nothing if there is none."""
 
-        def ask() -> None:
+        def tear_down() -> None:
             try:
                 self._sky.get(self._sky.down(cluster))
             except (self._errors.ClusterDoesNotExist, ValueError):
                 return
 
-        await self._ask_slowly(ask)
+        await self._ask_slowly(tear_down)
 
-    async def under_way(self, replica: str) -> bool:
-        """Whether it may still come of what was asked before, be it by another launcher."""
-        return await self._ask(lambda: self._requests.under_way(lambda name: name == replica))
+    async def is_start_pending(self, replica: str) -> bool:
+        """Return whether an earlier request, be it another launcher's, may still start the
+        replica."""
+        return await self._ask_quickly(
+            lambda: self._requests.is_start_pending(lambda name: name == replica)
+        )
 
-    async def forget(self, wanted: Callable[[str], bool]) -> bool:
-        """Cancel what was asked for these replicas and is not answered yet; whether there was any
-        such thing. It may have come about at the last moment."""
-        return await self._ask(lambda: self._requests.forget(wanted))
+    async def cancel_pending(self, wanted: Callable[[str], bool]) -> bool:
+        """Cancel unanswered requests that start these replicas; return whether there were any.
 
-    async def _ask(self, call: Callable[[], T]) -> T:
-        return await self._within(self._quick_s, call)
+        A cancelled request may have been fulfilled at the last moment."""
+        return await self._ask_quickly(lambda: self._requests.cancel_pending(wanted))
+
+    async def _ask_quickly(self, call: Callable[[], T]) -> T:
+        return await self._ask_within(self._quick_s, call)
 
     async def _ask_slowly(self, call: Callable[[], T]) -> T:
-        return await self._within(self._slow_s, call)
+        return await self._ask_within(self._slow_s, call)
 
-    async def _within(self, limit_s: float, call: Callable[[], T]) -> T:
+    async def _ask_within(self, limit_s: float, call: Callable[[], T]) -> T:
         try:
             async with asyncio.timeout(limit_s):
-                return await in_thread(lambda: self._asked(call))
+                return await run_in_thread(lambda: self._call_question(call))
         except TimeoutError as error:
-            raise errors.silent(limit_s) from error
+            raise errors.timeout_error(limit_s) from error
 
-    async def _attempt(self, call: Callable[[], T]) -> T:
-        return await in_thread(lambda: self._attempted(call))
+    async def _attempt_submission(self, call: Callable[[], T]) -> T:
+        return await run_in_thread(lambda: self._call_submission(call))
 
-    def _asked(self, call: Callable[[], T]) -> T:
+    def _call_question(self, call: Callable[[], T]) -> T:
         try:
             self._server.check_server_healthy()
             return call()
         # SkyPilot hands on any exception of its server; none of them is an answer.
         except Exception as error:
-            raise errors.unanswered(self._errors, error) from error
+            raise errors.question_error(self._errors, error) from error
 
-    def _attempted(self, call: Callable[[], T]) -> T:
+    def _call_submission(self, call: Callable[[], T]) -> T:
         try:
             self._server.check_server_healthy()
             return call()
         # As above; what each says of the submission is told there.
         except Exception as error:
-            raise errors.failed(self._errors, error) from error
+            raise errors.submission_error(self._errors, error) from error
 
 
-class _Managed:
-    """Has SkyPilot list the clusters of managed jobs while anybody asks for them.
+class _ManagedClusterListing:
+    """Switch that has SkyPilot list the clusters of managed jobs while anybody asks for them.
 
-    Nobody waits for another one, whose server may never answer.
-    """
+    Nobody waits for another one, whose server may never answer."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -216,7 +222,7 @@ class _Managed:
         self._before: str | None = None
 
     @contextmanager
-    def shown(self) -> Generator[None]:
+    def clusters_shown(self) -> Generator[None]:
         with self._lock:
             if self._asking == 0:
                 self._before = os.environ.get(_SHOW_MANAGED)
@@ -228,19 +234,19 @@ class _Managed:
             with self._lock:
                 self._asking -= 1
                 if self._asking == 0:
-                    self._restore()
+                    self._restore_variable()
 
-    def _restore(self) -> None:
+    def _restore_variable(self) -> None:
         if self._before is None:
             del os.environ[_SHOW_MANAGED]
         else:
             os.environ[_SHOW_MANAGED] = self._before
 
 
-_managed = _Managed()
+_managed = _ManagedClusterListing()
 
 
-def _job(record: Any) -> Job:
+def _job_from_record(record: Any) -> Job:
     task = record.task_name or record.job_name or ""
     return Job(
         job_id=record.job_id,
@@ -251,20 +257,20 @@ def _job(record: Any) -> Job:
         started=record.start_at is not None,
         # SkyPilot names it so, and says so nowhere.
         cluster=f"{task}-{record.job_id}",
-        place=_place(record.cloud, record.region, record.accelerators),
+        place=_place_from_fields(record.cloud, record.region, record.accelerators),
         reason=record.failure_reason or "",
     )
 
 
-def _cluster(record: Any) -> Cluster:
+def _cluster_from_record(record: Any) -> Cluster:
     # The record itself has its accelerators as text for people; not every handle has them.
     resources = getattr(record.handle, "launched_resources", None)
     accelerators = resources.accelerators if resources is not None else None
-    place = _place(record.cloud, record.region, accelerators)
+    place = _place_from_fields(record.cloud, record.region, accelerators)
     return Cluster(record.name, record.status.value, record.is_managed, place)
 
 
-def _place(
+def _place_from_fields(
     cloud: str | None, region: str | None, accelerators: Mapping[str, float] | None
 ) -> Place | None:
     if not cloud or cloud == _NOWHERE:

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from services.common import log
-from services.launcher.backends.sky.blocking_calls import begin
-from services.launcher.backends.sky.cost_estimate import Prices
-from services.launcher.backends.sky.price_catalog import Catalog, cheapest
+from services.launcher.backends.sky.blocking_calls import start_in_thread
+from services.launcher.backends.sky.cost_estimate import PriceSource
+from services.launcher.backends.sky.price_catalog import PriceCatalog, cheapest_price
 from services.launcher.backends.sky.resources import cloud_of
 from services.launcher.config.sky import Machine, Machines
 
@@ -29,49 +29,50 @@ _PATIENCE_S = 5.0
 _log = log.get_logger(__name__)
 
 
-def prices() -> Prices:
-    """The best that this environment has."""
+def choose_price_source() -> PriceSource:
+    """Return the best source of prices that this environment has."""
     home = _HOME.expanduser()
-    return _of_skypilot(home) if find_spec("sky") is not None else Catalog(home)
+    return _shared_sky_prices(home) if find_spec("sky") is not None else PriceCatalog(home)
 
 
 @cache
-def _of_skypilot(home: Path) -> "SkyPrices":
-    """One for all who ask, so that each of them need not find out that nobody answers."""
-    return SkyPrices(Catalog(home))
+def _shared_sky_prices(home: Path) -> "SkyPrices":
+    """Return one instance for all callers, so that not each of them has to find out that
+    SkyPilot does not answer."""
+    return SkyPrices(PriceCatalog(home))
 
 
 class SkyPrices:
-    """Asks SkyPilot what its optimizer would; `catalog` answers where that does not."""
+    """Prices from SkyPilot's optimizer; `catalog` answers where that does not."""
 
-    def __init__(self, catalog: Catalog) -> None:
+    def __init__(self, catalog: PriceCatalog) -> None:
         self._catalog = catalog
         # When each cloud could not be asked, and when SkyPilot did not come back.
         self._away: dict[str, float] = {}
 
-    def cheapest(self, machines: Machines) -> float | None:
-        return cheapest(machines, self.price)
+    def replica_price(self, machines: Machines) -> float | None:
+        return cheapest_price(machines, self.machine_price)
 
-    def price(self, machine: Machine) -> float | None:
+    def machine_price(self, machine: Machine) -> float | None:
         cloud = cloud_of(machine)
         if cloud in _OWN or self._is_away(cloud) or self._is_away(_ANY):
-            return self._catalog.price(machine)
+            return self._catalog.machine_price(machine)
         try:
             # It fetches what it lacks, and shows people how that goes.
             with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
                 sky = import_module("sky")
-                return begin(lambda: _computed(sky, machine)).result(_PATIENCE_S)
+                return start_in_thread(lambda: _compute_price(sky, machine)).result(_PATIENCE_S)
         # A price is for people to look at: whatever SkyPilot stumbles over must end no plan.
         except Exception as error:  # noqa: BLE001
             self._away[_ANY if isinstance(error, TimeoutError) else cloud] = time.monotonic()
             _log.info("SkyPilot has no price", machine=machine.infra, error=str(error)[:200])
-            return self._catalog.price(machine)
+            return self._catalog.machine_price(machine)
 
     def _is_away(self, cloud: str) -> bool:
         return time.monotonic() - self._away.get(cloud, -_AGAIN_S) < _AGAIN_S
 
 
-def _computed(sky: Any, machine: Machine) -> float | None:
+def _compute_price(sky: Any, machine: Machine) -> float | None:
     wish = sky.Resources(**machine.model_dump(exclude_defaults=True))
     feasible = wish.cloud.get_feasible_launchable_resources(wish)
     return min((each.get_cost(_HOUR_S) for each in feasible.resources_list), default=None)

@@ -1,10 +1,11 @@
-"""A whole run on one machine, as a task for plain `sky launch`: nothing else need be installed."""
+"""Task that runs a whole run on one machine with plain `sky launch`: nothing else need be
+installed."""
 
 import shlex
 from collections.abc import Sequence
 from typing import Any
 
-from services.common.interpreter import python
+from services.common.interpreter import python_command
 from services.launcher.backends.sky import cost_estimate, resources, tasks
 from services.launcher.backends.sky.machine_script import OWN_CODE
 from services.launcher.config.launcher import LauncherConfig
@@ -29,49 +30,55 @@ RESUME = "RESUME_RUN_NAME"
 _OPTIONAL_SECRETS = ("WANDB_API_KEY",)
 
 
-def whole_run(
+def whole_run_task(
     spec_path: str, spec: dict[str, Any], config: LauncherConfig, overrides: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """The task, on the learner's candidates. Secrets are given by `--secret NAME`; those that are
-    empty here may be left out. `spec` has the overrides, the file at `spec_path` has not."""
+    """Return the task, on the learner's candidates.
+
+    Secrets are given by `--secret NAME`; those that are empty here may be left out. `spec` has
+    the overrides, the file at `spec_path` has not."""
     sky = config.sky
-    machine = tasks.resources_of(resources.machines_of(sky, LEARNER))
+    machine = tasks.resources_from_machines(resources.machines_of(sky, LEARNER))
     machine["autostop"] = {"idle_minutes": sky.idle_minutes, "down": True, "wait_for": "jobs"}
     return {
         "name": spec["name"],
         "resources": machine,
         "workdir": ".",
         "envs": dict.fromkeys((*CHOICES, RESUME), ""),
-        "secrets": _secrets(spec, config),
+        "secrets": _task_secrets(spec, config),
         "setup": f"set -e\n{sky.setup}\n",
-        "run": _script(spec_path, spec, config, overrides),
+        "run": _task_script(spec_path, spec, config, overrides),
     }
 
 
-def _secrets(spec: dict[str, Any], config: LauncherConfig) -> dict[str, str | None]:
-    """Services of one machine make their own token. Where the model is uploaded to may be chosen
-    only at the launch."""
+def _task_secrets(spec: dict[str, Any], config: LauncherConfig) -> dict[str, str | None]:
+    """Return the task's secrets.
+
+    Services of one machine make their own token. The place that the model is uploaded to may be
+    chosen only at the launch."""
     found: dict[str, str | None] = {}
     for service in (GATEWAY, LEARNER, ROLLOUT):
-        for name in secret_names.of_service(spec, config, service):
-            if name not in secret_names.IDENTITY:
+        for name in secret_names.required_secrets(spec, config, service):
+            if name not in secret_names.IDENTITY_VARIABLES:
                 found[name] = "" if name in _OPTIONAL_SECRETS else None
-    for name in (*secret_names.STORES, *secret_names.if_set(spec, LEARNER)):
+    for name in (*secret_names.STORE_SECRETS, *secret_names.optional_secrets(spec, LEARNER)):
         found.setdefault(name, "")
     return found
 
 
-def _script(
+def _task_script(
     spec_path: str, spec: dict[str, Any], config: LauncherConfig, overrides: Sequence[str]
 ) -> str:
     # The run to resume comes first: the command takes what follows its spec for one.
     lines = ["CHOSEN=()", f'[ -z "${RESUME}" ] || CHOSEN+=("${RESUME}" --resume)']
     lines += [f"CHOSEN+=({shlex.quote(override)})" for override in overrides]
     for name, key in CHOICES.items():
-        lines.append(f'[ -z "${name}" ] || CHOSEN+=("--{key}={_value_of(name)}")')
-    lines += _warning(spec, config)
+        lines.append(f'[ -z "${name}" ] || CHOSEN+=("--{key}={_shell_value(name)}")')
+    lines += _warning_lines(spec, config)
     limit = tasks.hard_limit_s(config)
-    flotilla = " ".join(python("-m", "services.launcher.cli.app", executable=config.sky.python))
+    flotilla = " ".join(
+        python_command("-m", "services.launcher.cli.app", executable=config.sky.python)
+    )
     lines.append(
         f"timeout --kill-after=60 {limit} {flotilla} train"
         # All on this machine, whatever the spec says of others.
@@ -80,10 +87,10 @@ def _script(
     return "\n".join([OWN_CODE, *lines]) + "\n"
 
 
-def _warning(spec: dict[str, Any], config: LauncherConfig) -> list[str]:
-    """What the run says at its start if nothing of it is going to be kept. One that was uploaded
-    goes on being so."""
-    lost = cost_estimate.unkept(spec.get(LEARNER, {}), config)
+def _warning_lines(spec: dict[str, Any], config: LauncherConfig) -> list[str]:
+    """Return shell lines that warn at the run's start if nothing of it is going to be kept. A
+    run that was uploaded before continues to be."""
+    lost = cost_estimate.describe_unkept(spec.get(LEARNER, {}), config)
     if not lost:
         return []
     said = f"WARNING: {lost}; to keep them, launch with --env {REMOTE}=s3://BUCKET/PREFIX"
@@ -94,7 +101,7 @@ def _warning(spec: dict[str, Any], config: LauncherConfig) -> list[str]:
     ]
 
 
-def _value_of(name: str) -> str:
-    """The variable between double quotes of a shell, itself quoted as TOML does where it must
-    be."""
+def _shell_value(name: str) -> str:
+    """Return the variable between double quotes of a shell, itself quoted as TOML does where it
+    must be."""
     return f'\\"${{{name}//[\\"\\\\]/}}\\"' if name in _QUOTED else f"${name}"

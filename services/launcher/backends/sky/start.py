@@ -1,27 +1,27 @@
-"""What is to be started, in either mode."""
+"""A launch that is ready to be submitted, in either mode."""
 
 from dataclasses import dataclass, field
 
 from services.launcher.backends.sky import tasks
-from services.launcher.ports import Launch
-from services.launcher.state import Key
+from services.launcher.ports import LaunchSpec
+from services.launcher.state import ReplicaKey
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
-    """A replica to start: where, and with what."""
+class PreparedLaunch:
+    """A replica's launch with its site and its secrets."""
 
-    launch: Launch
-    site: tasks.Site
+    launch: LaunchSpec
+    site: tasks.RunSite
     secrets: dict[str, str] = field(repr=False)
 
     @property
-    def key(self) -> Key:
+    def key(self) -> ReplicaKey:
         return self.launch.key
 
     @property
     def name(self) -> str:
-        return self.site.name(self.key)
+        return self.site.replica_name(self.key)
 
     @property
     def limit_s(self) -> float:

@@ -1,4 +1,4 @@
-"""What SkyPilot says of jobs and clusters, in the launcher's words, and what it means, pure."""
+"""Status of SkyPilot's jobs and clusters in the launcher's terms, and its meaning, pure."""
 
 import signal
 from collections.abc import Container, Iterable
@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from services.launcher.backends.sky import names
-from services.launcher.state import Exit
+from services.launcher.state import ExitStatus
 
 
-class Stage(StrEnum):
-    """Where a replica's job is on its way."""
+class JobStage(StrEnum):
+    """Stage of a replica's job."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -29,30 +29,35 @@ class Stage(StrEnum):
 
     @property
     def over(self) -> bool:
-        return self not in (Stage.WAITING, Stage.RUNNING, Stage.RECOVERING, Stage.ENDING)
+        return self not in (
+            JobStage.WAITING,
+            JobStage.RUNNING,
+            JobStage.RECOVERING,
+            JobStage.ENDING,
+        )
 
 
 # Of a job whose controller broke.
 _ABANDONED = "FAILED_CONTROLLER"
 # By the names of SkyPilot's ManagedJobStatus and, for clusters of their own, JobStatus.
 _STAGES = {
-    "PENDING": Stage.WAITING,
-    "SUBMITTED": Stage.WAITING,
-    "STARTING": Stage.WAITING,
-    "INIT": Stage.WAITING,
-    "SETTING_UP": Stage.RUNNING,
-    "RUNNING": Stage.RUNNING,
-    "WINDING_DOWN": Stage.RUNNING,
-    "RECOVERING": Stage.RECOVERING,
-    "CANCELLING": Stage.ENDING,
-    "SUCCEEDED": Stage.DONE,
-    "CANCELLED": Stage.CANCELLED,
-    "FAILED": Stage.FAILED,
-    "FAILED_DRIVER": Stage.FAILED,
-    "FAILED_SETUP": Stage.FAILED_SETUP,
-    "FAILED_PRECHECKS": Stage.REFUSED,
-    "FAILED_NO_RESOURCE": Stage.NO_CAPACITY,
-    _ABANDONED: Stage.FAILED_SETUP,
+    "PENDING": JobStage.WAITING,
+    "SUBMITTED": JobStage.WAITING,
+    "STARTING": JobStage.WAITING,
+    "INIT": JobStage.WAITING,
+    "SETTING_UP": JobStage.RUNNING,
+    "RUNNING": JobStage.RUNNING,
+    "WINDING_DOWN": JobStage.RUNNING,
+    "RECOVERING": JobStage.RECOVERING,
+    "CANCELLING": JobStage.ENDING,
+    "SUCCEEDED": JobStage.DONE,
+    "CANCELLED": JobStage.CANCELLED,
+    "FAILED": JobStage.FAILED,
+    "FAILED_DRIVER": JobStage.FAILED,
+    "FAILED_SETUP": JobStage.FAILED_SETUP,
+    "FAILED_PRECHECKS": JobStage.REFUSED,
+    "FAILED_NO_RESOURCE": JobStage.NO_CAPACITY,
+    _ABANDONED: JobStage.FAILED_SETUP,
 }
 
 
@@ -64,7 +69,7 @@ _BACK_OFF = "PENDING"
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a machine is, and what is in it: `lambda`, `us-east-1`, and as in `H100:8`."""
+    """Location of a machine and what is in it: `lambda`, `us-east-1`, and as in `H100:8`."""
 
     cloud: str
     region: str = ""
@@ -90,35 +95,36 @@ class Job:
     reason: str = ""
 
     @property
-    def stage(self) -> Stage:
+    def stage(self) -> JobStage:
         if self.status == _BACK_OFF and self.submitted:
             # SkyPilot would ask there for ever; the launcher has other candidates and a budget.
-            return Stage.RECOVERING if self.started else Stage.NO_CAPACITY
-        return _STAGES.get(self.status, Stage.WAITING)
+            return JobStage.RECOVERING if self.started else JobStage.NO_CAPACITY
+        return _STAGES.get(self.status, JobStage.WAITING)
 
     @property
     def over(self) -> bool:
-        """Whether SkyPilot has ended it too."""
-        return _STAGES.get(self.status, Stage.WAITING).over
+        """Tell whether SkyPilot has ended the job too."""
+        return _STAGES.get(self.status, JobStage.WAITING).over
 
     @property
     def abandoned(self) -> bool:
-        """Whether SkyPilot has lost control of it, and with that perhaps left its machine up."""
+        """Tell whether SkyPilot has lost control of the job, and so perhaps left its machine
+        up."""
         return self.status == _ABANDONED
 
     @property
-    def exit(self) -> Exit:
-        """How the replica ended that it was of, once it is over."""
-        return exit_at(self.stage, self.reason)
+    def exit(self) -> ExitStatus:
+        """The exit of the job's replica, once the job is over."""
+        return exit_from_stage(self.stage, self.reason)
 
     @property
     def goes_on(self) -> bool:
-        return not self.over and self.stage is not Stage.ENDING
+        return not self.over and self.stage is not JobStage.ENDING
 
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """Machines as SkyPilot's table has them; with them the jobs of its managed jobs."""
+    """A cluster as SkyPilot's table has it; the table includes those of managed jobs."""
 
     name: str
     status: str
@@ -126,63 +132,63 @@ class Cluster:
     place: Place | None = None
 
 
-def stage_of(status: str) -> Stage:
-    """The stage of a plain cluster's job."""
-    return _STAGES.get(status, Stage.WAITING)
+def stage_from_status(status: str) -> JobStage:
+    """Return the stage of a plain cluster's job."""
+    return _STAGES.get(status, JobStage.WAITING)
 
 
-def exit_at(stage: Stage, reason: str) -> Exit:
-    """How a replica has ended whose job is over."""
+def exit_from_stage(stage: JobStage, reason: str) -> ExitStatus:
+    """Return the exit of a replica whose job is over."""
     match stage:
-        case Stage.DONE:
-            return Exit(0)
-        case Stage.CANCELLED:
-            return Exit(-signal.SIGTERM)
+        case JobStage.DONE:
+            return ExitStatus(0)
+        case JobStage.CANCELLED:
+            return ExitStatus(-signal.SIGTERM)
         case _:
-            return Exit(1, reason, unready=stage is Stage.FAILED_SETUP)
+            return ExitStatus(1, reason, unready=stage is JobStage.FAILED_SETUP)
 
 
-def newest(jobs: Iterable[Job], task: str, since: int = 0) -> Job | None:
-    """The last job of a replica; earlier ones are of its earlier starts."""
+def newest_job(jobs: Iterable[Job], task: str, since: int = 0) -> Job | None:
+    """Return the last job of a replica; earlier ones are of its earlier starts."""
     found = [job for job in jobs if job.task == task and job.job_id >= since]
     return max(found, key=lambda job: job.job_id, default=None)
 
 
 def went_with_group(jobs: Iterable[Job], job: Job) -> bool:
-    """Whether a member was cancelled because the learner of its group had ended."""
-    name = names.learner_beside(job.task)
-    if job.stage is not Stage.CANCELLED or job.task == name:
+    """Return whether a member was cancelled because the learner of its group had ended."""
+    name = names.learner_name_for(job.task)
+    if job.stage is not JobStage.CANCELLED or job.task == name:
         return False
-    learner = newest(jobs, name)
+    learner = newest_job(jobs, name)
     return learner is None or not learner.goes_on or learner.job_id > job.job_id
 
 
-def open_group(jobs: Iterable[Job], groups: Container[str], learner: str) -> int | None:
-    """The id of a run's group by its possible names, while its learner goes on: only then may
-    others join it."""
+def find_open_group(jobs: Iterable[Job], groups: Container[str], learner: str) -> int | None:
+    """Return the id of a run's group by its possible names while its learner is active: only
+    then may others join it."""
     found = [j.job_id for j in jobs if j.name in groups and j.task == learner and j.goes_on]
     return max(found, default=None)
 
 
-def live_groups(jobs: Iterable[Job], groups: Container[str]) -> list[int]:
-    """The ids of a run's groups of which anything is left."""
+def find_live_groups(jobs: Iterable[Job], groups: Container[str]) -> list[int]:
+    """Return the ids of a run's groups of which anything is left."""
     return sorted({job.job_id for job in jobs if job.name in groups and not job.over})
 
 
-def of_run(name: str, owner: str, run_id: str) -> bool:
-    owned = names.parse(name)
+def is_of_run(name: str, owner: str, run_id: str) -> bool:
+    owned = names.parse_name(name)
     return owned is not None and (owned.owner, owned.run) == (owner, names.run_mark(run_id))
 
 
-def mark_of(name: str) -> str:
-    """The mark of the run that a name is of; empty if no launcher of ours gave it that name."""
-    owned = names.parse(name)
+def run_mark_of(name: str) -> str:
+    """Return the mark of the run in a name; empty if no launcher of ours gave that name."""
+    owned = names.parse_name(name)
     return "" if owned is None else owned.run
 
 
-def unowned(name: str, owner: str, active: Iterable[str]) -> bool:
-    """Whether a name is this launcher's, and of none of its active runs."""
-    owned = names.parse(name)
+def is_stray_name(name: str, owner: str, active: Iterable[str]) -> bool:
+    """Return whether a name is this launcher's, and of none of its active runs."""
+    owned = names.parse_name(name)
     if owned is None or owned.owner != owner:
         return False
     return owned.run not in {names.run_mark(run_id) for run_id in active}

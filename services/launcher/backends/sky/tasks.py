@@ -1,4 +1,4 @@
-"""A run's replicas as SkyPilot's task documents: plain dictionaries, secrets by name alone."""
+"""SkyPilot's task documents for a run's replicas: plain dictionaries, secrets by name alone."""
 
 import json
 from collections.abc import Mapping
@@ -6,14 +6,19 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from services.launcher.backends.sky import names
-from services.launcher.backends.sky.machine_script import Watched, run_script, weights_port
-from services.launcher.backends.sky.resources import cloud_of, machines_of, of_attempt, of_group
+from services.launcher.backends.sky.machine_script import WatchedReplica, run_script, weights_port
+from services.launcher.backends.sky.resources import (
+    cloud_of,
+    machines_for_attempt,
+    machines_for_group,
+    machines_of,
+)
 from services.launcher.config.launcher import LauncherConfig
 from services.launcher.config.sky import Machine, Machines
 from services.launcher.control.agent_reports import EXIT_PREEMPTED
-from services.launcher.ports import Launch
+from services.launcher.ports import LaunchSpec
 from services.launcher.security import secret_names
-from services.launcher.state import GATEWAY, LEARNER, Key, RunMode
+from services.launcher.state import GATEWAY, LEARNER, ReplicaKey, RunMode
 
 Document = dict[str, Any]
 # A machine ends by itself after so long, if the spec sets no `max_hours`.
@@ -24,12 +29,11 @@ _TERMINATION_DELAY = "60s"
 
 
 @dataclass(frozen=True, slots=True)
-class Site:
-    """What all replicas of a run have in common on machines.
+class RunSite:
+    """Everything that all replicas of a run have in common on machines.
 
-    `registry` is the address of the run's registry as the machines reach it, `workdir` the folder
-    of code that they get.
-    """
+    `registry` is the address of the run's registry as the machines reach it, `workdir` the
+    folder of code that they get."""
 
     run_id: str
     owner: str
@@ -39,89 +43,93 @@ class Site:
     spec: Mapping[str, Any] = field(default_factory=dict[str, Any])
     mode: RunMode = RunMode.TRAIN
 
-    def name(self, key: Key) -> str:
+    def replica_name(self, key: ReplicaKey) -> str:
         return names.member_name(self.owner, self.run_id, key)
 
     @property
-    def group(self) -> str:
+    def group_name(self) -> str:
         return names.group_name(self.owner, self.run_id)
 
     @property
-    def groups(self) -> tuple[str, str]:
-        """What the run's group may be called: by its learner if that is alone in it."""
-        return self.group, self.learner
+    def group_names(self) -> tuple[str, str]:
+        """The names that the run's group may have: the learner's if that is alone in it."""
+        return self.group_name, self.learner_name
 
     @property
-    def learner(self) -> str:
-        return self.name((LEARNER, 0))
+    def learner_name(self) -> str:
+        return self.replica_name((LEARNER, 0))
 
 
 def hard_limit_s(config: LauncherConfig) -> int:
-    """When a machine's work is ended, whoever is alive."""
+    """Return after how many seconds a machine's work is ended, whoever is alive."""
     hours = config.max_hours or UNLIMITED_HOURS
     return int(hours * 3600 + config.drain_s + _SLACK_S)
 
 
-def site_of(launch: Launch, owner: str, registry: str, workdir: str) -> Site:
-    """The site of the run that a launch belongs to."""
+def site_from_launch(launch: LaunchSpec, owner: str, registry: str, workdir: str) -> RunSite:
+    """Return the site of the run that a launch belongs to."""
     spec = json.loads(launch.spec_json or "{}")
-    return Site(launch.run_id, owner, registry, workdir, launch.config, spec, launch.mode)
+    return RunSite(launch.run_id, owner, registry, workdir, launch.config, spec, launch.mode)
 
 
-def task(site: Site, key: Key, attempt: int = 1) -> Document:
-    """One replica: the task of a managed job, or in mode `cluster` of a cluster of its own."""
+def replica_task(site: RunSite, key: ReplicaKey, attempt: int = 1) -> Document:
+    """Return the task of one replica: of a managed job, or in mode `cluster` of a cluster of
+    its own."""
     service = key[0]
     sky = site.config.sky
     declared = sky.mode == "group" and is_static(key)
-    machines = (of_group if declared else of_attempt)(machines_of(sky, service), attempt)
-    document: Document = {"name": site.name(key)}
+    machines = (machines_for_group if declared else machines_for_attempt)(
+        machines_of(sky, service), attempt
+    )
+    document: Document = {"name": site.replica_name(key)}
     if machines.num_nodes > 1:
         document["num_nodes"] = machines.num_nodes
-    document["resources"] = _resources(site, service, machines)
+    document["resources"] = _replica_resources(site, service, machines)
     document["workdir"] = site.workdir
-    wanted = secret_names.of_service(site.spec, site.config, service)
+    wanted = secret_names.required_secrets(site.spec, site.config, service)
     document["secrets"] = dict.fromkeys(wanted)
     document["setup"] = f"set -e\n{sky.setup}\n"
-    document["run"] = run_script(_watched(site, key))
+    document["run"] = run_script(_watched_replica(site, key))
     limits = _slurm_limits(site, machines)
     if limits:
         document["config"] = limits
     return document
 
 
-def with_secrets(document: Document, values: Mapping[str, str]) -> Document:
-    """With values in place of the names, and with what only the launcher that starts it knew that
-    it has."""
+def fill_secrets(document: Document, values: Mapping[str, str]) -> Document:
+    """Fill in the secrets' values, and add those that only the launcher that starts it knew to
+    have."""
     named = dict.fromkeys((*document["secrets"], *values))
     return {**document, "secrets": {name: values.get(name) for name in named}}
 
 
-def group(site: Site, keys: list[Key], attempt: int = 1) -> list[Document]:
-    """The Job Group of a run: header, learner, gateways. When the learner ends, all end."""
+def job_group_tasks(site: RunSite, keys: list[ReplicaKey], attempt: int = 1) -> list[Document]:
+    """Return the Job Group of a run: header, learner, gateways. When the learner ends, all end."""
     # SkyPilot gives the only task of a group the group's name, and then misses its own.
     header: Document = {
-        "name": site.group if len(keys) > 1 else site.learner,
+        "name": site.group_name if len(keys) > 1 else site.learner_name,
         "execution": "parallel",
-        "primary_tasks": [site.learner],
+        "primary_tasks": [site.learner_name],
         "termination_delay": {"default": _TERMINATION_DELAY},
         # Names within a group exist on Kubernetes only; the registry tells peers of peers.
         "inter_connection": False,
     }
-    return [header, *(task(site, key, attempt) for key in sorted(keys, key=_learner_first))]
+    return [header, *(replica_task(site, key, attempt) for key in sorted(keys, key=_learner_first))]
 
 
-def is_static(key: Key) -> bool:
-    """Whether a replica is declared with its group; others join and leave it on their own."""
+def is_static(key: ReplicaKey) -> bool:
+    """Return whether a replica is declared with its group; others join and leave it on their
+    own."""
     return key[0] in (LEARNER, GATEWAY)
 
 
-def _learner_first(key: Key) -> tuple[bool, str, int]:
+def _learner_first(key: ReplicaKey) -> tuple[bool, str, int]:
     return (key[0] != LEARNER, *key)
 
 
-def _watched(site: Site, key: Key) -> Watched:
+def _watched_replica(site: RunSite, key: ReplicaKey) -> WatchedReplica:
     sky = site.config.sky
-    return Watched(
+    return WatchedReplica(
         run_id=site.run_id,
         key=key,
         module=site.config.modules.get(key[0], f"services.{key[0]}"),
@@ -136,12 +144,12 @@ def _watched(site: Site, key: Key) -> Watched:
     )
 
 
-def _resources(site: Site, service: str, machines: Machines) -> Document:
-    found = resources_of(machines)
+def _replica_resources(site: RunSite, service: str, machines: Machines) -> Document:
+    found = resources_from_machines(machines)
     sky = site.config.sky
     if sky.network == "public" and service in (LEARNER, GATEWAY):
         found["ports"] = [sky.port, weights_port(sky.port)] if service == LEARNER else [sky.port]
-    found["labels"] = _labels(site, service)
+    found["labels"] = _replica_labels(site, service)
     if sky.mode == "group":
         # A replica that crashes is the watcher's and the launcher's business; SkyPilot replaces
         # machines that are taken away, and those whose watcher saw that coming.
@@ -154,27 +162,29 @@ def _resources(site: Site, service: str, machines: Machines) -> Document:
     return found
 
 
-def resources_of(machines: Machines) -> Document:
-    """One candidate, or the list of them."""
+def resources_from_machines(machines: Machines) -> Document:
+    """Return one candidate, or the list of them."""
     candidates = [machine.model_dump(exclude_defaults=True) for machine in machines.candidates]
     if len(candidates) == 1:
         return candidates[0]
     return {"any_of" if machines.any_of else "ordered": candidates}
 
 
-def _labels(site: Site, service: str) -> dict[str, str]:
-    """Clouds take lower case, digits and hyphens in labels, all of them."""
+def _replica_labels(site: RunSite, service: str) -> dict[str, str]:
+    """Return labels that all clouds take: lower case, digits and hyphens."""
     own = {
-        "flotilla-run": names.slug(site.run_id),
+        "flotilla-run": names.slugify_run_id(site.run_id),
         "flotilla-service": service.replace("_", "-"),
         "flotilla-owner": site.owner,
     }
     return {**site.config.sky.labels, **own}
 
 
-def _slurm_limits(site: Site, machines: Machines) -> Document:
-    """Slurm ends an allocation by itself. A longer time than its partition allows would wait for
-    ever, so only a limit from the spec is passed on."""
+def _slurm_limits(site: RunSite, machines: Machines) -> Document:
+    """Return the time limit of Slurm's allocation, which ends by itself.
+
+    A longer time than its partition allows would wait for ever, so only a limit from the spec
+    is passed on."""
     clouds = {cloud_of(machine) for machine in machines.candidates}
     if "slurm" not in clouds or site.config.max_hours is None:
         return {}
@@ -183,8 +193,8 @@ def _slurm_limits(site: Site, machines: Machines) -> Document:
     return {"slurm": {"sbatch_options": {"time": f"{hours:02}:{minutes:02}:{seconds:02}"}}}
 
 
-def describe(machine: Machine) -> str:
-    """For people: `lambda H200:4, 200+ GiB, spot`."""
+def describe_machine(machine: Machine) -> str:
+    """Describe a machine to people: `lambda H200:4, 200+ GiB, spot`."""
     parts = [machine.accelerators or f"{machine.cpus or 'any'} CPUs"]
     if machine.memory:
         parts.append(f"{machine.memory} GiB")

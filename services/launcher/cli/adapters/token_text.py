@@ -1,4 +1,4 @@
-"""Turns token ids back into text, with the policy's own tokenizer and no model library."""
+"""Conversion of token ids back into text, with the policy's own tokenizer and no model library."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -8,19 +8,19 @@ from tokenizers import Tokenizer
 
 Decode = Callable[[Sequence[int]], str]
 
-_FILE = "tokenizer.json"
+_TOKENIZER_FILE = "tokenizer.json"
 
 
 class NoTokenizerError(Exception):
-    """The policy's tokenizer cannot be had; the message says why."""
+    """Raised when the policy's tokenizer is not available; the message says why."""
 
 
-def decoder(model: str, revision: str | None = None) -> Decode:
-    """Of a model folder, or of a hub id that was downloaded before. Special tokens are shown.
+def load_decoder(model: str, revision: str | None = None) -> Decode:
+    """Load the decoder of a model folder, or of a hub id that was downloaded before. It shows
+    special tokens.
 
-    Raises NoTokenizerError.
-    """
-    path = _path(model, revision)
+    Raises NoTokenizerError."""
+    path = _find_tokenizer_file(model, revision)
     try:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:
@@ -29,15 +29,18 @@ def decoder(model: str, revision: str | None = None) -> Decode:
     return lambda token_ids: tokenizer.decode(list(token_ids), skip_special_tokens=False)
 
 
-def _path(model: str, revision: str | None) -> Path:
-    path = Path(model) / _FILE
+def _find_tokenizer_file(model: str, revision: str | None) -> Path:
+    path = Path(model) / _TOKENIZER_FILE
     if path.exists():
         return path
     try:
-        return Path(hf_hub_download(model, _FILE, revision=revision, local_files_only=True))
+        return Path(
+            hf_hub_download(model, _TOKENIZER_FILE, revision=revision, local_files_only=True)
+        )
     except (ValueError, OSError) as error:
         # A name that the hub cannot have is a ValueError, one that was not downloaded an OSError.
         raise NoTokenizerError(
-            f"policy.model {model!r} has no {_FILE} in this folder ({Path.cwd()}) nor in the"
+            f"policy.model {model!r} has no {_TOKENIZER_FILE} in this folder ({Path.cwd()})"
+            " nor in the"
             " hub's cache"
         ) from error

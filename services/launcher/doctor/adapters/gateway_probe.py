@@ -1,4 +1,4 @@
-"""One episode of each environment, opened and graded, through a gateway of our own."""
+"""Probe that opens and grades one episode of each environment, through a gateway of its own."""
 
 import asyncio
 import json
@@ -13,25 +13,25 @@ import grpc.aio
 from flotilla.env_gateway.v1 import episode_service_pb2 as pb
 from flotilla.env_gateway.v1.episode_service_pb2_grpc import EpisodeServiceStub
 from services.common import rpc
-from services.common.interpreter import python
-from services.common.scratch import scratch
-from services.launcher.doctor.adapters.gateway_process import GatewayError, gateway
+from services.common.interpreter import python_command
+from services.common.scratch import scratch_folder
+from services.launcher.doctor.adapters.gateway_process import GatewayError, serve_gateway
 from services.launcher.doctor.adapters.trial_episode import (
     NotOpenedError,
     is_slow,
-    mend,
+    make_open_request,
     no_grade_name,
-    opened,
-    opening,
+    open_episode,
+    suggest_backend_fix,
 )
-from services.launcher.doctor.canaries import Canary, canaries
-from services.launcher.doctor.canary_results import Played, key_of_episode, now
+from services.launcher.doctor.canaries import Canary, choose_canaries
+from services.launcher.doctor.canary_results import PlayedEpisodes, current_time, key_of_episode
 from services.launcher.doctor.dataset import FLEET_OPENENV
 from services.launcher.doctor.findings import Finding, Status, fail, first_line, ok, warn
 from services.launcher.doctor.ports import used_backends
-from services.launcher.doctor.prompts import UncountedError, prompts
-from services.launcher.doctor.run_context import Subject
-from services.launcher.security.env_filter import inherited
+from services.launcher.doctor.prompts import UncountedError, check_prompts
+from services.launcher.doctor.run_context import RunContext
+from services.launcher.security.env_filter import inherited_variables
 from services.launcher.state import GATEWAY
 
 _CALL_S = 30.0
@@ -42,24 +42,24 @@ _AT_ONCE = 8
 # What the gateway imports besides what the launcher does.
 _PACKAGES = ("aiohttp", "PIL")
 _NO_MODULE = re.compile(r"No module named '(\w+)")
-_BRINGS = "pip install 'flotilla[env-gateway]', or `make setup`"
+_INSTALL_FIX = "pip install 'flotilla[env-gateway]', or `make setup`"
 # Episodes that have no tools: what the policy answers to the prompt is graded.
 _SINGLE_TURN = "single_turn"
 # Reasons that no other attempt would change. Others may be a matter of what was done.
-_NEVER = (
+_PERMANENT_REASONS = (
     pb.NO_GRADE_REASON_NO_VERIFIER,
     pb.NO_GRADE_REASON_INSTANCE_LOST,
     pb.NO_GRADE_REASON_TIMEOUT,
 )
 
 
-async def episodes(subject: Subject) -> list[Finding]:
-    found, findings = await canaries(subject)
-    played, keys = Played(subject.folder), {}
+async def probe_episodes(subject: RunContext) -> list[Finding]:
+    found, findings = await choose_canaries(subject)
+    played, keys = PlayedEpisodes(subject.folder), {}
     due: list[Canary] = []
     for canary in found:
         key = keys[canary.env_key] = key_of_episode(subject, canary)
-        at = played.at(key, now()) if key else None
+        at = played.played_at(key, current_time()) if key else None
         if at is None:
             due.append(canary)
         else:
@@ -68,61 +68,63 @@ async def episodes(subject: Subject) -> list[Finding]:
     if not due:
         return findings
     opened: dict[str, bytes] = {}
-    by_env = await _played(subject, due, opened)
+    by_env = await _play_canaries(subject, due, opened)
     single = frozenset(c.env_key for c in due if c.task.get("task_modality") == _SINGLE_TURN)
     # What cannot be played is named at once: counting takes seconds of its own.
     whole = {env: text for env, text in opened.items() if by_env[env].status is not Status.FAIL}
     try:
-        counted = await prompts(subject, whole, single)
+        counted = await check_prompts(subject, whole, single)
     except UncountedError:
         # Once there is something to count by, the episodes are played again.
         return [*findings, *by_env.values()]
     bad = {env for told in (by_env, counted) for env in told if told[env].status is not Status.OK}
     good = set(by_env) - bad if "" not in counted else set[str]()
-    played.note([key for env in good if (key := keys.get(env))], now())
+    played.note_played([key for env in good if (key := keys.get(env))], current_time())
     return [*findings, *by_env.values(), *counted.values()]
 
 
-async def _played(
-    subject: Subject, due: Sequence[Canary], opened: dict[str, bytes]
+async def _play_canaries(
+    subject: RunContext, due: Sequence[Canary], opened: dict[str, bytes]
 ) -> dict[str, Finding]:
-    """By environment what came of its episode; "" is what concerns all of them. `opened` gets what
-    each is that could be played."""
-    command = python("-m", "services.env_gateway", executable=_interpreter(subject))
+    """Return the finding of each environment's episode; the key "" concerns all of them.
+    `opened` receives the EpisodeReady of each that could be played."""
+    command = python_command("-m", "services.env_gateway", executable=_gateway_interpreter(subject))
     lines: list[str] = []
-    with scratch() as (folder, _):
+    with scratch_folder() as (folder, _):
         spec = folder / "spec.json"
         spec.write_text(subject.plan.text)
         try:
-            async with gateway(
+            async with serve_gateway(
                 *(spec, (), lines.append),
                 command=command,
                 environ=subject.environ,
-                inherits=inherited(subject.plan.spec, subject.plan.config, GATEWAY),
+                inherits=inherited_variables(subject.plan.spec, subject.plan.config, GATEWAY),
             ) as (address, token):
-                return await _all(address, token, subject.section(GATEWAY), due, opened)
+                return await _play_all(address, token, subject.get_section(GATEWAY), due, opened)
         except GatewayError as error:
-            return {"": _unstarted(_short(str(error)))}
+            return {"": _explain_failed_start(_last_line(str(error)))}
 
 
-def _unstarted(said: str) -> Finding:
-    """Of a gateway that ended before it served."""
+def _explain_failed_start(said: str) -> Finding:
+    """Explain why a gateway ended before it served."""
     if lacking := _NO_MODULE.search(said):
-        return fail(said, f"install {lacking[1]}: {_BRINGS}")
+        return fail(said, f"install {lacking[1]}: {_INSTALL_FIX}")
     return fail(said, "correct [env_gateway]")
 
 
-def _interpreter(subject: Subject) -> str:
-    """The gateway's own packages are enough for it, but not for what backends start beside it.
-    Raises UnprobedError."""
-    backends = subject.section(GATEWAY)["backends"]
+def _gateway_interpreter(subject: RunContext) -> str:
+    """Return the gateway's interpreter. The launcher's own suffices if it has the gateway's
+    packages, but not for processes that backends start. Raises UnprobedError."""
+    backends = subject.get_section(GATEWAY)["backends"]
     for name in sorted(used_backends(subject)) if subject.python is None else ():
         if name == FLEET_OPENENV or (backends.get(name) or {}).get("command"):
-            raise subject.unprobed(f"env_gateway.backends.{name} starts processes of its packages")
-    return subject.interpreter(*_PACKAGES)
+            raise subject.make_unprobed_error(
+                f"env_gateway.backends.{name} starts processes of its packages"
+            )
+    return subject.find_interpreter(*_PACKAGES)
 
 
-async def _all(
+async def _play_all(
     address: str,
     token: str,
     section: Mapping[str, Any],
@@ -133,44 +135,46 @@ async def _all(
     async with rpc.channel(address, token=token) as channel:
         stub: Any = EpisodeServiceStub(channel)
 
-        async def one(canary: Canary) -> Finding:
+        async def play_one(canary: Canary) -> Finding:
             async with turn:
-                return await _play(stub, section, canary, ready)
+                return await _play_canary(stub, section, canary, ready)
 
-        findings = await asyncio.gather(*map(one, due))
+        findings = await asyncio.gather(*map(play_one, due))
         by_env = {canary.env_key: told for canary, told in zip(due, findings, strict=True)}
-        return {**by_env, **await _leaks(stub)}
+        return {**by_env, **await _check_leaks(stub)}
 
 
-async def _play(
+async def _play_canary(
     stub: Any, section: Mapping[str, Any], canary: Canary, ready: dict[str, bytes]
 ) -> Finding:
-    """Open, grade and close: a policy that does nothing."""
+    """Open, grade and close an episode, as a policy that does nothing."""
     env_key, where = canary.env_key, f"env_gateway.backends.{canary.backend}"
     slow, limit_s = is_slow(section, env_key), float(section["open_timeout_s"])
-    request = opening(canary.task, "doctor")
+    request = make_open_request(canary.task, "doctor")
     try:
-        last = await opened(stub, request, limit_s=limit_s, slow=slow)
+        last = await open_episode(stub, request, limit_s=limit_s, slow=slow)
     except NotOpenedError as error:
-        said = _short(str(error))
-        return fail(f"{env_key} cannot be opened: {said}", mend(said, where))
+        said = _last_line(str(error))
+        return fail(f"{env_key} cannot be opened: {said}", suggest_backend_fix(said, where))
     try:
-        finding = _offered(env_key, canary.task, last.ready)
+        finding = _check_tools(env_key, canary.task, last.ready)
         if finding.status is not Status.OK:
             return finding
         ready[env_key] = last.ready.SerializeToString()
         grade_s = float(section["verifiers"]["timeout_s"]) + _GRADE_MARGIN_S
-        return _judged(env_key, finding, await _grade(stub, last, grade_s))
+        return _judge_grade(env_key, finding, await _grade_episode(stub, last, grade_s))
     except grpc.aio.AioRpcError as error:
         known = rpc.service_error(error)
         said = known.message if known else f"{error.code().name}: {error.details()}"
-        return fail(f"{env_key} cannot be graded: {_short(said)}", mend(said, where))
+        return fail(
+            f"{env_key} cannot be graded: {_last_line(said)}", suggest_backend_fix(said, where)
+        )
     finally:
         closing = pb.CloseEpisodeRequest(episode_id=last.episode_id)
         await stub.CloseEpisode(closing, timeout=_CALL_S)
 
 
-def _offered(env_key: str, task: Mapping[str, Any], ready: pb.EpisodeReady) -> Finding:
+def _check_tools(env_key: str, task: Mapping[str, Any], ready: pb.EpisodeReady) -> Finding:
     names = sorted(tool.name for tool in ready.tools)
     if not names and task.get("task_modality") != _SINGLE_TURN:
         fix = "see whether the environment's MCP server is up, or correct task_modality"
@@ -179,9 +183,11 @@ def _offered(env_key: str, task: Mapping[str, Any], ready: pb.EpisodeReady) -> F
     return ok(f"{env_key}: {len(names)} tools ({shown})" if names else f"{env_key}: single turn")
 
 
-async def _grade(stub: Any, last: pb.OpenEpisodeResponse, limit_s: float) -> pb.GradeResponse:
+async def _grade_episode(
+    stub: Any, last: pb.OpenEpisodeResponse, limit_s: float
+) -> pb.GradeResponse:
     header = pb.GradeHeader(
-        episode_id=last.episode_id, final_answer="", deadline=rpc.duration(limit_s)
+        episode_id=last.episode_id, final_answer="", deadline=rpc.to_duration(limit_s)
     )
     said = [
         {"role": "user", "content": last.ready.facts.prompt},
@@ -195,25 +201,25 @@ async def _grade(stub: Any, last: pb.OpenEpisodeResponse, limit_s: float) -> pb.
     return await stub.Grade(iter(requests), timeout=limit_s + _GRADE_MARGIN_S)
 
 
-def _judged(env_key: str, offered: Finding, grade: pb.GradeResponse) -> Finding:
+def _judge_grade(env_key: str, offered: Finding, grade: pb.GradeResponse) -> Finding:
     if grade.HasField("reward"):
         return ok(f"{offered.detail}, doing nothing earns {grade.reward:g}")
     reason, detail = grade.no_grade.reason, grade.no_grade.detail
-    what = f"{env_key}: no grade ({no_grade_name(grade)}): {_short(detail)}"
+    what = f"{env_key}: no grade ({no_grade_name(grade)}): {_last_line(detail)}"
     if reason == pb.NO_GRADE_REASON_NO_VERIFIER:
         fix = (
             "correct its tasks' env_id, or give them verifier_func, "
             f"or set env_gateway.environments.{env_key}.verifier"
         )
         return fail(what, fix)
-    if reason in _NEVER or not grade.attempts:
+    if reason in _PERMANENT_REASONS or not grade.attempts:
         return fail(what, "`flotilla env try` repeats it by hand")
     fix = "have it return 0 there, if only attempts that did something can be graded"
     return warn(f"{what}; so it goes for an attempt that does nothing", fix)
 
 
-async def _leaks(stub: Any) -> dict[str, Finding]:
-    """Whether every instance that was made is closed again."""
+async def _check_leaks(stub: Any) -> dict[str, Finding]:
+    """Check that every instance that was created is closed again."""
     until = asyncio.get_running_loop().time() + _CLOSED_S
     while True:
         status: pb.GetStatusResponse = await stub.GetStatus(pb.GetStatusRequest(), timeout=_CALL_S)
@@ -226,7 +232,7 @@ async def _leaks(stub: Any) -> dict[str, Finding]:
         await asyncio.sleep(0.1)
 
 
-def _short(text: str) -> str:
-    """The last line that says something: a gateway's log ends with what ended it."""
+def _last_line(text: str) -> str:
+    """Return the last line that is not blank: a gateway's log ends with what ended it."""
     lines = [line for line in text.splitlines() if line.strip()]
     return first_line(lines[-1] if lines else text, 800)

@@ -1,4 +1,4 @@
-"""A gateway of our own for a while, in a process of its own, and episodes at it."""
+"""A temporary gateway in a process of its own."""
 
 import asyncio
 import json
@@ -10,8 +10,8 @@ from pathlib import Path
 
 from services.common.arguments import TOKEN_VARIABLE
 from services.common.child_environment import child_environment
-from services.common.interpreter import python, tied
-from services.common.scratch import scratch
+from services.common.interpreter import python_command, tied_command
+from services.common.scratch import scratch_folder
 
 _START_S = 60.0
 # Draining, and closing what is open.
@@ -19,56 +19,68 @@ _END_S = 60.0
 
 
 class GatewayError(Exception):
-    """The gateway does not serve; the message says why."""
+    """Raised when the gateway does not serve; the message says why."""
 
 
 @asynccontextmanager
-async def gateway(
+async def serve_gateway(
     spec: Path,
     overrides: Sequence[str],
     said: Callable[[str], None],
     *,
-    command: Sequence[str] = python("-m", "services.env_gateway"),
+    command: Sequence[str] = python_command("-m", "services.env_gateway"),
     environ: Mapping[str, str] | None = None,
     inherits: Sequence[str] = (),
 ) -> AsyncGenerator[tuple[str, str]]:
-    """Its address and token. `said` gets each line that it logs. Of `environ`, our own unless
-    given, it `inherits` these besides what any process of ours does. Raises GatewayError."""
+    """Run a gateway; yield its address and token. `said` receives each line that it logs. Of
+    `environ` (this process's own by default) it `inherits` these variables besides those
+    that every process of ours gets. Raises GatewayError."""
     token = secrets.token_urlsafe(32)
     environment = child_environment(*inherits, ours=True, environ=environ)
-    with scratch() as (folder, keeper):
-        process = await asyncio.create_subprocess_exec(
-            # Killed, we have it drain and close its episode.
-            *tied(signal.SIGTERM, *command, "--config", str(spec)),
+    with scratch_folder() as (folder, keeper):
+        options = ("--config", str(spec), "--run-dir", str(folder))
+        process = await _start_process(
             # Whoever could end the episode before a drain is this process.
-            *("--run-dir", str(folder), "--env_gateway.drain_s=1", *overrides),
-            stdin=asyncio.subprocess.DEVNULL,
-            stderr=asyncio.subprocess.PIPE,
-            # It may outlive us by its drain.
-            pass_fds=(keeper,),
-            # Ctrl-C is for this process, which closes the episode before it ends the gateway.
-            start_new_session=True,
-            env={**environment, TOKEN_VARIABLE: token},
+            (*command, *options, "--env_gateway.drain_s=1", *overrides),
+            {**environment, TOKEN_VARIABLE: token},
+            keeper,
         )
         assert process.stderr is not None
         reading: asyncio.Task[None] | None = None
         try:
             async with asyncio.timeout(_START_S):
-                address = await _address(process)
-            reading = asyncio.create_task(_drain(process.stderr, said))
+                address = await _read_address(process)
+            reading = asyncio.create_task(_forward_lines(process.stderr, said))
             yield address, token
         except TimeoutError:
             if reading is not None:
                 raise
             raise GatewayError(f"the gateway did not serve within {_START_S:.0f} s") from None
         finally:
-            await _ended(process)
+            await _end_process(process)
             if reading is not None:
                 await reading
 
 
-async def _ended(process: asyncio.subprocess.Process) -> None:
-    """Drained, or killed where it hangs."""
+async def _start_process(
+    command: Sequence[str], environment: Mapping[str, str], keeper: int
+) -> asyncio.subprocess.Process:
+    """Start the gateway. `keeper` is the descriptor that keeps its scratch folder."""
+    return await asyncio.create_subprocess_exec(
+        # Killed, we have it drain and close its episode.
+        *tied_command(signal.SIGTERM, *command),
+        stdin=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.PIPE,
+        # It may outlive us by its drain.
+        pass_fds=(keeper,),
+        # Ctrl-C is for this process, which closes the episode before it ends the gateway.
+        start_new_session=True,
+        env=environment,
+    )
+
+
+async def _end_process(process: asyncio.subprocess.Process) -> None:
+    """Drain the gateway, or kill it if it hangs."""
     if process.returncode is None:
         process.terminate()
     try:
@@ -79,8 +91,9 @@ async def _ended(process: asyncio.subprocess.Process) -> None:
         await process.wait()
 
 
-async def _address(process: asyncio.subprocess.Process) -> str:
-    """Where the gateway says that it serves. Raises GatewayError with what it said instead."""
+async def _read_address(process: asyncio.subprocess.Process) -> str:
+    """Read the address at which the gateway says that it serves. Raises GatewayError with what
+    it printed instead."""
     said: list[str] = []
     assert process.stderr is not None
     while line := (await process.stderr.readline()).decode("utf-8", "replace"):
@@ -94,6 +107,6 @@ async def _address(process: asyncio.subprocess.Process) -> str:
     raise GatewayError(f"the gateway ended without serving, with code {code}:{words}")
 
 
-async def _drain(stderr: asyncio.StreamReader, said: Callable[[str], None]) -> None:
+async def _forward_lines(stderr: asyncio.StreamReader, said: Callable[[str], None]) -> None:
     while line := (await stderr.readline()).decode("utf-8", "replace"):
         said(line.rstrip())

@@ -1,4 +1,4 @@
-"""Fetches the small files of a model on the Hugging Face hub: all but its weights."""
+"""Download of a model's small files from the Hugging Face hub: all but its weights."""
 
 import json
 import sys

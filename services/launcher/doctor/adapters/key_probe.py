@@ -1,4 +1,4 @@
-"""Asks Fleet, Weights & Biases and Slack whether they know our keys: one request each."""
+"""Probes of the keys for Fleet, Weights & Biases and Slack: one request each."""
 
 import base64
 import netrc
@@ -9,9 +9,9 @@ from urllib.parse import quote, urlsplit
 
 import httpx
 
-from services.common.parsing import Limits
+from services.common.parsing import TextLimits
 from services.launcher.adapters.http_answers import ask, object_of
-from services.launcher.doctor.dataset import FLEET_BACKENDS, Version
+from services.launcher.doctor.dataset import FLEET_BACKENDS, EnvVersion
 from services.launcher.doctor.findings import (
     Finding,
     NotApplicableError,
@@ -21,12 +21,12 @@ from services.launcher.doctor.findings import (
     warn,
 )
 from services.launcher.doctor.ports import used_backends
-from services.launcher.doctor.run_context import Subject
+from services.launcher.doctor.run_context import RunContext
 from services.launcher.state import GATEWAY, LEARNER, ROLLOUT
 
 _REQUEST_S = 8.0
 # Fleet tells tasks with their verifiers.
-_ANSWERS = Limits(bytes=2**26, values=2**20)
+_ANSWERS = TextLimits(bytes=2**26, values=2**20)
 _WANDB_URL = "https://api.wandb.ai"
 _VIEWER = "query Viewer { viewer { username teams { edges { node { name } } } } }"
 _SLACK_SCOPE = "chat:write"
@@ -39,45 +39,45 @@ _SLACK_FIXES = {
 
 
 class _RefusedError(Exception):
-    """No answer that can be used; the message says why."""
+    """Raised when an answer cannot be used; the message says why."""
 
 
-async def fleet(subject: Subject) -> list[Finding]:
+async def probe_fleet(subject: RunContext) -> list[Finding]:
     url, variable, key = _fleet_access(subject)
     if not key:
         return [fail(f"{variable} is not set", f"export {variable}, or correct api_key_env")]
-    async with _client(key) as http:
+    async with _make_client(key) as http:
         try:
             answer = await _asked(http, "GET", f"{url}/v1/account")
         except httpx.HTTPError as error:
             fix = "correct the backend's url, or see whether it can be reached from here"
-            return [fail(f"{url} cannot be reached: {_said(error)}", fix)]
+            return [fail(f"{url} cannot be reached: {_error_text(error)}", fix)]
     if answer.status_code in (401, 403):
         what = f"{url} refuses the key in {variable} ({answer.status_code})"
         return [fail(what, f"export {variable} anew, from Fleet's dashboard")]
     if answer.status_code != 200:
         what = f"{url}/v1/account answered {answer.status_code}: {first_line(answer.text, 100)}"
         return [fail(what, "see whether the backend's url is Fleet's control plane")]
-    return await _account(answer, url, subject)
+    return await _judge_account(answer, url, subject)
 
 
-async def _account(answer: httpx.Response, url: str, subject: Subject) -> list[Finding]:
-    body = await _object(answer)
+async def _judge_account(answer: httpx.Response, url: str, subject: RunContext) -> list[Finding]:
+    body = await _json_object(answer)
     limit, used = body.get("instance_limit"), body.get("instance_count", 0)
     told = ok(f"{url} knows the key, of {body.get('team_name') or 'a team without a name'}")
     rollout = subject.sections.get(ROLLOUT)
     if rollout is None or not isinstance(limit, int) or not isinstance(used, int):
         return [told]
-    wanted = rollout["max_attempts"] * subject.plan.config.replicas()[ROLLOUT]
+    wanted = rollout["max_attempts"] * subject.plan.config.replica_counts()[ROLLOUT]
     if wanted <= limit - used:
         return [told]
     what = f"{wanted} attempts at once, but Fleet allows {limit} instances, {used} of them in use"
     return [told, warn(what, "lower rollout.max_attempts, or end what else uses instances")]
 
 
-def _fleet_access(subject: Subject) -> tuple[str, str, str]:
-    """Address, variable of the key, and key. Raises NotApplicableError."""
-    section = subject.section(GATEWAY)
+def _fleet_access(subject: RunContext) -> tuple[str, str, str]:
+    """Return Fleet's URL, the variable of the key, and the key. Raises NotApplicableError."""
+    section = subject.get_section(GATEWAY)
     used = [name for name in FLEET_BACKENDS if name in used_backends(subject)]
     if not used:
         raise NotApplicableError("no environment is Fleet's")
@@ -88,50 +88,55 @@ def _fleet_access(subject: Subject) -> tuple[str, str, str]:
     return config["url"].rstrip("/"), variable, subject.environ.get(variable, "").strip()
 
 
-async def fleet_versions(subject: Subject, versions: Sequence[Version]) -> list[Finding]:
-    """Whether Fleet has these environments, in these versions, with this data."""
+async def check_fleet_versions(
+    subject: RunContext, versions: Sequence[EnvVersion]
+) -> list[Finding]:
+    """Check that Fleet has these environments, in these versions, with this data."""
     url, variable, key = _fleet_access(subject)
     if not key:
         raise NotApplicableError(f"{variable} is not set")
     findings: list[Finding] = []
-    async with _client(key) as http:
+    async with _make_client(key) as http:
         for env_key in sorted({version.env_key for version in versions}):
             wanted = [version for version in versions if version.env_key == env_key]
             try:
-                findings += await _environment(http, url, env_key, wanted)
+                findings += await _check_environment(http, url, env_key, wanted)
             except (httpx.HTTPError, _RefusedError) as error:
                 fix = "see the probe `fleet`"
-                findings.append(fail(f"Fleet cannot be asked for {env_key}: {_said(error)}", fix))
+                findings.append(
+                    fail(f"Fleet cannot be asked for {env_key}: {_error_text(error)}", fix)
+                )
     return findings or [ok("Fleet has their environments, versions and data")]
 
 
-async def _environment(
-    http: httpx.AsyncClient, url: str, env_key: str, wanted: Sequence[Version]
+async def _check_environment(
+    http: httpx.AsyncClient, url: str, env_key: str, wanted: Sequence[EnvVersion]
 ) -> list[Finding]:
     answer = await _asked(http, "GET", f"{url}/v1/env/{quote(env_key, safe='')}")
     if answer.status_code in (400, 404):
         fix = "correct env_id in the task file, or ask Fleet for access to that environment"
         return [fail(f"Fleet has no environment {env_key}", fix)]
-    have = (await _object(answer)).get("versions") or {}
+    have = (await _json_object(answer)).get("versions") or {}
     findings: list[Finding] = []
     for version in sorted({w.env_version for w in wanted} - {""}):
         if version not in have and f"v{version}" not in have:
             what = f"Fleet has no version {version} of {env_key}, but {', '.join(sorted(have))}"
             findings.append(fail(what, "correct `version` in the task file"))
     data = sorted({w.data_version for w in wanted} - {""})
-    return [*findings, *[f for v in data for f in await _data(http, url, env_key, v)]]
+    return [*findings, *[f for v in data for f in await _check_data(http, url, env_key, v)]]
 
 
-async def _data(
+async def _check_data(
     http: httpx.AsyncClient, url: str, env_key: str, data_version: str
 ) -> list[Finding]:
-    """Fleet lists data only by the team's tasks: where it has none at all, nothing is known."""
+    """Check a data version. Fleet lists data only by the team's tasks: if it has none at all,
+    nothing is known."""
     query = {"env_key": env_key, "data_version": data_version}
-    here = await _object(await _asked(http, "GET", f"{url}/v1/tasks", params=query))
+    here = await _json_object(await _asked(http, "GET", f"{url}/v1/tasks", params=query))
     if here.get("tasks"):
         return []
     query = {"env_key": env_key}
-    every = await _object(await _asked(http, "GET", f"{url}/v1/tasks", params=query))
+    every = await _json_object(await _asked(http, "GET", f"{url}/v1/tasks", params=query))
     known = sorted({str(t.get("data_version") or "") for t in every.get("tasks") or ()} - {""})
     what = f"Fleet lists no task of {env_key}@{data_version}"
     if known:
@@ -139,43 +144,43 @@ async def _data(
     return [warn(what, "see what the probe `episodes` says, which opens one")]
 
 
-async def wandb(subject: Subject) -> list[Finding]:
-    tracking = subject.section(LEARNER)["tracking"]
+async def probe_wandb(subject: RunContext) -> list[Finding]:
+    tracking = subject.get_section(LEARNER)["tracking"]
     if "wandb" not in tracking["backends"]:
         raise NotApplicableError("learner.tracking.backends does not name wandb")
     if tracking["mode"] == "offline" or subject.environ.get("WANDB_MODE") == "offline":
         raise NotApplicableError("wandb is offline by configuration")
     say = fail if tracking["mode"] == "online" else warn
     url = subject.environ.get("WANDB_BASE_URL", _WANDB_URL).rstrip("/")
-    key = subject.environ.get("WANDB_API_KEY", "").strip() or _login(url, subject.environ)
+    key = subject.environ.get("WANDB_API_KEY", "").strip() or _read_netrc_key(url, subject.environ)
     if not key:
         return [say("no key of wandb: the run would go offline", "export WANDB_API_KEY")]
     try:
-        viewer = await _viewer(url, key)
+        viewer = await _fetch_viewer(url, key)
     except httpx.HTTPError as error:
-        return [say(f"{url} cannot be reached: {_said(error)}", "correct WANDB_BASE_URL")]
+        return [say(f"{url} cannot be reached: {_error_text(error)}", "correct WANDB_BASE_URL")]
     except _RefusedError as error:
         # A key that is refused stops the run in any mode.
         return [fail(str(error), f"export WANDB_API_KEY anew, from {url}/authorize")]
-    return _viewer_findings(viewer, tracking["entity"])
+    return _judge_viewer(viewer, tracking["entity"])
 
 
-async def _viewer(url: str, key: str) -> Mapping[str, Any]:
-    """Who the key is. Raises httpx.HTTPError, _RefusedError."""
+async def _fetch_viewer(url: str, key: str) -> Mapping[str, Any]:
+    """Return the user that the key belongs to. Raises httpx.HTTPError, _RefusedError."""
     login = base64.b64encode(f"api:{key}".encode()).decode()
-    async with _client() as http:
+    async with _make_client() as http:
         headers = {"Authorization": f"Basic {login}"}
         asked = {"query": _VIEWER}
         answer = await _asked(http, "POST", f"{url}/graphql", json=asked, headers=headers)
     if answer.status_code in (401, 403):
         raise _RefusedError(f"{url} refuses the key of wandb ({answer.status_code})")
-    viewer = ((await _object(answer)).get("data") or {}).get("viewer")
+    viewer = ((await _json_object(answer)).get("data") or {}).get("viewer")
     if not viewer:
         raise _RefusedError(f"{url} does not know the key of wandb")
     return viewer
 
 
-def _viewer_findings(viewer: Mapping[str, Any], entity: str | None) -> list[Finding]:
+def _judge_viewer(viewer: Mapping[str, Any], entity: str | None) -> list[Finding]:
     name = str(viewer.get("username"))
     edges = (viewer.get("teams") or {}).get("edges") or ()
     teams = {str(edge["node"]["name"]) for edge in edges}
@@ -185,8 +190,8 @@ def _viewer_findings(viewer: Mapping[str, Any], entity: str | None) -> list[Find
     return [ok(f"wandb knows the key, of {name}")]
 
 
-def _login(url: str, environ: Mapping[str, str]) -> str:
-    """The key that `wandb login` left, "" for none."""
+def _read_netrc_key(url: str, environ: Mapping[str, str]) -> str:
+    """Read the key that `wandb login` left; "" if there is none."""
     path = environ.get("NETRC") or Path("~/.netrc").expanduser()
     try:
         found = netrc.netrc(path).authenticators(urlsplit(url).hostname or "")
@@ -195,7 +200,7 @@ def _login(url: str, environ: Mapping[str, str]) -> str:
     return found[2] or "" if found else ""
 
 
-async def slack(subject: Subject) -> list[Finding]:
+async def probe_slack(subject: RunContext) -> list[Finding]:
     notify = subject.plan.config.notify
     if notify.slack.channel is None or notify.disable_slack:
         raise NotApplicableError("no message goes to Slack")
@@ -205,13 +210,13 @@ async def slack(subject: Subject) -> list[Finding]:
         fix = f"export {variable}, or set launcher.notify.disable_slack"
         return [fail(f"{variable} is not set", fix)]
     url = f"{notify.slack.api_url.rstrip('/')}/auth.test"
-    async with _client(token) as http:
+    async with _make_client(token) as http:
         try:
             answer = await _asked(http, "POST", url)
-            body = await _object(answer)
+            body = await _json_object(answer)
         except (httpx.HTTPError, _RefusedError) as error:
             fix = "correct launcher.notify.slack.api_url, or see whether Slack can be reached"
-            return [fail(f"{url} gave no answer: {_said(error)}", fix)]
+            return [fail(f"{url} gave no answer: {_error_text(error)}", fix)]
     if not body.get("ok"):
         reason = str(body.get("error"))
         fix = _SLACK_FIXES.get(reason, "see https://api.slack.com/methods/auth.test")
@@ -223,7 +228,7 @@ async def slack(subject: Subject) -> list[Finding]:
     return [ok(f"Slack knows the token, of {body.get('user')} in {body.get('team')}")]
 
 
-def _client(bearer: str = "") -> httpx.AsyncClient:
+def _make_client(bearer: str = "") -> httpx.AsyncClient:
     headers = {"Authorization": f"Bearer {bearer}"} if bearer else {}
     return httpx.AsyncClient(timeout=_REQUEST_S, headers=headers)
 
@@ -232,8 +237,8 @@ async def _asked(http: httpx.AsyncClient, method: str, url: str, **request: Any)
     return await ask(http, method, url, limits=_ANSWERS, **request)
 
 
-async def _object(answer: httpx.Response) -> dict[str, Any]:
-    """The JSON object of a 200. Raises _RefusedError."""
+async def _json_object(answer: httpx.Response) -> dict[str, Any]:
+    """Return the JSON object of a 200. Raises _RefusedError."""
     try:
         if answer.status_code == 200:
             return await object_of(answer, _ANSWERS)
@@ -243,5 +248,5 @@ async def _object(answer: httpx.Response) -> dict[str, Any]:
     raise _RefusedError(f"{answer.url.host} answered {answer.status_code}: {said}")
 
 
-def _said(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     return str(error) or type(error).__name__

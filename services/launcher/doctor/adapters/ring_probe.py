@@ -1,8 +1,7 @@
-"""One rank of a ring: joins the others in one torch group, and passes a tensor around them.
+"""One rank of a ring: joins the others in one torch group, and passes a tensor around.
 
-Its seat comes from standard input, and what came of it goes to standard output. Rank 0 is given
-the descriptor of the socket at which the others find it.
-"""
+Its assignment comes from standard input, its outcome goes to standard output. Rank 0 is
+given the descriptor of the socket at which the others find it."""
 
 import json
 import os
@@ -16,61 +15,64 @@ from services.common.text import say
 from services.launcher.doctor.findings import first_line
 from services.launcher.doctor.network_check import (
     INTERFACES,
-    listen,
-    mend,
-    speak_towards,
-    unreached,
+    find_unreachable,
+    listen_on,
+    select_interface,
+    suggest_network_fix,
 )
-from services.launcher.doctor.ring_rank import LIMIT_S, Outcome, Seat
+from services.launcher.doctor.ring_rank import LIMIT_S, RankAssignment, RankOutcome
 
 # The others may be importing torch, which takes a while from a cold disk.
-_MEET = timedelta(seconds=50)
-_JOIN = timedelta(seconds=15)
+_STORE_TIMEOUT = timedelta(seconds=50)
+_JOIN_TIMEOUT = timedelta(seconds=15)
 _ELEMENTS = 1 << 16
 _GLOO, _NCCL = "gloo", "nccl"
 
 
 class _BlockedError(Exception):
-    """Another rank is not reached."""
+    """Raised when another rank cannot be reached."""
 
 
-def sit(seat: Seat, listener: int | None) -> Outcome:
-    """Meet, try each way by itself, then join the group."""
+def join_ring(seat: RankAssignment, listener: int | None) -> RankOutcome:
+    """Meet the other ranks, try each connection by itself, then join the group."""
     version = ""
     try:
         import torch
 
         version = str(torch.__version__)
-        how = _through(seat, listener)
+        how = _test_ring(seat, listener)
     except ImportError as error:
-        return Outcome(str(error), "pip install 'flotilla[learner]' there, or `make setup`")
+        return RankOutcome(str(error), "pip install 'flotilla[learner]' there, or `make setup`")
     except _BlockedError as error:
-        return Outcome(str(error), mend(seat.host), blocked=True, torch=version)
+        return RankOutcome(str(error), suggest_network_fix(seat.host), blocked=True, torch=version)
     # What torch raises is a RuntimeError, whichever backend it is from.
     except (RuntimeError, ValueError, OSError) as error:
-        return Outcome(first_line(str(error)) or repr(error), _fix(), torch=version)
-    return Outcome(how=how, torch=version)
+        return RankOutcome(
+            first_line(str(error)) or repr(error), _suggest_interfaces(), torch=version
+        )
+    return RankOutcome(how=how, torch=version)
 
 
-def _through(seat: Seat, listener: int | None) -> str:
-    """The backend, with what there is to say of it. Raises _BlockedError, and what torch raises."""
+def _test_ring(seat: RankAssignment, listener: int | None) -> str:
+    """Return the backend, with a remark if it is not the expected one. Raises _BlockedError,
+    and what torch raises."""
     import torch
     import torch.distributed as dist
 
     torch.set_num_threads(1)
-    own = speak_towards(seat.host)
-    if listener is None and (wrong := unreached({0: (seat.host, seat.port)})):
+    own = select_interface(seat.host)
+    if listener is None and (wrong := find_unreachable({0: (seat.host, seat.port)})):
         raise _BlockedError(wrong[0])
-    store = _store(seat, listener)
-    with listen(own) as door:
-        facts = _met(store, seat, own, door)
+    store = _open_store(seat, listener)
+    with listen_on(own) as door:
+        facts = _exchange_facts(store, seat, own, door)
         peers = {rank: (fact["host"], fact["port"]) for rank, fact in facts.items()}
-        if wrong := unreached({rank: at for rank, at in peers.items() if rank != seat.rank}):
+        if wrong := find_unreachable({rank: at for rank, at in peers.items() if rank != seat.rank}):
             raise _BlockedError(", ".join(wrong))
         without = [str(rank) for rank, fact in sorted(facts.items()) if not fact["gpu"]]
         backend = _NCCL if seat.gpu is not None and not without else _GLOO
         dist.init_process_group(
-            backend, store=store, rank=seat.rank, world_size=seat.world, timeout=_JOIN
+            backend, store=store, rank=seat.rank, world_size=seat.world, timeout=_JOIN_TIMEOUT
         )
         _pass_around(seat, backend)
         dist.destroy_process_group()
@@ -79,7 +81,7 @@ def _through(seat: Seat, listener: int | None) -> str:
     return f"{backend}, not {_NCCL}, for no GPU is seen by rank {', '.join(without)}"
 
 
-def _store(seat: Seat, listener: int | None) -> Any:
+def _open_store(seat: RankAssignment, listener: int | None) -> Any:
     from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
     return TCPStore(
@@ -88,12 +90,14 @@ def _store(seat: Seat, listener: int | None) -> Any:
         is_master=listener is not None,
         master_listen_fd=listener,
         wait_for_workers=False,
-        timeout=_MEET,
+        timeout=_STORE_TIMEOUT,
     )
 
 
-def _met(store: Any, seat: Seat, own: str, door: socket.socket) -> dict[int, dict[str, Any]]:
-    """What each rank says of itself, once all have."""
+def _exchange_facts(
+    store: Any, seat: RankAssignment, own: str, door: socket.socket
+) -> dict[int, dict[str, Any]]:
+    """Publish this rank's facts and return those of all ranks, once all have."""
     import torch
 
     has_gpu = seat.gpu is not None and torch.cuda.device_count() > seat.gpu
@@ -102,8 +106,8 @@ def _met(store: Any, seat: Seat, own: str, door: socket.socket) -> dict[int, dic
     return {rank: json.loads(store.get(f"rank {rank}")) for rank in range(seat.world)}
 
 
-def _pass_around(seat: Seat, backend: str) -> None:
-    """Take from the one before, give to the next, then add up together."""
+def _pass_around(seat: RankAssignment, backend: str) -> None:
+    """Receive from the previous rank, send to the next, then add up over all ranks."""
     import torch
     import torch.distributed as dist
 
@@ -122,7 +126,7 @@ def _pass_around(seat: Seat, backend: str) -> None:
         raise ValueError("the sum over all ranks is wrong")
 
 
-def _fix() -> str:
+def _suggest_interfaces() -> str:
     names = ", ".join(name for _, name in socket.if_nameindex())
     said = " and ".join(f"{name} is {os.environ.get(name)!r}" for name in INTERFACES)
     return f"{said} there; set them to one of {names} that the nodes share, or unset them"
@@ -131,9 +135,9 @@ def _fix() -> str:
 def main() -> None:
     # Whatever hangs, and whoever asked and is gone: a rank does not stay.
     signal.alarm(LIMIT_S)
-    seat = Seat(**json.load(sys.stdin))
+    seat = RankAssignment(**json.load(sys.stdin))
     listener = int(sys.argv[1]) if len(sys.argv) > 1 else None
-    say(sit(seat, listener).to_bytes().decode())
+    say(join_ring(seat, listener).to_bytes().decode())
 
 
 if __name__ == "__main__":

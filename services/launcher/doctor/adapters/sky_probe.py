@@ -1,11 +1,11 @@
-"""Asks SkyPilot's API server which clouds it may use. Runs in the launcher's environment."""
+"""Probe of the clouds that SkyPilot's API server may use. Runs in the launcher's environment."""
 
 import importlib
 from collections.abc import Mapping
 from typing import Any
 
 from services.launcher.doctor.findings import Finding, fail, first_line, ok, warn
-from services.launcher.doctor.probe_process import answer
+from services.launcher.doctor.probe_process import answer_question
 
 _ENDPOINT_VARIABLE = "SKYPILOT_API_SERVER_ENDPOINT"
 _SERVER_FIX = (
@@ -15,7 +15,7 @@ _SERVER_FIX = (
 _HEALTH_S = 5.0
 
 
-def probe(question: Mapping[str, Any]) -> list[Finding]:
+def probe_sky(question: Mapping[str, Any]) -> list[Finding]:
     try:
         # `sky.check` is this function or the module of that name, whatever was imported last.
         sdk: Any = importlib.import_module("sky.client.sdk")
@@ -24,7 +24,7 @@ def probe(question: Mapping[str, Any]) -> list[Finding]:
     except ImportError as error:
         return [fail(f"SkyPilot is not installed here ({error})", "make sky")]
     # First without the SDK, which starts a server of its own where none answers.
-    if unreachable := _unreachable(server, errors.ServerTemporarilyUnavailableError):
+    if unreachable := _check_server(server, errors.ServerTemporarilyUnavailableError):
         return [unreachable]
     try:
         # `check` looks at each cloud anew; `enabled_clouds` would tell what it remembers.
@@ -32,11 +32,12 @@ def probe(question: Mapping[str, Any]) -> list[Finding]:
     # Whatever the SDK or the server raise: it is told, with the command that shows more.
     except Exception as error:  # noqa: BLE001
         return [fail(f"sky check failed: {first_line(str(error))}", "see `sky check`")]
-    return judge(question["wanted"], _names(enabled))
+    return judge_clouds(question["wanted"], _compute_clouds(enabled))
 
 
-def _unreachable(server: Any, unavailable: type[Exception]) -> Finding | None:
-    """Where SkyPilot itself would look for its server: its configuration may name another one."""
+def _check_server(server: Any, unavailable: type[Exception]) -> Finding | None:
+    """Return a finding if the API server does not answer where SkyPilot itself looks for it:
+    its configuration may name another one."""
     try:
         health = server.make_authenticated_request(
             "GET", "/api/health", retry=False, timeout=_HEALTH_S
@@ -50,8 +51,8 @@ def _unreachable(server: Any, unavailable: type[Exception]) -> Finding | None:
     return fail(f"SkyPilot's API server does not answer at {endpoint}: {wrong}", _SERVER_FIX)
 
 
-def _names(enabled: Any) -> set[str]:
-    """Clouds that can compute, from {workspace: {cloud: [capability, ...]}}."""
+def _compute_clouds(enabled: Any) -> set[str]:
+    """Return the clouds that can compute, from {workspace: {cloud: [capability, ...]}}."""
     return {
         cloud.lower()
         for clouds in enabled.values()
@@ -60,8 +61,9 @@ def _names(enabled: Any) -> set[str]:
     }
 
 
-def judge(wanted: Mapping[str, list[str | None]], enabled: set[str]) -> list[Finding]:
-    """`wanted` has the infra of each service's candidates; None is any cloud."""
+def judge_clouds(wanted: Mapping[str, list[str | None]], enabled: set[str]) -> list[Finding]:
+    """Compare wanted and enabled clouds. `wanted` has the infra of each service's candidates;
+    None is any cloud."""
     if not enabled:
         return [fail("no cloud is enabled", "give SkyPilot credentials of one; see `sky check`")]
     findings: list[Finding] = []
@@ -78,4 +80,4 @@ def judge(wanted: Mapping[str, list[str | None]], enabled: set[str]) -> list[Fin
 
 
 if __name__ == "__main__":
-    answer(probe)
+    answer_question(probe_sky)

@@ -1,4 +1,4 @@
-"""Writes, reads back and removes one small object where checkpoints are to go."""
+"""Probe that writes, reads back and removes one small object where checkpoints are to go."""
 
 import os
 import secrets
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from services.launcher.doctor.findings import Finding, fail, first_line, ok, warn
-from services.launcher.doctor.probe_process import answer
+from services.launcher.doctor.probe_process import answer_question
 
 # JSON with options that a spec must not hold, as the learner reads it.
 _OPTIONS_VARIABLE = "FLOTILLA_REMOTE_OPTIONS"
@@ -14,20 +14,20 @@ _S3 = ("s3", "s3a")
 _CREDENTIALS = {"NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError"}
 
 
-def probe(question: Mapping[str, Any]) -> list[Finding]:
+def probe_url(question: Mapping[str, Any]) -> list[Finding]:
     url: str = question["url"]
     name = f"{url.rstrip('/')}/.flotilla-doctor-{secrets.token_hex(8)}"
     try:
-        files = _files(url, question["options"])
+        files = _open_filesystem(url, question["options"])
     except ImportError as error:
-        return [_lacking(url, error, elsewhere=question["elsewhere"])]
+        return [_missing_package(url, error, elsewhere=question["elsewhere"])]
     except (ValueError, TypeError) as error:
         fix = f"correct learner.checkpoint.remote, its options or {_OPTIONS_VARIABLE}"
         return [fail(f"{url}: {first_line(str(error))}", fix)]
     return _round_trip(files, url, name)
 
 
-def _lacking(url: str, error: ImportError, *, elsewhere: bool) -> Finding:
+def _missing_package(url: str, error: ImportError, *, elsewhere: bool) -> Finding:
     if elsewhere:
         what = f"{url} is not tried, for the launcher's own packages do not know it: {error}"
         return warn(what, "install what it names here, or make .venv by `make setup`")
@@ -35,7 +35,7 @@ def _lacking(url: str, error: ImportError, *, elsewhere: bool) -> Finding:
     return fail(f"{url}: {error}", fix)
 
 
-def _files(url: str, options: Mapping[str, Any]) -> Any:
+def _open_filesystem(url: str, options: Mapping[str, Any]) -> Any:
     import json
 
     from fsspec.core import url_to_fs
@@ -61,13 +61,13 @@ def _round_trip(files: Any, url: str, name: str) -> list[Finding]:
         files.rm_file(name)
     # Vendors' exceptions have no base class in common.
     except Exception as error:  # noqa: BLE001
-        return [fail(f"cannot {doing} {url}: {first_line(str(error))}", _fix(error, doing))]
+        return [fail(f"cannot {doing} {url}: {first_line(str(error))}", _suggest_fix(error, doing))]
     if read != data:
         return [fail(f"{url} gave back other bytes than were written", "use another store")]
     return [ok(f"{url}: wrote, read back and removed an object")]
 
 
-def _fix(error: Exception, doing: str) -> str:
+def _suggest_fix(error: Exception, doing: str) -> str:
     if type(error).__name__ in _CREDENTIALS:
         return "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or run `aws configure`"
     if isinstance(error, FileNotFoundError):
@@ -78,4 +78,4 @@ def _fix(error: Exception, doing: str) -> str:
 
 
 if __name__ == "__main__":
-    answer(probe)
+    answer_question(probe_url)

@@ -1,4 +1,5 @@
-"""Loads a tokenizer as rollouts do, and compares it with the files that the learner goes by."""
+"""Probe that loads a tokenizer as rollouts do, and compares it with the files that the learner
+relies on."""
 
 import hashlib
 import os
@@ -6,13 +7,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from services.launcher.doctor.findings import Finding, fail, first_line, ok
-from services.launcher.doctor.probe_process import answer
+from services.launcher.doctor.probe_process import answer_question
 
 _CANARY = 'A canary {"name": "look", "arguments": {"at": 1}} \u00e9\u4e2d\U0001f600\n\t  1234567 '
 _FETCH = "fetch the model again, or save its tokenizer anew by save_pretrained"
 
 
-def probe(question: Mapping[str, Any]) -> list[Finding]:
+def compare_tokenizers(question: Mapping[str, Any]) -> list[Finding]:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     try:
         from tokenizers import Tokenizer
@@ -27,12 +28,12 @@ def probe(question: Mapping[str, Any]) -> list[Finding]:
     # tokenizers raises bare Exceptions for whatever is wrong with a file.
     except Exception as error:  # noqa: BLE001
         return [fail(f"{folder}: {first_line(str(error))}", _FETCH)]
-    return [*_template(loaded, question), *_ids(loaded, plain)] or [
+    return [*_check_template(loaded, question), *_check_ids(loaded, plain)] or [
         ok("transformers loads the same tokenizer and chat template")
     ]
 
 
-def _template(loaded: Any, question: Mapping[str, Any]) -> list[Finding]:
+def _check_template(loaded: Any, question: Mapping[str, Any]) -> list[Finding]:
     template = loaded.chat_template
     if not template:
         fix = "choose an instruction-tuned model, or add a chat_template.jinja to its folder"
@@ -48,8 +49,9 @@ def _template(loaded: Any, question: Mapping[str, Any]) -> list[Finding]:
     return [fail(what, "keep one, in chat_template.jinja, and take others out of the folder")]
 
 
-def _ids(loaded: Any, plain: Any) -> list[Finding]:
-    """Over all special tokens as well: a token that only one side knows is the usual fault."""
+def _check_ids(loaded: Any, plain: Any) -> list[Finding]:
+    """Compare token ids, over all special tokens as well: a token that only one side knows is
+    the usual fault."""
     known = {token.content for token in plain.get_added_tokens_decoder().values()}
     added = {token.content for token in loaded.added_tokens_decoder.values()}
     texts = [_CANARY, *sorted(known | added)]
@@ -63,4 +65,4 @@ def _ids(loaded: Any, plain: Any) -> list[Finding]:
 
 
 if __name__ == "__main__":
-    answer(probe)
+    answer_question(compare_tokenizers)

@@ -1,4 +1,4 @@
-"""One episode at a gateway that was started for it: opened as long as that may still succeed."""
+"""A trial episode at a temporary gateway, retried while its opening may still succeed."""
 
 import asyncio
 import json
@@ -18,20 +18,21 @@ _SLOW = ("fleet", "fleet_openenv")
 
 
 class NotOpenedError(Exception):
-    """The environment cannot be had; the message says why, in the backend's own words."""
+    """Raised when the environment is not available; the message says why, in the backend's own
+    words."""
 
 
 def is_slow(section: Mapping[str, Any], env_key: str) -> bool:
-    """Whether instances of an environment may answer with errors until they have begun, by the
-    gateway's section of a spec."""
+    """Return whether instances of an environment may answer with errors until they are up,
+    according to the gateway's section of a spec."""
     own = section.get("environments", {}).get(env_key, {}).get("backend")
     backend = own or section.get("backend")
     mcp = section.get("backends", {}).get("mcp") or {}
     return backend in _SLOW or (backend == "mcp" and mcp.get("instances", False))
 
 
-def opening(task: Mapping[str, Any], who: str) -> pb.OpenEpisodeRequest:
-    """The request for one episode of a task; `who` asks."""
+def make_open_request(task: Mapping[str, Any], who: str) -> pb.OpenEpisodeRequest:
+    """Build the request for one episode of a task, in the name of `who`."""
     return pb.OpenEpisodeRequest(
         request_id=uuid.uuid4().hex,
         run_id=who,
@@ -42,7 +43,7 @@ def opening(task: Mapping[str, Any], who: str) -> pb.OpenEpisodeRequest:
     )
 
 
-async def opened(
+async def open_episode(
     stub: Any,
     request: pb.OpenEpisodeRequest,
     *,
@@ -50,8 +51,9 @@ async def opened(
     slow: bool,
     told: Callable[[pb.OpenEpisodeResponse], None] = lambda _: None,
 ) -> pb.OpenEpisodeResponse:
-    """Open an episode within `limit_s`; `told` gets each state. Trouble that does not pass ends it
-    before that, unless an instance that is there may be `slow` to answer. Raises NotOpenedError."""
+    """Open an episode within `limit_s`; `told` receives each state. A persistent error ends the
+    attempt earlier, unless an instance that exists may be `slow` to answer. Raises
+    NotOpenedError."""
     loop, last = asyncio.get_running_loop(), pb.OpenEpisodeResponse()
     call = stub.OpenEpisode(request, timeout=limit_s)
     try:
@@ -66,7 +68,7 @@ async def opened(
     except TimeoutError:
         raise NotOpenedError(last.detail) from None
     except grpc.aio.AioRpcError as error:
-        raise NotOpenedError(_why(error, last, limit_s)) from error
+        raise NotOpenedError(_describe_error(error, last, limit_s)) from error
     finally:
         # Nobody waits for it any more: the gateway closes what it has opened by then.
         call.cancel()
@@ -75,7 +77,9 @@ async def opened(
     return last
 
 
-def _why(error: grpc.aio.AioRpcError, last: pb.OpenEpisodeResponse, limit_s: float) -> str:
+def _describe_error(
+    error: grpc.aio.AioRpcError, last: pb.OpenEpisodeResponse, limit_s: float
+) -> str:
     if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
         state = state_name(last)
         return f"not ready after {limit_s:g} s, but {state}{last.detail and f': {last.detail}'}"
@@ -92,8 +96,9 @@ def no_grade_name(grade: pb.GradeResponse) -> str:
     return name.removeprefix("NO_GRADE_REASON_").lower()
 
 
-def mend(detail: str, where: str) -> str:
-    """What to do about an environment that cannot be had; `where` is the key of its backend."""
+def suggest_backend_fix(detail: str, where: str) -> str:
+    """Suggest what to do about an environment that is not available; `where` is the config key
+    of its backend."""
     if "mcp.server.fastmcp" in detail:
         return (
             "port the server to mcp 2.x, or give it an interpreter of its own that has mcp 1.x, as"

@@ -1,1 +1,1 @@
-"""Where messages go: Slack, or any webhook."""
+"""Sinks of messages: Slack, or any webhook."""

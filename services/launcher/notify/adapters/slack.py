@@ -9,9 +9,9 @@ import httpx
 
 from services.common.log import add_secret
 from services.launcher.adapters.http_answers import ask, object_of, retry_after
-from services.launcher.notify.messages import Kind, Message
-from services.launcher.notify.outbox import Letter, Target
-from services.launcher.notify.sinks import LaterError, RefusedError
+from services.launcher.notify.messages import Message, MessageKind
+from services.launcher.notify.outbox import DeliveryTarget, Letter
+from services.launcher.notify.sinks import DeliveryDelayedError, DeliveryRefusedError
 
 _TIMEOUT_S = 10.0
 _TOO_MANY_REQUESTS = 429
@@ -20,15 +20,15 @@ _LOOK_BACK = 200
 _LOOK_BACK_S = 60.0
 _EVENT_TYPE = "flotilla_run"
 _SIGNS = {
-    Kind.STARTED: "🚀",
-    Kind.RESUMED: "🔁",
-    Kind.COMPLETED: "✅",
-    Kind.FAILED: "❌",
-    Kind.STOPPED: "⚠️",
-    Kind.BUDGET: "💰",
-    Kind.ALARM: "⚠️",
-    Kind.NOTICE: "💡",
-    Kind.LEAK_SUSPECTED: "🚨",
+    MessageKind.STARTED: "🚀",
+    MessageKind.RESUMED: "🔁",
+    MessageKind.COMPLETED: "✅",
+    MessageKind.FAILED: "❌",
+    MessageKind.STOPPED: "⚠️",
+    MessageKind.BUDGET: "💰",
+    MessageKind.ALARM: "⚠️",
+    MessageKind.NOTICE: "💡",
+    MessageKind.LEAK_SUSPECTED: "🚨",
 }
 _PASSING = {"internal_error", "fatal_error", "service_unavailable", "request_timeout"}
 _TOKEN = {"invalid_auth", "not_authed", "account_inactive", "token_revoked", "token_expired"}
@@ -37,14 +37,13 @@ _CHANNEL = {"channel_not_found", "not_in_channel", "is_archived"}
 _SEPARATOR = ":"
 
 
-class Slack:
-    """Implements `Sink`.
+class SlackSink:
+    """Sink that posts to Slack.
 
     A message carries its key as metadata. Where the bot may read the channel (channels:history)
-    and the channel is given by its id, a message that may have arrived is found again by that.
-    """
+    and the channel is given by its id, a message that may have arrived is found again by that."""
 
-    def __init__(self, target: Target, token: str) -> None:
+    def __init__(self, target: DeliveryTarget, token: str) -> None:
         self._target = target
         self._token = token
         add_secret(token)
@@ -53,28 +52,28 @@ class Slack:
         self._client = httpx.AsyncClient(
             base_url=target.address,
             timeout=_TIMEOUT_S,
-            verify=trusted(),
+            verify=shared_ssl_context(),
             headers={"Authorization": f"Bearer {token}"} if token else {},
         )
 
-    async def send(self, letter: Letter) -> str:
+    async def send_letter(self, letter: Letter) -> str:
         channel, _, parent = letter.thread.partition(_SEPARATOR)
         body: dict[str, Any] = {
             "channel": channel or self._target.channel,
-            "text": text_of(letter.message),
+            "text": slack_text(letter.message),
             "unfurl_links": False,
             "metadata": {"event_type": _EVENT_TYPE, "event_payload": {"key": letter.key}},
         }
         if parent:
             body["thread_ts"] = parent
-        answer = await self._call("chat.postMessage", json=body)
+        answer = await self._call_api("chat.postMessage", json=body)
         match answer:
             case {"channel": str(where), "ts": str(ts)}:
                 return letter.thread or f"{where}{_SEPARATOR}{ts}"
             case _:
-                raise LaterError("Slack does not say where the message is", unsure=True)
+                raise DeliveryDelayedError("Slack does not say where the message is", unsure=True)
 
-    async def find(self, letter: Letter) -> str | None:
+    async def find_thread(self, letter: Letter) -> str | None:
         channel, _, parent = letter.thread.partition(_SEPARATOR)
         asked: dict[str, Any] = {
             "channel": channel or self._target.channel,
@@ -86,8 +85,8 @@ class Slack:
         if parent:
             asked["ts"] = parent
         try:
-            answer = await self._call(method, params=asked)
-        except RefusedError:
+            answer = await self._call_api(method, params=asked)
+        except DeliveryRefusedError:
             # It may write there and not read: twice is better than never.
             return None
         messages = answer.get("messages")
@@ -102,9 +101,9 @@ class Slack:
     async def close(self) -> None:
         await self._client.aclose()
 
-    async def _call(self, method: str, **request: Any) -> dict[str, Any]:
+    async def _call_api(self, method: str, **request: Any) -> dict[str, Any]:
         if not self._token:
-            raise RefusedError(
+            raise DeliveryRefusedError(
                 f"the environment variable {self._target.secret_env} is empty: set it to the token"
                 " of a Slack bot (xoxb-...) where the launcher starts, or set"
                 " launcher.notify.disable_slack"
@@ -113,16 +112,18 @@ class Slack:
         try:
             answer = await ask(self._client, verb, f"/{method}", **request)
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
-            raise LaterError(f"Slack cannot be reached: {type(error).__name__}") from error
+            raise DeliveryDelayedError(
+                f"Slack cannot be reached: {type(error).__name__}"
+            ) from error
         except httpx.HTTPError as error:
-            raise LaterError(f"Slack: {type(error).__name__}", unsure=True) from error
-        return await self._judged(answer)
+            raise DeliveryDelayedError(f"Slack: {type(error).__name__}", unsure=True) from error
+        return await self._judge_answer(answer)
 
-    async def _judged(self, answer: httpx.Response) -> dict[str, Any]:
+    async def _judge_answer(self, answer: httpx.Response) -> dict[str, Any]:
         if answer.status_code == _TOO_MANY_REQUESTS:
-            raise LaterError("Slack limits the rate", after_s=retry_after(answer))
+            raise DeliveryDelayedError("Slack limits the rate", after_s=retry_after(answer))
         if answer.is_server_error:
-            raise LaterError(f"Slack answered HTTP {answer.status_code}", unsure=True)
+            raise DeliveryDelayedError(f"Slack answered HTTP {answer.status_code}", unsure=True)
         try:
             said = await object_of(answer)
         except ValueError:
@@ -131,12 +132,12 @@ class Slack:
             return said
         error = str(said.get("error") or f"http_{answer.status_code}")
         if error == "ratelimited":
-            raise LaterError("Slack limits the rate", after_s=retry_after(answer))
+            raise DeliveryDelayedError("Slack limits the rate", after_s=retry_after(answer))
         if error in _PASSING:
-            raise LaterError(f"Slack: {error}", unsure=True)
-        raise RefusedError(self._fix(error))
+            raise DeliveryDelayedError(f"Slack: {error}", unsure=True)
+        raise DeliveryRefusedError(self._fix_for(error))
 
-    def _fix(self, error: str) -> str:
+    def _fix_for(self, error: str) -> str:
         target = self._target
         if error in _TOKEN:
             return (
@@ -154,22 +155,25 @@ class Slack:
 
 
 @cache
-def trusted() -> ssl.SSLContext:
-    """Reading the certificates of the world's authorities takes a while; once is enough."""
+def shared_ssl_context() -> ssl.SSLContext:
+    """Return the SSL context with the certificates of the world's authorities. Reading them
+    takes a while; once is enough."""
     return httpx.create_ssl_context()
 
 
-def text_of(message: Message) -> str:
-    """In Slack's markup."""
-    lines = [f"{_SIGNS[message.kind]} *{_escape(message.title)}*"]
-    lines += [f"*{_escape(label)}:* {_escape(value)}" for label, value in message.facts]
+def slack_text(message: Message) -> str:
+    """Format a message in Slack's markup."""
+    lines = [f"{_SIGNS[message.kind]} *{_escape_markup(message.title)}*"]
+    lines += [
+        f"*{_escape_markup(label)}:* {_escape_markup(value)}" for label, value in message.facts
+    ]
     if message.text:
-        lines.append(_escape(message.text))
+        lines.append(_escape_markup(message.text))
     if message.log:
-        fenced = _escape(message.log.replace("```", "'''"))
+        fenced = _escape_markup(message.log.replace("```", "'''"))
         lines.append(f"```{fenced}```")
     return "\n".join(lines)
 
 
-def _escape(text: str) -> str:
+def _escape_markup(text: str) -> str:
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

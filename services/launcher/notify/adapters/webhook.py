@@ -1,4 +1,4 @@
-"""Messages as JSON to any URL. Its receiver drops repeats by the header Idempotency-Key."""
+"""Messages as JSON to any URL. The receiver drops repeats by the header Idempotency-Key."""
 
 import logging
 
@@ -6,59 +6,62 @@ import httpx
 
 from services.common.log import add_secret
 from services.launcher.adapters.http_answers import ask, retry_after
-from services.launcher.notify.adapters.slack import trusted
+from services.launcher.notify.adapters.slack import shared_ssl_context
 from services.launcher.notify.messages import Message
-from services.launcher.notify.outbox import Letter, Target
-from services.launcher.notify.sinks import LaterError, RefusedError
+from services.launcher.notify.outbox import DeliveryTarget, Letter
+from services.launcher.notify.sinks import DeliveryDelayedError, DeliveryRefusedError
 
 _TIMEOUT_S = 10.0
 _TOO_MANY_REQUESTS = 429
 
 
-class Webhook:
-    """Implements `Sink`. There is nothing to look for: what may have arrived is sent again."""
+class WebhookSink:
+    """Sink that posts to a webhook. It cannot look for a letter: one that may have arrived is
+    sent again."""
 
-    def __init__(self, target: Target, url: str) -> None:
+    def __init__(self, target: DeliveryTarget, url: str) -> None:
         self._target = target
         self._url = url
         add_secret(url)
         # Its lines name the URL, which is a secret.
         logging.getLogger("httpx").setLevel(logging.WARNING)
-        self._client = httpx.AsyncClient(timeout=_TIMEOUT_S, verify=trusted())
+        self._client = httpx.AsyncClient(timeout=_TIMEOUT_S, verify=shared_ssl_context())
 
-    async def send(self, letter: Letter) -> str:
+    async def send_letter(self, letter: Letter) -> str:
         if not self._url.startswith(("http://", "https://")):
-            raise RefusedError(
+            raise DeliveryRefusedError(
                 f"the environment variable {self._target.secret_env} holds no http(s) URL: set it"
                 " where the launcher starts, or leave launcher.notify.webhook_env out"
             )
         headers = {"Idempotency-Key": letter.key}
         try:
-            body = body_of(letter)
+            body = webhook_body(letter)
             answer = await ask(self._client, "POST", self._url, json=body, headers=headers)
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             # The text of some of these errors is the URL.
-            raise LaterError(f"the webhook cannot be reached: {type(error).__name__}") from None
+            raise DeliveryDelayedError(
+                f"the webhook cannot be reached: {type(error).__name__}"
+            ) from None
         if answer.status_code == _TOO_MANY_REQUESTS:
-            raise LaterError("the webhook limits the rate", after_s=retry_after(answer))
+            raise DeliveryDelayedError("the webhook limits the rate", after_s=retry_after(answer))
         if answer.is_server_error:
-            raise LaterError(f"the webhook answered HTTP {answer.status_code}")
+            raise DeliveryDelayedError(f"the webhook answered HTTP {answer.status_code}")
         if not answer.is_success:
-            raise RefusedError(
+            raise DeliveryRefusedError(
                 f"the webhook in {self._target.secret_env} answered HTTP {answer.status_code}:"
                 " check its URL"
             )
         return ""
 
-    async def find(self, letter: Letter) -> str | None:
+    async def find_thread(self, letter: Letter) -> str | None:
         return None
 
     async def close(self) -> None:
         await self._client.aclose()
 
 
-def body_of(letter: Letter) -> dict[str, object]:
-    """`text` alone is what a chat's incoming webhook shows."""
+def webhook_body(letter: Letter) -> dict[str, object]:
+    """Return the request's body. `text` alone is what a chat's incoming webhook shows."""
     message = letter.message
     return {
         "run_id": letter.run_id,
@@ -69,10 +72,10 @@ def body_of(letter: Letter) -> dict[str, object]:
         "facts": dict(message.facts),
         "detail": message.text,
         "log": message.log,
-        "text": _plain(letter.run_id, message),
+        "text": _plain_text(letter.run_id, message),
     }
 
 
-def _plain(run_id: str, message: Message) -> str:
+def _plain_text(run_id: str, message: Message) -> str:
     facts = [f"{label}: {value}" for label, value in message.facts if value != run_id]
     return "\n".join(filter(None, [f"[{run_id}] {message.title}", *facts, message.text]))

@@ -1,1 +1,1 @@
-"""Where alarms go besides the log."""
+"""Destinations of alarms other than the log."""

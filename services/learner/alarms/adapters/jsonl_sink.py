@@ -1,4 +1,4 @@
-"""Alarms as JSON lines, for people and programs that come later."""
+"""Alarms as JSON lines, for people and programs to read later."""
 
 import json
 import time
@@ -10,14 +10,14 @@ from services.learner.alarms.types import Alarm
 _log = get_logger(__name__)
 
 
-class AlarmFile:
-    """Appends a line to one file for each alarm raised or cleared. Implements `AlarmSink`."""
+class JsonlAlarmSink:
+    """Appends one line to a file for each alarm raised or cleared. Implements `AlarmSink`."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._failed = False
 
-    def send(self, alarm: Alarm) -> None:
+    def send_alarm(self, alarm: Alarm) -> None:
         verdict = alarm.verdict
         line = {
             "time": round(time.time(), 3),
@@ -42,4 +42,4 @@ class AlarmFile:
             self._failed = True
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: no resources are held."""

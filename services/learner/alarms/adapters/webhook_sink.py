@@ -1,4 +1,4 @@
-"""Alarms as messages to a chat: POST {"text": ...}, which Slack, Mattermost and others take."""
+"""Alarms as chat messages: POST {"text": ...}, as accepted by Slack, Mattermost and others."""
 
 import os
 import queue
@@ -20,10 +20,10 @@ _TOO_MANY_REQUESTS = 429
 
 
 def webhook_url(configured: str) -> str:
-    """The URL, or what the variable that is named holds. It never appears in a log from now on.
+    """Return the URL, or the content of the variable that is named; it is masked in logs from now
+    on.
 
-    Raises ConfigError.
-    """
+    Raises ConfigError."""
     url = configured
     if configured.startswith("$"):
         # Taken out: what a tracker starts inherits our environment.
@@ -37,12 +37,11 @@ def webhook_url(configured: str) -> str:
     return url
 
 
-class Webhook:
-    """Sends from a thread of its own, and tries again. Implements `AlarmSink`.
+class WebhookAlarmSink:
+    """Sends from its own thread, with retries. Implements `AlarmSink`.
 
-    A server that hangs, refuses or is away costs messages and never time: those that find the
-    queue full or run out of tries are counted and told of once.
-    """
+    A server that hangs, refuses or is unreachable costs messages, never time: messages that
+    find the queue full or run out of retries are counted, and the loss is logged once."""
 
     def __init__(
         self,
@@ -61,48 +60,48 @@ class Webhook:
         self._close_s = close_s
         self._queue: queue.Queue[str | None] = queue.Queue(capacity)
         self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._work, name="webhook", daemon=True)
+        self._thread = threading.Thread(target=self._send_queued, name="webhook", daemon=True)
         self._thread.start()
         self._failing = False
         self.dropped = 0
 
-    def send(self, alarm: Alarm) -> None:
+    def send_alarm(self, alarm: Alarm) -> None:
         try:
             self._queue.put_nowait(f"[{self._run_id}] {alarm.text}")
         except queue.Full:
-            self._lost("the queue is full")
+            self._count_lost("the queue is full")
 
     def close(self) -> None:
-        """Give what is queued one more try each."""
+        """Give each queued message one more try."""
         self._closing.set()
         deadline = time.monotonic() + self._close_s
         try:
             self._queue.put(None, timeout=self._close_s)
         except queue.Full:
-            self._lost("the run ended before it was sent")
+            self._count_lost("the run ended before it was sent")
         self._thread.join(max(0.0, deadline - time.monotonic()))
         if self.dropped:
             _log.warning("alarms did not reach the webhook", messages=self.dropped)
 
-    def _work(self) -> None:
+    def _send_queued(self) -> None:
         with httpx.Client(timeout=self._timeout_s) as client:
             while (text := self._queue.get()) is not None:
-                self._deliver(client, text)
+                self._post_with_retries(client, text)
 
-    def _deliver(self, client: httpx.Client, text: str) -> None:
+    def _post_with_retries(self, client: httpx.Client, text: str) -> None:
         pause_s = self._first_pause_s
         for left in reversed(range(_TRIES)):
-            problem, again = self._post(client, text)
+            problem, again = self._post_once(client, text)
             if not problem:
                 self._failing = False
                 return
             if not again or not left or self._closing.wait(pause_s):
-                self._lost(problem)
+                self._count_lost(problem)
                 return
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
-    def _post(self, client: httpx.Client, text: str) -> tuple[str, bool]:
-        """What went wrong, if anything did, and whether it may go right another time."""
+    def _post_once(self, client: httpx.Client, text: str) -> tuple[str, bool]:
+        """Post once; return the problem, if any, and whether a retry may succeed."""
         try:
             # Its status says all: none of its content is read.
             with client.stream("POST", self._url, json={"text": text}) as answer:
@@ -114,7 +113,7 @@ class Webhook:
         again = answer.status_code == _TOO_MANY_REQUESTS or answer.is_server_error
         return f"HTTP {answer.status_code}", again
 
-    def _lost(self, why: str) -> None:
+    def _count_lost(self, why: str) -> None:
         self.dropped += 1
         if not self._failing:
             _log.warning("the webhook takes no alarms; they are in the log", error=why)

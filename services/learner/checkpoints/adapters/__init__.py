@@ -1,1 +1,1 @@
-"""The store of a run's checkpoints, by fsspec."""
+"""Adapters to fsspec, which stores a run's checkpoints, and to the Hugging Face hub."""

@@ -1,4 +1,4 @@
-"""Any file system that fsspec knows, as the store of a run's checkpoints."""
+"""Store of a run's checkpoints on any file system that fsspec supports."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from fsspec.core import url_to_fs
 from services.common import log
 from services.common.errors import ConfigError
 from services.learner.config.learner import REMOTE_OPTIONS_VARIABLE
-from services.learner.ports import RemoteError, RemoteRefusedError
+from services.learner.ports import RemoteStoreError, RemoteStoreRefusedError
 
 # Largest part of a file in memory, and how many of them at once. S3 allows 10,000 parts a file.
 _PART_BYTES = 16 << 20
@@ -27,24 +27,24 @@ _S3 = ("s3", "s3a")
 
 
 class FsspecStore:
-    """Implements `ports.RemoteStore`. Use `open_store`."""
+    """Store of one run's checkpoints. Implements `ports.RemoteStore`; use `open_store`."""
 
     def __init__(self, files: fsspec.AbstractFileSystem, root: str, url: str) -> None:
         self._files: Any = files
         self._root = root.rstrip("/")
         self._url = url.rstrip("/")
-        self._is_s3 = bool(set(_protocols(files)) & set(_S3))
+        self._is_s3 = bool(set(_protocol_names(files)) & set(_S3))
 
     @property
     def url(self) -> str:
         return self._url
 
-    def names(self, folder: str) -> list[str]:
+    def list_files(self, folder: str) -> list[str]:
         """See `ports.RemoteStore`."""
-        with self._told(folder):
+        with self._translate_errors(folder):
             self._files.invalidate_cache()
             try:
-                found: list[str] = self._files.find(self._path(folder))
+                found: list[str] = self._files.find(self._full_path(folder))
             except FileNotFoundError:
                 # S3 says so of a bucket, everybody else of a folder.
                 if self._is_s3:
@@ -54,24 +54,24 @@ class FsspecStore:
 
     def read(self, name: str) -> bytes | None:
         """See `ports.RemoteStore`."""
-        with self._told(name):
+        with self._translate_errors(name):
             try:
-                return self._files.cat_file(self._path(name))
+                return self._files.cat_file(self._full_path(name))
             except FileNotFoundError:
                 return None
 
     def write(self, name: str, data: bytes) -> None:
         """See `ports.RemoteStore`."""
-        with self._told(name):
+        with self._translate_errors(name):
             self._make_parent(name)
-            self._files.pipe_file(self._path(name), data)
+            self._files.pipe_file(self._full_path(name), data)
 
     def size(self, name: str) -> int | None:
         """See `ports.RemoteStore`."""
-        with self._told(name):
+        with self._translate_errors(name):
             self._files.invalidate_cache()
             try:
-                return int(self._files.info(self._path(name))["size"])
+                return int(self._files.info(self._full_path(name))["size"])
             except FileNotFoundError:
                 return None
 
@@ -81,61 +81,68 @@ class FsspecStore:
         if self._is_s3:
             part = max(_PART_BYTES, path.stat().st_size // _MAX_PARTS)
             options = {"chunksize": part, "max_concurrency": _PARTS_AT_ONCE}
-        with self._told(name):
+        with self._translate_errors(name):
             self._make_parent(name)
-            self._files.put_file(str(path), self._path(name), callback=_Sent(sent), **options)
+            self._files.put_file(
+                str(path), self._full_path(name), callback=_UploadCallback(sent), **options
+            )
 
     def download(self, name: str, path: Path) -> None:
         """See `ports.RemoteStore`."""
-        with self._told(name):
-            self._files.get_file(self._path(name), str(path))
+        with self._translate_errors(name):
+            self._files.get_file(self._full_path(name), str(path))
 
     def remove(self, names: Sequence[str]) -> None:
         """See `ports.RemoteStore`."""
         for name in names:
-            with self._told(name), suppress(FileNotFoundError):
-                self._files.rm_file(self._path(name))
+            with self._translate_errors(name), suppress(FileNotFoundError):
+                self._files.rm_file(self._full_path(name))
 
     def drop_unfinished(self) -> None:
         """See `ports.RemoteStore`: S3 keeps, and charges for, the parts of a file that was never
         completed."""
         if not self._is_s3:
             return
-        with self._told("unfinished uploads"):
+        with self._translate_errors("unfinished uploads"):
             bucket, prefix, _ = self._files.split_path(self._root)
             for part in self._files.list_multipart_uploads(bucket):
                 if part["Key"].startswith(f"{prefix}/"):
                     self._files.abort_mpu(bucket, part["Key"], part["UploadId"])
 
-    def _path(self, name: str) -> str:
+    def _full_path(self, name: str) -> str:
         return f"{self._root}/{name}"
 
     def _make_parent(self, name: str) -> None:
-        """Only where folders are real: elsewhere it would make a bucket."""
+        """Create the parent folder only where folders are real: elsewhere it would make a
+        bucket."""
         if not self._is_s3:
-            self._files.makedirs(self._files._parent(self._path(name)), exist_ok=True)
+            self._files.makedirs(self._files._parent(self._full_path(name)), exist_ok=True)
 
     @contextmanager
-    def _told(self, name: str) -> Generator[None]:
-        """Whatever a vendor raises, as an error of the port's that names the file."""
+    def _translate_errors(self, name: str) -> Generator[None]:
+        """Convert every exception of a vendor into an error of the port that names the file."""
         try:
             yield
         except PermissionError as error:
-            raise RemoteRefusedError(f"{self._at(name)}: no permission: {_text(error)}") from error
+            raise RemoteStoreRefusedError(
+                f"{self._url_of(name)}: no permission: {_error_text(error)}"
+            ) from error
         except FileNotFoundError as error:
-            raise RemoteRefusedError(f"{self._at(name)} is not there: {_text(error)}") from error
+            raise RemoteStoreRefusedError(
+                f"{self._url_of(name)} is not there: {_error_text(error)}"
+            ) from error
         # Every vendor has exceptions of its own, with no base class in common.
         except Exception as error:
             refused = isinstance(error, TypeError) or type(error).__name__ in _REFUSALS
-            kind = RemoteRefusedError if refused else RemoteError
-            raise kind(f"{self._at(name)}: {_text(error)}") from error
+            kind = RemoteStoreRefusedError if refused else RemoteStoreError
+            raise kind(f"{self._url_of(name)}: {_error_text(error)}") from error
 
-    def _at(self, name: str) -> str:
+    def _url_of(self, name: str) -> str:
         return f"{self._url}/{name}" if name else self._url
 
 
-class _Sent(Callback):
-    """Passes on how many bytes went."""
+class _UploadCallback(Callback):
+    """Reports how many bytes were sent."""
 
     def __init__(self, sent: Callable[[int], None]) -> None:
         super().__init__()
@@ -146,11 +153,10 @@ class _Sent(Callback):
 
 
 def open_store(url: str, options: Mapping[str, str | float | bool]) -> FsspecStore:
-    """The store at a URL; nothing is asked of it yet. Raises ConfigError.
+    """Open the store at a URL, without contacting it. Raises ConfigError.
 
-    Options beside `options` come from a JSON object in FLOTILLA_REMOTE_OPTIONS, and credentials
-    from where the vendor looks for them, such as AWS_ACCESS_KEY_ID or ~/.aws.
-    """
+    Further options come from a JSON object in FLOTILLA_REMOTE_OPTIONS, and credentials from
+    where the vendor looks for them, such as AWS_ACCESS_KEY_ID or ~/.aws."""
     given: dict[str, Any] = {**options, **_secret_options()}
     if url.split("://")[0] in _S3:
         given = {**_s3_defaults(), **given}
@@ -188,10 +194,10 @@ def _secret_options() -> dict[str, Any]:
     return options
 
 
-def _protocols(files: fsspec.AbstractFileSystem) -> tuple[str, ...]:
+def _protocol_names(files: fsspec.AbstractFileSystem) -> tuple[str, ...]:
     protocol: Any = files.protocol
     return (protocol,) if isinstance(protocol, str) else tuple(protocol)
 
 
-def _text(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     return log.redact(str(error) or type(error).__name__)

@@ -1,4 +1,4 @@
-"""The policy's files beside its weights, wherever they are."""
+"""The policy's files other than its weights, in a local folder or on the Hugging Face hub."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,8 +10,11 @@ from services.learner.checkpoints.export import ASSETS
 
 
 def tokenizer_digests_of(policy: PolicyConfig) -> TokenizerDigests:
-    """Of a local folder, or of a model on the Hugging Face hub. Raises ConfigError."""
-    folder = _folder(policy, ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja"])
+    """Return the tokenizer digests of a local folder, or of a model on the Hugging Face hub.
+    Raises ConfigError."""
+    folder = _resolve_folder(
+        policy, ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja"]
+    )
     try:
         return tokenizer_digests(folder)
     except FileNotFoundError:
@@ -19,16 +22,16 @@ def tokenizer_digests_of(policy: PolicyConfig) -> TokenizerDigests:
 
 
 def assets_of(policy: PolicyConfig) -> Path:
-    """The folder with all that belongs to the model but its weights. Raises ConfigError."""
-    return _folder(policy, [*ASSETS, *(["*.py"] if policy.trust_remote_code else [])])
+    """Return the folder with all of the model's files except its weights. Raises ConfigError."""
+    return _resolve_folder(policy, [*ASSETS, *(["*.py"] if policy.trust_remote_code else [])])
 
 
-def _folder(policy: PolicyConfig, patterns: Sequence[str]) -> Path:
+def _resolve_folder(policy: PolicyConfig, patterns: Sequence[str]) -> Path:
     folder = Path(policy.model)
-    return folder if folder.is_dir() else _downloaded(policy, patterns)
+    return folder if folder.is_dir() else _download_files(policy, patterns)
 
 
-def _downloaded(policy: PolicyConfig, patterns: Sequence[str]) -> Path:
+def _download_files(policy: PolicyConfig, patterns: Sequence[str]) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 

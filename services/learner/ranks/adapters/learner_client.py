@@ -1,4 +1,6 @@
-"""The learner as its further machines reach it: RankService. Implements `nodes.ports.Learner`."""
+"""gRPC client of RankService: the learner as its further machines reach it.
+
+Implements `ranks.ports.LearnerClient`."""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
@@ -14,7 +16,7 @@ from services.common.channel import MAX_TIMEOUT_S
 from services.common.rpc import service_error
 from services.learner.ranks import codec
 from services.learner.ranks.machine_admission import Machine, WrongMachineError
-from services.learner.ranks.machines import Call
+from services.learner.ranks.machines import RankCall
 from services.learner.ranks.ports import LearnerAwayError
 
 # Opens a channel to the learner; waits until it is known where that is.
@@ -22,7 +24,7 @@ Dial = Callable[[], Awaitable[grpc.aio.Channel]]
 
 
 class RankStream:
-    """Implements `nodes.ports.Membership`."""
+    """One Join stream. Implements `ranks.ports.Membership`."""
 
     def __init__(
         self, says: asyncio.Queue[pb.JoinRequest], responses: AsyncIterator[pb.JoinResponse]
@@ -31,7 +33,7 @@ class RankStream:
         self._responses = responses
         self.over = False
 
-    async def calls(self) -> AsyncGenerator[Call]:
+    async def receive_calls(self) -> AsyncGenerator[RankCall]:
         """See `Membership`."""
         async for message in self._responses:
             said = message.WhichOneof("said")
@@ -39,52 +41,52 @@ class RankStream:
                 self.over = True
                 return
             if said == "call":
-                yield codec.call(message.call)
+                yield codec.decode_call(message.call)
 
-    def succeed(self, call: int, result: Mapping[str, Any]) -> None:
+    def send_result(self, call: int, result: Mapping[str, Any]) -> None:
         """See `Membership`."""
-        self._says.put_nowait(codec.result_message(call, result))
+        self._says.put_nowait(codec.encode_result(call, result))
 
-    def fail(self, call: int, error: str, *, ended: bool) -> None:
+    def send_error(self, call: int, error: str, *, ended: bool) -> None:
         """See `Membership`."""
-        self._says.put_nowait(codec.error_message(call, error, ended=ended))
+        self._says.put_nowait(codec.encode_error(call, error, ended=ended))
 
-    def leave(self) -> None:
+    def announce_leaving(self) -> None:
         """See `Membership`."""
         self._says.put_nowait(pb.JoinRequest(leaving=pb.Leaving()))
 
 
-class RankLearner:
-    """Joins as `machine`."""
+class GrpcLearnerClient:
+    """A gRPC client that joins the learner as `machine`."""
 
     def __init__(self, dial: Dial, machine: Machine) -> None:
         self._dial = dial
         self._machine = machine
 
     @asynccontextmanager
-    async def joined(self) -> AsyncGenerator[RankStream]:
-        """See `Learner`."""
+    async def join_learner(self) -> AsyncGenerator[RankStream]:
+        """See `LearnerClient`."""
         stub: Any = rank_service_pb2_grpc.RankServiceStub(await self._dial())
         says: asyncio.Queue[pb.JoinRequest] = asyncio.Queue()
-        says.put_nowait(codec.machine_message(self._machine))
+        says.put_nowait(codec.encode_machine(self._machine))
         # As long as the run may take: it ends with the learner, or with the connection to it.
-        call = stub.Join(_said(says), timeout=MAX_TIMEOUT_S)
+        call = stub.Join(_drain_queue(says), timeout=MAX_TIMEOUT_S)
         responses = aiter(call)
         try:
             await anext(responses, None)
             yield RankStream(says, responses)
         except grpc.aio.AioRpcError as error:
-            raise _translated(error) from error
+            raise _translate_error(error) from error
         finally:
             call.cancel()
 
 
-async def _said(says: asyncio.Queue[pb.JoinRequest]) -> AsyncGenerator[pb.JoinRequest]:
+async def _drain_queue(says: asyncio.Queue[pb.JoinRequest]) -> AsyncGenerator[pb.JoinRequest]:
     while True:
         yield await says.get()
 
 
-def _translated(error: grpc.aio.AioRpcError) -> Exception:
+def _translate_error(error: grpc.aio.AioRpcError) -> Exception:
     reason = service_error(error)
     if reason is not None and reason.reason == "WRONG_MACHINE":
         return WrongMachineError(reason.message)

@@ -1,4 +1,4 @@
-"""The few metrics that a person follows, as one log line a step."""
+"""Tracker that logs the few metrics a person follows, one line per step."""
 
 from collections.abc import Mapping
 
@@ -20,12 +20,12 @@ _SHOWN = {
 
 
 class ConsoleTracker:
-    """Implements `Tracker`."""
+    """Logs main metrics of each step. Implements `Tracker`."""
 
-    def open(self, run: TrackedRun) -> None:
-        """The log is there already."""
+    def open_run(self, run: TrackedRun) -> None:
+        """Do nothing: the log is already set up."""
 
-    def log(
+    def log_metrics(
         self, step: int, metrics: Mapping[str, float], histograms: Mapping[str, Histogram]
     ) -> None:
         shown = {
@@ -36,4 +36,4 @@ class ConsoleTracker:
             _log.info("step", step=step, **shown, **evals)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: no resources are held."""

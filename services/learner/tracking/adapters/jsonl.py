@@ -1,4 +1,4 @@
-"""Metrics as JSON lines: one object a point, `step` and `time` among the metric names."""
+"""Metrics as JSON lines: one object per point, `step` and `time` among the metric names."""
 
 import json
 import math
@@ -11,7 +11,7 @@ from typing import Any
 
 from services.common.errors import ConfigError
 from services.learner.ports import TrackedRun
-from services.learner.tracking.metric_lines import points
+from services.learner.tracking.metric_lines import parse_points
 from services.learner.types import Histogram
 
 # Points at the end of a file that a resumed run may log again.
@@ -20,30 +20,29 @@ _TAIL_BYTES = 4 << 20
 
 
 class JsonlTracker:
-    """Appends to one file, so that a resumed run goes on where it was. Implements `Tracker`.
+    """Appends to one file, so that a resumed run continues it. Implements `Tracker`.
 
-    What the file says already of a step is not written again; half a line, from a kill in the
-    middle of a write, is cut off. Histograms are objects {edges, counts}.
-    """
+    Metrics that the file already has for a step are not written again; a partial last line,
+    from a kill in the middle of a write, is cut off. Histograms are objects {edges, counts}."""
 
     def __init__(self, path: Path) -> None:
-        """Raises ConfigError when the file cannot be written."""
+        """Open the file. Raises ConfigError when it cannot be written."""
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._known = _mend(path)
+            self._known = _cut_torn_line(path)
             self._file = path.open("a", encoding="utf-8", buffering=1)
         except OSError as error:
             raise ConfigError(
                 f"learner.tracking: cannot write {path}: {error.strerror}; make it writable"
             ) from error
 
-    def open(self, run: TrackedRun) -> None:
-        """The file is open already."""
+    def open_run(self, run: TrackedRun) -> None:
+        """Do nothing: the file is already open."""
 
-    def log(
+    def log_metrics(
         self, step: int, metrics: Mapping[str, float], histograms: Mapping[str, Histogram]
     ) -> None:
-        """Write one line. What is not finite becomes null: JSON knows neither NaN nor infinity."""
+        """Write one line. Non-finite values become null: JSON knows neither NaN nor infinity."""
         point: dict[str, Any] = {
             name: value if math.isfinite(value) else None for name, value in sorted(metrics.items())
         }
@@ -62,8 +61,8 @@ class JsonlTracker:
         self._file.close()
 
 
-def _mend(path: Path) -> OrderedDict[int, set[str]]:
-    """Cut off half a line at the end; returns the names that the last points have, by step."""
+def _cut_torn_line(path: Path) -> OrderedDict[int, set[str]]:
+    """Cut off a partial last line; return the names that the last points have, by step."""
     known: OrderedDict[int, set[str]] = OrderedDict()
     if not path.exists():
         return known
@@ -76,6 +75,6 @@ def _mend(path: Path) -> OrderedDict[int, set[str]]:
         if whole < len(tail):
             file.truncate(start + whole)
     # The first line may begin before the tail.
-    for point in points(tail[:whole].splitlines()[-_REMEMBERED:]):
+    for point in parse_points(tail[:whole].splitlines()[-_REMEMBERED:]):
         known.setdefault(point.pop("step"), set()).update(point)
     return known

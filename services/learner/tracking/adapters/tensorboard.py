@@ -19,18 +19,17 @@ summary_pb2: Any = _summary_pb2
 
 
 class TensorboardTracker:
-    """Writes into one folder, each start of a run a file of its own. Implements `Tracker`."""
+    """Writes into one folder, a new file for each start of a run. Implements `Tracker`."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         # Untyped: the package has no annotations.
         self._writer: Any = None
 
-    def open(self, run: TrackedRun) -> None:
-        """Begin a file, and have readers forget what earlier files say of steps from here on.
+    def open_run(self, run: TrackedRun) -> None:
+        """Begin a file, and have readers discard what earlier files hold of steps from here on.
 
-        Raises ConfigError when the folder cannot be written.
-        """
+        Raises ConfigError when the folder cannot be written."""
         try:
             self._writer = EventFileWriter(str(self._folder))
         except OSError as error:
@@ -39,9 +38,9 @@ class TensorboardTracker:
             ) from error
         if run.resumed:
             start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
-            self._add(run.logged_step + 1, session_log=start)
+            self._add_event(run.logged_step + 1, session_log=start)
 
-    def log(
+    def log_metrics(
         self, step: int, metrics: Mapping[str, float], histograms: Mapping[str, Histogram]
     ) -> None:
         values = [
@@ -49,34 +48,34 @@ class TensorboardTracker:
             for name, value in metrics.items()
         ]
         values += [
-            summary_pb2.Summary.Value(tag=name, histo=_histogram(shape))
+            summary_pb2.Summary.Value(tag=name, histo=_histogram_to_proto(shape))
             for name, shape in histograms.items()
         ]
-        self._add(step, summary=summary_pb2.Summary(value=values))
+        self._add_event(step, summary=summary_pb2.Summary(value=values))
 
     def close(self) -> None:
         if self._writer is not None:
             self._writer.close()
 
-    def _add(self, step: int, **what: Any) -> None:
+    def _add_event(self, step: int, **what: Any) -> None:
         self._writer.add_event(event_pb2.Event(wall_time=time.time(), step=step, **what))
         # What is only buffered would be lost with the process.
         self._writer.flush()
 
 
-def _histogram(shape: Histogram) -> Any:
+def _histogram_to_proto(shape: Histogram) -> Any:
     """TensorBoard's form: `bucket[i]` values up to `bucket_limit[i]`; moments from bin centres."""
     centres = [(low + high) / 2 for low, high in zip(shape.edges, shape.edges[1:], strict=False)]
     return summary_pb2.HistogramProto(
         min=shape.edges[0],
         max=shape.edges[-1],
         num=sum(shape.counts),
-        sum=_dot(centres, shape.counts),
-        sum_squares=_dot([centre * centre for centre in centres], shape.counts),
+        sum=_dot_product(centres, shape.counts),
+        sum_squares=_dot_product([centre * centre for centre in centres], shape.counts),
         bucket_limit=shape.edges,
         bucket=[0, *shape.counts],
     )
 
 
-def _dot(values: Sequence[float], counts: Sequence[int]) -> float:
+def _dot_product(values: Sequence[float], counts: Sequence[int]) -> float:
     return float(sum(v * n for v, n in zip(values, counts, strict=True)))

@@ -30,15 +30,13 @@ _FLUSH_S = 0.5
 class WandbTracker:
     """One run of a project, continued under its id by every start. Implements `Tracker`.
 
-    Points lie over the metric `step`, which is ours, not over wandb's own count of calls: what
-    is logged later about an earlier step is kept, and nothing is held back until the next.
-    """
+    Points are plotted over the metric `step`, which is ours, not over wandb's own call count: a
+    value logged later for an earlier step is kept, and nothing is held back until the next."""
 
     def __init__(
         self, config: TrackingConfig, name: str, folder: Path, spec: Mapping[str, Any]
     ) -> None:
-        """`spec` is shown as the run's config: it holds no secrets. Starts wandb's own process, in
-        the constructor because the rest of the learner must not run meanwhile."""
+        """Take `spec`, which is shown as the run's config and holds no secrets."""
         self._config = config
         self._name = name
         self._folder = folder
@@ -47,19 +45,20 @@ class WandbTracker:
         with seen_by_children("WANDB_*"):
             wandb.setup()
 
-    def open(self, run: TrackedRun) -> None:
-        """Raises ConfigError where mode `online` cannot be had, or wandb refuses its settings."""
+    def open_run(self, run: TrackedRun) -> None:
+        """Start the run. Raises ConfigError when mode `online` is impossible, or wandb refuses its
+        settings."""
         wanted = self._config.mode
         offline = "" if wanted == "online" else self._why_offline()
-        if wanted == "online" and (reason := _no_key() or _unreachable()):
-            raise ConfigError(f'{_where("online")}: {reason}; or set mode = "auto"')
+        if wanted == "online" and (reason := _why_no_key() or _why_unreachable()):
+            raise ConfigError(f'{_error_prefix("online")}: {reason}; or set mode = "auto"')
         try:
-            self._run = self._init(run, "offline" if offline else "online")
+            self._run = self._init_run(run, "offline" if offline else "online")
         except wandb.errors.CommError as error:
             if wanted == "online":
-                raise ConfigError(f"{_where('online')}: {error}") from error
+                raise ConfigError(f"{_error_prefix('online')}: {error}") from error
             offline = str(error)
-            self._run = self._init(run, "offline")
+            self._run = self._init_run(run, "offline")
         except (wandb.errors.Error, ValueError) as error:
             raise ConfigError(f"learner.tracking: wandb refuses: {error}") from error
         if offline:
@@ -71,7 +70,7 @@ class WandbTracker:
         self._run.define_metric("step", hidden=True)
         self._run.define_metric("*", step_metric="step")
 
-    def log(
+    def log_metrics(
         self, step: int, metrics: Mapping[str, float], histograms: Mapping[str, Histogram]
     ) -> None:
         assert self._run is not None
@@ -86,14 +85,14 @@ class WandbTracker:
             self._run.finish()
 
     def _why_offline(self) -> str:
-        """Empty when there is a key and a network."""
+        """Return why the run must be offline; empty with a key and a network."""
         if self._config.mode == "offline":
             return 'learner.tracking.mode is "offline"'
         if wandb.setup().settings.mode == "offline":
             return "WANDB_MODE is offline"
-        return _no_key() or _unreachable()
+        return _why_no_key() or _why_unreachable()
 
-    def _init(self, run: TrackedRun, mode: str) -> "wandb.Run":
+    def _init_run(self, run: TrackedRun, mode: str) -> "wandb.Run":
         return wandb.init(
             project=self._config.project,
             entity=self._config.entity,
@@ -119,12 +118,12 @@ class WandbTracker:
         )
 
 
-def _where(mode: str) -> str:
+def _error_prefix(mode: str) -> str:
     return f'learner.tracking: wandb cannot go {mode}, as mode = "{mode}" asks'
 
 
-def _no_key() -> str:
-    """Why there is no key, from what is on this machine; empty when there is one."""
+def _why_no_key() -> str:
+    """Return why this machine has no key; empty when there is one."""
     settings = wandb.setup().settings
     host = urlsplit(str(settings.base_url)).hostname or ""
     if settings.api_key or settings.identity_token_file or _has_login(host):
@@ -133,7 +132,7 @@ def _no_key() -> str:
 
 
 def _has_login(host: str) -> bool:
-    """Whether `wandb login` left a key for this host."""
+    """Return True when `wandb login` left a key for this host."""
     path = os.environ.get("NETRC") or Path("~/.netrc").expanduser()
     try:
         return netrc.netrc(path).authenticators(host) is not None
@@ -141,8 +140,8 @@ def _has_login(host: str) -> bool:
         return False
 
 
-def _unreachable() -> str:
-    """Why the server does not even take a connection; empty when it does."""
+def _why_unreachable() -> str:
+    """Return why the server does not accept a connection; empty when it does."""
     url = urlsplit(str(wandb.setup().settings.base_url))
     port = url.port or (80 if url.scheme == "http" else 443)
     try:
