@@ -1,2 +1,2 @@
 """One training rank, a process of its own; torch lives here. Start reading at `worker.py` and
-`trainer.py`."""
+`step.py`."""
