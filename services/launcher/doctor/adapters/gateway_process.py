@@ -36,14 +36,12 @@ async def serve_gateway(
     `environ` (this process's own by default) it `inherits` these variables besides those
     that every process of ours gets. Raises GatewayError."""
     token = secrets.token_urlsafe(32)
-    environment = child_environment(*inherits, ours=True, environ=environ)
     with scratch_folder() as (folder, keeper):
         options = ("--config", str(spec), "--run-dir", str(folder))
         process = await _start_process(
             # Whoever could end the episode before a drain is this process.
             (*command, *options, "--env_gateway.drain_s=1", *overrides),
-            {**environment, TOKEN_VARIABLE: token},
-            keeper,
+            *(token, inherits, environ, keeper),
         )
         assert process.stderr is not None
         reading: asyncio.Task[None] | None = None
@@ -63,9 +61,14 @@ async def serve_gateway(
 
 
 async def _start_process(
-    command: Sequence[str], environment: Mapping[str, str], keeper: int
+    command: Sequence[str],
+    token: str,
+    inherits: Sequence[str],
+    environ: Mapping[str, str] | None,
+    keeper: int,
 ) -> asyncio.subprocess.Process:
     """Start the gateway. `keeper` is the descriptor that keeps its scratch folder."""
+    environment = child_environment(*inherits, ours=True, environ=environ)
     return await asyncio.create_subprocess_exec(
         # Killed, we have it drain and close its episode.
         *tied_command(signal.SIGTERM, *command),
@@ -75,7 +78,7 @@ async def _start_process(
         pass_fds=(keeper,),
         # Ctrl-C is for this process, which closes the episode before it ends the gateway.
         start_new_session=True,
-        env=environment,
+        env={**environment, TOKEN_VARIABLE: token},
     )
 
 
