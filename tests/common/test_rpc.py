@@ -227,6 +227,26 @@ async def test_stopping_lets_running_calls_finish() -> None:
     await channel.close()
 
 
+@pytest.mark.parametrize("moment", range(60))
+async def test_a_cancellation_while_the_server_stops_is_not_lost(moment: int) -> None:
+    started, leave = asyncio.Event(), asyncio.Event()
+
+    async def serve() -> None:
+        async with rpc.serving(rpc.server(token=echo.TOKEN), "127.0.0.1:0", grace_s=5):
+            started.set()
+            await leave.wait()
+        await asyncio.Event().wait()
+
+    task = asyncio.create_task(serve())
+    await started.wait()
+    leave.set()
+    for _ in range(moment):
+        await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.wait({task}, timeout=5)
+    assert task.cancelled()
+
+
 @pytest.mark.parametrize("listen", ["0.0.0.0:0", "[::]:0", "10.0.0.1:80", "example.com:80"])
 async def test_listening_beyond_loopback_is_refused_and_the_fix_named(listen: str) -> None:
     with pytest.raises(ConfigError, match=r"TLS.*127\.0\.0\.1:0"):
