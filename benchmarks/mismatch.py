@@ -26,7 +26,7 @@ from services.learner.guard.probes import probe_batch
 from services.learner.guard.types import Probe, ProbeResult
 from services.learner.rank.compare_command import CompareCommand
 from services.learner.rank.model import load_policy
-from services.learner.rank.publish import WeightSlots
+from services.learner.rank.weight_slots import WeightSlots
 from services.learner.types import TrainBatch
 from services.rollout.adapters.vllm import VllmEngine
 from services.rollout.adapters.vllm_options import ServedModel

@@ -36,7 +36,7 @@ from services.learner.config.learner import OptimizerConfig
 from services.learner.config.rank import RankConfig
 from services.learner.rank.model import Policy, load_policy
 from services.learner.rank.optimizer import Optimizer
-from services.learner.rank.step import Trainer
+from services.learner.rank.trainer import Trainer
 from services.learner.types import TrainBatch, TrainSequence
 
 GB = 1e9

@@ -17,7 +17,7 @@ from services.learner.config.learner import OptimizerConfig
 from services.learner.config.rank import RankConfig
 from services.learner.rank.model import Policy, load_policy
 from services.learner.rank.optimizer import Optimizer, learning_rate
-from services.learner.rank.step import Trainer
+from services.learner.rank.trainer import Trainer
 from services.learner.types import StopReason, TrainBatch, TrainSequence
 from tools.tiny_policy.episodes import Episode, Player, play
 from tools.tiny_policy.evaluate import evaluate, load_player

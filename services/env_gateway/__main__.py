@@ -78,7 +78,7 @@ async def _build_gateway(runtime: Runtime[EnvGatewayConfig], stack: AsyncExitSta
     from services.env_gateway.episodes.gateway import Gateway
     from services.env_gateway.episodes.instance_journal import InstanceJournal
     from services.env_gateway.grading.grader import VerifierRunner, load_digests, load_verifiers
-    from services.env_gateway.verify.pool import VerifierPool
+    from services.env_gateway.verify.verifier_pool import VerifierPool
 
     config = runtime.config
     verifiers = config.verifiers
@@ -138,7 +138,7 @@ async def _wait_until_drained(
 @asynccontextmanager
 async def _open_backends(config: EnvGatewayConfig) -> AsyncGenerator[Mapping[str, Backend]]:
     """Open the backends that the configuration uses, and close them at the end."""
-    from services.env_gateway.adapters.build import build_backend
+    from services.env_gateway.adapters.backend_factory import build_backend
 
     backends: dict[str, Backend] = {}
     try:

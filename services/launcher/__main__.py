@@ -28,7 +28,7 @@ from services.launcher.control.budget import meter_cost
 from services.launcher.control.event_publisher import EventPublisher
 from services.launcher.control.launcher import Launcher, LauncherDependencies
 from services.launcher.doctor.start_gate import doctor_gate
-from services.launcher.notify.build import open_notifier
+from services.launcher.notify.build_sinks import open_notifier
 from services.launcher.ports import Backend, BackendError, BackendFactories, LauncherHooks
 from services.launcher.security import certificates
 from services.launcher.store.ledger import Ledger, LedgerError

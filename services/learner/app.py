@@ -25,12 +25,12 @@ from services.learner.checkpoints import remote_claim
 from services.learner.checkpoints.export import export_newest
 from services.learner.checkpoints.remote import NullUploader, remote_target_of
 from services.learner.checkpoints.remote_upload import Identity
-from services.learner.checkpoints.remote_uploads import UploadedCheckpoints
+from services.learner.checkpoints.uploaded_checkpoints import UploadedCheckpoints
 from services.learner.config.learner import LearnerConfig
 from services.learner.dependencies import LearnerDependencies
 from services.learner.groups.dispatcher import GroupDispatcher
 from services.learner.groups.restore import start_dispatcher
-from services.learner.guard.guard import GUARD_META, MismatchGuard
+from services.learner.guard.mismatch_guard import GUARD_META, MismatchGuard
 from services.learner.journal.connection import JournalError
 from services.learner.journal.row_codec import count_fates
 from services.learner.journal.store import Journal, open_journal
@@ -46,7 +46,7 @@ from services.learner.run.train_loop import TrainLoop
 from services.learner.tracking.prometheus import make_metrics_exporter
 from services.learner.tracking.recorder import ALARMS_META, load_tracked_run
 from services.learner.types import ModelInfo
-from services.learner.weights.publisher import CANARY_TOLERANCE, WeightBroadcast
+from services.learner.weights.weight_broadcast import CANARY_TOLERANCE, WeightBroadcast
 
 # That one heartbeat carries.
 _MAX_ALARMS = 64

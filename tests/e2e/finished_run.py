@@ -21,7 +21,7 @@ from environments.api import ENV_KEYS
 from environments.scenario import Split
 from environments.tasks import make_tasks
 from services.learner.journal.store import open_read_only
-from services.learner.journal.trajectories import keys_of, trajectory_of
+from services.learner.journal.trajectory_tables import keys_of, trajectory_of
 from services.learner.trajectory import Trajectory
 from services.learner.types import Author, Sequence
 

@@ -16,7 +16,7 @@ from services.learner.guard.probes import probe_batch, start_probes
 from services.learner.guard.types import Comparison, ProbeResult
 from services.learner.rank.compare_command import CompareCommand
 from services.learner.rank.model import Policy, load_policy
-from services.learner.rank.publish import WeightSlots
+from services.learner.rank.weight_slots import WeightSlots
 from services.rollout.adapters.vllm import VllmEngine
 from services.rollout.adapters.vllm_options import ServedModel
 from services.rollout.config.rollout import EngineConfig

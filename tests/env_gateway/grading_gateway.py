@@ -16,7 +16,7 @@ from services.env_gateway.episodes.instance_journal import InstanceJournal
 from services.env_gateway.episodes.session import Session, ToolOutcome
 from services.env_gateway.grading.grader import VerifierRunner, load_digests
 from services.env_gateway.ports import Backend
-from services.env_gateway.verify.pool import VerifierPool
+from services.env_gateway.verify.verifier_pool import VerifierPool
 from tests.env_gateway.support import open_spec, opened
 
 ENV_KEYS = ("booking", "tracker", "shop")

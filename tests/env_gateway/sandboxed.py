@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from services.env_gateway.verify.process import StartError, VerifierProcess
 from services.env_gateway.verify.sandbox import Sandbox
+from services.env_gateway.verify.verifier_process import StartError, VerifierProcess
 
 
 def _problem() -> str | None:

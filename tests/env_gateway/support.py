@@ -9,9 +9,9 @@ from typing import Any
 
 from services.env_gateway.adapters.fake import FakeGrader
 from services.env_gateway.config.gateway import EnvGatewayConfig
+from services.env_gateway.episodes.episode_book import EpisodeSpec, EpisodeState
 from services.env_gateway.episodes.gateway import Gateway
 from services.env_gateway.episodes.instance_journal import InstanceJournal
-from services.env_gateway.episodes.leases import EpisodeSpec, EpisodeState
 from services.env_gateway.episodes.session import Session
 from services.env_gateway.episodes.task_format import parse_task
 from services.env_gateway.grading.authorship import NOBODY

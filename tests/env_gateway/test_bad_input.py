@@ -18,7 +18,7 @@ from services.env_gateway.grading.verdict import (
 )
 from services.env_gateway.ports import Execution
 from services.env_gateway.tools.retry_policy import Backoff, RetryBudget
-from services.env_gateway.verify.source_shape import VerifierError, find_verifier
+from services.env_gateway.verify.verifier_source import VerifierError, find_verifier
 from tests.env_gateway.support import printed_checks, task_json
 
 JSON = st.recursive(

@@ -9,7 +9,7 @@ from services.env_gateway.adapters.http_client import exchange_json, open_http_s
 from services.env_gateway.adapters.mcp.stdio import McpStdioBackend
 from services.env_gateway.adapters.supervised_server import SupervisedServer
 from services.env_gateway.config.backends import McpConfig
-from services.env_gateway.episodes.leases import EpisodeState
+from services.env_gateway.episodes.episode_book import EpisodeState
 from services.env_gateway.episodes.task_format import parse_task
 from services.env_gateway.ports import BackendError, ProvisionRequest
 from tests.env_gateway.support import open_spec, running, task_json

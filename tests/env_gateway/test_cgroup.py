@@ -9,9 +9,9 @@ import pytest
 
 from services.env_gateway.verify import cgroup
 from services.env_gateway.verify.cgroup import ControlGroups
-from services.env_gateway.verify.pool import VerifierPool
-from services.env_gateway.verify.process import ProcessCommand, StartError, VerifierProcess
 from services.env_gateway.verify.sandbox import Sandbox
+from services.env_gateway.verify.verifier_pool import VerifierPool
+from services.env_gateway.verify.verifier_process import ProcessCommand, StartError, VerifierProcess
 from tests.env_gateway.sandboxed import needs_sandbox
 from tests.env_gateway.test_sandbox_start import UNTRUSTED
 

@@ -10,7 +10,7 @@ import pytest
 from services.common import log
 from services.common.errors import ConfigError
 from services.env_gateway.adapters.embedded.pool import WorkerPool
-from services.env_gateway.adapters.fleet_openenv.process import FleetTaskEnvProcess
+from services.env_gateway.adapters.fleet_openenv.worker_process import FleetTaskEnvProcess
 from services.env_gateway.adapters.mcp.stdio import McpStdioBackend
 from services.env_gateway.adapters.server_address import connect_server
 from services.env_gateway.adapters.supervised_server import (

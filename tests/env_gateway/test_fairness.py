@@ -9,7 +9,7 @@ from services.env_gateway.adapters.fake import FakeBackend
 from services.env_gateway.episodes.gateway import Gateway
 from services.env_gateway.episodes.session import Session, ToolOutcome
 from services.env_gateway.ports import Verification
-from services.env_gateway.verify.pool import VerifierPool
+from services.env_gateway.verify.verifier_pool import VerifierPool
 from tests.env_gateway.support import open_spec, opened, running, until
 
 MANY = 200

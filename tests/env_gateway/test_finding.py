@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from services.env_gateway.episodes.task_format import TaskError, parse_task
-from services.env_gateway.verify import find_verifier
-from services.env_gateway.verify.find_verifier import VerifierFinder
-from services.env_gateway.verify.source_shape import (
+from services.env_gateway.verify import verifier_finder
+from services.env_gateway.verify.verifier_finder import VerifierFinder
+from services.env_gateway.verify.verifier_source import (
     MAX_SOURCE_BYTES,
     VerifierError,
     VerifierFunction,
@@ -52,7 +52,7 @@ async def test_a_source_that_is_no_verifier_is_told(source: str, message: str) -
 
 
 async def test_a_source_that_takes_too_long_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(find_verifier, "_TIMEOUT_S", 0.001)
+    monkeypatch.setattr(verifier_finder, "_TIMEOUT_S", 0.001)
     with pytest.raises(VerifierError, match=r"does not compile within 0\.001 s"):
         await VerifierFinder().find_function(VERIFIER + LONG)
 
@@ -68,7 +68,7 @@ def test_a_task_with_a_longer_verifier_is_refused() -> None:
 
 
 async def test_what_was_found_is_forgotten_some_day(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(find_verifier, "_KEPT", 2)
+    monkeypatch.setattr(verifier_finder, "_KEPT", 2)
     finder: Any = VerifierFinder()
     for number in range(5):
         await finder.find_function(f"{VERIFIER}# {number}")
@@ -77,7 +77,7 @@ async def test_what_was_found_is_forgotten_some_day(monkeypatch: pytest.MonkeyPa
 
 def test_the_process_that_parses_has_bounds_of_its_own() -> None:
     told = "; import resource as r; print(*map(r.getrlimit, (r.RLIMIT_AS, r.RLIMIT_CPU)))"
-    inside: Any = find_verifier
+    inside: Any = verifier_finder
     *command, program, root = inside._COMMAND
     ran = subprocess.run(
         [*command, program + told, root], input=VERIFIER, text=True, capture_output=True, check=True

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from services.env_gateway.adapters.fleet import tools as fleet_tools
-from services.env_gateway.episodes.leases import EpisodeState
+from services.env_gateway.episodes.episode_book import EpisodeState
 from services.env_gateway.episodes.session import ToolOutcome
 from services.env_gateway.grading.verdict import NoGradeReason
 from services.env_gateway.ports import BackendError

@@ -23,7 +23,7 @@ from services.env_gateway.adapters.fleet_openenv.backend import (
     build_fleet_openenv_backend,
 )
 from services.env_gateway.adapters.fleet_openenv.codec import parse_parts
-from services.env_gateway.adapters.fleet_openenv.process import FleetTaskEnvProcess
+from services.env_gateway.adapters.fleet_openenv.worker_process import FleetTaskEnvProcess
 from services.env_gateway.config.backends import FleetOpenEnvConfig
 from services.env_gateway.episodes.task_format import parse_task
 from services.env_gateway.ports import (

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from services.env_gateway.adapters.fleet.screen import parse_first_screenshot
-from services.env_gateway.episodes.leases import EpisodeState
+from services.env_gateway.episodes.episode_book import EpisodeState
 from services.env_gateway.episodes.session import Session, ToolOutcome
 from services.env_gateway.episodes.task_format import parse_task
 from services.env_gateway.ports import (

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from services.env_gateway.adapters.fake import FakeBackend, FakeGrader
-from services.env_gateway.episodes.gateway import Gateway
-from services.env_gateway.episodes.leases import (
+from services.env_gateway.episodes.episode_book import (
     ANSWERS_KEPT,
     CallSeqError,
     EpisodeLostError,
     EpisodeState,
 )
+from services.env_gateway.episodes.gateway import Gateway
 from services.env_gateway.episodes.session import Session, ToolOutcome
 from services.env_gateway.grading.verdict import NoGradeReason
 from services.env_gateway.ports import BackendError, CallResult, Execution

@@ -17,8 +17,8 @@ from services.env_gateway.grading.verdict import (
     judge_execution,
 )
 from services.env_gateway.ports import BackendError, Execution
-from services.env_gateway.verify.pool import VerifierPool
-from services.env_gateway.verify.source_shape import VerifierError, find_verifier
+from services.env_gateway.verify.verifier_pool import VerifierPool
+from services.env_gateway.verify.verifier_source import VerifierError, find_verifier
 from tests.env_gateway.support import open_spec, opened, printed_checks, running, task_json
 
 # In the style of Fleet's verifiers over several apps: one line each, and the least of all counts.

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from services.env_gateway.adapters.build import build_backend
+from services.env_gateway.adapters.backend_factory import build_backend
 from services.env_gateway.config.gateway import EnvGatewayConfig
 from services.env_gateway.episodes.gateway import Gateway
 from services.env_gateway.episodes.session import ToolOutcome

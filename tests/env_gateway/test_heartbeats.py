@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from services.env_gateway.adapters.fake import FakeBackend
+from services.env_gateway.adapters.fleet.heartbeat_schedule import HeartbeatSchedule
 from services.env_gateway.adapters.fleet.heartbeats import Heartbeats
-from services.env_gateway.adapters.fleet.schedule import HeartbeatSchedule
 from services.env_gateway.api.alarms import HeartbeatAlarms, HeartbeatLateness
 from services.env_gateway.api.status import update_alarms_forever
 from services.env_gateway.ports import BackendError

@@ -11,10 +11,10 @@ import pytest
 
 from services.env_gateway.adapters.fake import FakeBackend, FakeGrader
 from services.env_gateway.ports import CallResult, Execution, Text, Verification
-from services.env_gateway.verify.pool import VerifierPool
 from services.env_gateway.verify.protocol import LINE_BYTES
-from services.env_gateway.verify.source_shape import find_verifier
 from services.env_gateway.verify.verifier_globals import Database
+from services.env_gateway.verify.verifier_pool import VerifierPool
+from services.env_gateway.verify.verifier_source import find_verifier
 from tests.env_gateway.support import open_spec, opened, running
 
 SEED = "CREATE TABLE notes (id INTEGER PRIMARY KEY, text TEXT); INSERT INTO notes VALUES (1, 'a');"

@@ -30,8 +30,8 @@ from services.env_gateway.grading import grader
 from services.env_gateway.grading.authorship import NOBODY
 from services.env_gateway.ports import CallResult, Execution, Rows, Submission, Text, Tool
 from services.env_gateway.tools.computer_tool import Screen, keep_unscaled, make_media
-from services.env_gateway.verify.process import VerifierProcess
 from services.env_gateway.verify.protocol import MessageBudget
+from services.env_gateway.verify.verifier_process import VerifierProcess
 
 MOST_S = 0.01
 VERDICTS: Any = grader

@@ -24,7 +24,7 @@ from services.env_gateway.adapters.openenv.backend import (
 )
 from services.env_gateway.config.backends import OpenEnvConfig
 from services.env_gateway.config.gateway import EnvGatewayConfig
-from services.env_gateway.episodes.leases import EpisodeState
+from services.env_gateway.episodes.episode_book import EpisodeState
 from services.env_gateway.episodes.session import ToolOutcome
 from services.env_gateway.episodes.task_format import parse_task
 from services.env_gateway.grading.verdict import NoGradeReason

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from services.env_gateway.ports import Rows, Verification
 from services.env_gateway.verify import sandbox, seccomp
-from services.env_gateway.verify.pool import SpareProcesses, VerifierPool
-from services.env_gateway.verify.process import ProcessCommand, StartError, VerifierProcess
 from services.env_gateway.verify.protocol import ProtocolError, parse_message
 from services.env_gateway.verify.sandbox import Sandbox
+from services.env_gateway.verify.verifier_pool import SpareProcesses, VerifierPool
+from services.env_gateway.verify.verifier_process import ProcessCommand, StartError, VerifierProcess
 from tests.env_gateway.sandboxed import needs_sandbox
 from tests.env_gateway.support import until
 
@@ -200,7 +200,7 @@ async def test_a_program_that_is_no_worker_is_a_precise_error() -> None:
 GATEWAY = """
 import asyncio
 from services.env_gateway.ports import Verification
-from services.env_gateway.verify.pool import VerifierPool
+from services.env_gateway.verify.verifier_pool import VerifierPool
 
 async def snapshot(db):
     print("running", flush=True)

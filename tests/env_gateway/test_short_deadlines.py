@@ -12,7 +12,7 @@ from typing import Any
 
 from aiohttp import web
 
-from services.env_gateway.adapters.build import build_backend
+from services.env_gateway.adapters.backend_factory import build_backend
 from services.env_gateway.config.gateway import EnvGatewayConfig
 from services.env_gateway.episodes.gateway import Gateway
 from services.env_gateway.episodes.session import CallAnswer, Session, ToolOutcome

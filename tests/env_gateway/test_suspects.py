@@ -11,8 +11,8 @@ from services.env_gateway.api import codec
 from services.env_gateway.episodes.gateway import Gateway
 from services.env_gateway.grading.verdict import Grade, NoGradeReason, judge_execution
 from services.env_gateway.ports import CallResult, CheckReport, Execution, Media, Text
-from services.env_gateway.verify.pool import VerifierPool
 from services.env_gateway.verify.protocol import ProtocolError, VerifierDone, parse_message
+from services.env_gateway.verify.verifier_pool import VerifierPool
 from services.env_gateway.verify.worker import Bounded
 from tests.env_gateway.support import open_spec, opened, running, task_json
 

@@ -19,9 +19,7 @@ from services.env_gateway.ports import (
     Verification,
 )
 from services.env_gateway.verify.change_rules import IgnoreConfig
-from services.env_gateway.verify.pool import VerifierPool
 from services.env_gateway.verify.protocol import MessageBudget, ProtocolError, parse_message
-from services.env_gateway.verify.source_shape import find_verifier
 from services.env_gateway.verify.verifier_globals import (
     Database,
     contains_number,
@@ -30,6 +28,8 @@ from services.env_gateway.verify.verifier_globals import (
     normalized_string_comparison,
     without_fleet,
 )
+from services.env_gateway.verify.verifier_pool import VerifierPool
+from services.env_gateway.verify.verifier_source import find_verifier
 
 SEED = """
 CREATE TABLE bookings (id INTEGER PRIMARY KEY, guest TEXT, hotel_id INT, extra TEXT);

@@ -15,7 +15,7 @@ from services.env_gateway.episodes.gateway import Gateway
 from services.env_gateway.episodes.instance_journal import InstanceJournal
 from services.env_gateway.episodes.session import ToolOutcome
 from services.env_gateway.grading.grader import VerifierRunner
-from services.env_gateway.verify.pool import VerifierPool
+from services.env_gateway.verify.verifier_pool import VerifierPool
 from tests.env_gateway.support import open_spec, opened
 from tests.environments.fleet_booking_file import SOLUTIONS, TASKS, needs_tasks, open_task
 from tests.environments.fleet_booking_site import Site

@@ -14,14 +14,14 @@ import pytest
 from environments.api import Instance
 from services.env_gateway.episodes.task_format import parse_task
 from services.env_gateway.ports import QueryError, Rows, SqlValue, Verification
-from services.env_gateway.verify.pool import VerifierPool
-from services.env_gateway.verify.source_shape import find_verifier
 from services.env_gateway.verify.verifier_globals import (
     Environment,
     StatementError,
     verifier_globals,
     without_fleet,
 )
+from services.env_gateway.verify.verifier_pool import VerifierPool
+from services.env_gateway.verify.verifier_source import find_verifier
 from tests.env_gateway.support import printed_checks
 from tests.environments.fleet_booking_file import (
     DRAWN_REFERENCE,

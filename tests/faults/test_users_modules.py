@@ -31,7 +31,7 @@ EXCEPTIONS = {
     "services/env_gateway/adapters/fleet_openenv/backend.py",
     # Isolated altogether, by -I.
     "services/env_gateway/verify/sandbox.py",
-    "services/env_gateway/verify/find_verifier.py",
+    "services/env_gateway/verify/verifier_finder.py",
     # Remembers by which interpreter an episode was played.
     "services/launcher/doctor/canary_results.py",
     # Hand an interpreter on to what runs it by `interpreter.python`.

@@ -12,9 +12,9 @@ from services.learner.config.learner import OptimizerConfig
 from services.learner.config.rank import RankConfig
 from services.learner.rank.model import canary_token_ids, load_policy, score_tokens
 from services.learner.rank.optimizer import Optimizer
-from services.learner.rank.publish import WeightSlots, checksum64
 from services.learner.rank.reference import ReferencePolicy
-from services.learner.rank.step import Trainer
+from services.learner.rank.trainer import Trainer
+from services.learner.rank.weight_slots import WeightSlots, checksum64
 from tests.learner.rank.configs import policy_config
 from tests.learner.rank.support import VOCAB, make_batch, make_trainer, parameters, write_model
 

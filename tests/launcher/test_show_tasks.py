@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from services.learner.journal.curriculum import CurriculumSnapshot
+from services.learner.journal.curriculum_tables import CurriculumSnapshot
 from services.learner.journal.store import open_journal
 from services.learner.sampling.difficulty import GroupOutcome
 from tests.launcher.harness import run_cli_here

@@ -14,7 +14,7 @@ from services.learner.config.rank import RankConfig
 from services.learner.rank.model import load_policy
 from services.learner.rank.optimizer import Optimizer
 from services.learner.rank.reference import ReferencePolicy
-from services.learner.rank.step import Trainer
+from services.learner.rank.trainer import Trainer
 from services.learner.types import TrainBatch, TrainSequence
 from tests.learner.rank.configs import policy_config
 from tests.parity import tiny

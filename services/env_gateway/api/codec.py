@@ -5,8 +5,8 @@ from services.common import rpc
 from services.env_gateway.api import status
 from services.env_gateway.config.gateway import EnvGatewayConfig
 from services.env_gateway.episodes.counters import counts_by_kind
+from services.env_gateway.episodes.episode_book import EpisodeSpec, EpisodeState
 from services.env_gateway.episodes.gateway import Gateway
-from services.env_gateway.episodes.leases import EpisodeSpec, EpisodeState
 from services.env_gateway.episodes.session import CallAnswer, Session, ToolOutcome
 from services.env_gateway.episodes.task_format import TaskError, parse_task
 from services.env_gateway.grading.verdict import Grade, NoGradeReason

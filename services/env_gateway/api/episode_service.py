@@ -15,8 +15,8 @@ from services.common.parsing import run_aside
 from services.common.stream_pacing import RefusedStreamDrain, StalledError, read_paced
 from services.env_gateway.api import codec
 from services.env_gateway.config.gateway import LimitsConfig
+from services.env_gateway.episodes.episode_book import CallSeqError, EpisodeLostError, EpisodeState
 from services.env_gateway.episodes.gateway import DrainingError, Gateway, UnknownEnvironmentError
-from services.env_gateway.episodes.leases import CallSeqError, EpisodeLostError, EpisodeState
 from services.env_gateway.episodes.session import Session
 from services.env_gateway.episodes.task_format import TaskError
 from services.env_gateway.limits.admission import OverLimitError, QueueFullError

@@ -23,13 +23,6 @@ from typing import Any, Self, TypeVar
 
 from flotilla.env_gateway.v1 import episode_service_pb2 as pb
 from services.common import rpc
-from services.env_gateway.clients.attempt_report import (
-    SCREEN_MODALITIES,
-    AttemptSettings,
-    FleetAttempt,
-    Observation,
-    StepResult,
-)
 from services.env_gateway.clients.connection import (
     GatewayConnection,
     borrow_connection,
@@ -37,6 +30,13 @@ from services.env_gateway.clients.connection import (
     return_connection,
 )
 from services.env_gateway.clients.episode import open_episode
+from services.env_gateway.clients.fleet_attempt import (
+    SCREEN_MODALITIES,
+    AttemptSettings,
+    FleetAttempt,
+    Observation,
+    StepResult,
+)
 
 GATEWAY_VARIABLE = "FLOTILLA_GATEWAY"
 TOKEN_VARIABLE = "FLOTILLA_TOKEN"

@@ -1,1 +1,1 @@
-"""Episodes from open to close. `gateway.py` is the core; `leases.py` is pure."""
+"""Episodes from open to close. `gateway.py` is the core; `episode_book.py` is pure."""

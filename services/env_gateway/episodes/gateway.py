@@ -13,14 +13,14 @@ from services.common.watchdog import Watchdog
 from services.env_gateway.api import prometheus
 from services.env_gateway.config.gateway import EnvGatewayConfig
 from services.env_gateway.episodes.counters import GatewayCounts
-from services.env_gateway.episodes.instance_deletion import InstanceDeleter
-from services.env_gateway.episodes.instance_journal import InstanceJournal
-from services.env_gateway.episodes.leases import (
+from services.env_gateway.episodes.episode_book import (
     EpisodeBook,
     EpisodeLostError,
     EpisodeSpec,
     EpisodeState,
 )
+from services.env_gateway.episodes.instance_deletion import InstanceDeleter
+from services.env_gateway.episodes.instance_journal import InstanceJournal
 from services.env_gateway.episodes.opening import EpisodeOpener
 from services.env_gateway.episodes.session import CallAnswer, ChangeSignal, Session
 from services.env_gateway.grading.grader import VerifierRunner

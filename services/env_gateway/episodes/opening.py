@@ -10,8 +10,8 @@ from services.common.log import get_logger
 from services.common.watchdog import Watchdog
 from services.env_gateway.api import prometheus
 from services.env_gateway.config.gateway import EnvGatewayConfig
+from services.env_gateway.episodes.episode_book import EpisodeBook, EpisodeState
 from services.env_gateway.episodes.instance_journal import InstanceJournal
-from services.env_gateway.episodes.leases import EpisodeBook, EpisodeState
 from services.env_gateway.episodes.session import Session
 from services.env_gateway.episodes.task_format import SINGLE_TURN
 from services.env_gateway.limits.gates import NoPlaceError

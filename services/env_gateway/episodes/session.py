@@ -10,7 +10,7 @@ from enum import StrEnum
 from functools import partial
 
 from services.common.parsing import run_aside
-from services.env_gateway.episodes.leases import Episode, EpisodeLostError, EpisodeState
+from services.env_gateway.episodes.episode_book import Episode, EpisodeLostError, EpisodeState
 from services.env_gateway.grading.policy_writings import PolicyWritings
 from services.env_gateway.grading.verdict import Grade
 from services.env_gateway.limits.admission import Ticket

@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any, cast
 
 from services.common.parsing import ParseError, TextLimits, TooLargeError, parse_json
-from services.env_gateway.verify.source_shape import MAX_SOURCE_BYTES
+from services.env_gateway.verify.verifier_source import MAX_SOURCE_BYTES
 
 _ALIASES = {
     "key": "task_key",

@@ -35,8 +35,8 @@ from services.env_gateway.ports import (
     Verification,
 )
 from services.env_gateway.tools.retry_policy import Backoff
-from services.env_gateway.verify.find_verifier import VerifierFinder
-from services.env_gateway.verify.source_shape import VerifierError, find_verifier
+from services.env_gateway.verify.verifier_finder import VerifierFinder
+from services.env_gateway.verify.verifier_source import VerifierError, find_verifier
 
 _LOG = get_logger(__name__)
 _BASE_S, _CAP_S = 0.2, 5.0

@@ -20,7 +20,7 @@ from services.env_gateway.ports import (
     Verification,
 )
 from services.env_gateway.tools.retry_policy import Backoff
-from services.env_gateway.verify.source_shape import VerifierFunction
+from services.env_gateway.verify.verifier_source import VerifierFunction
 
 _BASE_S, _CAP_S = 0.2, 5.0
 

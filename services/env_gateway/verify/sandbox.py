@@ -16,7 +16,7 @@ from pathlib import Path
 import services
 from services.env_gateway.verify import cgroup, seccomp
 from services.env_gateway.verify.cgroup import ControlGroups
-from services.env_gateway.verify.process import FILTER, INFO, ProcessCommand, StartError
+from services.env_gateway.verify.verifier_process import FILTER, INFO, ProcessCommand, StartError
 
 _MODULES = Path("services/env_gateway/verify")
 _ROOT = Path(services.__path__[0]).parent

@@ -174,9 +174,9 @@ def status(
 
     Those of the launcher that FLOTILLA_LAUNCHER names, as for `submit`; without it, of `--runs`.
     """
-    from services.launcher.cli import commands
+    from services.launcher.cli import run_commands
 
-    _exit_with(commands.show_status(run, runs, as_json=as_json))
+    _exit_with(run_commands.show_status(run, runs, as_json=as_json))
 
 
 @app.command()
@@ -200,9 +200,11 @@ def logs(
 
     At the launcher that FLOTILLA_LAUNCHER names, as for `submit`; without it, in `--runs`.
     """
-    from services.launcher.cli import commands
+    from services.launcher.cli import run_commands
 
-    _exit_with(commands.show_logs(run, service, runs, follow=follow, lines=lines, as_json=as_json))
+    _exit_with(
+        run_commands.show_logs(run, service, runs, follow=follow, lines=lines, as_json=as_json)
+    )
 
 
 @app.command()
@@ -274,9 +276,9 @@ def scale(
 
     At the launcher that FLOTILLA_LAUNCHER names, as for `submit`; without it, at that of `--runs`.
     """
-    from services.launcher.cli import commands
+    from services.launcher.cli import run_commands
 
-    _exit_with(commands.scale_services(run, wishes, runs))
+    _exit_with(run_commands.scale_services(run, wishes, runs))
 
 
 @app.command()
@@ -289,9 +291,9 @@ def stop(
 
     At the launcher that FLOTILLA_LAUNCHER names, as for `submit`; without it, at that of `--runs`.
     """
-    from services.launcher.cli import commands
+    from services.launcher.cli import run_commands
 
-    _exit_with(commands.stop_run(run, grace, runs))
+    _exit_with(run_commands.stop_run(run, grace, runs))
 
 
 @app.command(context_settings=OVERRIDES)

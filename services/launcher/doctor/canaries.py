@@ -29,7 +29,7 @@ from services.launcher.state import GATEWAY, LEARNER, RunMode
 _MOST_VERIFIERS = 1000
 _CHECK_SCRIPT = """
 import json, sys
-from services.env_gateway.verify.source_shape import VerifierError, find_verifier
+from services.env_gateway.verify.verifier_source import VerifierError, find_verifier
 
 wrong = {}
 for digest, source in json.load(sys.stdin).items():

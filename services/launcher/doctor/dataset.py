@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from services.common.interpreter import python_command
-from services.launcher.doctor.environments import find_misnamed
 from services.launcher.doctor.findings import (
     Finding,
     NotApplicableError,
@@ -19,9 +18,10 @@ from services.launcher.doctor.findings import (
     first_line,
     ok,
 )
-from services.launcher.doctor.ports import used_backends
+from services.launcher.doctor.misnamed_environments import find_misnamed
 from services.launcher.doctor.probe_process import run_command
 from services.launcher.doctor.run_context import RunContext, is_made_later
+from services.launcher.doctor.tcp_ports import used_backends
 from services.launcher.state import GATEWAY, LEARNER
 
 FLEET_OPENENV = "fleet_openenv"

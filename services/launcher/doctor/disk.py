@@ -6,7 +6,7 @@ from services.launcher.doctor.machine import measure_machine
 from services.launcher.doctor.machine_sizes import list_capacities
 from services.launcher.doctor.memory_estimate import format_gib
 from services.launcher.doctor.model_size import UnknownModelSizeError, read_model_size
-from services.launcher.doctor.policy import (
+from services.launcher.doctor.policy_files import (
     NoPolicyError,
     fetch_policy_folder,
     report_missing_policy,

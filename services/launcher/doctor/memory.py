@@ -9,7 +9,7 @@ from services.launcher.doctor.machine import MachineResources, measure_machine
 from services.launcher.doctor.machine_sizes import MachineCapacity, list_capacities
 from services.launcher.doctor.memory_estimate import EngineMemory, TrainerMemory, format_gib
 from services.launcher.doctor.model_size import ModelSize, UnknownModelSizeError, read_model_size
-from services.launcher.doctor.policy import (
+from services.launcher.doctor.policy_files import (
     NoPolicyError,
     fetch_policy_folder,
     report_missing_policy,

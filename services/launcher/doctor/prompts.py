@@ -16,7 +16,7 @@ from services.launcher.doctor.findings import (
     ok,
     warn,
 )
-from services.launcher.doctor.policy import NoPolicyError, fetch_policy_folder
+from services.launcher.doctor.policy_files import NoPolicyError, fetch_policy_folder
 from services.launcher.doctor.probe_process import run_command
 from services.launcher.doctor.run_context import RunContext
 from services.launcher.state import ROLLOUT

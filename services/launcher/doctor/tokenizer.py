@@ -5,7 +5,7 @@ from pathlib import Path
 
 from services.common.fingerprint import TokenizerDigests, tokenizer_digests
 from services.launcher.doctor.findings import Finding, Status, UnprobedError, fail, ok, warn
-from services.launcher.doctor.policy import (
+from services.launcher.doctor.policy_files import (
     NoPolicyError,
     fetch_policy_folder,
     report_missing_policy,

@@ -10,8 +10,8 @@ from services.common.log import get_logger, redact
 from services.common.text import one_line
 from services.common.watchdog import Standstill
 from services.learner.alarms import event_rules
+from services.learner.alarms.learning_rules import LearningRules
 from services.learner.alarms.moving_windows import RuleMemory
-from services.learner.alarms.rules import LearningRules
 from services.learner.alarms.task_rules import TaskRules
 from services.learner.alarms.types import (
     Alarm,

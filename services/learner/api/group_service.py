@@ -35,7 +35,7 @@ from services.learner.groups.messages import (
     loop_time,
 )
 from services.learner.groups.types import LeaseLostError
-from services.learner.journal.attempts import ContentConflictError
+from services.learner.journal.attempt_tables import ContentConflictError
 from services.learner.journal.connection import JournalError
 from services.learner.run.status import LearnerStatus
 

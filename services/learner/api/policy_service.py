@@ -23,10 +23,10 @@ from services.learner.api.request_checks import (
 )
 from services.learner.groups.dispatcher import GroupDispatcher
 from services.learner.groups.messages import loop_time
-from services.learner.guard.guard import MismatchGuard
+from services.learner.guard.mismatch_guard import MismatchGuard
 from services.learner.guard.probes import ProbeError
 from services.learner.guard.types import Probe, ProbeResult
-from services.learner.weights.publisher import (
+from services.learner.weights.weight_broadcast import (
     AttachedWorker,
     NoCommonTransportError,
     UnknownWorkerError,

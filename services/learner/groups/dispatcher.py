@@ -14,8 +14,8 @@ from services.common.errors import ConfigError
 from services.common.log import get_logger
 from services.learner.groups.background import BackgroundTasks
 from services.learner.groups.batcher import Batch, Batcher, ReadyGroup, make_record
-from services.learner.groups.completion import GroupEndings
 from services.learner.groups.counters import Tally
+from services.learner.groups.group_endings import GroupEndings
 from services.learner.groups.leases import LeaseBook
 from services.learner.groups.messages import (
     DrainingError,
@@ -27,10 +27,10 @@ from services.learner.groups.messages import (
 from services.learner.groups.policy_history import PolicyLineage
 from services.learner.groups.provenance import Provenance
 from services.learner.groups.requeue import TaskRequeuer
-from services.learner.groups.submissions import TrajectoryIntake
 from services.learner.groups.task_groups import FreshGroups
+from services.learner.groups.trajectory_intake import TrajectoryIntake
 from services.learner.groups.types import GroupSpec, Lease
-from services.learner.journal.curriculum import CurriculumSnapshot
+from services.learner.journal.curriculum_tables import CurriculumSnapshot
 from services.learner.journal.schema import StoredGroup
 from services.learner.journal.store import Journal
 from services.learner.sampling.refused_tasks import RefusalHistory

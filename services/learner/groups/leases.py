@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from math import inf
 
-from services.learner.groups.queue import GroupQueue
+from services.learner.groups.group_queue import GroupQueue
 from services.learner.groups.types import (
     AttemptProgress,
     EndedGroup,

@@ -10,7 +10,11 @@ from services.learner.groups.leases import LeaseBook
 from services.learner.groups.policy_history import PolicyLineage
 from services.learner.groups.task_groups import FreshGroups
 from services.learner.groups.types import LeaseRules
-from services.learner.journal.curriculum import drawn_tasks, opened_environments, stored_curriculum
+from services.learner.journal.curriculum_tables import (
+    drawn_tasks,
+    opened_environments,
+    stored_curriculum,
+)
 from services.learner.journal.row_codec import (
     next_sequence_number,
     replaced_groups,

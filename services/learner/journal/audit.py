@@ -14,10 +14,10 @@ from pathlib import Path
 
 from services.common.text import say, say_json
 from services.learner.journal.connection import JournalError
-from services.learner.journal.plans import plans_after
+from services.learner.journal.plan_tables import plans_after
 from services.learner.journal.row_codec import count_fates
 from services.learner.journal.store import open_read_only
-from services.learner.journal.trajectories import keys_of, trajectories_of
+from services.learner.journal.trajectory_tables import keys_of, trajectories_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 import sqlite3
 from collections.abc import Iterator
 
-from services.learner.journal.plans import plans_after
+from services.learner.journal.plan_tables import plans_after
 from services.learner.types import AttemptKey
 
 

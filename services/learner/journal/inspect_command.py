@@ -22,9 +22,9 @@ import numpy as np
 from services.common.private_process import keep_private
 from services.common.text import say, say_json
 from services.learner.journal.connection import JournalError
-from services.learner.journal.curriculum import inactive_tasks
+from services.learner.journal.curriculum_tables import inactive_tasks
 from services.learner.journal.store import open_read_only
-from services.learner.journal.trajectories import trajectory_of
+from services.learner.journal.trajectory_tables import trajectory_of
 from services.learner.trajectory import PASS_REWARD, Trajectory
 from services.learner.types import AttemptKey, Author
 from services.learner.types import Sequence as TokenSequence

@@ -4,7 +4,7 @@ import sqlite3
 from collections.abc import Sequence
 
 from services.learner.journal.integrity import CORRUPT
-from services.learner.journal.plans import remove_from_plans
+from services.learner.journal.plan_tables import remove_from_plans
 from services.learner.types import AttemptKey
 
 DAMAGED = "records of the journal are damaged: their groups are dropped"

@@ -7,7 +7,7 @@ from typing import Any
 
 from services.learner.groups.types import GroupSpec, Purpose
 from services.learner.journal.schema import LOST_WITH_DISK, StoredGroup
-from services.learner.journal.trajectories import keys_of, trajectories_of
+from services.learner.journal.trajectory_tables import keys_of, trajectories_of
 from services.learner.sampling.tasks import Task
 from services.learner.types import AttemptKey, PolicyId
 

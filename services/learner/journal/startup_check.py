@@ -25,7 +25,7 @@ from services.learner.journal.seal import (
     load_seal,
     sum_table,
 )
-from services.learner.journal.trajectories import damaged_rows
+from services.learner.journal.trajectory_tables import damaged_rows
 from services.learner.types import AttemptKey
 
 # How long a start reads and compares; what is left then is compared when it is used.

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO, Any, TypeVar
 
 from services.common.log import get_logger
-from services.learner.journal.attempts import AttemptTables
+from services.learner.journal.attempt_tables import AttemptTables
 from services.learner.journal.checkpoint_tables import ResultTables
 from services.learner.journal.connection import JournalError, connect_journal
 from services.learner.journal.progress_mark import MARK_FILE as MARK

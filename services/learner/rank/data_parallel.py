@@ -10,7 +10,7 @@ from torch import Tensor
 from torch import distributed as dist
 
 from services.common.config import ConfigModel
-from services.learner.rank.rendezvous import Store, connect_store
+from services.learner.rank.rendezvous_store import Store, connect_store
 
 # A rank may wait so long for the slowest; one that died is noticed by the service, in seconds.
 _PATIENCE = timedelta(hours=1)

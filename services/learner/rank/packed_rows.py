@@ -9,8 +9,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from services.learner.algo.masks import predicting_positions
 from services.learner.algo.packing import first_fit_decreasing
+from services.learner.algo.policy_tokens import predicting_positions
 from services.learner.rank.data_parallel import Replicas
 from services.learner.rank.model import Policy
 from services.learner.types import TrainSequence

@@ -18,8 +18,8 @@ from services.learner.rank.data_parallel import RankPlacement, Replicas
 from services.learner.rank.model import ModelError, Policy, load_policy
 from services.learner.rank.optimizer import Optimizer
 from services.learner.rank.reference import ReferencePolicy
-from services.learner.rank.rendezvous import Store
-from services.learner.rank.step import Trainer
+from services.learner.rank.rendezvous_store import Store
+from services.learner.rank.trainer import Trainer
 
 CRITIC_STATE = "critic"
 

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from services.common.spec import PolicyConfig
 from services.learner.rank.model import Policy, read_model
-from services.learner.rank.publish import fingerprint_weights
+from services.learner.rank.weight_slots import fingerprint_weights
 
 
 class ReferencePolicy:

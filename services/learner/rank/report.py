@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from services.learner.algo.mismatch import measure_mismatch, measure_version_mismatch
 from services.learner.rank import step_histograms as histograms
-from services.learner.rank.gradients import MiniBatchSums
-from services.learner.rank.joint_update import UpdateHistory, UpdateOutcome
+from services.learner.rank.gradient_accumulator import MiniBatchSums
+from services.learner.rank.model_updates import UpdateHistory, UpdateOutcome
 from services.learner.rank.packed_rows import ByRow
 from services.learner.rank.step_preparation import PreparedBatch, TrainExample
 from services.learner.types import Histogram, TrainBatch, VersionMismatch

@@ -8,9 +8,9 @@ from services.learner.rank.batch_transfer import make_batch_source
 from services.learner.rank.compare_command import CompareCommand
 from services.learner.rank.model import canary_token_ids, score_tokens
 from services.learner.rank.optimizer import learning_rate
-from services.learner.rank.publish import WeightSlots
 from services.learner.rank.rank_setup import RankModels, RankSetup, load_models
-from services.learner.rank.rendezvous import Store, host_store
+from services.learner.rank.rendezvous_store import Store, host_store
+from services.learner.rank.weight_slots import WeightSlots
 from services.learner.ranks import protocol
 from services.learner.types import ModelInfo, Publication
 

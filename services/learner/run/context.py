@@ -11,13 +11,13 @@ from services.learner.checkpoints.checkpoint_folders import Checkpoints
 from services.learner.checkpoints.remote import NullUploader
 from services.learner.config.learner import LearnerConfig
 from services.learner.groups.dispatcher import GroupDispatcher
-from services.learner.guard.guard import MismatchGuard
+from services.learner.guard.mismatch_guard import MismatchGuard
 from services.learner.journal.store import Journal
 from services.learner.ports import Ranks, SnapshotServer, TrackedRun, Tracker
 from services.learner.run.clock import RunClock
 from services.learner.run.eval_report import EvalSet
 from services.learner.run.status import LearnerStatus
-from services.learner.weights.publisher import WeightBroadcast
+from services.learner.weights.weight_broadcast import WeightBroadcast
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from services.common.log import get_logger
 from services.learner.groups.batcher import Batch
 from services.learner.groups.types import EndedGroup
-from services.learner.guard.guard import Ruling
+from services.learner.guard.mismatch_guard import Ruling
 from services.learner.run.context import RunContext
 
 _log = get_logger(__name__)

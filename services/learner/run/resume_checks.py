@@ -9,7 +9,7 @@ from services.common.fingerprint import TokenizerDigests
 from services.common.log import get_logger
 from services.learner.config.learner import LearnerConfig
 from services.learner.groups.policy_history import PolicyLineage
-from services.learner.journal.curriculum import drawn_tasks
+from services.learner.journal.curriculum_tables import drawn_tasks
 from services.learner.journal.store import Journal
 from services.learner.ports import Ranks
 from services.learner.sampling.tasks import Task

@@ -32,7 +32,7 @@ from services.learner.run.status import Phase
 from services.learner.run.summary import write_summary
 from services.learner.tracking.recorder import StepRecorder
 from services.learner.types import ModelInfo, PolicyId, StepResult, StepSettings
-from services.learner.weights.publisher import Announcement
+from services.learner.weights.weight_broadcast import Announcement
 
 T = TypeVar("T")
 _log = get_logger(__name__)

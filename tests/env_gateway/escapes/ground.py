@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 
 from services.env_gateway.ports import Execution, Rows, Verification
-from services.env_gateway.verify.pool import VerifierPool
+from services.env_gateway.verify.verifier_pool import VerifierPool
 from tests.env_gateway.support import until
 
 Program = Callable[..., Any]

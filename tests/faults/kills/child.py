@@ -12,9 +12,9 @@ from services.common.spec import PolicyConfig
 from services.learner.app import run_learner
 from services.learner.dependencies import LearnerDependencies
 from services.learner.groups.batcher import build_train_batch
-from services.learner.journal.plans import plans_after
+from services.learner.journal.plan_tables import plans_after
 from services.learner.journal.store import JOURNAL_FILE, open_read_only
-from services.learner.journal.trajectories import trajectories_of
+from services.learner.journal.trajectory_tables import trajectories_of
 from services.learner.tracking.adapters.jsonl import JsonlTracker
 from tests.faults.kills.ranks import SmallRanks
 from tests.learner.rank.configs import policy_config

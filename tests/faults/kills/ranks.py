@@ -17,7 +17,7 @@ from services.learner.config.rank import RankConfig
 from services.learner.rank import checkpoint as files
 from services.learner.rank.model import load_policy
 from services.learner.rank.optimizer import Optimizer
-from services.learner.rank.step import Trainer
+from services.learner.rank.trainer import Trainer
 from services.learner.ranks.fake import FakeRanks
 from services.learner.types import CheckpointFiles, ModelInfo, StepResult, TrainBatch
 

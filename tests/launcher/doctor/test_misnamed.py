@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from services.common.config import load_spec
-from services.launcher.doctor.environments import find_misnamed
 from services.launcher.doctor.findings import Status
+from services.launcher.doctor.misnamed_environments import find_misnamed
 from tests.launcher.doctor import own_environment
 from tests.launcher.doctor.support import probed, says, subject
 

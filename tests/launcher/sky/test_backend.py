@@ -8,7 +8,7 @@ import pytest
 
 from services.launcher.backends.sky import names
 from services.launcher.backends.sky.backend import SkyBackend
-from services.launcher.backends.sky.queue import JobQueue
+from services.launcher.backends.sky.job_queue import JobQueue
 from services.launcher.backends.sky.status import Cluster
 from services.launcher.ports import (
     BackendUnreachable,

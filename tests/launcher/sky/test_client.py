@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from services.launcher.backends.sky import names, pending_requests
-from services.launcher.backends.sky.queue import JobQueue
+from services.launcher.backends.sky.job_queue import JobQueue
 from services.launcher.backends.sky.sdk import SkyClient
 from services.launcher.ports import (
     BackendError,

@@ -64,7 +64,7 @@ async def test_a_try_that_cannot_be_rendered_drops_its_group_after_a_kill_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The learner is gone between the try's row in the journal and the end of its group."""
-    taken = "services.learner.groups.completion.GroupEndings.take_record"
+    taken = "services.learner.groups.group_endings.GroupEndings.take_record"
     with monkeypatch.context() as patch:
         patch.setattr(taken, lambda *_: None)
         async with following(tmp_path, steps=9, **GROUPS) as worker:

@@ -16,7 +16,7 @@ from services.learner.guard.dtype_bounds import BOUNDS
 from services.learner.guard.types import Comparison
 from services.learner.rank.compare_command import CompareCommand
 from services.learner.rank.model import Policy, load_policy
-from services.learner.rank.publish import WeightSlots
+from services.learner.rank.weight_slots import WeightSlots
 from services.learner.types import TrainBatch, TrainSequence
 from tests.learner.rank.configs import policy_config
 from tests.learner.rank.support import VOCAB

@@ -11,7 +11,7 @@ import torch
 from flotilla.learner.v1 import group_service_pb2 as pb
 from flotilla.learner.v1 import trajectory_pb2
 from services.env_gateway.api import alarms
-from services.learner.alarms import event_rules, rules, task_rules
+from services.learner.alarms import event_rules, learning_rules, task_rules
 from services.learner.ports import TrackedRun
 from services.learner.ranks.fake import FakeRanks
 from services.learner.types import Histogram, StepResult, TrainBatch, VersionMismatch
@@ -139,7 +139,8 @@ def test_every_alarm_is_documented() -> None:
     rows = [line.split(" | ")[0] for line in table.splitlines() if line.startswith("| `")]
     told = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
     sources = [
-        Path(str(module.__file__)).read_text() for module in (event_rules, rules, task_rules)
+        Path(str(module.__file__)).read_text()
+        for module in (event_rules, learning_rules, task_rules)
     ]
     raised = {name for source in sources for name in re.findall(r'Verdict\(\s+"(\w+)"', source)}
     assert raised <= told

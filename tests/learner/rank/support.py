@@ -16,7 +16,7 @@ from services.learner.config.rank import RankConfig
 from services.learner.rank.data_parallel import Replicas
 from services.learner.rank.model import Policy, load_policy
 from services.learner.rank.optimizer import Optimizer
-from services.learner.rank.step import Trainer
+from services.learner.rank.trainer import Trainer
 from services.learner.types import StepResult, TrainBatch, TrainSequence
 from tests.learner.rank.configs import policy_config
 

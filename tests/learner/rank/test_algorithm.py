@@ -13,7 +13,7 @@ from services.learner.algo.losses import LOSSES
 from services.learner.config.algorithm import ADVANTAGE_NAMES, LOSS_NAMES, AlgorithmConfig
 from services.learner.config.rank import RankConfig
 from services.learner.rank.model import Policy, load_policy
-from services.learner.rank.step import Trainer
+from services.learner.rank.trainer import Trainer
 from services.learner.types import TrainBatch, TrainSequence
 from tests.learner.rank.configs import policy_config
 from tests.learner.rank.support import (

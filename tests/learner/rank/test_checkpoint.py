@@ -12,7 +12,7 @@ from services.learner.rank import checkpoint
 from services.learner.rank.checkpoint import CheckpointError
 from services.learner.rank.model import load_policy
 from services.learner.rank.optimizer import Optimizer
-from services.learner.rank.step import Trainer
+from services.learner.rank.trainer import Trainer
 from tests.learner.rank.configs import policy_config
 from tests.learner.rank.support import (
     make_batch,

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from services.common import fingerprint as reference
 from services.learner.rank.model import Policy
-from services.learner.rank.publish import SharedMemoryError, WeightSlots, checksum64
+from services.learner.rank.weight_slots import SharedMemoryError, WeightSlots, checksum64
 from services.learner.ranks.protocol import SLOT_COUNT
 from tests.learner.rank.support import make_batch, make_trainer, parameters, same_bits
 

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from services.learner.config.rank import RankConfig
 from services.learner.ports import RankError
-from services.learner.rank.rendezvous import interface_towards
+from services.learner.rank.rendezvous_store import interface_towards
 from services.learner.ranks.local import LocalRanks
 from services.learner.types import Publication, StepResult
 from tests.learner.rank.configs import policy_config

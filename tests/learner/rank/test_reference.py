@@ -14,11 +14,11 @@ from services.learner.rank.data_parallel import Replicas
 from services.learner.rank.model import Policy, load_policy
 from services.learner.rank.optimizer import Optimizer
 from services.learner.rank.packed_rows import Row, RowPacker
-from services.learner.rank.publish import WeightSlots
 from services.learner.rank.rank_setup import RankSetup, load_models
 from services.learner.rank.reference import ReferencePolicy
 from services.learner.rank.scoring import score_rows
-from services.learner.rank.step import Trainer
+from services.learner.rank.trainer import Trainer
+from services.learner.rank.weight_slots import WeightSlots
 from services.learner.types import StepResult
 from tests.learner.rank.configs import ALONE, policy_config
 from tests.learner.rank.support import (

@@ -10,7 +10,7 @@ from services.learner.config.algorithm import AlgorithmConfig
 from services.learner.config.rank import RankConfig
 from services.learner.rank import step_histograms
 from services.learner.rank.model import load_policy
-from services.learner.rank.step import Trainer
+from services.learner.rank.trainer import Trainer
 from services.learner.types import TrainBatch
 from tests.learner.rank.configs import policy_config
 from tests.learner.rank.support import make_batch, make_trainer, reference_logprobs, train

@@ -13,7 +13,7 @@ from services.learner.config.algorithm import AlgorithmConfig
 from services.learner.rank.model import Policy
 from services.learner.rank.optimizer import Optimizer
 from services.learner.rank.reference import ReferencePolicy
-from services.learner.rank.step import Trainer
+from services.learner.rank.trainer import Trainer
 from services.learner.types import TrainBatch
 from tests.learner.rank.support import make_batch, make_trainer, parameters, same_bits
 

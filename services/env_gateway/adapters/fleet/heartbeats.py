@@ -6,7 +6,7 @@ from contextlib import suppress
 from typing import Protocol
 
 from services.common.log import get_logger
-from services.env_gateway.adapters.fleet.schedule import HeartbeatSchedule
+from services.env_gateway.adapters.fleet.heartbeat_schedule import HeartbeatSchedule
 from services.env_gateway.api import prometheus
 from services.env_gateway.ports import BackendError
 

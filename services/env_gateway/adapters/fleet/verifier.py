@@ -16,8 +16,8 @@ from services.env_gateway.adapters.fleet.api import FleetApi
 from services.env_gateway.adapters.fleet.errors import FleetError
 from services.env_gateway.grading.verdict import split_report
 from services.env_gateway.ports import Execution, Submission
-from services.env_gateway.verify.find_verifier import VerifierFinder
-from services.env_gateway.verify.source_shape import VerifierError, VerifierFunction
+from services.env_gateway.verify.verifier_finder import VerifierFinder
+from services.env_gateway.verify.verifier_source import VerifierError, VerifierFunction
 
 _DEFAULT_REGION = "us-west-1"
 _KNOWN_KEPT = 4096

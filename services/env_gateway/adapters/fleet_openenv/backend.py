@@ -20,7 +20,7 @@ from services.env_gateway.adapters.fleet_openenv.codec import (
     parse_tools,
     to_task_config,
 )
-from services.env_gateway.adapters.fleet_openenv.process import FleetTaskEnvProcess
+from services.env_gateway.adapters.fleet_openenv.worker_process import FleetTaskEnvProcess
 from services.env_gateway.adapters.http_client import open_http_session
 from services.env_gateway.adapters.server_address import configured_environment, connect_server
 from services.env_gateway.adapters.supervised_server import ServerAddress

@@ -16,10 +16,10 @@ from services.launcher.backends.sky.cluster import ClusterManager
 from services.launcher.backends.sky.code_bundle import CODE_FOLDER, CodeError, pin_code
 from services.launcher.backends.sky.cost_estimate import OfferMaker
 from services.launcher.backends.sky.job_group import JobGroupManager
+from services.launcher.backends.sky.job_queue import JobQueue
 from services.launcher.backends.sky.ports import SkyPilotApi
-from services.launcher.backends.sky.queue import JobQueue
+from services.launcher.backends.sky.prepared_launch import PreparedLaunch
 from services.launcher.backends.sky.sdk_prices import choose_price_source
-from services.launcher.backends.sky.start import PreparedLaunch
 from services.launcher.ports import (
     BackendError,
     BackendUnreachable,

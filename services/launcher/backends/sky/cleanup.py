@@ -5,8 +5,8 @@ from collections.abc import Callable, Collection, Iterable
 
 from services.launcher.backends.sky import names
 from services.launcher.backends.sky import status as records
+from services.launcher.backends.sky.job_queue import JobQueue
 from services.launcher.backends.sky.ports import SkyPilotApi
-from services.launcher.backends.sky.queue import JobQueue
 from services.launcher.backends.sky.status import Cluster, Job, Place
 from services.launcher.ports import CleanupEvidence, StrayResource
 

@@ -28,9 +28,9 @@ from services.launcher.doctor.canaries import Canary, choose_canaries
 from services.launcher.doctor.canary_results import PlayedEpisodes, current_time, key_of_episode
 from services.launcher.doctor.dataset import FLEET_OPENENV
 from services.launcher.doctor.findings import Finding, Status, fail, first_line, ok, warn
-from services.launcher.doctor.ports import used_backends
 from services.launcher.doctor.prompts import UncountedError, check_prompts
 from services.launcher.doctor.run_context import RunContext
+from services.launcher.doctor.tcp_ports import used_backends
 from services.launcher.security.env_filter import inherited_variables
 from services.launcher.state import GATEWAY
 

@@ -20,8 +20,8 @@ from services.launcher.doctor.findings import (
     ok,
     warn,
 )
-from services.launcher.doctor.ports import used_backends
 from services.launcher.doctor.run_context import RunContext
+from services.launcher.doctor.tcp_ports import used_backends
 from services.launcher.state import GATEWAY, LEARNER, ROLLOUT
 
 _REQUEST_S = 8.0

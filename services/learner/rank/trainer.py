@@ -12,9 +12,9 @@ from services.learner.config.rank import RankConfig
 from services.learner.rank import report
 from services.learner.rank.critic import Critic
 from services.learner.rank.data_parallel import Replicas
-from services.learner.rank.gradients import GradientAccumulator
-from services.learner.rank.joint_update import JointUpdater, UpdateHistory
+from services.learner.rank.gradient_accumulator import GradientAccumulator
 from services.learner.rank.model import Policy
+from services.learner.rank.model_updates import JointUpdater, UpdateHistory
 from services.learner.rank.optimizer import Optimizer
 from services.learner.rank.packed_rows import Row, RowPacker
 from services.learner.rank.reference import ReferencePolicy

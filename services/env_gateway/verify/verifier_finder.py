@@ -8,7 +8,7 @@ from collections import OrderedDict
 from pathlib import Path
 
 import services
-from services.env_gateway.verify.source_shape import (
+from services.env_gateway.verify.verifier_source import (
     MAX_SOURCE_BYTES,
     VerifierError,
     VerifierFunction,
@@ -18,7 +18,7 @@ from services.env_gateway.verify.source_shape import (
 _ROOT = str(Path(services.__path__[0]).parent)
 _BOOT = (
     "import sys; sys.path.insert(0, sys.argv[1]); "
-    "from services.env_gateway.verify.source_shape import main; main()"
+    "from services.env_gateway.verify.verifier_source import main; main()"
 )
 _COMMAND = (sys.executable, "-I", "-S", "-B", "-X", "utf8", "-c", _BOOT, _ROOT)
 # Python's parser takes up to 3 ms for each KiB, and holds the whole process meanwhile.

@@ -14,13 +14,13 @@ from services.env_gateway.limits.fair_queue import WeightOf, equal_weight
 from services.env_gateway.limits.gates import Gate
 from services.env_gateway.ports import Execution, Verification
 from services.env_gateway.verify import sandbox
-from services.env_gateway.verify.process import (
+from services.env_gateway.verify.protocol import ProtocolError
+from services.env_gateway.verify.sandbox import Sandbox
+from services.env_gateway.verify.verifier_process import (
     StartError,
     VerifierProcess,
     WorkerDiedError,
 )
-from services.env_gateway.verify.protocol import ProtocolError
-from services.env_gateway.verify.sandbox import Sandbox
 
 _LOG = get_logger(__name__)
 # A process that has run so many trusted verifiers is replaced, whatever they left behind in it.

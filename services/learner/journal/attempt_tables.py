@@ -5,12 +5,12 @@ from collections.abc import Iterable, Sequence
 
 from services.learner import trajectory as trajectories
 from services.learner.groups.types import EndedGroup, GroupSpec, Lease
-from services.learner.journal.curriculum import CurriculumSnapshot, put_snapshot
+from services.learner.journal.curriculum_tables import CurriculumSnapshot, put_snapshot
 from services.learner.journal.integrity import DamagedRecordError
 from services.learner.journal.quarantine import DAMAGED, put_in_quarantine
 from services.learner.journal.row_codec import put_group, record_digest
 from services.learner.journal.table_access import TableAccess
-from services.learner.journal.trajectories import (
+from services.learner.journal.trajectory_tables import (
     put_trajectory,
     trajectories_of,
     trajectory_row,

@@ -12,7 +12,7 @@ from services.learner.groups.open_attempts import OpenAttempts
 from services.learner.groups.requeue import TaskRequeuer
 from services.learner.groups.task_groups import FreshGroups
 from services.learner.groups.types import TEMPLATE_ERROR, EndedGroup, GroupSpec, Purpose
-from services.learner.journal.curriculum import CurriculumSnapshot
+from services.learner.journal.curriculum_tables import CurriculumSnapshot
 from services.learner.journal.integrity import CORRUPT
 from services.learner.journal.store import Journal
 

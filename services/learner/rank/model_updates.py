@@ -11,7 +11,11 @@ from numpy.typing import NDArray
 from services.learner.algo.objective import Objective
 from services.learner.rank.critic import Critic
 from services.learner.rank.data_parallel import Replicas
-from services.learner.rank.gradients import GradientAccumulator, MiniBatchSums, RankTokenStats
+from services.learner.rank.gradient_accumulator import (
+    GradientAccumulator,
+    MiniBatchSums,
+    RankTokenStats,
+)
 from services.learner.rank.optimizer import Optimizer, OptimizerUpdate
 from services.learner.rank.packed_rows import ByRow
 from services.learner.rank.step_preparation import TrainExample
