@@ -322,7 +322,7 @@ class Campaign:
         command = (
             sys.executable,
             "-m",
-            "services.learner.journal.accept_loss_command",
+            "services.learner.checkpoints.accept_loss_command",
             str(run.run_dir),
         )
         process = await asyncio.create_subprocess_exec(

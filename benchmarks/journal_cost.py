@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from services.learner.groups.types import GroupSpec, Lease, Purpose
+from services.learner.group_types import GroupSpec, Lease, Purpose
 from services.learner.journal.connection import connect_journal
 from services.learner.journal.progress_mark import MARK_FILE as MARK
 from services.learner.journal.progress_mark import Position, ProgressMark

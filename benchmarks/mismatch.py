@@ -22,8 +22,7 @@ from transformers import AutoConfig, AutoTokenizer
 from services.common.spec import PolicyConfig
 from services.learner.config.rank import RankConfig
 from services.learner.guard.dtype_bounds import BOUNDS
-from services.learner.guard.probes import probe_batch
-from services.learner.guard.types import Probe, ProbeResult
+from services.learner.guard.probes import Probe, ProbeResult, probe_batch
 from services.learner.rank.compare_command import CompareCommand
 from services.learner.rank.model import load_policy
 from services.learner.rank.weight_slots import WeightSlots

@@ -39,12 +39,12 @@ from services.learner.ranks.machines import dismiss_at_end
 from services.learner.run.clock import RunClock
 from services.learner.run.context import RunContext
 from services.learner.run.eval_report import EvalSet
+from services.learner.run.prometheus import make_metrics_exporter
 from services.learner.run.resume_checks import check_tasks_are_the_same, check_tokenizer_is_the_same
 from services.learner.run.status import LearnerStatus, Phase
+from services.learner.run.step_recorder import ALARMS_META, load_tracked_run
 from services.learner.run.task_files import load_task_files
 from services.learner.run.train_loop import TrainLoop
-from services.learner.tracking.prometheus import make_metrics_exporter
-from services.learner.tracking.recorder import ALARMS_META, load_tracked_run
 from services.learner.types import ModelInfo
 from services.learner.weights.weight_broadcast import CANARY_TOLERANCE, WeightBroadcast
 

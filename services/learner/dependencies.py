@@ -4,7 +4,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from services.common.fingerprint import TokenizerDigests
-from services.learner.ports import AlarmSink, Ranks, RemoteStore, SnapshotServer, Tracker
+from services.learner.alarms.ports import AlarmSink
+from services.learner.ports import Ranks, RemoteStore, SnapshotServer, Tracker
 from services.learner.ranks.machines import MachineRoster
 
 

@@ -5,10 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from services.learner.alarms.types import Alarm
-from services.learner.guard.types import Comparison
 from services.learner.types import (
     CheckpointFiles,
+    Comparison,
     Histogram,
     ModelInfo,
     PolicyId,
@@ -91,18 +90,6 @@ class Tracker(Protocol):
 
     def close(self) -> None:
         """Write down what is left; also when it was never opened."""
-        ...
-
-
-class AlarmSink(Protocol):
-    """Destination of alarms, besides the log."""
-
-    def send_alarm(self, alarm: Alarm) -> None:
-        """Pass it on. Called from several threads; never blocks, and never raises."""
-        ...
-
-    def close(self) -> None:
-        """Wait, a bounded time, until what was sent has gone out."""
         ...
 
 

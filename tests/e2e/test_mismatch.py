@@ -12,11 +12,11 @@ from services.common.spec import PolicyConfig
 from services.learner.config.rank import RankConfig
 from services.learner.guard.diagnosis import Diagnosis, diagnose_mismatch
 from services.learner.guard.dtype_bounds import BOUNDS
-from services.learner.guard.probes import probe_batch, start_probes
-from services.learner.guard.types import Comparison, ProbeResult
+from services.learner.guard.probes import ProbeResult, probe_batch, start_probes
 from services.learner.rank.compare_command import CompareCommand
 from services.learner.rank.model import Policy, load_policy
 from services.learner.rank.weight_slots import WeightSlots
+from services.learner.types import Comparison
 from services.rollout.adapters.vllm import VllmEngine
 from services.rollout.adapters.vllm_options import ServedModel
 from services.rollout.config.rollout import EngineConfig

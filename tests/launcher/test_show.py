@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
-from services.learner.groups.types import GroupSpec, Lease, Purpose
+from services.learner.group_types import GroupSpec, Lease, Purpose
 from services.learner.journal.schema import CheckpointRow, Plan
 from services.learner.journal.store import Journal, open_journal
 from services.learner.sampling.tasks import Task

@@ -15,15 +15,15 @@ from safetensors.numpy import save_file
 from services.common.config import parse_config
 from services.common.errors import ConfigError
 from services.common.spec import PolicyConfig
-from services.learner.checkpoints.manifest import (
-    DamagedCheckpointError,
-    ForeignCheckpointError,
-    parse_manifest,
-)
 from services.learner.checkpoints.model_files import check_model_files
 from services.learner.checkpoints.tensor_files import TensorFileError, check_dtype, read_header
 from services.learner.journal.connection import JournalError
 from services.learner.journal.store import JOURNAL_FILE, open_journal
+from services.learner.run_files.checkpoint_manifest import (
+    DamagedCheckpointError,
+    ForeignCheckpointError,
+    parse_manifest,
+)
 from tests.learner.checkpoints.remote_support import query
 
 CONFIG = {"model_type": "qwen3", "hidden_size": 8, "vocab_size": 64, "tie_word_embeddings": True}

@@ -37,7 +37,7 @@ def restore_run(
 def accept_loss(run_dir: Path, console: Terminal) -> None:
     """Make a stopped run give up what its journal has lost. Raises RestoreFailedError."""
     found = _run_learner_program(
-        "services.learner.journal.accept_loss_command", [str(run_dir)], console
+        "services.learner.checkpoints.accept_loss_command", [str(run_dir)], console
     )
     text = "The journal has lost nothing that is known: --accept-loss changes nothing"
     if found:

@@ -12,6 +12,7 @@ from services.common.watchdog import Standstill
 from services.learner.alarms import event_rules
 from services.learner.alarms.learning_rules import LearningRules
 from services.learner.alarms.moving_windows import RuleMemory
+from services.learner.alarms.ports import AlarmSink
 from services.learner.alarms.task_rules import TaskRules
 from services.learner.alarms.types import (
     Alarm,
@@ -23,7 +24,6 @@ from services.learner.alarms.types import (
 )
 from services.learner.config.alarms import AlarmsConfig
 from services.learner.journal.disk_incidents import Incident
-from services.learner.ports import AlarmSink
 
 _log = get_logger(__name__)
 # Of the text of one alarm: it is on boards, in chats and in every heartbeat.

@@ -6,7 +6,7 @@ from flotilla.learner.v1 import group_service_pb2 as groups_pb
 from flotilla.learner.v1 import policy_pb2
 from services.common.fingerprint import TensorEntry
 from services.common.rpc import to_duration
-from services.learner.groups.types import Lease, Purpose
+from services.learner.group_types import Lease, Purpose
 from services.learner.types import PolicyId
 
 _PURPOSES = {Purpose.TRAIN: groups_pb.PURPOSE_TRAIN, Purpose.EVAL: groups_pb.PURPOSE_EVAL}

@@ -34,7 +34,7 @@ from services.learner.groups.messages import (
     UnknownPolicyError,
     loop_time,
 )
-from services.learner.groups.types import LeaseLostError
+from services.learner.groups.open_groups import LeaseLostError
 from services.learner.journal.attempt_tables import ContentConflictError
 from services.learner.journal.connection import JournalError
 from services.learner.run.status import LearnerStatus

@@ -24,8 +24,7 @@ from services.learner.api.request_checks import (
 from services.learner.groups.dispatcher import GroupDispatcher
 from services.learner.groups.messages import loop_time
 from services.learner.guard.mismatch_guard import MismatchGuard
-from services.learner.guard.probes import ProbeError
-from services.learner.guard.types import Probe, ProbeResult
+from services.learner.guard.probes import Probe, ProbeError, ProbeResult
 from services.learner.weights.weight_broadcast import (
     AttachedWorker,
     NoCommonTransportError,

@@ -17,8 +17,12 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
-from services.learner.checkpoints.durable_files import sha256_of, sync_path
-from services.learner.checkpoints.manifest import (
+from services.common.durable_files import sha256_of, sync_path
+from services.learner.journal.row_codec import replayed_version
+from services.learner.journal.schema import CheckpointRow
+from services.learner.journal.store import Journal
+from services.learner.ports import RankError, Ranks
+from services.learner.run_files.checkpoint_manifest import (
     MANIFEST,
     DamagedCheckpointError,
     FileEntry,
@@ -26,11 +30,7 @@ from services.learner.checkpoints.manifest import (
     verify_checkpoint,
     write_manifest,
 )
-from services.learner.journal.progress_evidence import orphans_after
-from services.learner.journal.row_codec import replayed_version
-from services.learner.journal.schema import CheckpointRow
-from services.learner.journal.store import Journal
-from services.learner.ports import RankError, Ranks
+from services.learner.run_files.progress_evidence import orphans_after
 from services.learner.types import CheckpointFiles
 
 

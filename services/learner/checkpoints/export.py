@@ -16,9 +16,9 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
+from services.common.durable_files import sha256_of, sync_path, write_durably
 from services.common.log import get_logger
 from services.common.spec import PolicyConfig
-from services.learner.checkpoints.durable_files import sha256_of, sync_path, write_durably
 from services.learner.checkpoints.tensor_files import ITEM_BYTES, TensorSpan, read_header
 from services.learner.journal.store import Journal
 

@@ -12,13 +12,13 @@ from services.common.spec import parse_shared
 from services.common.text import say
 from services.learner.checkpoints.adapters.model_assets import assets_of
 from services.learner.checkpoints.export import ExportError, export_model
-from services.learner.checkpoints.manifest import (
+from services.learner.journal.connection import JournalError
+from services.learner.journal.store import JOURNAL_FILE, open_read_only
+from services.learner.run_files.checkpoint_manifest import (
     DamagedCheckpointError,
     ForeignCheckpointError,
     verify_checkpoint,
 )
-from services.learner.journal.connection import JournalError
-from services.learner.journal.store import JOURNAL_FILE, open_read_only
 
 OK, UNABLE = 0, 2
 _REFUSALS = (

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
-from services.learner.checkpoints.manifest import check_relative_name
+from services.learner.run_files.checkpoint_manifest import check_relative_name
 
 FORMAT = 1
 MANIFESTS, CHECKPOINTS, EPOCHS, PROGRESS = "manifests", "checkpoints", "epochs", "progress"

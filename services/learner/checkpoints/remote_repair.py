@@ -8,14 +8,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from services.learner.checkpoints.durable_files import write_durably
-from services.learner.checkpoints.manifest import check_relative_name
+from services.common.durable_files import write_durably
 from services.learner.checkpoints.remote_claim import KNOWN_MARKERS, RESTORED
 from services.learner.journal.progress_mark import MARK_FILE as MARK
 from services.learner.journal.progress_mark import ProgressMark
 from services.learner.journal.schema import LOST_WITH_DISK
 from services.learner.journal.store import write_and_reseal
-from services.learner.tracking.metric_lines import parse_points
+from services.learner.run_files.checkpoint_manifest import check_relative_name
+from services.learner.run_files.metric_lines import parse_points
 
 
 @dataclass(frozen=True, slots=True)

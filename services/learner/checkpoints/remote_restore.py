@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from services.common.durable_files import sha256_of, sync_path
 from services.common.log import get_logger
-from services.learner.checkpoints.durable_files import sha256_of, sync_path
 from services.learner.checkpoints.export import MODEL
 from services.learner.checkpoints.remote_layout import (
     JOURNAL,

@@ -10,7 +10,7 @@ from typing import Literal
 
 import numpy as np
 
-from services.learner.groups.types import GroupSpec
+from services.learner.group_types import GroupSpec
 from services.learner.sampling.difficulty import GroupOutcome
 from services.learner.trajectory import Trajectory, policy_mask
 from services.learner.types import (

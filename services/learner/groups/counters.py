@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, replace
 from services.common.log import get_logger
 from services.common.text import first_line
 from services.learner.alarms.types import Streak, TemplateError
+from services.learner.group_types import GroupSpec, Purpose
 from services.learner.groups.batcher import AttemptRecord, ReadyGroup
-from services.learner.groups.types import GroupSpec, Purpose
 from services.learner.trajectory import Trajectory
 from services.learner.types import FailureKind
 

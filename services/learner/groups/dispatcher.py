@@ -12,6 +12,7 @@ from uuid import uuid4
 
 from services.common.errors import ConfigError
 from services.common.log import get_logger
+from services.learner.group_types import GroupSpec, Lease
 from services.learner.groups.background import BackgroundTasks
 from services.learner.groups.batcher import Batch, Batcher, ReadyGroup, make_record
 from services.learner.groups.counters import Tally
@@ -29,7 +30,6 @@ from services.learner.groups.provenance import Provenance
 from services.learner.groups.requeue import TaskRequeuer
 from services.learner.groups.task_groups import FreshGroups
 from services.learner.groups.trajectory_intake import TrajectoryIntake
-from services.learner.groups.types import GroupSpec, Lease
 from services.learner.journal.curriculum_tables import CurriculumSnapshot
 from services.learner.journal.schema import StoredGroup
 from services.learner.journal.store import Journal

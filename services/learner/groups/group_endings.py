@@ -4,14 +4,15 @@ import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
+from services.learner.group_types import EndedGroup, GroupSpec, Purpose
 from services.learner.groups.batcher import AttemptRecord, Batch, Batcher, ReadyGroup
 from services.learner.groups.counters import Tally
 from services.learner.groups.leases import LeaseBook
 from services.learner.groups.messages import loop_time
 from services.learner.groups.open_attempts import OpenAttempts
+from services.learner.groups.open_groups import TEMPLATE_ERROR
 from services.learner.groups.requeue import TaskRequeuer
 from services.learner.groups.task_groups import FreshGroups
-from services.learner.groups.types import TEMPLATE_ERROR, EndedGroup, GroupSpec, Purpose
 from services.learner.journal.curriculum_tables import CurriculumSnapshot
 from services.learner.journal.integrity import CORRUPT
 from services.learner.journal.store import Journal

@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
 
-from services.learner.groups.types import GroupSpec, Purpose
+from services.learner.group_types import GroupSpec, Purpose
 
 
 class GroupQueue:

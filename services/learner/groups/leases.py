@@ -13,16 +13,13 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from math import inf
 
+from services.learner.group_types import EndedGroup, GroupSpec, Lease, Purpose
 from services.learner.groups.group_queue import GroupQueue
-from services.learner.groups.types import (
+from services.learner.groups.open_groups import (
     AttemptProgress,
-    EndedGroup,
-    GroupSpec,
-    Lease,
     LeaseLostError,
     LeaseRules,
     OpenGroup,
-    Purpose,
 )
 from services.learner.groups.workers import RolloutWorker, WorkerRoster
 from services.learner.types import AttemptKey, PolicyId

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from services.learner.groups.types import GroupSpec
+from services.learner.group_types import GroupSpec
 from services.learner.trajectory import Trajectory
 from services.learner.types import PolicyId
 

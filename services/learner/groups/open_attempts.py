@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable
 
+from services.learner.group_types import EndedGroup
 from services.learner.groups.batcher import AttemptRecord, ReadyGroup
-from services.learner.groups.types import EndedGroup
 from services.learner.types import AttemptKey
 
 

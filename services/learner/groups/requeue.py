@@ -1,8 +1,8 @@
 """Fate of a task that could not be graded: another group, none, or quarantine."""
 
+from services.learner.group_types import GroupSpec, Purpose
 from services.learner.groups.batcher import AttemptRecord, ReadyGroup
 from services.learner.groups.counters import Tally
-from services.learner.groups.types import GroupSpec, Purpose
 from services.learner.sampling.curriculum import Curriculum
 from services.learner.sampling.quarantine import SuspectTask, Witnesses
 from services.learner.sampling.refused_tasks import Refusal, RefusalHistory, common_refusal

@@ -7,9 +7,9 @@ from services.learner.config.learner import LearnerConfig
 from services.learner.groups.batcher import Batcher
 from services.learner.groups.dispatcher import GroupDispatcher
 from services.learner.groups.leases import LeaseBook
+from services.learner.groups.open_groups import LeaseRules
 from services.learner.groups.policy_history import PolicyLineage
 from services.learner.groups.task_groups import FreshGroups
-from services.learner.groups.types import LeaseRules
 from services.learner.journal.curriculum_tables import (
     drawn_tasks,
     opened_environments,

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from services.learner.groups.types import GroupSpec, Purpose
+from services.learner.group_types import GroupSpec, Purpose
 from services.learner.sampling.curriculum import Curriculum
 
 

@@ -5,13 +5,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from services.learner import trajectory as trajectories
+from services.learner.group_types import GroupSpec
 from services.learner.groups.background import BackgroundTasks
 from services.learner.groups.batcher import make_record
 from services.learner.groups.group_endings import GroupEndings
 from services.learner.groups.leases import LeaseBook
 from services.learner.groups.messages import Receipt, check_temperature, loop_time
+from services.learner.groups.open_groups import LeaseLostError
 from services.learner.groups.provenance import Provenance
-from services.learner.groups.types import GroupSpec, LeaseLostError
 from services.learner.journal.attempt_tables import ContentConflictError
 from services.learner.journal.store import Journal
 from services.learner.trajectory import Trajectory

@@ -4,7 +4,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from math import ceil
 
-from services.learner.groups.types import OpenGroup
+from services.learner.groups.open_groups import OpenGroup
 from services.learner.types import PolicyId
 
 # Incarnations and policies of one worker id that are remembered.

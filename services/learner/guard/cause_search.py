@@ -11,9 +11,8 @@ from services.common.spec import PolicyConfig
 from services.learner.guard.control_chart import MismatchBound
 from services.learner.guard.diagnosis import diagnose_mismatch
 from services.learner.guard.report import MismatchFinding
-from services.learner.guard.types import Comparison
 from services.learner.ports import RankError, Ranks
-from services.learner.types import TrainBatch, VersionMismatch
+from services.learner.types import Comparison, TrainBatch, VersionMismatch
 
 _log = get_logger(__name__)
 _UNKNOWN = VersionMismatch(0, *[float("inf")] * 4)

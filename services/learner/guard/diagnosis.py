@@ -5,8 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from services.common.spec import PolicyConfig
-from services.learner.guard.types import Comparison, Hypothesis, PositionBand, Setting
-from services.learner.types import VersionMismatch
+from services.learner.types import Comparison, Hypothesis, PositionBand, Setting, VersionMismatch
 
 # An explanation leaves this share of the error at most.
 _LEFT = 0.1

@@ -20,6 +20,8 @@ from services.learner.guard.control_chart import ChartVerdict, ControlChart, Gua
 from services.learner.guard.dtype_bounds import rules_of
 from services.learner.guard.probes import (
     EngineReport,
+    Probe,
+    ProbeResult,
     build_evidence,
     check_results,
     probe_batch,
@@ -31,10 +33,10 @@ from services.learner.guard.rescored_samples import (
     interleave_attempts,
     load_samples,
 )
-from services.learner.guard.types import Comparison, Probe, ProbeResult
 from services.learner.journal.store import Journal
 from services.learner.ports import RankError, Ranks
 from services.learner.types import (
+    Comparison,
     ModelInfo,
     PolicyId,
     Publication,

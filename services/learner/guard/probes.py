@@ -7,7 +7,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.common.spec import PolicyConfig
-from services.learner.guard.types import Probe, ProbeResult
 from services.learner.types import PolicyId, Publication, TrainBatch, TrainSequence
 
 _GOLDEN = 0.6180339887498949
@@ -15,6 +14,24 @@ _TOKENS = 32
 _SHORT_PROMPT = 32
 _SHORT_SEEDS = (1, 2, 3, 4)
 _LONG_SEEDS = (5, 6)
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """A continuation that an engine samples before it gets work."""
+
+    prompt_token_ids: NDArray[np.int32]
+    max_tokens: int
+    temperature: float
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeResult:
+    """Tokens that an engine sampled after the prompt, and the logprobs that it reports."""
+
+    token_ids: NDArray[np.int32]
+    logprobs: NDArray[np.float32]
 
 
 def start_probes(policy: PolicyConfig, vocab_size: int, temperature: float) -> tuple[Probe, ...]:

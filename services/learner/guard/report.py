@@ -10,7 +10,7 @@ from typing import Any, Literal
 from services.common.errors import ConfigError
 from services.learner.guard.control_chart import Excess, MismatchBound
 from services.learner.guard.diagnosis import Diagnosis
-from services.learner.guard.types import Comparison
+from services.learner.types import Comparison
 
 REPORT_FILE = "mismatch_report.json"
 

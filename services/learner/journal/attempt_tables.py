@@ -4,7 +4,7 @@ import sqlite3
 from collections.abc import Iterable, Sequence
 
 from services.learner import trajectory as trajectories
-from services.learner.groups.types import EndedGroup, GroupSpec, Lease
+from services.learner.group_types import EndedGroup, GroupSpec, Lease
 from services.learner.journal.curriculum_tables import CurriculumSnapshot, put_snapshot
 from services.learner.journal.integrity import DamagedRecordError
 from services.learner.journal.quarantine import DAMAGED, put_in_quarantine

@@ -6,7 +6,7 @@ import time
 from dataclasses import astuple, dataclass
 from typing import Any
 
-from services.learner.groups.types import GroupSpec
+from services.learner.group_types import GroupSpec
 from services.learner.journal.row_codec import put_group
 from services.learner.sampling.curriculum_changes import (
     CurriculumChange,

@@ -5,7 +5,7 @@ import json
 import sqlite3
 from typing import Any
 
-from services.learner.groups.types import GroupSpec, Purpose
+from services.learner.group_types import GroupSpec, Purpose
 from services.learner.journal.schema import LOST_WITH_DISK, StoredGroup
 from services.learner.journal.trajectory_tables import keys_of, trajectories_of
 from services.learner.sampling.tasks import Task

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from services.learner.groups.types import GroupSpec
+from services.learner.group_types import GroupSpec
 from services.learner.trajectory import Trajectory
 from services.learner.types import AttemptKey, StepSettings
 

@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from services.learner.checkpoints.durable_files import sha256_of, sync_path
+from services.common.durable_files import sha256_of, sync_path
 from services.learner.rank.model import Policy
 from services.learner.rank.optimizer import Optimizer
 from services.learner.types import CheckpointFiles

@@ -4,12 +4,11 @@ from dataclasses import replace
 
 from services.common.spec import PolicyConfig
 from services.learner.config.rank import RankConfig
-from services.learner.guard.types import Comparison
 from services.learner.rank.mismatch_hypotheses import SuspectModel, evaluate_hypotheses
 from services.learner.rank.model import Policy
 from services.learner.rank.score_comparison import ScoreComparer
 from services.learner.rank.weight_slots import WeightSlots
-from services.learner.types import TrainBatch
+from services.learner.types import Comparison, TrainBatch
 
 
 class CompareCommand:

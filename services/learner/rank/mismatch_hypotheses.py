@@ -15,11 +15,10 @@ from transformers import AutoConfig
 from services.common.spec import PolicyConfig
 from services.learner.algo.logprob_head import token_logprobs
 from services.learner.config.rank import RankConfig
-from services.learner.guard.types import Hypothesis, Setting
 from services.learner.rank.model import Policy, load_policy
 from services.learner.rank.score_comparison import PolicyTokens, predicting_states, swapped_weights
 from services.learner.rank.weight_slots import WeightSlots
-from services.learner.types import TrainBatch, TrainSequence
+from services.learner.types import Hypothesis, Setting, TrainBatch, TrainSequence
 
 _DTYPES = {
     "float32": torch.float32,

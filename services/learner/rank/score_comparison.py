@@ -13,10 +13,15 @@ from services.learner.algo.logprob_head import token_logprobs
 from services.learner.algo.mismatch import measure_version_mismatch
 from services.learner.algo.policy_tokens import predicting_positions
 from services.learner.config.rank import RankConfig
-from services.learner.guard.types import Comparison, PositionBand
 from services.learner.rank.model import Policy
 from services.learner.rank.weight_slots import WeightSlots
-from services.learner.types import TrainBatch, TrainSequence, VersionMismatch
+from services.learner.types import (
+    Comparison,
+    PositionBand,
+    TrainBatch,
+    TrainSequence,
+    VersionMismatch,
+)
 
 # The tokens of a sequence, and the positions that predict the policy's among them.
 _Piece = tuple[NDArray[np.int32], NDArray[np.int64]]

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from services.learner.guard.wire import encode_comparison
 from services.learner.rank.batch_transfer import make_batch_source
 from services.learner.rank.compare_command import CompareCommand
 from services.learner.rank.model import canary_token_ids, score_tokens
@@ -12,6 +11,7 @@ from services.learner.rank.rank_setup import RankModels, RankSetup, load_models
 from services.learner.rank.rendezvous_store import Store, host_store
 from services.learner.rank.weight_slots import WeightSlots
 from services.learner.ranks import protocol
+from services.learner.ranks.comparison_codec import encode_comparison
 from services.learner.types import ModelInfo, Publication
 
 Command = Callable[[protocol.Message], protocol.Message]

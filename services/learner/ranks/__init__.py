@@ -1,3 +1,4 @@
-"""The training ranks as the service sees them: processes here or on further machines.
+"""The training ranks as the service sees them: the side that starts processes and calls them.
 
-`python -m services.learner.ranks` is such a machine. Start reading at `local.py`."""
+A rank's own side is `services.learner.rank`. `python -m services.learner.ranks` offers a further
+machine to the learner. Start reading at `local.py`."""

@@ -10,9 +10,10 @@ from pathlib import Path
 import numpy as np
 
 from services.common.fingerprint import TensorEntry, checksum64, compute_fingerprint
-from services.learner.guard.types import Comparison, Hypothesis
 from services.learner.types import (
     CheckpointFiles,
+    Comparison,
+    Hypothesis,
     ModelInfo,
     Publication,
     StepResult,

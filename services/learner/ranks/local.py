@@ -10,14 +10,20 @@ from safetensors import SafetensorError
 
 from services.common.spec import PolicyConfig
 from services.learner.config.learner import LearnerConfig
-from services.learner.guard.types import Comparison
-from services.learner.guard.wire import decode_comparison
 from services.learner.ports import RankError
 from services.learner.ranks import protocol
+from services.learner.ranks.comparison_codec import decode_comparison
 from services.learner.ranks.pending_calls import Answer, RankHandle
 from services.learner.ranks.process import RankProcess, rank_environment
 from services.learner.ranks.rendezvous import Rendezvous, SingleMachineRendezvous
-from services.learner.types import CheckpointFiles, ModelInfo, Publication, StepResult, TrainBatch
+from services.learner.types import (
+    CheckpointFiles,
+    Comparison,
+    ModelInfo,
+    Publication,
+    StepResult,
+    TrainBatch,
+)
 
 # When one rank has failed at a command, the others may take so long to fail or answer too.
 _GRACE_SECONDS = 5.0

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from services.learner.config.learner import EvalMoment, EvalSetConfig
+from services.learner.group_types import GroupSpec, Purpose
 from services.learner.groups.batcher import ReadyGroup
-from services.learner.groups.types import GroupSpec, Purpose
 from services.learner.sampling.tasks import Task
 from services.learner.trajectory import PASS_REWARD
 from services.learner.types import PolicyId

@@ -4,8 +4,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 from services.common.log import get_logger
+from services.learner.group_types import EndedGroup
 from services.learner.groups.batcher import Batch
-from services.learner.groups.types import EndedGroup
 from services.learner.guard.mismatch_guard import Ruling
 from services.learner.run.context import RunContext
 

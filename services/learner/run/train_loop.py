@@ -29,8 +29,8 @@ from services.learner.run.eval_schedule import EvalSchedule
 from services.learner.run.guard_actions import judge_batch
 from services.learner.run.resume_checks import check_weights_are_the_same
 from services.learner.run.status import Phase
+from services.learner.run.step_recorder import StepRecorder
 from services.learner.run.summary import write_summary
-from services.learner.tracking.recorder import StepRecorder
 from services.learner.types import ModelInfo, PolicyId, StepResult, StepSettings
 from services.learner.weights.weight_broadcast import Announcement
 

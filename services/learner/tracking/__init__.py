@@ -1,2 +1,2 @@
 """Metrics of a step, and the trackers that log them. Every name is in docs/metrics.md. Start
-reading at `recorder.py`."""
+reading at `step_metrics.py`."""

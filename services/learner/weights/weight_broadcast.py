@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from services.learner.guard.types import Probe
+from services.learner.guard.probes import Probe
 from services.learner.types import PolicyId, Publication
 
 # Publications whose canary is kept, for reports that come late: a worker that is slow to load

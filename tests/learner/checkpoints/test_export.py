@@ -14,11 +14,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
+from services.common.durable_files import sha256_of
 from services.common.spec import PolicyConfig
 from services.learner.checkpoints import export_command as command
-from services.learner.checkpoints.durable_files import sha256_of
 from services.learner.checkpoints.export import ExportError, export_model, to_bfloat16
-from services.learner.checkpoints.manifest import FileEntry, Manifest, write_manifest
 from services.learner.config.learner import OptimizerConfig
 from services.learner.config.rank import RankConfig
 from services.learner.journal.store import JOURNAL_FILE
@@ -26,6 +25,7 @@ from services.learner.rank import checkpoint as rank_checkpoint
 from services.learner.rank.model import canary_token_ids, load_policy
 from services.learner.rank.optimizer import Optimizer
 from services.learner.ranks.fake import FakeRanks
+from services.learner.run_files.checkpoint_manifest import FileEntry, Manifest, write_manifest
 from tests.learner.checkpoints.remote_support import Machine, query, train
 from tests.learner.rank.configs import policy_config
 from tests.learner.rank.support import YARN, reference_logprobs, write_model

@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 
 from services.learner.checkpoints.checkpoint_folders import Checkpoints, CheckpointWriteError
-from services.learner.checkpoints.manifest import (
+from services.learner.journal.store import Journal, open_journal
+from services.learner.ports import RankError
+from services.learner.ranks.fake import FakeRanks
+from services.learner.run_files.checkpoint_manifest import (
     MANIFEST,
     DamagedCheckpointError,
     ForeignCheckpointError,
     verify_checkpoint,
 )
-from services.learner.journal.store import Journal, open_journal
-from services.learner.ports import RankError
-from services.learner.ranks.fake import FakeRanks
 from services.learner.types import CheckpointFiles
 
 MODEL = "model.bin"

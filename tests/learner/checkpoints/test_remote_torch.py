@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from services.common.durable_files import sha256_of
 from services.learner.checkpoints import remote
 from services.learner.checkpoints.adapters.fsspec_store import FsspecStore
-from services.learner.checkpoints.durable_files import sha256_of
 from services.learner.checkpoints.remote_restore import restore
 from services.learner.ranks.local import LocalRanks
 from services.learner.types import Publication

@@ -2,8 +2,8 @@
 
 import pytest
 
+from services.learner.group_types import GroupSpec, Purpose
 from services.learner.groups.batcher import AttemptRecord, Batcher, ReadyGroup
-from services.learner.groups.types import GroupSpec, Purpose
 from services.learner.sampling.tasks import Task
 from services.learner.trajectory import Trajectory
 from services.learner.types import AttemptKey

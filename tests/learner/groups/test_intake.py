@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from services.learner.group_types import Lease
 from services.learner.groups.dispatcher import GroupDispatcher
 from services.learner.groups.messages import LeaseRequest, loop_time
 from services.learner.groups.restore import start_dispatcher
-from services.learner.groups.types import Lease
 from services.learner.journal.store import open_journal
 from services.learner.sampling.tasks import load_tasks
 from services.learner.trajectory import Trajectory, content_digest

@@ -7,16 +7,10 @@ from itertools import count
 
 import pytest
 
+from services.learner.group_types import EndedGroup, GroupSpec, Lease, Purpose
 from services.learner.groups.batcher import AttemptRecord, Batcher, ConstantGroups, ReadyGroup
 from services.learner.groups.leases import LeaseBook
-from services.learner.groups.types import (
-    EndedGroup,
-    GroupSpec,
-    Lease,
-    LeaseLostError,
-    LeaseRules,
-    Purpose,
-)
+from services.learner.groups.open_groups import LeaseLostError, LeaseRules
 from services.learner.sampling.tasks import Task
 from services.learner.trajectory import Trajectory
 from services.learner.types import AttemptKey, PolicyId

@@ -12,8 +12,8 @@ from flotilla.learner.v1 import group_service_pb2 as pb
 from flotilla.learner.v1 import trajectory_pb2
 from services.common.errors import ConfigError
 from services.learner.alarms.event_rules import CALM_GROUPS, judge_template_errors
+from services.learner.group_types import GroupSpec, Purpose
 from services.learner.groups.counters import Tally
-from services.learner.groups.types import GroupSpec, Purpose
 from services.learner.journal.audit import audit_journal
 from services.learner.journal.store import JOURNAL_FILE, open_read_only
 from services.learner.sampling.tasks import Task

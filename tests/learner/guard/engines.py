@@ -13,11 +13,10 @@ from services.common.spec import PolicyConfig
 from services.learner.config.rank import RankConfig
 from services.learner.guard.diagnosis import Diagnosis, diagnose_mismatch
 from services.learner.guard.dtype_bounds import BOUNDS
-from services.learner.guard.types import Comparison
 from services.learner.rank.compare_command import CompareCommand
 from services.learner.rank.model import Policy, load_policy
 from services.learner.rank.weight_slots import WeightSlots
-from services.learner.types import TrainBatch, TrainSequence
+from services.learner.types import Comparison, TrainBatch, TrainSequence
 from tests.learner.rank.configs import policy_config
 from tests.learner.rank.support import VOCAB
 

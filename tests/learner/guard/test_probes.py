@@ -10,7 +10,7 @@ import numpy as np
 
 from services.common.spec import PolicyConfig
 from services.learner.guard.mismatch_guard import MismatchGuard
-from services.learner.guard.types import ProbeResult
+from services.learner.guard.probes import ProbeResult
 from services.learner.journal.store import open_journal
 from services.learner.ranks.fake import VOCAB_SIZE, FakeRanks
 from services.learner.types import ModelInfo, PolicyId

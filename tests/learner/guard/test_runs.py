@@ -12,9 +12,9 @@ import pytest
 
 from services.common import rpc
 from services.learner.guard.report import REPORT_FILE, MismatchError
-from services.learner.guard.types import Hypothesis
 from services.learner.journal import store
 from services.learner.ranks.fake import FakeRanks
+from services.learner.types import Hypothesis
 from tests.learner.support import FakeWorker, learner, make_config
 
 OFF = 0.5

@@ -11,8 +11,8 @@ import pytest
 import pytest_asyncio
 
 from services.common.errors import ConfigError
+from services.learner.checkpoints.accept_loss_command import accept_loss
 from services.learner.checkpoints.checkpoint_folders import Checkpoints
-from services.learner.journal.accept_loss_command import accept_loss
 from services.learner.journal.audit import Audit, audit_journal
 from services.learner.journal.connection import JournalError
 from services.learner.journal.progress_mark import MARK_FILE as MARK

@@ -8,9 +8,10 @@ from typing import Any
 
 from services.common.lifecycle import Lifecycle
 from services.common.run_membership import ReplicaIdentity
+from services.learner.alarms.ports import AlarmSink
 from services.learner.app import run_learner
 from services.learner.dependencies import LearnerDependencies
-from services.learner.ports import AlarmSink, Ranks, Tracker
+from services.learner.ports import Ranks, Tracker
 from services.learner.ranks.fake import FakeRanks
 from tests.learner.support import TOKENIZER, FakeWorker, free_port, make_config, make_runtime
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from services.learner.group_types import GroupSpec, Purpose
 from services.learner.groups.batcher import AttemptRecord, Batch, ReadyGroup
 from services.learner.groups.counters import StepCounters, Tally
-from services.learner.groups.types import GroupSpec, Purpose
 from services.learner.run.eval_report import (
     TaskResult,
     eval_metrics,

@@ -1,8 +1,8 @@
 """What is said of tries that fail, in the words of those who made them fail."""
 
+from services.learner.group_types import GroupSpec, Purpose
 from services.learner.groups.batcher import AttemptRecord
 from services.learner.groups.counters import Tally
-from services.learner.groups.types import GroupSpec, Purpose
 from services.learner.sampling.tasks import Task
 from services.learner.trajectory import Trajectory
 from services.learner.types import AttemptKey, FailureKind

@@ -4,8 +4,8 @@ from pathlib import Path
 
 from services.learner.alarms.adapters.jsonl_sink import JsonlAlarmSink
 from services.learner.alarms.adapters.webhook_sink import WebhookAlarmSink, webhook_url
+from services.learner.alarms.ports import AlarmSink
 from services.learner.config.alarms import AlarmsConfig
-from services.learner.ports import AlarmSink
 
 ALARMS_FILE = "alarms.jsonl"
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from services.common.errors import ConfigError
 from services.learner.ports import TrackedRun
-from services.learner.tracking.metric_lines import parse_points
+from services.learner.run_files.metric_lines import parse_points
 from services.learner.types import Histogram
 
 # Points at the end of a file that a resumed run may log again.

@@ -13,19 +13,12 @@ from dataclasses import asdict
 from pathlib import Path
 
 from services.common import log
+from services.common.durable_files import sha256_of, sync_path
 from services.common.private_process import keep_private
 from services.common.text import say, say_json
-from services.learner.checkpoints.durable_files import sha256_of, sync_path
-from services.learner.checkpoints.manifest import MANIFEST
 from services.learner.checkpoints.remote_repair import Restored, cut_metrics, note_loss
 from services.learner.journal.checkpoint_tables import put_checkpoint
 from services.learner.journal.connection import JournalError
-from services.learner.journal.progress_evidence import (
-    METRICS,
-    OrphanCheckpoint,
-    newest_trace,
-    orphans_after,
-)
 from services.learner.journal.progress_mark import MARK_FILE as MARK
 from services.learner.journal.progress_mark import ProgressMark
 from services.learner.journal.row_codec import count_fates, replayed_version
@@ -36,13 +29,20 @@ from services.learner.journal.startup_check import (
     check_journal,
 )
 from services.learner.journal.store import create_journal, lock_journal, write_and_reseal
+from services.learner.run_files.checkpoint_manifest import MANIFEST
+from services.learner.run_files.progress_evidence import (
+    METRICS,
+    OrphanCheckpoint,
+    newest_trace,
+    orphans_after,
+)
 
 OK, UNABLE = 0, 2
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m services.learner.journal.accept_loss_command",
+        prog="python -m services.learner.checkpoints.accept_loss_command",
         description=__doc__,
         epilog="Exit codes: 0 the run can go on, 2 it cannot.",
         formatter_class=argparse.RawDescriptionHelpFormatter,

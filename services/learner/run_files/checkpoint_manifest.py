@@ -14,8 +14,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from services.common.durable_files import sha256_of, write_durably
 from services.common.errors import ConfigError
-from services.learner.checkpoints.durable_files import sha256_of, write_durably
 
 MANIFEST = "manifest.json"
 FORMAT = 1

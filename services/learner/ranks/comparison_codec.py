@@ -3,8 +3,7 @@
 from dataclasses import asdict
 from typing import Any
 
-from services.learner.guard.types import Comparison, Hypothesis, PositionBand
-from services.learner.types import VersionMismatch
+from services.learner.types import Comparison, Hypothesis, PositionBand, VersionMismatch
 
 Message = dict[str, Any]
 

@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from services.common.errors import ConfigError
-from services.learner.checkpoints.manifest import (
+from services.learner.run_files.checkpoint_manifest import (
     MANIFEST,
     DamagedCheckpointError,
     Manifest,
     verify_checkpoint,
 )
-from services.learner.tracking.metric_lines import parse_points
+from services.learner.run_files.metric_lines import parse_points
 
 CHECKPOINTS, METRICS = "checkpoints", "metrics.jsonl"
 _RECEIVED = "throughput/trajectories"

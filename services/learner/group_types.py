@@ -1,0 +1,62 @@
+"""Groups and their leases, as the journal, the API and the rooms of the learner know them."""
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from services.learner.sampling.tasks import Task
+from services.learner.types import AttemptKey, PolicyId
+
+
+class Purpose(StrEnum):
+    """Use of the sampled trajectories."""
+
+    TRAIN = "train"
+    EVAL = "eval"
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSpec:
+    """Everything about a group that does not change."""
+
+    group_id: str
+    # Position in the curriculum; -1 for EVAL.
+    sequence_number: int
+    task: Task
+    purpose: Purpose
+    size: int
+    temperature: float
+    # How often its task was dropped before.
+    requeues: int = 0
+    eval_id: str = ""
+    # Set for EVAL: sample from exactly this policy.
+    exact_policy: PolicyId | None = None
+
+    def to_requeued(self) -> "GroupSpec":
+        """Make a new group for the same task."""
+        stem = self.group_id.rsplit("r", 1)[0]
+        requeues = self.requeues + 1
+        return replace(self, group_id=f"{stem}r{requeues}", requeues=requeues)
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """Permission to sample the missing attempts of one group."""
+
+    lease_id: str
+    group: GroupSpec
+    # (attempt index, number of its next try).
+    attempts: tuple[tuple[int, int], ...]
+    min_policy: PolicyId
+    worker_id: str
+    deadline: float
+
+
+@dataclass(frozen=True, slots=True)
+class EndedGroup:
+    """A group that needs no more work; dropped if `reason` is set."""
+
+    group: GroupSpec
+    graded: tuple[AttemptKey, ...]
+    # Oldest version that wrote any of it.
+    oldest_version: int
+    reason: str = ""
