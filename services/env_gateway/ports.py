@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
-from services.env_gateway.episodes.task_format import Task
+from services.env_gateway.tasks.task_format import Task
 
 SqlValue = str | int | float | bytes | None
 

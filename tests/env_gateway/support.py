@@ -13,11 +13,11 @@ from services.env_gateway.episodes.episode_book import EpisodeSpec, EpisodeState
 from services.env_gateway.episodes.gateway import Gateway
 from services.env_gateway.episodes.instance_journal import InstanceJournal
 from services.env_gateway.episodes.session import Session
-from services.env_gateway.episodes.task_format import parse_task
 from services.env_gateway.grading.authorship import NOBODY
 from services.env_gateway.grading.grader import VerifierRunner
 from services.env_gateway.grading.printed_results import read_printed
 from services.env_gateway.ports import Backend, Grader
+from services.env_gateway.tasks.task_format import parse_task
 from services.env_gateway.tools.computer_tool import ScaleImage
 
 VERIFIER = "def verify(env, final_answer=None):\n    return 1\n"

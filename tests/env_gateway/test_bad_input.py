@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from services.common.config import parse_config
 from services.common.errors import ConfigError
 from services.env_gateway.config.gateway import EnvGatewayConfig
-from services.env_gateway.episodes.task_format import TaskError, parse_task
 from services.env_gateway.grading.verdict import (
     NoGradeReason,
     compute_partial_reward,
     judge_execution,
 )
 from services.env_gateway.ports import Execution
+from services.env_gateway.tasks.task_format import TaskError, parse_task
 from services.env_gateway.tools.retry_policy import Backoff, RetryBudget
 from services.env_gateway.verify.verifier_source import VerifierError, find_verifier
 from tests.env_gateway.support import printed_checks, task_json

@@ -10,8 +10,8 @@ from services.env_gateway.adapters.mcp.stdio import McpStdioBackend
 from services.env_gateway.adapters.supervised_server import SupervisedServer
 from services.env_gateway.config.backends import McpConfig
 from services.env_gateway.episodes.episode_book import EpisodeState
-from services.env_gateway.episodes.task_format import parse_task
 from services.env_gateway.ports import BackendError, ProvisionRequest
+from services.env_gateway.tasks.task_format import parse_task
 from tests.env_gateway.support import open_spec, running, task_json
 
 # A server of mcp 1.x, under the mcp 2.x that is installed here.

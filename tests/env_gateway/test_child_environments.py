@@ -19,8 +19,8 @@ from services.env_gateway.adapters.supervised_server import (
     spawn_process,
 )
 from services.env_gateway.config.backends import FleetOpenEnvConfig, McpConfig
-from services.env_gateway.episodes.task_format import parse_task
 from services.env_gateway.ports import ProvisionRequest
+from services.env_gateway.tasks.task_format import parse_task
 from tests.env_gateway.support import task_json, until
 
 CANARIES = {

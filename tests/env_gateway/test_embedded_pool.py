@@ -17,8 +17,8 @@ import pytest
 from services.env_gateway.adapters.embedded.backend import EmbeddedBackend, EmbeddedInstance
 from services.env_gateway.adapters.embedded.pool import EnvironmentWorker, WorkerPool
 from services.env_gateway.config.backends import EmbeddedConfig
-from services.env_gateway.episodes.task_format import Task
 from services.env_gateway.ports import BackendError, ProvisionRequest, SqlValue
+from services.env_gateway.tasks.task_format import Task
 from tests.env_gateway.support import until
 
 ROOT = Path(__file__).parents[2]

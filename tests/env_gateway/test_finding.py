@@ -7,14 +7,10 @@ from typing import Any
 
 import pytest
 
-from services.env_gateway.episodes.task_format import TaskError, parse_task
+from services.env_gateway.tasks.task_format import MAX_SOURCE_BYTES, TaskError, parse_task
 from services.env_gateway.verify import verifier_finder
 from services.env_gateway.verify.verifier_finder import VerifierFinder
-from services.env_gateway.verify.verifier_source import (
-    MAX_SOURCE_BYTES,
-    VerifierError,
-    VerifierFunction,
-)
+from services.env_gateway.verify.verifier_source import VerifierError, VerifierFunction
 from tests.env_gateway.support import task_json
 
 LONG = "x = 1\n" * 20_000

@@ -18,9 +18,9 @@ from services.env_gateway.adapters.supervised_server import SupervisedServer
 from services.env_gateway.config.backends import FLEET_URL, FleetConfig
 from services.env_gateway.config.gateway import EnvGatewayConfig
 from services.env_gateway.episodes.session import Session, ToolOutcome
-from services.env_gateway.episodes.task_format import parse_task
 from services.env_gateway.grading.verdict import Grade, NoGradeReason
 from services.env_gateway.ports import BackendError, ProvisionRequest
+from services.env_gateway.tasks.task_format import parse_task
 from tests.env_gateway.backends.bench import TIMEOUT_S, Bench
 from tests.env_gateway.backends.fleet_harness import Emulator, fleet_bench
 from tests.env_gateway.grading_gateway import solve

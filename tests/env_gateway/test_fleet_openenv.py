@@ -25,7 +25,6 @@ from services.env_gateway.adapters.fleet_openenv.backend import (
 from services.env_gateway.adapters.fleet_openenv.codec import parse_parts
 from services.env_gateway.adapters.fleet_openenv.worker_process import FleetTaskEnvProcess
 from services.env_gateway.config.backends import FleetOpenEnvConfig
-from services.env_gateway.episodes.task_format import parse_task
 from services.env_gateway.ports import (
     BackendError,
     CheckReport,
@@ -37,6 +36,7 @@ from services.env_gateway.ports import (
     Submission,
     Text,
 )
+from services.env_gateway.tasks.task_format import parse_task
 from tests.env_gateway.fleet_openenv_fork import ControlPlane, write_fork
 from tests.env_gateway.support import task_json, until
 

@@ -9,7 +9,6 @@ import pytest
 from services.env_gateway.adapters.fleet.screen import parse_first_screenshot
 from services.env_gateway.episodes.episode_book import EpisodeState
 from services.env_gateway.episodes.session import Session, ToolOutcome
-from services.env_gateway.episodes.task_format import parse_task
 from services.env_gateway.ports import (
     BackendError,
     CallResult,
@@ -18,6 +17,7 @@ from services.env_gateway.ports import (
     ProvisionRequest,
     Text,
 )
+from services.env_gateway.tasks.task_format import parse_task
 from tests.env_gateway.backends.bench import TIMEOUT_S, Bench
 from tests.env_gateway.backends.fleet_harness import Emulator, fleet_bench
 from tests.env_gateway.support import open_spec, opened, states

@@ -29,9 +29,9 @@ from services.env_gateway.adapters.supervised_server import FixedAddress
 from services.env_gateway.config.backends import McpConfig
 from services.env_gateway.config.gateway import EnvGatewayConfig
 from services.env_gateway.episodes.gateway import Gateway
-from services.env_gateway.episodes.task_format import Task
 from services.env_gateway.grading.verdict import NoGradeReason
 from services.env_gateway.ports import QueryError, Rows
+from services.env_gateway.tasks.task_format import Task
 from tests.env_gateway.grading_gateway import grading_gateway
 from tests.env_gateway.http_server import serving_app
 from tests.env_gateway.support import open_spec, opened

@@ -5,11 +5,11 @@ import time
 
 import pytest
 
-from services.env_gateway.episodes.task_format import Task
 from services.env_gateway.grading.authorship import authorship_of
 from services.env_gateway.grading.policy_writings import Phrase, PolicyWritings
 from services.env_gateway.grading.verdict import NoGradeReason, judge_execution
 from services.env_gateway.ports import Execution, Submission
+from services.env_gateway.tasks.task_format import Task
 from services.env_gateway.verify.worker import Bounded
 from tests.env_gateway.support import printed_checks
 

@@ -19,9 +19,9 @@ from services.env_gateway.config.backends import McpConfig
 from services.env_gateway.config.gateway import EnvGatewayConfig
 from services.env_gateway.episodes.gateway import Gateway
 from services.env_gateway.episodes.session import ToolOutcome
-from services.env_gateway.episodes.task_format import parse_task
 from services.env_gateway.grading.verdict import NoGradeReason
 from services.env_gateway.ports import BackendError, ProvisionRequest, SupportsLiveness
+from services.env_gateway.tasks.task_format import parse_task
 from tests.env_gateway.grading_gateway import grading_gateway
 from tests.env_gateway.support import open_spec, opened, until
 

@@ -8,8 +8,8 @@ from services.env_gateway.adapters.http_client import open_http_session
 from services.env_gateway.adapters.mcp.backend import McpBackend
 from services.env_gateway.adapters.supervised_server import FixedAddress
 from services.env_gateway.config.backends import McpConfig
-from services.env_gateway.episodes.task_format import parse_task
 from services.env_gateway.ports import ProvisionRequest
+from services.env_gateway.tasks.task_format import parse_task
 from tests.env_gateway.support import task_json
 from tests.env_gateway.test_mcp_client import answer, session_with
 

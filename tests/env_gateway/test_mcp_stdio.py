@@ -12,8 +12,8 @@ import pytest
 
 from services.env_gateway.adapters.mcp.stdio import McpStdioBackend, StdioInstance
 from services.env_gateway.config.backends import McpConfig
-from services.env_gateway.episodes.task_format import parse_task
 from services.env_gateway.ports import BackendError, ProvisionRequest, Text
+from services.env_gateway.tasks.task_format import parse_task
 from tests.env_gateway.support import task_json, until
 
 SERVER = Path(__file__).with_name("stdio_server.py")

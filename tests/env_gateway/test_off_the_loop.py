@@ -25,10 +25,10 @@ from services.env_gateway.api.episode_service import conversation_of
 from services.env_gateway.config.backends import OpenEnvConfig
 from services.env_gateway.config.gateway import ScreenConfig
 from services.env_gateway.episodes.session import MediaStore
-from services.env_gateway.episodes.task_format import Task
 from services.env_gateway.grading import grader
 from services.env_gateway.grading.authorship import NOBODY
 from services.env_gateway.ports import CallResult, Execution, Rows, Submission, Text, Tool
+from services.env_gateway.tasks.task_format import Task
 from services.env_gateway.tools.computer_tool import Screen, keep_unscaled, make_media
 from services.env_gateway.verify.protocol import MessageBudget
 from services.env_gateway.verify.verifier_process import VerifierProcess

@@ -4,8 +4,8 @@ import pytest
 
 from services.env_gateway.adapters.fake import FakeBackend, FakeGrader
 from services.env_gateway.episodes.session import ToolOutcome
-from services.env_gateway.episodes.task_format import TaskError, parse_task
 from services.env_gateway.ports import Execution, Text, Tool
+from services.env_gateway.tasks.task_format import TaskError, parse_task
 from services.env_gateway.tools.tool_selection import NothingToOfferError, select_tools
 from tests.env_gateway.support import open_spec, opened, running, task_json
 

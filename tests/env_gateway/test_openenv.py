@@ -26,7 +26,6 @@ from services.env_gateway.config.backends import OpenEnvConfig
 from services.env_gateway.config.gateway import EnvGatewayConfig
 from services.env_gateway.episodes.episode_book import EpisodeState
 from services.env_gateway.episodes.session import ToolOutcome
-from services.env_gateway.episodes.task_format import parse_task
 from services.env_gateway.grading.verdict import NoGradeReason
 from services.env_gateway.ports import (
     BackendError,
@@ -40,6 +39,7 @@ from services.env_gateway.ports import (
     Text,
     Tool,
 )
+from services.env_gateway.tasks.task_format import parse_task
 from tests.env_gateway.grading_gateway import grading_gateway
 from tests.env_gateway.openenv_servers import announced, example_command
 from tests.env_gateway.support import open_spec, opened, states

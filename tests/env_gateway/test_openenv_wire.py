@@ -20,8 +20,8 @@ from services.env_gateway.adapters.openenv import codec
 from services.env_gateway.adapters.openenv.backend import OpenEnvInstance
 from services.env_gateway.adapters.openenv.wire import OpenEnvChannel, OpenEnvError, open_channel
 from services.env_gateway.config.backends import OpenEnvConfig
-from services.env_gateway.episodes.task_format import parse_task
 from services.env_gateway.ports import BackendError, Media, Text
+from services.env_gateway.tasks.task_format import parse_task
 from tests.env_gateway.http_server import serving_app
 from tests.env_gateway.support import task_json, until
 

@@ -12,8 +12,8 @@ from typing import Any, cast
 import pytest
 
 from environments.api import Instance
-from services.env_gateway.episodes.task_format import parse_task
 from services.env_gateway.ports import QueryError, Rows, SqlValue, Verification
+from services.env_gateway.tasks.task_format import parse_task
 from services.env_gateway.verify.verifier_globals import (
     Environment,
     StatementError,

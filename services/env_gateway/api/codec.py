@@ -8,9 +8,9 @@ from services.env_gateway.episodes.counters import counts_by_kind
 from services.env_gateway.episodes.episode_book import EpisodeSpec, EpisodeState
 from services.env_gateway.episodes.gateway import Gateway
 from services.env_gateway.episodes.session import CallAnswer, Session, ToolOutcome
-from services.env_gateway.episodes.task_format import TaskError, parse_task
 from services.env_gateway.grading.verdict import Grade, NoGradeReason
 from services.env_gateway.ports import Media, Part, Text, Tool
+from services.env_gateway.tasks.task_format import TaskError, parse_task
 
 EPISODE_STATES = {
     EpisodeState.QUEUED: pb.EPISODE_STATE_QUEUED,

@@ -18,8 +18,8 @@ from services.env_gateway.config.gateway import LimitsConfig
 from services.env_gateway.episodes.episode_book import CallSeqError, EpisodeLostError, EpisodeState
 from services.env_gateway.episodes.gateway import DrainingError, Gateway, UnknownEnvironmentError
 from services.env_gateway.episodes.session import Session
-from services.env_gateway.episodes.task_format import TaskError
 from services.env_gateway.limits.admission import OverLimitError, QueueFullError
+from services.env_gateway.tasks.task_format import TaskError
 
 _DOMAIN = "env_gateway.flotilla"
 _CHUNK_BYTES = 2**20

@@ -10,7 +10,6 @@ from pydantic import Field, model_validator
 from services.common.config import ConfigModel
 from services.common.number_ranges import Count, Seconds
 from services.env_gateway.config.backends import BackendName, BackendsConfig
-from services.env_gateway.limits.backend_health import UsualTime
 
 Weight = Annotated[float, Field(gt=0, le=1000)]
 
@@ -169,11 +168,6 @@ class EnvGatewayConfig(ConfigModel):
     def weight_of(self, run_id: str) -> float:
         weights = self.limits.run_weights.items()
         return next((weight for glob, weight in weights if fnmatchcase(run_id, glob)), 1.0)
-
-    def usual_time(self, timeout_s: float) -> UsualTime:
-        """Return the usual answer time for requests that may take `timeout_s`. A backend that
-        has never answered counts as failed after half of that."""
-        return UsualTime(at_least_s=self.breaker.patience_s, at_most_s=timeout_s / 2)
 
     def max_calls_of(self, env_key: str) -> int:
         environment = self.environments.get(env_key)

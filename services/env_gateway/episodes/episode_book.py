@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from services.env_gateway.episodes.task_format import Task
+from services.env_gateway.tasks.task_format import Task
 
 # A client repeats only its newest call; anything older is a bug worth an error.
 ANSWERS_KEPT = 16

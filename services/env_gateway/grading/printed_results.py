@@ -12,10 +12,8 @@ from typing import cast
 from services.common.parsing import TextLimits, parse_literal
 from services.env_gateway.grading.authorship import Authorship
 from services.env_gateway.grading.policy_writings import Phrase, app_spans
+from services.env_gateway.verify.check_report import CHECK_CHARS, CHECKS_KEPT, bounded_checks
 
-CHECKS_KEPT = 200
-# 200 passed and 200 failed checks fit into one message, whatever their characters.
-CHECK_CHARS = 500
 _OPENED = re.compile(r">>> (?P<kind>ERROR|SUCCESS)_ACCUMULATOR >>>\n")
 # Of a longer output only this much, its end, is searched for checks.
 _SEARCHED_CHARS = 2**19
@@ -136,15 +134,11 @@ def _parse_checks(body: str) -> tuple[tuple[str, ...], bool]:
     try:
         value = parse_literal(body.strip(), _LIST_LIMITS)
         if isinstance(value, list | tuple):
-            return _bounded_checks(cast("Sequence[object]", value)), True
-        return _bounded_checks([value]), False
+            return bounded_checks(cast("Sequence[object]", value)), True
+        return bounded_checks([value]), False
     except ValueError:
         # No literal, or one with an integer that Python does not write out.
-        return _bounded_checks(body.splitlines()), False
-
-
-def _bounded_checks(items: Sequence[object]) -> tuple[str, ...]:
-    return tuple(str(item)[:CHECK_CHARS] for item in items[:CHECKS_KEPT])
+        return bounded_checks(body.splitlines()), False
 
 
 def _app_names(apps: Mapping[str, bool], *, passed: bool) -> tuple[str, ...]:

@@ -7,9 +7,9 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 
 from services.common.log import get_logger
-from services.env_gateway.episodes.task_format import Task
 from services.env_gateway.grading.verdict import Grade
 from services.env_gateway.ports import Verification
+from services.env_gateway.tasks.task_format import Task
 
 _LOG = get_logger(__name__)
 _KEPT = 4096

@@ -3,19 +3,16 @@
 An unknown grade is never 0: that would push the policy away from a solution that may have
 been right."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import cast
 
 from services.env_gateway.grading.authorship import NOBODY, Authorship
 from services.env_gateway.grading.printed_results import (
-    CHECK_CHARS,
-    CHECKS_KEPT,
     PrintedResults,
     read_printed,
 )
-from services.env_gateway.ports import CheckReport, Execution
+from services.env_gateway.ports import Execution
 
 # Of rewards, either way: beyond it learners refuse them, lest a mean or a variance overflows.
 MAX_REWARD = 1e6
@@ -98,21 +95,6 @@ def cap_partial_reward(share: float | None, reward: float) -> float | None:
     return min(share, reward) if reward else share
 
 
-def split_report(value: object) -> tuple[object, CheckReport | None]:
-    """Split the value that a verifier returned into its score and, if given, its checks:
-    `{"score": 0, "passed": ["one"], "failed": ["another"]}`."""
-    match value:
-        case {"score": score, "passed": list() | tuple(), "failed": list() | tuple()}:
-            fields = cast("dict[str, list[object]]", value)
-            return score, CheckReport(
-                _bounded_checks(fields["passed"]), _bounded_checks(fields["failed"])
-            )
-        case {"score": score}:
-            return score, None
-        case _:
-            return value, None
-
-
 def _read_results(execution: Execution, authorship: Authorship) -> PrintedResults:
     """Return the verifier's checks: from its report if there is one, else from its output."""
     if execution.report is None:
@@ -136,10 +118,6 @@ def _failure_reason(
     if printed.judge_error is not None and execution.result == 0:
         return NoGradeReason.JUDGE_ERROR, printed.judge_error
     return None, ""
-
-
-def _bounded_checks(items: Sequence[object]) -> tuple[str, ...]:
-    return tuple(str(item)[:CHECK_CHARS] for item in items[:CHECKS_KEPT])
 
 
 def _is_reward(result: object) -> bool:

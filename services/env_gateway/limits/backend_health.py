@@ -7,6 +7,7 @@ usual answer time."""
 from collections import OrderedDict, deque
 from enum import StrEnum
 
+from services.env_gateway.config.gateway import BreakerConfig
 from services.env_gateway.ports import BackendError
 
 _WINDOW = 32
@@ -35,6 +36,12 @@ class UsualTime:
         self._at_least_s = min(at_least_s, at_most_s)
         self._at_most_s = at_most_s
         self._answers: OrderedDict[str, deque[float]] = OrderedDict()
+
+    @classmethod
+    def within_timeout(cls, breaker: BreakerConfig, timeout_s: float) -> "UsualTime":
+        """Make the usual time of requests that may take `timeout_s`. A backend that has never
+        answered counts as failed after half of that."""
+        return cls(at_least_s=breaker.patience_s, at_most_s=timeout_s / 2)
 
     def record_answer(self, kind: str, seconds: float) -> None:
         answers = self._answers.setdefault(kind, deque(maxlen=_WINDOW))

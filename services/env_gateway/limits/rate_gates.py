@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 
 from services.env_gateway.config.gateway import EnvGatewayConfig
 from services.env_gateway.limits.adaptive_concurrency import AdaptiveLimit, TokenBucket
-from services.env_gateway.limits.backend_health import RequestObserver
+from services.env_gateway.limits.backend_health import RequestObserver, UsualTime
 from services.env_gateway.limits.gates import Gate
 
 # Where refusals come by chance, and not from too much at once, a lower limit helps nobody.
@@ -49,7 +49,7 @@ def _instance_gate(config: EnvGatewayConfig, timeout_s: float) -> PacedGate:
     gate = Gate(
         AdaptiveLimit(start=limits.start_creating, ceiling=limits.max_creating),
         # That a machine is not there yet is the control plane's affair.
-        observer=RequestObserver(config.usual_time(timeout_s)),
+        observer=RequestObserver(UsualTime.within_timeout(config.breaker, timeout_s)),
         weight_of=config.weight_of,
     )
     return PacedGate(gate, TokenBucket(rate=limits.creates_per_s, burst=limits.creates_burst))
@@ -57,9 +57,10 @@ def _instance_gate(config: EnvGatewayConfig, timeout_s: float) -> PacedGate:
 
 def grade_gate(config: EnvGatewayConfig, *, apart: bool) -> PacedGate:
     limits = config.limits
+    usual = UsualTime.within_timeout(config.breaker, config.verifiers.timeout_s)
     gate = Gate(
         AdaptiveLimit(start=limits.start_grading, ceiling=limits.max_grading, least=_LEAST_GRADING),
-        observer=RequestObserver(config.usual_time(config.verifiers.timeout_s), apart=apart),
+        observer=RequestObserver(usual, apart=apart),
         weight_of=config.weight_of,
     )
     return PacedGate(gate, TokenBucket(rate=limits.grades_per_s, burst=limits.grades_burst))

@@ -15,8 +15,8 @@ from typing import Any, cast
 
 from services.common.parsing import TextLimits, parse_json, run_aside
 from services.env_gateway.config.gateway import ScreenConfig
-from services.env_gateway.episodes.task_format import TaskError
 from services.env_gateway.ports import Media, Part, Text, Tool
+from services.env_gateway.tasks.task_format import TaskError
 from services.env_gateway.tools.tool_selection import COMPUTER
 
 _DEFAULT_WIDTH, _DEFAULT_HEIGHT = 1366, 768

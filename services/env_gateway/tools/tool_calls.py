@@ -12,13 +12,12 @@ from services.common.parsing import run_aside
 from services.env_gateway.api import prometheus
 from services.env_gateway.config.gateway import EnvGatewayConfig, RetryConfig
 from services.env_gateway.episodes.session import CallAnswer, Session, ToolOutcome
-from services.env_gateway.episodes.task_format import TaskError, load_json_object
 from services.env_gateway.limits.adaptive_concurrency import (
     AdaptiveLimit,
     CircuitBreaker,
     FixedLimit,
 )
-from services.env_gateway.limits.backend_health import RequestObserver
+from services.env_gateway.limits.backend_health import RequestObserver, UsualTime
 from services.env_gateway.limits.gates import Gate
 from services.env_gateway.ports import (
     BackendError,
@@ -28,6 +27,7 @@ from services.env_gateway.ports import (
     Text,
     Tool,
 )
+from services.env_gateway.tasks.task_format import TaskError, load_json_object
 from services.env_gateway.tools.computer_tool import is_look_only
 from services.env_gateway.tools.retry_policy import (
     Backoff,
@@ -69,6 +69,7 @@ class CallGates:
         if gate is None:
             config = self._config
             breaker = config.breaker
+            usual = UsualTime.within_timeout(breaker, config.call_timeout_s)
             gate = self.by_env[env_key] = Gate(
                 AdaptiveLimit(
                     start=config.limits.start_calls, ceiling=config.max_calls_of(env_key)
@@ -76,7 +77,7 @@ class CallGates:
                 CircuitBreaker(
                     window=breaker.window, error_rate=breaker.error_rate, open_s=breaker.open_s
                 ),
-                observer=RequestObserver(config.usual_time(config.call_timeout_s), apart=apart),
+                observer=RequestObserver(usual, apart=apart),
                 weight_of=config.weight_of,
             )
         return gate
@@ -85,10 +86,11 @@ class CallGates:
         gate = self.warming_by_env.get(env_key)
         if gate is None:
             config = self._config
+            usual = UsualTime.within_timeout(config.breaker, config.open_timeout_s)
             ceiling = max(1, config.max_calls_of(env_key) // 2)
             gate = self.warming_by_env[env_key] = Gate(
                 AdaptiveLimit(start=config.limits.start_calls, ceiling=ceiling),
-                observer=RequestObserver(config.usual_time(config.open_timeout_s), apart=apart),
+                observer=RequestObserver(usual, apart=apart),
                 weight_of=config.weight_of,
             )
         return gate

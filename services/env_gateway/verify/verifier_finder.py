@@ -8,8 +8,8 @@ from collections import OrderedDict
 from pathlib import Path
 
 import services
+from services.env_gateway.tasks.task_format import MAX_SOURCE_BYTES
 from services.env_gateway.verify.verifier_source import (
-    MAX_SOURCE_BYTES,
     VerifierError,
     VerifierFunction,
     find_verifier,

@@ -11,9 +11,9 @@ from services.env_gateway.adapters.backend_factory import build_backend
 from services.env_gateway.config.gateway import EnvGatewayConfig
 from services.env_gateway.episodes.gateway import Gateway
 from services.env_gateway.episodes.session import CallAnswer, Session, ToolOutcome
-from services.env_gateway.episodes.task_format import parse_task
 from services.env_gateway.grading.verdict import Grade
 from services.env_gateway.ports import Backend, Instance, ProvisionRequest
+from services.env_gateway.tasks.task_format import parse_task
 from tests.env_gateway.backends.harness import BackendHarness, Call
 from tests.env_gateway.grading_gateway import grading_gateway
 from tests.env_gateway.support import open_spec, opened

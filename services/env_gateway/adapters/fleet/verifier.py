@@ -14,8 +14,8 @@ from typing import Any, cast
 
 from services.env_gateway.adapters.fleet.api import FleetApi
 from services.env_gateway.adapters.fleet.errors import FleetError
-from services.env_gateway.grading.verdict import split_report
 from services.env_gateway.ports import Execution, Submission
+from services.env_gateway.verify.check_report import split_report
 from services.env_gateway.verify.verifier_finder import VerifierFinder
 from services.env_gateway.verify.verifier_source import VerifierError, VerifierFunction
 

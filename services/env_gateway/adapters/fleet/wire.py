@@ -12,8 +12,8 @@ from services.common.log import get_logger
 from services.common.parsing import parse_json
 from services.env_gateway.adapters import database_dump as dump
 from services.env_gateway.adapters.http_client import DEFAULT_LIMITS
-from services.env_gateway.episodes.task_format import Task
 from services.env_gateway.ports import BackendError, ProvisionRequest, QueryError, Rows, SqlValue
+from services.env_gateway.tasks.task_format import Task
 
 INSTANCES = "/v1/env/instances"
 _LOG = get_logger(__name__)

@@ -25,7 +25,6 @@ from services.env_gateway.adapters.http_client import open_http_session
 from services.env_gateway.adapters.server_address import configured_environment, connect_server
 from services.env_gateway.adapters.supervised_server import ServerAddress
 from services.env_gateway.config.backends import FleetConfig, FleetOpenEnvConfig
-from services.env_gateway.grading.verdict import split_report
 from services.env_gateway.ports import (
     BackendError,
     CallResult,
@@ -39,6 +38,7 @@ from services.env_gateway.ports import (
     Submission,
     Tool,
 )
+from services.env_gateway.verify.check_report import split_report
 
 PATH_VARIABLE = "OPENENV_FORK_PATH"
 _WHERE = "env_gateway.backends.fleet_openenv"

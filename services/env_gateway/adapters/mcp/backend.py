@@ -13,7 +13,6 @@ from services.env_gateway.adapters.mcp.client import McpSession
 from services.env_gateway.adapters.server_address import connect_server
 from services.env_gateway.adapters.supervised_server import ServerAddress
 from services.env_gateway.config.backends import McpConfig
-from services.env_gateway.episodes.task_format import Task
 from services.env_gateway.ports import (
     BackendError,
     CallResult,
@@ -27,6 +26,7 @@ from services.env_gateway.ports import (
     Submission,
     Tool,
 )
+from services.env_gateway.tasks.task_format import Task
 
 _DATABASES = ("seed", "current")
 

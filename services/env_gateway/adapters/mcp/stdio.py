@@ -25,7 +25,6 @@ from services.env_gateway.adapters.supervised_server import (
     spawn_process,
 )
 from services.env_gateway.config.backends import McpConfig
-from services.env_gateway.episodes.task_format import Task
 from services.env_gateway.ports import (
     BackendError,
     CallResult,
@@ -39,6 +38,7 @@ from services.env_gateway.ports import (
     Submission,
     Tool,
 )
+from services.env_gateway.tasks.task_format import Task
 
 _ENDED_S = 2.0
 

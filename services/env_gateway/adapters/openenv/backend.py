@@ -18,7 +18,6 @@ from services.env_gateway.adapters.openenv.wire import OpenEnvChannel, OpenEnvEr
 from services.env_gateway.adapters.server_address import connect_server as connect_server
 from services.env_gateway.adapters.supervised_server import ServerAddress
 from services.env_gateway.config.backends import OpenEnvConfig
-from services.env_gateway.episodes.task_format import Task
 from services.env_gateway.ports import (
     BackendError,
     CallResult,
@@ -34,6 +33,7 @@ from services.env_gateway.ports import (
     Text,
     Tool,
 )
+from services.env_gateway.tasks.task_format import Task
 
 _FAILURES_KEPT = 1024
 

@@ -9,9 +9,9 @@ from collections.abc import Collection, Mapping
 from typing import Any, cast
 
 from services.env_gateway.adapters.mcp.wire import parse_parts
-from services.env_gateway.grading.verdict import split_report
 from services.env_gateway.ports import BackendError, CallResult, CheckReport, Part, Text, Tool
 from services.env_gateway.tools.computer_tool import make_media
+from services.env_gateway.verify.check_report import split_report
 
 _TOOL_ACTIONS = ("call_tool", "list_tools")
 _DATA_URL = re.compile(r"data:(?P<mime>image/[\w.+-]+);base64,")

@@ -8,7 +8,6 @@ from datetime import datetime
 from typing import Any, cast
 
 from services.common.parsing import ParseError, TextLimits, TooLargeError, parse_json
-from services.env_gateway.verify.verifier_source import MAX_SOURCE_BYTES
 
 _ALIASES = {
     "key": "task_key",
@@ -24,6 +23,8 @@ _CURRENT_DATE = "CURRENT_DATE"
 # What workers are told of a task travels in one message, with the environment's tools.
 _SENT_FIELDS = ("prompt", "env_variables")
 _MAX_SENT_BYTES = 2**18
+# Of a verifier. Detecting it takes some hundred times as many bytes.
+MAX_SOURCE_BYTES = 2**18
 # A message carries no more bytes anyway; tens of milliseconds of parsing.
 _LIMITS = TextLimits(bytes=2**21, values=2**16)
 

@@ -1,0 +1,1 @@
+"""Tasks in Fleet's JSON, checked before anything else reads them."""
