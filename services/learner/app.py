@@ -23,9 +23,10 @@ from services.learner.api.policy_service import PolicyService
 from services.learner.api.rank_service import RankService
 from services.learner.checkpoints import remote_claim
 from services.learner.checkpoints.export import export_newest
-from services.learner.checkpoints.remote import NullUploader, remote_target_of
+from services.learner.checkpoints.remote_target import remote_target_of
 from services.learner.checkpoints.remote_upload import Identity
 from services.learner.checkpoints.uploaded_checkpoints import UploadedCheckpoints
+from services.learner.checkpoints.uploads import CheckpointUploads
 from services.learner.config.learner import LearnerConfig
 from services.learner.dependencies import LearnerDependencies
 from services.learner.groups.dispatcher import GroupDispatcher
@@ -86,7 +87,7 @@ async def _serve_and_train(
     journal: Journal,
     dispatcher: GroupDispatcher,
     eval_sets: list[EvalSet],
-    uploads: NullUploader,
+    uploads: CheckpointUploads,
 ) -> bool:
     """Serve and train. Return True when the run is done, False when it was drained before."""
     config = runtime.config
@@ -166,7 +167,7 @@ async def _build_context(
     broadcast: WeightBroadcast,
     status: LearnerStatus,
     eval_sets: list[EvalSet],
-    uploads: NullUploader,
+    uploads: CheckpointUploads,
 ) -> RunContext:
     config, run_epoch = runtime.config, dispatcher.run_epoch
     meta = await journal.read_meta()
@@ -200,7 +201,7 @@ async def _build_context(
 
 
 def _build_checkpoints(
-    runtime: Runtime[LearnerConfig], journal: Journal, uploads: NullUploader, run_epoch: int
+    runtime: Runtime[LearnerConfig], journal: Journal, uploads: CheckpointUploads, run_epoch: int
 ) -> UploadedCheckpoints:
     return UploadedCheckpoints(
         uploads,

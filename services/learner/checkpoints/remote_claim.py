@@ -7,9 +7,11 @@ from typing import Any, TypeVar
 
 from services.common.errors import ConfigError
 from services.learner.checkpoints import remote_staging
-from services.learner.checkpoints.remote import BackgroundUploader, NullUploader, RemoteTarget
+from services.learner.checkpoints.background_uploads import BackgroundUploads
 from services.learner.checkpoints.remote_layout import Marker
+from services.learner.checkpoints.remote_target import RemoteTarget
 from services.learner.checkpoints.remote_upload import Identity, read_markers, retry_request, sleep
+from services.learner.checkpoints.uploads import CheckpointUploads, NoUploads
 from services.learner.journal.store import Journal
 from services.learner.ports import RemoteStore, RemoteStoreRefusedError
 
@@ -44,22 +46,24 @@ async def check_claims(place: RemoteTarget | None, journal: Journal, run_id: str
         )
 
 
-async def claim_epoch(place: RemoteTarget | None, journal: Journal, who: Identity) -> NullUploader:
-    """Claim the epoch in the store, and return the uploader.
+async def claim_epoch(
+    place: RemoteTarget | None, journal: Journal, who: Identity
+) -> CheckpointUploads:
+    """Claim the epoch in the store, and return the uploads.
 
     Raises ConfigError when another learner claims it at the same moment, RemoteError when the
     store is unreachable."""
     meta = await journal.read_meta()
     _tell_of_losses(meta.get(RESTORED), journal, who.run_epoch)
     if place is None:
-        return NullUploader()
+        return NoUploads()
     forks = await journal.load_forks()
     marker = Marker(who.run_epoch, who.incarnation, forks[who.run_epoch])
     # First the journal: a claim that it does not know would be somebody else's for ever.
     await journal.set_meta({KNOWN_MARKERS: [*meta.get(KNOWN_MARKERS, []), marker.name]})
     await asyncio.to_thread(_claim, place.store, marker)
     await asyncio.to_thread(remote_staging.clear, place.run_dir)
-    return BackgroundUploader(place, journal.path, who)
+    return BackgroundUploads(place, journal.path, who)
 
 
 def _tell_of_losses(restored: dict[str, Any] | None, journal: Journal, run_epoch: int) -> None:

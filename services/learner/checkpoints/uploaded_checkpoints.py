@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from services.learner.checkpoints.checkpoint_folders import Checkpoints
-from services.learner.checkpoints.remote import NullUploader
+from services.learner.checkpoints.uploads import CheckpointUploads
 from services.learner.journal.schema import CheckpointRow
 from services.learner.journal.store import Journal
 from services.learner.ports import Ranks
@@ -14,7 +14,7 @@ class UploadedCheckpoints(Checkpoints):
 
     def __init__(
         self,
-        uploads: NullUploader,
+        uploads: CheckpointUploads,
         run_dir: Path,
         journal: Journal,
         *,

@@ -8,7 +8,7 @@ from pathlib import Path
 from services.common.watchdog import Watchdog
 from services.learner.alarms.alarms import Alarms
 from services.learner.checkpoints.checkpoint_folders import Checkpoints
-from services.learner.checkpoints.remote import NullUploader
+from services.learner.checkpoints.uploads import CheckpointUploads
 from services.learner.config.learner import LearnerConfig
 from services.learner.groups.dispatcher import GroupDispatcher
 from services.learner.guard.mismatch_guard import MismatchGuard
@@ -35,7 +35,7 @@ class RunContext:
     # None when every worker shares memory with the learner.
     snapshots: SnapshotServer | None
     checkpoints: Checkpoints
-    uploads: NullUploader
+    uploads: CheckpointUploads
     eval_sets: Sequence[EvalSet]
     tracker: Tracker
     tracked: TrackedRun

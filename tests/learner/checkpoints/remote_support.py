@@ -15,9 +15,9 @@ import httpx
 from moto.server import ThreadedMotoServer
 
 from services.learner.checkpoints.adapters.fsspec_store import FsspecStore, open_store
-from services.learner.checkpoints.remote import RemoteTarget
 from services.learner.checkpoints.remote_layout import Progress, Stamp
 from services.learner.checkpoints.remote_staging import Source, Staged, stage
+from services.learner.checkpoints.remote_target import RemoteTarget
 from services.learner.checkpoints.remote_upload import Identity, Uploader
 from services.learner.journal.schema import CheckpointRow
 from services.learner.journal.store import JOURNAL_FILE, open_journal

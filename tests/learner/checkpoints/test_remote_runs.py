@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from services.common.errors import ConfigError
-from services.learner.checkpoints import remote
+from services.learner.checkpoints import background_uploads
 from services.learner.checkpoints.adapters.fsspec_store import FsspecStore
-from services.learner.checkpoints.remote import UploadError
+from services.learner.checkpoints.background_uploads import UploadError
 from services.learner.checkpoints.remote_layout import Marker
 from services.learner.checkpoints.remote_restore import restore
 from services.learner.checkpoints.remote_upload import FencedError
@@ -37,7 +37,7 @@ EVERY = {"every": 2, "keep": 2}
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, seconds in (("RETRY_S", 0.1), ("BEAT_S", 0.05), ("_HURRIED_S", 0.1)):
-        monkeypatch.setattr(remote, name, seconds)
+        monkeypatch.setattr(background_uploads, name, seconds)
 
 
 @asynccontextmanager
@@ -77,7 +77,7 @@ def parameters(folder: Path, step: int) -> bytes:
 async def test_a_new_machine_goes_on_from_s3_to_the_bits_of_the_run_that_was_never_stopped(
     s3: FsspecStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(remote, "BEAT_S", 10.0)
+    monkeypatch.setattr(background_uploads, "BEAT_S", 10.0)
     old, new, whole = tmp_path / "old", tmp_path / "new", tmp_path / "whole"
     await train(whole, None, checkpoint=EVERY)
     async with training(old, s3):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from services.common.durable_files import sha256_of
-from services.learner.checkpoints import remote
+from services.learner.checkpoints import background_uploads
 from services.learner.checkpoints.adapters.fsspec_store import FsspecStore
 from services.learner.checkpoints.remote_restore import restore
 from services.learner.ranks.local import LocalRanks
@@ -60,7 +60,7 @@ def weights(folder: Path, step: int) -> dict[str, str]:
 async def test_parameters_and_optimizer_are_those_of_one_machine_bit_for_bit(
     s3: FsspecStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(remote, "BEAT_S", 10.0)
+    monkeypatch.setattr(background_uploads, "BEAT_S", 10.0)
     write_model(tmp_path / "model")
     old, new, whole = tmp_path / "old", tmp_path / "new", tmp_path / "whole"
     await run(whole, None, 6)

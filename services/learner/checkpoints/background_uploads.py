@@ -6,25 +6,22 @@ import threading
 import time
 from concurrent.futures import Future
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
 
-from services.common.config import canonical_json
 from services.common.log import get_logger
-from services.common.runtime import Runtime
 from services.learner.checkpoints import remote_staging
 from services.learner.checkpoints.remote_layout import Progress, Stamp
 from services.learner.checkpoints.remote_staging import ACKNOWLEDGED, Staged
+from services.learner.checkpoints.remote_target import RemoteTarget
 from services.learner.checkpoints.remote_upload import (
     FencedError,
     Identity,
     LocalDamageError,
     Uploader,
 )
-from services.learner.config.learner import LearnerConfig
 from services.learner.journal.connection import connect_journal
 from services.learner.journal.schema import CheckpointRow
-from services.learner.ports import RemoteStore, RemoteStoreError, RemoteStoreRefusedError
+from services.learner.ports import RemoteStoreError, RemoteStoreRefusedError
 
 # Between two uploads that failed, and between two looks at whether the run went on elsewhere.
 RETRY_S = 15.0
@@ -38,52 +35,9 @@ class UploadError(Exception):
     """The last checkpoint is not in the store; the message gives the reason."""
 
 
-@dataclass(frozen=True, slots=True)
-class RemoteTarget:
-    """Destination of uploads: the store, the run's files, and how many checkpoints to keep."""
-
-    store: RemoteStore
-    run_dir: Path
-    # Canonical JSON of the run's spec.
-    spec: str
-    keep: int
-
-
-def remote_target_of(
-    store: RemoteStore | None, runtime: Runtime[LearnerConfig]
-) -> RemoteTarget | None:
-    """Return the upload destination of a run's checkpoints, if it has one; an evaluation makes
-    none."""
-    if store is None or runtime.config.mode != "train":
-        return None
-    spec = canonical_json(runtime.spec)
-    return RemoteTarget(store, runtime.run_dir, spec, runtime.config.checkpoint.remote_keep)
-
-
-class NullUploader:
-    """Uploader of a run whose checkpoints are kept in its folder only."""
-
-    async def offer(self, row: CheckpointRow) -> None:
-        """Ignore the checkpoint: there is no store."""
-
-    async def wait_until_fenced(self) -> None:
-        """Wait forever: without a store, a takeover cannot be detected."""
-        await asyncio.Event().wait()
-
-    async def finish(self, timeout_s: float) -> None:
-        """Return at once: no upload is in progress."""
-
-    def metrics(self) -> dict[str, float]:
-        """Return no metrics."""
-        return {}
-
-    def close(self) -> None:
-        """Do nothing: no resources are held."""
-
-
-class BackgroundUploader(NullUploader):
-    """All work of one learner in the store, from a background thread, once the epoch is its own
-    (`remote_claim`)."""
+class BackgroundUploads:
+    """All work of one learner in the store, from background threads, once the epoch is its own
+    (`remote_claim`). Implements `CheckpointUploads`."""
 
     def __init__(self, place: RemoteTarget, journal: Path, who: Identity) -> None:
         self._place = place
@@ -108,7 +62,6 @@ class BackgroundUploader(NullUploader):
             threading.Thread(target=work, name=name, daemon=True).start()
 
     async def offer(self, row: CheckpointRow) -> None:
-        """Queue a committed checkpoint for upload; return once its files are held."""
         held: Future[None] = Future()
         with self._change:
             self._staging += 1
@@ -116,11 +69,9 @@ class BackgroundUploader(NullUploader):
         await asyncio.wrap_future(held)
 
     async def wait_until_fenced(self) -> None:
-        """Wait until a later epoch takes the run over; then raise FencedError."""
         await asyncio.wrap_future(self._fenced)
 
     async def finish(self, timeout_s: float) -> None:
-        """Wait until the newest checkpoint is in the store. Raises UploadError, FencedError."""
         deadline = time.monotonic() + timeout_s
         await asyncio.to_thread(self._note_progress)
         if not self._idle():
@@ -148,14 +99,11 @@ class BackgroundUploader(NullUploader):
             self._change.notify_all()
 
     def metrics(self) -> dict[str, float]:
-        """Return the metrics of uploads since the last call: `timing/upload` and the bytes."""
         with self._change:
             metrics, self._metrics = self._metrics, {}
         return metrics
 
     def close(self) -> None:
-        """Stop both threads soon. An upload in progress stays unfinished, and so without a
-        manifest."""
         self._ending.set()
         with self._change:
             self._change.notify_all()
