@@ -20,17 +20,17 @@ from services.common.errors import ConfigError
 from services.common.network import advertised_address, is_loopback, split_host_port
 from services.common.private_process import keep_private
 from services.common.text import say
-from services.launcher import launcher_address
 from services.launcher.api.registry_server import GrpcRegistryHost
 from services.launcher.api.run_service import RegistryService, RunService
 from services.launcher.backends.local.backend import LocalBackend
+from services.launcher.backends.ports import Backend, BackendError, BackendFactories
 from services.launcher.control.budget import meter_cost
 from services.launcher.control.event_publisher import EventPublisher
 from services.launcher.control.launcher import Launcher, LauncherDependencies
 from services.launcher.doctor.start_gate import doctor_gate
 from services.launcher.notify.build_sinks import open_notifier
-from services.launcher.ports import Backend, BackendError, BackendFactories, LauncherHooks
-from services.launcher.security import certificates
+from services.launcher.ports import LauncherHooks
+from services.launcher.security import certificates, launcher_address
 from services.launcher.store.ledger import Ledger, LedgerError
 
 _CLOSE_GRACE_S = 30.0

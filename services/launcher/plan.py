@@ -13,8 +13,8 @@ from services.common.parsing import ParseError, TextLimits, TooLargeError, parse
 from services.common.spec import parse_shared
 from services.launcher.config.launcher import LauncherConfig
 from services.launcher.state import LEARNER, ReplicaKey, RunMode
+from services.launcher.store.run_files import SPEC_FILE
 
-SPEC_FILE = "spec.json"
 _LIMITS = TextLimits(bytes=2**21, values=2**16)
 
 
@@ -93,8 +93,3 @@ def replica_command(
     if service == LEARNER and mode is RunMode.EVAL_ONLY:
         return (*command, "--learner.mode=eval")
     return command
-
-
-def log_path(run_dir: Path, key: ReplicaKey) -> Path:
-    """Return the path of a replica's log, which holds its output."""
-    return run_dir / "logs" / f"{key[0]}-{key[1]}.log"

@@ -16,8 +16,8 @@ from flotilla.env_gateway.v1 import episode_service_pb2 as episodes_pb
 from flotilla.learner.v1 import group_service_pb2 as groups_pb
 from services.common import open_files, rpc, rpc_handlers
 from services.env_gateway.adapters.fake import FakeBackend
+from services.launcher.agent_protocol import UnitPhase, UnitReport
 from services.launcher.control.agent_reports import AgentReports
-from services.launcher.ports import UnitPhase, UnitReport
 from services.launcher.store.roster import Member, Roster, TooManyMembersError
 from tests.common import echo
 from tests.common.half_sent import half_sent

@@ -17,7 +17,7 @@ import psutil
 from environments.scenario import APPS
 from environments.tasks import make_tasks
 from services.common.shared_memory import SHARED_MEMORY
-from services.launcher import launcher_address
+from services.launcher.security import launcher_address
 from services.learner.journal.row_codec import count_fates
 from services.learner.journal.store import JOURNAL_FILE
 from tests.launcher.harness import left_running, start_cli

@@ -17,7 +17,7 @@ from flotilla.learner.v1 import group_service_pb2, group_service_pb2_grpc
 from services.common import rpc
 from services.common.shared_memory import SHARED_MEMORY
 from services.launcher.agent.preemption import UNTOLD_LEFT_S
-from services.launcher.control.agent_reports import EXIT_PREEMPTED
+from services.launcher.agent_protocol import EXIT_PREEMPTED
 from services.learner.checkpoints.adapters.fsspec_store import open_store
 from services.learner.checkpoints.remote_layout import Stamp, stamps
 from services.learner.journal.store import JOURNAL_FILE

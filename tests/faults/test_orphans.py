@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 
 from services.launcher.backends.local.backend import LocalBackend
-from services.launcher.ports import LaunchSpec
+from services.launcher.backends.ports import LaunchSpec
 from tests.faults.harness import runs
 
 # A child that shows nothing of its origin, as an engine process that has named itself.

@@ -21,10 +21,11 @@ from flotilla.launcher.v1 import (
 from services.common import rpc
 from services.launcher.api.run_service import RegistryService, RunService
 from services.launcher.backends.local.backend import MARK_VARIABLE, LocalBackend
+from services.launcher.backends.ports import Backend
 from services.launcher.cli.app import app
 from services.launcher.config.launcher import LauncherConfig
 from services.launcher.control.launcher import Launcher, LauncherDependencies
-from services.launcher.ports import NO_HOOKS, Backend, LauncherHooks
+from services.launcher.ports import NO_HOOKS, LauncherHooks
 from services.launcher.store.ledger import Ledger
 
 if TYPE_CHECKING:

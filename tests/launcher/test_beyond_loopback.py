@@ -15,7 +15,6 @@ import pytest
 
 from flotilla.launcher.v1 import run_service_pb2 as pb
 from services.common import rpc
-from services.launcher import launcher_address
 from services.launcher.__main__ import add_registry
 from services.launcher.api.registry_server import GrpcRegistryHost
 from services.launcher.cli.interrupts import Interrupts
@@ -23,7 +22,7 @@ from services.launcher.cli.launcher_client import connect_to_launcher
 from services.launcher.config.launcher import LauncherConfig
 from services.launcher.control.launcher import Launcher, LauncherDependencies
 from services.launcher.ports import NO_HOOKS
-from services.launcher.security import certificates
+from services.launcher.security import certificates, launcher_address
 from services.launcher.store.ledger import Ledger
 from tests.common.outsiders import RUN, beyond_loopback, member, outsiders, run
 from tests.contract.everything import of_service, refusals

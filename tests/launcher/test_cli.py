@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from services.launcher import launcher_address
+from services.launcher.security import launcher_address
 from services.launcher.store.ledger import Ledger
 from tests.launcher.harness import REPOSITORY, left_running, spec, start_cli
 

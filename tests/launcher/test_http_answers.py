@@ -20,13 +20,13 @@ from services.launcher.adapters.http_answers import (
     retry_after,
 )
 from services.launcher.agent.adapters.spot_notice import MetadataNotices
+from services.launcher.backends.ports import BackendUnreachable
 from services.launcher.backends.sky.cloud_audit import LambdaCloud
 from services.launcher.notify.adapters.slack import SlackSink
 from services.launcher.notify.adapters.webhook import WebhookSink
 from services.launcher.notify.messages import Message, MessageKind
 from services.launcher.notify.outbox import DeliveryTarget, Letter, LetterState
 from services.launcher.notify.sinks import DeliveryDelayedError, DeliveryRefusedError
-from services.launcher.ports import BackendUnreachable
 
 OK = b"HTTP/1.1 200 OK\r\n"
 ENDLESS = b"x" * 2**16

@@ -10,8 +10,8 @@ import pytest
 from services.common.auth import check_token
 from services.common.errors import ConfigError
 from services.common.tls import read_tls
-from services.launcher.control.recover_from_folder import RUN_ID_PATTERN
 from services.launcher.security import certificates
+from services.launcher.store.run_files import RUN_ID_PATTERN
 
 
 def test_every_service_gets_a_certificate_in_its_own_name() -> None:

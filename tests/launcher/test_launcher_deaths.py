@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from services.launcher import launcher_address
-from services.launcher.launcher_address import LauncherAddress
+from services.launcher.security import launcher_address
+from services.launcher.security.launcher_address import LauncherAddress
 from services.launcher.store.ledger import Ledger
 from tests.launcher.harness import start_cli, until
 from tests.launcher.test_cli import nothing_left, read_until, write_spec

@@ -15,6 +15,7 @@ from services.common import rpc
 from services.launcher.api.registry_server import GrpcRegistryHost
 from services.launcher.config.launcher import LauncherConfig
 from services.launcher.control import ledger_writer, transitions
+from services.launcher.control.actions import RunNote
 from services.launcher.state import (
     LEARNER,
     Cost,
@@ -23,7 +24,6 @@ from services.launcher.state import (
     Replica,
     ReplicaState,
     Run,
-    RunNote,
     RunState,
     Unit,
 )

@@ -13,18 +13,18 @@ import pytest
 from flotilla.launcher.v1 import alarm_pb2 as alarm_pb
 from flotilla.launcher.v1 import registry_service_pb2 as registry_pb
 from flotilla.launcher.v1 import run_service_pb2 as pb
-from services.launcher import launcher_address
 from services.launcher.api import codec
 from services.launcher.backends.local.backend import MARK_VARIABLE, LocalBackend
 from services.launcher.backends.local.gpu_slots import GpuSlots
+from services.launcher.backends.ports import BackendError, LaunchSpec
 from services.launcher.cli import report
 from services.launcher.cli.interrupts import Interrupts
 from services.launcher.cli.prepare import PrepareError, run_prepare_commands
 from services.launcher.cli.progress_view import PlainView, draw_board
 from services.launcher.cli.run_view import RunBoard, duration_text
 from services.launcher.cli.terminal import Terminal
-from services.launcher.ports import BackendError, LaunchSpec
 from services.launcher.progress import Alarm
+from services.launcher.security import launcher_address
 from services.launcher.state import Replica, ReplicaState, Run, RunState, Unit
 from services.launcher.store import logs
 from services.launcher.store.ledger import PROGRESS_KEPT, Ledger

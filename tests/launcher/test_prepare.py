@@ -12,9 +12,9 @@ import pytest
 
 from flotilla.launcher.v1 import run_service_pb2 as pb
 from services.common import log
-from services.launcher import launcher_address
 from services.launcher.backends.local.backend import MARK_VARIABLE
 from services.launcher.control import prepare_commands
+from services.launcher.security import launcher_address
 from services.launcher.state import RunState
 from services.launcher.store.ledger import Ledger
 from tests.launcher.harness import REPOSITORY, left_running, serving, spec, start_cli

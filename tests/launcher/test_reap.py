@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from services.launcher import launcher_address
 from services.launcher.api import codec
 from services.launcher.backends.fake import FakeBackend
 from services.launcher.backends.local.backend import MARK_VARIABLE
+from services.launcher.backends.ports import LaunchSpec
 from services.launcher.cli import launcher_client
 from services.launcher.control import reaper
 from services.launcher.control.launcher import Launcher, LauncherDependencies
-from services.launcher.ports import LaunchSpec
+from services.launcher.security import launcher_address
 from services.launcher.state import ROLLOUT, SUSPECTED_FOR_S, Cleanup, Run, RunState, Unit
 from services.launcher.store.ledger import Ledger
 from tests.faults.launcher_kills.file_cloud import FileCloud

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from services.launcher.backends.fake import FakeBackend
+from services.launcher.backends.ports import Backend, BackendError
 from services.launcher.control.launcher import Launcher, LauncherDependencies
-from services.launcher.ports import Backend, BackendError
 from services.launcher.state import Cleanup
 from services.launcher.store.ledger import Ledger
 from tests.faults.launcher_kills.file_cloud import FileCloud

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from flotilla.launcher.v1 import run_service_pb2 as pb
-from services.launcher import launcher_address
 from services.launcher.cli import train
 from services.launcher.cli.follow import RunRequest
 from services.launcher.cli.terminal import Terminal
 from services.launcher.ports import LauncherHooks, PendingRun, RunRefusedError
+from services.launcher.security import launcher_address
 from tests.launcher.harness import TOKEN, serving, spec
 
 SAID = "the doctor found what would fail:\nports: port 7 cannot be had: stop what listens there"

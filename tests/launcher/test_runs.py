@@ -6,27 +6,29 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.launcher import state as runs
 from services.launcher.config.launcher import LauncherConfig
 from services.launcher.control import transitions
+from services.launcher.control.actions import (
+    CleanRun,
+    DrainReplica,
+    KillReplica,
+    RunAction,
+    RunNote,
+    StartReplica,
+)
 from services.launcher.control.reconcile import next_reconcile_due, reconcile_run
 from services.launcher.state import (
     EXIT_BAD_CONFIG,
     GATEWAY,
     LEARNER,
     ROLLOUT,
-    CleanRun,
     Cleanup,
-    DrainReplica,
     ExitStatus,
-    KillReplica,
     LifecyclePolicy,
     Outcome,
     ReplicaState,
     Run,
-    RunNote,
     RunState,
-    StartReplica,
     Unit,
 )
 
@@ -358,7 +360,7 @@ def _happen(run: Run, fact: str, number: int, now: float) -> Run:
     return run
 
 
-def _obey(run: Run, action: runs.RunAction, now: float) -> Run:
+def _obey(run: Run, action: RunAction, now: float) -> Run:
     match action:
         case StartReplica(key):
             return transitions.mark_started(run, key, Unit("u", 1, now), now, POLICY)

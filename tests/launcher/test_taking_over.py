@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from services.launcher.backends.fake import FakeBackend
+from services.launcher.backends.ports import LaunchSpec
 from services.launcher.control.launcher import Launcher, LauncherDependencies
 from services.launcher.control.supervisor import Supervisor
-from services.launcher.ports import LaunchSpec
 from services.launcher.state import (
     GATEWAY,
     LEARNER,

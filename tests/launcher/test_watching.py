@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from services.launcher import launcher_address
+from services.launcher.security import launcher_address
 from services.launcher.state import RunState
 from services.launcher.store.ledger import Ledger, StoredRun
 from tests.launcher.harness import REPOSITORY, start_cli, until

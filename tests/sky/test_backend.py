@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
+from services.launcher.backends.ports import BackendError, LaunchSpec
 from services.launcher.backends.sky import names
 from services.launcher.backends.sky.backend import SkyBackend
 from services.launcher.backends.sky.sdk import SkyClient
 from services.launcher.config.launcher import LauncherConfig
 from services.launcher.doctor.adapters.sky_probe import probe_sky
 from services.launcher.doctor.findings import Status
-from services.launcher.ports import BackendError, LaunchSpec
 from services.launcher.state import GATEWAY, LEARNER, ROLLOUT, ExitStatus, ReplicaKey
 from tests.sky.box.layout import ROOT
 from tests.sky.session import SkySession

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from services.launcher.backends.ports import BackendUnreachable, CapacityError, LaunchSpec
 from services.launcher.backends.sky.backend import SkyBackend
 from services.launcher.backends.sky.sdk import SkyClient
 from services.launcher.config.launcher import LauncherConfig
-from services.launcher.ports import BackendUnreachable, CapacityError, LaunchSpec
 from services.launcher.state import ROLLOUT
 from tests.sky.box.layout import LOGIN, ROOT
 from tests.sky.rented import gpu, spec

@@ -31,9 +31,9 @@ from services.launcher.agent.ports import PreemptionNotices
 from services.launcher.agent.preemption import UNTOLD_LEFT_S, AnyNotices, FileNotices
 from services.launcher.agent.run_folder import RunFolder
 from services.launcher.backends.local.backend import LocalBackend
+from services.launcher.backends.ports import LaunchSpec
 from services.launcher.config.launcher import LauncherConfig
 from services.launcher.config.sky import SkyConfig
-from services.launcher.ports import LaunchSpec
 from services.launcher.security.env_filter import inherited_variables
 from services.launcher.security.sealed_secrets import unseal_secrets
 from services.launcher.security.secret_files import SecretFiles, secrets_in_files

@@ -24,8 +24,8 @@ from services.launcher.agent.ports import (
     ReplicaReplacedError,
 )
 from services.launcher.agent.run_folder import NotResumableError, StoreAwayError
-from services.launcher.control.supervisor import ReplicaCommand
-from services.launcher.ports import BackendError, LaunchSpec, UnitReport
+from services.launcher.agent_protocol import ReplicaCommand, UnitReport
+from services.launcher.backends.ports import BackendError, LaunchSpec
 from services.launcher.state import EXIT_BAD_CONFIG, ExitStatus, Unit
 
 _REPORT_S = 5.0

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from services.launcher.control.agent_reports import key_of_node
-from services.launcher.control.recover_from_folder import RUN_ID_PATTERN
+from services.launcher.agent_protocol import key_of_node
 from services.launcher.state import LEARNER, SERVICES, ReplicaKey
+from services.launcher.store.run_files import RUN_ID_PATTERN
 
 # Where AWS and GCP alike tell a machine about itself.
 METADATA_URL = "http://169.254.169.254"

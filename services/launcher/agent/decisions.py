@@ -7,8 +7,7 @@ touch with the launcher ends the replica, so that no forgotten machine keeps cos
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from services.launcher.control.agent_reports import EXIT_PREEMPTED
-from services.launcher.ports import UnitPhase
+from services.launcher.agent_protocol import EXIT_PREEMPTED, UnitPhase
 from services.launcher.state import EXIT_BAD_CONFIG, KILL_AGAIN_S, LifecyclePolicy
 
 # What a command to stop leaves a service, which takes 5 seconds at most to clean up.

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from services.common import log
 from services.launcher.agent.ports import LauncherAwayError, LauncherLink
-from services.launcher.control.agent_reports import is_side_log
+from services.launcher.agent_protocol import is_side_log
 from services.launcher.state import ReplicaKey
 
 # The launcher takes pieces of at most 256 KiB.

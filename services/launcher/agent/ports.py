@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Protocol
 
-from services.launcher.control.supervisor import ReplicaCommand
-from services.launcher.ports import LaunchSpec, UnitReport
+from services.launcher.agent_protocol import ReplicaCommand, UnitReport
+from services.launcher.backends.ports import LaunchSpec
 from services.launcher.state import ExitStatus, Unit
 
 
@@ -52,7 +52,7 @@ class PreemptionNotices(Protocol):
 
 
 class Processes(Protocol):
-    """Processes of the replica on this machine. A part of `launcher.ports.Backend`; see there."""
+    """Processes of the replica on this machine. A part of `backends.ports.Backend`; see there."""
 
     async def start_replica(self, launch: LaunchSpec) -> Unit: ...
 

@@ -14,9 +14,9 @@ from pathlib import Path
 
 from services.common.child_environment import child_environment
 from services.common.interpreter import python_command
-from services.launcher.control.recover_from_folder import JOURNAL, describe_missing
 from services.launcher.state import LifecyclePolicy
 from services.launcher.store.logs import read_last_lines
+from services.launcher.store.run_files import JOURNAL, describe_missing
 
 # Exit codes of `services.learner.checkpoints.restore_command`.
 _RETRYABLE, _NOTHING = 3, 4

@@ -1,6 +1,5 @@
 """The part of RegistryService that watchers on other machines call."""
 
-from collections.abc import Mapping
 from pathlib import Path
 
 from grpc import StatusCode
@@ -8,22 +7,15 @@ from grpc import StatusCode
 from flotilla.launcher.v1 import registry_service_pb2 as registry_pb
 from services.common.rpc import to_duration
 from services.launcher import state
-from services.launcher.api import codec
-from services.launcher.control.agent_reports import is_side_log, key_of_node
+from services.launcher.agent_protocol import UnitPhase, UnitReport, is_side_log, key_of_node
+from services.launcher.api import agent_codec
 from services.launcher.control.launcher import Launcher, refusal_error
 from services.launcher.control.supervisor import Supervisor
-from services.launcher.plan import log_path
-from services.launcher.ports import UnitPhase, UnitReport
 from services.launcher.store.log_spool import MAX_CHUNK_BYTES, LogGapError, LogSpool
+from services.launcher.store.run_files import log_path
 
 # Of logs that were pushed last; what is known of a log stands beside it.
 _MOST_SPOOLS = 1024
-_PHASES: Mapping["registry_pb.UnitPhase.ValueType", UnitPhase] = {
-    registry_pb.UNIT_PHASE_SETUP: UnitPhase.SETUP,
-    registry_pb.UNIT_PHASE_RUNNING: UnitPhase.RUNNING,
-    registry_pb.UNIT_PHASE_PREEMPTED: UnitPhase.PREEMPTED,
-    registry_pb.UNIT_PHASE_EXITED: UnitPhase.EXITED,
-}
 
 
 def handle_report(
@@ -31,8 +23,7 @@ def handle_report(
 ) -> registry_pb.ReportUnitResponse:
     """Record a watcher's report; the answer renews its lease. Raises ReplacedError."""
     key = (request.service, request.replica)
-    # What a newer watcher may say beyond these, it says of a machine that runs.
-    phase = _PHASES.get(request.phase, UnitPhase.RUNNING)
+    phase = agent_codec.phase_from_pb(request.phase)
     how = state.ExitStatus(request.exit_code, request.tail) if phase is UnitPhase.EXITED else None
     command = supervisor.record_report(
         key,
@@ -41,7 +32,7 @@ def handle_report(
         request.node,
     )
     return registry_pb.ReportUnitResponse(
-        command=codec.COMMANDS[command],
+        command=agent_codec.COMMANDS[command],
         lease=to_duration(supervisor.config.sky.unit_lease_s),
         begun=supervisor.has_trained(),
     )

@@ -11,13 +11,13 @@ from flotilla.launcher.v1 import alarm_pb2 as alarm_pb
 from flotilla.launcher.v1 import registry_service_pb2 as registry_pb
 from flotilla.launcher.v1 import run_service_pb2 as run_pb
 from services.common.text import one_line
+from services.launcher.backends.ports import LaunchSpec, ResourceOffer
 from services.launcher.control import budget
 from services.launcher.control.ledger_writer import replica_body
-from services.launcher.ports import LaunchSpec, ResourceOffer
 from services.launcher.progress import Alarm, Progress
 from services.launcher.state import Cleanup, Cost, Outcome, RunMode, RunState
 from services.launcher.store.ledger import RunEvent, StoredRun
-from services.launcher.store.roster import Member, ReplicaCommand
+from services.launcher.store.roster import Member
 
 STATES: Mapping[RunState, "run_pb.RunState.ValueType"] = {
     RunState.PREFLIGHT: run_pb.RUN_STATE_PREFLIGHT,
@@ -49,11 +49,6 @@ CLEANUPS: Mapping[Cleanup, "run_pb.Cleanup.ValueType"] = {
 MODES: Mapping[RunMode, "run_pb.RunMode.ValueType"] = {
     RunMode.TRAIN: run_pb.RUN_MODE_TRAIN,
     RunMode.EVAL_ONLY: run_pb.RUN_MODE_EVAL_ONLY,
-}
-COMMANDS: Mapping[ReplicaCommand, "registry_pb.Command.ValueType"] = {
-    ReplicaCommand.NONE: registry_pb.COMMAND_NONE,
-    ReplicaCommand.DRAIN: registry_pb.COMMAND_DRAIN,
-    ReplicaCommand.STOP: registry_pb.COMMAND_STOP,
 }
 
 SEVERITIES: Mapping[str, "alarm_pb.AlarmSeverity.ValueType"] = {

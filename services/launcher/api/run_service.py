@@ -18,12 +18,12 @@ from flotilla.launcher.v1 import (
 from services.common.errors import ServiceError
 from services.common.rpc import to_duration, to_seconds
 from services.launcher import clock
-from services.launcher.api import agent_service, codec
+from services.launcher.api import agent_codec, agent_service, codec
 from services.launcher.control import budget
 from services.launcher.control.launcher import Launcher, refusal_error
-from services.launcher.control.supervisor import Supervisor, UnregisteredError
+from services.launcher.control.supervisor import Supervisor
 from services.launcher.store import logs
-from services.launcher.store.roster import ReplacedError, TooManyMembersError
+from services.launcher.store.roster import ReplacedError, TooManyMembersError, UnregisteredError
 
 DEFAULT_GRACE_S = 60.0
 # A stream ends after this long, and the client asks again: nothing hangs for ever.
@@ -240,7 +240,7 @@ class RegistryService(registry_service_pb2_grpc.RegistryServiceServicer):
             message = f"{request.service}-{request.replica} is not registered; register first"
             raise refusal_error(StatusCode.NOT_FOUND, "UNKNOWN_REPLICA", message) from error
         return registry_service_pb2.HeartbeatResponse(
-            command=codec.COMMANDS[command],
+            command=agent_codec.COMMANDS[command],
             metrics=budget.cost_metrics(supervisor.run.cost, supervisor.progress.metrics),
         )
 

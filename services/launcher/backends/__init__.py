@@ -1,2 +1,1 @@
-"""Backends, which run replicas somewhere. Each implements the port `Backend` of
-`launcher/ports.py`."""
+"""Backends, which run replicas somewhere. Each implements the port `Backend` of `ports.py`."""

@@ -4,7 +4,7 @@ import asyncio
 import itertools
 from collections.abc import Collection
 
-from services.launcher.ports import (
+from services.launcher.backends.ports import (
     BackendError,
     CleanupEvidence,
     LaunchSpec,

@@ -14,7 +14,7 @@ from pathlib import Path
 from services.common.errors import ConfigError
 from services.common.healthcheck import NOT_SERVING, SERVING, WRONG, check_health
 from services.common.text import say
-from services.launcher import launcher_address
+from services.launcher.security import launcher_address
 from services.launcher.security.certificates import LAUNCHER
 
 

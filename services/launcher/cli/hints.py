@@ -3,7 +3,7 @@
 import shlex
 from pathlib import Path
 
-from services.launcher import launcher_address
+from services.launcher.security import launcher_address
 
 
 def format_command(*words: str, runs: Path = Path("runs")) -> str:

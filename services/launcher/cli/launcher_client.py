@@ -17,11 +17,11 @@ from flotilla.launcher.v1 import run_service_pb2 as pb
 from flotilla.launcher.v1.run_service_pb2_grpc import RunServiceStub
 from services.common import rpc
 from services.common.interpreter import python_command
-from services.launcher import launcher_address
 from services.launcher.cli import hints
 from services.launcher.cli.interrupts import Interrupts
-from services.launcher.launcher_address import LauncherAddress
+from services.launcher.security import launcher_address
 from services.launcher.security.certificates import LAUNCHER
+from services.launcher.security.launcher_address import LauncherAddress
 from services.launcher.state import SUSPECTED_FOR_S
 from services.launcher.store.logs import read_last_lines
 

@@ -9,15 +9,16 @@ from typing import Any
 from services.common.config import canonical_json, load_spec
 from services.common.errors import ConfigError
 from services.common.text import say
+from services.launcher.backends.ports import BackendError, LaunchSpec
 from services.launcher.backends.sky import cost_estimate, resources, tasks
 from services.launcher.backends.sky.code_bundle import CODE_FOLDER
 from services.launcher.backends.sky.sdk_prices import choose_price_source
 from services.launcher.backends.sky.single_machine import REMOTE, whole_run_task
 from services.launcher.config.launcher import LauncherConfig
 from services.launcher.control import budget, spec_check
-from services.launcher.plan import BadSpecError, RunPlan, log_path, parse_spec
-from services.launcher.ports import BackendError, LaunchSpec
+from services.launcher.plan import BadSpecError, RunPlan, parse_spec
 from services.launcher.state import LEARNER, ROLLOUT, SERVICES, ReplicaKey
+from services.launcher.store.run_files import log_path
 
 OK, BAD_SPEC = 0, 2
 # Stands for the launcher in names: files are the same wherever they are made.

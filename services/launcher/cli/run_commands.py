@@ -31,7 +31,7 @@ from services.launcher.cli.run_view import ENDED, STATE_NAMES
 from services.launcher.cli.status_json import format_status_json
 from services.launcher.cli.status_text import make_runs_table, print_run, print_table
 from services.launcher.cli.terminal import Terminal
-from services.launcher.launcher_address import REMOTE_VARIABLE
+from services.launcher.security.launcher_address import REMOTE_VARIABLE
 from services.launcher.store.ledger import StoredRun
 
 _OK, _FAILED, _INTERRUPTED = 0, 1, 130

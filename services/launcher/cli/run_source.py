@@ -10,10 +10,10 @@ import grpc.aio
 from flotilla.launcher.v1 import run_service_pb2 as pb
 from services.common import rpc
 from services.common.network import split_host_port
-from services.launcher import launcher_address
 from services.launcher.api import codec
 from services.launcher.cli.interrupts import Interrupts
 from services.launcher.cli.launcher_client import LauncherConnection, connect_to_launcher
+from services.launcher.security import launcher_address
 from services.launcher.store.ledger import Ledger, StoredRun
 from services.launcher.store.logs import find_tail_position, list_sources, read_lines
 

@@ -23,11 +23,11 @@ from services.launcher.cli.progress_view import RunConsole
 from services.launcher.cli.run_view import ENDED
 from services.launcher.cli.terminal import Terminal
 from services.launcher.cli.watch import print_detach_hints
-from services.launcher.control.recover_from_folder import JOURNAL, recover_stored_run
+from services.launcher.control.recover_from_folder import recover_stored_run
 from services.launcher.control.spec_changes import diff_specs
-from services.launcher.plan import SPEC_FILE
 from services.launcher.state import RunMode, RunState
 from services.launcher.store.ledger import Ledger, StoredRun
+from services.launcher.store.run_files import JOURNAL, SPEC_FILE
 
 OK, FAILED, BAD_SPEC, INTERRUPTED = 0, 1, 2, 130
 NEWEST = "newest"

@@ -1,10 +1,9 @@
 """Reports of the watchers on other machines. Pure; the newest incarnation wins."""
 
-import re
 from collections import deque
 from dataclasses import dataclass
 
-from services.launcher.ports import UnitPhase, UnitReport
+from services.launcher.agent_protocol import EXIT_PREEMPTED, UnitPhase, UnitReport
 from services.launcher.state import ReplicaKey
 from services.launcher.store.roster import (
     MOST_MEMBERS,
@@ -12,25 +11,6 @@ from services.launcher.store.roster import (
     ReplacedError,
     TooManyMembersError,
 )
-
-# Of a watcher whose machine is taken away.
-EXIT_PREEMPTED = 75
-
-
-def key_of_node(key: ReplicaKey, node: int) -> ReplicaKey:
-    """Return the key of a replica's machine: for the first one, 0, the replica's own key.
-    Only learners have several machines, and a run has one learner."""
-    return (f"{key[0]}-node", node) if node else key
-
-
-def is_side_log(key: ReplicaKey, node: int, name: str) -> bool:
-    """Tell whether that is a log which a service may keep beside its own on that machine.
-
-    A learner does so for its ranks: `learner-rank-0`, and `learner-node-1-rank-2` on a
-    further machine."""
-    service, number = key_of_node(key, node)
-    prefix = f"{service}-{number}" if node else service
-    return re.fullmatch(rf"{re.escape(prefix)}-(?!node-)[a-z][a-z0-9-]*", name) is not None
 
 
 @dataclass(frozen=True, slots=True)

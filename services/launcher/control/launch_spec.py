@@ -5,11 +5,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from services.launcher.backends.ports import LaunchSpec
 from services.launcher.config.launcher import LauncherConfig
-from services.launcher.plan import log_path, replica_command
-from services.launcher.ports import LaunchSpec, Registry
+from services.launcher.plan import replica_command
+from services.launcher.ports import Registry
 from services.launcher.security.env_filter import inherited_variables
 from services.launcher.state import ReplicaKey, Run
+from services.launcher.store.run_files import log_path
 
 
 @dataclass(frozen=True, slots=True)

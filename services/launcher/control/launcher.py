@@ -14,6 +14,15 @@ from services.common import log
 from services.common.config import ConfigError
 from services.launcher import clock
 from services.launcher import plan as plans
+from services.launcher.backends.ports import (
+    Backend,
+    BackendError,
+    BackendFactories,
+    BackendUnreachable,
+    CleanupEvidence,
+    LaunchSpec,
+    ResourceOffer,
+)
 from services.launcher.config.launcher import LauncherConfig
 from services.launcher.control import reaper
 from services.launcher.control.admission import (
@@ -28,20 +37,10 @@ from services.launcher.control.reaper import ReapReport
 from services.launcher.control.shared_work import SharedWork, WorkCancelledError
 from services.launcher.control.supervisor import Supervisor, SupervisorDependencies
 from services.launcher.plan import BadSpecError, RunPlan
-from services.launcher.ports import (
-    NO_HOOKS,
-    Backend,
-    BackendError,
-    BackendFactories,
-    BackendUnreachable,
-    CleanupEvidence,
-    LauncherHooks,
-    LaunchSpec,
-    RegistryHost,
-    ResourceOffer,
-)
+from services.launcher.ports import NO_HOOKS, LauncherHooks, RegistryHost
 from services.launcher.state import Cleanup, Cost, Run, RunMode, RunState
 from services.launcher.store.ledger import Ledger, StoredRun
+from services.launcher.store.run_files import SPEC_FILE
 
 _CLOSING = "this launcher is closing down"
 REAP_EVERY_S = 300.0
@@ -192,7 +191,7 @@ class Launcher:
                 raise refusal_error(StatusCode.UNAVAILABLE, "CLOSING", _CLOSING)
             run_dir = self.folder / run_id
             run_dir.mkdir(exist_ok=True)
-            (run_dir / plans.SPEC_FILE).write_text(plan.text)
+            (run_dir / SPEC_FILE).write_text(plan.text)
             with self.store.transaction():
                 stored = self._record_begin(plan, run_id, mode, prices)
                 self.store.save_request(request_id, digest, run_id)

@@ -6,15 +6,15 @@ from dataclasses import dataclass, field, replace
 
 from services.common import log
 from services.launcher import clock
+from services.launcher.backends.ports import Backend, BackendUnreachable, StrayResource
 from services.launcher.control import ledger_writer, prepare_commands
-from services.launcher.ports import Backend, BackendUnreachable, StrayResource
+from services.launcher.control.actions import RunNote
 from services.launcher.state import (
     SUSPECTED_FOR_S,
     Cleanup,
     Outcome,
     ReplicaState,
     Run,
-    RunNote,
     RunState,
     Unit,
 )

@@ -5,23 +5,25 @@ again."""
 
 from dataclasses import replace
 
+from services.launcher.agent_protocol import ReplicaCommand
+from services.launcher.control.actions import (
+    CleanRun,
+    DrainReplica,
+    KillReplica,
+    RunAction,
+    StartReplica,
+)
 from services.launcher.control.transitions import begin_teardown
 from services.launcher.state import (
     DRAIN_STAGES,
     KILL_AGAIN_S,
-    CleanRun,
-    DrainReplica,
-    KillReplica,
     LifecyclePolicy,
     Replica,
     ReplicaKey,
     ReplicaState,
     Run,
-    RunAction,
     RunState,
-    StartReplica,
 )
-from services.launcher.store.roster import ReplicaCommand
 
 
 def reconcile_run(run: Run, now: float, policy: LifecyclePolicy) -> tuple[Run, list[RunAction]]:

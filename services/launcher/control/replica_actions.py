@@ -10,9 +10,7 @@ from typing import Any, Protocol, TypeVar
 
 from services.common import log
 from services.launcher import clock
-from services.launcher.control import transitions
-from services.launcher.control.backend_requests import BackendRequests, replica_label
-from services.launcher.ports import (
+from services.launcher.backends.ports import (
     Backend,
     BackendError,
     BackendUnreachable,
@@ -21,6 +19,9 @@ from services.launcher.ports import (
     SetupError,
     StartLostError,
 )
+from services.launcher.control import transitions
+from services.launcher.control.actions import RunNote
+from services.launcher.control.backend_requests import BackendRequests, replica_label
 from services.launcher.state import (
     EXIT_BAD_CONFIG,
     ExitStatus,
@@ -28,7 +29,6 @@ from services.launcher.state import (
     ReplicaKey,
     ReplicaState,
     Run,
-    RunNote,
     Unit,
 )
 from services.launcher.store.ledger import Ledger

@@ -10,45 +10,30 @@ from typing import Any
 
 from services.common import log
 from services.launcher import clock, state
+from services.launcher.agent_protocol import EXIT_PREEMPTED, ReplicaCommand, UnitReport, key_of_node
+from services.launcher.backends.ports import Backend, LaunchSpec
 from services.launcher.config.launcher import LauncherConfig
 from services.launcher.control import ledger_writer, transitions
-from services.launcher.control.agent_reports import (
-    EXIT_PREEMPTED,
-    AgentReports,
-    describe_report,
-    key_of_node,
+from services.launcher.control.actions import (
+    CleanRun,
+    DrainReplica,
+    KillReplica,
+    RunAction,
+    RunNote,
+    StartReplica,
 )
+from services.launcher.control.agent_reports import AgentReports, describe_report
 from services.launcher.control.cost_meter import CostTracker
 from services.launcher.control.launch_spec import make_launch_spec
 from services.launcher.control.prepare_commands import prepare_run
 from services.launcher.control.reconcile import command_for, next_reconcile_due, reconcile_run
-from services.launcher.control.recover_from_folder import JOURNAL
 from services.launcher.control.replica_actions import ControllerDependencies, ReplicaController
-from services.launcher.ports import (
-    NO_HOOKS,
-    Backend,
-    LauncherHooks,
-    LaunchSpec,
-    PendingRun,
-    Registry,
-    RunRefusedError,
-    UnitReport,
-)
+from services.launcher.ports import NO_HOOKS, LauncherHooks, PendingRun, Registry, RunRefusedError
 from services.launcher.progress import ChangeSignal, Progress, RaisedAlarms
-from services.launcher.state import (
-    CleanRun,
-    DrainReplica,
-    ExitStatus,
-    KillReplica,
-    ReplicaKey,
-    Run,
-    RunAction,
-    RunNote,
-    RunState,
-    StartReplica,
-)
+from services.launcher.state import ExitStatus, ReplicaKey, Run, RunState
 from services.launcher.store.ledger import Ledger, StoredRun
-from services.launcher.store.roster import Member, ReplicaCommand, Roster, UnregisteredError
+from services.launcher.store.roster import Member, Roster, UnregisteredError
+from services.launcher.store.run_files import JOURNAL
 
 # Progress is worth an event when it is news, or when it is this old.
 _PROGRESS_S = 0.9

@@ -3,6 +3,7 @@ argument."""
 
 from dataclasses import replace
 
+from services.launcher.control.actions import RunNote
 from services.launcher.state import (
     EXIT_BAD_CONFIG,
     KILL_AGAIN_S,
@@ -16,7 +17,6 @@ from services.launcher.state import (
     ReplicaKey,
     ReplicaState,
     Run,
-    RunNote,
     RunState,
     Unit,
 )

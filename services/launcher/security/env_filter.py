@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from services.launcher.config.launcher import LauncherConfig
-from services.launcher.launcher_address import REMOTE_VARIABLE
 from services.launcher.security import secret_names
+from services.launcher.security.launcher_address import REMOTE_VARIABLE
 from services.launcher.state import LEARNER, SERVICES
 
 # Of clouds, as SkyPilot and the launcher read them.

@@ -3,7 +3,6 @@ newest incarnation wins."""
 
 from collections import deque
 from dataclasses import dataclass, replace
-from enum import StrEnum
 
 from services.launcher.state import ReplicaKey
 
@@ -23,14 +22,6 @@ class ReplacedError(Exception):
 
 class UnregisteredError(Exception):
     """A heartbeat of a replica that has not registered."""
-
-
-class ReplicaCommand(StrEnum):
-    """Command to a replica, in the answer to its heartbeat."""
-
-    NONE = "none"
-    DRAIN = "drain"
-    STOP = "stop"
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from services.launcher.ports import (
+from services.launcher.backends.ports import (
     BackendUnreachable,
     CapacityError,
     CleanupEvidence,

@@ -20,10 +20,9 @@ from flotilla.launcher.v1 import run_service_pb2 as pb
 from flotilla.launcher.v1.run_service_pb2_grpc import RunServiceStub
 from services.common import rpc
 from services.common.tls import TLS_VARIABLE
-from services.launcher import launcher_address
 from services.launcher.backends.local.backend import MARK_VARIABLE
 from services.launcher.config.launcher import LauncherConfig
-from services.launcher.security import secret_names
+from services.launcher.security import launcher_address, secret_names
 from services.launcher.security.env_filter import LAUNCHERS_OWN
 from tests.launcher.canaries.canary import HOOK, KEPT, REMOTE_OPTIONS, Canaries
 from tests.launcher.doctor.support import double

@@ -14,8 +14,8 @@ from typing import Any
 from flotilla.launcher.v1 import run_service_pb2 as pb
 from flotilla.launcher.v1.run_service_pb2_grpc import RunServiceStub
 from services.common import rpc
-from services.launcher import launcher_address
-from services.launcher.launcher_address import LauncherAddress
+from services.launcher.security import launcher_address
+from services.launcher.security.launcher_address import LauncherAddress
 from tests.launcher.harness import REPOSITORY, spec
 from tests.launcher.notify.slack_double import CHANNEL_ID, TOKEN, SlackDouble, slack
 

@@ -5,9 +5,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from services.launcher.backends.ports import BackendUnreachable
 from services.launcher.backends.sky.ports import Document
 from services.launcher.backends.sky.status import Cluster, Job
-from services.launcher.ports import BackendUnreachable
 
 
 class FakeSky:

@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Any
 
 from services.common.config import canonical_json
+from services.launcher.backends.ports import LaunchSpec
 from services.launcher.config.launcher import LauncherConfig
-from services.launcher.ports import LaunchSpec
 from services.launcher.state import ReplicaKey
 
 RUN_ID = "tiny-20260101-000000"

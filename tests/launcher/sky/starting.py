@@ -3,8 +3,8 @@
 import asyncio
 from typing import Any
 
+from services.launcher.backends.ports import LaunchSpec
 from services.launcher.backends.sky.backend import SkyBackend
-from services.launcher.ports import LaunchSpec
 from services.launcher.state import GATEWAY, LEARNER, ReplicaKey, Unit
 from tests.launcher.sky import specs
 

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from services.common.config import canonical_json
+from services.launcher.backends.ports import BackendUnreachable
 from services.launcher.backends.sky import names
 from services.launcher.backends.sky.backend import SkyBackend
 from services.launcher.backends.sky.status import Cluster
-from services.launcher.ports import BackendUnreachable
 from services.launcher.state import LEARNER, ROLLOUT
 from tests.launcher.sky import specs
 from tests.launcher.sky.fake_client import FakeSky

@@ -6,14 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from services.launcher.backends.ports import BackendUnreachable, CapacityError
 from services.launcher.backends.sky import names
 from services.launcher.backends.sky.backend import SkyBackend
 from services.launcher.backends.sky.job_queue import JobQueue
 from services.launcher.backends.sky.status import Cluster
-from services.launcher.ports import (
-    BackendUnreachable,
-    CapacityError,
-)
 from services.launcher.security.sealed_secrets import KEY_FILE, unseal_secrets
 from services.launcher.state import GATEWAY, LEARNER, ROLLOUT, ExitStatus, Unit
 from tests.launcher.sky import specs

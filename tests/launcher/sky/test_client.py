@@ -12,16 +12,16 @@ from typing import Any
 
 import pytest
 
-from services.launcher.backends.sky import names, pending_requests
-from services.launcher.backends.sky.job_queue import JobQueue
-from services.launcher.backends.sky.sdk import SkyClient
-from services.launcher.ports import (
+from services.launcher.backends.ports import (
     BackendError,
     BackendUnreachable,
     CapacityError,
     SetupError,
     StartLostError,
 )
+from services.launcher.backends.sky import names, pending_requests
+from services.launcher.backends.sky.job_queue import JobQueue
+from services.launcher.backends.sky.sdk import SkyClient
 from services.launcher.state import ROLLOUT
 
 _SDK = Path(__file__).parents[2] / "faults/sky_kills/sdk"

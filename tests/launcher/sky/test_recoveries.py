@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from services.launcher.backends.ports import BackendUnreachable
 from services.launcher.backends.sky.backend import SkyBackend
 from services.launcher.backends.sky.status import Cluster
-from services.launcher.ports import BackendUnreachable
 from services.launcher.state import GATEWAY, LEARNER, ROLLOUT, ExitStatus
 from tests.launcher.sky.fake_client import FakeSky
 from tests.launcher.sky.starting import brief

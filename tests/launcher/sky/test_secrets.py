@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from services.common.child_environment import child_environment
+from services.launcher.backends.ports import BackendError
 from services.launcher.backends.sky import cost_estimate, tasks
 from services.launcher.backends.sky.backend import SkyBackend
-from services.launcher.ports import BackendError
 from services.launcher.security import secret_names
 from services.launcher.security.env_filter import (
     LAUNCHERS_OWN,

@@ -4,13 +4,9 @@ import asyncio
 
 import pytest
 
+from services.launcher.backends.ports import BackendError, CapacityError, SetupError
 from services.launcher.backends.sky.backend import SkyBackend
 from services.launcher.backends.sky.status import JobStage
-from services.launcher.ports import (
-    BackendError,
-    CapacityError,
-    SetupError,
-)
 from services.launcher.state import GATEWAY, LEARNER, ROLLOUT
 from tests.launcher.sky import specs
 from tests.launcher.sky.fake_client import FakeSky

@@ -10,7 +10,7 @@ import pytest
 from flotilla.launcher.v1 import registry_service_pb2 as registry_pb
 from services.common.errors import ServiceError
 from services.common.rpc import service_error, to_seconds
-from services.launcher.control.agent_reports import EXIT_PREEMPTED
+from services.launcher.agent_protocol import EXIT_PREEMPTED
 from services.launcher.state import Replica
 from services.launcher.store.log_spool import MAX_CHUNK_BYTES
 from tests.launcher.unit.harness import Machine, machine

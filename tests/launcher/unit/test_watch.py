@@ -13,8 +13,7 @@ from services.launcher.agent.decisions import (
     WatchStage,
     WatchState,
 )
-from services.launcher.control.agent_reports import EXIT_PREEMPTED
-from services.launcher.ports import UnitPhase
+from services.launcher.agent_protocol import EXIT_PREEMPTED, UnitPhase
 from services.launcher.state import LifecyclePolicy
 
 POLICY = LifecyclePolicy(max_restarts=2, restart_window_s=100.0, backoff_s=1.0, drain_s=10.0)

@@ -13,8 +13,7 @@ import pytest
 
 from services.launcher.agent.decisions import EXIT_SILENCE
 from services.launcher.agent.preemption import UNTOLD_LEFT_S
-from services.launcher.control.agent_reports import EXIT_PREEMPTED
-from services.launcher.ports import UnitPhase
+from services.launcher.agent_protocol import EXIT_PREEMPTED, UnitPhase
 from tests.launcher.harness import TOKEN
 from tests.launcher.unit.harness import Machine, machine, metadata_server
 

@@ -18,7 +18,8 @@ import pytest
 import yaml
 
 from services.common.config import load_spec
-from services.launcher import launcher_address, plan
+from services.launcher import plan
+from services.launcher.security import launcher_address
 from services.launcher.state import RunState
 from services.launcher.store.ledger import Ledger, StoredRun
 from services.learner.config.sampling import SelectConfig

@@ -11,20 +11,13 @@ from flotilla.launcher.v1 import registry_service_pb2 as registry_pb
 from flotilla.launcher.v1 import registry_service_pb2_grpc
 from services.common.rpc import service_error, to_seconds
 from services.launcher.agent.ports import LauncherAnswer, LauncherAwayError, ReplicaReplacedError
-from services.launcher.api.codec import COMMANDS
-from services.launcher.control.supervisor import ReplicaCommand
-from services.launcher.ports import UnitPhase, UnitReport
+from services.launcher.agent_protocol import UnitReport
+from services.launcher.api.agent_codec import PHASES, command_from_pb
 from services.launcher.state import ReplicaKey
 
 # The contract's limit on the last lines of a log.
 _TAIL_CHARACTERS = 4_000
 _PUSH_TIMEOUT_S = 10.0
-_PHASES = {
-    UnitPhase.SETUP: registry_pb.UNIT_PHASE_SETUP,
-    UnitPhase.RUNNING: registry_pb.UNIT_PHASE_RUNNING,
-    UnitPhase.PREEMPTED: registry_pb.UNIT_PHASE_PREEMPTED,
-    UnitPhase.EXITED: registry_pb.UNIT_PHASE_EXITED,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +43,7 @@ class GrpcLauncherLink:
         how = report.exit
         request = registry_pb.ReportUnitRequest(
             **self._identity_fields(self._sender.incarnation),
-            phase=_PHASES[report.phase],
+            phase=PHASES[report.phase],
             exit_code=(how.code or 0) if how else 0,
             tail=how.tail[-_TAIL_CHARACTERS:] if how else "",
             hostname=report.hostname,
@@ -60,8 +53,7 @@ class GrpcLauncherLink:
             response = await self._stub.ReportUnit(request, timeout=timeout_s)
         except grpc.aio.AioRpcError as error:
             raise _translate_error(error) from error
-        commands = {wire: command for command, wire in COMMANDS.items()}
-        command = commands.get(response.command, ReplicaCommand.NONE)
+        command = command_from_pb(response.command)
         return LauncherAnswer(command, to_seconds(response.lease), response.begun)
 
     async def push_log(

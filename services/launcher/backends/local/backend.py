@@ -17,7 +17,7 @@ import psutil
 from services.common.child_environment import child_environment
 from services.common.shared_memory import remove_folders, shared_name
 from services.launcher.backends.local.gpu_slots import GpuSlots, gpus_of, visible_gpus
-from services.launcher.ports import (
+from services.launcher.backends.ports import (
     BackendError,
     CleanupEvidence,
     LaunchSpec,

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import psutil
 
-from services.launcher.ports import BackendError
+from services.launcher.backends.ports import BackendError
 
 
 class GpuSlots:

@@ -9,6 +9,14 @@ from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
+from services.launcher.backends.ports import (
+    BackendError,
+    BackendUnreachable,
+    CleanupEvidence,
+    LaunchSpec,
+    ResourceOffer,
+    StrayResource,
+)
 from services.launcher.backends.sky import names
 from services.launcher.backends.sky.cleanup import SkyCleaner
 from services.launcher.backends.sky.cloud_audit import CloudAuditor, LambdaCloud
@@ -20,14 +28,6 @@ from services.launcher.backends.sky.job_queue import JobQueue
 from services.launcher.backends.sky.ports import SkyPilotApi
 from services.launcher.backends.sky.prepared_launch import PreparedLaunch
 from services.launcher.backends.sky.sdk_prices import choose_price_source
-from services.launcher.ports import (
-    BackendError,
-    BackendUnreachable,
-    CleanupEvidence,
-    LaunchSpec,
-    ResourceOffer,
-    StrayResource,
-)
 from services.launcher.security import secret_names
 from services.launcher.security.sealed_secrets import forget_key, load_or_make_key, seal_secrets
 from services.launcher.state import ExitStatus, Unit

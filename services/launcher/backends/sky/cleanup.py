@@ -3,12 +3,12 @@
 import time
 from collections.abc import Callable, Collection, Iterable
 
+from services.launcher.backends.ports import CleanupEvidence, StrayResource
 from services.launcher.backends.sky import names
 from services.launcher.backends.sky import status as records
 from services.launcher.backends.sky.job_queue import JobQueue
 from services.launcher.backends.sky.ports import SkyPilotApi
 from services.launcher.backends.sky.status import Cluster, Job, Place
-from services.launcher.ports import CleanupEvidence, StrayResource
 
 # What SkyPilot may take to end machines, before a look at what is left counts.
 _PATIENCE_S = 90.0

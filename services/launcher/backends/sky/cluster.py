@@ -3,12 +3,12 @@
 import asyncio
 from collections.abc import Iterable
 
+from services.launcher.backends.ports import BackendUnreachable, CapacityError
 from services.launcher.backends.sky import status as records
 from services.launcher.backends.sky import tasks
 from services.launcher.backends.sky.ports import SkyPilotApi
 from services.launcher.backends.sky.prepared_launch import PreparedLaunch
 from services.launcher.backends.sky.status import NO_JOB, Cluster, Place
-from services.launcher.ports import BackendUnreachable, CapacityError
 from services.launcher.state import ExitStatus
 
 _KILLED = -9

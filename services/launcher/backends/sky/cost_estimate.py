@@ -7,11 +7,11 @@ from typing import Any, Protocol
 
 import yaml
 
+from services.launcher.backends.ports import BackendError, LaunchSpec, ResourceOffer
 from services.launcher.backends.sky import resources, tasks
 from services.launcher.backends.sky.status import Place
 from services.launcher.config.launcher import LauncherConfig
 from services.launcher.config.sky import Machine, Machines
-from services.launcher.ports import BackendError, LaunchSpec, ResourceOffer
 from services.launcher.state import LEARNER, SERVICES, ReplicaKey
 
 REMOTE = "learner.checkpoint.remote"

@@ -3,7 +3,7 @@
 from typing import Any
 
 from services.common.log import redact
-from services.launcher.ports import (
+from services.launcher.backends.ports import (
     BackendError,
     BackendUnreachable,
     CapacityError,

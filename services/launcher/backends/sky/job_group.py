@@ -7,12 +7,12 @@ import asyncio
 import time
 from dataclasses import dataclass, field, replace
 
+from services.launcher.backends.ports import BackendError, CapacityError, SetupError, StartLostError
 from services.launcher.backends.sky import names, status, tasks
 from services.launcher.backends.sky.job_queue import JobQueue
 from services.launcher.backends.sky.ports import SkyPilotApi
 from services.launcher.backends.sky.prepared_launch import PreparedLaunch
 from services.launcher.backends.sky.status import Job, JobStage, Place
-from services.launcher.ports import BackendError, CapacityError, SetupError, StartLostError
 from services.launcher.state import LEARNER, ExitStatus, ReplicaKey
 
 _UNKNOWN_S = 120.0

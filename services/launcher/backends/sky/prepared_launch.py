@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, field
 
+from services.launcher.backends.ports import LaunchSpec
 from services.launcher.backends.sky import tasks
-from services.launcher.ports import LaunchSpec
 from services.launcher.state import ReplicaKey
 
 

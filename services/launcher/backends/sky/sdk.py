@@ -15,13 +15,13 @@ from typing import Any, TypeVar
 
 import yaml
 
+from services.launcher.backends.ports import BackendError
 from services.launcher.backends.sky import errors
 from services.launcher.backends.sky.blocking_calls import run_in_thread
 from services.launcher.backends.sky.pending_requests import PendingRequests
 from services.launcher.backends.sky.ports import Document
 from services.launcher.backends.sky.status import NO_JOB, Cluster, Job, Place
 from services.launcher.backends.sky.tasks import fill_secrets
-from services.launcher.ports import BackendError
 
 T = TypeVar("T")
 _NOT_INSTALLED = (

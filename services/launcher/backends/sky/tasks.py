@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from services.launcher.agent_protocol import EXIT_PREEMPTED
+from services.launcher.backends.ports import LaunchSpec
 from services.launcher.backends.sky import names
 from services.launcher.backends.sky.machine_script import WatchedReplica, run_script, weights_port
 from services.launcher.backends.sky.resources import (
@@ -15,8 +17,6 @@ from services.launcher.backends.sky.resources import (
 )
 from services.launcher.config.launcher import LauncherConfig
 from services.launcher.config.sky import Machine, Machines
-from services.launcher.control.agent_reports import EXIT_PREEMPTED
-from services.launcher.ports import LaunchSpec
 from services.launcher.security import secret_names
 from services.launcher.state import GATEWAY, LEARNER, ReplicaKey, RunMode
 

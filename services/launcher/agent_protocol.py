@@ -1,0 +1,53 @@
+"""Reports of the agents on other machines, and the commands that answer them."""
+
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+
+from services.launcher.state import ExitStatus, ReplicaKey
+
+# Of a watcher whose machine is taken away.
+EXIT_PREEMPTED = 75
+
+
+class ReplicaCommand(StrEnum):
+    """Command to a replica, in the answer to its heartbeat."""
+
+    NONE = "none"
+    DRAIN = "drain"
+    STOP = "stop"
+
+
+class UnitPhase(StrEnum):
+    """Phases of a replica's machine, as its watcher reports them."""
+
+    SETUP = "setup"
+    RUNNING = "running"
+    PREEMPTED = "preempted"
+    EXITED = "exited"
+
+
+@dataclass(frozen=True, slots=True)
+class UnitReport:
+    """Report of the watcher on a replica's machine; `exit` is set once it is EXITED."""
+
+    phase: UnitPhase
+    exit: ExitStatus | None = None
+    hostname: str = ""
+    restarts: int = 0
+
+
+def key_of_node(key: ReplicaKey, node: int) -> ReplicaKey:
+    """Return the key of a replica's machine: for the first one, 0, the replica's own key.
+    Only learners have several machines, and a run has one learner."""
+    return (f"{key[0]}-node", node) if node else key
+
+
+def is_side_log(key: ReplicaKey, node: int, name: str) -> bool:
+    """Tell whether that is a log which a service may keep beside its own on that machine.
+
+    A learner does so for its ranks: `learner-rank-0`, and `learner-node-1-rank-2` on a
+    further machine."""
+    service, number = key_of_node(key, node)
+    prefix = f"{service}-{number}" if node else service
+    return re.fullmatch(rf"{re.escape(prefix)}-(?!node-)[a-z][a-z0-9-]*", name) is not None

@@ -1,0 +1,29 @@
+"""Names of the files in a run's folder, and the check that a run has what it goes on from."""
+
+import re
+from pathlib import Path
+
+from services.launcher.state import ReplicaKey
+
+RUN_ID_PATTERN = re.compile(r"[a-z0-9][a-z0-9._-]{0,127}")
+SPEC_FILE = "spec.json"
+# The learner's: what a run has once its learner has begun, and what it goes on from.
+_LOCK, JOURNAL = "journal.lock", "journal.sqlite"
+
+
+def log_path(run_dir: Path, key: ReplicaKey) -> Path:
+    """Return the path of a replica's log, which holds its output."""
+    return run_dir / "logs" / f"{key[0]}-{key[1]}.log"
+
+
+def describe_missing(runs: Path, run_id: str) -> str:
+    """Describe what a run lacks and cannot go on without; empty if it has all. A run that
+    was given up before its learner began has nothing to lose."""
+    run_dir = runs / run_id
+    if run_dir.is_symlink():
+        return f"{run_dir} is a link to another folder: put the run's own folder there"
+    if not run_dir.is_dir():
+        return f"its folder {run_dir} is gone"
+    if (run_dir / _LOCK).exists() and not (run_dir / JOURNAL).exists():
+        return f"its journal {run_dir / JOURNAL} is gone (--accept-loss goes on without it)"
+    return ""
