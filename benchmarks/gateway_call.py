@@ -33,8 +33,9 @@ from mcp import Client
 from environments.oracle import plan
 from environments.tasks import make_task
 from services.common import rpc
+from services.common.domain.attempts import AttemptKey
 from services.rollout.adapters.env_gateway import GatewayEnvironment
-from services.rollout.types import AttemptKey, OpenRequest
+from services.rollout.types import OpenRequest
 
 ROOT = Path(__file__).parents[1]
 ROUNDS = 3

@@ -24,7 +24,11 @@ from typing import Any
 
 import numpy as np
 
-from services.learner.group_types import GroupSpec, Lease, Purpose
+from services.common.domain.attempts import AttemptKey, Purpose, StopReason
+from services.common.domain.policy import PolicyId
+from services.common.domain.trajectory import Author, Span, Trajectory, TurnTiming, content_digest
+from services.common.domain.trajectory import Sequence as Sampled
+from services.learner.group_types import GroupSpec, Lease
 from services.learner.journal.connection import connect_journal
 from services.learner.journal.progress_mark import MARK_FILE as MARK
 from services.learner.journal.progress_mark import Position, ProgressMark
@@ -32,9 +36,6 @@ from services.learner.journal.schema import JOURNAL_FILE, Plan
 from services.learner.journal.startup_check import check_journal
 from services.learner.journal.store import Journal, lock_journal, open_journal
 from services.learner.sampling.tasks import Task
-from services.learner.trajectory import Trajectory, TurnTiming, content_digest
-from services.learner.types import AttemptKey, Author, PolicyId, Span, StopReason
-from services.learner.types import Sequence as Sampled
 
 GROUP, STEP = 8, 64
 TOKENS, TURNS = 2000, 12

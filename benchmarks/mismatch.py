@@ -19,6 +19,7 @@ from typing import Any, Literal
 import numpy as np
 from transformers import AutoConfig, AutoTokenizer
 
+from services.common.domain.policy import PolicyId
 from services.common.spec import PolicyConfig
 from services.learner.config.rank import RankConfig
 from services.learner.guard.dtype_bounds import BOUNDS
@@ -30,7 +31,7 @@ from services.learner.types import TrainBatch
 from services.rollout.adapters.vllm import VllmEngine
 from services.rollout.adapters.vllm_options import ServedModel
 from services.rollout.config.rollout import EngineConfig
-from services.rollout.types import PolicyId, Publication, Sampling
+from services.rollout.types import Publication, Sampling
 
 Dtype = Literal["float32", "bfloat16"]
 DTYPES: tuple[Dtype, ...] = ("float32", "bfloat16")

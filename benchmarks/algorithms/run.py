@@ -12,13 +12,14 @@ import torch
 from benchmarks.algorithms.cases import Case
 from environments.api import ENV_KEYS
 from environments.scenario import Scenario, data_id, scenario
+from services.common.domain.attempts import StopReason
 from services.common.spec import PolicyConfig
 from services.learner.config.learner import OptimizerConfig
 from services.learner.config.rank import RankConfig
 from services.learner.rank.model import Policy, load_policy
 from services.learner.rank.optimizer import Optimizer, learning_rate
 from services.learner.rank.trainer import Trainer
-from services.learner.types import StopReason, TrainBatch, TrainSequence
+from services.learner.types import TrainBatch, TrainSequence
 from tools.tiny_policy.episodes import Episode, Player, play
 from tools.tiny_policy.evaluate import evaluate, load_player
 

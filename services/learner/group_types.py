@@ -1,17 +1,10 @@
 """Groups and their leases, as the journal, the API and the rooms of the learner know them."""
 
 from dataclasses import dataclass, replace
-from enum import StrEnum
 
+from services.common.domain.attempts import AttemptKey, Purpose
+from services.common.domain.policy import PolicyId
 from services.learner.sampling.tasks import Task
-from services.learner.types import AttemptKey, PolicyId
-
-
-class Purpose(StrEnum):
-    """Use of the sampled trajectories."""
-
-    TRAIN = "train"
-    EVAL = "eval"
 
 
 @dataclass(frozen=True, slots=True)

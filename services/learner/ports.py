@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from services.common.domain.policy import PolicyId
 from services.learner.types import (
     CheckpointFiles,
     Comparison,
     Histogram,
     ModelInfo,
-    PolicyId,
     Publication,
     StepResult,
     TrainBatch,

@@ -2,80 +2,17 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from services.common.domain.attempts import StopReason
 from services.common.fingerprint import TensorEntry
 
-
-@dataclass(frozen=True, slots=True, order=True)
-class PolicyId:
-    """One set of weights; ordered by (run_epoch, version)."""
-
-    run_epoch: int
-    version: int
-    fingerprint: bytes = field(default=b"", compare=False)
-
-
-class StopReason(StrEnum):
-    """Reason why an attempt that counts came to its end."""
-
-    DONE = "done"
-    MAX_TURNS = "max_turns"
-    CONTEXT_OVERFLOW = "context_overflow"
-    GENERATION_LENGTH = "generation_length"
-    TIMEOUT = "timeout"
-
-
-class FailureKind(StrEnum):
-    """Reason why an attempt does not count."""
-
-    ENV_LOST = "env_lost"
-    ENGINE_ERROR = "engine_error"
-    ABORTED = "aborted"
-    NO_GRADE = "no_grade"
-    # What the policy would read next cannot be rendered: nothing of its group is used.
-    TEMPLATE_ERROR = "template_error"
-
-
-class Author(StrEnum):
-    """Author of a run of tokens."""
-
-    PROMPT = "prompt"
-    POLICY = "policy"
-    ENVIRONMENT = "environment"
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """A run of tokens with one author and, when a policy wrote it, one policy."""
-
-    author: Author
-    length: int
-    policy: PolicyId | None = None
-    temperature: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Sequence:
-    """Tokens that the policy saw at once. `logprobs` are of its own tokens alone, in order."""
-
-    token_ids: NDArray[np.int32]
-    spans: tuple[Span, ...]
-    logprobs: NDArray[np.float32]
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class AttemptKey:
-    """One try at one attempt of one group."""
-
-    group_id: str
-    attempt_index: int
-    attempt_try: int
+# A reward of at least this is a pass.
+PASS_REWARD = 1.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,13 +10,13 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from services.common.domain.policy import PolicyId
     from services.rollout.types import (
         Completion,
         EpisodeInfo,
         Grade,
         Lease,
         OpenRequest,
-        PolicyId,
         Publication,
         Sampling,
         ToolResult,

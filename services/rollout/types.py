@@ -8,6 +8,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from services.common.domain.attempts import (
+    AttemptKey,
+    FailureKind,
+    Purpose,
+    StopReason,
+    ToolOutcome,
+)
+from services.common.domain.policy import PolicyId
+from services.common.domain.trajectory import Counts, Span, TurnTiming
 from services.common.fingerprint import TensorEntry
 
 
@@ -34,69 +43,6 @@ class Tool:
     description: str
     parameters: Mapping[str, Any]
     read_only: bool = False
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class PolicyId:
-    """One set of weights; ordered by (run_epoch, version)."""
-
-    run_epoch: int
-    version: int
-    fingerprint: bytes = field(default=b"", compare=False)
-
-    @property
-    def label(self) -> str:
-        """Name of these weights in the engine, and salt of its prefix cache."""
-        return f"{self.run_epoch}:{self.version}"
-
-
-class Purpose(StrEnum):
-    """Purpose of the sampled trajectories."""
-
-    TRAIN = "train"
-    EVAL = "eval"
-
-
-class StopReason(StrEnum):
-    """Reason for the end of an attempt that counts."""
-
-    DONE = "done"
-    MAX_TURNS = "max_turns"
-    CONTEXT_OVERFLOW = "context_overflow"
-    GENERATION_LENGTH = "generation_length"
-    TIMEOUT = "timeout"
-
-
-class FailureKind(StrEnum):
-    """Reason why an attempt does not count."""
-
-    ENV_LOST = "env_lost"
-    ENGINE_ERROR = "engine_error"
-    ABORTED = "aborted"
-    NO_GRADE = "no_grade"
-    # What the policy would read next cannot be rendered: nothing of its group is used.
-    TEMPLATE_ERROR = "template_error"
-
-
-class Author(StrEnum):
-    """Author of a run of tokens."""
-
-    PROMPT = "prompt"
-    POLICY = "policy"
-    ENVIRONMENT = "environment"
-
-
-class ToolOutcome(StrEnum):
-    """Outcome of a tool call."""
-
-    OK = "ok"
-    TOOL_ERROR = "tool_error"
-    BAD_TOOL = "bad_tool"
-    BAD_ARGUMENTS = "bad_arguments"
-    NOT_EXECUTED = "not_executed"
-    OUTCOME_UNKNOWN = "outcome_unknown"
-    DEADLINE = "deadline"
-    SESSION_LOST = "session_lost"
 
 
 class UpdateOutcome(StrEnum):
@@ -165,15 +111,6 @@ class Publication:
     generation: int = 0
     reload: bool = False
     probes: tuple[Probe, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class AttemptKey:
-    """One try at one attempt of one group."""
-
-    group_id: str
-    attempt_index: int
-    attempt_try: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,45 +187,6 @@ class Grade:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
-    """A run of tokens with one author and, when a policy wrote it, one policy."""
-
-    author: Author
-    length: int
-    policy: PolicyId | None = None
-    temperature: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class TurnTiming:
-    """Times of one turn, and its tokens."""
-
-    generate_s: float
-    tools_s: float
-    prompt_tokens: int
-    generated_tokens: int
-
-
-@dataclass(slots=True)
-class AttemptCounts:
-    """Counts of one attempt; keys of `tool_errors` are tool outcomes."""
-
-    turns: int = 0
-    tool_calls: int = 0
-    tool_errors: dict[str, int] = field(default_factory=dict[str, int])
-    parse_errors: int = 0
-    repeats: int = 0
-    open_s: float = 0.0
-    grade_s: float = 0.0
-    # Tools that were offered, and turns with a malformed call.
-    tools: int = 0
-    malformed_turns: int = 0
-    # What was wrong with malformed calls, and names of tools that there are not: a few of each.
-    parse_messages: dict[str, int] = field(default_factory=dict[str, int])
-    unknown_tools: dict[str, int] = field(default_factory=dict[str, int])
-
-
-@dataclass(frozen=True, slots=True)
 class Trajectory:
     """One try at one attempt. Exactly one of `grade.reward`, `grade.no_grade`, `failure` is set."""
 
@@ -296,7 +194,7 @@ class Trajectory:
     token_ids: NDArray[np.int32]
     spans: tuple[Span, ...]
     logprobs: NDArray[np.float32]
-    counts: AttemptCounts
+    counts: Counts
     turns: tuple[TurnTiming, ...] = ()
     grade: Grade | None = None
     failure: FailureKind | None = None

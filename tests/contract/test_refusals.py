@@ -4,14 +4,14 @@ import pytest
 
 from flotilla.env_gateway.v1 import episode_service_pb2_grpc
 from services.common import rpc
+from services.common.domain.attempts import AttemptKey, FailureKind
+from services.common.domain.attempts import AttemptKey as RolloutKey
+from services.common.domain.trajectory import Trajectory
 from services.env_gateway.adapters.fake import FakeBackend
 from services.env_gateway.api.episode_service import EpisodeService
 from services.learner.sampling.refused_tasks import Refusal, common_refusal
-from services.learner.trajectory import Trajectory
-from services.learner.types import AttemptKey, FailureKind
 from services.rollout.adapters.env_gateway import GatewayEnvironment
 from services.rollout.ports import EnvironmentLost
-from services.rollout.types import AttemptKey as RolloutKey
 from services.rollout.types import OpenRequest
 from tests.contract.test_episode_service import TOKEN
 from tests.env_gateway.support import running, task_json

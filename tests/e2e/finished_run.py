@@ -20,10 +20,9 @@ from transformers import AutoModelForCausalLM
 from environments.api import ENV_KEYS
 from environments.scenario import Split
 from environments.tasks import make_tasks
+from services.common.domain.trajectory import Author, Sequence, Trajectory
 from services.learner.journal.store import open_read_only
 from services.learner.journal.trajectory_tables import keys_of, trajectory_of
-from services.learner.trajectory import Trajectory
-from services.learner.types import Author, Sequence
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 EVAL_TASKS = 12

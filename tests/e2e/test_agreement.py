@@ -11,6 +11,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from services.common.domain.policy import PolicyId
 from services.common.spec import PolicyConfig
 from services.learner.config.algorithm import AlgorithmConfig
 from services.learner.config.learner import OptimizerConfig
@@ -24,7 +25,7 @@ from services.learner.types import TrainBatch, TrainSequence
 from services.rollout.adapters.vllm import VllmEngine
 from services.rollout.adapters.vllm_options import ServedModel
 from services.rollout.config.rollout import EngineConfig
-from services.rollout.types import Completion, PolicyId, Publication, Sampling
+from services.rollout.types import Completion, Publication, Sampling
 from tests.e2e.wide_model import VOCAB, make_folder, policy_section
 
 pytestmark = [

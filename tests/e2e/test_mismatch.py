@@ -8,6 +8,7 @@ from typing import Literal
 
 import pytest
 
+from services.common.domain.policy import PolicyId
 from services.common.spec import PolicyConfig
 from services.learner.config.rank import RankConfig
 from services.learner.guard.diagnosis import Diagnosis, diagnose_mismatch
@@ -20,7 +21,7 @@ from services.learner.types import Comparison
 from services.rollout.adapters.vllm import VllmEngine
 from services.rollout.adapters.vllm_options import ServedModel
 from services.rollout.config.rollout import EngineConfig
-from services.rollout.types import PolicyId, Publication, Sampling
+from services.rollout.types import Publication, Sampling
 from tests.e2e.wide_model import VOCAB, make_folder, policy_section
 
 pytestmark = [

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from services.common.domain.attempts import FailureKind
 from services.common.shared_memory import SHARED_MEMORY
-from services.learner.types import FailureKind
 from tests.e2e.finished_run import (
     EVAL_TASKS,
     FinishedRun,

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from environments.oracle import plan
+from services.common.domain.attempts import ToolOutcome
 from services.env_gateway.adapters.embedded.backend import EmbeddedBackend
 from services.env_gateway.config.backends import EmbeddedConfig
 from services.env_gateway.config.gateway import EnvGatewayConfig
 from services.env_gateway.episodes.gateway import Gateway
 from services.env_gateway.episodes.instance_journal import InstanceJournal
-from services.env_gateway.episodes.session import Session, ToolOutcome
+from services.env_gateway.episodes.session import Session
 from services.env_gateway.grading.grader import VerifierRunner, load_digests
 from services.env_gateway.ports import Backend
 from services.env_gateway.verify.verifier_pool import VerifierPool

@@ -8,13 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.common.config import parse_config
+from services.common.domain.attempts import NoGradeReason
 from services.common.errors import ConfigError
 from services.env_gateway.config.gateway import EnvGatewayConfig
-from services.env_gateway.grading.verdict import (
-    NoGradeReason,
-    compute_partial_reward,
-    judge_execution,
-)
+from services.env_gateway.grading.verdict import compute_partial_reward, judge_execution
 from services.env_gateway.ports import Execution
 from services.env_gateway.tasks.task_format import TaskError, parse_task
 from services.env_gateway.tools.retry_policy import Backoff, RetryBudget

@@ -13,11 +13,12 @@ from aiohttp import web
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from services.common.domain.attempts import ToolOutcome
 from services.env_gateway.adapters import http_client
 from services.env_gateway.adapters.http_client import DEFAULT_LIMITS, HttpError
 from services.env_gateway.adapters.mcp import wire as mcp_wire
 from services.env_gateway.api import codec
-from services.env_gateway.episodes.session import CallAnswer, MediaStore, ToolOutcome
+from services.env_gateway.episodes.session import CallAnswer, MediaStore
 from services.env_gateway.ports import BackendError, Media, Text
 from tests.env_gateway.test_mcp_client import answer, failing, session_with
 

@@ -7,8 +7,8 @@ import pytest
 
 from environments.oracle import plan
 from environments.tasks import make_task
+from services.common.domain.attempts import ToolOutcome
 from services.env_gateway.episodes.episode_book import EpisodeState
-from services.env_gateway.episodes.session import ToolOutcome
 from services.env_gateway.ports import Text
 from tests.env_gateway.grading_gateway import ENV_KEYS, embedded_gateway, reward_of
 from tests.env_gateway.support import open_spec, opened, states

@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
+from services.common.domain.attempts import ToolOutcome
 from services.env_gateway.adapters.fake import FakeBackend
 from services.env_gateway.episodes.gateway import Gateway
-from services.env_gateway.episodes.session import Session, ToolOutcome
+from services.env_gateway.episodes.session import Session
 from services.env_gateway.ports import Verification
 from services.env_gateway.verify.verifier_pool import VerifierPool
 from tests.env_gateway.support import open_spec, opened, running, until

@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
+from services.common.domain.attempts import NoGradeReason, ToolOutcome
 from services.env_gateway.adapters.fleet import tools as fleet_tools
 from services.env_gateway.episodes.episode_book import EpisodeState
-from services.env_gateway.episodes.session import ToolOutcome
-from services.env_gateway.grading.verdict import NoGradeReason
 from services.env_gateway.ports import BackendError
 from tests.env_gateway.backends.bench import TIMEOUT_S, Bench
 from tests.env_gateway.backends.fleet_harness import Emulator, fleet_bench

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
+from services.common.domain.attempts import ToolOutcome
 from services.env_gateway.adapters.fleet.screen import parse_first_screenshot
 from services.env_gateway.episodes.episode_book import EpisodeState
-from services.env_gateway.episodes.session import Session, ToolOutcome
+from services.env_gateway.episodes.session import Session
 from services.env_gateway.ports import (
     BackendError,
     CallResult,

@@ -5,9 +5,8 @@ from typing import Any
 
 import pytest
 
+from services.common.domain.attempts import NoGradeReason, ToolOutcome
 from services.env_gateway.api import codec
-from services.env_gateway.episodes.session import ToolOutcome
-from services.env_gateway.grading.verdict import NoGradeReason
 from services.env_gateway.ports import CallResult, Execution, Media, Text, Tool
 from tests.env_gateway.fleet_task_envs import Here, observation
 

@@ -19,9 +19,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from services.common.domain.attempts import NoGradeReason
 from services.env_gateway.grading.authorship import Authorship, authorship_of, folded
 from services.env_gateway.grading.policy_writings import PolicyWritings, decode_readings
-from services.env_gateway.grading.verdict import Grade, NoGradeReason, judge_execution
+from services.env_gateway.grading.verdict import Grade, judge_execution
 from services.env_gateway.ports import Execution, Submission
 from services.env_gateway.tasks.task_format import parse_task
 from tests.env_gateway.support import task_json

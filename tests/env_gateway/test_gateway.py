@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from services.common.domain.attempts import NoGradeReason, ToolOutcome
 from services.env_gateway.adapters.fake import FakeBackend, FakeGrader
 from services.env_gateway.episodes.episode_book import (
     ANSWERS_KEPT,
@@ -16,8 +17,7 @@ from services.env_gateway.episodes.episode_book import (
     EpisodeState,
 )
 from services.env_gateway.episodes.gateway import Gateway
-from services.env_gateway.episodes.session import Session, ToolOutcome
-from services.env_gateway.grading.verdict import NoGradeReason
+from services.env_gateway.episodes.session import Session
 from services.env_gateway.ports import BackendError, CallResult, Execution
 from tests.env_gateway.support import open_spec, opened, running, states, task_json, until
 

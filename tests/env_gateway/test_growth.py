@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from services.common.domain.attempts import ToolOutcome
 from services.env_gateway.adapters.backend_factory import build_backend
 from services.env_gateway.config.gateway import EnvGatewayConfig
 from services.env_gateway.episodes.gateway import Gateway
-from services.env_gateway.episodes.session import ToolOutcome
 from tests.env_gateway.backends.embedded_harness import Harness as Embedded
 from tests.env_gateway.backends.fleet_harness import Harness as Fleet
 from tests.env_gateway.backends.harness import BackendHarness

@@ -16,6 +16,7 @@ from aiohttp import web
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from services.common.domain.attempts import NoGradeReason
 from services.env_gateway.adapters import database_dump as dump
 from services.env_gateway.adapters.fleet.wire import (
     InitialState,
@@ -29,7 +30,6 @@ from services.env_gateway.adapters.supervised_server import FixedAddress
 from services.env_gateway.config.backends import McpConfig
 from services.env_gateway.config.gateway import EnvGatewayConfig
 from services.env_gateway.episodes.gateway import Gateway
-from services.env_gateway.grading.verdict import NoGradeReason
 from services.env_gateway.ports import QueryError, Rows
 from services.env_gateway.tasks.task_format import Task
 from tests.env_gateway.grading_gateway import grading_gateway

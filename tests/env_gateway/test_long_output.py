@@ -5,9 +5,10 @@ import time
 
 import pytest
 
+from services.common.domain.attempts import NoGradeReason
 from services.env_gateway.grading.authorship import authorship_of
 from services.env_gateway.grading.policy_writings import Phrase, PolicyWritings
-from services.env_gateway.grading.verdict import NoGradeReason, judge_execution
+from services.env_gateway.grading.verdict import judge_execution
 from services.env_gateway.ports import Execution, Submission
 from services.env_gateway.tasks.task_format import Task
 from services.env_gateway.verify.worker import Bounded

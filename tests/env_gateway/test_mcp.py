@@ -12,14 +12,13 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 import pytest
 
 from environments.tasks import make_task
+from services.common.domain.attempts import NoGradeReason, ToolOutcome
 from services.env_gateway.adapters.http_client import open_http_session
 from services.env_gateway.adapters.mcp.backend import McpBackend
 from services.env_gateway.adapters.supervised_server import FixedAddress, SupervisedServer
 from services.env_gateway.config.backends import McpConfig
 from services.env_gateway.config.gateway import EnvGatewayConfig
 from services.env_gateway.episodes.gateway import Gateway
-from services.env_gateway.episodes.session import ToolOutcome
-from services.env_gateway.grading.verdict import NoGradeReason
 from services.env_gateway.ports import BackendError, ProvisionRequest, SupportsLiveness
 from services.env_gateway.tasks.task_format import parse_task
 from tests.env_gateway.grading_gateway import grading_gateway

@@ -2,8 +2,8 @@
 
 import pytest
 
+from services.common.domain.attempts import ToolOutcome
 from services.env_gateway.adapters.fake import FakeBackend, FakeGrader
-from services.env_gateway.episodes.session import ToolOutcome
 from services.env_gateway.ports import Execution, Text, Tool
 from services.env_gateway.tasks.task_format import TaskError, parse_task
 from services.env_gateway.tools.tool_selection import NothingToOfferError, select_tools

@@ -17,6 +17,7 @@ from environments.api import ENV_KEYS, open_instance
 from environments.oracle import plan
 from environments.tasks import make_task
 from environments.verdict import run_verifier
+from services.common.domain.attempts import NoGradeReason, ToolOutcome
 from services.env_gateway.adapters.openenv.backend import (
     OpenEnvBackend,
     OpenEnvInstance,
@@ -25,8 +26,6 @@ from services.env_gateway.adapters.openenv.backend import (
 from services.env_gateway.config.backends import OpenEnvConfig
 from services.env_gateway.config.gateway import EnvGatewayConfig
 from services.env_gateway.episodes.episode_book import EpisodeState
-from services.env_gateway.episodes.session import ToolOutcome
-from services.env_gateway.grading.verdict import NoGradeReason
 from services.env_gateway.ports import (
     BackendError,
     CallResult,

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from services.common.domain.attempts import NoGradeReason, ToolOutcome
 from services.env_gateway.adapters.fake import FakeBackend, FakeGrader
 from services.env_gateway.episodes.gateway import Gateway
-from services.env_gateway.episodes.session import CallAnswer, Session, ToolOutcome
-from services.env_gateway.grading.verdict import NoGradeReason
+from services.env_gateway.episodes.session import CallAnswer, Session
 from services.env_gateway.limits.adaptive_concurrency import (
     AdaptiveLimit,
     BreakerState,

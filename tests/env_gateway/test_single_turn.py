@@ -10,13 +10,13 @@ import pytest
 from environments.gsm8k.__main__ import make_tasks
 from environments.gsm8k.dataset import Question
 from flotilla.env_gateway.v1 import episode_service_pb2 as pb
+from services.common.domain.attempts import ToolOutcome
 from services.env_gateway.adapters.backend_factory import build_backend
 from services.env_gateway.adapters.fake import FakeBackend
 from services.env_gateway.api import codec
 from services.env_gateway.config.gateway import EnvGatewayConfig
 from services.env_gateway.episodes.episode_book import EpisodeState
 from services.env_gateway.episodes.gateway import Gateway
-from services.env_gateway.episodes.session import ToolOutcome
 from tests.env_gateway.grading_gateway import embedded_gateway, grading_gateway
 from tests.env_gateway.support import open_spec, opened, running, states, task_json
 

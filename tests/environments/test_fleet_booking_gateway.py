@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from environments.api import Instance
+from services.common.domain.attempts import ToolOutcome
 from services.env_gateway.adapters.embedded.backend import EmbeddedBackend
 from services.env_gateway.config.backends import EmbeddedConfig
 from services.env_gateway.config.gateway import EnvGatewayConfig
 from services.env_gateway.episodes.gateway import Gateway
 from services.env_gateway.episodes.instance_journal import InstanceJournal
-from services.env_gateway.episodes.session import ToolOutcome
 from services.env_gateway.grading.grader import VerifierRunner
 from services.env_gateway.verify.verifier_pool import VerifierPool
 from tests.env_gateway.support import open_spec, opened

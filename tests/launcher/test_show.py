@@ -10,20 +10,22 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
-from services.learner.group_types import GroupSpec, Lease, Purpose
+from services.common.domain.attempts import AttemptKey, FailureKind, Purpose, StopReason
+from services.common.domain.policy import PolicyId
+from services.common.domain.trajectory import (
+    Author,
+    Counts,
+    Facts,
+    Span,
+    Trajectory,
+    TurnTiming,
+    content_digest,
+)
+from services.common.domain.trajectory import Sequence as Tokens
+from services.learner.group_types import GroupSpec, Lease
 from services.learner.journal.schema import CheckpointRow, Plan
 from services.learner.journal.store import Journal, open_journal
 from services.learner.sampling.tasks import Task
-from services.learner.trajectory import Counts, Facts, Trajectory, TurnTiming, content_digest
-from services.learner.types import (
-    AttemptKey,
-    Author,
-    FailureKind,
-    PolicyId,
-    Span,
-    StopReason,
-)
-from services.learner.types import Sequence as Tokens
 from tests.launcher.harness import run_cli_here
 
 WORDS = ("book", "a", "room", "find_room", "room7", "<done>")

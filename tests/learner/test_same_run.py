@@ -4,13 +4,14 @@ from pathlib import Path
 
 import pytest
 
+from services.common.domain.policy import PolicyId
 from services.common.errors import ConfigError
 from services.learner.groups.policy_history import PolicyLineage
 from services.learner.journal.store import open_journal
 from services.learner.ranks.fake import FakeRanks
 from services.learner.run.resume_checks import check_tasks_are_the_same, check_weights_are_the_same
 from services.learner.sampling.tasks import load_tasks
-from services.learner.types import ModelInfo, PolicyId
+from services.learner.types import ModelInfo
 from tests.learner.support import make_config
 
 

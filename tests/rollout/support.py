@@ -5,21 +5,20 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import cache
 
+from services.common.domain.attempts import AttemptKey, ToolOutcome
+from services.common.domain.policy import PolicyId
 from services.rollout.adapters.fake import FakeEngine, Script
 from services.rollout.adapters.tokenizer import TransformersTokenizer
 from services.rollout.episodes.episode import Attempt, AttemptLimits, AttemptRunner
 from services.rollout.episodes.prompt import Profile, PromptBuilder
 from services.rollout.ports import EnvironmentLost
 from services.rollout.types import (
-    AttemptKey,
     EpisodeInfo,
     Grade,
     OpenRequest,
-    PolicyId,
     PromptFacts,
     Sampling,
     Tool,
-    ToolOutcome,
     ToolResult,
 )
 from tools.tiny_policy.tokenizer import train_tokenizer

@@ -9,22 +9,15 @@ import numpy as np
 import pytest
 
 from services.common.config import parse_config
+from services.common.domain.attempts import FailureKind, StopReason, ToolOutcome
+from services.common.domain.trajectory import Author
 from services.common.errors import ConfigError
 from services.rollout.adapters.fake import FakeEngine
 from services.rollout.config.rollout import RolloutConfig
 from services.rollout.episodes.episode import AttemptRunner
 from services.rollout.episodes.transcript import PrefixBroken, Transcript
 from services.rollout.ports import EngineDead, EngineError, RequestAborted
-from services.rollout.types import (
-    Author,
-    Completion,
-    FailureKind,
-    Grade,
-    StopReason,
-    ToolOutcome,
-    ToolResult,
-    Trajectory,
-)
+from services.rollout.types import Completion, Grade, ToolResult, Trajectory
 from tests.rollout.support import (
     OK,
     POLICY,

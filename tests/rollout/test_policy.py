@@ -19,6 +19,7 @@ from flotilla.learner.v1 import policy_service_pb2 as policy_pb
 from flotilla.learner.v1 import policy_service_pb2_grpc as policy_grpc
 from flotilla.learner.v1 import weight_service_pb2_grpc as weight_grpc
 from services.common import rpc
+from services.common.domain.policy import PolicyId
 from services.common.fingerprint import (
     TensorEntry,
     TokenizerDigests,
@@ -29,7 +30,7 @@ from services.rollout.adapters.fake import LOGPROB, FakeEngine
 from services.rollout.adapters.learner import PolicyClient, RunEpoch, WorkerIdentity
 from services.rollout.api.codec import policy_to_pb
 from services.rollout.ports import EngineDead, EngineError
-from services.rollout.types import PolicyId, Publication
+from services.rollout.types import Publication
 from services.rollout.work.weight_updater import WeightUpdater
 from tests.rollout.fakes import TOKEN, FakeLearner, FakeWeights, served, until
 from tests.rollout.support import engine, turns

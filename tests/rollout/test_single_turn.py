@@ -2,8 +2,10 @@
 
 import pytest
 
+from services.common.domain.attempts import StopReason
+from services.common.domain.trajectory import Author
 from services.rollout.episodes.prompt import system_text
-from services.rollout.types import Author, PromptFacts, StopReason, Tool
+from services.rollout.types import PromptFacts, Tool
 from tests.rollout.support import FakeEnvironment, attempt, prompts, runner, tokenizer
 
 TEXT = "7 + 5 = 12\n#### 12"

@@ -6,12 +6,13 @@ import re
 import psutil
 import pytest
 
+from services.common.domain.attempts import FailureKind, StopReason
 from services.rollout.adapters.fake import FakeEngine
 from services.rollout.adapters.template_process import TEMPLATES
 from services.rollout.episodes.episode import AttemptRunner
 from services.rollout.episodes.prompt import Profile, PromptBuilder
 from services.rollout.ports import TemplateError
-from services.rollout.types import FailureKind, StopReason, Tool, Trajectory
+from services.rollout.types import Tool, Trajectory
 from tests.rollout.support import POLICY, TOOL, FakeEnvironment, attempt, limits, turns
 from tests.rollout.templates import AT_MOST_THREE, GEMMA, MISTRAL, chatml, tokenizer_with
 

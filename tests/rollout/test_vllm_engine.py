@@ -8,11 +8,12 @@ import pytest
 from numpy.typing import NDArray
 from transformers import Qwen3ForCausalLM
 
+from services.common.domain.policy import PolicyId
 from services.common.spec import PolicyConfig
 from services.rollout.adapters.vllm import VllmEngine
 from services.rollout.adapters.vllm_options import ServedModel
 from services.rollout.config.rollout import EngineConfig
-from services.rollout.types import Completion, PolicyId, Publication, Sampling
+from services.rollout.types import Completion, Publication, Sampling
 from tests.rollout.tiny_model import make_model, perturbed, publish, reference_logprobs
 
 pytestmark = [

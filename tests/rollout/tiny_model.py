@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 from safetensors.torch import save_file
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from services.common.domain.policy import PolicyId
 from services.common.fingerprint import TensorEntry, checksum64, compute_fingerprint
-from services.rollout.types import PolicyId, Publication
+from services.rollout.types import Publication
 from tools.tiny_policy.tokenizer import save_tokenizer, train_tokenizer
 
 VOCAB = 384

@@ -2,13 +2,14 @@
 
 from flotilla.env_gateway.v1 import episode_service_pb2 as pb
 from services.common import rpc
+from services.common.domain.attempts import NoGradeReason, ToolOutcome
 from services.env_gateway.api import status
 from services.env_gateway.config.gateway import EnvGatewayConfig
 from services.env_gateway.episodes.counters import counts_by_kind
 from services.env_gateway.episodes.episode_book import EpisodeSpec, EpisodeState
 from services.env_gateway.episodes.gateway import Gateway
-from services.env_gateway.episodes.session import CallAnswer, Session, ToolOutcome
-from services.env_gateway.grading.verdict import Grade, NoGradeReason
+from services.env_gateway.episodes.session import CallAnswer, Session
+from services.env_gateway.grading.verdict import Grade
 from services.env_gateway.ports import Media, Part, Text, Tool
 from services.env_gateway.tasks.task_format import TaskError, parse_task
 

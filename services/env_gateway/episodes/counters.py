@@ -3,7 +3,8 @@
 from collections import Counter
 from dataclasses import dataclass, field
 
-from services.env_gateway.episodes.session import CallAnswer, ToolOutcome
+from services.common.domain.attempts import ToolOutcome
+from services.env_gateway.episodes.session import CallAnswer
 from services.env_gateway.grading.verdict import Grade
 from services.env_gateway.ports import Media
 

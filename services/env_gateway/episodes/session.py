@@ -6,9 +6,9 @@ import hashlib
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Iterable, Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 from functools import partial
 
+from services.common.domain.attempts import ToolOutcome
 from services.common.parsing import run_aside
 from services.env_gateway.episodes.episode_book import Episode, EpisodeLostError, EpisodeState
 from services.env_gateway.grading.policy_writings import PolicyWritings
@@ -19,17 +19,6 @@ from services.env_gateway.tools.computer_tool import Screen
 
 INLINE_BYTES = 64 * 2**10
 _INLINE_TOTAL_BYTES = 512 * 2**10
-
-
-class ToolOutcome(StrEnum):
-    OK = "ok"
-    TOOL_ERROR = "tool_error"
-    BAD_TOOL = "bad_tool"
-    BAD_ARGUMENTS = "bad_arguments"
-    NOT_EXECUTED = "not_executed"
-    OUTCOME_UNKNOWN = "outcome_unknown"
-    DEADLINE = "deadline"
-    SESSION_LOST = "session_lost"
 
 
 @dataclass(frozen=True, slots=True)

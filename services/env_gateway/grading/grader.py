@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
+from services.common.domain.attempts import NoGradeReason
 from services.common.errors import ConfigError
 from services.common.log import get_logger
 from services.common.parsing import run_aside
@@ -18,7 +19,6 @@ from services.env_gateway.grading.authorship import NOBODY, Authorship, authorsh
 from services.env_gateway.grading.untouched_baseline import UntouchedBaseline
 from services.env_gateway.grading.verdict import (
     Grade,
-    NoGradeReason,
     cap_partial_reward,
     compute_partial_reward,
     judge_execution,

@@ -5,8 +5,8 @@ been right."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from enum import StrEnum
 
+from services.common.domain.attempts import NoGradeReason
 from services.env_gateway.grading.authorship import NOBODY, Authorship
 from services.env_gateway.grading.printed_results import (
     PrintedResults,
@@ -17,15 +17,6 @@ from services.env_gateway.ports import Execution
 # Of rewards, either way: beyond it learners refuse them, lest a mean or a variance overflows.
 MAX_REWARD = 1e6
 _STDOUT_BYTES = 64 * 2**10
-
-
-class NoGradeReason(StrEnum):
-    EXECUTION_FAILED = "execution_failed"
-    JUDGE_ERROR = "judge_error"
-    INSTANCE_LOST = "instance_lost"
-    TIMEOUT = "timeout"
-    NO_VERIFIER = "no_verifier"
-    TAINTED = "tainted"
 
 
 @dataclass(frozen=True, slots=True)

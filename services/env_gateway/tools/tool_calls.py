@@ -7,11 +7,12 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
+from services.common.domain.attempts import ToolOutcome
 from services.common.log import get_logger
 from services.common.parsing import run_aside
 from services.env_gateway.api import prometheus
 from services.env_gateway.config.gateway import EnvGatewayConfig, RetryConfig
-from services.env_gateway.episodes.session import CallAnswer, Session, ToolOutcome
+from services.env_gateway.episodes.session import CallAnswer, Session
 from services.env_gateway.limits.adaptive_concurrency import (
     AdaptiveLimit,
     CircuitBreaker,

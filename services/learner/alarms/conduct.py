@@ -4,8 +4,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, fields
 
-from services.learner.trajectory import Trajectory
-from services.learner.types import StopReason
+from services.common.domain.attempts import StopReason
+from services.common.domain.trajectory import Trajectory
 
 # A habit is worth saying from this share of what it is a habit of.
 _OFTEN = 0.25

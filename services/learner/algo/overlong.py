@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from services.common.domain.attempts import StopReason
 from services.learner.config.algorithm import OverlongConfig
-from services.learner.types import StopReason
 
 
 def not_overlong_mask(

@@ -12,17 +12,19 @@ from numpy.typing import NDArray
 
 from flotilla.learner.v1 import group_service_pb2 as groups_pb
 from flotilla.learner.v1 import policy_pb2, trajectory_pb2
-from services.common.rpc import to_seconds
-from services.learner.trajectory import Counts, Facts, Media, Trajectory, TurnTiming
-from services.learner.types import (
-    AttemptKey,
+from services.common.domain.attempts import AttemptKey, FailureKind, StopReason
+from services.common.domain.policy import PolicyId
+from services.common.domain.trajectory import (
     Author,
-    FailureKind,
-    PolicyId,
+    Counts,
+    Facts,
+    Media,
     Sequence,
     Span,
-    StopReason,
+    Trajectory,
+    TurnTiming,
 )
+from services.common.rpc import to_seconds
 
 _MAX_SEQUENCES = 256
 _MAX_TURNS = 4096
@@ -205,7 +207,7 @@ def _decode_sequence(
             f"{where}: {len(logprobs)} logprobs for {written} policy tokens"
         )
     _check_logprobs(logprobs, where)
-    return Sequence(token_ids, spans, logprobs)
+    return Sequence(token_ids, spans, logprobs, tuple(map(_decode_media, header.media)))
 
 
 def _check_logprobs(logprobs: NDArray[np.float32], where: str) -> None:
@@ -286,7 +288,6 @@ def _decode_trajectory(
         turns=tuple(_decode_turn(turn) for turn in header.turns),
         counts=_decode_counts(header.counts),
         facts=_decode_facts(header),
-        media=tuple(tuple(_decode_media(item) for item in s.media) for s in header.sequences),
     )
 
 

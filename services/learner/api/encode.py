@@ -4,10 +4,11 @@ from collections.abc import Sequence as Items
 
 from flotilla.learner.v1 import group_service_pb2 as groups_pb
 from flotilla.learner.v1 import policy_pb2
+from services.common.domain.attempts import Purpose
+from services.common.domain.policy import PolicyId
 from services.common.fingerprint import TensorEntry
 from services.common.rpc import to_duration
-from services.learner.group_types import Lease, Purpose
-from services.learner.types import PolicyId
+from services.learner.group_types import Lease
 
 _PURPOSES = {Purpose.TRAIN: groups_pb.PURPOSE_TRAIN, Purpose.EVAL: groups_pb.PURPOSE_EVAL}
 

@@ -8,8 +8,8 @@ from typing import Literal, Self
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from services.common.config import ConfigModel, did_you_mean
+from services.common.domain.attempts import StopReason
 from services.common.number_ranges import MOST_STEPS, MOST_TOKENS, Count, Tokens
-from services.learner.types import StopReason
 
 # Largest bound of a ratio.
 _MOST = 1e6

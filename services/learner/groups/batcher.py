@@ -10,17 +10,11 @@ from typing import Literal
 
 import numpy as np
 
+from services.common.domain.attempts import AttemptKey, FailureKind, StopReason
+from services.common.domain.trajectory import Trajectory
 from services.learner.group_types import GroupSpec
 from services.learner.sampling.difficulty import GroupOutcome
-from services.learner.trajectory import Trajectory, policy_mask
-from services.learner.types import (
-    AttemptKey,
-    FailureKind,
-    StepSettings,
-    StopReason,
-    TrainBatch,
-    TrainSequence,
-)
+from services.learner.types import StepSettings, TrainBatch, TrainSequence
 
 ConstantGroups = Literal["mask", "drop", "replace"]
 
@@ -220,7 +214,7 @@ def _train_sequences(step: int, attempt: Trajectory) -> list[TrainSequence]:
     staleness = step - 1 - min(versions, default=step - 1)
     rows: list[TrainSequence] = []
     for sequence in attempt.sequences:
-        mask = policy_mask(sequence)
+        mask = sequence.policy_mask
         logprobs = np.zeros(len(mask), dtype=np.float32)
         logprobs[mask] = sequence.logprobs
         temperatures = [s.temperature for s in sequence.spans if s.temperature is not None]

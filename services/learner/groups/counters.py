@@ -3,13 +3,13 @@
 from collections import Counter, deque
 from dataclasses import dataclass, field, replace
 
+from services.common.domain.attempts import FailureKind, Purpose
+from services.common.domain.trajectory import Trajectory
 from services.common.log import get_logger
 from services.common.text import first_line
 from services.learner.alarms.types import Streak, TemplateError
-from services.learner.group_types import GroupSpec, Purpose
+from services.learner.group_types import GroupSpec
 from services.learner.groups.batcher import AttemptRecord, ReadyGroup
-from services.learner.trajectory import Trajectory
-from services.learner.types import FailureKind
 
 _log = get_logger(__name__)
 # Attempts whose lengths are compared to see whether dropping is biased.

@@ -10,6 +10,8 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from uuid import uuid4
 
+from services.common.domain.policy import PolicyId
+from services.common.domain.trajectory import Trajectory
 from services.common.errors import ConfigError
 from services.common.log import get_logger
 from services.learner.group_types import GroupSpec, Lease
@@ -34,8 +36,6 @@ from services.learner.journal.curriculum_tables import CurriculumSnapshot
 from services.learner.journal.schema import StoredGroup
 from services.learner.journal.store import Journal
 from services.learner.sampling.refused_tasks import RefusalHistory
-from services.learner.trajectory import Trajectory
-from services.learner.types import PolicyId
 
 _log = get_logger(__name__)
 

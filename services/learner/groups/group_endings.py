@@ -4,7 +4,8 @@ import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
-from services.learner.group_types import EndedGroup, GroupSpec, Purpose
+from services.common.domain.attempts import Purpose
+from services.learner.group_types import EndedGroup, GroupSpec
 from services.learner.groups.batcher import AttemptRecord, Batch, Batcher, ReadyGroup
 from services.learner.groups.counters import Tally
 from services.learner.groups.leases import LeaseBook

@@ -3,7 +3,8 @@
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
 
-from services.learner.group_types import GroupSpec, Purpose
+from services.common.domain.attempts import Purpose
+from services.learner.group_types import GroupSpec
 
 
 class GroupQueue:

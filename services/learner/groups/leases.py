@@ -13,7 +13,9 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from math import inf
 
-from services.learner.group_types import EndedGroup, GroupSpec, Lease, Purpose
+from services.common.domain.attempts import AttemptKey, Purpose
+from services.common.domain.policy import PolicyId
+from services.learner.group_types import EndedGroup, GroupSpec, Lease
 from services.learner.groups.group_queue import GroupQueue
 from services.learner.groups.open_groups import (
     AttemptProgress,
@@ -22,7 +24,6 @@ from services.learner.groups.open_groups import (
     OpenGroup,
 )
 from services.learner.groups.workers import RolloutWorker, WorkerRoster
-from services.learner.types import AttemptKey, PolicyId
 
 
 class LeaseBook:

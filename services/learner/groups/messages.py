@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from services.common.domain.policy import PolicyId
+from services.common.domain.trajectory import Trajectory
 from services.learner.group_types import GroupSpec
-from services.learner.trajectory import Trajectory
-from services.learner.types import PolicyId
 
 
 class UnknownPolicyError(ValueError):

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable
 
+from services.common.domain.attempts import AttemptKey
 from services.learner.group_types import EndedGroup
 from services.learner.groups.batcher import AttemptRecord, ReadyGroup
-from services.learner.types import AttemptKey
 
 
 class OpenAttempts:

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
+from services.common.domain.attempts import AttemptKey
 from services.learner.group_types import GroupSpec, Lease
-from services.learner.types import AttemptKey
 
 # Why a group is dropped of which an attempt was to read what cannot be rendered.
 TEMPLATE_ERROR = "template_error"

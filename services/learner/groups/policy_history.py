@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from enum import Enum, auto
 
-from services.learner.types import PolicyId
+from services.common.domain.policy import PolicyId
 
 
 class PolicyStanding(Enum):

@@ -1,13 +1,14 @@
 """Fate of a task that could not be graded: another group, none, or quarantine."""
 
-from services.learner.group_types import GroupSpec, Purpose
+from services.common.domain.attempts import Purpose
+from services.common.domain.trajectory import Trajectory
+from services.learner.group_types import GroupSpec
 from services.learner.groups.batcher import AttemptRecord, ReadyGroup
 from services.learner.groups.counters import Tally
 from services.learner.sampling.curriculum import Curriculum
 from services.learner.sampling.quarantine import SuspectTask, Witnesses
 from services.learner.sampling.refused_tasks import Refusal, RefusalHistory, common_refusal
 from services.learner.sampling.template_failures import TemplateFailures
-from services.learner.trajectory import Trajectory
 
 
 class TaskRequeuer:

@@ -2,7 +2,8 @@
 
 from collections.abc import Iterable
 
-from services.learner.group_types import GroupSpec, Purpose
+from services.common.domain.attempts import Purpose
+from services.learner.group_types import GroupSpec
 from services.learner.sampling.curriculum import Curriculum
 
 

@@ -4,7 +4,9 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from services.learner import trajectory as trajectories
+from services.common.domain.attempts import AttemptKey
+from services.common.domain.policy import PolicyId
+from services.common.domain.trajectory import Trajectory
 from services.learner.group_types import GroupSpec
 from services.learner.groups.background import BackgroundTasks
 from services.learner.groups.batcher import make_record
@@ -13,10 +15,9 @@ from services.learner.groups.leases import LeaseBook
 from services.learner.groups.messages import Receipt, check_temperature, loop_time
 from services.learner.groups.open_groups import LeaseLostError
 from services.learner.groups.provenance import Provenance
+from services.learner.journal import trajectory_codec
 from services.learner.journal.attempt_tables import ContentConflictError
 from services.learner.journal.store import Journal
-from services.learner.trajectory import Trajectory
-from services.learner.types import AttemptKey, PolicyId
 
 # Why a try is not used whose worker has not shown that it serves what it says.
 _UNVERIFIED = "unverified_policy"
@@ -75,7 +76,7 @@ class TrajectoryIntake:
             known = await self._journal.record_digest(trajectory.key)
             if known is None:
                 raise
-            if known != trajectories.record_digest(trajectory):
+            if known != trajectory_codec.record_digest(trajectory):
                 raise ContentConflictError(
                     f"other content is journaled under {trajectory.key}"
                 ) from None

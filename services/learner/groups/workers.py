@@ -4,8 +4,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from math import ceil
 
+from services.common.domain.policy import PolicyId
 from services.learner.groups.open_groups import OpenGroup
-from services.learner.types import PolicyId
 
 # Incarnations and policies of one worker id that are remembered.
 _REMEMBERED = 256

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from services.common.domain.policy import PolicyId
 from services.common.log import get_logger
 from services.common.spec import PolicyConfig
 from services.learner.config.learner import LearnerConfig
@@ -38,7 +39,6 @@ from services.learner.ports import RankError, Ranks
 from services.learner.types import (
     Comparison,
     ModelInfo,
-    PolicyId,
     Publication,
     StepResult,
     StepSettings,

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from services.common.domain.policy import PolicyId
 from services.common.spec import PolicyConfig
-from services.learner.types import PolicyId, Publication, TrainBatch, TrainSequence
+from services.learner.types import Publication, TrainBatch, TrainSequence
 
 _GOLDEN = 0.6180339887498949
 _TOKENS = 32

@@ -6,11 +6,12 @@ from itertools import chain, zip_longest
 
 import numpy as np
 
+from services.common.domain.policy import PolicyId
+from services.common.domain.trajectory import Sequence as Sampled
+from services.common.domain.trajectory import Trajectory
 from services.learner.groups.batcher import AttemptRecord, ReadyGroup
 from services.learner.journal.store import Journal
-from services.learner.trajectory import Trajectory, policy_mask
-from services.learner.types import PolicyId, TrainSequence
-from services.learner.types import Sequence as Sampled
+from services.learner.types import TrainSequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +84,7 @@ def _to_train_sequence(
         if span.policy not in (None, first):
             break
         end += span.length
-    mask = policy_mask(sequence)
+    mask = sequence.policy_mask
     logprobs = np.zeros(len(mask), np.float32)
     logprobs[mask] = sequence.logprobs
     temperatures = [s.temperature for s in sequence.spans if s.temperature is not None]

@@ -3,8 +3,10 @@
 import sqlite3
 from collections.abc import Iterable, Sequence
 
-from services.learner import trajectory as trajectories
+from services.common.domain.attempts import AttemptKey
+from services.common.domain.trajectory import Trajectory
 from services.learner.group_types import EndedGroup, GroupSpec, Lease
+from services.learner.journal import trajectory_codec
 from services.learner.journal.curriculum_tables import CurriculumSnapshot, put_snapshot
 from services.learner.journal.integrity import DamagedRecordError
 from services.learner.journal.quarantine import DAMAGED, put_in_quarantine
@@ -15,8 +17,6 @@ from services.learner.journal.trajectory_tables import (
     trajectories_of,
     trajectory_row,
 )
-from services.learner.trajectory import Trajectory
-from services.learner.types import AttemptKey
 
 
 class ContentConflictError(Exception):
@@ -54,7 +54,7 @@ class AttemptTables(TableAccess):
 
         `dropped` is the reason why it will not be used, if that is known already."""
         key = trajectory.key
-        digest = trajectories.record_digest(trajectory)
+        digest = trajectory_codec.record_digest(trajectory)
         row = trajectory_row(trajectory, digest)
 
         def insert_trajectory(db: sqlite3.Connection) -> bool:

@@ -3,8 +3,8 @@
 import sqlite3
 from collections.abc import Iterator
 
+from services.common.domain.attempts import AttemptKey
 from services.learner.journal.plan_tables import plans_after
-from services.learner.types import AttemptKey
 
 
 def find_contradictions(db: sqlite3.Connection) -> Iterator[str]:

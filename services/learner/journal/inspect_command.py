@@ -19,15 +19,16 @@ from typing import Any
 
 import numpy as np
 
+from services.common.domain.attempts import AttemptKey
+from services.common.domain.trajectory import Author, Trajectory
+from services.common.domain.trajectory import Sequence as TokenSequence
 from services.common.private_process import keep_private
 from services.common.text import say, say_json
 from services.learner.journal.connection import JournalError
 from services.learner.journal.curriculum_tables import inactive_tasks
 from services.learner.journal.store import open_read_only
 from services.learner.journal.trajectory_tables import trajectory_of
-from services.learner.trajectory import PASS_REWARD, Trajectory
-from services.learner.types import AttemptKey, Author
-from services.learner.types import Sequence as TokenSequence
+from services.learner.types import PASS_REWARD
 
 _FROM = "FROM trajectories t JOIN groups g USING (group_id)"
 _ORDER = "ORDER BY t.payload IS NULL, t.received DESC, t.attempt_index"

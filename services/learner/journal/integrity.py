@@ -8,8 +8,8 @@ import hashlib
 import json
 from collections.abc import Iterable
 
+from services.common.domain.attempts import AttemptKey
 from services.learner.journal.connection import JournalError
-from services.learner.types import AttemptKey
 
 # Why a group is dropped when a record of it is damaged.
 CORRUPT = "corrupt_record"

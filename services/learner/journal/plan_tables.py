@@ -6,10 +6,11 @@ from collections.abc import Collection
 from dataclasses import asdict
 from typing import Any
 
+from services.common.domain.attempts import AttemptKey
 from services.learner.journal.connection import JournalError
 from services.learner.journal.integrity import row_digest
 from services.learner.journal.schema import Plan
-from services.learner.types import AttemptKey, StepSettings
+from services.learner.types import StepSettings
 
 _COLUMNS = "step, run_epoch, attempts, settings"
 

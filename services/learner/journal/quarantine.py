@@ -3,9 +3,9 @@
 import sqlite3
 from collections.abc import Sequence
 
+from services.common.domain.attempts import AttemptKey
 from services.learner.journal.integrity import CORRUPT
 from services.learner.journal.plan_tables import remove_from_plans
-from services.learner.types import AttemptKey
 
 DAMAGED = "records of the journal are damaged: their groups are dropped"
 

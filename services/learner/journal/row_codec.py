@@ -5,11 +5,12 @@ import json
 import sqlite3
 from typing import Any
 
-from services.learner.group_types import GroupSpec, Purpose
+from services.common.domain.attempts import AttemptKey, Purpose
+from services.common.domain.policy import PolicyId
+from services.learner.group_types import GroupSpec
 from services.learner.journal.schema import LOST_WITH_DISK, StoredGroup
 from services.learner.journal.trajectory_tables import keys_of, trajectories_of
 from services.learner.sampling.tasks import Task
-from services.learner.types import AttemptKey, PolicyId
 
 _SPEC = "group_id, sequence_number, purpose, eval_id, spec"
 _BY_KEY = "WHERE group_id = ? AND attempt_index = ? AND try = ?"

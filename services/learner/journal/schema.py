@@ -2,9 +2,10 @@
 
 from dataclasses import dataclass, field
 
+from services.common.domain.attempts import AttemptKey
+from services.common.domain.trajectory import Trajectory
 from services.learner.group_types import GroupSpec
-from services.learner.trajectory import Trajectory
-from services.learner.types import AttemptKey, StepSettings
+from services.learner.types import StepSettings
 
 JOURNAL_FILE = "journal.sqlite"
 SCHEMA_VERSION = "3"

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
+from services.common.domain.attempts import AttemptKey
 from services.learner.journal.connection import JournalError, connect_journal
 from services.learner.journal.consistency import find_contradictions, missing_attempts
 from services.learner.journal.integrity import CORRUPT
@@ -26,7 +27,6 @@ from services.learner.journal.seal import (
 )
 from services.learner.journal.trajectory_tables import damaged_rows
 from services.learner.run_files import progress_evidence
-from services.learner.types import AttemptKey
 
 # How long a start reads and compares; what is left then is compared when it is used.
 LIMIT_S = 60.0

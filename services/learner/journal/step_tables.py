@@ -4,12 +4,12 @@ import sqlite3
 import time
 from collections.abc import Sequence
 
+from services.common.domain.policy import PolicyId
 from services.learner.journal.curriculum_tables import CurriculumSnapshot, put_snapshot
 from services.learner.journal.plan_tables import plans_after, put_plan
 from services.learner.journal.row_codec import replayed_version
 from services.learner.journal.schema import Plan
 from services.learner.journal.table_access import TableAccess
-from services.learner.types import PolicyId
 
 
 class StepTables(TableAccess):

@@ -12,6 +12,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
+from services.common.domain.attempts import AttemptKey
 from services.common.log import get_logger
 from services.learner.journal.attempt_tables import AttemptTables
 from services.learner.journal.checkpoint_tables import ResultTables
@@ -28,7 +29,6 @@ from services.learner.journal.startup_check import (
     schema_version,
 )
 from services.learner.journal.step_tables import StepTables
-from services.learner.types import AttemptKey
 
 T = TypeVar("T")
 

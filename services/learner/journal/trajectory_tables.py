@@ -6,10 +6,10 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-from services.learner import trajectory as trajectories
+from services.common.domain.attempts import AttemptKey
+from services.common.domain.trajectory import Trajectory
+from services.learner.journal import trajectory_codec
 from services.learner.journal.integrity import DamagedRecordError, array_digest, row_digest
-from services.learner.trajectory import Trajectory
-from services.learner.types import AttemptKey
 
 # As they are sealed, with the arrays last but for the seals.
 _COLUMNS = (
@@ -28,11 +28,11 @@ Row = tuple[Any, ...]
 def trajectory_row(trajectory: Trajectory, record_digest: bytes) -> Row:
     """Return the row that stores a try, for `put_trajectory`."""
     key = trajectory.key
-    payload = trajectories.array_bytes(trajectory)
+    payload = trajectory_codec.array_bytes(trajectory)
     sealed = (
         *(key.group_id, key.attempt_index, key.attempt_try),
         *(trajectory.reward, trajectory.failure, record_digest, trajectory.content_digest),
-        *(trajectories.summary_json(trajectory), array_digest(payload)),
+        *(trajectory_codec.summary_json(trajectory), array_digest(payload)),
     )
     return (*sealed, row_digest(sealed), payload)
 
@@ -88,4 +88,6 @@ def _row_to_trajectory(row: Row) -> Trajectory:
     whole = payload is None or array_digest(payload) == arrays
     if not whole or row_digest(sealed) != seal:
         raise DamagedRecordError([key])
-    return trajectories.restore_trajectory(key, reward, failure, content_digest, summary, payload)
+    return trajectory_codec.restore_trajectory(
+        key, reward, failure, content_digest, summary, payload
+    )

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import numpy as safetensors_numpy
 
+from services.common.domain.attempts import StopReason
 from services.common.fingerprint import TensorEntry
 from services.learner.types import (
     CheckpointFiles,
@@ -23,7 +24,6 @@ from services.learner.types import (
     Publication,
     StepResult,
     StepSettings,
-    StopReason,
     TrainBatch,
     TrainSequence,
     VersionMismatch,

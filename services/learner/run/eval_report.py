@@ -6,12 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from services.common.domain.attempts import Purpose
+from services.common.domain.policy import PolicyId
 from services.learner.config.learner import EvalMoment, EvalSetConfig
-from services.learner.group_types import GroupSpec, Purpose
+from services.learner.group_types import GroupSpec
 from services.learner.groups.batcher import ReadyGroup
 from services.learner.sampling.tasks import Task
-from services.learner.trajectory import PASS_REWARD
-from services.learner.types import PolicyId
+from services.learner.types import PASS_REWARD
 
 # The 97.5 % quantile of the normal distribution.
 _Z = 1.959963984540054

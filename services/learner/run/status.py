@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from services.learner.types import PolicyId
+from services.common.domain.policy import PolicyId
 
 
 class Phase(StrEnum):

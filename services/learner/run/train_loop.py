@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from services.common import trace
+from services.common.domain.policy import PolicyId
 from services.common.errors import ConfigError
 from services.common.log import bind_process, get_logger
 from services.learner.groups.batcher import Batch, build_train_batch
@@ -31,7 +32,7 @@ from services.learner.run.resume_checks import check_weights_are_the_same
 from services.learner.run.status import Phase
 from services.learner.run.step_recorder import StepRecorder
 from services.learner.run.summary import write_summary
-from services.learner.types import ModelInfo, PolicyId, StepResult, StepSettings
+from services.learner.types import ModelInfo, StepResult, StepSettings
 from services.learner.weights.weight_broadcast import Announcement
 
 T = TypeVar("T")

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from services.learner.config.sampling import DifficultyConfig
 from services.learner.sampling.curriculum_changes import TaskStanding, TaskState
-from services.learner.trajectory import PASS_REWARD
+from services.learner.types import PASS_REWARD
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 
-from services.learner.trajectory import Trajectory
-from services.learner.types import FailureKind
+from services.common.domain.attempts import FailureKind
+from services.common.domain.trajectory import Trajectory
 
 # Tasks that must be refused before an environment counts as refused, where it has so many; and that
 # must fail for one reason before it counts as one that cannot work.

@@ -11,7 +11,7 @@ import numpy as np
 
 from services.learner.groups.batcher import AttemptRecord, Batch, ReadyGroup
 from services.learner.groups.counters import StepCounters, Tally
-from services.learner.trajectory import PASS_REWARD
+from services.learner.types import PASS_REWARD
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from services.common.domain.trajectory import Trajectory
 from services.learner.alarms.conduct import sum_attempts
 from services.learner.alarms.types import StepFacts
 from services.learner.groups.batcher import Batch
@@ -19,7 +20,6 @@ from services.learner.tracking.formulas import (
 )
 from services.learner.tracking.sampling_metrics import sampling_metrics
 from services.learner.tracking.throughput import ThroughputWindow
-from services.learner.trajectory import Trajectory
 
 
 def step_times(

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from services.common.domain.policy import PolicyId
 from services.learner.guard.probes import Probe
-from services.learner.types import PolicyId, Publication
+from services.learner.types import Publication
 
 # Publications whose canary is kept, for reports that come late: a worker that is slow to load
 # must not be told that its weights are wrong.

@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from services.common.domain.policy import PolicyId
 from services.rollout.ports import EngineDead, EngineError, Tokenizer
-from services.rollout.types import Completion, PolicyId, PolicySpan, Publication, Sampling
+from services.rollout.types import Completion, PolicySpan, Publication, Sampling
 
 # Given the text so far, what the policy writes next.
 Script = Callable[[str], str]

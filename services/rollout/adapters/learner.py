@@ -17,6 +17,7 @@ from flotilla.learner.v1 import policy_service_pb2 as policy_pb
 from flotilla.learner.v1 import policy_service_pb2_grpc as policy_grpc
 from flotilla.learner.v1 import weight_service_pb2 as weight_pb
 from flotilla.learner.v1 import weight_service_pb2_grpc as weight_grpc
+from services.common.domain.policy import PolicyId
 from services.common.fingerprint import TokenizerDigests
 from services.common.host_identity import host_digest
 from services.common.log import get_logger
@@ -35,14 +36,7 @@ from services.rollout.api.codec import (
     submission_to_pb,
 )
 from services.rollout.ports import LearnerRefused, LeaseLost, TransportFailed
-from services.rollout.types import (
-    Completion,
-    Lease,
-    PolicyId,
-    Publication,
-    Trajectory,
-    UpdateOutcome,
-)
+from services.rollout.types import Completion, Lease, Publication, Trajectory, UpdateOutcome
 
 if TYPE_CHECKING:
     from flotilla.learner.v1.group_service_pb2_grpc import GroupServiceAsyncStub

@@ -12,24 +12,22 @@ from flotilla.env_gateway.v1 import episode_service_pb2 as env_pb
 from flotilla.learner.v1 import group_service_pb2 as group_pb
 from flotilla.learner.v1 import policy_pb2, trajectory_pb2
 from flotilla.learner.v1 import policy_service_pb2 as policy_pb
+from services.common.domain.attempts import AttemptKey, Purpose, ToolOutcome
+from services.common.domain.policy import PolicyId
+from services.common.domain.trajectory import Span
 from services.common.fingerprint import TensorEntry
 from services.common.rpc import to_duration, to_seconds
 from services.rollout.types import (
-    AttemptKey,
     Completion,
     EpisodeInfo,
     Grade,
     Lease,
     LeasedAttempt,
-    PolicyId,
     Probe,
     PromptFacts,
     Publication,
-    Purpose,
     Sampling,
-    Span,
     Tool,
-    ToolOutcome,
     ToolResult,
     Trajectory,
     UpdateOutcome,

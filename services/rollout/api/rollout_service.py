@@ -10,12 +10,14 @@ import grpc.aio
 
 from flotilla.rollout.v1 import rollout_service_pb2 as pb
 from flotilla.rollout.v1 import rollout_service_pb2_grpc as pb_grpc
+from services.common.domain.attempts import AttemptKey, FailureKind
+from services.common.domain.policy import PolicyId
 from services.common.errors import ServiceError
 from services.common.parsing import ParseError, TextLimits, parse_json
 from services.rollout.api.codec import policy_to_pb
 from services.rollout.episodes.episode import Attempt, AttemptRunner
 from services.rollout.ports import EngineError
-from services.rollout.types import AttemptKey, FailureKind, PolicyId, Sampling, Trajectory
+from services.rollout.types import Sampling, Trajectory
 from services.rollout.work.weight_updater import WeightUpdater
 from services.rollout.work.worker import Worker
 

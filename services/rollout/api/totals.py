@@ -3,7 +3,8 @@
 from collections import Counter
 from dataclasses import dataclass, field
 
-from services.rollout.types import FailureKind, Trajectory
+from services.common.domain.attempts import FailureKind
+from services.rollout.types import Trajectory
 
 
 @dataclass(slots=True)

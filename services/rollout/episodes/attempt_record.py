@@ -7,17 +7,10 @@ from math import inf
 
 import numpy as np
 
+from services.common.domain.attempts import AttemptKey, FailureKind, StopReason
+from services.common.domain.trajectory import Counts, TurnTiming
 from services.rollout.episodes.transcript import Transcript
-from services.rollout.types import (
-    AttemptCounts,
-    AttemptKey,
-    EpisodeInfo,
-    FailureKind,
-    Grade,
-    StopReason,
-    Trajectory,
-    TurnTiming,
-)
+from services.rollout.types import EpisodeInfo, Grade, Trajectory
 
 MAX_DETAIL = 2_000
 
@@ -28,7 +21,7 @@ class AttemptState:
 
     started: float
     transcript: Transcript = field(default_factory=lambda: Transcript([]))
-    counts: AttemptCounts = field(default_factory=AttemptCounts)
+    counts: Counts = field(default_factory=Counts)
     turns: list[TurnTiming] = field(default_factory=list[TurnTiming])
     messages: list[dict[str, str]] = field(default_factory=list[dict[str, str]])
     asked: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])

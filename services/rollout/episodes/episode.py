@@ -8,6 +8,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from services.common import trace
+from services.common.domain.attempts import AttemptKey, FailureKind, StopReason, ToolOutcome
+from services.common.domain.trajectory import TurnTiming
 from services.common.parsing import run_aside
 from services.common.text import one_line
 from services.common.watchdog import Watchdog
@@ -32,18 +34,7 @@ from services.rollout.ports import (
     TemplateError,
     Tokenizer,
 )
-from services.rollout.types import (
-    AttemptKey,
-    Completion,
-    FailureKind,
-    Grade,
-    OpenRequest,
-    Sampling,
-    StopReason,
-    ToolOutcome,
-    Trajectory,
-    TurnTiming,
-)
+from services.rollout.types import Completion, Grade, OpenRequest, Sampling, Trajectory
 
 # Called with `prompt`, `completion` or `observation` and a text, as they happen.
 Observer = Callable[[str, str], None]

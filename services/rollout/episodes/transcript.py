@@ -5,7 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from services.rollout.types import Author, Completion, Span
+from services.common.domain.trajectory import Author, Span
+from services.rollout.types import Completion
 
 
 class PrefixBroken(AssertionError):

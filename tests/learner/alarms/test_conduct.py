@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
+from services.common.domain.attempts import AttemptKey, StopReason
+from services.common.domain.trajectory import Counts, Trajectory
 from services.learner.alarms.conduct import sum_attempts
-from services.learner.trajectory import Counts, Trajectory
-from services.learner.types import AttemptKey, StopReason
 from tests.learner.alarms.support import alarms, facts
 
 

@@ -1,8 +1,8 @@
 import pytest
 
+from services.common.domain.attempts import StopReason
 from services.learner.algo.overlong import not_overlong_mask, soft_penalties
 from services.learner.config.algorithm import OverlongConfig
-from services.learner.types import StopReason
 
 REASONS = [StopReason.DONE, StopReason.GENERATION_LENGTH, StopReason.CONTEXT_OVERFLOW]
 

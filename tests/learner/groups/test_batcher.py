@@ -2,11 +2,11 @@
 
 import pytest
 
-from services.learner.group_types import GroupSpec, Purpose
+from services.common.domain.attempts import AttemptKey, Purpose
+from services.common.domain.trajectory import Trajectory
+from services.learner.group_types import GroupSpec
 from services.learner.groups.batcher import AttemptRecord, Batcher, ReadyGroup
 from services.learner.sampling.tasks import Task
-from services.learner.trajectory import Trajectory
-from services.learner.types import AttemptKey
 
 
 def ready(number: int, rewards: list[float], *, oldest: int = 0, requeues: int = 0) -> ReadyGroup:

@@ -10,9 +10,9 @@ import pytest
 
 from flotilla.learner.v1 import group_service_pb2 as pb
 from flotilla.learner.v1 import policy_pb2, trajectory_pb2
+from services.common.domain.policy import PolicyId
 from services.learner.groups.policy_history import PolicyLineage, PolicyStanding
 from services.learner.journal.store import open_journal
-from services.learner.types import PolicyId
 from tests.learner.support import FakeWorker, failed, graded, learner, make_config
 from tests.learner.test_runs import following, lease_for, query, rows_of, run_to_the_end
 

@@ -9,14 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from services.common.domain.attempts import AttemptKey, StopReason
+from services.common.domain.policy import PolicyId
+from services.common.domain.trajectory import Author, Sequence, Span, Trajectory, content_digest
 from services.learner.group_types import Lease
 from services.learner.groups.dispatcher import GroupDispatcher
 from services.learner.groups.messages import LeaseRequest, loop_time
 from services.learner.groups.restore import start_dispatcher
 from services.learner.journal.store import open_journal
 from services.learner.sampling.tasks import load_tasks
-from services.learner.trajectory import Trajectory, content_digest
-from services.learner.types import AttemptKey, Author, PolicyId, Sequence, Span, StopReason
 from tests.learner.support import make_config
 from tests.learner.test_runs import query
 

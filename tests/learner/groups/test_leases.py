@@ -7,13 +7,14 @@ from itertools import count
 
 import pytest
 
-from services.learner.group_types import EndedGroup, GroupSpec, Lease, Purpose
+from services.common.domain.attempts import AttemptKey, Purpose
+from services.common.domain.policy import PolicyId
+from services.common.domain.trajectory import Trajectory
+from services.learner.group_types import EndedGroup, GroupSpec, Lease
 from services.learner.groups.batcher import AttemptRecord, Batcher, ConstantGroups, ReadyGroup
 from services.learner.groups.leases import LeaseBook
 from services.learner.groups.open_groups import LeaseLostError, LeaseRules
 from services.learner.sampling.tasks import Task
-from services.learner.trajectory import Trajectory
-from services.learner.types import AttemptKey, PolicyId
 
 RULES = LeaseRules(
     train_slots=4, eval_slots=2, ttl_s=10.0, group_deadline_s=60.0, max_tries=2, min_group=2

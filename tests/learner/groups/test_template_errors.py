@@ -10,9 +10,10 @@ import pytest
 
 from flotilla.learner.v1 import group_service_pb2 as pb
 from flotilla.learner.v1 import trajectory_pb2
+from services.common.domain.attempts import Purpose
 from services.common.errors import ConfigError
 from services.learner.alarms.event_rules import CALM_GROUPS, judge_template_errors
-from services.learner.group_types import GroupSpec, Purpose
+from services.learner.group_types import GroupSpec
 from services.learner.groups.counters import Tally
 from services.learner.journal.audit import audit_journal
 from services.learner.journal.store import JOURNAL_FILE, open_read_only

@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 
+from services.common.domain.policy import PolicyId
 from services.common.spec import PolicyConfig
 from services.learner.guard.mismatch_guard import MismatchGuard
 from services.learner.guard.probes import ProbeResult
 from services.learner.journal.store import open_journal
 from services.learner.ranks.fake import VOCAB_SIZE, FakeRanks
-from services.learner.types import ModelInfo, PolicyId
+from services.learner.types import ModelInfo
 from tests.learner.support import make_config
 
 

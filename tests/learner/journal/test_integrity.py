@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 
 from flotilla.learner.v1 import group_service_pb2 as pb
+from services.common.domain.attempts import AttemptKey
 from services.learner.journal.audit import audit_journal
 from services.learner.journal.connection import JournalError
 from services.learner.journal.integrity import DamagedRecordError
 from services.learner.journal.schema import Plan
 from services.learner.journal.store import JOURNAL_FILE, Journal, open_journal
 from services.learner.run.train_loop import ReplayError
-from services.learner.types import AttemptKey, StepSettings
+from services.learner.types import StepSettings
 from tests.learner.support import FakeWorker
 from tests.learner.test_runs import following, lease_for, query, rows_of, run_to_the_end
 

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from services.learner.group_types import GroupSpec, Purpose
+from services.common.domain.attempts import AttemptKey, Purpose
+from services.common.domain.trajectory import Counts, Trajectory, TurnTiming
+from services.learner.group_types import GroupSpec
 from services.learner.groups.batcher import AttemptRecord, Batch, ReadyGroup
 from services.learner.groups.counters import StepCounters, Tally
 from services.learner.run.eval_report import (
@@ -29,8 +31,6 @@ from services.learner.tracking.formulas import (
     train_throughput,
 )
 from services.learner.tracking.throughput import WINDOW, ThroughputWindow
-from services.learner.trajectory import Counts, Trajectory, TurnTiming
-from services.learner.types import AttemptKey
 
 
 def group(

@@ -1,11 +1,11 @@
 """What is said of tries that fail, in the words of those who made them fail."""
 
-from services.learner.group_types import GroupSpec, Purpose
+from services.common.domain.attempts import AttemptKey, FailureKind, Purpose
+from services.common.domain.trajectory import Trajectory
+from services.learner.group_types import GroupSpec
 from services.learner.groups.batcher import AttemptRecord
 from services.learner.groups.counters import Tally
 from services.learner.sampling.tasks import Task
-from services.learner.trajectory import Trajectory
-from services.learner.types import AttemptKey, FailureKind
 
 SPEC = GroupSpec("g", 0, Task("t", "shop", "{}"), Purpose.TRAIN, 2, 1.0)
 

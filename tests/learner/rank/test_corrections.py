@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from services.common.domain.attempts import StopReason
 from services.learner.config.rank import RankConfig
 from services.learner.rank.model import Policy, load_policy
-from services.learner.types import StepSettings, StopReason, TrainBatch, TrainSequence
+from services.learner.types import StepSettings, TrainBatch, TrainSequence
 from tests.learner.rank.configs import policy_config
 from tests.learner.rank.support import changed, make_batch, parameters, same_bits, train
 

@@ -11,7 +11,8 @@ import pytest_asyncio
 from flotilla.learner.v1 import policy_pb2, weight_service_pb2
 from flotilla.learner.v1 import weight_service_pb2_grpc as pb_grpc
 from services.common import rpc
-from services.learner.types import PolicyId, Publication
+from services.common.domain.policy import PolicyId
+from services.learner.types import Publication
 from services.learner.weights.weight_server import WeightServerConfig
 from services.learner.weights.weight_server_process import WeightServer, WeightServerError
 

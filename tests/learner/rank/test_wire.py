@@ -6,13 +6,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from services.common.domain.attempts import StopReason
 from services.learner.ranks import protocol
 from services.learner.types import (
     Histogram,
     ModelInfo,
     StepResult,
     StepSettings,
-    StopReason,
     TrainBatch,
     VersionMismatch,
 )

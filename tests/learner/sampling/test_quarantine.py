@@ -1,9 +1,9 @@
 """Who is a witness, and what the gateway's refusals mean."""
 
+from services.common.domain.attempts import AttemptKey, FailureKind
+from services.common.domain.trajectory import Counts, Trajectory
 from services.learner.sampling.quarantine import SuspectTask, Witnesses
 from services.learner.sampling.refused_tasks import Refusal, RefusalHistory, common_refusal
-from services.learner.trajectory import Counts, Trajectory
-from services.learner.types import AttemptKey, FailureKind
 
 INFINITY = float("inf")
 

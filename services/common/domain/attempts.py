@@ -1,0 +1,65 @@
+"""Names and ends of attempts: keys, purposes, and outcomes of calls, grades and tries."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Purpose(StrEnum):
+    """Purpose of the sampled trajectories."""
+
+    TRAIN = "train"
+    EVAL = "eval"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class AttemptKey:
+    """One try at one attempt of one group."""
+
+    group_id: str
+    attempt_index: int
+    attempt_try: int
+
+
+class StopReason(StrEnum):
+    """Reason for the end of an attempt that counts."""
+
+    DONE = "done"
+    MAX_TURNS = "max_turns"
+    CONTEXT_OVERFLOW = "context_overflow"
+    GENERATION_LENGTH = "generation_length"
+    TIMEOUT = "timeout"
+
+
+class FailureKind(StrEnum):
+    """Reason why an attempt does not count."""
+
+    ENV_LOST = "env_lost"
+    ENGINE_ERROR = "engine_error"
+    ABORTED = "aborted"
+    NO_GRADE = "no_grade"
+    # What the policy would read next cannot be rendered: nothing of its group is used.
+    TEMPLATE_ERROR = "template_error"
+
+
+class NoGradeReason(StrEnum):
+    """Reason why a grade is not known."""
+
+    EXECUTION_FAILED = "execution_failed"
+    JUDGE_ERROR = "judge_error"
+    INSTANCE_LOST = "instance_lost"
+    TIMEOUT = "timeout"
+    NO_VERIFIER = "no_verifier"
+    TAINTED = "tainted"
+
+
+class ToolOutcome(StrEnum):
+    """Outcome of a tool call."""
+
+    OK = "ok"
+    TOOL_ERROR = "tool_error"
+    BAD_TOOL = "bad_tool"
+    BAD_ARGUMENTS = "bad_arguments"
+    NOT_EXECUTED = "not_executed"
+    OUTCOME_UNKNOWN = "outcome_unknown"
+    DEADLINE = "deadline"
+    SESSION_LOST = "session_lost"

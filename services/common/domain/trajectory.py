@@ -1,0 +1,148 @@
+"""One try at one attempt: its tokens and who wrote them, its outcome and its circumstances."""
+
+import hashlib
+from collections.abc import Sequence as Items
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from services.common.domain.attempts import AttemptKey, FailureKind, StopReason
+from services.common.domain.policy import PolicyId
+
+
+class Author(StrEnum):
+    """Author of a run of tokens."""
+
+    PROMPT = "prompt"
+    POLICY = "policy"
+    ENVIRONMENT = "environment"
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A run of tokens with one author and, when a policy wrote it, one policy."""
+
+    author: Author
+    length: int
+    policy: PolicyId | None = None
+    temperature: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Media:
+    """A reference to an image that the policy saw."""
+
+    sha256: str
+    mime: str
+    grid: tuple[int, ...]
+    token_offset: int
+    processor_digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Sequence:
+    """Tokens that the policy saw at once. `logprobs` are of its own tokens alone, in order."""
+
+    token_ids: NDArray[np.int32]
+    spans: tuple[Span, ...]
+    logprobs: NDArray[np.float32]
+    media: tuple[Media, ...] = ()
+
+    @property
+    def policy_mask(self) -> NDArray[np.bool_]:
+        """Mask that is True on the tokens that a policy wrote, shape [tokens]."""
+        by_policy = [span.author is Author.POLICY for span in self.spans]
+        lengths = [span.length for span in self.spans]
+        return np.repeat(np.array(by_policy, dtype=np.bool_), lengths)
+
+
+@dataclass(frozen=True, slots=True)
+class TurnTiming:
+    """Times of one turn, and its tokens."""
+
+    generate_s: float
+    tools_s: float
+    prompt_tokens: int
+    generated_tokens: int
+
+
+@dataclass(slots=True)
+class Counts:
+    """Counts of what happened in one attempt; keys of `tool_errors` are tool outcomes."""
+
+    turns: int = 0
+    tool_calls: int = 0
+    tool_errors: dict[str, int] = field(default_factory=dict[str, int])
+    parse_errors: int = 0
+    repeats: int = 0
+    open_s: float = 0.0
+    grade_s: float = 0.0
+    # Tools that were offered, and turns with a malformed call.
+    tools: int = 0
+    malformed_turns: int = 0
+    # What was wrong with malformed calls, and names of tools that there are not: a few of each.
+    parse_messages: dict[str, int] = field(default_factory=dict[str, int])
+    unknown_tools: dict[str, int] = field(default_factory=dict[str, int])
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """Circumstances of an attempt: what it ran on and against; digests in hex."""
+
+    env_key: str = ""
+    task_key: str = ""
+    env_version: str = ""
+    data_version: str = ""
+    tool_schema_digest: str = ""
+    prompt_digest: str = ""
+    instance_id: str = ""
+    worker_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Trajectory:
+    """One try at one attempt. Exactly one of `reward` and `failure` is set (I12)."""
+
+    key: AttemptKey
+    lease_id: str
+    sequences: tuple[Sequence, ...]
+    content_digest: bytes
+    reward: float | None = None
+    failure: FailureKind | None = None
+    # Why the grade is not known, when `failure` is NO_GRADE.
+    no_grade: str = ""
+    detail: str = ""
+    stop_reason: StopReason | None = None
+    partial_reward: float | None = None
+    checks_passed: tuple[str, ...] = ()
+    checks_failed: tuple[str, ...] = ()
+    # Results that the verifier printed and the policy may have written; they counted for nothing.
+    suspicion: str = ""
+    turns: tuple[TurnTiming, ...] = ()
+    counts: Counts = field(default_factory=Counts)
+    facts: Facts = Facts()
+
+    @property
+    def spans(self) -> tuple[Span, ...]:
+        """Spans of all sequences, in order."""
+        return tuple(span for sequence in self.sequences for span in sequence.spans)
+
+    @property
+    def policies(self) -> tuple[PolicyId, ...]:
+        """Policies that wrote any of it, in order of appearance, with repeats."""
+        return tuple(span.policy for span in self.spans if span.policy is not None)
+
+    @property
+    def policy_tokens(self) -> int:
+        return sum(len(sequence.logprobs) for sequence in self.sequences)
+
+
+def content_digest(sequences: Items[Sequence]) -> bytes:
+    """SHA-256 over token id bytes and then logprob bytes, sequence by sequence."""
+    digest = hashlib.sha256()
+    for sequence in sequences:
+        digest.update(sequence.token_ids.astype("<i4").tobytes())
+        digest.update(sequence.logprobs.astype("<f4").tobytes())
+    return digest.digest()

@@ -1,0 +1,136 @@
+"""A trajectory in the journal: to its row and back.
+
+The journal holds what a person may want to read as JSON (`summary_json`) and the arrays as one
+blob (`array_bytes`): for each sequence its int32 token ids, then its float32 logprobs, both
+little-endian."""
+
+import hashlib
+import json
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from services.common.domain.attempts import AttemptKey, FailureKind, StopReason
+from services.common.domain.policy import PolicyId
+from services.common.domain.trajectory import (
+    Author,
+    Counts,
+    Facts,
+    Media,
+    Sequence,
+    Span,
+    Trajectory,
+    TurnTiming,
+)
+
+
+def record_digest(trajectory: Trajectory) -> bytes:
+    """Return a digest of arrays and outcome that tells two contents under one key apart."""
+    outcome = [trajectory.reward, trajectory.failure, trajectory.stop_reason]
+    return hashlib.sha256(trajectory.content_digest + json.dumps(outcome).encode()).digest()
+
+
+def summary_json(trajectory: Trajectory) -> str:
+    """Encode everything but the arrays as JSON."""
+    return json.dumps(
+        {
+            "lease_id": trajectory.lease_id,
+            "no_grade": trajectory.no_grade,
+            "detail": trajectory.detail,
+            "stop_reason": trajectory.stop_reason,
+            "partial_reward": trajectory.partial_reward,
+            "checks_passed": trajectory.checks_passed,
+            "checks_failed": trajectory.checks_failed,
+            "suspicion": trajectory.suspicion,
+            "turns": [
+                [turn.generate_s, turn.tools_s, turn.prompt_tokens, turn.generated_tokens]
+                for turn in trajectory.turns
+            ],
+            "counts": asdict(trajectory.counts),
+            "facts": asdict(trajectory.facts),
+            "sequences": [
+                {"tokens": len(s.token_ids), "spans": [_span_row(span) for span in s.spans]}
+                for s in trajectory.sequences
+            ],
+            "media": [[asdict(item) for item in s.media] for s in trajectory.sequences],
+        }
+    )
+
+
+def array_bytes(trajectory: Trajectory) -> bytes:
+    """Encode the arrays alone."""
+    parts: list[bytes] = []
+    for sequence in trajectory.sequences:
+        parts.append(sequence.token_ids.astype("<i4").tobytes())
+        parts.append(sequence.logprobs.astype("<f4").tobytes())
+    return b"".join(parts)
+
+
+def restore_trajectory(
+    key: AttemptKey,
+    reward: float | None,
+    failure: str | None,
+    digest: bytes,
+    text: str,
+    arrays: bytes | None,
+) -> Trajectory:
+    """Restore a trajectory from its journal row; without sequences when `arrays` was pruned."""
+    data = json.loads(text)
+    rows, media = (data["sequences"], data["media"]) if arrays is not None else ([], [])
+    return Trajectory(
+        key=key,
+        lease_id=data["lease_id"],
+        sequences=_rows_to_sequences(rows, media, arrays or b""),
+        content_digest=digest,
+        reward=reward,
+        failure=FailureKind(failure) if failure else None,
+        no_grade=data["no_grade"],
+        detail=data["detail"],
+        stop_reason=StopReason(data["stop_reason"]) if data["stop_reason"] else None,
+        partial_reward=data["partial_reward"],
+        checks_passed=tuple(data["checks_passed"]),
+        checks_failed=tuple(data["checks_failed"]),
+        suspicion=data.get("suspicion", ""),
+        turns=tuple(TurnTiming(*row) for row in data["turns"]),
+        counts=Counts(**data["counts"]),
+        facts=Facts(**data["facts"]),
+    )
+
+
+def _row_to_media(item: dict[str, Any]) -> Media:
+    return Media(
+        item["sha256"],
+        item["mime"],
+        tuple(item["grid"]),
+        item["token_offset"],
+        item["processor_digest"],
+    )
+
+
+def _span_row(span: Span) -> list[Any]:
+    policy = span.policy
+    named = [policy.run_epoch, policy.version, policy.fingerprint.hex()] if policy else None
+    return [span.author, span.length, named, span.temperature]
+
+
+def _row_to_span(row: list[Any]) -> Span:
+    author, length, named, temperature = row
+    policy = PolicyId(named[0], named[1], bytes.fromhex(named[2])) if named else None
+    return Span(Author(author), length, policy, temperature)
+
+
+def _rows_to_sequences(
+    rows: list[dict[str, Any]], media: list[list[dict[str, Any]]], arrays: bytes
+) -> tuple[Sequence, ...]:
+    found: list[Sequence] = []
+    offset = 0
+    for row, items in zip(rows, media, strict=True):
+        spans = tuple(_row_to_span(span) for span in row["spans"])
+        written = sum(span.length for span in spans if span.author is Author.POLICY)
+        token_ids = np.frombuffer(arrays, dtype="<i4", count=row["tokens"], offset=offset)
+        offset += token_ids.nbytes
+        logprobs = np.frombuffer(arrays, dtype="<f4", count=written, offset=offset)
+        offset += logprobs.nbytes
+        found.append(Sequence(token_ids, spans, logprobs, tuple(map(_row_to_media, items))))
+    return tuple(found)
