@@ -35,7 +35,7 @@ from flotilla.launcher.v1.run_service_pb2_grpc import RunServiceStub
 from services.common import rpc
 from services.launcher.security import certificates, launcher_address
 from services.launcher.store.ledger import Ledger
-from tests.launcher.harness import spec
+from tests.support.launcher import spec
 
 ROOT = Path(__file__).parents[1]
 CALLS = 100

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,8 +12,9 @@ from services.env_gateway.grading.grader import load_digests
 from services.env_gateway.tasks.task_format import parse_task
 from services.learner.config.learner import LearnerConfig
 from services.rollout.config.rollout import RolloutConfig
+from tests.support.repository import ROOT
 
-EXAMPLES = Path(__file__).resolve().parents[1] / "docs" / "examples"
+EXAMPLES = ROOT / "docs" / "examples"
 TASKS: list[dict[str, Any]] = json.loads((EXAMPLES / "stock_tasks.json").read_text())["tasks"]
 
 

@@ -3,11 +3,11 @@
 
 import ast
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+from tests.support.repository import ROOT
+
 # The two themselves; the log's handler, whose renderers use the first; and a program that imports
 # nothing of ours, of which the gateway reads what it prints, and says it.
 WAISTS = {

@@ -13,9 +13,9 @@ import pytest
 from services.common.config import ConfigModel, canonical_json, load_spec
 from services.launcher import plan as plans
 from services.launcher.control import spec_check
+from tests.support.repository import ROOT
 from tools.requirements import pins
 
-ROOT = Path(__file__).parents[1]
 CPU = ROOT / "requirements/cpu.txt"
 SERVICES = ("env_gateway", "rollout", "learner", "launcher")
 

@@ -2,15 +2,14 @@
 
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, get_args
 
 from services.common.config import ConfigModel
 from services.env_gateway.config.gateway import EnvGatewayConfig
 from services.launcher.config.launcher import LauncherConfig
 from services.learner.config.learner import IntakeConfig, LearnerConfig
+from tests.support.repository import ROOT
 
-ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs/security.md").read_text()
 SECTIONS = {"env_gateway": EnvGatewayConfig, "launcher": LauncherConfig, "learner": LearnerConfig}
 

@@ -2,9 +2,9 @@
 
 import subprocess
 import sys
-from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+from tests.support.repository import ROOT
+
 # Of a process of tests, says which signals a child of it ignores.
 CHILD = """
 import subprocess

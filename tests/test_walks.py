@@ -2,11 +2,11 @@
 
 import importlib
 import re
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+from tests.support.repository import ROOT
+
 TEXT = (ROOT / "AGENTS.md").read_text()
 SECTION = TEXT.split("## Four walks")[1].split("\n## ")[0]
 WALKS = {

@@ -28,8 +28,8 @@ from flotilla.learner.v1.group_service_pb2_grpc import GroupServiceStub
 from flotilla.learner.v1.policy_service_pb2_grpc import PolicyServiceStub
 from services.common import rpc
 from services.common.host_identity import host_digest
-from tests.common.half_sent import half_sent
-from tests.learner.support import TOKEN, TOKENIZER, FakeWorker
+from tests.support.half_sent_calls import half_sent
+from tests.support.learner import TOKEN, TOKENIZER, FakeWorker
 
 CONNECTIONS, HALF_OPEN, WATCHES, SUBMISSIONS = 2500, 1000, 2500, 200
 # Calls without a token, of whose message the end is missing.

@@ -15,7 +15,7 @@ from services.learner.app import run_learner
 from services.learner.dependencies import LearnerDependencies
 from services.learner.ranks.fake import FakeRanks
 from services.learner.tracking.adapters.jsonl import JsonlTracker
-from tests.learner.support import TOKENIZER, free_port, make_config, make_runtime
+from tests.support.learner import TOKENIZER, free_port, make_config, make_runtime
 
 # As long as a long trajectory: what strangers announce is then allowed.
 SHARED = {"name": "test", "policy": {"model": "m", "dtype": "float32", "max_model_len": 2**17}}

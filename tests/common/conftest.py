@@ -5,15 +5,14 @@ import os
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
-from pathlib import Path
 
 import grpc.aio
 import pytest_asyncio
 
 from services.common import rpc
-from tests.common import echo
+from tests.support import echo_service
+from tests.support.repository import ROOT
 
-ROOT = Path(__file__).parents[2]
 StartProcess = Callable[[str], Awaitable[tuple[asyncio.subprocess.Process, str]]]
 Serve = Callable[..., Awaitable[grpc.aio.Channel]]
 
@@ -30,13 +29,13 @@ async def serve() -> AsyncIterator[Serve]:
     """Serves the echo service with extra unary methods; gives a channel to it."""
     async with AsyncExitStack() as stack:
 
-        async def start(**unary: echo.Unary) -> grpc.aio.Channel:
-            server = rpc.server(token=echo.TOKEN)
-            echo.add(server, **unary)
+        async def start(**unary: echo_service.Unary) -> grpc.aio.Channel:
+            server = rpc.server(token=echo_service.TOKEN)
+            echo_service.add(server, **unary)
             serving = await stack.enter_async_context(
                 rpc.serving(server, "127.0.0.1:0", grace_s=0.1)
             )
-            channel = rpc.channel(serving.address, token=echo.TOKEN)
+            channel = rpc.channel(serving.address, token=echo_service.TOKEN)
             return await stack.enter_async_context(channel)
 
         yield start
@@ -49,7 +48,7 @@ async def echo_process() -> AsyncIterator[StartProcess]:
 
     async def start(listen: str = "127.0.0.1:0") -> tuple[asyncio.subprocess.Process, str]:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "tests.common.echo", listen),
+            *(sys.executable, "-m", "tests.support.echo_service", listen),
             stdout=asyncio.subprocess.PIPE,
             cwd=ROOT,
             env={**os.environ, "PYTHONPATH": "."},

@@ -10,8 +10,8 @@ import pytest
 from services.common import rpc
 from services.common.healthcheck import check_health, main
 from services.common.tls import TLS_VARIABLE, Tls
-from tests.common.echo import TOKEN
-from tests.common.outsiders import run
+from tests.support.echo_service import TOKEN
+from tests.support.outsiders import run
 
 
 async def asked(address: str, *options: str, **variables: str) -> tuple[int, str]:

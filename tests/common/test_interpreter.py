@@ -5,14 +5,12 @@ import os
 import signal
 import sys
 from contextlib import suppress
-from pathlib import Path
 
 import grpc.aio
 
 from services.common.interpreter import tied_command
 from tests.common.conftest import until
-
-ROOT = Path(__file__).parents[2]
+from tests.support.repository import ROOT
 
 
 async def test_children_start_whole_beside_the_threads_of_grpc() -> None:

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from services.common.private_process import keep_private
-from tests.common import echo
-from tests.common.test_main import ROOT, SPEC
+from tests.common.test_service_main import SPEC
+from tests.support import echo_service
+from tests.support.repository import ROOT
 
 SERVICE = (sys.executable, "-m", "tests.common.sample_service")
 
@@ -19,7 +20,11 @@ def ended(folder: Path, *command: str) -> int:
     """The status that a command ends with in `folder`, started by a user who lets others read his
     files and wants core dumps."""
     script = f"umask 022; ulimit -c unlimited; cd {folder}; exec {shlex.join(command)}"
-    environ = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT}/gen", "FLOTILLA_TOKEN": echo.TOKEN}
+    environ = {
+        **os.environ,
+        "PYTHONPATH": f"{ROOT}:{ROOT}/gen",
+        "FLOTILLA_TOKEN": echo_service.TOKEN,
+    }
     child = os.posix_spawn("/bin/sh", ["sh", "-c", script], environ)
     return os.waitpid(child, 0)[1]
 
@@ -58,7 +63,7 @@ def test_what_a_service_starts_finds_no_token_of_the_run_in_its_environment(
 ) -> None:
     folder, _ = crashed
     said = (folder / "environment").read_text()
-    assert "PATH" in said and echo.TOKEN not in said
+    assert "PATH" in said and echo_service.TOKEN not in said
 
 
 def test_a_limit_that_forbids_dumps_altogether_stays(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,12 +1,10 @@
 """Every process that a service starts gets an environment that was made for a child."""
 
-from pathlib import Path
-
 import pytest
 
 from tests.common.process_starts import ALLOWED, starts
+from tests.support.repository import ROOT
 
-ROOT = Path(__file__).parents[2]
 # By file and function: why that start has another environment.
 REASONS = {
     ("services/launcher/cli/launcher_client.py", "_spawn_launcher"): (

@@ -15,8 +15,8 @@ from prometheus_client import REGISTRY
 
 from services.common import rpc, trace
 from services.common.errors import ConfigError, ServiceError
-from tests.common import echo
 from tests.common.conftest import Serve
+from tests.support import echo_service
 
 KINDS = {
     "Echo": "unary_unary",
@@ -42,7 +42,7 @@ async def outcome(
     """The values that a call of any kind ends with."""
     kind = KINDS[name]
     request = StringValue(value="2")
-    call = echo.method(channel, name, kind)
+    call = echo_service.method(channel, name, kind)
     given = (stream or iter([request])) if kind.startswith("stream") else request
     if kind.endswith("stream"):
         return [message.value async for message in call(given, **options)]
@@ -62,15 +62,15 @@ async def test_every_kind_of_call_works_with_the_token(serve: Serve, name: str) 
         ((), "TOKEN_MISSING"),
         ((("authorization", ""),), "TOKEN_WRONG"),
         ((("authorization", "Bearer wrong-token-0123456"),), "TOKEN_WRONG"),
-        ((("authorization", echo.TOKEN),), "TOKEN_WRONG"),
-        ((("authorization", f"Bearer {echo.TOKEN}"),) * 2, "TOKEN_WRONG"),
+        ((("authorization", echo_service.TOKEN),), "TOKEN_WRONG"),
+        ((("authorization", f"Bearer {echo_service.TOKEN}"),) * 2, "TOKEN_WRONG"),
     ],
 )
 async def test_every_kind_of_call_is_refused_without_the_token(
     name: str, metadata: Any, reason: str
 ) -> None:
-    server = rpc.server(token=echo.TOKEN)
-    echo.add(server)
+    server = rpc.server(token=echo_service.TOKEN)
+    echo_service.add(server)
     async with (
         rpc.serving(server, "127.0.0.1:0") as serving,
         rpc.plain_channel(serving.address) as channel,
@@ -81,7 +81,7 @@ async def test_every_kind_of_call_is_refused_without_the_token(
     error = rpc.service_error(caught.value)
     assert error is not None
     assert error.reason == reason
-    assert echo.TOKEN not in repr(caught.value)
+    assert echo_service.TOKEN not in repr(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_a_token_that_cannot_travel_is_refused_without_being_shown(token: str) -
 
 async def test_health_needs_no_token_and_says_when_the_service_is_ready() -> None:
     async with (
-        rpc.serving(rpc.server(token=echo.TOKEN), "127.0.0.1:0") as serving,
+        rpc.serving(rpc.server(token=echo_service.TOKEN), "127.0.0.1:0") as serving,
         rpc.plain_channel(serving.address) as channel,
     ):
         stub: Any = health_pb2_grpc.HealthStub(channel)
@@ -147,11 +147,11 @@ async def test_an_unexpected_error_hides_its_text_in_every_kind_of_call(name: st
 
 
 async def test_a_method_that_is_declared_but_not_written_is_unimplemented() -> None:
-    server = rpc.server(token=echo.TOKEN)
+    server = rpc.server(token=echo_service.TOKEN)
     health_pb2_grpc.add_HealthServicer_to_server(health_pb2_grpc.HealthServicer(), server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
-    async with rpc.channel(f"127.0.0.1:{port}", token=echo.TOKEN) as channel:
+    async with rpc.channel(f"127.0.0.1:{port}", token=echo_service.TOKEN) as channel:
         stub: Any = health_pb2_grpc.HealthStub(channel)
         check: Any = stub.Check(health_pb2.HealthCheckRequest())
         with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -176,10 +176,10 @@ async def test_a_trace_goes_on_in_the_service_that_is_called(serve: Serve) -> No
 
     async def traced() -> None:
         trace.continue_from(traceparent)
-        await echo.say(channel, "x")
+        await echo_service.say(channel, "x")
 
     await asyncio.create_task(traced())
-    await echo.say(channel, "untraced")
+    await echo_service.say(channel, "untraced")
     assert seen == [traceparent, None]
 
 
@@ -190,14 +190,16 @@ async def test_extra_metadata_is_asked_for_at_each_call() -> None:
         epochs.extend(v for k, v in context.invocation_metadata() if k == "run-epoch")
         return request
 
-    server = rpc.server(token=echo.TOKEN)
-    echo.add(server, Echo=remember)
+    server = rpc.server(token=echo_service.TOKEN)
+    echo_service.add(server, Echo=remember)
     epoch = iter(["1", "2"])
     async with rpc.serving(server, "127.0.0.1:0") as serving:
         source = lambda: {"run-epoch": next(epoch)}  # noqa: E731
-        async with rpc.channel(serving.address, token=echo.TOKEN, metadata=source) as channel:
-            await echo.say(channel, "x")
-            await echo.say(channel, "y")
+        async with rpc.channel(
+            serving.address, token=echo_service.TOKEN, metadata=source
+        ) as channel:
+            await echo_service.say(channel, "x")
+            await echo_service.say(channel, "y")
     assert epochs == ["1", "2"]
 
 
@@ -217,11 +219,11 @@ async def test_stopping_lets_running_calls_finish() -> None:
         await asyncio.sleep(0.5)
         return request
 
-    server = rpc.server(token=echo.TOKEN)
-    echo.add(server, Echo=slow)
+    server = rpc.server(token=echo_service.TOKEN)
+    echo_service.add(server, Echo=slow)
     async with rpc.serving(server, "127.0.0.1:0", grace_s=5) as serving:
-        channel = rpc.channel(serving.address, token=echo.TOKEN)
-        running = asyncio.create_task(echo.say(channel, "finished"))
+        channel = rpc.channel(serving.address, token=echo_service.TOKEN)
+        running = asyncio.create_task(echo_service.say(channel, "finished"))
         await begun.wait()
     assert await running == "finished"
     await channel.close()
@@ -232,7 +234,7 @@ async def test_a_cancellation_while_the_server_stops_is_not_lost(moment: int) ->
     started, leave = asyncio.Event(), asyncio.Event()
 
     async def serve() -> None:
-        async with rpc.serving(rpc.server(token=echo.TOKEN), "127.0.0.1:0", grace_s=5):
+        async with rpc.serving(rpc.server(token=echo_service.TOKEN), "127.0.0.1:0", grace_s=5):
             started.set()
             await leave.wait()
         await asyncio.Event().wait()
@@ -250,14 +252,14 @@ async def test_a_cancellation_while_the_server_stops_is_not_lost(moment: int) ->
 @pytest.mark.parametrize("listen", ["0.0.0.0:0", "[::]:0", "10.0.0.1:80", "example.com:80"])
 async def test_listening_beyond_loopback_is_refused_and_the_fix_named(listen: str) -> None:
     with pytest.raises(ConfigError, match=r"TLS.*127\.0\.0\.1:0"):
-        async with rpc.serving(rpc.server(token=echo.TOKEN), listen):
+        async with rpc.serving(rpc.server(token=echo_service.TOKEN), listen):
             pytest.fail("it listens")
 
 
 @pytest.mark.parametrize("listen", ["", "127.0.0.1", ":80", "127.0.0.1:port", "127.0.0.1:70000"])
 async def test_a_listen_address_without_host_or_port_is_refused(listen: str) -> None:
     with pytest.raises(ConfigError, match="host:port"):
-        async with rpc.serving(rpc.server(token=echo.TOKEN), listen):
+        async with rpc.serving(rpc.server(token=echo_service.TOKEN), listen):
             pytest.fail("it listens")
 
 
@@ -280,7 +282,7 @@ class failing_server:
             raise self._error
             yield StringValue()
 
-        server = rpc.server(token=echo.TOKEN)
+        server = rpc.server(token=echo_service.TOKEN)
         codec: dict[str, Any] = {
             "request_deserializer": StringValue.FromString,
             "response_serializer": StringValue.SerializeToString,
@@ -291,11 +293,11 @@ class failing_server:
             "Join": grpc.stream_unary_rpc_method_handler(one, **codec),
             "Repeat": grpc.stream_stream_rpc_method_handler(many, **codec),
         }
-        handler = grpc.method_handlers_generic_handler(echo.SERVICE, handlers)
+        handler = grpc.method_handlers_generic_handler(echo_service.SERVICE, handlers)
         server.add_generic_rpc_handlers((handler,))
         self._serving = rpc.serving(server, "127.0.0.1:0", grace_s=0)
         address = (await self._serving.__aenter__()).address
-        self._channel = rpc.channel(address, token=echo.TOKEN)
+        self._channel = rpc.channel(address, token=echo_service.TOKEN)
         return self._channel
 
     async def __aexit__(self, *_: object) -> None:

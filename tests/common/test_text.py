@@ -7,7 +7,7 @@ import pytest
 
 from services.common.log import format_event
 from services.common.text import first_line, json_line, make_visible, one_line, say
-from tests.hostile_text import SURROGATES, assert_harmless
+from tests.support.hostile_text import SURROGATES, assert_harmless
 
 
 @pytest.mark.parametrize(

@@ -9,13 +9,8 @@ from services.common import rpc
 from services.common.errors import ConfigError
 from services.common.network import advertised_address, check_dial, check_listen
 from services.common.tls import TLS_VARIABLE, Tls, from_text, read_tls
-from tests.common import echo
-from tests.common.outsiders import (
-    beyond_loopback,
-    of_one_authority,
-    other_run,
-    run,
-)
+from tests.support import echo_service
+from tests.support.outsiders import beyond_loopback, of_one_authority, other_run, run
 
 
 def write(folder: Path, tls: Tls, **changes: bytes) -> Path:
@@ -123,4 +118,4 @@ def test_everywhere_is_no_address_to_tell_others(host: str) -> None:
 
 async def test_a_channel_beyond_loopback_is_refused_without_tls() -> None:
     with pytest.raises(ConfigError, match="refusing to call"):
-        rpc.channel(f"{beyond_loopback()}:7", token=echo.TOKEN)
+        rpc.channel(f"{beyond_loopback()}:7", token=echo_service.TOKEN)

@@ -16,21 +16,16 @@ from services.common.errors import ConfigError
 from services.common.peers import Peers
 from services.common.run_membership import Membership, ReplicaIdentity, ReplicaStatus
 from services.common.tls import Tls, likely_cause
-from tests.common import echo
 from tests.common.conftest import until
-from tests.common.outsiders import (
-    RUN,
-    beyond_loopback,
-    other_run,
-    run,
-)
 from tests.common.registry import FakeRegistry, contract
+from tests.support import echo_service
+from tests.support.outsiders import RUN, beyond_loopback, other_run, run
 
 
 @asynccontextmanager
 async def echo_at(host: str, service: str | None) -> AsyncGenerator[str]:
-    server = rpc.server(token=echo.TOKEN)
-    echo.add(server)
+    server = rpc.server(token=echo_service.TOKEN)
+    echo_service.add(server)
     tls = run().tls_for(service) if service else None
     async with rpc.serving(server, f"{host}:0", tls=tls, grace_s=0.0) as serving:
         yield serving.address
@@ -40,16 +35,16 @@ async def test_all_kinds_of_calls_work_under_tls() -> None:
     async with (
         echo_at(beyond_loopback(), "env_gateway") as address,
         rpc.channel(
-            address, token=echo.TOKEN, tls=run().tls_for("rollout"), peer="env_gateway"
+            address, token=echo_service.TOKEN, tls=run().tls_for("rollout"), peer="env_gateway"
         ) as channel,
     ):
-        assert await echo.say(channel, "x") == "x"
+        assert await echo_service.say(channel, "x") == "x"
         said = [StringValue(value=str(n)) for n in range(3)]
-        counted = echo.method(channel, "Count", "unary_stream")(StringValue(value="3"))
+        counted = echo_service.method(channel, "Count", "unary_stream")(StringValue(value="3"))
         assert [one.value async for one in counted] == ["0", "1", "2"]
-        joined = await echo.method(channel, "Join", "stream_unary")(iter(said))
+        joined = await echo_service.method(channel, "Join", "stream_unary")(iter(said))
         assert joined.value == "0,1,2"
-        repeated = echo.method(channel, "Repeat", "stream_stream")(iter(said))
+        repeated = echo_service.method(channel, "Repeat", "stream_stream")(iter(said))
         assert [one.value async for one in repeated] == ["0", "1", "2"]
 
 
@@ -66,10 +61,12 @@ async def test_a_caller_is_told_what_is_likely_wrong(
     serves: str | None, calls: Tls | None, peer: str, cause: str
 ) -> None:
     async with echo_at("127.0.0.1", serves) as address:
-        channel = rpc.channel(address, token=echo.TOKEN, wait_for_ready=False, tls=calls, peer=peer)
+        channel = rpc.channel(
+            address, token=echo_service.TOKEN, wait_for_ready=False, tls=calls, peer=peer
+        )
         async with channel:
             with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await echo.say(channel, "x", timeout=10)
+                await echo_service.say(channel, "x", timeout=10)
     assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
     assert cause in likely_cause(caught.value.details())
 
@@ -85,7 +82,7 @@ async def test_a_channel_under_tls_must_know_whom_to_expect() -> None:
 
 @asynccontextmanager
 async def registry(fake: FakeRegistry) -> AsyncGenerator[str]:
-    server = rpc.server(token=echo.TOKEN)
+    server = rpc.server(token=echo_service.TOKEN)
     pb_grpc.add_RegistryServiceServicer_to_server(fake, server)
     at = rpc.serving(server, f"{beyond_loopback()}:0", tls=run().tls_for("launcher"), grace_s=0)
     async with at as serving:
@@ -93,7 +90,9 @@ async def registry(fake: FakeRegistry) -> AsyncGenerator[str]:
 
 
 def registry_channel(address: str, tls: Tls) -> grpc.aio.Channel:
-    return rpc.channel(address, token=echo.TOKEN, wait_for_ready=False, tls=tls, peer="launcher")
+    return rpc.channel(
+        address, token=echo_service.TOKEN, wait_for_ready=False, tls=tls, peer="launcher"
+    )
 
 
 async def test_a_peer_is_found_by_its_registry_and_known_by_its_name() -> None:
@@ -105,28 +104,30 @@ async def test_a_peer_is_found_by_its_registry_and_known_by_its_name() -> None:
     ):
         fake.peers = {0: address}
         peers = Peers(
-            token=echo.TOKEN,
+            token=echo_service.TOKEN,
             run_id=RUN,
             registry=contract(),
             registry_channel=channel,
             tls=run().tls_for("rollout"),
         )
-        assert await echo.say(await peers.channel("learner"), "found") == "found"
+        assert await echo_service.say(await peers.channel("learner"), "found") == "found"
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await echo.say(await peers.channel("env_gateway"), "x", timeout=10)
+            await echo_service.say(await peers.channel("env_gateway"), "x", timeout=10)
         assert "another service" in likely_cause(caught.value.details())
         await peers.close()
 
 
 async def test_a_peer_beyond_loopback_is_refused_to_who_has_no_tls() -> None:
-    fake, server = FakeRegistry(), rpc.server(token=echo.TOKEN)
+    fake, server = FakeRegistry(), rpc.server(token=echo_service.TOKEN)
     fake.peers = {0: "192.0.2.200:7"}
     pb_grpc.add_RegistryServiceServicer_to_server(fake, server)
     async with (
         rpc.serving(server, "127.0.0.1:0", grace_s=0) as serving,
-        rpc.channel(serving.address, token=echo.TOKEN) as channel,
+        rpc.channel(serving.address, token=echo_service.TOKEN) as channel,
     ):
-        peers = Peers(token=echo.TOKEN, run_id=RUN, registry=contract(), registry_channel=channel)
+        peers = Peers(
+            token=echo_service.TOKEN, run_id=RUN, registry=contract(), registry_channel=channel
+        )
         with pytest.raises(ConfigError, match=r"refusing to call 192\.0\.2\.200:7"):
             await peers.channel("learner")
         await peers.close()
@@ -191,7 +192,7 @@ async def test_a_proxy_of_the_environment_is_not_asked(monkeypatch: pytest.Monke
     async with (
         echo_at(beyond_loopback(), "learner") as address,
         rpc.channel(
-            address, token=echo.TOKEN, tls=run().tls_for("rollout"), peer="learner"
+            address, token=echo_service.TOKEN, tls=run().tls_for("rollout"), peer="learner"
         ) as channel,
     ):
-        assert await echo.say(channel, "direct", timeout=5) == "direct"
+        assert await echo_service.say(channel, "direct", timeout=5) == "direct"

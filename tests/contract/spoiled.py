@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 
 from flotilla.learner.v1 import trajectory_pb2
-from tests.learner.support import Submission
+from tests.support.learner import Submission
 
 Spoil = Callable[[Submission], None]
 INVALID = ("INVALID_ARGUMENT", "MALFORMED_TRAJECTORY")

@@ -16,7 +16,7 @@ from flotilla.learner.v1 import group_service_pb2 as pb
 from flotilla.learner.v1 import trajectory_pb2
 from services.common import rpc
 from tests.contract.spoiled import CASES, INVALID, Spoil, only_the_prompt
-from tests.learner.support import FakeWorker, Submission, graded, learner, make_config
+from tests.support.learner import FakeWorker, Submission, graded, learner, make_config
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -19,12 +19,12 @@ from services.env_gateway.adapters.fake import FakeBackend
 from services.launcher.agent_protocol import UnitPhase, UnitReport
 from services.launcher.control.agent_reports import AgentReports
 from services.launcher.store.roster import Member, Roster, TooManyMembersError
-from tests.common import echo
-from tests.common.half_sent import half_sent
 from tests.contract.test_episode_service import refused, serving
 from tests.contract.test_group_service import attached, refusal_of
 from tests.contract.test_policy_service import attach_request
-from tests.learner.support import TOKENIZER, FakeWorker
+from tests.support import echo_service
+from tests.support.half_sent_calls import half_sent
+from tests.support.learner import TOKENIZER, FakeWorker
 
 FULL = grpc.StatusCode.RESOURCE_EXHAUSTED
 
@@ -33,19 +33,19 @@ async def test_of_each_method_that_streams_only_so_many_calls_run(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(rpc_handlers, "MOST_STREAMS", 1)
-    server = rpc.server(token=echo.TOKEN)
-    echo.add(server)
+    server = rpc.server(token=echo_service.TOKEN)
+    echo_service.add(server)
     async with (
         rpc.serving(server, "127.0.0.1:0") as at,
-        rpc.channel(at.address, token=echo.TOKEN) as channel,
+        rpc.channel(at.address, token=echo_service.TOKEN) as channel,
     ):
-        repeat = echo.method(channel, "Repeat", "stream_stream")
+        repeat = echo_service.method(channel, "Repeat", "stream_stream")
         first = repeat()
         await first.write(StringValue(value="1"))
         assert (await first.read()).value == "1"
         assert await refusal_of(repeat(iter(())).read()) == "TOO_MANY_STREAMS"
         # Others have a bound of their own, and the end of one makes room for the next.
-        assert await echo.say(channel, "served") == "served"
+        assert await echo_service.say(channel, "served") == "served"
         first.cancel()
         await _until_served(repeat)
 
@@ -66,7 +66,7 @@ async def test_connections_leave_a_service_files_of_its_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(open_files, "_FILES", 12)
-    async with rpc.serving(rpc.server(token=echo.TOKEN), "127.0.0.1:0") as at:
+    async with rpc.serving(rpc.server(token=echo_service.TOKEN), "127.0.0.1:0") as at:
         host, _, port = at.address.rpartition(":")
         held = [await asyncio.open_connection(host, int(port)) for _ in range(3)]
         try:
@@ -174,9 +174,11 @@ def test_a_launcher_knows_so_many_replicas_and_machines(monkeypatch: pytest.Monk
 
 async def test_a_message_that_is_too_long_is_not_taken_in_for_its_length() -> None:
     """The bound of one message holds before it is there."""
-    server = rpc.server(token=echo.TOKEN)
-    echo.add(server)
+    server = rpc.server(token=echo_service.TOKEN)
+    echo_service.add(server)
     async with rpc.serving(server, "127.0.0.1:0") as at, half_sent(at.address) as connection:
-        call = connection.call(f"/{echo.SERVICE}/Echo", echo.TOKEN, claimed_bytes=2**30)
+        call = connection.call(
+            f"/{echo_service.SERVICE}/Echo", echo_service.TOKEN, claimed_bytes=2**30
+        )
         await asyncio.wait_for(connection.answered[call].wait(), 5)
         assert connection.sent[call] < 2 * rpc.MAX_MESSAGE_BYTES

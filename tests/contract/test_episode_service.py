@@ -17,7 +17,7 @@ from services.env_gateway.adapters.fake import FakeBackend, FakeGrader
 from services.env_gateway.api.episode_service import EpisodeService, most_streams
 from services.env_gateway.episodes.gateway import Gateway
 from services.env_gateway.ports import CallResult, Execution, Media, Text, Tool
-from tests.env_gateway.support import running, task_json, until
+from tests.support.fake_gateway import running, task_json, until
 
 TOKEN = "contract-token-0123456789"
 

@@ -17,9 +17,10 @@ from services.common import rpc
 from services.common.rpc import service_error
 from services.launcher.api.run_service import RegistryService
 from services.launcher.backends.fake import FakeBackend
-from tests.contract.everything import of_service, refusals
 from tests.contract.launcher_cases import CASES, Case, World
-from tests.launcher.harness import REPOSITORY, TOKEN, serving
+from tests.support.every_rpc import of_service, refusals
+from tests.support.launcher import TOKEN, serving
+from tests.support.repository import ROOT
 
 SERVED = ("RunService", "RegistryService")
 # What may be wrong with a call of any rpc; a case has it, or says why it cannot be.
@@ -129,9 +130,9 @@ async def test_the_registry_of_one_run_takes_nothing_about_another(tmp_path: Pat
 
 
 def test_every_reason_is_in_the_contract_and_the_contract_has_no_other() -> None:
-    protos = REPOSITORY / "protos/flotilla/launcher/v1"
+    protos = ROOT / "protos/flotilla/launcher/v1"
     documented = {
         found for path in protos.glob("*.proto") for found in DOCUMENTED.findall(path.read_text())
     }
-    modules = (REPOSITORY / "services/launcher").rglob("*.py")
+    modules = (ROOT / "services/launcher").rglob("*.py")
     assert documented == {found for path in modules for found in REASON.findall(path.read_text())}

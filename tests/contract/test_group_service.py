@@ -16,7 +16,7 @@ from flotilla.learner.v1 import policy_pb2, trajectory_pb2
 from services.common import rpc
 from services.learner.journal.connection import JournalError
 from services.learner.journal.store import open_journal
-from tests.learner.support import (
+from tests.support.learner import (
     FakeWorker,
     Submission,
     failed,

@@ -4,7 +4,6 @@ import asyncio
 import json
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -13,8 +12,8 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from services.common import rpc
+from tests.support.repository import ROOT
 
-ROOT = Path(__file__).parents[2]
 TOKEN = "0123456789abcdef"
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from services.common import rpc
 from services.common.tls import Tls
-from tests.common.outsiders import beyond_loopback, member, other_run, outsiders, run
-from tests.contract.everything import Recorder, refusals, rpcs
+from tests.support.every_rpc import Recorder, refusals, rpcs
+from tests.support.outsiders import beyond_loopback, member, other_run, outsiders, run
 
 UNAUTHENTICATED = grpc.StatusCode.UNAUTHENTICATED
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE

@@ -15,7 +15,7 @@ from services.common import rpc
 from services.common.rpc import service_error
 from services.launcher.backends.fake import FakeBackend
 from tests.contract.test_run_service import units, wish
-from tests.launcher.harness import TOKEN, Served, serving
+from tests.support.launcher import TOKEN, Served, serving
 
 CALLERS = 100
 BURSTS, LINES = 30, 10

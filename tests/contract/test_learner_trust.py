@@ -16,7 +16,7 @@ from services.learner.groups.trajectory_intake import TrajectoryIntake
 from services.learner.journal.row_codec import count_fates
 from services.learner.journal.store import open_journal
 from tests.contract.test_policy_service import attach_request, report
-from tests.learner.support import FakeWorker, graded, learner, make_config
+from tests.support.learner import FakeWorker, graded, learner, make_config
 
 
 @asynccontextmanager

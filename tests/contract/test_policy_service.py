@@ -10,7 +10,7 @@ import pytest
 from flotilla.learner.v1 import policy_service_pb2 as pb
 from services.common import rpc
 from services.common.host_identity import host_digest
-from tests.learner.support import TOKENIZER, FakeWorker, learner, make_config
+from tests.support.learner import TOKENIZER, FakeWorker, learner, make_config
 
 
 def attach_request(worker: FakeWorker, **changes: object) -> pb.AttachRequest:

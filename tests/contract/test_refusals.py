@@ -14,7 +14,7 @@ from services.rollout.adapters.env_gateway import GatewayEnvironment
 from services.rollout.ports import EnvironmentLost
 from services.rollout.types import OpenRequest
 from tests.contract.test_episode_service import TOKEN
-from tests.env_gateway.support import running, task_json
+from tests.support.fake_gateway import running, task_json
 
 
 async def opened(task: str) -> str:

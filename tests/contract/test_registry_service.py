@@ -10,7 +10,7 @@ from flotilla.launcher.v1 import registry_service_pb2, run_service_pb2
 from services.common.rpc import to_seconds
 from services.launcher.backends.fake import FakeBackend
 from tests.contract.test_run_service import refusal, units, wish
-from tests.launcher.harness import Served, serving
+from tests.support.launcher import Served, serving
 
 PB = registry_service_pb2
 

@@ -16,16 +16,8 @@ from services.rollout.api.rollout_service import RolloutService
 from services.rollout.episodes.episode import AttemptRunner
 from services.rollout.work.weight_updater import WeightUpdater
 from services.rollout.work.worker import Worker, WorkerOptions
-from tests.rollout.fakes import TOKEN
-from tests.rollout.support import (
-    POLICY,
-    FakeEnvironment,
-    engine,
-    limits,
-    prompts,
-    tokenizer,
-    turns,
-)
+from tests.support.fake_peers import TOKEN
+from tests.support.rollout import POLICY, FakeEnvironment, engine, limits, prompts, tokenizer, turns
 
 LOOK = '<tool_call>{"name": "look", "arguments": {}}</tool_call>'
 

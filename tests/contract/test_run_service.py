@@ -13,9 +13,9 @@ from flotilla.launcher.v1 import registry_service_pb2, run_service_pb2
 from services.common.rpc import service_error
 from services.launcher.backends.fake import FakeBackend
 from services.launcher.state import Unit
-from tests.launcher.harness import Served, serving, spec
+from tests.support.launcher import Served, serving, spec
 
-ACCEPTING = {s: "tests.launcher.accepts" for s in ("learner", "rollout", "env_gateway")}
+ACCEPTING = {s: "tests.support.accepting_service" for s in ("learner", "rollout", "env_gateway")}
 
 
 def wish(**sections: Any) -> dict[str, Any]:

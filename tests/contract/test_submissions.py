@@ -15,7 +15,7 @@ from flotilla.learner.v1 import group_service_pb2 as pb
 from flotilla.learner.v1 import trajectory_pb2
 from services.common import rpc
 from services.common.errors import ServiceError
-from tests.learner.support import FakeWorker, Submission, graded, learner, make_config
+from tests.support.learner import FakeWorker, Submission, graded, learner, make_config
 
 Stream = grpc.aio.StreamUnaryCall
 

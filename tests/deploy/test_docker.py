@@ -13,9 +13,9 @@ import pytest
 
 from services.launcher.__main__ import build_parser
 from tests.deploy.dockerfile import Dockerfile, read
+from tests.support.repository import ROOT
 from tools.requirements import pins
 
-ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / "deploy/docker").glob("*.Dockerfile"))
 NAMES = [path.name.removesuffix(".Dockerfile") for path in FILES]
 each_file = pytest.mark.parametrize("path", FILES, ids=NAMES)

@@ -3,7 +3,6 @@
 import importlib.util
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, get_args
 
 import pytest
@@ -13,8 +12,8 @@ from services.launcher.cli.app import app
 from services.launcher.config.launcher import LauncherConfig
 from services.launcher.doctor.probe_list import PROBES
 from services.learner.config.learner import LearnerConfig
+from tests.support.repository import ROOT
 
-ROOT = Path(__file__).parents[2]
 PAGES = ("docs/launching.md", "docs/slurm.md", "docs/workflows.md")
 each_page = pytest.mark.parametrize("page", PAGES)
 SECTIONS = {"launcher": LauncherConfig, "learner": LearnerConfig}

@@ -8,9 +8,9 @@ import pytest
 
 from services.common.config import apply_override, load_spec
 from services.launcher.doctor.findings import ProbeResult, Status
-from tests.launcher.doctor.support import probed, subject
+from tests.support.doctor import probed, subject
+from tests.support.repository import ROOT
 
-ROOT = Path(__file__).parents[2]
 QWEN = {"vocab_size": 151936, "num_key_value_heads": 8, "head_dim": 128}
 # Of the models' config.json on the hub; weights are not needed.
 SHAPES: dict[str, dict[str, Any]] = {

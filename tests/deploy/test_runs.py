@@ -13,8 +13,8 @@ from services.launcher.backends.sky.resources import check_candidates, check_sha
 from services.launcher.cli.prepare import parse_prepare_tables
 from services.launcher.control import spec_check
 from services.launcher.plan import BadSpecError, RunPlan
+from tests.support.repository import ROOT
 
-ROOT = Path(__file__).parents[2]
 SPECS = sorted((ROOT / "deploy/runs").glob("*.toml"))
 STEMS = [path.stem for path in SPECS]
 # Those that ask SkyPilot for machines, at once or with --launcher.backend=sky.

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.support.repository import ROOT
+
 SCRIPT = ROOT / "deploy/slurm/run.sbatch"
 # Says what it was started with; told to drain it takes a moment, and ends as when interrupted.
 DOUBLE = """#!/usr/bin/env bash

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from tests.support.repository import ROOT
 from tools.requirements import FILES, Profile, pins
 
-ROOT = Path(__file__).parents[2]
 INSTALLERS = (
     ROOT / "Makefile",
     ROOT / "deploy/setup-machine.sh",

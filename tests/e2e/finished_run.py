@@ -23,8 +23,8 @@ from environments.tasks import make_tasks
 from services.common.domain.trajectory import Author, Sequence, Trajectory
 from services.learner.journal.store import open_read_only
 from services.learner.journal.trajectory_tables import keys_of, trajectory_of
+from tests.support.repository import ROOT
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 EVAL_TASKS = 12
 
 
@@ -65,7 +65,7 @@ class FinishedRun:
 
 def write_spec(folder: Path, policy: Path, *, steps: int) -> Path:
     """The demo's spec for another policy, with few tasks and a checkpoint of every step."""
-    spec = tomllib.loads((REPOSITORY / "deploy/runs/local.toml").read_text())
+    spec = tomllib.loads((ROOT / "deploy/runs/local.toml").read_text())
     del spec["prepare"]
     spec["policy"]["model"] = str(policy)
     learner = spec["learner"]
@@ -91,7 +91,7 @@ def train(spec: Path, runs: Path, *overrides: str, timeout_s: float) -> Finished
     command = [sys.executable, "-m", "services.launcher.cli.app", "train", str(spec)]
     done = subprocess.run(
         [*command, "--runs", str(runs), *overrides],
-        cwd=REPOSITORY,
+        cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

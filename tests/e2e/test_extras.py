@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.support.repository import ROOT
+
 EXTRAS = {
     "env_gateway": "env-gateway",
     "learner": "learner",

@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from tests.e2e.finished_run import REPOSITORY, FinishedRun, train
+from tests.e2e.finished_run import FinishedRun, train
+from tests.support.repository import ROOT
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(580)]
 
@@ -14,7 +15,7 @@ STEPS = 15
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
     """The spec as users have it, with fewer steps."""
-    shipped = REPOSITORY / "deploy" / "runs" / "gsm8k_cpu.toml"
+    shipped = ROOT / "deploy" / "runs" / "gsm8k_cpu.toml"
     runs = tmp_path_factory.mktemp("runs")
     return train(shipped, runs, f"--learner.steps={STEPS}", timeout_s=500.0)
 

@@ -14,12 +14,12 @@ import pytest
 from environments.tasks import make_task
 from flotilla.learner.v1 import group_service_pb2_grpc, policy_service_pb2_grpc
 from services.common.trace import HEADER
-from tests.learner.support import free_port
-from tests.rollout.fakes import TOKEN, FakeLearner, lease, served, until
-from tests.rollout.test_policy import publication
+from tests.rollout.work.test_weight_updater import publication
+from tests.support.fake_peers import TOKEN, FakeLearner, lease, served, until
+from tests.support.learner import free_port
+from tests.support.repository import ROOT
 from tools.tiny_policy.tokenizer import save_tokenizer, train_tokenizer
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 SPEC: dict[str, Any] = {
     "name": "traced",
     "policy": {"model": "policy", "dtype": "float32", "max_model_len": 4096},
@@ -67,7 +67,7 @@ async def process(service: str, spec: Path, *arguments: str) -> AsyncGenerator[N
     started = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", f"services.{service}", "--config", str(spec), *identity),
         *arguments,
-        cwd=REPOSITORY,
+        cwd=ROOT,
         env={**os.environ, "FLOTILLA_TRACE": "1", "FLOTILLA_TOKEN": TOKEN},
     )
     try:

@@ -8,9 +8,10 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from services.common.spec import PolicyConfig
+from tests.support.repository import ROOT
 from tools.tiny_policy.tokenizer import save_tokenizer, train_tokenizer
 
-SPEC = Path(__file__).resolve().parents[2] / "deploy/runs/qwen3-8b.toml"
+SPEC = ROOT / "deploy/runs/qwen3-8b.toml"
 # Every length of the run is divided by this, so that all ratios stay.
 SHRINK = 128
 VOCAB = 512

@@ -16,7 +16,7 @@ from services.env_gateway.ports import Execution
 from services.env_gateway.tasks.task_format import TaskError, parse_task
 from services.env_gateway.tools.retry_policy import Backoff, RetryBudget
 from services.env_gateway.verify.verifier_source import VerifierError, find_verifier
-from tests.env_gateway.support import printed_checks, task_json
+from tests.support.fake_gateway import printed_checks, task_json
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),

@@ -10,7 +10,7 @@ from environments import fleet_tasks
 from environments.fleet_tasks import as_task, main, split
 from environments.tasks import load_tasks, make_tasks
 from services.env_gateway.tasks.task_format import parse_task
-from tests.environments.emulator import emulating
+from tests.environments.fleet_emulator_process import emulating
 
 ENVS = ("booking", "tracker", "shop")
 

@@ -6,7 +6,7 @@ from environments.api import ENV_KEYS, open_instance
 from environments.oracle import play_randomly, solve
 from environments.scenario import SPLITS, data_id
 from environments.tasks import make_task
-from tests.environments.dialect import grade
+from tests.support.verifier_dialect import grade
 
 RANDOM_EPISODES = 2100
 

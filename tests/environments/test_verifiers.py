@@ -11,7 +11,7 @@ from environments.oracle import plan
 from environments.scenario import APPS, Scenario, scenario
 from environments.tasks import verifier_source
 from environments.verdict import run_verifier
-from tests.environments.dialect import grade
+from tests.support.verifier_dialect import grade
 
 ROOT = Path(environments.__file__).parent
 KINDS = [(key, kind) for key, app in APPS.items() for kind in app.kinds]

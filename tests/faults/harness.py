@@ -20,7 +20,7 @@ from services.common.shared_memory import SHARED_MEMORY
 from services.launcher.security import launcher_address
 from services.learner.journal.row_codec import count_fates
 from services.learner.journal.store import JOURNAL_FILE
-from tests.launcher.harness import left_running, start_cli
+from tests.support.launcher import left_running, start_cli
 
 # A busy machine takes ten times as long as an idle one.
 LIMIT_S = 120.0

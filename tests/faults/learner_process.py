@@ -19,7 +19,7 @@ from services.learner.app import run_learner
 from services.learner.dependencies import LearnerDependencies
 from services.learner.ranks.fake import FakeRanks
 from services.learner.tracking.adapters.jsonl import JsonlTracker
-from tests.learner.support import TOKENIZER, make_config, make_runtime
+from tests.support.learner import TOKENIZER, make_config, make_runtime
 
 STEPS = 6
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from services.launcher.security import certificates
-from tests.common.outsiders import RUN, beyond_loopback, run
 from tests.faults.harness import ROLLOUT
+from tests.support.outsiders import RUN, beyond_loopback, run
 
 _START_S = 60.0
 

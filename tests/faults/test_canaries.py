@@ -23,8 +23,8 @@ from tests.faults.harness import (
     WEIGHTS,
     FaultRun,
 )
-from tests.launcher.canaries.canary import HOOK, REMOTE_LAUNCHER, Canaries
-from tests.launcher.doctor.support import double
+from tests.support.canary import HOOK, REMOTE_LAUNCHER, Canaries
+from tests.support.doctor import double
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

@@ -15,7 +15,7 @@ from services.learner.groups.batcher import build_train_batch
 from services.learner.journal.store import JOURNAL_FILE, open_journal
 from services.learner.ranks.fake import FakeRanks
 from tests.faults.learner_process import STEPS
-from tests.learner.support import FakeWorker, free_port
+from tests.support.learner import FakeWorker, free_port
 
 MOMENTS = ["train", "trained", "publish", "save", "saved"]
 

@@ -13,7 +13,7 @@ from services.learner.checkpoints.adapters.fsspec_store import open_store
 from services.learner.checkpoints.remote_layout import stamps
 from services.learner.ports import RemoteStore
 from tests.faults.harness import GATEWAY, LEARNER, RANK, ROLLOUT, FaultRun
-from tests.learner.checkpoints.remote_support import BUCKET, s3_server
+from tests.support.remote_checkpoints import BUCKET, s3_server
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 

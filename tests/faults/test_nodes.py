@@ -9,10 +9,10 @@ import pytest
 
 from services.learner.weights.weight_server import WeightServerConfig
 from services.learner.weights.weight_server_process import WeightServer
-from tests.common.outsiders import beyond_loopback, member, other_run, outsiders, run
-from tests.contract.everything import of_service, refusals
 from tests.faults.harness import spec
 from tests.faults.nodes import nodes
+from tests.support.every_rpc import of_service, refusals
+from tests.support.outsiders import beyond_loopback, member, other_run, outsiders, run
 
 SERVICES = {
     "env_gateway": ("EpisodeService",),

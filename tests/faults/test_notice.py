@@ -23,7 +23,7 @@ from services.learner.checkpoints.remote_layout import Stamp, stamps
 from services.learner.journal.store import JOURNAL_FILE
 from tests.faults.harness import LIMIT_S, runs, spec
 from tests.faults.watched import MACHINES, NOTICE, OUTPUT
-from tests.launcher.harness import TOKEN, Served, serving
+from tests.support.launcher import TOKEN, Served, serving
 
 pytestmark = pytest.mark.timeout(400)
 # What only a drain does in these tests: save a checkpoint, and end a lease.

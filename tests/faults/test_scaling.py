@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.faults.harness import ROLLOUT, FaultRun
-from tests.launcher.test_cli import run_cli
+from tests.launcher.cli.test_app import run_cli
 
 pytestmark = pytest.mark.timeout(400)
 NewRun = Callable[..., FaultRun]

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from tests.faults.harness import ENVIRONMENTS, FaultRun, spec
-from tests.launcher.harness import REPOSITORY
-from tests.launcher.test_cli import nothing_left, write_spec
+from tests.launcher.cli.test_app import nothing_left, write_spec
+from tests.support.repository import ROOT
 
 DIGESTS = "environments/verifiers.sha256"
 FLOTILLA = Path(sys.executable).with_name("flotilla")
@@ -86,7 +86,7 @@ async def test_all_that_a_run_starts_is_ours_wherever_it_is_started(
 ) -> None:
     wish: dict[str, Any] = spec(policy, tasks, steps=2)
     # They are the repository's, whose verifiers are trusted.
-    wish["env_gateway"]["verifiers"]["digests"] = str(REPOSITORY / DIGESTS)
+    wish["env_gateway"]["verifiers"]["digests"] = str(ROOT / DIGESTS)
     if gateway == "mcp":
         mcp = {"command": ["python", "-P", "-m", ENVIRONMENTS], "instances": True}
         wish["env_gateway"] |= {"backend": "mcp", "backends": {"mcp": mcp}}
@@ -106,9 +106,9 @@ async def test_all_that_a_run_starts_is_ours_wherever_it_is_started(
 
 def test_every_python_that_we_start_leaves_the_working_directory_out() -> None:
     found = {
-        str(path.relative_to(REPOSITORY))
+        str(path.relative_to(ROOT))
         for folder in ("services", "environments", "tools")
-        for path in (REPOSITORY / folder).rglob("*.py")
+        for path in (ROOT / folder).rglob("*.py")
         if _names_the_interpreter(path) and '(sys.executable, "-P"' not in path.read_text()
     }
     assert found == EXCEPTIONS

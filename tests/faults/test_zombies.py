@@ -13,7 +13,7 @@ import pytest_asyncio
 from services.learner.journal.audit import audit_journal
 from services.learner.journal.store import JOURNAL_FILE, open_journal
 from tests.faults.learner_process import STEPS
-from tests.learner.support import FakeWorker, free_port
+from tests.support.learner import FakeWorker, free_port
 
 LIMIT_S = 60.0
 

@@ -15,8 +15,8 @@ from services.learner.rank.optimizer import Optimizer
 from services.learner.rank.reference import ReferencePolicy
 from services.learner.rank.trainer import Trainer
 from services.learner.rank.weight_slots import WeightSlots, checksum64
-from tests.learner.rank.configs import policy_config
-from tests.learner.rank.support import VOCAB, make_batch, make_trainer, parameters, write_model
+from tests.support.rank_configs import policy_config
+from tests.support.tiny_ranks import VOCAB, make_batch, make_trainer, parameters, write_model
 
 pytestmark = [
     pytest.mark.gpu,

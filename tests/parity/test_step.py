@@ -16,11 +16,11 @@ from services.learner.rank.optimizer import Optimizer
 from services.learner.rank.reference import ReferencePolicy
 from services.learner.rank.trainer import Trainer
 from services.learner.types import TrainBatch, TrainSequence
-from tests.learner.rank.configs import policy_config
 from tests.parity import tiny
 from tests.parity.fixtures import Case
 from tests.parity.support import chosen, each
 from tests.parity.test_losses import LOSSES, configured
+from tests.support.rank_configs import policy_config
 
 # Both run in float32, TRL's head whatever the model's type.
 FLOAT32 = 1e-5

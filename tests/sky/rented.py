@@ -60,7 +60,7 @@ def spec(session: SkySession, *, sky: dict[str, Any] | None = None, **launcher: 
     own = {
         "backend": "sky",
         "sky": settings,
-        "modules": {service: f"tests.launcher.fake_{service}" for service in services},
+        "modules": {service: f"tests.support.fake_{service}" for service in services},
         "skip_probes": _SKIPPED,
         "max_hours": 0.5,
         "drain_s": 20.0,
@@ -195,6 +195,6 @@ def _is(process: psutil.Process, run_id: str, service: str) -> bool:
     except psutil.Error:
         # It has ended meanwhile.
         return False
-    module = f"tests.launcher.fake_{service}"
+    module = f"tests.support.fake_{service}"
     # Its watcher has the same words behind its own module.
     return command[1:4] == ["-P", "-m", module] and run_id in command

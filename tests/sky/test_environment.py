@@ -11,8 +11,8 @@ import pytest
 
 from flotilla.launcher.v1 import run_service_pb2
 from services.launcher.backends.fake import FakeBackend
-from tests.launcher.harness import serving
 from tests.sky.box.layout import ROOT
+from tests.support.launcher import serving
 from tools.requirements import pins
 
 

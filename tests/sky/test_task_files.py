@@ -16,9 +16,9 @@ from services.launcher.backends.sky.resources import NO_PORTS, SINGLE_NODE
 from services.launcher.backends.sky.sdk_prices import SkyPrices
 from services.launcher.config.sky import Machine, Machines
 from services.launcher.state import GATEWAY, LEARNER, ROLLOUT
-from tests.launcher.sky.specs import config, launch
 from tests.sky.box.layout import ROOT
 from tests.sky.catalog import write_catalog
+from tests.support.sky_launches import config, launch
 
 pytestmark = [
     pytest.mark.sky,

@@ -23,10 +23,10 @@ from services.common.tls import Tls, channel_credentials
 from services.launcher.backends.sky.sdk import SkyClient
 from services.launcher.security import certificates
 from services.launcher.state import GATEWAY, LEARNER, ROLLOUT, SERVICES
-from tests.contract.everything import of_service, refusals
-from tests.launcher.canaries.canary import Canaries
 from tests.sky.session import SkySession
 from tests.sky.whole_run import UP_S, Site, WholeRun, launched, materials, spec, started
+from tests.support.canary import Canaries
+from tests.support.every_rpc import of_service, refusals
 
 pytestmark = [
     pytest.mark.sky,

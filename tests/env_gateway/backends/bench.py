@@ -16,8 +16,8 @@ from services.env_gateway.grading.verdict import Grade
 from services.env_gateway.ports import Backend, Instance, ProvisionRequest
 from services.env_gateway.tasks.task_format import parse_task
 from tests.env_gateway.backends.harness import BackendHarness, Call
-from tests.env_gateway.grading_gateway import grading_gateway
-from tests.env_gateway.support import open_spec, opened
+from tests.support.fake_gateway import open_spec, opened
+from tests.support.grading_gateway import grading_gateway
 
 TIMEOUT_S = 20.0
 

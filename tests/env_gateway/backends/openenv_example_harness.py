@@ -8,7 +8,7 @@ from typing import Any
 from services.env_gateway.ports import Backend
 from tests.env_gateway.backends.apps import stopped
 from tests.env_gateway.backends.harness import Call, Can
-from tests.env_gateway.openenv_servers import announced, cut, example_command, sessions
+from tests.support.openenv_servers import announced, cut, example_command, sessions
 
 
 class Harness:

@@ -9,7 +9,7 @@ from typing import Any
 from services.env_gateway.ports import Backend
 from tests.env_gateway.backends.apps import BookingTasks, stopped
 from tests.env_gateway.backends.harness import Can
-from tests.env_gateway.openenv_servers import announced, cut, sessions
+from tests.support.openenv_servers import announced, cut, sessions
 
 _COMMAND = (sys.executable, "-m", "environments.serve", "booking", "--openenv", "--die-with-parent")
 

@@ -12,7 +12,7 @@ from services.env_gateway.episodes.episode_book import EpisodeState
 from services.env_gateway.ports import BackendError, Orphan, QueryError, Text
 from tests.env_gateway.backends.bench import TIMEOUT_S, Bench
 from tests.env_gateway.backends.harness import Can
-from tests.env_gateway.support import open_spec, states, until
+from tests.support.fake_gateway import open_spec, states, until
 
 _TABLES = "SELECT name FROM sqlite_master WHERE type = 'table'"
 

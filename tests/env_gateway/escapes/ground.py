@@ -24,7 +24,8 @@ import pytest
 
 from services.env_gateway.ports import Execution, Rows, Verification
 from services.env_gateway.verify.verifier_pool import VerifierPool
-from tests.env_gateway.support import until
+from tests.support.fake_gateway import until
+from tests.support.repository import ROOT
 
 Program = Callable[..., Any]
 # Also tells the processes of this test run from all others.
@@ -204,7 +205,7 @@ def prepared() -> Generator[dict[str, Any]]:
             "mark": f"mark-{uuid.uuid4().hex}",
             "secret": str(folder / "secret"),
             "database": str(folder / "database"),
-            "repository": str(Path(__file__).parents[3]),
+            "repository": str(ROOT),
             "gateway": os.getpid(),
             "variable": VARIABLE,
             # Not the canary itself: what is passed in may well be printed.

@@ -17,8 +17,8 @@ from services.learner.journal.store import JOURNAL_FILE, open_read_only
 from services.learner.journal.trajectory_tables import trajectories_of
 from services.learner.tracking.adapters.jsonl import JsonlTracker
 from tests.faults.kills.ranks import SmallRanks
-from tests.learner.rank.configs import policy_config
-from tests.learner.support import TOKENIZER, make_config, make_runtime
+from tests.support.learner import TOKENIZER, make_config, make_runtime
+from tests.support.rank_configs import policy_config
 
 GO = "go"
 

@@ -19,7 +19,7 @@ from services.learner.journal.store import JOURNAL_FILE, open_journal
 from tests.faults.kills.child import GO, Life, keep_payloads
 from tests.faults.kills.fork_server import ForkServer, tail
 from tests.faults.kills.strace import CALLS, Call, Injection, Strace
-from tests.learner.support import FakeWorker, free_port
+from tests.support.learner import FakeWorker, free_port
 
 MOMENTS = ("start", "train", "trained", "publish", "save", "saved")
 TENSORS = ("model.safetensors", "optimizer.safetensors")

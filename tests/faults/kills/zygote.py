@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.faults.kills.child import Life, replay, run_life
-from tests.learner.rank.support import write_model
+from tests.support.tiny_ranks import write_model
 
 # A process of which nobody wants to know ends by itself.
 LIFE_S = 300

@@ -23,10 +23,11 @@ from services.launcher.security.certificates import RunIdentity
 from services.launcher.store.ledger import Ledger
 from services.launcher.store.records import StoredRun
 from tests.faults.launcher_kills.file_cloud import FileCloud
-from tests.launcher.harness import REPOSITORY, spec
+from tests.support.launcher import spec
+from tests.support.repository import ROOT
 
 SERVICES = ("env_gateway", "learner", "rollout")
-ACCEPTING = dict.fromkeys(SERVICES, "tests.launcher.accepts")
+ACCEPTING = dict.fromkeys(SERVICES, "tests.support.accepting_service")
 WAIT_S = 40.0
 
 
@@ -47,7 +48,7 @@ class Runs:
         """Start a launcher and wait until it serves."""
         self.process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", *self.command),
-            cwd=REPOSITORY,
+            cwd=ROOT,
             env={**os.environ, **self.environment},
         )
         await self.until(lambda: launcher_address.read_address(self.runs) is not None)

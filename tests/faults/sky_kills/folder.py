@@ -20,7 +20,8 @@ from services.launcher.store.records import StoredRun
 from tests.faults.launcher_kills.folder import ACCEPTING, Runs
 from tests.faults.sky_kills import state as states
 from tests.faults.sky_kills.state import State
-from tests.launcher.harness import REPOSITORY, spec
+from tests.support.launcher import spec
+from tests.support.repository import ROOT
 
 SERVICES = ("learner", "env_gateway", "rollout")
 _SDK = Path(__file__).with_name("sdk")
@@ -105,7 +106,7 @@ class SkyFolder(Runs):
         """Start SkyPilot's server, where it was before."""
         self.server = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "tests.faults.sky_kills.server", str(self.sky), str(self.port)),
-            cwd=REPOSITORY,
+            cwd=ROOT,
         )
         await self.until(self._answers)
 
@@ -221,7 +222,7 @@ async def opened(tmp_path: Path, mode: str = "group") -> AsyncGenerator[SkyFolde
     command = ("tests.faults.sky_kills.launcher_process", str(runs), str(root), str(hold))
     environment = {
         "HOME": str(home),
-        "PYTHONPATH": f"{_SDK}:{REPOSITORY}:{REPOSITORY}/gen",
+        "PYTHONPATH": f"{_SDK}:{ROOT}:{ROOT}/gen",
         "SKYPILOT_API_SERVER_ENDPOINT": f"http://127.0.0.1:{port}",
     }
     folder = SkyFolder(runs, command, hold, environment, sky=sky, port=port, mode=mode)

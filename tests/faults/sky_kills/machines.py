@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 
 from tests.faults.sky_kills.state import Document, Machine
-from tests.launcher.harness import REPOSITORY
+from tests.support.repository import ROOT
 
 # In the environment of all that runs on a machine: FOLDER:NAME.
 MARK = "TEST_MACHINE"
@@ -28,7 +28,7 @@ class Cloud:
             **os.environ,
             **{name: value or "" for name, value in document.get("secrets", {}).items()},
             "SKYPILOT_NODE_IPS": "127.0.0.1",
-            "PYTHONPATH": f"{REPOSITORY}:{REPOSITORY}/gen",
+            "PYTHONPATH": f"{ROOT}:{ROOT}/gen",
             MARK: f"{self._folder}:{name}",
             "TMPDIR": str(self._home(name)),
         }

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from environments.tasks import make_task
-from tests.rollout.tiny_model import make_model
+from tests.support.tiny_model import make_model
 
 
 @pytest.fixture(scope="session")

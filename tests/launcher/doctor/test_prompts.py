@@ -8,7 +8,7 @@ from services.common.config import load_spec
 from services.launcher.doctor.findings import Status
 from services.launcher.doctor.prompts import judge_prompt
 from tests.launcher.doctor import own_environment
-from tests.launcher.doctor.support import probed, says, subject
+from tests.support.doctor import probed, says, subject
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from services.common.watchdog import Standstill
 from services.learner.alarms.adapters.jsonl_sink import JsonlAlarmSink
 from services.learner.alarms.types import Severity, Streak
 from services.learner.journal.disk_incidents import Incident, Incidents
-from tests.learner.alarms.support import alarms, facts
+from tests.support.alarm_steps import alarms, facts
 
 
 def evaluation(passes: float, half: float = 0.05, prefix: str = "eval") -> dict[str, float]:

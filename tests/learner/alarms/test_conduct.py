@@ -8,7 +8,7 @@ import pytest
 from services.common.domain.attempts import AttemptKey, StopReason
 from services.common.domain.trajectory import Counts, Trajectory
 from services.learner.alarms.conduct import sum_attempts
-from tests.learner.alarms.support import alarms, facts
+from tests.support.alarm_steps import alarms, facts
 
 
 def attempt(

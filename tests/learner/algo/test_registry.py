@@ -11,8 +11,9 @@ from services.learner.algo.advantages import ADVANTAGES
 from services.learner.algo.objective import Objective
 from services.learner.algo.registry import Registry, load_plugins
 from tests.learner.algo.support import config
+from tests.support.repository import ROOT
 
-DOCUMENT = Path(__file__).parents[3] / "docs" / "algorithms.md"
+DOCUMENT = ROOT / "docs" / "algorithms.md"
 OWN_MODULE = """
 import numpy as np
 import torch

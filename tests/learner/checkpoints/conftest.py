@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from services.learner.checkpoints.adapters.fsspec_store import FsspecStore, open_store
-from tests.learner.checkpoints.remote_support import RUN_ID, s3_server, s3_store
+from tests.support.remote_checkpoints import RUN_ID, s3_server, s3_store
 
 
 @pytest.fixture(scope="session")

@@ -26,10 +26,10 @@ from services.learner.rank.model import canary_token_ids, load_policy
 from services.learner.rank.optimizer import Optimizer
 from services.learner.ranks.fake import FakeRanks
 from services.learner.run_files.checkpoint_manifest import FileEntry, Manifest, write_manifest
-from tests.learner.checkpoints.remote_support import Machine, query, train
-from tests.learner.rank.configs import policy_config
-from tests.learner.rank.support import YARN, reference_logprobs, write_model
-from tests.learner.support import learner, make_config
+from tests.support.learner import learner, make_config
+from tests.support.rank_configs import policy_config
+from tests.support.remote_checkpoints import Machine, query, train
+from tests.support.tiny_ranks import YARN, reference_logprobs, write_model
 
 TOKENIZER = {"tokenizer.json": "{}", "tokenizer_config.json": '{"chat_template": "x"}'}
 

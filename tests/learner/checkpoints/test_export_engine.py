@@ -12,8 +12,8 @@ from services.learner.checkpoints.export import export_model
 from services.learner.config.rank import RankConfig
 from services.learner.rank.model import load_policy
 from tests.learner.checkpoints.test_export import train_checkpoint
-from tests.learner.rank.support import YARN, reference_logprobs
-from tests.rollout.tiny_model import VOCAB, make_model
+from tests.support.tiny_model import VOCAB, make_model
+from tests.support.tiny_ranks import YARN, reference_logprobs
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(280)]
 

@@ -16,7 +16,7 @@ from services.learner.checkpoints.remote_layout import Marker, Stamp
 from services.learner.checkpoints.remote_restore import RestoreError, restore
 from services.learner.journal.store import JOURNAL_FILE, open_journal
 from services.learner.ports import RemoteStoreError
-from tests.learner.checkpoints.remote_support import RUN_ID, Machine, query
+from tests.support.remote_checkpoints import RUN_ID, Machine, query
 
 
 def garble(store: FsspecStore, name: str) -> None:

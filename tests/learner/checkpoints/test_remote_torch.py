@@ -13,10 +13,10 @@ from services.learner.checkpoints.adapters.fsspec_store import FsspecStore
 from services.learner.checkpoints.remote_restore import restore
 from services.learner.ranks.local import LocalRanks
 from services.learner.types import Publication
-from tests.learner.checkpoints.remote_support import RUN_ID, manifests, train
-from tests.learner.rank.configs import policy_config
-from tests.learner.rank.support import write_model
-from tests.learner.support import make_config
+from tests.support.learner import make_config
+from tests.support.rank_configs import policy_config
+from tests.support.remote_checkpoints import RUN_ID, manifests, train
+from tests.support.tiny_ranks import write_model
 
 # Fakes sample: what they say of logprobs has nothing to do with the model.
 CHANGES: dict[str, Any] = {

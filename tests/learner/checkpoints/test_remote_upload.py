@@ -31,7 +31,7 @@ from services.learner.checkpoints.remote_upload import (
 )
 from services.learner.journal.store import JOURNAL_FILE
 from services.learner.ports import RemoteStoreError, RemoteStoreRefusedError
-from tests.learner.checkpoints.remote_support import (
+from tests.support.remote_checkpoints import (
     RUN_ID,
     Machine,
     Unreliable,

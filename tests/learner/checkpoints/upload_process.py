@@ -12,7 +12,7 @@ from pathlib import Path
 
 from services.learner.checkpoints.adapters import fsspec_store
 from services.learner.checkpoints.remote_upload import Uploader
-from tests.learner.checkpoints.remote_support import Machine, no_wait, s3_store, unreliable
+from tests.support.remote_checkpoints import Machine, no_wait, s3_store, unreliable
 
 # Three parts of the smallest size that S3 takes.
 PART_BYTES = 5 << 20

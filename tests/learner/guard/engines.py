@@ -17,8 +17,8 @@ from services.learner.rank.compare_command import CompareCommand
 from services.learner.rank.model import Policy, load_policy
 from services.learner.rank.weight_slots import WeightSlots
 from services.learner.types import Comparison, TrainBatch, TrainSequence
-from tests.learner.rank.configs import policy_config
-from tests.learner.rank.support import VOCAB
+from tests.support.rank_configs import policy_config
+from tests.support.tiny_ranks import VOCAB
 
 TEMPERATURE = 0.8
 RANK = RankConfig(head_chunk=64)

@@ -15,7 +15,7 @@ from services.learner.guard.probes import ProbeResult
 from services.learner.journal.store import open_journal
 from services.learner.ranks.fake import VOCAB_SIZE, FakeRanks
 from services.learner.types import ModelInfo
-from tests.learner.support import make_config
+from tests.support.learner import make_config
 
 
 class SlowRanks(FakeRanks):

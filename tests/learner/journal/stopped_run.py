@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from flotilla.learner.v1 import group_service_pb2 as pb
-from tests.learner.support import FakeWorker
-from tests.learner.test_runs import following, lease_for, rows_of
+from tests.learner.run.test_train_loop import following, lease_for, rows_of
+from tests.support.learner import FakeWorker
 
 STEPS, PLAYED = 9, 5
 EVERY = 2

@@ -13,13 +13,8 @@ from services.learner.rank.checkpoint import CheckpointError
 from services.learner.rank.model import load_policy
 from services.learner.rank.optimizer import Optimizer
 from services.learner.rank.trainer import Trainer
-from tests.learner.rank.configs import policy_config
-from tests.learner.rank.support import (
-    make_batch,
-    make_trainer,
-    parameters,
-    same_bits,
-)
+from tests.support.rank_configs import policy_config
+from tests.support.tiny_ranks import make_batch, make_trainer, parameters, same_bits
 
 
 def test_a_resumed_run_equals_the_one_that_was_never_stopped(

@@ -15,8 +15,8 @@ from services.learner.rank.critic import Critic
 from services.learner.rank.model import Policy, load_policy
 from services.learner.rank.rank_setup import CRITIC_STATE, RankModels, RankSetup, load_models
 from services.learner.types import Histogram, StepResult, TrainBatch
-from tests.learner.rank.configs import ALONE, policy_config
-from tests.learner.rank.support import make_batch, make_trainer, only, parameters, same_bits
+from tests.support.rank_configs import ALONE, policy_config
+from tests.support.tiny_ranks import make_batch, make_trainer, only, parameters, same_bits
 
 
 def gae(**critic: object) -> AlgorithmConfig:

@@ -22,8 +22,8 @@ from services.learner.rank.model import (
 )
 from services.learner.rank.packed_rows import Row, RowPacker
 from services.learner.rank.scoring import score_rows
-from tests.learner.rank.configs import policy_config
-from tests.learner.rank.support import VOCAB, YARN, reference_logprobs
+from tests.support.rank_configs import policy_config
+from tests.support.tiny_ranks import VOCAB, YARN, reference_logprobs
 
 
 def own_logprobs(folder: Path, ids: np.ndarray, **changes: object) -> np.ndarray:

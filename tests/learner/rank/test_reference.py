@@ -20,8 +20,8 @@ from services.learner.rank.scoring import score_rows
 from services.learner.rank.trainer import Trainer
 from services.learner.rank.weight_slots import WeightSlots
 from services.learner.types import StepResult
-from tests.learner.rank.configs import ALONE, policy_config
-from tests.learner.rank.support import (
+from tests.support.rank_configs import ALONE, policy_config
+from tests.support.tiny_ranks import (
     changed,
     gain,
     make_batch,

@@ -12,8 +12,8 @@ from services.learner.rank import step_histograms
 from services.learner.rank.model import load_policy
 from services.learner.rank.trainer import Trainer
 from services.learner.types import TrainBatch
-from tests.learner.rank.configs import policy_config
-from tests.learner.rank.support import make_batch, make_trainer, reference_logprobs, train
+from tests.support.rank_configs import policy_config
+from tests.support.tiny_ranks import make_batch, make_trainer, reference_logprobs, train
 
 
 def differences(folder: Path, batch: TrainBatch, staleness: int) -> np.ndarray:

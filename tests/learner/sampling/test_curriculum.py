@@ -19,7 +19,7 @@ from services.learner.sampling.curriculum_changes import (
 )
 from services.learner.sampling.difficulty import GroupOutcome
 from services.learner.sampling.tasks import Task
-from tests.learner.sampling.support import Run, config, made_up, tasks_of
+from tests.support.curriculum import Run, config, made_up, tasks_of
 
 LEARNING = {"difficulty": {"enabled": True, "probe_share": 0.2}}
 SIZES = st.lists(st.integers(1, 9), min_size=1, max_size=4)

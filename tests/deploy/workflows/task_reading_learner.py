@@ -1,0 +1,15 @@
+"""A fake learner that knows which tasks it is asked for, as the real one does."""
+
+from services.common.service_main import run_service_process
+from services.learner.config.sampling import SelectConfig
+from tests.support.fake_service import FakeConfig, registry, serve
+
+
+class SelectingConfig(FakeConfig):
+    """What a workflow may change."""
+
+    select: SelectConfig = SelectConfig()
+
+
+if __name__ == "__main__":
+    run_service_process("learner", SelectingConfig, lambda: serve, doc="A fake.", registry=registry)

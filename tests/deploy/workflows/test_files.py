@@ -1,0 +1,128 @@
+"""What the workflows say, without a runner."""
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.support.repository import ROOT
+
+WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
+INPUTS = {
+    *("modality", "env_key", "env_keys", "difficulty", "max_tasks", "cloud", "task_name"),
+    *("data_version", "resume_run_name", "max_cost", "disable_slack"),
+}
+SECRETS = {
+    *("FLEET_API_KEY", "WANDB_API_KEY_TOOL_USE", "WANDB_API_KEY_COMPUTER_USE", "LAMBDA_API_KEY"),
+    *("RUNPOD_API_KEY", "VAST_API_KEY", "PRIME_INTELLECT_API_KEY", "NEBIUS_CREDENTIALS_JSON"),
+    *("NEBIUS_TENANT_ID", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "SLACK_BOT_TOKEN"),
+    *("CHECKPOINT_REMOTE", "SLACK_CHANNEL", "FLOTILLA_LAUNCHER"),
+}
+
+
+def read(path: Path) -> dict[Any, Any]:
+    return yaml.safe_load(path.read_text())
+
+
+def steps(path: Path) -> list[dict[str, Any]]:
+    return [step for job in read(path)["jobs"].values() for step in job["steps"]]
+
+
+def train() -> dict[Any, Any]:
+    return read(ROOT / ".github/workflows/train-skypilot.yml")
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
+def test_a_workflow_may_read_and_no_more_and_ends(path: Path) -> None:
+    workflow = read(path)
+    assert workflow["permissions"] == {"contents": "read"}
+    assert all(job["timeout-minutes"] for job in workflow["jobs"].values())
+    assert all("permissions" not in job for job in workflow["jobs"].values())
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
+def test_nothing_from_outside_becomes_part_of_a_program(path: Path) -> None:
+    for step in steps(path):
+        assert "${{" not in step.get("run", "")
+        assert "secrets" not in step.get("run", "")
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
+def test_every_action_is_pinned_to_a_commit_and_keeps_no_credentials(path: Path) -> None:
+    for step in steps(path):
+        if "uses" not in step:
+            continue
+        assert re.fullmatch(r"actions/[a-z-]+@[0-9a-f]{40}", step["uses"])
+        if "checkout" in step["uses"]:
+            assert step["with"]["persist-credentials"] is False
+
+
+def asked() -> dict[str, Any]:
+    """The inputs of the training workflow. YAML 1.1 reads `on` as true."""
+    return train()[True]["workflow_dispatch"]["inputs"]
+
+
+def test_the_training_workflow_takes_what_it_is_known_to_take() -> None:
+    assert train()["name"] == "Fleet Task Training (SkyPilot)"
+    assert set(asked()) == INPUTS
+    assert all("default" in each for each in asked().values())
+
+
+def test_every_spec_that_may_be_chosen_is_there() -> None:
+    task_name = asked()["task_name"]
+    assert task_name["default"] in task_name["options"]
+    for name in task_name["options"]:
+        assert (ROOT / f"deploy/runs/{name}.toml").is_file()
+
+
+def named_step(name: str) -> dict[str, Any]:
+    (job,) = train()["jobs"].values()
+    (found,) = [step for step in job["steps"] if step.get("id") == name]
+    return found
+
+
+def unread(step: dict[str, Any], variables: set[str]) -> set[str]:
+    """Those that the step's script does not name."""
+    script = (ROOT / step["run"]).read_text()
+    return {name for name in variables if not re.search(rf"\b{name}\b", script)}
+
+
+def test_every_input_reaches_the_step_that_submits_and_is_read() -> None:
+    submit = named_step("submit")
+    text = " ".join(str(value) for value in submit["env"].values())
+    assert {name for name in INPUTS if f"inputs.{name} " in text} == INPUTS
+    variables = {name for name, value in submit["env"].items() if "inputs." in value}
+    assert unread(submit, variables | {"CHECKPOINT_REMOTE", "SLACK_CHANNEL"}) == set()
+
+
+def test_every_secret_reaches_the_step_that_needs_it_and_no_other() -> None:
+    submit, credentials = named_step("submit")["env"], named_step("credentials")["env"]
+    of_runs = set(re.findall(r"secrets\.(\w+)", " ".join(map(str, submit.values()))))
+    of_clouds = set(re.findall(r"secrets\.(\w+)", " ".join(credentials.values())))
+    assert of_runs | of_clouds == SECRETS
+    assert of_runs & of_clouds == {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"}
+    assert unread(named_step("credentials"), of_clouds) == set()
+
+
+def test_sdks_of_every_cloud_that_may_be_chosen_are_installed() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = [project["optional-dependencies"][name][0] for name in ("sky", "sky-clouds")]
+    known = set(re.findall(r"[a-z]+", " ".join(extras)))
+    assert set(asked()["cloud"]["options"]) - {"any", "spec"} <= known
+    assert "sky sky-clouds" in named_step("install")["run"]
+
+
+def test_a_cancelled_job_cancels_its_run() -> None:
+    (job,) = train()["jobs"].values()
+    (cancel,) = [step for step in job["steps"] if step.get("id") == "cancel"]
+    assert cancel["if"] == "cancelled()"
+    assert "gha-${{ github.run_id }}" in job["env"]["REQUEST_ID"]
+
+
+def test_reaping_is_scheduled_and_ci_runs_what_everybody_runs() -> None:
+    assert read(ROOT / ".github/workflows/reap.yml")[True]["schedule"]
+    ci = steps(ROOT / ".github/workflows/ci.yml")
+    assert ci[-1]["run"] == ".ci/run"

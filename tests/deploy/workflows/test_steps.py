@@ -1,0 +1,297 @@
+"""The steps of the training workflow, as they stand there, against a real launcher."""
+
+import asyncio
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from services.common.config import load_spec
+from services.launcher import plan
+from services.launcher.security import launcher_address
+from services.launcher.state import RunState
+from services.launcher.store.ledger import Ledger, StoredRun
+from services.learner.config.sampling import SelectConfig
+from services.learner.config.tracking import TrackingConfig
+from tests.support.launcher import left_running, spec
+from tests.support.repository import ROOT
+
+REQUEST = "gha-1-1"
+# As a form leaves them that nobody has filled in, but for the spec and its machine.
+FORM = {
+    "TASK_NAME": "fake",
+    "MODALITY": "all",
+    "ENV_KEY": "",
+    "ENV_KEYS": "",
+    "DIFFICULTY": "all",
+    "MAX_TASKS": "",
+    "CLOUD": "spec",
+    "DATA_VERSION": "",
+    "RESUME_RUN_NAME": "",
+    "MAX_COST": "",
+    "DISABLE_SLACK": "false",
+}
+
+
+def step(name: str) -> str:
+    workflow = yaml.safe_load((ROOT / ".github/workflows/train-skypilot.yml").read_text())
+    (job,) = workflow["jobs"].values()
+    (found,) = [each["run"] for each in job["steps"] if each.get("id") == name]
+    return found
+
+
+def checkout(folder: Path, *, steps: int = 2, flotilla: str = "") -> Path:
+    """What the job has of the repository, with a spec of fakes."""
+    for part in (".ci", "deploy/runs", ".venv-sky/bin"):
+        (folder / part).mkdir(parents=True)
+    shutil.copy(ROOT / ".ci/submit", folder / ".ci/submit")
+    wish = spec(learner={"steps": steps, "step_s": 0.1})
+    wish["launcher"]["modules"]["learner"] = "tests.deploy.workflows.task_reading_learner"
+    (folder / "deploy/runs/fake.toml").write_text(_toml(wish))
+    real = f'exec {sys.executable} -m services.launcher.cli.app "$@"'
+    program = folder / ".venv-sky/bin/flotilla"
+    program.write_text(f"#!/bin/sh\n{flotilla or real}\n")
+    program.chmod(0o755)
+    return folder
+
+
+def _toml(table: Mapping[str, Any], prefix: str = "") -> str:
+    """Enough of TOML for a spec of fakes."""
+    plain = {key: value for key, value in table.items() if not isinstance(value, dict)}
+    lines = [f"{key} = {json.dumps(value)}" for key, value in plain.items()]
+    for key, value in table.items():
+        if isinstance(value, dict):
+            lines += [f"[{prefix}{key}]", _toml(value, f"{prefix}{key}.")]
+    return "\n".join(lines)
+
+
+def test_nothing_that_a_run_prints_is_a_command_to_github(tmp_path: Path) -> None:
+    folder = checkout(tmp_path / "repository", flotilla="echo ::add-mask::0")
+    words: set[str] = set()
+    for _ in range(2):
+        done = subprocess.run(
+            (folder / ".ci/submit",),
+            env={**os.environ, **FORM, "REQUEST_ID": REQUEST, "GITHUB_ACTIONS": "true"},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        stopped, printed = done.stdout.splitlines()
+        assert printed == "::add-mask::0"
+        assert re.fullmatch("::stop-commands::[0-9a-f]{32}", stopped)
+        words.add(stopped)
+    assert len(words) == 2, "whoever can guess the word can have GitHub listen again"
+
+
+@asynccontextmanager
+async def launcher(runs: Path) -> AsyncGenerator[str]:
+    """A launcher elsewhere; what a repository keeps of it as a secret."""
+    await asyncio.to_thread(runs.mkdir)
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "services.launcher", "--runs", str(runs)),
+        cwd=ROOT,
+        stderr=asyncio.subprocess.DEVNULL,
+    )
+    try:
+        yield await asyncio.to_thread(_secret_of, runs)
+    finally:
+        process.terminate()
+        await process.wait()
+
+
+def _secret_of(runs: Path) -> str:
+    while launcher_address.read_address(runs) is None:
+        time.sleep(0.05)
+    return (runs / "launcher.json").read_text()
+
+
+async def start(name: str, folder: Path, secret: str, **form: str) -> asyncio.subprocess.Process:
+    """Run a step as GitHub does: `bash -e`, what was asked in the environment."""
+    surroundings = {
+        "PATH": os.environ["PATH"],
+        "PYTHONPATH": f"{ROOT}:{ROOT / 'gen'}",
+        "FLOTILLA_LAUNCHER": secret,
+        "REQUEST_ID": REQUEST,
+        "GITHUB_STEP_SUMMARY": str(folder / "summary.md"),
+    }
+    return await asyncio.create_subprocess_exec(
+        *("bash", "-e", "-c", step(name)),
+        cwd=folder,
+        env={**surroundings, **FORM, **form},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+        start_new_session=True,
+    )
+
+
+async def run_step(name: str, folder: Path, secret: str, **form: str) -> tuple[int | None, str]:
+    process = await start(name, folder, secret, **form)
+    output, _ = await process.communicate()
+    return process.returncode, output.decode()
+
+
+def stored_runs(runs: Path) -> list[StoredRun]:
+    store = Ledger(runs / "launcher.sqlite")
+    found = store.list_newest()
+    store.close()
+    return found
+
+
+async def test_a_run_is_submitted_with_all_that_was_asked_and_followed(tmp_path: Path) -> None:
+    folder, runs = checkout(tmp_path / "job"), tmp_path / "runs"
+    form = {
+        "MODALITY": "computer_use",
+        "ENV_KEY": "shop",
+        "ENV_KEYS": "booking, tracker",
+        "DIFFICULTY": "2,3",
+        "MAX_TASKS": "100",
+        "DATA_VERSION": "0.3",
+        "MAX_COST": "25.5",
+        "DISABLE_SLACK": "true",
+    }
+    async with launcher(runs) as secret:
+        code, output = await run_step("submit", folder, secret, **form)
+        assert code == 0, output
+        assert "run completed" in output
+        again, output = await run_step("submit", folder, secret, **form)
+        assert again == 0, output
+    (stored,) = stored_runs(runs)
+    told = json.loads(stored.spec_json)
+    assert SelectConfig.model_validate(told["learner"]["select"]) == SelectConfig(
+        modality="computer_use",
+        env_keys=("shop", "booking", "tracker"),
+        difficulty=(2, 3),
+        max_tasks=100,
+        data_version="0.3",
+    )
+    assert told["launcher"]["max_cost"] == 25.5
+    assert told["launcher"]["notify"]["disable_slack"] is True
+    assert stored.run.run_id in (folder / "summary.md").read_text()
+    assert json.loads(secret)["token"] not in output
+
+
+async def test_cancelling_the_job_cancels_the_run(tmp_path: Path) -> None:
+    folder, runs = checkout(tmp_path / "job", steps=10_000), tmp_path / "runs"
+    async with launcher(runs) as secret:
+        process = await start("submit", folder, secret)
+        assert process.stdout is not None
+        async for line in process.stdout:
+            if b"run running" in line:
+                break
+        # As a runner does to what has not ended some seconds after it was asked to.
+        os.killpg(process.pid, signal.SIGKILL)
+        await process.communicate()
+        code, output = await run_step("cancel", folder, secret)
+        assert code == 0, output
+        assert "stopped, machines: verified" in output
+        (stored,) = stored_runs(runs)
+        assert stored.run.state is RunState.STOPPED
+        again, _ = await run_step("cancel", folder, secret)
+        assert again == 0
+
+
+# The launcher goes after 30 s in which nobody asks it anything.
+@pytest.mark.slow
+@pytest.mark.parametrize("asked", [signal.SIGINT, signal.SIGTERM])
+async def test_cancelling_a_job_that_started_its_own_launcher_leaves_no_process(
+    tmp_path: Path, asked: signal.Signals
+) -> None:
+    folder, home = checkout(tmp_path / "job", steps=10_000), tmp_path / "home"
+    await asyncio.to_thread(home.mkdir)
+    runs = home / "flotilla-runs"
+    process = await start("submit", folder, "", HOME=str(home))
+    assert process.stdout is not None
+    async for line in process.stdout:
+        if b"run running" in line:
+            break
+    assert left_running(runs)
+    os.killpg(process.pid, asked)
+    await asyncio.sleep(0.2)
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    await process.communicate()
+    code, output = await run_step("cancel", folder, "", HOME=str(home))
+    assert code == 0, output
+    assert "stopped, machines: verified" in output
+    (stored,) = stored_runs(runs)
+    assert stored.run.state is RunState.STOPPED
+    # The launcher goes by itself when nobody has asked it anything for a while.
+    async with asyncio.timeout(60):
+        while left_running(runs):  # noqa: ASYNC110 (other processes)
+            await asyncio.sleep(0.2)
+
+
+async def test_what_was_cancelled_before_it_began_never_begins(tmp_path: Path) -> None:
+    folder, runs = checkout(tmp_path / "job"), tmp_path / "runs"
+    async with launcher(runs) as secret:
+        code, output = await run_step("cancel", folder, secret)
+        assert code == 0, output
+        assert "none will be" in output
+        code, output = await run_step("submit", folder, secret)
+        assert code == 1
+        assert "was cancelled before it began a run" in output
+    assert stored_runs(runs) == []
+
+
+async def arguments_of(tmp_path: Path, **form: str) -> list[str]:
+    folder = checkout(tmp_path / "job", flotilla='printf "%s\\n" "$@"')
+    code, output = await run_step("submit", folder, "", **form)
+    assert code == 0, output
+    return output.splitlines()
+
+
+async def test_clouds_and_the_run_to_go_on_with_are_asked_for_by_name(tmp_path: Path) -> None:
+    remote = "s3://bucket/all-runs"
+    asked = await arguments_of(
+        tmp_path, CLOUD="lambda", RESUME_RUN_NAME="demo-1", CHECKPOINT_REMOTE=remote
+    )
+    assert f"--learner.checkpoint.remote={remote}" in asked
+    assert asked[:3] == ["submit", "deploy/runs/fake.toml", "--request-id"]
+    assert asked[asked.index("--resume") + 1] == "demo-1"
+    overrides = [each for each in asked if each.startswith("--launcher.")]
+    text = await asyncio.to_thread(load_spec, tmp_path / "job/deploy/runs/fake.toml", overrides)
+    config = plan.parse_spec(json.dumps(text)).config
+    assert (config.backend, config.sky.cloud) == ("sky", "lambda")
+
+
+@pytest.mark.parametrize("disabled", ["true", "false"])
+async def test_people_are_told_where_the_repository_says(tmp_path: Path, disabled: str) -> None:
+    given = {"SLACK_CHANNEL": "#fleet-runs", "WANDB_API_KEY": "key-of-wandb"}
+    asked = await arguments_of(tmp_path, DISABLE_SLACK=disabled, **given)
+    assert "key-of-wandb" not in " ".join(asked)
+    overrides = [each for each in asked if re.match(r"--(launcher|learner)\.", each)]
+    text = await asyncio.to_thread(load_spec, tmp_path / "job/deploy/runs/fake.toml", overrides)
+    told = TrackingConfig.model_validate(text["learner"]["tracking"])
+    assert told.backends == ("jsonl", "console", "wandb")
+    notify = plan.parse_spec(json.dumps(text)).config.notify
+    assert (notify.slack.channel, notify.disable_slack) == ("#fleet-runs", disabled == "true")
+
+
+async def test_who_gives_neither_a_channel_nor_a_key_is_told_nothing(tmp_path: Path) -> None:
+    asked = await arguments_of(tmp_path)
+    assert not [each for each in asked if "slack" in each or "tracking" in each]
+
+
+async def test_what_is_typed_into_a_form_is_never_run(tmp_path: Path) -> None:
+    evil = "$(touch pwned)`touch pwned`\"; touch pwned; '"
+    asked = await arguments_of(tmp_path, ENV_KEYS=evil, MAX_TASKS=evil, RESUME_RUN_NAME=evil)
+    assert f"--learner.select.max_tasks={evil}" in asked
+    assert not (tmp_path / "job/pwned").exists()
+
+
+async def test_a_spec_outside_its_folder_is_refused(tmp_path: Path) -> None:
+    folder = checkout(tmp_path / "job")
+    code, output = await run_step("submit", folder, "", TASK_NAME="../../etc/passwd")
+    assert code == 2
+    assert "task_name" in output

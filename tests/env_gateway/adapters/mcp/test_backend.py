@@ -1,0 +1,118 @@
+"""The mcp backend against the environments' own server, as a process, over HTTP."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+
+import pytest
+
+from environments.tasks import make_task
+from services.common.domain.attempts import NoGradeReason, ToolOutcome
+from services.env_gateway.adapters.http_client import open_http_session
+from services.env_gateway.adapters.mcp.backend import McpBackend
+from services.env_gateway.adapters.supervised_server import FixedAddress, SupervisedServer
+from services.env_gateway.config.backends import McpConfig
+from services.env_gateway.config.gateway import EnvGatewayConfig
+from services.env_gateway.episodes.gateway import Gateway
+from services.env_gateway.ports import BackendError, ProvisionRequest, SupportsLiveness
+from services.env_gateway.tasks.task_format import parse_task
+from tests.support.fake_gateway import open_spec, opened, until
+from tests.support.grading_gateway import grading_gateway
+
+COMMAND = (sys.executable, "-m", "environments.serve", "--port", "0")
+CONFIG = McpConfig(command=COMMAND, instances=True)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    """The URL of a server that the tests of this file share."""
+    command = [*COMMAND, "--die-with-parent"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        yield json.loads(process.stdout.readline())["url"]
+        process.terminate()
+
+
+@asynccontextmanager
+async def closing(backend: McpBackend) -> AsyncGenerator[McpBackend]:
+    try:
+        yield backend
+    finally:
+        await backend.close()
+
+
+def backend_at(url: str) -> AbstractAsyncContextManager[McpBackend]:
+    http = open_http_session(max_connections=64, headers={})
+    return closing(McpBackend(CONFIG, FixedAddress(url), http))
+
+
+@asynccontextmanager
+async def gateway_over(backend: McpBackend) -> AsyncGenerator[Gateway]:
+    config = EnvGatewayConfig.model_validate(
+        {"backend": "mcp", "backends": {"mcp": CONFIG.model_dump()}, "open_timeout_s": 30.0}
+    )
+    async with grading_gateway({"mcp": backend}, config) as gateway:
+        yield gateway
+
+
+async def instances(backend: McpBackend, url: str) -> set[str]:
+    listed = f"{url}/v1/env/instances?status=running"
+    return {body["run_id"] for body in await backend.send_request("GET", listed, timeout_s=5.0)}
+
+
+def provision(episode_id: str) -> ProvisionRequest:
+    task = parse_task(json.dumps(make_task("booking", "train", 0)))
+    return ProvisionRequest(episode_id, task, ttl_s=60.0)
+
+
+async def test_a_server_that_dies_loses_its_episodes_and_new_ones_open() -> None:
+    address = SupervisedServer(COMMAND, start_timeout_s=30.0)
+    backend = McpBackend(CONFIG, address, open_http_session(max_connections=4, headers={}))
+    async with closing(backend), gateway_over(backend) as gateway:
+        task = json.dumps(make_task("booking", "train", 0))
+        session = await opened(gateway, open_spec(0, task=task))
+        assert address.pid is not None
+        os.killpg(address.pid, signal.SIGKILL)
+        await until(lambda: address.generation == 1)
+        answer, _ = await gateway.call_tool(session, 0, next(iter(session.tools)), "{}", 5.0)
+        assert answer.outcome is ToolOutcome.SESSION_LOST
+        grade = await gateway.grade_episode(session, None, None, 5.0)
+        assert grade.reason is NoGradeReason.INSTANCE_LOST
+        await opened(gateway, open_spec(1, task=task))
+
+
+async def test_a_full_server_is_a_queue() -> None:
+    address = SupervisedServer((*COMMAND, "--max-instances", "1"), start_timeout_s=30.0)
+    backend = McpBackend(CONFIG, address, open_http_session(max_connections=4, headers={}))
+    async with closing(backend), gateway_over(backend) as gateway:
+        task = json.dumps(make_task("booking", "train", 0))
+        first = await opened(gateway, open_spec(0, task=task))
+        second = asyncio.create_task(opened(gateway, open_spec(1, task=task)))
+        await asyncio.sleep(0.3)
+        assert not second.done()
+        gateway.close(first.episode.episode_id)
+        assert (await second).failure is None
+
+
+async def test_whether_an_instance_runs_is_asked_of_the_control_plane(server: str) -> None:
+    async with backend_at(server) as backend:
+        request = provision(f"run.gw.{os.urandom(4).hex()}")
+        instance = await backend.provision_instance(request, timeout_s=30.0)
+        assert isinstance(instance, SupportsLiveness)
+        assert await instance.is_alive(timeout_s=5.0)
+        await instance.close(timeout_s=5.0)
+        assert not await instance.is_alive(timeout_s=5.0)
+
+
+async def test_a_command_that_does_not_serve_is_not_waited_for_for_ever() -> None:
+    address = SupervisedServer((sys.executable, "-c", "print('hi')"), start_timeout_s=5.0)
+    try:
+        with pytest.raises(BackendError, match=r"does not serve: the command ended .*code 0"):
+            await address.wait_for_url(20.0)
+    finally:
+        await address.close()

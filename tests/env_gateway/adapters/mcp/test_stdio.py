@@ -1,0 +1,179 @@
+"""MCP servers over stdio: real processes of a real server, one per episode."""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncGenerator
+from pathlib import Path
+
+import pytest
+
+from services.env_gateway.adapters.mcp.stdio import McpStdioBackend, StdioInstance
+from services.env_gateway.config.backends import McpConfig
+from services.env_gateway.ports import BackendError, ProvisionRequest, Text
+from services.env_gateway.tasks.task_format import parse_task
+from tests.support.fake_gateway import task_json, until
+from tests.support.repository import ROOT
+
+SERVER = ROOT / "tests/support/mcp_stdio_server.py"
+CONFIG = McpConfig(
+    transport="stdio", command=(sys.executable, str(SERVER)), read_only_tools=("process_id",)
+)
+
+
+def request(episode_id: str, data_key: str = "monday") -> ProvisionRequest:
+    return ProvisionRequest(episode_id, parse_task(task_json(data_id=data_key)), 60.0)
+
+
+@pytest.fixture
+async def backend() -> AsyncGenerator[McpStdioBackend]:
+    running = McpStdioBackend(CONFIG)
+    yield running
+    await running.close()
+
+
+async def started(backend: McpStdioBackend, episode_id: str = "e1") -> StdioInstance:
+    instance = await backend.provision_instance(request(episode_id), timeout_s=20.0)
+    await instance.list_tools(timeout_s=20.0)
+    return instance
+
+
+async def text(instance: StdioInstance, name: str, **arguments: object) -> str:
+    result = await instance.call_tool(name, arguments, timeout_s=10.0)
+    return "".join(part.text for part in result.parts if isinstance(part, Text))
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+async def test_tools_are_listed_with_their_class(backend: McpStdioBackend) -> None:
+    instance = await backend.provision_instance(request("e1"), timeout_s=20.0)
+    tools = {tool.name: tool for tool in await instance.list_tools(timeout_s=20.0)}
+    assert tools["list_notes"].is_repeatable and not tools["add_note"].is_repeatable
+    assert tools["process_id"].read_only, "by the configuration's word"
+    assert json.loads(tools["add_note"].input_schema_json)["required"] == ["text"]
+
+
+async def test_each_episode_has_a_process_and_knows_its_task(backend: McpStdioBackend) -> None:
+    one, two = await started(backend, "e1"), await started(backend, "e2")
+    assert await text(one, "add_note", text="milk") == "2"
+    assert await text(two, "add_note", text="eggs") == "2"
+    notes = await text(one, "list_notes")
+    assert "monday" in notes and "milk" in notes and "eggs" not in notes
+
+
+async def test_a_repeated_provision_is_the_same_process(backend: McpStdioBackend) -> None:
+    one = await started(backend)
+    assert await backend.provision_instance(request("e1"), timeout_s=20.0) is one
+
+
+async def test_a_process_that_has_ended_shows_it_before_anybody_asks(
+    backend: McpStdioBackend,
+) -> None:
+    instance = await started(backend)
+    assert instance.end_reason is None
+    os.kill(int(await text(instance, "process_id")), signal.SIGKILL)
+    await until(lambda: instance.end_reason is not None)
+
+
+async def test_a_tool_that_fails_is_data(backend: McpStdioBackend) -> None:
+    instance = await started(backend)
+    result = await instance.call_tool("fail", {}, timeout_s=10.0)
+    assert result.is_error and "no ink" in str(result.parts)
+
+
+async def test_a_call_over_its_time_is_of_unknown_fate_and_the_next_one_works(
+    backend: McpStdioBackend,
+) -> None:
+    instance = await started(backend)
+    with pytest.raises(BackendError) as caught:
+        await instance.call_tool("sleep", {"seconds": 0.6}, timeout_s=0.2)
+    assert (caught.value.kind, caught.value.delivered) == ("timeout", None)
+    assert await text(instance, "add_note", text="later") == "2"
+
+
+async def test_a_server_that_dies_loses_the_instance_and_hangs_nobody(
+    backend: McpStdioBackend,
+) -> None:
+    instance = await started(backend)
+    with pytest.raises(BackendError) as caught:
+        await instance.call_tool("crash", {}, timeout_s=10.0)
+    assert caught.value.lost and caught.value.delivered is None
+    with pytest.raises(BackendError) as caught:
+        await instance.call_tool("list_notes", {}, timeout_s=10.0)
+    assert caught.value.lost and caught.value.delivered is False
+
+
+async def test_closing_ends_the_process_and_may_be_repeated(backend: McpStdioBackend) -> None:
+    instance = await started(backend)
+    pid = int(await text(instance, "process_id"))
+    await instance.close(timeout_s=5.0)
+    await instance.close(timeout_s=5.0)
+    assert not alive(pid)
+
+
+async def test_closing_the_backend_ends_every_process() -> None:
+    backend = McpStdioBackend(CONFIG)
+    instances = await asyncio.gather(started(backend, "e1"), started(backend, "e2"))
+    pids = [int(await text(instance, "process_id")) for instance in instances]
+    await backend.close()
+    assert [pid for pid in pids if alive(pid)] == []
+
+
+async def test_a_command_that_is_no_server_is_lost_at_once() -> None:
+    backend = McpStdioBackend(McpConfig(transport="stdio", command=("true",)))
+    instance = await backend.provision_instance(request("e1"), timeout_s=5.0)
+    with pytest.raises(BackendError) as caught:
+        await instance.list_tools(timeout_s=5.0)
+    assert caught.value.lost
+    await backend.close()
+
+
+def talkative(how: str) -> McpStdioBackend:
+    server = Path(__file__).with_name("talkative_server.py")
+    return McpStdioBackend(McpConfig(transport="stdio", command=(sys.executable, str(server), how)))
+
+
+async def test_a_line_nested_too_deeply_is_the_last_and_the_process_can_be_ended() -> None:
+    backend = talkative("nested")
+    instance = await backend.provision_instance(request("e1"), timeout_s=20.0)
+    server = instance._server  # pyright: ignore[reportPrivateUsage]
+    await server.send_request("initialize", {}, 20.0)
+    with pytest.raises(BackendError) as caught:
+        await instance.call_tool("t", {}, timeout_s=20.0)
+    assert (caught.value.kind, caught.value.delivered) == ("lost", None)
+    assert "a line that is too large: it is nested more than 100 deep" in str(caught.value)
+    await instance.close(timeout_s=5.0)
+    assert server.process.returncode is not None
+
+
+async def test_a_list_of_tools_without_an_end_ends_in_time() -> None:
+    backend = talkative("endless")
+    instance = await backend.provision_instance(request("e1"), timeout_s=20.0)
+    try:
+        async with asyncio.timeout(10.0):
+            with pytest.raises(BackendError) as caught:
+                await instance.list_tools(timeout_s=2.0)
+        assert caught.value.kind == "timeout"
+    finally:
+        await backend.close()
+
+
+async def test_a_list_of_tools_that_is_none_is_the_servers_fault() -> None:
+    backend = talkative("none")
+    instance = await backend.provision_instance(request("e1"), timeout_s=20.0)
+    with pytest.raises(BackendError, match="not as MCP has it"):
+        await instance.list_tools(timeout_s=10.0)
+    await backend.close()
+
+
+def test_stdio_without_a_command_is_refused() -> None:
+    with pytest.raises(ValueError, match='transport "stdio" needs a command'):
+        McpConfig(transport="stdio", url="http://127.0.0.1:1")

@@ -1,0 +1,213 @@
+"""Whatever an MCP server answers, it becomes an answer that can be sent, or a fault of its own."""
+
+import asyncio
+import json
+import time
+import zlib
+from collections.abc import AsyncIterator, Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from aiohttp import web
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from services.common.domain.attempts import ToolOutcome
+from services.env_gateway.adapters import http_client
+from services.env_gateway.adapters.http_client import DEFAULT_LIMITS, HttpError
+from services.env_gateway.adapters.mcp import wire as mcp_wire
+from services.env_gateway.api import codec
+from services.env_gateway.episodes.session import CallAnswer, MediaStore
+from services.env_gateway.ports import BackendError, Media, Text
+from tests.env_gateway.adapters.mcp.test_client import answer, failing, session_with
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=6,
+)
+PART = st.dictionaries(
+    st.sampled_from(["type", "text", "data", "mimeType", "resource", "uri", "blob"]), JSON
+)
+RESULT = st.fixed_dictionaries(
+    {},
+    optional={"content": JSON | st.lists(PART | JSON), "structuredContent": JSON, "isError": JSON},
+)
+
+
+@given(result=RESULT)
+@settings(max_examples=300, deadline=None)
+def test_any_result_can_be_sent_or_is_a_fault_of_the_servers(result: dict[str, Any]) -> None:
+    try:
+        told = mcp_wire.parse_call_result(result)
+    except BackendError as error:
+        assert (error.kind, error.delivered) == ("protocol", None)
+    else:
+        parts = asyncio.run(MediaStore(2**20).store_large_parts(told.parts))
+        codec.encode_answer(CallAnswer(ToolOutcome.OK, parts), replayed=False).SerializeToString()
+
+
+@given(result=st.dictionaries(st.just("tools"), JSON | st.lists(PART | JSON)))
+@settings(max_examples=200, deadline=None)
+def test_any_list_of_tools_is_read_or_a_fault_of_the_servers(result: dict[str, Any]) -> None:
+    try:
+        mcp_wire.parse_tools(result)
+    except BackendError as error:
+        assert error.kind == "protocol"
+
+
+@given(message=JSON | st.dictionaries(st.sampled_from(["result", "error", "id"]), JSON))
+@settings(max_examples=200, deadline=None)
+def test_any_message_brings_a_result_or_an_error(message: Any) -> None:
+    try:
+        assert isinstance(mcp_wire.parse_result(message, "tools/call"), dict)
+    except BackendError as error:
+        assert error.kind in ("protocol", "jsonrpc")
+
+
+Respond = Callable[[dict[str, Any]], web.Response]
+
+
+def _responding(respond: Respond) -> Any:
+    async def handle(request: web.Request, message: dict[str, Any]) -> web.StreamResponse:
+        return respond(message)
+
+    return handle
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        *("", "null", "[]", "5", '"text"', "{}]", "\ufeff{}"),
+        '{"id": 2, "result": [1]}',
+        '{"id": 2, "error": "no"}',
+        '{"id": 2, "result": {"content": 7}}',
+        '{"id": 2, "result": {"content": [{"type": "text", "text": 5}]}}',
+        '{"id": 77, "result": {"content": [{"type": "text", "text": "of another call"}]}}',
+    ],
+    ids=range(12),
+)
+async def test_an_answer_that_is_none_leaves_it_open_whether_the_call_was_executed(
+    body: str,
+) -> None:
+    reply = _responding(lambda _: web.Response(text=body, content_type="application/json"))
+    error = await failing(reply)
+    assert (error.kind, error.delivered, error.lost) == ("protocol", None, False)
+
+
+@pytest.mark.parametrize("body", ["[" * 100_000, "[" + "[]," * 2**18 + "1]", " " * 2**20 + " {}"])
+@pytest.mark.parametrize("kind", ["application/json", "text/event-stream"])
+async def test_an_answer_of_too_much_is_refused_and_not_asked_for_again(
+    body: str, kind: str
+) -> None:
+    text = body if kind == "application/json" else f"data: {body}\n\n"
+    error = await failing(_responding(lambda _: web.Response(text=text, content_type=kind)))
+    assert (error.kind, error.delivered, error.invalid) == ("too_large", None, True)
+    assert "max_answer_values of the backend" in str(error)
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "deflate"])
+async def test_an_answer_that_unpacks_to_gigabytes_is_given_up_at_the_limit(encoding: str) -> None:
+    packer = zlib.compressobj(wbits=31 if encoding == "gzip" else 15)
+    packed = packer.compress(b" " * 2**28) + packer.flush()
+    headers = {"content-encoding": encoding, "content-type": "application/json"}
+    began = time.process_time()
+    error = await failing(_responding(lambda _: web.Response(body=packed, headers=headers)))
+    assert (error.kind, error.invalid) == ("too_large", True)
+    assert time.process_time() - began < 1.0
+
+
+async def test_a_stream_without_an_end_ends_at_the_deadline() -> None:
+    async def drip(request: web.Request, message: dict[str, Any]) -> web.StreamResponse:
+        stream = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        await stream.prepare(request)
+        event = json.dumps({"jsonrpc": "2.0", "method": "notifications/progress"})
+        async for _ in _ticks():
+            await stream.write(f": a comment\ndata: {event}\n\n".encode())
+        return stream
+
+    error = await failing(drip)
+    assert (error.kind, error.delivered) == ("timeout", None)
+
+
+async def _ticks() -> AsyncIterator[None]:
+    while True:
+        yield
+        await asyncio.sleep(0.01)
+
+
+async def test_a_line_of_megabytes_in_a_stream_is_read_in_one_piece() -> None:
+    text = "x" * (8 * 2**20)
+
+    def reply(message: dict[str, Any]) -> web.Response:
+        result = {"content": [{"type": "text", "text": text}]}
+        event = json.dumps({"jsonrpc": "2.0", "id": message["id"], "result": result})
+        return web.Response(text=f"data: {event}\r\n\r\n", content_type="text/event-stream")
+
+    async with session_with(_responding(reply), max_bytes=2**24) as (session, _):
+        assert (await session.call_tool("t", {}, 5.0)).parts == (Text(text),)
+
+
+async def test_a_list_of_tools_without_an_end_ends_at_the_deadline() -> None:
+    tool = {"name": "t", "inputSchema": {"type": "object"}}
+    reply = _responding(lambda m: answer(m, {"tools": [tool], "nextCursor": "on"}))
+    async with session_with(reply) as (session, _):
+        with pytest.raises(BackendError) as caught:
+            await session.list_tools(0.3)
+        assert caught.value.kind == "timeout"
+
+
+async def test_400_tools_with_schemas_that_refer_to_themselves_are_listed() -> None:
+    schema = {
+        "type": "object",
+        "properties": {"next": {"$ref": "#/$defs/Node"}},
+        "$defs": {"Node": {"type": "object", "properties": {"next": {"$ref": "#/$defs/Node"}}}},
+    }
+    tools = [{"name": f"t{i}", "inputSchema": schema} for i in range(400)]
+    async with session_with(_responding(lambda m: answer(m, {"tools": tools}))) as (session, _):
+        listed = await session.list_tools(5.0)
+    assert [tool.name for tool in listed] == [f"t{i}" for i in range(400)]
+    assert json.loads(listed[0].input_schema_json) == schema
+
+
+def test_an_image_that_is_none_is_passed_on_as_what_came() -> None:
+    (none, lies) = mcp_wire.parse_parts(
+        {
+            "content": [
+                {"type": "image", "data": "not base64!", "mimeType": "image/png"},
+                {"type": "image", "data": "bGllcw==", "mimeType": "image/png"},
+            ]
+        }
+    )
+    assert none == Text("(a part of type image/png that is not base64)")
+    assert isinstance(lies, Media) and (lies.data, lies.width) == (b"lies", 0)
+
+
+async def test_of_an_error_without_an_end_only_the_beginning_is_read() -> None:
+    async def failing_for_ever(request: web.Request, _: Any) -> web.StreamResponse:
+        answer = web.StreamResponse(status=500)
+        await answer.prepare(request)
+        for _ in range(2000):
+            await answer.write(b"x" * 2**16)
+            await asyncio.sleep(0.001)
+        return answer
+
+    async with session_with(failing_for_ever) as (session, _):
+        with pytest.raises(HttpError) as caught:
+            await session.send_request("tools/list", {}, 1.0)
+    assert (caught.value.status, len(caught.value.body)) == (500, 4000)
+
+
+async def test_lines_of_a_stream_let_others_in_between() -> None:
+    async def at_once() -> AsyncIterator[bytes]:
+        yield b"\n" * 2**17
+
+    inside: Any = http_client
+    answer = SimpleNamespace(content=SimpleNamespace(iter_any=at_once))
+    reading = asyncio.create_task(inside._read_sse(answer, 1, DEFAULT_LIMITS))
+    turns = 0
+    while not reading.done():
+        await asyncio.sleep(0)
+        turns += 1
+    assert turns > 200 and isinstance(reading.exception(), BackendError)

@@ -1,0 +1,289 @@
+"""From what a verifier printed and returned to a reward, a partial reward, or no grade and why."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from services.common.domain.attempts import NoGradeReason
+from services.env_gateway.adapters.fake import FakeBackend, FakeGrader
+from services.env_gateway.config.gateway import VerifiersConfig
+from services.env_gateway.episodes.gateway import Gateway
+from services.env_gateway.grading.verdict import Grade, compute_partial_reward, judge_execution
+from services.env_gateway.ports import BackendError, Execution
+from services.env_gateway.verify.verifier_pool import VerifierPool
+from services.env_gateway.verify.verifier_source import VerifierError, find_verifier
+from tests.support.fake_gateway import open_spec, opened, printed_checks, running, task_json
+
+# In the style of Fleet's verifiers over several apps: one line each, and the least of all counts.
+SEVERAL_APPS = """
+def verify_calendar(current):
+    return current.table("counter").first()["value"] >= 1
+
+def verify_mail(current):
+    return current.table("counter").first()["value"] >= 3
+
+def verify_drive(seed, current):
+    seed.diff(current, IgnoreConfig(tables={"counter"})).expect_only_v2([])
+    return True
+
+def verify(env, final_answer: str | None = None):
+    env.instance.load()
+    seed, current = env.db("seed"), env.db("current")
+    scores = {
+        "calendar": verify_calendar(current),
+        "google mail": verify_mail(current),
+        "drive": verify_drive(seed, current),
+    }
+    for app, passed in scores.items():
+        print(f"App {app}: {1 if passed else 0}")
+    return min(TASK_SUCCESSFUL_SCORE if passed else TASK_FAILED_SCORE for passed in scores.values())
+"""
+# In the style of Fleet's verifiers of one app.
+ONE_APP = """
+def validate_task(env: Environment, *, final_answer: str | None = None) -> int:
+    error_accumulator, success_accumulator = [], []
+    value = env.db("current").table("counter").first()["value"]
+    for wanted in (0, 1, 2, 3):
+        if value >= wanted:
+            success_accumulator.append(f"[C] at least {wanted}")
+        else:
+            error_accumulator.append(f"[X] {value} is not at least {wanted}")
+    if not normalized_contains("three", final_answer or ""):
+        error_accumulator.append("[X] the answer is wrong")
+    print(f">>> ERROR_ACCUMULATOR >>>\\n{error_accumulator}\\n<<< ERROR_ACCUMULATOR <<<")
+    print(f">>> SUCCESS_ACCUMULATOR >>>\\n{success_accumulator}\\n<<< SUCCESS_ACCUMULATOR <<<")
+    return TASK_FAILED_SCORE if error_accumulator else TASK_SUCCESSFUL_SCORE
+"""
+
+
+async def graded(source: str, adds: int, answer: str | None = None, **verifiers: Any) -> Grade:
+    """The grade of an attempt that called `add` so often, in a process of its own."""
+    pool = VerifierPool(size=1, memory_bytes=2**28, unsafe=True)
+    async with running(FakeBackend(), verifiers=verifiers, grader=pool) as gateway:
+        grade = await attempt(gateway, source, adds, answer)
+    await pool.close()
+    return grade
+
+
+async def attempt(gateway: Gateway, source: str, adds: int, answer: str | None = None) -> Grade:
+    session = await opened(gateway, open_spec(adds, task=task_json(verifier_func=source)))
+    if adds:
+        await gateway.call_tool(session, 0, "add", f'{{"by": {adds}}}', 5.0)
+    return await gateway.grade_episode(session, answer, None, 30.0)
+
+
+@pytest.mark.parametrize(
+    ("partial", "adds", "expected"),
+    [
+        ("off", 1, (0.0, None)),
+        ("printed", 0, (0.0, 1 / 3)),
+        ("printed", 1, (0.0, 2 / 3)),
+        ("earned", 0, (0.0, 0.0)),
+        ("earned", 1, (0.0, 1 / 2)),
+        ("earned", 3, (1.0, 1.0)),
+    ],
+)
+async def test_apps_that_pass_untouched_earn_nothing(
+    partial: str, adds: int, expected: tuple[float, float | None]
+) -> None:
+    grade = await graded(SEVERAL_APPS, adds, partial=partial)
+    assert (grade.reward, grade.partial_reward) == expected, grade
+    assert "App drive" in grade.checks_passed
+
+
+@pytest.mark.parametrize(
+    ("verifiers", "adds", "expected"),
+    [
+        ({"partial": "printed"}, 2, (0.0, 3 / 5)),
+        ({"partial": "earned"}, 2, (0.0, 2 / 4)),
+        ({"partial": "earned", "partial_is_reward": True}, 2, (2 / 4, 2 / 4)),
+        ({"partial": "earned", "partial_is_reward": True}, 0, (0.0, 0.0)),
+    ],
+)
+async def test_checks_that_pass_untouched_earn_nothing(
+    verifiers: dict[str, Any], adds: int, expected: tuple[float, float | None]
+) -> None:
+    grade = await graded(ONE_APP, adds, **verifiers)
+    assert (grade.reward, grade.partial_reward) == expected, grade
+
+
+async def test_a_pass_stays_a_pass_and_the_answer_reaches_a_keyword_only_parameter() -> None:
+    grade = await graded(ONE_APP, 3, "Three.", partial="earned", partial_is_reward=True)
+    assert (grade.reward, grade.partial_reward) == (1.0, 1.0)
+
+
+async def test_the_untouched_state_is_graded_once_for_all_attempts_at_a_task() -> None:
+    grader = FakeGrader()
+    printed = Execution(result=0, stdout="App a: 1\nApp b: 0\nApp c: 1\n")
+    grader.executions.extend([printed, Execution(result=0, stdout="App a: 1\nApp b: 0\nApp c: 0")])
+    grader.executions.append(printed)
+    async with running(FakeBackend(), grader, verifiers={"partial": "earned"}) as gateway:
+        grades = [await attempt(gateway, SEVERAL_APPS, adds) for adds in range(2)]
+    assert [grade.partial_reward for grade in grades] == [0.5, 0.5]
+    assert len(grader.seen) == 3
+    assert grader.seen[1].arguments == {"final_answer": ""}
+
+
+async def test_a_share_that_cannot_be_measured_is_not_known_and_the_grade_stands() -> None:
+    grader = FakeGrader()
+    printed = Execution(result=0, stdout="App a: 1\nApp b: 0\n")
+    broken = Execution(error="KeyError: 0")
+    grader.executions.extend([printed, broken, printed, broken])
+    settings = {"partial": "earned", "partial_is_reward": True}
+    async with running(FakeBackend(), grader, verifiers=settings) as gateway:
+        for adds in range(2):
+            grade = await attempt(gateway, SEVERAL_APPS, adds)
+            assert (grade.reward, grade.partial_reward) == (0.0, None)
+    assert len(grader.seen) == 4, "a failure is not remembered"
+
+
+async def test_a_backends_own_grade_gets_its_share_from_the_tasks_verifier() -> None:
+    backend, grader = FakeBackend(), FakeGrader()
+    backend.own_grade = Execution(result=0, stdout="App a: 1\nApp b: 0\nApp c: 1\n")
+    grader.executions.append(Execution(result=0, stdout="App a: 1\nApp b: 0\nApp c: 0\n"))
+    async with running(backend, grader, verifiers={"partial": "earned"}) as gateway:
+        grade = await attempt(gateway, SEVERAL_APPS, 0)
+    assert (grade.reward, grade.partial_reward) == (0.0, 0.5)
+
+
+def test_a_partial_reward_that_is_off_cannot_be_the_reward() -> None:
+    with pytest.raises(ValidationError, match="partial_is_reward needs"):
+        VerifiersConfig(partial="off", partial_is_reward=True)
+
+
+@pytest.mark.parametrize(
+    ("execution", "reason"),
+    [
+        (Execution(error="boom"), NoGradeReason.EXECUTION_FAILED),
+        (Execution(result=None), NoGradeReason.EXECUTION_FAILED),
+        (Execution(result="1"), NoGradeReason.EXECUTION_FAILED),
+        (Execution(result=float("nan")), NoGradeReason.EXECUTION_FAILED),
+        (Execution(result=10**400), NoGradeReason.EXECUTION_FAILED),
+        (Execution(result=0, stdout="x\nJUDGE ERROR: down"), NoGradeReason.JUDGE_ERROR),
+        (Execution(result=1, stdout="JUDGE ERROR: down"), None),
+        (Execution(result=0, stdout="no JUDGE ERROR: here"), None),
+        (Execution(error="late", timed_out=True), NoGradeReason.TIMEOUT),
+        (Execution(error="gone", instance_lost=True), NoGradeReason.INSTANCE_LOST),
+        (Execution(result=True), None),
+        (Execution(result=0), None),
+        (Execution(result=0.25), None),
+    ],
+)
+def test_what_is_not_known_is_no_grade(execution: Execution, reason: NoGradeReason | None) -> None:
+    grade = judge_execution(execution, attempts=1)
+    assert grade.reason is reason
+    assert grade.is_known == (reason is None)
+
+
+async def test_each_way_to_have_no_grade_is_told_apart() -> None:
+    backend = FakeBackend()
+    async with running(backend) as gateway:
+        lost = await opened(gateway, open_spec(0))
+        lost.episode.lost = True
+        tainted = await opened(gateway, open_spec(1))
+        tainted.episode.tainted = True
+        without = await opened(gateway, open_spec(2, task=task_json(verifier_func=None)))
+        broken = await opened(gateway, open_spec(3, task=task_json(verifier_func="def verify(:")))
+        sessions = (lost, tainted, without, broken)
+        grades = [await gateway.grade_episode(session, None, None, 5.0) for session in sessions]
+    assert [grade.reason for grade in grades] == [
+        NoGradeReason.INSTANCE_LOST,
+        NoGradeReason.TAINTED,
+        NoGradeReason.NO_VERIFIER,
+        NoGradeReason.EXECUTION_FAILED,
+    ]
+
+
+async def test_a_backend_that_loses_the_instance_while_grading_is_told_apart() -> None:
+    backend = FakeBackend()
+    async with running(backend) as gateway:
+        session = await opened(gateway)
+        backend.fail_at("grade", BackendError("gone", "404", delivered=True, lost=True))
+        grade = await gateway.grade_episode(session, None, None, 5.0)
+    assert grade.reason is NoGradeReason.INSTANCE_LOST
+
+
+@pytest.mark.parametrize(
+    ("source", "name", "takes"),
+    [
+        ("def verify(env):\n    ...", "verify", (False, False)),
+        ("def main(env, final_answer=None):\n    ...", "main", (True, False)),
+        ("def check(env, *, conversation):\n    ...", "check", (False, True)),
+        ("def check(env, **rest):\n    ...", "check", (True, True)),
+        ("def helper(x):\n    ...\ndef v(env, final_answer):\n    ...", "v", (True, False)),
+        ("def a(env):\n    ...\n@verifier(key='b')\ndef b(e):\n    ...", "b", (False, False)),
+        ("class A:\n    def verify(self): ...\ndef f(environment): ...", "f", (False, False)),
+        ("def outer(env):\n    def final_answer(): ...\n    ...", "outer", (False, False)),
+    ],
+)
+def test_the_verifier_is_found_by_its_shape(
+    source: str, name: str, takes: tuple[bool, bool]
+) -> None:
+    function = find_verifier(source)
+    assert function.name == name
+    assert (function.takes_final_answer, function.takes_conversation) == takes
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        (
+            "import json\n\ndef verify(env:\n    return 1",
+            r"compile: '\(' .* closed, in line 3: def ver",
+        ),
+        ("def verify(:", r"compile: invalid syntax, in line 1: def verify\(:$"),
+        ("x = 1", "defines no function"),
+        ("async def verify(env):\n    ...", "async"),
+        ("def verify(env):\n    return '\0'", "does not compile"),
+        ("(" * 1000, "does not compile"),
+    ],
+)
+def test_a_source_without_a_verifier_is_a_precise_error(source: str, message: str) -> None:
+    with pytest.raises(VerifierError, match=message):
+        find_verifier(source)
+
+
+@pytest.mark.parametrize(
+    ("stdout", "passed", "failed"),
+    [
+        ("", (), ()),
+        ("App mail: 1\nApp mail: 0\n", (), ("App mail",)),
+        ("App google drive: 1 \r\nApp x: 2\n App y: 1\n", ("App google drive",), ()),
+        (">>> SUCCESS_ACCUMULATOR >>>\n['a', 'b']\n<<< SUCCESS_ACCUMULATOR <<<", ("a", "b"), ()),
+        (">>> ERROR_ACCUMULATOR >>>\nnot a list\n<<< ERROR_ACCUMULATOR <<<", (), ("not a list",)),
+        (">>> ERROR_ACCUMULATOR >>>\n['a']\n<<< SUCCESS_ACCUMULATOR <<<", (), ()),
+        (">>> SUCCESS_ACCUMULATOR >>>\n[]\n<<< SUCCESS_ACCUMULATOR <<<", (), ()),
+    ],
+)
+def test_checks_are_read_from_what_was_printed(
+    stdout: str, passed: tuple[str, ...], failed: tuple[str, ...]
+) -> None:
+    assert printed_checks(stdout) == (passed, failed)
+
+
+@given(st.sets(st.text()), st.sets(st.text()), st.sets(st.text()))
+def test_a_share_is_between_none_and_all(
+    passed: set[str], failed: set[str], free: set[str]
+) -> None:
+    share = compute_partial_reward(passed, failed, free=free)
+    assert (share is None) == (not (passed | failed) - free)
+    assert share is None or 0 <= share <= 1
+
+
+@given(st.text(), st.text())
+def test_nothing_that_is_printed_breaks_the_reading_of_checks(body: str, rest: str) -> None:
+    printed_checks(f">>> ERROR_ACCUMULATOR >>>\n{body}\n<<< ERROR_ACCUMULATOR <<<{rest}")
+
+
+@pytest.mark.parametrize(
+    "printed",
+    ["0x" + "f" * 20_000, "[" * 100, "{[]: 1}", "-" * 9000 + "1", "[" + "1," * 9000 + "]", r"'\d'"],
+    ids=lambda text: text[:6],
+)
+def test_any_list_of_checks_is_read(printed: str) -> None:
+    stdout = f">>> ERROR_ACCUMULATOR >>>\n{printed}\n<<< ERROR_ACCUMULATOR <<<"
+    passed, failed = printed_checks(stdout)
+    assert not passed and failed and all(len(check) <= 500 for check in failed)

@@ -1,0 +1,116 @@
+"""What nobody knows is told as unknown, for every class of tool, and never graded."""
+
+import io
+import json
+
+import pytest
+from PIL import Image
+
+from services.common.domain.attempts import NoGradeReason, ToolOutcome
+from services.env_gateway.adapters import image_scaling
+from services.env_gateway.adapters.fake import TOOLS, FakeBackend
+from services.env_gateway.episodes.gateway import Gateway
+from services.env_gateway.episodes.session import CallAnswer, Session
+from services.env_gateway.ports import BackendError, CallResult, Text, Tool
+from services.env_gateway.tools import computer_tool
+from services.env_gateway.tools.computer_tool import make_media
+from tests.support.fake_gateway import open_spec, opened, running, task_json
+
+SET = Tool("set", "Sets the counter.", '{"type": "object"}', idempotent=True)
+
+
+def backend_with(*errors: BackendError) -> FakeBackend:
+    backend = FakeBackend()
+    backend.tools = (*TOOLS, SET)
+    backend.fail_at("call", *errors)
+    return backend
+
+
+def failure(kind: str = "http", *, delivered: bool | None, lost: bool = False) -> BackendError:
+    return BackendError(kind, "a failure", delivered=delivered, lost=lost)
+
+
+async def call(gateway: Gateway, session: Session, name: str, timeout_s: float = 5.0) -> CallAnswer:
+    return (await gateway.call_tool(session, session.episode.next_seq, name, "{}", timeout_s))[0]
+
+
+async def test_an_idempotent_write_is_sent_again() -> None:
+    backend = backend_with(failure(delivered=None), failure(delivered=False))
+    async with running(backend) as gateway:
+        session = await opened(gateway)
+        answer = await call(gateway, session, "set")
+        assert (answer.outcome, answer.attempts) == (ToolOutcome.OK, 3)
+        assert (await gateway.grade_episode(session, None, None, 5.0)).is_known
+
+
+@pytest.mark.parametrize(
+    "errors",
+    [
+        [failure(delivered=None)] * 9,
+        # The last one was not executed, the first may have been.
+        [failure(delivered=None), *[failure(delivered=False)] * 9],
+        [failure(delivered=None), failure("throttled", delivered=False)] * 9,
+    ],
+)
+async def test_an_idempotent_write_that_never_succeeds_taints(errors: list[BackendError]) -> None:
+    backend = backend_with(*errors)
+    retry = {"base_s": 0.001, "cap_s": 0.01, "budget_cap": 3, "budget_ratio": 0.0}
+    async with running(backend, retry=retry) as gateway:
+        session = await opened(gateway)
+        answer = await call(gateway, session, "set")
+        assert answer.outcome is ToolOutcome.OUTCOME_UNKNOWN
+        grade = await gateway.grade_episode(session, None, None, 5.0)
+        assert (grade.reward, grade.reason) == (None, NoGradeReason.TAINTED)
+
+
+async def test_an_idempotent_write_that_hangs_taints() -> None:
+    backend = backend_with()
+    backend.delays["call"] = 60.0
+    async with running(backend) as gateway:
+        session = await opened(gateway)
+        assert (await call(gateway, session, "set", 0.1)).outcome is ToolOutcome.OUTCOME_UNKNOWN
+        assert session.episode.tainted
+
+
+async def test_a_read_that_never_succeeds_taints_nothing() -> None:
+    backend = backend_with(*[failure(delivered=None)] * 9)
+    retry = {"base_s": 0.001, "cap_s": 0.01, "budget_cap": 3, "budget_ratio": 0.0}
+    async with running(backend, retry=retry) as gateway:
+        session = await opened(gateway)
+        assert (await call(gateway, session, "look")).outcome is ToolOutcome.NOT_EXECUTED
+        assert (await gateway.grade_episode(session, None, None, 5.0)).reward == 1.0
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        json.dumps({"base64_image": 5}),
+        json.dumps({"base64_image": ["x"]}),
+        '{"base64_image": ' + "[" * 100_000,
+    ],
+)
+async def test_an_answer_that_is_no_picture_is_shown_all_the_same(text: str) -> None:
+    async def answering(name: str, arguments: object) -> CallResult:
+        return CallResult((Text(text),))
+
+    backend = FakeBackend()
+    backend.tools = (*TOOLS, Tool("computer", "A screen of 800x600.", '{"type": "object"}'))
+    backend.hook = answering
+    async with running(backend) as gateway:
+        spec = open_spec(task=task_json(task_modality="joint"))
+        session = await opened(gateway, spec)
+        answer = await call(gateway, session, "add")
+        assert answer.outcome is ToolOutcome.OK and answer.parts
+
+
+def broken_png() -> bytes:
+    """With a header of a picture, and then something that is no part of one."""
+    written = io.BytesIO()
+    Image.effect_noise((400, 400), 50).save(written, "PNG")
+    start, end = written.getvalue().rsplit(b"IDAT", 1)
+    return start + b"M\x00-!" + end
+
+
+async def test_a_picture_whose_end_is_broken_is_unreadable() -> None:
+    with pytest.raises(computer_tool.UnreadableImageError):
+        await image_scaling.scale_image(make_media(broken_png(), "image/png"), 64)

@@ -1,0 +1,111 @@
+"""Which tools a policy is offered, and the gateway's own tool for the final answer."""
+
+import pytest
+
+from services.common.domain.attempts import ToolOutcome
+from services.env_gateway.adapters.fake import FakeBackend, FakeGrader
+from services.env_gateway.ports import Execution, Text, Tool
+from services.env_gateway.tasks.task_format import TaskError, parse_task
+from services.env_gateway.tools.tool_selection import NothingToOfferError, select_tools
+from tests.support.fake_gateway import open_spec, opened, running, task_json
+
+TOOLS = [Tool(name, "", '{"type": "object"}') for name in ("search", "computer", "book")]
+ASKS = "Find the price and call submit_final_answer with it."
+
+
+def names(**task: str) -> list[str]:
+    return list(select_tools(TOOLS, parse_task(task_json(**task))))
+
+
+def test_tool_use_leaves_the_computer_out() -> None:
+    assert names() == ["search", "book"]
+    assert names(task_modality="tool_use") == ["search", "book"]
+
+
+@pytest.mark.parametrize("modality", ["computer_use", "browser_use"])
+def test_a_screen_modality_offers_the_computer_alone(modality: str) -> None:
+    assert names(task_modality=modality, prompt=ASKS) == ["computer"]
+
+
+def test_joint_offers_everything() -> None:
+    assert names(task_modality="joint") == ["search", "computer", "book"]
+
+
+def test_a_screen_modality_without_a_computer_is_refused_with_what_to_check() -> None:
+    task = parse_task(task_json(task_modality="computer_use"))
+    with pytest.raises(NothingToOfferError, match="no tool 'computer' among its 1"):
+        select_tools(TOOLS[:1], task)
+
+
+def test_an_unknown_modality_is_refused() -> None:
+    with pytest.raises(TaskError, match="task_modality 'smell' is none of tool_use"):
+        parse_task(task_json(task_modality="smell"))
+
+
+def test_the_final_answer_can_be_submitted_where_the_prompt_asks_for_it() -> None:
+    assert names(prompt=ASKS) == ["search", "book", "submit_final_answer"]
+
+
+def test_an_environments_own_submit_tool_is_not_replaced() -> None:
+    own = Tool("submit_final_answer", "ours", '{"type": "object"}')
+    tools = select_tools([*TOOLS, own], parse_task(task_json(prompt=ASKS)))
+    assert tools["submit_final_answer"] is own
+
+
+async def test_a_submitted_answer_ends_the_episode_and_is_what_is_graded() -> None:
+    backend, grader = FakeBackend(), FakeGrader()
+    async with running(backend, grader) as gateway:
+        session = await opened(gateway, open_spec(task=task_json(prompt=ASKS)))
+        answer, _ = await gateway.call_tool(
+            session, 0, "submit_final_answer", '{"answer": "42 EUR"}', 5.0
+        )
+        assert (answer.outcome, answer.done) == (ToolOutcome.OK, True)
+        assert backend.steps["call"] == 0
+        await gateway.grade_episode(session, None, None, 5.0)
+    assert grader.seen[0].arguments == {"final_answer": "42 EUR"}
+
+
+async def test_the_answer_that_a_grade_names_counts_before_the_submitted_one() -> None:
+    grader = FakeGrader()
+    async with running(FakeBackend(), grader) as gateway:
+        session = await opened(gateway, open_spec(task=task_json(prompt=ASKS)))
+        await gateway.call_tool(session, 0, "submit_final_answer", '{"answer": "42"}', 5.0)
+        await gateway.grade_episode(session, "43", None, 5.0)
+    assert grader.seen[0].arguments == {"final_answer": "43"}
+
+
+async def test_a_malformed_answer_is_told_to_the_policy() -> None:
+    async with running(FakeBackend()) as gateway:
+        session = await opened(gateway, open_spec(task=task_json(prompt=ASKS)))
+        answer, _ = await gateway.call_tool(
+            session, 0, "submit_final_answer", '{"answer": 42}', 5.0
+        )
+    assert answer.outcome is ToolOutcome.BAD_ARGUMENTS
+    assert "a string" in str(answer.parts[0])
+
+
+async def test_what_an_environment_shows_at_the_start_is_kept_for_the_first_turn() -> None:
+    backend = FakeBackend()
+    backend.first_observation = (Text("a welcome page"),)
+    async with running(backend) as gateway:
+        session = await opened(gateway, open_spec())
+    assert session.first_observation == (Text("a welcome page"),)
+
+
+async def test_a_backends_own_grade_is_taken_before_any_verifier() -> None:
+    backend, grader = FakeBackend(), FakeGrader()
+    backend.own_grade = Execution(result=0.25)
+    async with running(backend, grader) as gateway:
+        session = await opened(gateway, open_spec(task=task_json(verifier_func="")))
+        grade = await gateway.grade_episode(session, None, None, 5.0)
+    assert (grade.reward, grader.seen) == (0.25, [])
+
+
+async def test_a_backends_own_grade_that_fails_is_asked_for_again_and_never_zero() -> None:
+    backend = FakeBackend()
+    backend.own_grade = Execution(error="502 from the verifier service", retryable=True)
+    async with running(backend, verifiers={"attempts": 2}) as gateway:
+        session = await opened(gateway, open_spec())
+        grade = await gateway.grade_episode(session, None, None, 5.0)
+    assert (grade.reward, grade.attempts, backend.steps["grade"]) == (None, 2, 2)
+    assert "502" in grade.detail

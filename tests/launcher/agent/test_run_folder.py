@@ -1,0 +1,110 @@
+"""A learner's folder on a new machine: brought from the store, or refused, never begun twice."""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services.launcher.agent.run_folder import (
+    FolderSource,
+    NotResumableError,
+    RunFolder,
+    StoreAwayError,
+)
+from services.launcher.state import LifecyclePolicy
+from services.learner.checkpoints.adapters.fsspec_store import open_store
+from tests.support.launcher import spec
+from tests.support.remote_checkpoints import RUN_ID
+from tests.support.remote_checkpoints import Machine as Uploading
+from tests.support.watched_machine import machine
+
+POLICY = LifecyclePolicy(max_restarts=1, backoff_s=0.01)
+
+
+def folder(tmp_path: Path, url: str | None) -> RunFolder:
+    path = tmp_path / "spec.json"
+    path.write_text(json.dumps(spec()))
+    (tmp_path / "runs").mkdir()
+    return RunFolder(tmp_path / "runs" / "fake-1", url, path, tmp_path / "unit.log")
+
+
+async def test_a_machine_that_has_the_journal_goes_on_with_it(tmp_path: Path) -> None:
+    found = folder(tmp_path, "file:///nowhere")
+    found.run_dir.mkdir()
+    (found.run_dir / "journal.sqlite").touch()
+    assert await found.ensure_ready(True, POLICY) is FolderSource.GO_ON
+
+
+async def test_a_run_that_has_not_trained_is_begun(tmp_path: Path) -> None:
+    assert await folder(tmp_path, None).ensure_ready(False, POLICY) is FolderSource.BEGIN
+
+
+async def test_a_run_that_has_trained_is_never_begun_where_nothing_was_uploaded(
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(NotResumableError, match=r"learner\.checkpoint\.remote names no store"):
+        await folder(tmp_path, None).ensure_ready(True, POLICY)
+
+
+async def test_a_run_without_its_journal_is_never_begun(tmp_path: Path) -> None:
+    found = folder(tmp_path, None)
+    found.run_dir.mkdir()
+    (found.run_dir / "journal.lock").touch()
+    with pytest.raises(NotResumableError, match=r"its journal .* is gone"):
+        await found.ensure_ready(False, POLICY)
+
+
+async def test_an_empty_store_lets_a_new_run_begin_and_no_other(tmp_path: Path) -> None:
+    found = folder(tmp_path, f"file://{tmp_path}/store/fake-1")
+    assert await found.ensure_ready(False, POLICY) is FolderSource.BEGIN
+    with pytest.raises(NotResumableError, match="no run has a checkpoint there"):
+        await found.ensure_ready(True, POLICY)
+
+
+async def test_a_store_out_of_reach_is_asked_again_and_then_given_up(tmp_path: Path) -> None:
+    slept: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+
+    class Away(RunFolder):
+        async def _run_restore(self) -> int:
+            return 3
+
+    found = folder(tmp_path, "s3://bucket/fake-1")
+    away = Away(found.run_dir, found.url, found.spec, found.log)
+    with pytest.raises(StoreAwayError, match="out of reach"):
+        await away.ensure_ready(True, POLICY, sleep)
+    assert slept == [0.01, 0.02]
+
+
+async def test_a_learner_whose_run_is_lost_does_not_start(tmp_path: Path) -> None:
+    async with machine(tmp_path) as here:
+        process = await here.watch("serve", service="learner", options=("--resume",))
+        assert await asyncio.wait_for(process.wait(), 40) == 2
+        assert "begins" not in here.log("learner")
+        assert "has trained, but this machine has nothing of it" in here.log("learner")
+
+
+async def test_a_learner_that_has_told_of_steps_is_not_begun_elsewhere(tmp_path: Path) -> None:
+    async with machine(tmp_path) as here:
+        body: dict[str, Any] = {"phase": "training", "step": 3, "total_steps": 9, "metrics": {}}
+        here.served.launcher.store.add_event(here.run_id, 0.0, "progress", body)
+        process = await here.watch("serve", service="learner")
+        assert await asyncio.wait_for(process.wait(), 40) == 2
+        assert "has trained, but this machine has nothing of it" in here.log("learner")
+        last = here.last("learner")
+        assert last is not None and last.exit is not None and last.exit.code == 2
+
+
+async def test_a_new_machine_gets_the_run_from_the_store(tmp_path: Path) -> None:
+    store = open_store(f"file://{tmp_path}/store/{RUN_ID}", {"auto_mkdir": True})
+    await Uploading(tmp_path / "old", store).upload(20)
+    path = tmp_path / "spec.json"
+    path.write_text(json.dumps({**spec(), "name": "test"}))
+    found = RunFolder(tmp_path / "new" / RUN_ID, store.url, path, tmp_path / "unit.log")
+    assert await found.ensure_ready(True, POLICY) is FolderSource.RESTORE
+    assert (found.run_dir / "journal.sqlite").exists()
+    assert await found.ensure_ready(True, POLICY) is FolderSource.GO_ON

@@ -1,0 +1,170 @@
+"""A launcher that serves RunService to other machines: with certificates, and to nobody else."""
+
+import asyncio
+import json
+import os
+import socket
+import stat
+import sys
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import grpc
+import pytest
+
+from flotilla.launcher.v1 import run_service_pb2 as pb
+from services.common import rpc
+from services.launcher.__main__ import add_registry
+from services.launcher.api.registry_server import GrpcRegistryHost
+from services.launcher.cli.interrupts import Interrupts
+from services.launcher.cli.launcher_client import connect_to_launcher
+from services.launcher.config.launcher import LauncherConfig
+from services.launcher.control.launcher import Launcher, LauncherDependencies
+from services.launcher.ports import NO_HOOKS
+from services.launcher.security import certificates, launcher_address
+from services.launcher.store.ledger import Ledger
+from tests.launcher.cli.test_launcher_client import cli
+from tests.support.every_rpc import of_service, refusals
+from tests.support.outsiders import RUN, beyond_loopback, member, outsiders, run
+
+
+@asynccontextmanager
+async def launcher(runs: Path, *arguments: str) -> AsyncGenerator[asyncio.subprocess.Process]:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "services.launcher", "--runs", str(runs), *arguments),
+        stdin=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.PIPE,
+        env=dict(os.environ),
+    )
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.terminate()
+        await process.communicate()
+
+
+async def address_of(runs: Path) -> launcher_address.LauncherAddress:
+    async with asyncio.timeout(20):
+        while (found := launcher_address.read_address(runs)) is None:  # noqa: ASYNC110 (another process)
+            await asyncio.sleep(0.05)
+    return found
+
+
+async def test_launcher_json_lets_its_reader_in_and_nobody_else(tmp_path: Path) -> None:
+    served = ("--listen", "0.0.0.0:0", "--advertise", beyond_loopback())
+    async with launcher(tmp_path, *served):
+        address = await address_of(tmp_path)
+        assert address.address.startswith(f"{beyond_loopback()}:")
+        assert address.tls is not None
+        assert stat.S_IMODE((tmp_path / "launcher.json").stat().st_mode) == 0o600
+        async with connect_to_launcher(tmp_path, Interrupts(), start=False) as found:
+            assert (await found.stub.ListRuns(pb.ListRunsRequest(), timeout=5)).runs == []
+        rpcs = of_service("RunService")
+        for who, opened in outsiders().items():
+            async with opened(address.address, "launcher") as channel:
+                codes = await refusals(channel, rpcs, token=address.token)
+            assert codes == {each.path: grpc.StatusCode.UNAVAILABLE for each in rpcs}, who
+        for token in (None, "a-token-of-somebody-else"):
+            channel = rpc.plain_channel(address.address, tls=address.tls, peer="launcher")
+            async with channel:
+                codes = await refusals(channel, rpcs, token=token)
+            assert codes == {each.path: grpc.StatusCode.UNAUTHENTICATED for each in rpcs}
+
+
+def a_port() -> int:
+    """That nobody has at present."""
+    with socket.socket() as probe:
+        probe.bind(("0.0.0.0", 0))
+        return int(probe.getsockname()[1])
+
+
+async def test_a_copy_of_launcher_json_is_good_for_the_launchers_after_it(tmp_path: Path) -> None:
+    served = ("--listen", f"0.0.0.0:{a_port()}", "--advertise", beyond_loopback())
+    async with launcher(tmp_path, *served) as killed:
+        await address_of(tmp_path)
+        copy = (tmp_path / "launcher.json").read_text()
+        killed.kill()
+        await killed.wait()
+    async with launcher(tmp_path, *served):
+        await address_of(tmp_path)
+        async with cli(copy, "cancel", "mine") as process:
+            told, _ = await asyncio.wait_for(process.communicate(), 30)
+    assert (process.returncode, told.decode()) == (
+        0,
+        "no run was begun by mine, and none will be\n",
+    )
+
+
+async def test_on_loopback_launcher_json_holds_no_certificate(tmp_path: Path) -> None:
+    async with launcher(tmp_path):
+        address = await address_of(tmp_path)
+        assert address.tls is None
+        assert "tls" not in json.loads((tmp_path / "launcher.json").read_text())
+
+
+async def test_an_address_that_clients_cannot_use_is_refused_at_once(tmp_path: Path) -> None:
+    async with launcher(tmp_path, "--listen", "0.0.0.0:0") as process:
+        _, told = await asyncio.wait_for(process.communicate(), 20)
+    assert process.returncode == 1
+    assert "pass --advertise HOST" in told.decode()
+
+
+@pytest.mark.parametrize("backend", ["local", "sky"])
+async def test_a_runs_registry_has_tls_where_its_replicas_are_elsewhere(
+    tmp_path: Path, backend: str
+) -> None:
+    added: list[str] = []
+    registries = GrpcRegistryHost(tmp_path, lambda run_id, server: added.append(run_id))
+    config = LauncherConfig.model_validate(
+        {"backend": backend, "sky": {"advertise": beyond_loopback()}}
+    )
+    registry = await registries.open_registry("run", config, "")
+    try:
+        secrets = registry.secrets_for("rollout")
+        assert ("FLOTILLA_TLS" in secrets) == (backend == "sky") == registry.encrypted
+        tls = registry.member.tls_for("rollout") if registry.encrypted else None
+        async with rpc.plain_channel(registry.address, tls=tls, peer="launcher") as channel:
+            check = channel.unary_unary("/grpc.health.v1.Health/Check")
+            assert await check(b"", timeout=5) == b"\x08\x01"
+    finally:
+        await registries.close("run", forget=True)
+    assert added == ["run"]
+    assert not (tmp_path / ".identity" / "run").exists()
+
+
+@asynccontextmanager
+async def registry_of_a_run(runs: Path) -> AsyncGenerator[str]:
+    """The address of the registry that a launcher serves to machines elsewhere."""
+    certificates.store_identity(runs, run())
+    store = Ledger(runs / "launcher.sqlite")
+    registries = GrpcRegistryHost(runs, lambda run_id, server: add_registry(served, run_id, server))
+    served = Launcher(runs, store, LauncherDependencies({}, registries, NO_HOOKS))
+    sky = {"advertise": beyond_loopback()}
+    config = LauncherConfig.model_validate({"backend": "sky", "sky": sky})
+    try:
+        yield (await registries.open_registry(RUN, config, "")).address
+    finally:
+        await registries.close(RUN, forget=True)
+        store.close()
+
+
+async def test_every_rpc_of_a_runs_registry_needs_the_runs_certificate_and_its_token(
+    tmp_path: Path,
+) -> None:
+    rpcs = of_service("RegistryService")
+    assert len(rpcs) == 5
+    async with registry_of_a_run(tmp_path) as address:
+        for who, opened in outsiders().items():
+            async with opened(address, "launcher") as channel:
+                codes = await refusals(channel, rpcs, token=run().token)
+            assert codes == {each.path: grpc.StatusCode.UNAVAILABLE for each in rpcs}, who
+        for token in (None, "a-token-of-somebody-else"):
+            async with member(address, "launcher") as channel:
+                codes = await refusals(channel, rpcs, token=token)
+            assert codes == {each.path: grpc.StatusCode.UNAUTHENTICATED for each in rpcs}
+        async with member(address, "launcher") as channel:
+            codes = await refusals(channel, rpcs, token=run().token)
+        # A member comes through to a launcher that does not know this run.
+        assert codes == {each.path: grpc.StatusCode.NOT_FOUND for each in rpcs}

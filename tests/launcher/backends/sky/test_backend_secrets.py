@@ -1,0 +1,157 @@
+"""Which secrets a machine gets: what it cannot do without, and what it may want if it is there."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services.common.child_environment import child_environment
+from services.launcher.backends.ports import BackendError
+from services.launcher.backends.sky import cost_estimate, tasks
+from services.launcher.backends.sky.backend import SkyBackend
+from services.launcher.security import secret_names
+from services.launcher.security.env_filter import (
+    LAUNCHERS_OWN,
+    inherited_variables,
+    variables_of_any_service,
+)
+from services.launcher.security.sealed_secrets import KEY_FILE, unseal_secrets
+from services.launcher.state import GATEWAY, LEARNER, ROLLOUT, SERVICES, ReplicaKey
+from tests.support.fake_sky import FakeSky
+from tests.support.sky_launches import config, launch
+
+STORE = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
+OPTIONS, HUB = "FLOTILLA_REMOTE_OPTIONS", "HF_TOKEN"
+WISH: dict[str, Any] = {
+    "policy": {"model": "Qwen/Qwen3-8B"},
+    "learner": {"checkpoint": {"remote": "s3://bucket/prefix"}},
+}
+
+
+@pytest.fixture(autouse=True)
+def nothing_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in secret_names.SECRET_OWNERS:
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.parametrize("backend", ["fleet", "fleet_openenv"])
+def test_both_ways_to_fleet_need_its_key_unless_they_start_an_emulator_or_name_another(
+    backend: str,
+) -> None:
+    def named(**options: Any) -> tuple[str, ...]:
+        section = {"backend": "mcp", "environments": {"booking": {"backend": backend}}}
+        spec = {"env_gateway": {**section, "backends": {backend: options}}}
+        found = secret_names.required_secrets(spec, config(), GATEWAY)
+        return tuple(name for name in found if name not in secret_names.IDENTITY_VARIABLES)
+
+    assert named() == ("FLEET_API_KEY",)
+    assert named(api_key_env="MINE") == ("MINE",)
+    assert named(command=["python"]) == ()
+
+
+def test_a_store_and_the_hub_have_their_keys_where_they_are_asked() -> None:
+    assert secret_names.optional_secrets(WISH, LEARNER) == (*STORE, OPTIONS, HUB)
+    assert secret_names.optional_secrets(WISH, ROLLOUT) == (HUB,)
+    assert secret_names.optional_secrets(WISH, GATEWAY) == ()
+    assert secret_names.optional_secrets({"policy": {"model": "/models/qwen"}}, LEARNER) == ()
+
+
+@pytest.mark.parametrize(
+    ("model", "at_hub"),
+    [
+        ("Qwen/Qwen3-8B", True),
+        ("gpt2", True),
+        ("build/tiny-0", False),
+        ("./models", False),
+        ("~/models", False),
+        ("models/of/mine", False),
+        ("", False),
+    ],
+)
+def test_a_model_that_is_a_path_or_is_made_here_is_not_the_hubs(model: str, at_hub: bool) -> None:
+    spec = {"policy": {"model": model}, "prepare": [{"creates": "build/tiny-0"}]}
+    assert (secret_names.optional_secrets(spec, ROLLOUT) == (HUB,)) == at_hub
+
+
+def test_local_runs_go_by_the_same_table() -> None:
+    for service in SERVICES:
+        found = inherited_variables(WISH, config(), service)
+        assert set(found) >= set(secret_names.optional_secrets(WISH, service))
+        assert not set(found) & {*secret_names.IDENTITY_VARIABLES, *LAUNCHERS_OWN}
+
+
+def test_a_service_inherits_what_the_spec_names_and_what_the_run_makes_use_of() -> None:
+    spec = {
+        "learner": {"tracking": {"backends": ["jsonl", "wandb"]}},
+        "env_gateway": {"backends": {"mcp": {"command": ["x"], "env": {"A": "$MINE", "B": "b"}}}},
+    }
+    assert inherited_variables(spec, config(), GATEWAY) == ("MINE",)
+    assert inherited_variables(spec, config(), LEARNER) == ("WANDB_*", "WANDB_API_KEY")
+    assert inherited_variables(spec, config(), ROLLOUT) == ()
+    assert variables_of_any_service(spec, config()) == (HUB, "MINE", "WANDB_*", "WANDB_API_KEY")
+    asked = inherited_variables(spec, config(secrets=["EXTRA"]), ROLLOUT)
+    assert asked == ("EXTRA",)
+
+
+def test_a_learner_that_uploads_finds_its_store_of_whatever_vendor() -> None:
+    environ = {
+        "AWS_PROFILE": "mine",
+        "AZURE_STORAGE_ACCOUNT_KEY": "canary-azure-1",
+        "GOOGLE_APPLICATION_CREDENTIALS": "/key.json",
+        "FLEET_API_KEY": "canary-fleet-2",
+    }
+    named = inherited_variables(WISH, config(), LEARNER)
+    assert child_environment(*named, environ=environ).keys() == environ.keys() - {"FLEET_API_KEY"}
+    none = inherited_variables({"policy": {"model": "./here"}}, config(), LEARNER)
+    assert child_environment(*none, environ=environ) == {}
+
+
+async def given(
+    backend: SkyBackend, sky: FakeSky, key: ReplicaKey, **changes: Any
+) -> dict[str, str]:
+    """What the machine of a replica is given, opened."""
+    settings = config(mode="cluster", commit="HEAD")
+    await backend.start_replica(launch(key, settings, {**WISH, **changes}))
+    values = dict(sky.secrets[-1])
+    unseal_secrets(values, Path(sky.attempts[-1]["workdir"]) / KEY_FILE)
+    return {name: values[name] for name in values if name not in secret_names.IDENTITY_VARIABLES}
+
+
+async def test_what_is_set_here_is_handed_over_and_what_is_not_refuses_nothing(
+    backend: SkyBackend, sky: FakeSky, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert await given(backend, sky, (LEARNER, 0)) == {}
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "an-id")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "a-secret")
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "")
+    monkeypatch.setenv(HUB, "a-token")
+    handed = {"AWS_ACCESS_KEY_ID": "an-id", "AWS_SECRET_ACCESS_KEY": "a-secret", HUB: "a-token"}
+    assert await given(backend, sky, (LEARNER, 0)) == handed
+    assert await given(backend, sky, (ROLLOUT, 0)) == {HUB: "a-token"}
+    assert await given(backend, sky, (GATEWAY, 0)) == {}
+
+
+async def test_what_a_service_cannot_do_without_still_refuses_the_start(
+    backend: SkyBackend,
+) -> None:
+    wish = launch((GATEWAY, 0), config(commit="HEAD"), {"env_gateway": {"backend": "fleet"}})
+    with pytest.raises(BackendError, match="env_gateway needs FLEET_API_KEY on its machine"):
+        await backend.start_replica(wish)
+
+
+def test_a_plan_is_the_same_whatever_is_set_where_it_is_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    site = tasks.site_from_launch(launch((LEARNER, 0), spec=WISH), "abc", "h:1", "/code")
+    before = cost_estimate.dump_yaml([tasks.replica_task(site, (LEARNER, 0))])
+    for name in secret_names.SECRET_OWNERS:
+        monkeypatch.setenv(name, "set")
+    assert cost_estimate.dump_yaml([tasks.replica_task(site, (LEARNER, 0))]) == before
+    assert "AWS" not in before and HUB not in before
+
+
+def test_what_is_submitted_has_a_value_for_each_name_and_a_name_for_each_value() -> None:
+    document = {"name": "a", "secrets": {"FLOTILLA_TOKEN": None, "KEY": None}}
+    filled = tasks.fill_secrets(document, {"FLOTILLA_TOKEN": "t", "KEY": "k", HUB: "h"})
+    assert filled == {"name": "a", "secrets": {"FLOTILLA_TOKEN": "t", "KEY": "k", HUB: "h"}}
+    assert document["secrets"] == {"FLOTILLA_TOKEN": None, "KEY": None}

@@ -1,0 +1,157 @@
+"""A cloud's own list against SkyPilot's table: what only the cloud knows is ended there."""
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services.common.config import canonical_json
+from services.launcher.backends.ports import BackendUnreachable
+from services.launcher.backends.sky import names
+from services.launcher.backends.sky.backend import SkyBackend
+from services.launcher.backends.sky.status import Cluster
+from services.launcher.state import LEARNER, ROLLOUT
+from tests.support import sky_launches
+from tests.support.fake_sky import FakeSky
+
+
+class Account:
+    """A cloud with machines by their ids, which anybody with the key may end."""
+
+    def __init__(self) -> None:
+        self.machines: dict[str, str] = {}
+        self.broken = False
+
+    def answer(self, path: str, body: dict[str, Any]) -> tuple[int, Any]:
+        if self.broken:
+            return 500, {}
+        if path.endswith("/instance-operations/terminate"):
+            for identity in body["instance_ids"]:
+                del self.machines[identity]
+        listed = [{"id": i, "name": n, "status": "active"} for i, n in self.machines.items()]
+        return 200, {"data": [*listed, {"id": "9", "name": None, "status": "terminating"}]}
+
+
+@pytest.fixture
+def account(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Account]:
+    account = Account()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers.get("content-length", 0))) or "{}")
+            known = self.headers["authorization"] == "Bearer the-key"
+            status, answer = account.answer(self.path, body) if known else (401, {})
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(json.dumps(answer).encode())
+
+        do_POST = do_GET
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Nobody reads it."""
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    home = tmp_path / "home"
+    (home / ".lambda_cloud").mkdir(parents=True)
+    (home / ".lambda_cloud/lambda_keys").write_text("api_key = the-key\n")
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("FLOTILLA_LAMBDA_URL", f"http://127.0.0.1:{server.server_port}/api/v1")
+    yield account
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    """The folder of a launcher with one run, whose machines may be at Lambda."""
+    folder = tmp_path / "runs" / sky_launches.RUN_ID
+    folder.mkdir(parents=True)
+    policy = {"model": "none", "max_model_len": 8}
+    launcher = {"backend": "sky", "sky": sky_launches.MACHINES}
+    spec = {"name": "tiny", "seed": 0, "policy": policy, "launcher": launcher}
+    (folder / "spec.json").write_text(canonical_json(spec))
+    return folder.parent
+
+
+def on_cloud(runs: Path, run_id: str, service: str) -> str:
+    """What SkyPilot calls a machine of a job, with a user's mark and its place behind that."""
+    member = names.member_name(names.owner_of(runs), run_id, (service, 0))
+    return f"{member}-7-89abcdef-head"
+
+
+@pytest.fixture
+def audited(account: Account, runs: Path, root: Path) -> tuple[SkyBackend, FakeSky]:
+    sky = FakeSky()
+    return SkyBackend(runs, root, sky, poll_s=0.02), sky
+
+
+async def test_a_machine_that_skypilot_has_forgotten_is_named_and_then_ended_at_its_cloud(
+    account: Account, audited: tuple[SkyBackend, FakeSky], runs: Path, tmp_path: Path
+) -> None:
+    backend, sky = audited
+    known = on_cloud(runs, "other", LEARNER)
+    cluster = known.removesuffix("-89abcdef-head")
+    sky.machines[cluster] = Cluster(cluster, "UP", managed=True)
+    account.machines = {
+        "1": on_cloud(runs, "lost", ROLLOUT),
+        "2": on_cloud(runs, sky_launches.RUN_ID, ROLLOUT),
+        "3": on_cloud(tmp_path / "somebody", "lost", ROLLOUT),
+        "4": "somebody-else",
+        "5": known,
+    }
+    active = [sky_launches.RUN_ID, "other"]
+    (stray,) = await backend.list_strays(active)
+    assert (stray.name, stray.detail) == (f"machine 1 {account.machines['1']}", "at lambda")
+    assert len(account.machines) == 5
+    (said,) = await backend.reap_strays(active)
+    assert said.startswith("machine 1 ") and "SkyPilot had forgotten it" in said
+    assert sorted(account.machines) == ["2", "3", "4", "5"]
+    assert await backend.reap_strays(active) == []
+
+
+async def test_a_run_is_clean_when_its_clouds_show_nothing_of_it_either(
+    account: Account, audited: tuple[SkyBackend, FakeSky], runs: Path
+) -> None:
+    backend, _ = audited
+    account.machines = {
+        "1": on_cloud(runs, sky_launches.RUN_ID, LEARNER),
+        "2": on_cloud(runs, "other", LEARNER),
+    }
+    evidence = await backend.clean_run(sky_launches.RUN_ID)
+    assert not evidence.gone and "machine 1 " in evidence.detail
+    assert (await backend.clean_run(sky_launches.RUN_ID)).gone
+    assert list(account.machines) == ["2"]
+
+
+async def test_a_cloud_that_cannot_be_asked_is_no_empty_cloud(
+    account: Account, audited: tuple[SkyBackend, FakeSky]
+) -> None:
+    backend, _ = audited
+    account.broken = True
+    for ask in (
+        backend.list_strays([]),
+        backend.reap_strays([]),
+        backend.clean_run(sky_launches.RUN_ID),
+    ):
+        with pytest.raises(BackendUnreachable, match="lambda itself cannot be asked"):
+            await ask
+
+
+async def test_a_cloud_where_no_run_may_be_is_not_asked(
+    account: Account, audited: tuple[SkyBackend, FakeSky], runs: Path
+) -> None:
+    backend, _ = audited
+    account.broken = True
+    file = runs / sky_launches.RUN_ID / "spec.json"
+    file.write_text(file.read_text().replace("lambda", "aws"))
+    assert await backend.list_strays([]) == []
+    file.write_text("of another version")
+    with pytest.raises(BackendUnreachable):
+        await backend.list_strays([])

@@ -1,0 +1,189 @@
+"""What a whole run on one machine is told: by the overrides of its plan, and by `sky launch --env`;
+from its script to the learner."""
+
+import os
+import shlex
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from services.common.config import load_spec
+from services.launcher.cli import app, plan, train
+from services.launcher.plan import RunPlan
+from services.learner.config.sampling import SelectConfig
+from tests.support.repository import ROOT
+
+FILE = ROOT / "deploy/sky/openenv-fleet-grpo.yaml"
+
+
+def started(
+    tmp_path: Path, chosen: dict[str, str], file: Path = FILE
+) -> subprocess.CompletedProcess[str]:
+    """The task's script, run as the machine runs it, by an interpreter that says its arguments."""
+    task = yaml.safe_load(file.read_text())
+    python = tmp_path / ".venv/bin/python"
+    python.parent.mkdir(parents=True)
+    python.write_text("#!/bin/sh\nprintf '%s\\0' \"$@\"\n")
+    python.chmod(0o755)
+    return subprocess.run(
+        ("bash", "-c", task["run"]),
+        cwd=tmp_path,
+        env={"PATH": os.environ["PATH"], **task["envs"], **chosen},
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+
+
+def arguments_of(tmp_path: Path, file: Path = FILE, /, **chosen: str) -> list[str]:
+    """What the task's script calls `flotilla` with."""
+    safe, option, module, *arguments = started(tmp_path, chosen, file).stdout.split("\0")[:-1]
+    assert (safe, option, module) == ("-P", "-m", "services.launcher.cli.app")
+    return arguments
+
+
+def planned(out: Path, monkeypatch: pytest.MonkeyPatch, *overrides: str) -> Path:
+    """The file that the command writes with overrides."""
+
+    async def content(_: RunPlan) -> None:
+        """Asking the services takes seconds."""
+
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(plan.spec_check, "check_spec", content)
+    words = ("plan", "deploy/runs/openenv-fleet-grpo.toml", "--one-machine", "--out", str(out))
+    result = CliRunner().invoke(app.app, [*words, *overrides])
+    assert result.exit_code == 0, result.output
+    return out / FILE.name
+
+
+def asked(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch
+) -> tuple[dict[str, Any], str | None]:
+    """The spec of the run, and the run to resume, after the command line's own parser."""
+    found: list[tuple[dict[str, Any], str | None]] = []
+
+    def take(
+        path: Path,
+        runs: Path,
+        overrides: list[str],
+        *,
+        resume: bool,
+        run_id: str | None,
+        **others: bool,
+    ) -> int:
+        assert not any(others.values())
+        assert resume == (run_id is not None)
+        found.append((load_spec(ROOT / path, overrides), run_id))
+        return 0
+
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(train, "train_policy", take)
+    result = CliRunner().invoke(app.app, arguments)
+    assert result.exit_code == 0, result.output
+    return found[0]
+
+
+def selected(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> SelectConfig:
+    """What the learner makes of it."""
+    return SelectConfig.model_validate(asked(arguments, monkeypatch)[0]["learner"]["select"])
+
+
+@pytest.mark.parametrize("version", ["0.3", "3", "true", "2026-01-31", "v1.2", "v'1"])
+def test_a_data_version_stays_text_whatever_it_looks_like(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str
+) -> None:
+    arguments = arguments_of(tmp_path, DATA_VERSION=version)
+    assert selected(arguments, monkeypatch).data_version == version
+
+
+def test_the_choices_come_to_the_learner_and_none_of_them_is_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = {"MODALITY": "tool_use", "ENV_KEYS": "shop, booking", "DIFFICULTY": "2,3"}
+    evil = '$(touch pwned)`touch pwned`"; touch pwned; \\'
+    arguments = arguments_of(tmp_path, MAX_TASKS="100", DATA_VERSION=evil, **chosen)
+    assert selected(arguments, monkeypatch) == SelectConfig(
+        modality="tool_use",
+        env_keys=("shop", "booking"),
+        difficulty=(2, 3),
+        max_tasks=100,
+        data_version="$(touch pwned)`touch pwned`; touch pwned; ",
+    )
+    assert not (tmp_path / "pwned").exists()
+
+
+@pytest.mark.parametrize("url", ["s3://bucket/prefix", "file:///a b'$(touch pwned)`touch pwned`"])
+def test_where_the_model_is_kept_is_chosen_at_the_launch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str
+) -> None:
+    spec, _ = asked(arguments_of(tmp_path, CHECKPOINT_REMOTE=url), monkeypatch)
+    assert spec["learner"]["checkpoint"]["remote"] == url
+    assert not (tmp_path / "pwned").exists()
+
+
+def test_keys_of_a_store_are_named_and_may_be_left_out() -> None:
+    secrets = yaml.safe_load(FILE.read_text())["secrets"]
+    assert secrets["AWS_ACCESS_KEY_ID"] == secrets["AWS_SECRET_ACCESS_KEY"] == ""
+
+
+@pytest.mark.parametrize(
+    ("chosen", "told"),
+    [
+        ({}, True),
+        ({"RESUME_RUN_NAME": "openenv-fleet-grpo-1"}, True),
+        ({"CHECKPOINT_REMOTE": "s3://bucket/prefix"}, False),
+        ({"RESUME_RUN_NAME": "s3://bucket/prefix/openenv-fleet-grpo-1"}, False),
+    ],
+)
+def test_a_run_of_which_nothing_is_kept_says_so_at_its_start(
+    tmp_path: Path, chosen: dict[str, str], told: bool
+) -> None:
+    said = started(tmp_path, chosen).stderr
+    assert ("all checkpoints go with the learner's machine; to keep them" in said) == told
+    assert ("launch with --env CHECKPOINT_REMOTE=" in said) == told
+
+
+def test_the_overrides_of_a_plan_are_those_of_its_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    evil = '--env_gateway.backends.fleet.team="$(touch pwned) `touch pwned`"'
+    remote = "--learner.checkpoint.remote=s3://bucket/prefix"
+    cloud = "--launcher.sky.cloud=lambda"
+    file = planned(tmp_path / "out", monkeypatch, "--learner.steps=7", remote, evil, cloud)
+    done = started(tmp_path / "machine", {}, file)
+    spec, _ = asked(done.stdout.split("\0")[3:-1], monkeypatch)
+    assert spec["learner"]["steps"] == 7
+    assert spec["learner"]["checkpoint"]["remote"] == "s3://bucket/prefix"
+    assert spec["env_gateway"]["backends"]["fleet"]["team"] == "$(touch pwned) `touch pwned`"
+    assert spec["launcher"]["backend"] == "local"
+    assert done.stderr == ""
+    machines = yaml.safe_load(file.read_text())["resources"]["any_of"]
+    assert {machine["infra"] for machine in machines} == {"lambda"}
+
+
+def test_what_a_launch_chooses_goes_before_the_overrides_of_the_plan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    overrides = ("--learner.select.max_tasks=5", "--learner.steps=7")
+    file = planned(tmp_path / "out", monkeypatch, *overrides)
+    chosen = {"MAX_TASKS": "100", "RESUME_RUN_NAME": "openenv-fleet-grpo-1"}
+    spec, resumed = asked(arguments_of(tmp_path / "machine", file, **chosen), monkeypatch)
+    assert (spec["learner"]["select"]["max_tasks"], spec["learner"]["steps"]) == (100, 7)
+    assert resumed == "openenv-fleet-grpo-1"
+
+
+def test_the_first_line_of_a_file_is_the_command_that_makes_it_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quoted = "--learner.checkpoint.remote=file:///a b's"
+    file = planned(tmp_path, monkeypatch, "--learner.steps=7", quoted)
+    made = file.read_text()
+    file.unlink()
+    program, *words = shlex.split(made.splitlines()[0].removeprefix("# Made by: "))
+    assert program == "flotilla"
+    assert CliRunner().invoke(app.app, words).exit_code == 0
+    assert file.read_text() == made

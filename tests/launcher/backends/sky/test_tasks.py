@@ -1,0 +1,175 @@
+"""A run's replicas as SkyPilot's task documents."""
+
+import shutil
+import subprocess
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import yaml
+
+from services.launcher.agent.arguments import parse_arguments
+from services.launcher.backends.sky import cost_estimate, names, tasks
+from services.launcher.state import GATEWAY, LEARNER, ROLLOUT, RunMode
+from tests.support.sky_launches import RUN_ID, config, launch
+
+_KEYS = ((LEARNER, 0), (GATEWAY, 0), (ROLLOUT, 3))
+
+
+def _site(**sky: Any) -> tasks.RunSite:
+    return tasks.site_from_launch(
+        launch((LEARNER, 0), config(**sky)), "abc", "10.0.0.5:4000", "/code"
+    )
+
+
+def test_the_learner_is_the_groups_primary_and_rollouts_are_no_part_of_it() -> None:
+    site = _site()
+    header, *declared = tasks.job_group_tasks(site, [(GATEWAY, 0), (LEARNER, 0)])
+    assert header["primary_tasks"] == [declared[0]["name"]] == [site.replica_name((LEARNER, 0))]
+    assert header["execution"] == "parallel" and header["inter_connection"] is False
+    assert [task["name"] for task in declared] == [
+        site.replica_name((LEARNER, 0)),
+        site.replica_name((GATEWAY, 0)),
+    ]
+    assert not tasks.is_static((ROLLOUT, 0))
+
+
+def test_a_group_of_the_learner_alone_has_its_name_because_skypilot_renames_it() -> None:
+    site = _site()
+    header, only = tasks.job_group_tasks(site, [(LEARNER, 0)])
+    assert header["name"] == only["name"] == header["primary_tasks"][0]
+    assert {header["name"], site.group_name} == set(site.group_names)
+
+
+def test_secrets_are_named_and_their_values_are_nowhere() -> None:
+    spec = {
+        "env_gateway": {"backend": "fleet"},
+        "learner": {"tracking": {"backends": ["wandb"]}, "alarms": {"webhook": "$HOOK_URL"}},
+    }
+    for key in _KEYS:
+        wish = launch(key, config(secrets=["HF_TOKEN"]), spec)
+        document = tasks.replica_task(tasks.site_from_launch(wish, "abc", "h:1", "/code"), key)
+        assert set(document["secrets"].values()) == {None}
+        assert {"FLOTILLA_TOKEN", "FLOTILLA_TLS", "HF_TOKEN"} <= set(document["secrets"])
+        assert ("FLEET_API_KEY" in document["secrets"]) == (key[0] == GATEWAY)
+        assert ("WANDB_API_KEY" in document["secrets"]) == (key[0] == LEARNER)
+        assert ("HOOK_URL" in document["secrets"]) == (key[0] == LEARNER)
+        assert "canary" not in cost_estimate.dump_yaml([document])
+        assert "envs" not in document
+
+
+@pytest.mark.parametrize("key", _KEYS)
+@pytest.mark.parametrize("network", ["private", "public"])
+def test_a_machines_script_is_valid_shell_and_ends_by_itself(
+    key: tuple[str, int], network: str
+) -> None:
+    run = tasks.replica_task(_site(network=network), key)["run"]
+    bash = shutil.which("bash")
+    assert bash is not None
+    subprocess.run((bash, "-n"), input=run, text=True, check=True)
+    # One hour, a minute of draining, and ten to find machines.
+    assert "timeout --kill-after=60 4260 " in run
+    assert "sleep" not in run
+
+
+def _several(**sky: Any) -> dict[str, Any]:
+    learner = {"ordered": [{"infra": "aws", "accelerators": "H100:8"}], "num_nodes": 2}
+    return tasks.replica_task(_site(learner=learner, **sky), (LEARNER, 0))
+
+
+def _started(document: dict[str, Any], rank: int) -> list[str]:
+    """The command line that the script comes to on that machine."""
+    bash = shutil.which("bash")
+    assert bash is not None
+    shown = 'timeout() { printf "%s\\n" "$@"; }\n' + document["run"]
+    environment = {"SKYPILOT_NODE_RANK": str(rank), "SKYPILOT_NODE_IPS": "10.0.0.7\n10.0.0.8"}
+    done = subprocess.run(
+        (bash, "-euc", shown), env=environment, text=True, check=True, capture_output=True
+    )
+    return done.stdout.splitlines()
+
+
+def test_the_first_machine_of_a_learner_runs_it_and_the_others_its_further_ranks() -> None:
+    document = _several(port=4711)
+    assert document["num_nodes"] == 2
+    first, second = (_started(document, rank) for rank in (0, 1))
+    at = first.index("--")
+    assert parse_arguments(first[first.index("services.launcher.agent") + 1 :]).node == 0
+    assert first[at + 4] == "services.learner" and "--listen=10.0.0.7:4711" in first[at:]
+    at = second.index("--")
+    given = parse_arguments(second[second.index("services.launcher.agent") + 1 :])
+    assert (given.node, given.label) == (1, "learner-node-1")
+    assert second[at + 4] == "services.learner.ranks"
+    assert {"--replica=1", "--peer=learner=10.0.0.7:4711"} <= set(second[at:])
+    assert all("--learner.rank.nodes=2" in words for words in (first, second))
+
+
+def test_a_learner_of_one_machine_is_asked_nothing_of_nodes() -> None:
+    document = tasks.replica_task(_site(), (LEARNER, 0))
+    assert "num_nodes" not in document
+    assert "nodes" not in document["run"] and "SKYPILOT_NODE_RANK" not in document["run"]
+
+
+def test_a_machine_on_a_private_network_listens_on_its_own_address() -> None:
+    run = tasks.replica_task(_site(), (ROLLOUT, 3))["run"]
+    assert '--listen="$ADDRESS:0"' in run and "--replica 3" in run
+
+
+def test_ports_are_opened_on_a_public_network_for_those_who_are_called() -> None:
+    site = _site(network="public", port=4711)
+    for key in _KEYS:
+        document = tasks.replica_task(site, key)
+        called = key[0] != ROLLOUT
+        opened = {LEARNER: [4711, 4712], GATEWAY: [4711]}.get(key[0])
+        assert document["resources"].get("ports") == opened
+        assert ("--listen=0.0.0.0:4711" in document["run"]) == called
+        assert ("--listen=127.0.0.1:0" in document["run"]) == (not called)
+
+
+def test_a_cluster_of_its_own_takes_itself_down_and_a_member_is_replaced() -> None:
+    member = tasks.replica_task(_site(), (ROLLOUT, 3))["resources"]
+    plain = tasks.replica_task(_site(mode="cluster"), (ROLLOUT, 3))["resources"]
+    assert "autostop" not in member and member["job_recovery"]["max_restarts_on_errors"] == 0
+    assert plain["autostop"] == {"idle_minutes": 10, "down": True, "wait_for": "jobs"}
+
+
+def test_slurm_itself_ends_an_allocation_when_the_run_has_a_limit() -> None:
+    slurm = {"ordered": [{"infra": "slurm/mini/gpu", "accelerators": "H100:1"}]}
+    settings = config(learner=slurm)
+    document = tasks.replica_task(_site(learner=slurm), (LEARNER, 0))
+    assert document["config"] == {"slurm": {"sbatch_options": {"time": "01:11:00"}}}
+    # YAML 1.1 reads some of such times as numbers.
+    assert yaml.safe_load(cost_estimate.dump_yaml([document])) == document
+    endless = launch((LEARNER, 0), settings.model_copy(update={"max_hours": None}))
+    site = tasks.site_from_launch(endless, "abc", "h:1", "/code")
+    assert "config" not in tasks.replica_task(site, (LEARNER, 0))
+
+
+def test_evaluation_is_the_learners_mode() -> None:
+    wish = replace(launch((LEARNER, 0)), mode=RunMode.EVAL_ONLY)
+    site = tasks.site_from_launch(wish, "abc", "h:1", "/code")
+    assert "--learner.mode=eval" in tasks.replica_task(site, (LEARNER, 0))["run"]
+    assert "--learner.mode=eval" not in tasks.replica_task(site, (ROLLOUT, 0))["run"]
+
+
+def test_labels_say_what_a_machine_is_for_in_letters_that_all_clouds_take() -> None:
+    labels = tasks.replica_task(_site(labels={"team": "rl"}), (GATEWAY, 0))["resources"]["labels"]
+    assert labels["team"] == "rl"
+    assert labels["flotilla-run"] == RUN_ID
+    assert labels["flotilla-service"] == "env-gateway"
+
+
+@pytest.mark.parametrize("mode", ["group", "cluster"])
+@pytest.mark.parametrize("key", _KEYS)
+def test_what_runs_on_a_machine_and_the_machine_itself_carry_the_runs_one_name(
+    key: tuple[str, int], mode: str
+) -> None:
+    """Trackers, checkpoints and logs are named by the `--run-id` of the service that has them."""
+    site = _site(mode=mode)
+    document = tasks.replica_task(site, key)
+    assert document["run"].count(f"--run-id {site.run_id} ") == 2, "the watcher's and the service's"
+    labels = document["resources"]["labels"]
+    assert labels["flotilla-run"] == names.slugify_run_id(site.run_id)
+    owned = names.parse_name(document["name"])
+    assert owned is not None and owned.run == names.run_mark(site.run_id)
+    assert site.group_name.endswith(names.slugify_run_id(site.run_id))

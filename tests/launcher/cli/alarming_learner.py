@@ -1,0 +1,41 @@
+"""A learner process whose ranks hold no tensors; everything else is as in a run."""
+
+from collections.abc import Awaitable, Callable
+
+from services.common.service_main import RegistryContract, Runtime, run_service_process
+from services.learner.alarms.adapters.sinks import build_alarm_sinks
+from services.learner.app import run_learner
+from services.learner.config.learner import LearnerConfig
+from services.learner.dependencies import LearnerDependencies
+from services.learner.ranks.fake import FakeRanks
+from services.learner.tracking.adapters.jsonl import JsonlTracker
+from tests.support.learner import TOKENIZER
+
+
+def load() -> Callable[[Runtime[LearnerConfig]], Awaitable[None]]:
+    return serve
+
+
+async def serve(runtime: Runtime[LearnerConfig]) -> None:
+    run_dir = runtime.run_dir
+    sinks = build_alarm_sinks(runtime.config.alarms, runtime.run_id, run_dir)
+    tracker = JsonlTracker(run_dir / "metrics.jsonl")
+    vendors = LearnerDependencies(
+        FakeRanks(run_dir / "weights"), tracker, TOKENIZER, alarm_sinks=sinks
+    )
+    try:
+        await run_learner(runtime, vendors)
+    finally:
+        tracker.close()
+        for sink in sinks:
+            sink.close()
+
+
+def registry() -> RegistryContract:
+    from flotilla.launcher.v1 import registry_service_pb2, registry_service_pb2_grpc
+
+    return RegistryContract(registry_service_pb2_grpc.RegistryServiceStub, registry_service_pb2)
+
+
+if __name__ == "__main__":
+    run_service_process("learner", LearnerConfig, load, doc=__doc__ or "", registry=registry)

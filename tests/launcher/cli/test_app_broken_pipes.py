@@ -1,0 +1,33 @@
+"""A reader that goes, as `head` does, ends what only prints, and never a run."""
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.support.repository import ROOT
+
+PROGRAM = """
+import sys
+from services.launcher.cli.{module} import {name}
+console = {name}()
+for _ in range(3):
+    console.print("x" * 100_000)
+sys.stderr.write("goes on")
+"""
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "goes_on"),
+    [("progress_view", "RunConsole", True), ("terminal", "Terminal", False)],
+)
+def test_a_reader_that_is_gone_ends_no_run(module: str, name: str, goes_on: bool) -> None:
+    program = PROGRAM.format(module=module, name=name)
+    command = (sys.executable, "-c", program)
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, cwd=ROOT, stdout=pipe, stderr=pipe, text=True) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.close()
+        said = process.stderr.read()
+    assert said == ("goes on" if goes_on else "")
+    assert process.returncode == (0 if goes_on else 1)

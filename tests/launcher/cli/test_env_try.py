@@ -1,0 +1,164 @@
+"""`flotilla env try`: the command itself, with a gateway and an environment that are real."""
+
+import json
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+
+from environments.oracle import plan
+from environments.tasks import make_task
+from services.common.scratch import scratch_folder
+from services.launcher.doctor.adapters.gateway_process import GatewayError, serve_gateway
+from tests.support.repository import ROOT
+
+SPEC = ROOT / "deploy/runs/local.toml"
+
+
+@pytest.fixture(scope="module")
+def tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("tasks") / "tasks.json"
+    made = [make_task("booking", "train", index) for index in range(2)]
+    path.write_text(json.dumps({"tasks": made}))
+    return path
+
+
+def run(*arguments: str | Path, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    command = [
+        sys.executable,
+        "-m",
+        "services.launcher.cli.app",
+        "env",
+        "try",
+        *map(str, arguments),
+    ]
+    return subprocess.run(
+        command, input=stdin, capture_output=True, text=True, cwd=ROOT, timeout=60, check=False
+    )
+
+
+def test_calls_from_standard_input_are_made_in_order_and_graded(tasks: Path) -> None:
+    task = make_task("booking", "train", 1)
+    calls = [f"{name} {json.dumps(arguments)}" for name, arguments in plan(task)]
+    done = run(
+        *(SPEC, tasks, "--key", task["key"], "--answer", "done", "--env_gateway.backend=embedded"),
+        stdin="\n".join(calls),
+    )
+    assert done.returncode == 0, done.stderr
+    assert f"prompt   {task['prompt']}" in done.stdout
+    assert done.stdout.count(": ok") == len(calls)
+    assert "reward   1\n" in done.stdout
+
+
+def test_what_is_no_call_is_said_and_an_untouched_task_earns_nothing(tasks: Path) -> None:
+    done = run(SPEC, tasks, "--env_gateway.backend=embedded", stdin="what is this?\nfly {}\n")
+    assert "not a call: what is this?" in done.stdout
+    assert "fly: bad_tool" in done.stdout
+    assert "reward   0\n" in done.stdout
+
+
+def test_a_task_that_is_not_there_is_named(tasks: Path) -> None:
+    done = run(SPEC, tasks, "--key", "nobody")
+    assert (done.returncode, "no task 'nobody' among 2" in done.stdout) == (1, True)
+
+
+def test_a_spec_that_is_wrong_is_shown_with_what_is_wrong(tasks: Path) -> None:
+    done = run(SPEC, tasks, "--env_gateway.backend=teleport")
+    assert done.returncode == 1
+    assert "the gateway ended without serving" in done.stdout
+    assert "backend: " in done.stdout and "'embedded'" in done.stdout
+
+
+async def test_a_gateway_that_ends_without_a_word_is_told_by_its_code_in_one_line() -> None:
+    command = (sys.executable, "-c", "raise SystemExit(7)")
+    with pytest.raises(GatewayError, match="with code 7: it said nothing"):
+        async with serve_gateway(SPEC, (), print, command=command):
+            pass
+
+
+def test_a_standard_input_that_is_closed_is_an_empty_one(tasks: Path) -> None:
+    command = f"{sys.executable} -m services.launcher.cli.app env try {SPEC} {tasks}"
+    done = subprocess.run(
+        ["sh", "-c", f"{command} --env_gateway.backend=embedded <&-"],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, "reward   0\n" in done.stdout) == (0, True), done.stderr
+
+
+def test_a_server_that_is_stopped_is_named_within_seconds_with_the_fix(tmp_path: Path) -> None:
+    task = {"key": "price-potato", "prompt": "Find potato.", "env_id": "stock"}
+    path = tmp_path / "tasks.json"
+    path.write_text(json.dumps([task]))
+    began = time.monotonic()
+    done = run(
+        *(SPEC, path, "--env_gateway.backends.mcp={url = 'http://127.0.0.1:9/mcp'}"),
+    )
+    assert time.monotonic() - began < 40, "on a machine that does much else"
+    assert done.returncode == 1
+    said = "http://127.0.0.1:9/mcp cannot be reached: Connection refused"
+    assert "starting a gateway" in done.stdout
+    assert f"warming: connect: {said}, trying again" in done.stdout
+    assert f"the environment could not be had: connect: {said}; start the server" in done.stdout
+    assert "or correct env_gateway.backends.mcp.url" in done.stdout
+
+
+def running(folder: Path) -> list[str]:
+    """Gateways whose run folder is in `folder`."""
+    listed = subprocess.run(
+        ["ps", "-ww", "-eo", "args"], capture_output=True, text=True, check=True
+    )
+    return [line for line in listed.stdout.splitlines() if f"--run-dir {folder}" in line]
+
+
+@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_signal_while_a_terminal_is_waited_for_ends_it_and_its_gateway(
+    tasks: Path, tmp_path: Path, end: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    typing, terminal = pty.openpty()
+    arguments = ("env", "try", str(SPEC), str(tasks), "--env_gateway.backend=embedded")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "services.launcher.cli.app", *arguments],
+        stdin=terminal,
+        stdout=subprocess.PIPE,
+        cwd=ROOT,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        # As a shell starts what runs in the background.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
+    )
+    assert process.stdout is not None
+    try:
+        said = b""
+        deadline = time.monotonic() + 30
+        while b"Ctrl-D ends" not in said and time.monotonic() < deadline:
+            if select.select([process.stdout], [], [], 1.0)[0]:
+                said += os.read(process.stdout.fileno(), 4096)
+        assert running(tmp_path)
+        process.send_signal(end)
+        killed = end is signal.SIGKILL
+        assert process.wait(timeout=20) == (-end if killed else 130)
+        # One that was killed waits for nobody: its gateway ends by itself.
+        while killed and running(tmp_path) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert not running(tmp_path)
+        # The folder of one that was killed goes with the next that needs one.
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+        with scratch_folder() if killed else nullcontext():
+            left = list(tmp_path.glob("flotilla-scratch-*"))
+        assert len(left) == killed
+    finally:
+        process.kill()
+        process.stdout.close()
+        os.close(typing)
+        os.close(terminal)

@@ -1,0 +1,63 @@
+"""What a container engine is told of a launcher's health."""
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
+
+from tests.launcher.api.test_run_service_remote import address_of, launcher
+from tests.support.outsiders import beyond_loopback
+
+# Nobody answers there: it is kept for documents.
+NOWHERE = "192.0.2.1:443"
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
+
+
+async def asked(runs: Path) -> tuple[int | None, str]:
+    """Exit code and output of the command that the image has."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "services.launcher.cli.healthcheck", "--timeout", "2"),
+        cwd=runs.parent,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    output, _ = await process.communicate()
+    return process.returncode, output.decode().strip()
+
+
+async def test_a_launcher_beyond_loopback_is_healthy_by_the_certificate_of_its_clients(
+    tmp_path: Path,
+) -> None:
+    runs = tmp_path / "runs"
+    async with launcher(runs, "--listen", "0.0.0.0:0", "--advertise", beyond_loopback()):
+        port = (await address_of(runs)).address.rpartition(":")[2]
+        assert await asked(runs) == (0, f"127.0.0.1:{port}: serving")
+
+
+async def test_a_launcher_is_healthy_where_it_is_and_not_where_others_reach_it(
+    tmp_path: Path,
+) -> None:
+    runs, port = tmp_path / "runs", free_port()
+    async with launcher(runs, "--listen", f"0.0.0.0:{port}", "--advertise", NOWHERE):
+        assert (await address_of(runs)).address == NOWHERE
+        assert await asked(runs) == (0, f"127.0.0.1:{port}: serving")
+
+
+async def test_a_launcher_on_loopback_is_healthy_until_it_hangs_or_is_gone(tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    assert await asked(runs) == (1, "no launcher is running for runs")
+    async with launcher(runs) as process:
+        address = await address_of(runs)
+        assert await asked(runs) == (0, f"{address.address}: serving")
+        process.send_signal(signal.SIGSTOP)
+        code, said = await asked(runs)
+        process.send_signal(signal.SIGCONT)
+        assert (code, said.partition(": ")[0]) == (1, address.address)
+    assert await asked(runs) == (1, "no launcher is running for runs")

@@ -1,0 +1,235 @@
+"""Ctrl-C, and a launcher elsewhere that hangs or is gone: nobody waits for ever, and what is not
+known is not said."""
+
+import asyncio
+import io
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flotilla.launcher.v1 import run_service_pb2 as pb
+from flotilla.launcher.v1 import run_service_pb2_grpc
+from services.common import rpc
+from services.launcher.cli import follow, launcher_client
+from services.launcher.cli.follow import FollowedRun, FollowOutcome, RunRequest, run_to_end
+from services.launcher.cli.interrupts import Interrupts
+from services.launcher.cli.launcher_client import LauncherError
+from services.launcher.cli.progress_view import PlainView
+from services.launcher.cli.terminal import Terminal
+from services.launcher.cli.watch import watch_until_left
+from tests.launcher.cli.test_app import write_spec
+from tests.support.launcher import TOKEN
+from tests.support.repository import ROOT
+
+
+class Hanging(run_service_pb2_grpc.RunServiceServicer):
+    """A launcher that answers what is named, and leaves all else without an answer."""
+
+    def __init__(self, *answers: str) -> None:
+        self.answers: tuple[str, ...] = answers
+        self.asked: dict[str, Any] = {}
+
+    async def _take(self, name: str, request: Any, answer: Any) -> Any:
+        self.asked[name] = request
+        if name not in self.answers:
+            await asyncio.sleep(600)
+        return answer
+
+    async def StartRun(self, request: Any, context: Any) -> Any:
+        return await self._take("StartRun", request, pb.StartRunResponse(run_id="far-1"))
+
+    async def StopRun(self, request: Any, context: Any) -> Any:
+        return await self._take("StopRun", request, pb.StopRunResponse())
+
+    async def ListRuns(self, request: Any, context: Any) -> Any:
+        return await self._take("ListRuns", request, pb.ListRunsResponse())
+
+    async def Reap(self, request: Any, context: Any) -> Any:
+        return await self._take("Reap", request, pb.ReapResponse())
+
+    async def GetRun(self, request: Any, context: Any) -> Any:
+        return await self._take("GetRun", request, pb.GetRunResponse())
+
+    async def PlanRun(self, request: Any, context: Any) -> Any:
+        return await self._take("PlanRun", request, pb.PlanRunResponse())
+
+    async def ScaleService(self, request: Any, context: Any) -> Any:
+        return await self._take("ScaleService", request, pb.ScaleServiceResponse())
+
+    async def TailLogs(self, request: Any, context: Any) -> AsyncIterator[Any]:
+        await asyncio.sleep(600)
+        yield
+
+    async def WatchRun(self, request: Any, context: Any) -> AsyncIterator[Any]:
+        self.asked["WatchRun"] = request
+        await asyncio.sleep(600)
+        yield
+
+    async def until(self, name: str) -> None:
+        while name not in self.asked:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+
+
+@asynccontextmanager
+async def elsewhere(double: Hanging) -> AsyncGenerator[str]:
+    """The value of FLOTILLA_LAUNCHER for it."""
+    server = rpc.server(token=TOKEN)
+    run_service_pb2_grpc.add_RunServiceServicer_to_server(double, server)
+    async with rpc.serving(server, "127.0.0.1:0", grace_s=0.1) as at:
+        yield json.dumps({"address": at.address, "token": TOKEN})
+
+
+@asynccontextmanager
+async def cli(secret: str, *arguments: str) -> AsyncGenerator[asyncio.subprocess.Process]:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "services.launcher.cli.app", *arguments),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+        cwd=ROOT,
+        env={**os.environ, "FLOTILLA_LAUNCHER": secret},
+        start_new_session=True,
+    )
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+async def test_a_submit_that_is_left_asks_for_no_stop_and_says_what_goes_on(
+    tmp_path: Path,
+) -> None:
+    double = Hanging("StartRun", "ListRuns")
+    command = ("submit", str(write_spec(tmp_path)), "--request-id", "mine")
+    async with elsewhere(double) as secret, cli(secret, *command) as process:
+        await asyncio.wait_for(double.until("WatchRun"), 60.0)
+        process.send_signal(signal.SIGINT)
+        output, _ = await asyncio.wait_for(process.communicate(), 20.0)
+    assert "StopRun" not in double.asked
+    assert process.returncode == 130
+    assert "Run far-1 goes on.\n  flotilla watch far-1   follows it\n" in output.decode()
+    assert "  flotilla cancel mine   stops it\n" in output.decode()
+
+
+async def test_a_submit_that_is_left_before_it_knows_of_a_run_says_how_to_make_sure(
+    tmp_path: Path,
+) -> None:
+    double = Hanging("ListRuns")
+    command = ("submit", str(write_spec(tmp_path)), "--request-id", "mine")
+    async with elsewhere(double) as secret, cli(secret, *command) as process:
+        await asyncio.wait_for(double.until("StartRun"), 60.0)
+        process.send_signal(signal.SIGINT)
+        output, _ = await asyncio.wait_for(process.communicate(), 20.0)
+    assert process.returncode == 130
+    assert (
+        "known to have begun: flotilla cancel mine makes sure of it that it does not go on"
+        in output.decode()
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "call", "said"),
+    [
+        (("reap",), "Reap", "Stopping"),
+        (("cancel", "mine"), "StopRun", "the run may go on: flotilla cancel mine"),
+    ],
+)
+async def test_a_ctrl_c_ends_a_reap_and_a_cancel_at_once(
+    arguments: tuple[str, ...], call: str, said: str
+) -> None:
+    double = Hanging("ListRuns")
+    async with elsewhere(double) as secret, cli(secret, *arguments) as process:
+        await asyncio.wait_for(double.until(call), 60.0)
+        process.send_signal(signal.SIGINT)
+        output, _ = await asyncio.wait_for(process.communicate(), 20.0)
+    assert process.returncode == 130
+    assert said in output.decode()
+
+
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Patience of a second."""
+    monkeypatch.setattr(launcher_client, "PATIENCE_S", 1.0)
+    monkeypatch.setattr(launcher_client, "_ASK_S", 0.3)
+    monkeypatch.setattr(launcher_client, "_PAUSE_S", 0.1)
+    monkeypatch.setattr(follow, "_WATCH_S", 0.5)
+
+
+def training(tmp_path: Path, interrupts: Interrupts) -> asyncio.Task[FollowOutcome]:
+    wish, console = RunRequest("{}", pb.RUN_MODE_TRAIN), Terminal(file=io.StringIO())
+    return asyncio.create_task(run_to_end(tmp_path, wish, console, interrupts))
+
+
+@pytest.mark.usefixtures("hasty")
+async def test_a_launcher_elsewhere_that_is_gone_is_not_watched_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    double = Hanging("StartRun", "ListRuns")
+    async with elsewhere(double) as secret:
+        monkeypatch.setenv("FLOTILLA_LAUNCHER", secret)
+        run = training(tmp_path, Interrupts())
+        await asyncio.wait_for(double.until("WatchRun"), 20.0)
+        # A run of which nothing is heard is no launcher that is gone.
+        done, _ = await asyncio.wait({run}, timeout=3.0)
+        assert not done
+    with pytest.raises(LauncherError, match="its runs are not ended by that"):
+        await asyncio.wait_for(run, 20.0)
+
+
+@pytest.mark.usefixtures("hasty")
+async def test_a_submit_does_not_follow_a_launcher_that_is_gone_for_ever(tmp_path: Path) -> None:
+    double = Hanging("StartRun", "ListRuns")
+    async with elsewhere(double) as secret:
+        address = json.loads(secret)["address"]
+        there = launcher_client.LauncherAddress(address, TOKEN, 0, elsewhere=True)
+        async with rpc.channel(address, token=TOKEN) as channel:
+            stub: Any = run_service_pb2_grpc.RunServiceStub(channel)
+            asked = launcher_client.LauncherConnection(tmp_path, stub, there, None)
+            view = PlainView(Terminal(file=io.StringIO()))
+            following = asyncio.create_task(
+                watch_until_left(asked, FollowedRun(0, "far-1"), view, Interrupts())
+            )
+            await asyncio.wait_for(double.until("WatchRun"), 20.0)
+            # From here on it hangs in everything, as one that was cut off does.
+            double.answers = ()
+            with pytest.raises(LauncherError, match="its runs are not ended by that"):
+                await asyncio.wait_for(following, 20.0)
+
+
+async def test_a_start_elsewhere_that_is_interrupted_is_cancelled_by_its_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    double, interrupts = Hanging("StopRun"), Interrupts()
+    async with elsewhere(double) as secret:
+        monkeypatch.setenv("FLOTILLA_LAUNCHER", secret)
+        run = training(tmp_path, interrupts)
+        await asyncio.wait_for(double.until("StartRun"), 20.0)
+        interrupts.note_interrupt()
+        outcome = await asyncio.wait_for(run, 20.0)
+    assert double.asked["StopRun"].request_id == double.asked["StartRun"].request_id
+    assert (outcome.run, outcome.interrupted) == (None, True)
+    assert not (tmp_path / "launcher.sqlite").exists(), "its ledger is elsewhere"
+
+
+async def test_where_the_launcher_does_not_say_that_it_is_cancelled_nobody_claims_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    double, interrupts = Hanging(), Interrupts()
+    async with elsewhere(double) as secret:
+        monkeypatch.setenv("FLOTILLA_LAUNCHER", secret)
+        run = training(tmp_path, interrupts)
+        await asyncio.wait_for(double.until("StartRun"), 20.0)
+        interrupts.note_interrupt()
+        await asyncio.wait_for(double.until("StopRun"), 20.0)
+        interrupts.second.set()
+        request_id = double.asked["StartRun"].request_id
+        with pytest.raises(LauncherError, match=f"may go on: flotilla cancel {request_id}"):
+            await asyncio.wait_for(run, 20.0)

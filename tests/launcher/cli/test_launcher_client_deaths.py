@@ -1,0 +1,139 @@
+"""A command whose launcher is killed while it starts, or in the middle of a call."""
+
+import asyncio
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from services.launcher.security import launcher_address
+from services.launcher.security.launcher_address import LauncherAddress
+from services.launcher.store.ledger import Ledger
+from tests.launcher.cli.test_app import nothing_left, read_until, write_spec
+from tests.support.launcher import start_cli, until
+
+# On an idle machine half a second; before, it took the deadline of StartRun, three minutes.
+NOTICED_S = 10.0
+SLOW_CHECK = "tests.launcher.cli.slow_to_check"
+
+
+async def launcher_of(runs: Path) -> LauncherAddress:
+    await until(lambda: launcher_address.read_address(runs) is not None, 60.0)
+    found = launcher_address.read_address(runs)
+    assert found is not None
+    return found
+
+
+async def noticed(process: asyncio.subprocess.Process) -> None:
+    """The command soon says that its launcher is dead, and what becomes of the run."""
+    assert process.stdout is not None
+    await asyncio.wait_for(read_until(process.stdout, "another one takes over"), NOTICED_S)
+
+
+async def completed(process: asyncio.subprocess.Process, runs: Path) -> str:
+    """The run is completed, once, under whichever launcher; returns what else was said."""
+    rest, _ = await asyncio.wait_for(process.communicate(), 90.0)
+    output = rest.decode()
+    assert process.returncode == 0, output
+    store = Ledger(runs / "launcher.sqlite")
+    states = [stored.run.state for stored in store.list_newest()]
+    store.close()
+    assert states == ["completed"], "one request begins one run"
+    await nothing_left(runs)
+    return output
+
+
+async def train_and_kill(folder: Path, delay_s: float) -> float:
+    """Kill the launcher so long after it serves; returns after how long the command said so, or 0
+    when it had no reason to."""
+    runs = folder / "runs"
+    path = write_spec(folder, learner={"steps": 3, "step_s": 0.5})
+    process = await start_cli("train", str(path), "--runs", str(runs))
+    address = await launcher_of(runs)
+    await asyncio.sleep(delay_s)
+    os.kill(address.pid, signal.SIGKILL)
+    killed = time.monotonic()
+    await noticed(process)
+    took = time.monotonic() - killed
+    await completed(process, runs)
+    return took
+
+
+@pytest.mark.parametrize(
+    "delay_s",
+    [0.0, *(pytest.param(n / 20, marks=pytest.mark.slow) for n in range(1, 41))],
+)
+async def test_a_launcher_killed_just_after_it_serves_is_soon_missed_and_another_goes_on(
+    tmp_path: Path, delay_s: float
+) -> None:
+    print(f"noticed after {await train_and_kill(tmp_path, delay_s):.2f} s")
+
+
+async def test_a_launcher_killed_in_mid_start_is_soon_missed_and_the_run_is_begun_once(
+    tmp_path: Path,
+) -> None:
+    runs, hold = tmp_path / "runs", tmp_path / "hold"
+    hold.touch()
+    modules = {s: f"tests.support.fake_{s}" for s in ("rollout", "env_gateway")}
+    path = write_spec(
+        tmp_path,
+        launcher={"modules": {**modules, "learner": SLOW_CHECK}},
+        learner={"steps": 2, "message": str(hold)},
+    )
+    process = await start_cli("train", str(path), "--runs", str(runs))
+    address = await launcher_of(runs)
+    # The learner is asked for its part of the spec, and takes its time.
+    await until(lambda: hold.with_suffix(".asked").exists(), 60.0)
+    os.kill(address.pid, signal.SIGKILL)
+    await noticed(process)
+    hold.unlink()
+    await completed(process, runs)
+
+
+@pytest.mark.slow
+async def test_a_stop_whose_launcher_dies_says_so_and_what_to_do(tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    path = write_spec(
+        tmp_path,
+        launcher={"orphan_after_s": 2.0},
+        learner={"steps": 10_000},
+        rollout={"deaf": True},
+    )
+    train = await start_cli("train", str(path), "--runs", str(runs))
+    assert train.stdout is not None
+    await asyncio.wait_for(read_until(train.stdout, "run running"), 60.0)
+    train.kill()
+    address = await launcher_of(runs)
+    stop = await start_cli("stop", "newest", "--runs", str(runs), "--grace", "30")
+    store = Ledger(runs / "launcher.sqlite")
+    await until(lambda: store.list_newest()[0].run.state == "draining", 60.0)
+    store.close()
+    os.kill(address.pid, signal.SIGKILL)
+    said, _ = await asyncio.wait_for(stop.communicate(), NOTICED_S)
+    assert stop.returncode == 1
+    assert f"error: the launcher (process {address.pid}) has died" in said.decode()
+    assert "the same command again starts another launcher" in said.decode()
+    again = await start_cli("stop", "newest", "--runs", str(runs), "--grace", "0.1")
+    said, _ = await asyncio.wait_for(again.communicate(), 60.0)
+    assert (again.returncode, "stopped" in said.decode()) == (0, True), said.decode()
+    await nothing_left(runs)
+
+
+@pytest.mark.slow
+async def test_a_launcher_killed_before_it_serves_is_replaced(tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    path = write_spec(tmp_path, learner={"steps": 1})
+    process = await start_cli("train", str(path), "--runs", str(runs))
+    lock = runs / "launcher.lock"
+    await until(lock.exists, 60.0)
+    (launcher,) = await asyncio.to_thread(children_of, process.pid)
+    os.kill(launcher, signal.SIGKILL)
+    await noticed(process)
+    await completed(process, runs)
+
+
+def children_of(pid: int) -> list[int]:
+    path = Path(f"/proc/{pid}/task/{pid}/children")
+    return [int(each) for each in path.read_text().split()]

@@ -1,0 +1,203 @@
+"""`flotilla plan`, and the task files in deploy/sky that it made."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from services.common.config import canonical_json, load_spec
+from services.launcher.cli import plan as command
+from services.launcher.plan import RunPlan, parse_spec
+from tests.support.repository import ROOT
+from tests.support.sky_launches import VMS
+
+_RUNS = Path("runs")
+_SPECS = sorted((ROOT / "deploy/runs").glob("*.toml"))
+# Of the machines that deploy/runs/qwen3-8b.toml asks for.
+_NEBIUS = """\
+InstanceType,AcceleratorName,AcceleratorCount,vCPUs,MemoryGiB,Price,Region,GpuInfo,SpotPrice
+cpu-d3_4vcpu-16gb,,,4.0,16.0,0.1,eu-north1,,
+gpu-h200-sxm_1gpu,H200,1.0,16.0,200.0,3.5,eu-north1,,
+gpu-h200-sxm_1gpu,H200,1.0,16.0,200.0,1.5,us-central1,,
+"""
+_MADE = {
+    "openenv-fleet-grpo": True,
+    "qwen3-8b": False,
+    "qwen3-32b": False,
+    "tiny-slurm": False,
+}
+
+
+@pytest.mark.parametrize("name", _MADE)
+def test_the_task_files_in_deploy_are_what_plan_writes_today(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    path = Path("deploy/runs") / f"{name}.toml"
+    spec = load_spec(path)
+    read = parse_spec(canonical_json(spec))
+    flag = " --one-machine" if _MADE[name] else ""
+    head = f"# Made by: flotilla plan {path}{flag} --out deploy/sky\n"
+    files = command.make_task_files(path, spec, read, _RUNS, one_machine=_MADE[name])
+    for file, text in files.items():
+        assert (Path("deploy/sky") / file).read_text() == head + text, head[len("# Made by: ") :]
+
+
+def test_deploy_has_no_task_file_that_no_spec_makes() -> None:
+    for path in (ROOT / "deploy/sky").glob("*.yaml"):
+        assert any(path.stem.startswith(name) for name in _MADE), path
+
+
+def test_a_whole_run_on_one_machine_needs_its_key_and_takes_its_choices() -> None:
+    text = (ROOT / "deploy/sky/openenv-fleet-grpo.yaml").read_text()
+    task = yaml.safe_load(text)
+    assert task["secrets"]["FLEET_API_KEY"] is None
+    assert {"MODALITY", "MAX_TASKS"} <= set(task["envs"])
+    assert "--learner.select.max_tasks=$MAX_TASKS" in task["run"]
+    assert task["resources"]["autostop"]["down"] is True
+
+
+def test_a_plan_says_machines_and_prices_offline(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    catalog = tmp_path / ".sky/catalogs/v8/lambda"
+    catalog.mkdir(parents=True)
+    (catalog / "vms.csv").write_text(VMS)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(command.spec_check, "check_spec", _content)
+    gpu = '[{infra = "lambda", accelerators = "H100:1"}]'
+    changes = [f"--launcher.sky.{service}.any_of={gpu}" for service in ("learner", "rollout")]
+    changes += ['--launcher.sky.env_gateway.any_of=[{infra = "lambda", cpus = "4+"}]']
+    changes += ["--launcher.max_hours=10.0", "--launcher.max_cost=23.9"]
+    changes += ["--learner.checkpoint.remote=s3://bucket/prefix"]
+    spec = Path("deploy/runs/local.toml")
+    assert command.print_plan(spec, _RUNS, changes, tmp_path / "out", one_machine=False) == 0
+    printed = capsys.readouterr().out
+    assert "learner x 1: lambda H100:1 ($2.29/h); $2.29/h each" in printed
+    assert "in total: $4.78/h" in printed
+    assert "in launcher.max_hours, 10 h: $47.80 (env_gateway $2.00, learner $22.90" in printed
+    assert "launcher.max_cost, $23.90, is reached in 5.0 h" in printed
+    assert "warning" not in printed
+    written = sorted(path.name for path in (tmp_path / "out").iterdir())
+    assert written == ["local-group.yaml", "local-rollout.yaml"]
+    assert "sky" not in {name.partition(".")[0] for name in sys.modules}
+
+
+@pytest.fixture(scope="module")
+def offline() -> tuple[str, ...]:
+    """A command that runs another one without any network."""
+    nobody = "import socket; socket.create_connection(('192.0.2.1', 80), timeout=5)"
+    for words in (("unshare", "-rn"), ("unshare", "-n")):
+        if shutil.which("unshare") and not subprocess.run((*words, "true"), check=False).returncode:
+            tried = subprocess.run(
+                (*words, sys.executable, "-c", nobody), capture_output=True, text=True, check=False
+            )
+            assert "Network is unreachable" in tried.stderr
+            return words
+    pytest.skip("needs namespaces of the network")
+
+
+def _planned(offline: tuple[str, ...], home: Path) -> tuple[str, dict[str, list[Any]]]:
+    """What `flotilla plan` says of deploy/runs/qwen3-8b.toml, and its files."""
+    words = ("-m", "services.launcher.cli.app", "plan", "deploy/runs/qwen3-8b.toml")
+    done = subprocess.run(
+        (*offline, sys.executable, *words),
+        cwd=ROOT,
+        env={"HOME": str(home), "PATH": os.environ["PATH"]},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    said, *files = re.split(r"^# (.+[.]yaml)$", done.stdout, flags=re.MULTILINE)
+    texts = zip(files[::2], files[1::2], strict=True)
+    return said, {name: list(yaml.safe_load_all(text)) for name, text in texts}
+
+
+def test_a_plan_needs_no_network_and_no_catalog(offline: tuple[str, ...], tmp_path: Path) -> None:
+    said, files = _planned(offline, tmp_path)
+    assert "env_gateway x 1: nebius/eu-north1 4+ CPUs, 16+ GiB; price not known each" in said
+    assert "learner x 1: nebius/eu-north1 H200:1, 180+ GiB, disk 500 GB; price not known" in said
+    assert "rollout x 3: nebius/eu-north1 H200:1, disk 200 GB; price not known each" in said
+    assert "in total: price not known\n" in said
+    names = {"qwen3-8b-group.yaml", "qwen3-8b-rollout.yaml"}
+    made = {name: (ROOT / "deploy/sky" / name).read_text() for name in names}
+    assert files == {name: list(yaml.safe_load_all(text)) for name, text in made.items()}
+
+
+def test_a_plan_knows_the_prices_of_a_catalog_without_a_network(
+    offline: tuple[str, ...], tmp_path: Path
+) -> None:
+    catalog = tmp_path / ".sky/catalogs/v8/nebius"
+    catalog.mkdir(parents=True)
+    (catalog / "vms.csv").write_text(_NEBIUS)
+    said, files = _planned(offline, tmp_path)
+    assert "4+ CPUs, 16+ GiB ($0.10/h); $0.10/h each" in said
+    assert "H200:1, 180+ GiB, disk 500 GB ($3.50/h); $3.50/h each" in said
+    assert "H200:1, disk 200 GB ($3.50/h); $3.50/h each" in said
+    assert "in total: $14.10/h\n" in said and "not known" not in said
+    assert "in launcher.max_hours, 72 h: $1,015.20" in said
+    assert len(files) == 2
+
+
+@pytest.mark.parametrize("one_machine", [False, True])
+@pytest.mark.parametrize(
+    ("change", "lost"),
+    [
+        ("--seed=0", "go with the learner's machine"),
+        ('--launcher.sky.learner.any_of=[{infra = "slurm"}]', "with the folder of their Slurm job"),
+        ("--learner.steps=0", ""),
+        ("--learner.mode=eval", ""),
+        ("--learner.checkpoint.remote=file:///shared", ""),
+    ],
+)
+def test_a_plan_warns_of_a_model_that_nobody_would_have(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    change: str,
+    lost: str,
+    one_machine: bool,
+) -> None:
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(command.spec_check, "check_spec", _content)
+    spec = Path("deploy/runs/local.toml")
+    assert command.print_plan(spec, _RUNS, [change], None, one_machine=one_machine) == 0
+    printed = capsys.readouterr().out
+    warning = "warning: learner.checkpoint.remote is not set"
+    told = [line for line in printed.splitlines() if line.startswith(warning)]
+    assert len(told) == bool(lost)
+    assert all(lost in line for line in told)
+    assert all("set it to a URL that machines reach" in line for line in told)
+
+
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "deploy/runs").glob("*.toml")), ids=lambda p: p.stem
+)
+def test_specs_that_rent_gpus_show_the_key_that_keeps_their_model(path: Path) -> None:
+    config = parse_spec(canonical_json(load_spec(path))).config
+    if any(machine.accelerators for machine in config.sky.learner.candidates):
+        section = path.read_text().split("[learner.checkpoint]")[1].split("\n[")[0]
+        assert "\n# remote = " in section
+
+
+def test_a_wish_that_nobody_fulfils_is_a_bad_spec(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    changes = ['--launcher.sky.rollout.any_of=[{infra = "lambda", use_spot = true}]']
+    code = command.print_plan(
+        Path("deploy/runs/local.toml"), _RUNS, changes, None, one_machine=False
+    )
+    assert code == 2
+    assert "error: launcher.sky.rollout.any_of.0: lambda has no spot" in capsys.readouterr().out
+
+
+async def _content(_: RunPlan) -> None:
+    """The services have nothing against the spec; asking them takes seconds."""

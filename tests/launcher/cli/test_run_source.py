@@ -1,0 +1,177 @@
+"""The commands on a machine that has FLOTILLA_LAUNCHER and nothing else of the runs."""
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from services.launcher.cli import env_status, export, report, run_commands, run_source, show
+from services.launcher.cli.app import app
+from services.launcher.cli.terminal import Terminal
+from tests.launcher.api.test_run_service_remote import a_port, address_of, launcher
+from tests.launcher.cli.test_app import read_until, write_spec
+from tests.launcher.cli.test_launcher_client import Hanging, cli, elsewhere
+from tests.support.launcher import TOKEN, left_running
+from tests.support.outsiders import beyond_loopback
+
+
+@dataclass(frozen=True, slots=True)
+class Laptop:
+    """A folder without runs, and the copy of a launcher.json."""
+
+    here: Path
+    secret: str
+
+    async def run(self, *words: str) -> tuple[int | None, str]:
+        async with cli(self.secret, *words, "--runs", str(self.here)) as process:
+            output, _ = await asyncio.wait_for(process.communicate(), 60)
+        return process.returncode, output.decode()
+
+    @asynccontextmanager
+    async def submitted(self, spec: Path) -> AsyncGenerator[str]:
+        """The id of a run that is running. It is submitted for as long as the block lasts."""
+        command = ("submit", str(spec), "--request-id", "mine")
+        async with cli(self.secret, *command) as process:
+            assert process.stdout is not None
+            told = await asyncio.wait_for(read_until(process.stdout, "run running"), 60)
+            yield told.split()[1]
+            await asyncio.wait_for(process.communicate(), 60)
+
+
+async def test_status_logs_scale_and_stop_ask_the_launcher_and_need_nothing_here(
+    tmp_path: Path,
+) -> None:
+    there, host = tmp_path / "there", beyond_loopback()
+    await asyncio.to_thread(there.mkdir)
+    path = write_spec(tmp_path, learner={"steps": 10_000, "step_s": 0.1})
+    async with launcher(there, "--listen", "0.0.0.0:0", "--advertise", host):
+        address = (await address_of(there)).address
+        laptop = Laptop(tmp_path / "here", (there / "launcher.json").read_text())
+        code, output = await laptop.run("stop", "newest")
+        none = f"error: there are no runs at the launcher at {address}; `flotilla submit` makes"
+        assert (code, none in output) == (1, True), output
+        async with laptop.submitted(path) as run_id:
+            code, output = await laptop.run("status")
+            assert (code, "TRAINING PASS@1" in output) == (0, True), output
+            assert f"{run_id}  running  train" in output
+            code, output = await laptop.run("status", run_id)
+            assert code == 0, output
+            assert "backend local" in output
+            assert "reward/avg_pass_at_1 = 0.5" in output
+            assert f"files: {there / run_id} on {host}\n" in output
+            code, output = await laptop.run("logs", "newest", "rollout")
+            assert (code, output.count("hello from rollout-0")) == (0, 1), output
+            code, output = await laptop.run("scale", "newest", "rollout=2")
+            assert (code, output) == (0, "rollout=2\n")
+            code, output = await laptop.run("status", "nobody")
+            unknown = f"error: there is no run 'nobody' at the launcher at {address}"
+            assert (code, unknown in output) == (1, True), output
+            code, output = await laptop.run("stop", "newest")
+            assert (code, output) == (0, f"run {run_id} stopped\n")
+        code, output = await laptop.run("status", run_id)
+        assert "outcome stopped, cleanup verified: no process" in output
+        assert "rollout-1" in output
+        code, output = await laptop.run("logs", run_id, "nothing")
+        assert (code, "no service 'nothing'" in output) == (1, True), output
+    assert not laptop.here.exists()
+    assert not left_running(laptop.here)
+
+
+async def test_logs_are_followed_over_a_restart_of_the_launcher_to_the_runs_end(
+    tmp_path: Path,
+) -> None:
+    served = ("--listen", f"127.0.0.1:{a_port()}")
+    path = write_spec(tmp_path, learner={"steps": 10_000, "step_s": 0.1})
+    # Whoever follows a run wants a launcher for as long as that takes.
+    async with AsyncExitStack() as launchers:
+        first = await launchers.enter_async_context(launcher(tmp_path, *served))
+        await address_of(tmp_path)
+        laptop = Laptop(tmp_path / "here", (tmp_path / "launcher.json").read_text())
+        async with laptop.submitted(path), cli(laptop.secret, "logs", "newest", "-f") as following:
+            assert following.stdout is not None
+            seen = await asyncio.wait_for(read_until(following.stdout, "from rollout-0"), 60)
+            first.kill()
+            await first.wait()
+            await launchers.enter_async_context(launcher(tmp_path, *served))
+            await address_of(tmp_path)
+            await laptop.run("scale", "newest", "rollout=2")
+            seen += await asyncio.wait_for(read_until(following.stdout, "from rollout-1"), 60)
+            code, output = await laptop.run("stop", "newest")
+            assert code == 0, output
+            rest, _ = await asyncio.wait_for(following.communicate(), 60)
+    assert following.returncode == 0
+    told = seen + rest.decode()
+    for name in ("env_gateway-0", "learner-0", "rollout-0", "rollout-1"):
+        assert told.count(f"hello from {name}") == 1, told
+
+
+def test_what_reads_files_of_a_run_says_that_they_are_where_the_launcher_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FLOTILLA_LAUNCHER", json.dumps({"address": "127.0.0.1:9", "token": TOKEN}))
+    codes = (
+        show.show_attempts("newest", tmp_path, show.AttemptFilter(), None),
+        show.show_tasks("far-1", tmp_path),
+        export.export_model("far-1", None, tmp_path / "model", tmp_path),
+        env_status.env_status("newest", tmp_path, None, as_json=False),
+    )
+    told = capsys.readouterr().out
+    assert codes == (1, 1, 1, 1)
+    assert told.count("this command reads a run's files: run it where the launcher that") == 4
+    assert told.count("FLOTILLA_LAUNCHER names runs") == 4
+
+
+def test_a_run_that_trained_elsewhere_ends_with_where_its_files_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report.print_report(tmp_path / "far-1", Terminal())
+    told = capsys.readouterr().out
+    assert told == "The files of run far-1 are where its launcher runs, in runs/far-1\n"
+
+
+async def test_an_old_copy_of_launcher_json_is_named_as_such(tmp_path: Path) -> None:
+    async with elsewhere(Hanging()) as secret:
+        old = json.dumps({**json.loads(secret), "token": TOKEN[::-1]})
+        for words in (("status",), ("reap",)):
+            code, output = await Laptop(tmp_path, old).run(*words)
+            assert (code, "launcher.json holds today; copy it again" in output) == (1, True), output
+
+
+def test_what_is_no_copy_of_launcher_json_is_refused_and_not_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FLOTILLA_LAUNCHER", '{"token": "a-secret"}')
+    codes = (
+        run_commands.show_status(None, tmp_path),
+        run_commands.show_logs("newest", "", tmp_path, follow=True, lines=1, as_json=False),
+        run_commands.scale_services("newest", ["rollout=2"], tmp_path),
+    )
+    told = capsys.readouterr().out
+    assert (codes, "a-secret" in told) == ((1, 1, 1), False)
+    assert told.count("FLOTILLA_LAUNCHER is not the content of a launcher's") == 3
+
+
+def test_of_a_launcher_that_does_not_answer_it_is_said_what_to_look_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(run_source, "_CALL_S", 0.5)
+    gone = {"address": f"127.0.0.1:{a_port()}", "token": TOKEN}
+    monkeypatch.setenv("FLOTILLA_LAUNCHER", json.dumps(gone))
+    assert run_commands.show_status(None, tmp_path / "here") == 1
+    told = capsys.readouterr().out
+    assert "the launcher that FLOTILLA_LAUNCHER names does not answer (DEADLINE_EXCEEDED" in told
+    assert "see that it runs and is reached from here" in told
+    assert not (tmp_path / "here").exists()
+
+
+@pytest.mark.parametrize(
+    "command", ["status", "logs", "scale", "stop", "submit", "cancel", "reap", "show", "export"]
+)
+def test_help_says_which_launcher_is_asked(command: str) -> None:
+    result = CliRunner().invoke(app, [command, "--help"])
+    assert "FLOTILLA_LAUNCHER" in result.output

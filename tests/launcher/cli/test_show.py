@@ -1,0 +1,185 @@
+"""`flotilla show` on journals that the learner's own code has written."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+
+from services.common.domain.attempts import AttemptKey, FailureKind, Purpose, StopReason
+from services.common.domain.policy import PolicyId
+from services.common.domain.trajectory import (
+    Author,
+    Counts,
+    Facts,
+    Span,
+    Trajectory,
+    TurnTiming,
+    content_digest,
+)
+from services.common.domain.trajectory import Sequence as Tokens
+from services.learner.group_types import GroupSpec, Lease
+from services.learner.journal.schema import CheckpointRow, Plan
+from services.learner.journal.store import Journal, open_journal
+from services.learner.sampling.tasks import Task
+from tests.support.launcher import run_cli_here
+
+WORDS = ("book", "a", "room", "find_room", "room7", "<done>")
+POLICY = PolicyId(1, 4, b"f" * 32)
+RUN = "solo"
+
+
+def _group(number: int, env_key: str) -> GroupSpec:
+    row = {"key": f"{env_key}-{number}", "env_key": env_key, "prompt": f"Book room {number}."}
+    task = Task(row["key"], env_key, json.dumps(row))
+    return GroupSpec(f"g{number:06d}r0", number, task, Purpose.TRAIN, 2, 1.0)
+
+
+def _tokens(words: Sequence[str], spans: Sequence[Span]) -> Tokens:
+    ids = np.array([WORDS.index(word) for word in words], np.int32)
+    sampled = sum(span.length for span in spans if span.policy)
+    return Tokens(ids, tuple(spans), np.full(sampled, -0.25, np.float32))
+
+
+def _played(group: GroupSpec, index: int, reward: float) -> Trajectory:
+    spans = (
+        Span(Author.PROMPT, 3),
+        Span(Author.POLICY, 1, POLICY, 1.0),
+        Span(Author.ENVIRONMENT, 1),
+        Span(Author.POLICY, 1, POLICY, 1.0),
+    )
+    sequences = (_tokens(WORDS, spans),)
+    passed, failed = ("[C] booked",), ("[X] not booked",)
+    return Trajectory(
+        key=AttemptKey(group.group_id, index, 0),
+        lease_id="lease",
+        sequences=sequences,
+        content_digest=content_digest(sequences),
+        reward=reward,
+        stop_reason=StopReason.DONE,
+        checks_passed=passed if reward else (),
+        checks_failed=() if reward else failed,
+        suspicion="" if reward else "JUDGE ERROR: x\nApp a: 1",
+        turns=(TurnTiming(0.5, 0.25, 3, 1), TurnTiming(0.5, 0.0, 5, 1)),
+        counts=Counts(turns=2, tool_calls=1),
+        facts=Facts(env_key=group.task.env_key, worker_id="rollout-1"),
+    )
+
+
+def _lost(group: GroupSpec) -> Trajectory:
+    return Trajectory(
+        key=AttemptKey(group.group_id, 0, 0),
+        lease_id="lease",
+        sequences=(),
+        content_digest=content_digest(()),
+        failure=FailureKind.ENV_LOST,
+        detail="the server went away",
+    )
+
+
+async def _fill(journal: Journal) -> None:
+    """Step 1 trained on two groups of the shop; one try in booking was lost."""
+    shop, other, booking = _group(0, "shop"), _group(1, "shop"), _group(2, "booking")
+    for group in (shop, other, booking):
+        lease = Lease(f"of-{group.group_id}", group, ((0, 0),), POLICY, "rollout-1", 1.0)
+        await journal.add_lease(lease, "incarnation", f"request-{group.group_id}", 1)
+    played = [_played(group, n, float(n)) for group in (shop, other) for n in (0, 1)]
+    for trajectory in (*played, _lost(booking)):
+        await journal.add_trajectory(trajectory)
+    plan = Plan(1, tuple(trajectory.key for trajectory in played))
+    await journal.commit_plan(plan, 1, [shop.group_id, other.group_id], [])
+
+
+@pytest.fixture
+async def runs(tmp_path: Path) -> Path:
+    folder = tmp_path / "runs"
+    journal = open_journal(folder / RUN)
+    await _fill(journal)
+    await journal.close()
+    tokenizer = Tokenizer(WordLevel({word: n for n, word in enumerate(WORDS)}, WORDS[0]))
+    tokenizer.pre_tokenizer = Whitespace()  # pyright: ignore[reportAttributeAccessIssue]
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / RUN / "spec.json").write_text(json.dumps({"policy": {"model": str(folder)}}))
+    return folder
+
+
+async def show(runs: Path, *arguments: str) -> tuple[int, str]:
+    return await run_cli_here("show", RUN, "--runs", str(runs), *arguments)
+
+
+async def test_show_prints_prompt_turns_observation_reward_and_checks_in_plain_text(
+    runs: Path,
+) -> None:
+    code, output = await show(runs, "--passed", "--group", "g000001r0")
+    assert code == 0, output
+    lines = [line.split() for line in output.splitlines()]
+    assert lines[0] == ["PASS", "step", "1", "g000001r0", "attempt", "1", "shop-1"]
+    assert ["task", "Book", "room", "1."] in lines
+    assert ["prompt", "book", "a", "room"] in lines
+    assert ["policy", "find_room"] in lines
+    assert ["observation", "room7"] in lines
+    assert ["policy", "<done>"] in lines
+    assert "turn 1       policy 1:4, 1 tokens, mean logprob -0.250" in output
+    assert "reward 1, stop reason done" in output
+    assert "worker rollout-1" in output
+    assert "[C] booked" in output
+    assert "1 of 1 attempts" in output
+    assert "\x1b" not in output, "no colours in a pipe"
+
+
+async def test_filters_choose_attempts_and_the_last_line_says_of_how_many(runs: Path) -> None:
+    assert "2 of 4 attempts; -n shows more" in (await show(runs, "--step", "1", "-n", "2"))[1]
+    _, failed = await show(runs, "--failed")
+    assert "3 of 3 attempts" in failed
+    assert "[C] booked" not in failed
+    assert "suspect      JUDGE ERROR: x\n" in failed
+    _, lost = await show(runs, "--env", "booking")
+    assert "NO REWARD" in lost
+    assert "stop reason env_lost" in lost
+    assert "the server went away" in lost
+
+
+async def test_text_that_a_checkpoint_pruned_is_said_to_be_pruned(runs: Path) -> None:
+    journal = open_journal(runs / RUN)
+    await journal.commit_checkpoint(CheckpointRow(1, "step-000001", {}), keep=1)
+    await journal.close()
+    _, kept = await show(runs, "--group", "g000000r0", "--passed")
+    assert "find_room" in kept
+    code, pruned = await show(runs, "--group", "g000001r0", "--passed")
+    assert code == 0
+    assert "pruned with a checkpoint" in pruned
+    assert "[C] booked" in pruned
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--step", "7"), "no attempts of step 7; the journal has steps: 1 to 1"),
+        (("--env", "bank"), "no environment 'bank'; the journal has: booking, shop"),
+        (("--group", "g9"), "no group 'g9'; groups have ids like g000012r0"),
+        (("--env", "booking", "--passed"), "none of the 5 attempts in"),
+        (("--policy", "/nowhere"), "policy.model '/nowhere' has no tokenizer.json"),
+    ],
+)
+async def test_what_is_not_there_is_named(
+    runs: Path, arguments: tuple[str, ...], message: str
+) -> None:
+    code, output = await show(runs, *arguments)
+    assert (code, message in output) == (1, True), output
+
+
+async def test_a_run_that_is_not_there_and_one_without_attempts_are_told_apart(
+    tmp_path: Path,
+) -> None:
+    code, output = await show(tmp_path)
+    assert (code, f"there are no runs in {tmp_path}" in output) == (1, True), output
+    await open_journal(tmp_path / RUN).close()
+    code, output = await show(tmp_path)
+    assert (code, "journal.sqlite has no attempts yet" in output) == (1, True), output
+    (tmp_path / RUN / "journal.sqlite").write_bytes(b"not a database at all" * 100)
+    code, output = await show(tmp_path)
+    assert (code, "cannot be read as a journal" in output) == (1, True), output

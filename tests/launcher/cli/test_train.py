@@ -1,0 +1,34 @@
+"""A run that the doctor refuses, on the screen of whoever asked for it."""
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+from flotilla.launcher.v1 import run_service_pb2 as pb
+from services.launcher.cli import train
+from services.launcher.cli.follow import RunRequest
+from services.launcher.cli.terminal import Terminal
+from services.launcher.ports import LauncherHooks, PendingRun, RunRefusedError
+from services.launcher.security import launcher_address
+from tests.support.launcher import TOKEN, serving, spec
+
+SAID = "the doctor found what would fail:\nports: port 7 cannot be had: stop what listens there"
+
+
+async def refuse(intent: PendingRun) -> list[str]:
+    raise RunRefusedError(SAID)
+
+
+async def test_a_refusal_is_printed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    output = io.StringIO()
+    async with serving(tmp_path, hooks=LauncherHooks(gate=refuse)) as served:
+        address = {"address": served.address, "token": TOKEN, "pid": 1}
+        monkeypatch.setenv(launcher_address.REMOTE_VARIABLE, json.dumps(address))
+        wished = RunRequest(json.dumps(spec()), pb.RUN_MODE_TRAIN)
+        request = train.TrainRequest(spec(), wished, "again", "anew")
+        code = await train._run_request(request, tmp_path, Terminal(file=output))  # pyright: ignore[reportPrivateUsage]
+    assert code == train.FAILED
+    assert output.getvalue().count(SAID) == 1, output.getvalue()
+    assert " failed: " + SAID in output.getvalue()

@@ -1,0 +1,151 @@
+"""What real runs of fake services cost at a launcher: asked for, watched, limited."""
+
+from pathlib import Path
+
+import grpc
+import grpc.aio
+import pytest
+
+from flotilla.launcher.v1 import registry_service_pb2 as registry_pb
+from flotilla.launcher.v1 import run_service_pb2 as pb
+from services.common.rpc import service_error
+from services.launcher.backends.local.backend import LocalBackend
+from services.launcher.backends.ports import LaunchSpec, ResourceOffer
+from services.launcher.control import budget, cost_meter
+from services.launcher.ports import LauncherHooks
+from tests.support.launcher import serving, spec
+
+HOOKS = LauncherHooks(meter=budget.meter_cost)
+DOLLARS_PER_HOUR = 3600.0
+
+
+class DearBackend(LocalBackend):
+    """This machine, at a dollar a second for each process."""
+
+    async def offer_resources(self, launch: LaunchSpec) -> ResourceOffer:
+        return ResourceOffer("this machine", dollars_per_hour=DOLLARS_PER_HOUR)
+
+
+@pytest.fixture(autouse=True)
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test does not wait for a minute."""
+    monkeypatch.setattr(cost_meter, "EVERY_S", 0.1)
+
+
+async def test_a_run_of_which_one_hour_is_too_dear_does_not_start(tmp_path: Path) -> None:
+    async with serving(tmp_path, DearBackend(tmp_path), hooks=HOOKS) as served:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await served.start(spec(launcher={"max_cost": 10_799.0}))
+        reason = service_error(caught.value)
+        assert reason is not None and reason.reason == "BAD_SPEC"
+        assert "launcher.max_cost: one hour costs $10,800.00" in reason.message
+        assert not (await served.runs.ListRuns(pb.ListRunsRequest())).runs
+
+
+async def test_a_run_says_what_it_has_cost_and_watchers_and_the_learner_hear_it(
+    tmp_path: Path,
+) -> None:
+    async with serving(tmp_path, DearBackend(tmp_path), hooks=HOOKS) as served:
+        wish = spec(
+            learner={"steps": 20, "step_s": 0.1}, launcher={"max_cost": 20_000.0, "max_hours": 2.0}
+        )
+        run_id = await served.start(wish)
+        running = pb.RUN_STATE_RUNNING
+        await served.until(run_id, lambda run: run.state == running and run.cost.accrued > 0.1)
+        cost = (await served.get(run_id)).cost
+        each = 2 * DOLLARS_PER_HOUR
+        assert cost.estimated_by_service == dict.fromkeys(cost.accrued_by_service, each)
+        supervisor = served.launcher.get_supervisor(run_id)
+        assert supervisor is not None
+        (learner,) = [m for m in supervisor.roster.serving_members("learner")]
+        beat = registry_pb.HeartbeatRequest(
+            run_id=run_id,
+            service="learner",
+            incarnation=learner.incarnation,
+            serving=True,
+            metrics={budget.TRAJECTORIES_METRIC: 100.0},
+        )
+        told = (await served.registry.Heartbeat(beat)).metrics
+        assert told["cost/per_hour"] == 3 * DOLLARS_PER_HOUR
+        assert told["cost/per_1000_trajectories"] == pytest.approx(10 * told["cost/accrued"])
+        run = await served.ended(run_id)
+        assert run.cost.max_cost == 20_000.0
+        assert set(run.cost.accrued_by_service) == {"learner", "rollout", "env_gateway"}
+        assert sum(run.cost.accrued_by_service.values()) == pytest.approx(run.cost.accrued)
+        assert run.cost.per_hour == 0.0
+        request = pb.WatchRunRequest(run_id=run_id)
+        events = [event async for event in served.runs.WatchRun(request)]
+        amounts = [e.cost.accrued for e in events if e.WhichOneof("what") == "cost"]
+        assert amounts == sorted(amounts) and amounts[-1] == run.cost.accrued
+
+
+async def test_each_time_that_a_replica_has_other_machines_it_costs_what_those_do(
+    tmp_path: Path,
+) -> None:
+    prices = {"a": 7200.0, "b": 1800.0}
+
+    class Moving(DearBackend):
+        async def price_per_hour(self, launch: LaunchSpec) -> float | None:
+            return prices[where]
+
+    async with serving(tmp_path, Moving(tmp_path), hooks=HOOKS) as served:
+        run_id = await served.start(spec(learner={"steps": 1_000, "step_s": 0.1}))
+        await served.until(run_id, lambda run: run.cost.per_hour == 3 * DOLLARS_PER_HOUR)
+        for where, price in prices.items():
+            report = registry_pb.ReportUnitRequest(
+                run_id=run_id,
+                service="rollout",
+                incarnation=where,
+                hostname=where,
+                phase=registry_pb.UNIT_PHASE_RUNNING,
+            )
+            await served.registry.ReportUnit(report)
+            together = 2 * DOLLARS_PER_HOUR + price
+            await served.until(run_id, lambda run, all_=together: run.cost.per_hour == all_)
+        await served.runs.StopRun(pb.StopRunRequest(run_id=run_id))
+        events = served.runs.WatchRun(pb.WatchRunRequest(run_id=run_id))
+        notes = [event.message async for event in events if event.message]
+        assert [note for note in notes if "an hour" in note] == [
+            "rollout-0 costs $7,200.00 an hour",
+            "rollout-0 costs $1,800.00 an hour",
+        ]
+
+
+async def test_a_run_that_reaches_its_budget_is_warned_of_drained_and_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # An hour fits into no budget that is spent within a test.
+    monkeypatch.setattr(budget, "check_budget", lambda *_: None)
+    async with serving(tmp_path, DearBackend(tmp_path), hooks=HOOKS) as served:
+        run_id = await served.start(
+            spec(learner={"steps": 1_000, "step_s": 0.1}, launcher={"max_cost": 4.0})
+        )
+        run = await served.ended(run_id)
+        assert (run.state, run.outcome) == (pb.RUN_STATE_STOPPED, pb.OUTCOME_BUDGET)
+        assert run.cleanup == pb.CLEANUP_VERIFIED
+        assert 4.0 <= run.cost.accrued < 12.0
+        request = pb.WatchRunRequest(run_id=run_id)
+        notes = [event.message async for event in served.runs.WatchRun(request) if event.message]
+        assert len([note for note in notes if "80% of launcher.max_cost" in note]) == 1
+        assert len([note for note in notes if "launcher.max_cost is reached" in note]) == 1
+
+
+async def test_a_run_whose_time_is_up_is_stopped(tmp_path: Path) -> None:
+    async with serving(tmp_path, hooks=HOOKS) as served:
+        wish = spec(learner={"steps": 1_000, "step_s": 0.1}, launcher={"max_hours": 2 / 3600})
+        run = await served.ended(await served.start(wish))
+        assert (run.state, run.outcome) == (pb.RUN_STATE_STOPPED, pb.OUTCOME_DEADLINE)
+
+
+async def test_a_launcher_that_goes_on_with_a_run_counts_on_from_what_was_spent(
+    tmp_path: Path,
+) -> None:
+    wish = spec(learner={"steps": 5, "step_s": 0.1})
+    async with serving(tmp_path, DearBackend(tmp_path), hooks=HOOKS) as served:
+        run_id = await served.start(wish)
+        first = (await served.ended(run_id)).cost.accrued
+    async with serving(tmp_path, DearBackend(tmp_path), hooks=HOOKS) as served:
+        assert (await served.get(run_id)).cost.accrued == first
+        changed = spec(learner={"steps": 8, "step_s": 0.1})
+        await served.start(changed, resume_run_id=run_id)
+        assert (await served.ended(run_id)).cost.accrued > first

@@ -1,0 +1,215 @@
+"""A launcher makes what is missing of a run's `[[prepare]]`, before anything of it costs money."""
+
+import asyncio
+import json
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flotilla.launcher.v1 import run_service_pb2 as pb
+from services.common import log
+from services.launcher.backends.local.backend import MARK_VARIABLE
+from services.launcher.control import prepare_commands
+from services.launcher.security import launcher_address
+from services.launcher.state import RunState
+from services.launcher.store.ledger import Ledger
+from tests.launcher.cli.test_app import nothing_left, run_cli, write_spec
+from tests.support.launcher import left_running, serving, spec, start_cli
+from tests.support.repository import ROOT
+
+
+def table(made: Path, program: str, **more: Any) -> dict[str, Any]:
+    return {"creates": str(made), "command": ["python", "-c", program], **more}
+
+
+def making(made: Path, sleep_s: float = 0.0) -> str:
+    """A program that leaves a letter for each time that it was run."""
+    return (
+        "import time; print('working', flush=True);"
+        f" time.sleep({sleep_s}); open({str(made)!r}, 'a').write('x')"
+    )
+
+
+def notes(runs: Path, run_id: str) -> list[str]:
+    store = Ledger(runs / "launcher.sqlite")
+    found = [str(event.body.get("text", "")) for event in store.list_events(run_id, 0)]
+    store.close()
+    return found
+
+
+async def test_what_is_missing_is_made_first_and_what_is_there_is_left_alone(
+    tmp_path: Path,
+) -> None:
+    made, there = tmp_path / "made", tmp_path / "there"
+    there.touch()
+    tables = [table(there, "exit('never run')"), table(made, making(made))]
+    async with serving(tmp_path) as served:
+        run_id = await served.start(spec(prepare=tables, learner={"steps": 1, "step_s": 0.01}))
+        run = await served.ended(run_id)
+        assert run.state == pb.RUN_STATE_COMPLETED, run.error
+    assert made.read_text() == "x"
+    assert [text for text in notes(tmp_path, run_id) if "prepar" in text] == [f"preparing: {made}"]
+    assert "working\n" in (tmp_path / run_id / "logs/prepare.log").read_text()
+
+
+async def test_a_submitted_spec_starts_on_a_launcher_that_has_nothing_yet(tmp_path: Path) -> None:
+    made, runs = tmp_path / "made", tmp_path / "runs"
+    wish = write_spec(tmp_path, prepare=[table(made, making(made))], learner={"steps": 1})
+    code, output = await run_cli("submit", str(wish), "--request-id", "a", "--runs", str(runs))
+    assert code == 0, output
+    assert f"preparing: {made}" in output
+    assert made.read_text() == "x"
+
+
+async def test_a_failure_refuses_the_run_with_the_command_and_its_last_words(
+    tmp_path: Path,
+) -> None:
+    log.add_secret("a-secret-of-the-launcher")
+    program = "print('a-secret-of-the-launcher'); exit('no luck today')"
+    async with serving(tmp_path) as served:
+        run_id = await served.start(spec(prepare=[table(tmp_path / "made", program)]))
+        run = await served.ended(run_id)
+        assert run.state == pb.RUN_STATE_FAILED
+        assert not [replica for replica in run.replicas if replica.restarts]
+    said = (tmp_path / run_id / "logs/prepare.log").read_text()
+    for text in (run.error, said):
+        assert "python -c" in text and "no luck today" in text
+        assert "a-secret" not in text
+    assert not (tmp_path / run_id / "logs/learner-0.log").exists()
+
+
+async def test_where_the_launcher_lacks_torch_the_refusal_says_to_make_it_with_the_services(
+    tmp_path: Path,
+) -> None:
+    wish = spec(prepare=[table(tmp_path / "tiny 0", "import torch_that_is_not_here")])
+    async with serving(tmp_path) as served:
+        run = await served.ended(await served.start(wish))
+    assert f"{sys.executable} has no torch_that_is_not_here" in run.error
+    assert "beforehand" in run.error
+    assert ".venv/bin/python -c 'import torch_that_is_not_here'" in run.error
+
+
+@pytest.mark.parametrize(
+    ("command", "why"),
+    [
+        (["/no/such/program"], "`/no/such/program` cannot be run"),
+        (["true"], "did not create"),
+        (["sleep", "60"], "took longer than 0.3 s"),
+        ([], "prepare.0.command: is empty"),
+    ],
+)
+async def test_a_command_that_cannot_make_it_refuses_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: list[str], why: str
+) -> None:
+    monkeypatch.setattr(prepare_commands, "LIMIT_S", 0.3)
+    tables = [{"creates": str(tmp_path / "made"), "command": command}]
+    async with serving(tmp_path) as served:
+        run = await served.ended(await served.start(spec(prepare=tables)))
+    assert run.state == pb.RUN_STATE_FAILED
+    assert why in run.error
+    assert not left_running(tmp_path)
+
+
+async def until_preparing(run_dir: Path) -> None:
+    path = run_dir / "logs/prepare.log"
+    while not path.exists() or "\nworking\n" not in path.read_text():  # noqa: ASYNC110
+        await asyncio.sleep(0.02)
+
+
+async def test_a_stop_meanwhile_ends_the_command_at_once(tmp_path: Path) -> None:
+    made = tmp_path / "made"
+    program = (
+        "import subprocess, sys, time; print('working', flush=True);"
+        " subprocess.run([sys.executable, '-c', 'import time; time.sleep(60)'])"
+    )
+    async with serving(tmp_path) as served:
+        run_id = await served.start(spec(prepare=[table(made, program)]))
+        await asyncio.wait_for(until_preparing(tmp_path / run_id), 10.0)
+        assert left_running(tmp_path)
+        began = time.monotonic()
+        state = await served.launcher.stop_run(run_id, 60.0)
+        assert state is RunState.STOPPED
+        assert time.monotonic() - began < 5.0
+        assert left_running(tmp_path) == []
+
+
+async def test_two_runs_that_want_the_same_make_it_once(tmp_path: Path) -> None:
+    made = tmp_path / "made"
+    wish = spec(prepare=[table(made, making(made, 0.5))], learner={"steps": 1, "step_s": 0.01})
+    async with serving(tmp_path) as served:
+        started = [await served.start(wish) for _ in range(2)]
+        runs = [await served.ended(run_id) for run_id in started]
+    assert [run.state for run in runs] == [pb.RUN_STATE_COMPLETED] * 2
+    assert made.read_text() == "x"
+
+
+async def test_a_command_has_the_keys_that_it_may_need_and_none_of_the_launchers_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FLEET_API_KEY", "fleet-key")
+    for name in ("SLACK_BOT_TOKEN", "LAMBDA_API_KEY", "FLOTILLA_TOKEN", "MY_HOOK"):
+        monkeypatch.setenv(name, "of the launcher alone")
+    made = tmp_path / "made"
+    program = f"import json, os; json.dump(dict(os.environ), open({str(made)!r}, 'w'))"
+    launcher = {"notify": {"webhook_env": "MY_HOOK"}, "sky": {"secrets": ["FLEET_API_KEY"]}}
+    async with serving(tmp_path) as served:
+        run_id = await served.start(spec(prepare=[table(made, program)], launcher=launcher))
+        await served.until(run_id, lambda _: made.exists())
+    found = json.loads(made.read_text())
+    assert found["FLEET_API_KEY"] == "fleet-key"
+    assert found[MARK_VARIABLE].endswith(f":{run_id}/prepare")
+    assert "of the launcher alone" not in found.values()
+
+
+async def test_the_next_launcher_waits_for_the_command_of_one_that_was_killed(
+    tmp_path: Path,
+) -> None:
+    made, runs = tmp_path / "made", tmp_path / "runs"
+    runs.mkdir()
+    path = write_spec(tmp_path, prepare=[table(made, making(made, 4.0))], learner={"steps": 1})
+    first = await _launcher(runs)
+    submit = await start_cli("submit", str(path), "--request-id", "a", "--runs", str(runs))
+    while not list(runs.glob("fake-*")):  # noqa: ASYNC110
+        await asyncio.sleep(0.02)
+    (run_dir,) = runs.glob("fake-*")
+    await asyncio.wait_for(until_preparing(run_dir), 20.0)
+    first.kill()
+    await first.wait()
+    submit.kill()
+    await submit.communicate()
+    second = await _launcher(runs)
+    try:
+        await asyncio.wait_for(_until_completed(runs, run_dir.name), 30.0)
+    finally:
+        second.send_signal(signal.SIGTERM)
+        await second.wait()
+    assert made.read_text() == "x"
+    await nothing_left(runs)
+
+
+async def _launcher(runs: Path) -> asyncio.subprocess.Process:
+    with (runs / "launcher.log").open("ab") as file:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "services.launcher", "--runs", str(runs)),
+            cwd=ROOT,
+            stdout=file,
+            stderr=file,
+        )
+    while launcher_address.read_address(runs) is None:  # noqa: ASYNC110
+        await asyncio.sleep(0.05)
+    return process
+
+
+async def _until_completed(runs: Path, run_id: str) -> None:
+    while True:
+        store = Ledger(runs / "launcher.sqlite")
+        stored = store.get_run(run_id)
+        store.close()
+        if stored is not None and stored.run.state.has_ended:
+            assert stored.run.state is RunState.COMPLETED, stored.run.error
+            return
+        await asyncio.sleep(0.1)

@@ -1,0 +1,188 @@
+"""What runs of no run is listed and ended, and nothing else."""
+
+import asyncio
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Collection, Generator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from services.launcher.api import codec
+from services.launcher.backends.fake import FakeBackend
+from services.launcher.backends.local.backend import MARK_VARIABLE
+from services.launcher.backends.ports import LaunchSpec
+from services.launcher.cli import launcher_client
+from services.launcher.control import reaper
+from services.launcher.control.launcher import Launcher, LauncherDependencies
+from services.launcher.security import launcher_address
+from services.launcher.state import ROLLOUT, SUSPECTED_FOR_S, Cleanup, Run, RunState, Unit
+from services.launcher.store.ledger import Ledger
+from tests.faults.launcher_kills.file_cloud import FileCloud
+from tests.support.launcher import OneRegistry, start_cli
+from tests.support.repository import ROOT
+
+
+def ended(folder: Path, run_id: str, cleanup: Cleanup = Cleanup.VERIFIED) -> Ledger:
+    """A ledger with one run of a cloud that has ended."""
+    store = Ledger(folder / "launcher.sqlite")
+    run = Run(run_id, "old", {}, backend="sky", state=RunState.STOPPED, cleanup=cleanup)
+    store.begin_run(run, "{}", 1.0, {})
+    store.save_run(run, [], 2.0)
+    return store
+
+
+async def machine(cloud: FileCloud, run_id: str) -> None:
+    await cloud.start_replica(LaunchSpec(run_id, (ROLLOUT, 0), (), {}, Path("unused.log")))
+
+
+async def until_empty(cloud: FileCloud) -> None:
+    while cloud.running():  # noqa: ASYNC110
+        await asyncio.sleep(0.02)
+
+
+async def test_a_launcher_ends_at_its_start_what_an_ended_run_left_at_a_cloud(
+    tmp_path: Path,
+) -> None:
+    store, cloud = ended(tmp_path, "old-1"), FileCloud(tmp_path / "cloud")
+    await machine(cloud, "old-1")
+    backends = {"local": FakeBackend, "sky": lambda: cloud}
+    launcher = Launcher(tmp_path, store, LauncherDependencies(backends, OneRegistry()))
+    watch = asyncio.create_task(launcher.watch_for_leaks())
+    await asyncio.wait_for(until_empty(cloud), 5.0)
+    watch.cancel()
+    await asyncio.gather(watch, return_exceptions=True)
+    store.close()
+
+
+@pytest.mark.parametrize("age_s", [60.0, SUSPECTED_FOR_S + 60.0])
+async def test_a_launcher_stays_for_a_day_while_a_run_may_have_left_something(
+    tmp_path: Path, age_s: float
+) -> None:
+    store, cloud = Ledger(tmp_path / "launcher.sqlite"), FileCloud(tmp_path / "cloud")
+    run = Run("old-1", "old", {}, backend="sky", cleanup=Cleanup.LEAK_SUSPECTED)
+    run = replace(run, state=RunState.COMPLETED)
+    store.begin_run(run, "{}", time.time() - age_s, {})
+    store.save_run(run, [], time.time() - age_s)
+    backends = {"local": FakeBackend, "sky": lambda: cloud}
+    launcher = Launcher(tmp_path, store, LauncherDependencies(backends, OneRegistry()))
+    recent = age_s < SUSPECTED_FOR_S
+    assert launcher.is_idle is not recent
+    answer = codec.run_to_pb(store.list_newest()[0], tmp_path, brief=True)
+    assert launcher_client.needs_launcher(answer) is recent
+    await launcher.reap_strays()
+    assert launcher.is_idle, "it has looked again, and nothing is there"
+    assert not launcher_client.needs_launcher(
+        codec.run_to_pb(store.list_newest()[0], tmp_path, brief=True)
+    )
+    store.close()
+
+
+async def test_a_run_whose_spec_nobody_can_read_any_more_is_looked_for_and_cleared(
+    tmp_path: Path,
+) -> None:
+    store, cloud = Ledger(tmp_path / "launcher.sqlite"), FileCloud(tmp_path / "cloud")
+    run = Run("old-1", "old", {}, backend="sky", state=RunState.RUNNING)
+    store.begin_run(run, '{"launcher": {"of_another_version": 1}}', 1.0, {})
+    store.save_run(run, [], None)
+    await machine(cloud, "old-1")
+    backends = {"local": FakeBackend, "sky": lambda: cloud}
+    launcher = Launcher(tmp_path, store, LauncherDependencies(backends, OneRegistry()))
+    await launcher.recover_runs()
+    [suspected] = store.list_suspects("sky")
+    assert (suspected.run.run_id, suspected.run.state) == ("old-1", RunState.FAILED)
+    assert "cannot read its spec" in suspected.run.error
+    await launcher.reap_strays()
+    await asyncio.wait_for(until_empty(cloud), 5.0)
+    await launcher.reap_strays()
+    assert store.list_suspects("sky") == []
+    store.close()
+
+
+async def test_a_dry_run_names_each_stray_and_why_and_ends_none(tmp_path: Path) -> None:
+    store, cloud = ended(tmp_path, "old-1"), FileCloud(tmp_path / "cloud")
+    for run_id in ("old-1", "lost-2", "active-3"):
+        await machine(cloud, run_id)
+    found = await reaper.look_for_leaks("sky", cloud, store, ["active-3"])
+    assert found.ended == [
+        "lost-2%rollout-0: of no run that this launcher knows",
+        "old-1%rollout-0: of run old-1, which is stopped",
+    ]
+    assert len(cloud.running()) == 3
+    cloud.script(unreachable=True)
+    found = await reaper.look_for_leaks("sky", cloud, store, [])
+    assert (found.ended, found.unreachable) == ([], ["sky: nobody answers"])
+    store.close()
+
+
+class Beginning(FakeBackend):
+    """While it looks, a run is begun."""
+
+    def __init__(self, active: list[str]) -> None:
+        super().__init__()
+        self._active = active
+
+    async def reap_strays(self, active: Collection[str]) -> list[str]:
+        self._active.append("new-1")
+        self.left.append(Unit("new-1/rollout-0"))
+        return [stray.name for stray in await self.list_strays(active)]
+
+
+async def test_a_run_that_is_begun_while_strays_are_looked_for_is_none(tmp_path: Path) -> None:
+    store, active = ended(tmp_path, "old-1"), list[str]()
+    found = await reaper.reap_backend("sky", Beginning(active), store, active)
+    assert found.ended == []
+    store.close()
+
+
+async def test_a_run_that_goes_on_is_not_cleaned_for_a_suspicion_of_before(tmp_path: Path) -> None:
+    store, backend = ended(tmp_path, "old-1", Cleanup.LEAK_SUSPECTED), FakeBackend()
+    found = await reaper.reap_backend("sky", backend, store, ["old-1"])
+    assert (found.cleared, backend.cleaned) == ([], [])
+    assert (await reaper.reap_backend("sky", backend, store, [])).cleared == ["old-1"]
+    assert store.list_suspects("sky") == []
+    store.close()
+
+
+@contextmanager
+def launcher(runs: Path) -> Generator[None]:
+    runs.mkdir()
+    with (runs / "launcher.log").open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "services.launcher", "--runs", str(runs)],
+            cwd=ROOT,
+            stdout=log,
+            stderr=log,
+        )
+    try:
+        yield
+    finally:
+        process.terminate()
+        process.wait(20)
+
+
+async def _reap(runs: Path, *options: str) -> tuple[int | None, str]:
+    process = await start_cli("reap", "--runs", str(runs), *options)
+    output, _ = await process.communicate()
+    return process.returncode, output.decode()
+
+
+async def test_flotilla_reap_lists_a_stray_process_first_and_then_ends_it(tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    code, output = await _reap(runs, "--dry-run")
+    assert code == 1 and "no launcher is running" in output
+    with launcher(runs):
+        while launcher_address.read_address(runs) is None:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+        marked = {**os.environ, MARK_VARIABLE: f"{runs}:lost-1/rollout-0#ab"}
+        stray = await asyncio.create_subprocess_exec("sleep", "60", env=marked)
+        code, output = await _reap(runs, "--dry-run")
+        why = f"process {stray.pid}, of no run that this launcher knows"
+        assert (code, output) == (0, f"would end lost-1/rollout-0#ab: {why}\n")
+        assert stray.returncode is None
+        assert await _reap(runs) == (0, "ended lost-1/rollout-0#ab\n")
+        assert await stray.wait() == -9

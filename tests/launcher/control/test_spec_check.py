@@ -1,0 +1,66 @@
+"""A launcher of rented machines checks a spec where no service could run."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from services.launcher.state import SERVICES
+from tests.support.repository import ROOT
+
+# What SkyPilot's environment lacks.
+MISSING = ("torch", "safetensors", "transformers", "vllm", "tokenizers", "huggingface_hub")
+CHECK = """
+import runpy, sys
+sys.modules.update(dict.fromkeys({missing}))
+sys.argv = ["service", "--config", {spec!r}, "--check-config"]
+runpy.run_module({module!r}, run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_a_service_checks_its_configuration_without_its_packages(service: str) -> None:
+    spec = Path("deploy/runs/local.toml")
+    script = CHECK.format(missing=MISSING, spec=str(spec), module=f"services.{service}")
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+
+
+KILLED = """
+import asyncio
+from pathlib import Path
+from services.common.config import canonical_json, load_spec
+from services.launcher import plan; from services.launcher.control import spec_check
+asyncio.run(spec_check.check_spec(plan.parse_spec(canonical_json(load_spec(Path({spec!r}))))))
+"""
+
+
+def test_a_check_that_is_killed_leaves_no_file_behind(tmp_path: Path) -> None:
+    script = KILLED.format(spec="deploy/runs/local.toml")
+    checking = subprocess.Popen(
+        [sys.executable, "-c", script], cwd=ROOT, env={**os.environ, "TMPDIR": str(tmp_path)}
+    )
+    services: list[psutil.Process] = []
+    deadline = time.monotonic() + 60
+    while len(services) < len(SERVICES) and time.monotonic() < deadline:
+        services = psutil.Process(checking.pid).children()
+        time.sleep(0.005)
+    checking.kill()
+    checking.wait()
+    psutil.wait_procs(services, timeout=60)
+    assert len(services) == len(SERVICES)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_model_length_that_holds_no_episode_is_refused_before_anything_starts() -> None:
+    command = (sys.executable, "-m", "services.rollout", "--check-config")
+    spec = ("--config", "deploy/runs/local.toml", "--policy.max_model_len=64")
+    done = subprocess.run([*command, *spec], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2, done.stderr
+    assert "error: policy.max_model_len: 64 is less than rollout.max_input_length" in done.stderr

@@ -1,0 +1,156 @@
+"""An environment that cannot work is named before a run, in its own words and within seconds."""
+
+import hashlib
+import json
+import time
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from environments.tasks import make_task
+from services.common.config import load_spec
+from services.launcher.doctor.adapters.gateway_process import GatewayError
+from services.launcher.doctor.findings import ProbeResult, Status
+from services.launcher.doctor.run_context import RunContext
+from tests.launcher.doctor import own_environment
+from tests.launcher.doctor.test_network_check import children
+from tests.support.doctor import probed, says, spec, subject
+
+# Of a machine that does nothing else; what is tested is that nobody waits for a deadline.
+SOON_S = 40.0
+BROKEN = "def lent(env:\n    return 1\n"
+RAISES = "def lent(env, final_answer=None):\n    return int([][0])\n"
+
+
+async def examined(path: Path, *overrides: str) -> ProbeResult:
+    content = load_spec(path, overrides)
+    return await probed("episodes", subject(content, path.parent))
+
+
+async def test_an_own_server_of_four_tools_is_played_and_graded_and_then_not_again(
+    policy: Path, tmp_path: Path
+) -> None:
+    path = own_environment.write(tmp_path, policy)
+    told = "library: 4 tools (find_books, give_back, lend, list_loans), doing nothing earns 0"
+    says(await examined(path), Status.OK, told)
+    says(await examined(path), Status.OK, "library: graded ", "nothing has changed since")
+    server = tmp_path / "server.py"
+    server.write_text("from mcp.server.fastmcp import FastMCP\n")
+    result = await examined(path)
+    says(result, Status.FAIL, "library cannot be opened", "This is mcp 2", "of its own")
+    assert not children()
+
+
+async def test_all_that_is_broken_is_named_at_once_in_its_own_words(
+    policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own_environment.hide_bubblewrap(monkeypatch)
+    path = own_environment.write(tmp_path, policy, listed=False)
+    tasks = json.loads((tmp_path / "tasks.json").read_text())["tasks"]
+    tasks += [
+        {**task, "key": f"{env_key}-{task['key']}", "env_id": env_key}
+        for task in tasks
+        for env_key in ("down", "teleporter", "torn")
+    ]
+    broken = [
+        {**task, "verifier_func": BROKEN} if task["env_id"] == "torn" else task for task in tasks
+    ]
+    (tmp_path / "tasks.json").write_text(json.dumps({"tasks": broken}))
+    began = time.monotonic()
+    result = await examined(
+        path,
+        "env_gateway.environments.down.backend=openenv",
+        "env_gateway.backends.openenv.url=http://127.0.0.1:9",
+        "env_gateway.environments.teleporter.backend=embedded",
+    )
+    assert time.monotonic() - began < SOON_S
+    digest = hashlib.sha256(own_environment.VERIFIER.encode()).hexdigest()
+    says(result, Status.FAIL, "library: no grade (execution_failed)", "bubblewrap", digest)
+    torn = "the verifier does not compile: '(' was never closed, in line 1: def lent(env:"
+    says(result, Status.FAIL, f"torn: no task can be graded; of 'torn-lend-0', {torn}")
+    says(result, Status.FAIL, "teleporter cannot be opened: backend 'embedded' has no environment")
+    says(result, Status.FAIL, "set env_gateway.environments.teleporter.backend; or correct env_id")
+    says(result, Status.FAIL, "http://127.0.0.1:9/schema cannot be reached: Connection refused")
+    says(result, Status.FAIL, "start the server, or correct env_gateway.backends.openenv.url")
+    assert not children()
+
+
+async def test_some_verifiers_that_do_not_compile_are_counted_and_refuse_no_run(
+    policy: Path, tmp_path: Path
+) -> None:
+    tasks = [make_task("booking", "train", n) for n in range(3)]
+    path = tmp_path / "tasks.json"
+    path.write_text(json.dumps([{**tasks[0], "verifier_func": BROKEN}, *tasks[1:]]))
+    result = await probed("episodes", subject(spec(policy, path), tmp_path))
+    says(result, Status.WARN, "booking: 1 of its 3 tasks never get a grade", "does not compile")
+    says(result, Status.WARN, "ok: booking: 4 tools", "doing nothing earns 0")
+
+
+async def test_a_verifier_that_raises_where_nothing_was_done_is_told_and_refuses_no_run(
+    policy: Path, tmp_path: Path
+) -> None:
+    path = own_environment.write(tmp_path, policy, verifier=RAISES)
+    says(await examined(path), Status.WARN, "no grade (execution_failed): IndexError", "return 0")
+
+
+async def test_a_list_of_verifiers_that_is_missing_is_named(policy: Path, tmp_path: Path) -> None:
+    path = own_environment.write(tmp_path, policy)
+    (tmp_path / "verifiers.sha256").unlink()
+    result = await examined(path)
+    says(result, Status.FAIL, "verifiers.digests: verifiers.sha256: ", "correct [env_gateway]")
+    assert "install" not in result.detail
+
+
+async def test_a_package_that_the_gateway_lacks_is_named_with_what_brings_it(
+    policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @asynccontextmanager
+    async def gateway(*_: object, **__: object) -> AsyncGenerator[tuple[str, str]]:
+        raise GatewayError("it ended:\nModuleNotFoundError: No module named 'aiohttp'")
+        yield "", ""
+
+    monkeypatch.setattr("services.launcher.doctor.adapters.gateway_probe.serve_gateway", gateway)
+    fix = "install aiohttp: pip install 'flotilla[env-gateway]', or `make setup`"
+    says(await examined(own_environment.write(tmp_path, policy)), Status.FAIL, fix)
+
+
+@pytest.mark.parametrize(
+    ("change", "played"),
+    [
+        ({}, False),
+        ({"prompt": "Lend another."}, False),
+        ({"version": "v2"}, True),
+        ({"data_version": "v2"}, True),
+        ({"verifier_func": RAISES}, True),
+    ],
+)
+def test_an_episode_is_known_by_version_and_verifier(
+    policy: Path, tmp_path: Path, change: dict[str, Any], played: bool
+) -> None:
+    from services.launcher.doctor.canaries import Canary
+    from services.launcher.doctor.canary_results import PlayedEpisodes, key_of_episode
+    from tests.support.doctor import sections
+
+    about = subject(load_spec(own_environment.write(tmp_path, policy)), tmp_path)
+    about = RunContext(
+        about.plan,
+        about.shared,
+        about.environ,
+        about.folder,
+        about.python,
+        sections(about.plan.spec),
+    )
+
+    def key(task: dict[str, Any]) -> str:
+        found = key_of_episode(about, Canary("library", "mcp", task, task["verifier_func"]))
+        assert found is not None
+        return found
+
+    task = {**own_environment.TASKS[0], "verifier_func": own_environment.VERIFIER}
+    book = PlayedEpisodes(tmp_path)
+    book.note_played([key(task)], 1000.0)
+    assert (book.played_at(key({**task, **change}), 2000.0) is None) is played
+    assert book.played_at(key(task), 1000.0 + 8 * 86400) is None

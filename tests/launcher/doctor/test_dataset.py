@@ -1,0 +1,115 @@
+"""Tasks that a run would choose: none, others than there are, or fewer than its file has."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from environments.tasks import make_task
+from services.launcher.doctor.findings import Status
+from tests.support.doctor import emulator, probed, says, spec, subject
+
+
+def write(path: Path, *tasks: dict[str, Any]) -> Path:
+    path.write_text(json.dumps(tasks))
+    return path
+
+
+def task(env_key: str, number: int, **changes: Any) -> dict[str, Any]:
+    return {**make_task(env_key, "train", number), **changes}
+
+
+@pytest.fixture
+def three(tmp_path: Path) -> Path:
+    return write(
+        tmp_path / "three.json",
+        task("booking", 0, difficulty=1),
+        task("booking", 1, difficulty=2),
+        task("tracker", 0),
+    )
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("modality=computer_use", ("modality = computer_use: 0 of 3", "these have tool_use")),
+        ("difficulty=[3]", ("difficulty = 3: 0 of 3", "these have 1, 2, no difficulty")),
+        ("data_version=v9", ("data_version = v9: 0 of 3",)),
+        ("env_keys=bookings", ("learner.select.env_keys:", "no environment 'bookings'", "booking")),
+    ],
+)
+async def test_a_selection_that_leaves_nothing_is_told_in_the_learners_own_words(
+    policy: Path, three: Path, tmp_path: Path, override: str, words: tuple[str, ...]
+) -> None:
+    content = spec(policy, three, f"learner.select.{override}")
+    result = await probed("dataset", subject(content, tmp_path))
+    says(result, Status.FAIL, str(three), *words, "correct learner.select")
+
+
+async def test_a_selection_that_leaves_nothing_of_an_evaluation_set_is_told_with_its_file(
+    policy: Path, three: Path, tmp_path: Path
+) -> None:
+    heldout = write(tmp_path / "heldout.json", task("tracker", 1))
+    content = spec(policy, three, "learner.select.env_keys=booking")
+    content["learner"]["eval"] = {"sets": [{"name": "heldout", "tasks": str(heldout)}]}
+    result = await probed("dataset", subject(content, tmp_path))
+    says(result, Status.FAIL, f"leaves none of the 1 tasks of {heldout}", "these have tracker")
+    says(result, Status.FAIL, f"2 of the 3 tasks of {three} are used")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        ((), ("2 tasks of booking, 1 tasks of tracker",)),
+        (("env_keys=booking",), ("2 of the 3 tasks", "2 tasks of booking")),
+        (("env_keys=booking", "max_tasks=1"), ("1 of the 3 tasks", "1 tasks of booking")),
+    ],
+)
+async def test_what_is_counted_is_what_is_used(
+    policy: Path, three: Path, tmp_path: Path, overrides: tuple[str, ...], words: tuple[str, ...]
+) -> None:
+    content = spec(policy, three, *(f"learner.select.{override}" for override in overrides))
+    says(await probed("dataset", subject(content, tmp_path)), Status.OK, *words)
+
+
+async def test_a_task_file_that_the_learner_would_refuse_is_told(
+    policy: Path, tmp_path: Path
+) -> None:
+    twice = write(tmp_path / "twice.json", task("booking", 0), task("booking", 0))
+    result = await probed("dataset", subject(spec(policy, twice), tmp_path))
+    says(result, Status.FAIL, f"{twice}: two tasks have the key", "; correct the file")
+    assert "learner.select" not in result.detail
+
+
+async def test_canaries_are_opened_only_in_environments_of_tasks_that_are_used(
+    policy: Path, tmp_path: Path
+) -> None:
+    path = write(tmp_path / "two.json", task("tracker", 0, env_id="teleporter"), task("booking", 0))
+
+    async def opened(*overrides: str) -> Any:
+        return await probed("episodes", subject(spec(policy, path, *overrides), tmp_path))
+
+    says(await opened(), Status.FAIL, "teleporter cannot be opened", "booking: 4 tools")
+    one = await opened("learner.select.env_keys=booking")
+    says(one, Status.OK, "booking: graded ", "nothing has changed since")
+    assert "teleporter" not in one.detail
+    # The probe `dataset` fails of it.
+    none = await opened("learner.select.difficulty=[3]")
+    says(none, Status.SKIPPED, "there is no task to open: learner.select leaves none")
+
+
+async def test_fleet_is_asked_only_for_environments_of_tasks_that_are_used(
+    policy: Path, three: Path, tmp_path: Path
+) -> None:
+    with emulator("a-key-of-tests", "--tasks", str(three), "--env", "booking") as url:
+
+        async def asked(*overrides: str) -> Any:
+            backend = ("env_gateway.backend=fleet", f"env_gateway.backends.fleet.url={url}")
+            content = spec(policy, three, *backend, *overrides)
+            return await probed(
+                "dataset", subject(content, tmp_path, FLEET_API_KEY="a-key-of-tests")
+            )
+
+        says(await asked(), Status.FAIL, "Fleet has no environment tracker")
+        says(await asked("learner.select.env_keys=booking"), Status.OK)

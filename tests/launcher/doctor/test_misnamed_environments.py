@@ -1,0 +1,78 @@
+"""Names of environments that are slips of the pen, where the server would take any."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services.common.config import load_spec
+from services.launcher.doctor.findings import Status
+from services.launcher.doctor.misnamed_environments import find_misnamed
+from tests.launcher.doctor import own_environment
+from tests.support.doctor import probed, says, subject
+
+
+def said(counts: dict[str, int], backend: str = "mcp", **environments: str) -> list[str]:
+    """Of so many tasks of each; `environments` are those of the spec, with their backends."""
+    declared = {name: {"backend": own or None} for name, own in environments.items()}
+    section: dict[str, Any] = {"backend": backend, "environments": declared}
+    tasks = [
+        (f"{env_key}-{number}", env_key)
+        for env_key, count in counts.items()
+        for number in range(count)
+    ]
+    findings = find_misnamed(section, tasks)
+    assert all(finding.status is Status.WARN for finding in findings)
+    return [finding.detail for finding in findings]
+
+
+def test_a_rare_name_that_is_almost_another_is_told() -> None:
+    (told,) = said({"library": 20, "libary": 1})
+    assert told.startswith("task 'libary-0' is of environment 'libary', and no other")
+    assert "did you mean 'library'?" in told
+    assert "correct env_id" in told
+
+
+def test_where_the_spec_names_environments_one_that_it_does_not_name_is_told() -> None:
+    (told,) = said({"library": 5, "shp": 2}, library="")
+    assert told.startswith("2 tasks, as 'shp-0', are of environment 'shp', which [env_gateway.env")
+    (told,) = said({"library": 5, "libary": 4}, library="mcp")
+    assert "did you mean 'library'?" in told
+
+
+def test_a_table_of_the_spec_whose_name_no_task_has_is_told() -> None:
+    assert any(
+        "no task is of environment 'libary' (did you mean 'library'?)" in told
+        for told in said({"library": 5}, libary="fleet")
+    )
+
+
+@pytest.mark.parametrize(
+    ("counts", "environments"),
+    [
+        ({"library": 5, "shop": 1}, {}),
+        ({"env1": 50, "env10": 1, "env2": 1}, {}),
+        ({"library": 5, "libary": 4}, {}),
+        ({"library": 50, "shop": 1}, {"other": "fleet"}),
+        ({"library": 50, "libary": 1}, {"libary": "", "library": ""}),
+        ({"library": 50}, {"library": "", "unused": ""}),
+    ],
+)
+def test_names_that_may_well_be_meant_are_left_alone(
+    counts: dict[str, int], environments: dict[str, str]
+) -> None:
+    assert said(counts, **environments) == []
+
+
+@pytest.mark.parametrize("backend", ["embedded", "fleet", "fleet_openenv"])
+def test_a_backend_that_knows_its_names_says_itself_what_it_lacks(backend: str) -> None:
+    assert said({"library": 50, "libary": 1}, backend, library="") == []
+
+
+async def test_the_doctor_names_the_task(policy: Path, tmp_path: Path) -> None:
+    path = own_environment.write(tmp_path, policy)
+    tasks = tmp_path / "tasks.json"
+    tasks.write_text(tasks.read_text().replace('"env_id": "library"', '"env_id": "libary"', 1))
+    spec = load_spec(path, ['--env_gateway.environments.library={backend = "mcp"}'])
+    result = await probed("dataset", subject(spec, tmp_path))
+    says(result, Status.WARN, "task 'lend-0' is of environment 'libary'", "did you mean 'library'?")

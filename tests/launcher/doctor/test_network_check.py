@@ -1,0 +1,157 @@
+"""Nodes, environments and clouds that do not answer as they should."""
+
+import json
+import os
+import socket
+import sys
+from base64 import b64encode
+from collections.abc import Mapping
+from contextlib import closing, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from environments.tasks import make_task
+from services.common.arguments import TOKEN_VARIABLE
+from services.common.tls import TLS_VARIABLE
+from services.launcher.doctor.adapters.sky_probe import judge_clouds
+from services.launcher.doctor.findings import Status
+from services.launcher.doctor.probe_process import run_probe_module
+from services.launcher.security.certificates import mint_identity
+from tests.support.doctor import TOKEN, double, echo_of, probed, says, skypilot, spec, subject
+from tests.support.repository import ROOT
+
+SKY_PYTHON = ROOT / ".venv-sky/bin/python"
+
+
+async def test_an_echo_of_another_run_or_with_another_token_is_told(
+    policy: Path, tasks: Path, tmp_path: Path
+) -> None:
+    theirs, ours = (
+        mint_identity("theirs").tls_for("learner"),
+        mint_identity("ours").tls_for("rollout"),
+    )
+    about = subject(spec(policy, tasks), tmp_path, **{TOKEN_VARIABLE: TOKEN})
+    with echo_of(**{TOKEN_VARIABLE: TOKEN, TLS_VARIABLE: theirs.to_text()}) as at:
+        result = await probed("echo", replace(about, nodes=(at,), tls=ours))
+        says(result, Status.FAIL, at, "with --tls-dir of the same run")
+    with echo_of(**{TOKEN_VARIABLE: "another-token-that-is-long-enough"}) as at:
+        result = await probed("echo", replace(about, nodes=(at,)))
+        says(result, Status.FAIL, at, "UNAUTHENTICATED", "with the same FLOTILLA_TOKEN")
+
+
+async def test_a_node_where_nothing_listens_is_told(
+    policy: Path, tasks: Path, tmp_path: Path
+) -> None:
+    with closing(socket.create_server(("127.0.0.1", 0))) as listener:
+        port = listener.getsockname()[1]
+    about = subject(spec(policy, tasks), tmp_path, **{TOKEN_VARIABLE: TOKEN})
+    result = await probed("echo", replace(about, nodes=(f"127.0.0.1:{port}",)))
+    says(result, Status.FAIL, f"127.0.0.1:{port} does not answer", "firewalls")
+
+
+@pytest.mark.parametrize("backend", ["local", "sky"])
+async def test_nodes_hear_each_other_in_clear_here_and_under_tls_elsewhere(
+    policy: Path, tasks: Path, tmp_path: Path, backend: str
+) -> None:
+    about = subject(spec(policy, tasks, f"launcher.backend={backend}"), tmp_path)
+    how = "in clear" if backend == "local" else "under TLS"
+    says(await probed("echo", about), Status.OK, f"gave 1048576 bytes back {how}")
+
+
+async def test_an_environment_that_cannot_be_opened_is_named_and_the_others_show_their_tools(
+    policy: Path, tmp_path: Path
+) -> None:
+    known, unknown = make_task("booking", "train", 0), make_task("tracker", "train", 0)
+    path = tmp_path / "tasks.json"
+    path.write_text(json.dumps([known, {**unknown, "env_id": "teleporter"}]))
+    result = await probed("episodes", subject(spec(policy, path), tmp_path))
+    says(result, Status.FAIL, "teleporter cannot be opened", "or correct env_id of its tasks")
+    says(result, Status.FAIL, "booking: 4 tools (book_room,")
+    assert not children()
+
+
+def children() -> list[str]:
+    """Gateways that this process has started and not ended."""
+    found: list[str] = []
+    for child in psutil.Process().children(recursive=True):
+        # One that ends just now has none.
+        with suppress(psutil.NoSuchProcess):
+            found.append(" ".join(child.cmdline()))
+    return [command for command in found if "services.env_gateway" in command]
+
+
+async def test_a_backend_that_does_not_start_is_told_in_its_own_words(
+    policy: Path, tasks: Path, tmp_path: Path
+) -> None:
+    command = json.dumps([sys.executable, "-c", "raise SystemExit('no licence')"])
+    short = ("env_gateway.open_timeout_s=1.0", "env_gateway.close_timeout_s=1.0")
+    content = spec(policy, tasks, "env_gateway.backend=mcp", *short)
+    content["env_gateway"]["backends"] = {
+        "mcp": {"command": json.loads(command), "instances": True}
+    }
+    result = await probed("episodes", subject(content, tmp_path))
+    says(result, Status.FAIL, "booking cannot be opened", "code 1 and said: no licence")
+
+
+async def test_skypilot_that_is_not_installed_is_told_with_what_installs_it(
+    policy: Path, tasks: Path, tmp_path: Path
+) -> None:
+    content = spec(policy, tasks, "launcher.backend=sky")
+    result = await probed("clouds", subject(content, tmp_path))
+    says(result, Status.FAIL, "SkyPilot is not installed here", "make sky")
+
+
+async def test_an_api_server_that_does_not_answer_is_told(
+    policy: Path, tasks: Path, tmp_path: Path
+) -> None:
+    content = spec(policy, tasks, "launcher.backend=sky")
+    with double(lambda *_: (401, {})) as url:
+        environ = skypilot(tmp_path, url)
+        result = await probed("clouds", subject(content, tmp_path, **environ))
+    says(result, Status.FAIL, f"does not answer at {url}: 401", "sky api start")
+    away = await probed("clouds", subject(content, tmp_path, **environ))
+    says(away, Status.FAIL, f"does not answer at {url}: ", "Connection refused", "sky api login")
+
+
+@pytest.mark.skipif(not SKY_PYTHON.exists(), reason="`make sky` makes SkyPilot's environment")
+@pytest.mark.parametrize("status", [200, 503])
+async def test_the_api_server_that_skypilots_configuration_names_is_the_one_that_is_asked(
+    tmp_path: Path, status: int
+) -> None:
+    asked: list[tuple[str, str]] = []
+
+    def handle(path: str, headers: Mapping[str, str], _: Any) -> tuple[int, Any]:
+        asked.append((path, headers.get("authorization", "")))
+        return status, {}
+
+    with double(handle) as url:
+        named = url.replace("//", "//ada:a-password@")
+        (tmp_path / ".sky").mkdir()
+        (tmp_path / ".sky/config.yaml").write_text(f"api_server:\n  endpoint: {named}\n")
+        environ = {name: value for name, value in os.environ.items() if "SKYPILOT" not in name}
+        environ["HOME"] = str(tmp_path)
+        # SkyPilot's client must not start a server where this one has nothing to say.
+        environ["SKYPILOT_DISABLE_LOCAL_API_SERVER"] = "1"
+        environ["SKYPILOT_DISABLE_USAGE_COLLECTION"] = "1"
+        (told,) = await run_probe_module(str(SKY_PYTHON), "sky_probe", {"wanted": {}}, environ)
+    assert asked[0] == ("/api/health", f"Basic {b64encode(b'ada:a-password').decode()}")
+    # A double of a server is well, and knows no cloud; what is said of it is SkyPilot's own.
+    wrong = "sky check failed" if status == 200 else f"at {url.replace('//', '//ada:<redacted>@')}:"
+    assert told.status is Status.FAIL and wrong in told.detail, told.detail
+    assert "a-password" not in told.detail
+
+
+def test_clouds_that_are_not_enabled_fail_where_no_candidate_is_left() -> None:
+    wanted: dict[str, list[str | None]] = {
+        "learner": ["lambda/us-east-1"],
+        "rollout": ["lambda", "slurm/box"],
+    }
+    findings = judge_clouds(wanted, {"slurm"})
+    assert [finding.status for finding in findings] == [Status.FAIL, Status.WARN]
+    assert findings[0].detail == "learner: not enabled: lambda; see `sky check lambda`"
+    assert judge_clouds(wanted, set())[0].detail.startswith("no cloud is enabled; give SkyPilot")
+    assert judge_clouds({"learner": [None]}, {"aws"})[0].status is Status.OK

@@ -1,0 +1,144 @@
+"""The command as a whole: what it prints, how it ends, what it leaves out, and that it ends."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from services.common.config import apply_override, canonical_json
+from services.launcher.config.launcher import LauncherConfig
+from services.launcher.doctor.findings import Finding, Status, ok
+from services.launcher.doctor.probe_list import PROBES, Probe
+from services.launcher.doctor.probe_process import run_command
+from services.launcher.doctor.run_context import RunContext
+from services.launcher.doctor.run_probes import examine_run
+from services.launcher.doctor.start_gate import doctor_gate
+from services.launcher.plan import parse_spec
+from services.launcher.ports import PendingRun, RunRefusedError
+from services.launcher.state import Run
+from tests.support.doctor import spec, subject
+from tests.support.repository import ROOT
+
+NAMES = ["spec", *(probe.name for probe in PROBES)]
+
+
+def doctor(*arguments: str | Path, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "services.launcher.cli.app", "doctor", *map(str, arguments)]
+    return subprocess.run(
+        command, capture_output=True, text=True, cwd=cwd, timeout=120, check=False
+    )
+
+
+def test_the_demo_as_it_is_shipped_is_well() -> None:
+    done = doctor("deploy/runs/local.toml", "--json", "--skip", "ring")
+    results = json.loads(done.stdout)
+    assert done.returncode == 0, done.stdout
+    assert [result["probe"] for result in results] == NAMES
+    assert all(set(result) == {"probe", "status", "detail"} for result in results)
+    by_name = {result["probe"]: result["status"] for result in results}
+    assert by_name["spec"] == by_name["versions"] == by_name["echo"] == "ok"
+    assert by_name["ring"] == "skipped"
+    assert "fail" not in by_name.values()
+
+
+@pytest.mark.slow
+def test_a_run_in_which_nothing_is_wrong_passes_every_probe_that_applies(
+    policy: Path, tasks: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "spec.json"
+    path.write_text(canonical_json(spec(policy, tasks)))
+    done = doctor(path, "--json")
+    by_name = {result["probe"]: result["status"] for result in json.loads(done.stdout)}
+    applied = {name for name, status in by_name.items() if status == "ok"}
+    assert done.returncode == 0, done.stdout
+    assert applied >= {"spec", "versions", "ports", "memory", "disk", "tokenizer", "dataset"}
+    assert applied >= {"echo", "ring", "episodes"}
+
+
+def test_a_fault_ends_with_code_1_and_is_in_the_table(tmp_path: Path) -> None:
+    path = tmp_path / "spec.json"
+    path.write_text(canonical_json(spec(tmp_path / "nowhere", tmp_path / "nothing.json")))
+    skip = [word for name in ("ring", "episodes", "echo") for word in ("--skip", name)]
+    done = doctor(path, *skip)
+    assert done.returncode == 1
+    assert "PROBE" in done.stdout and "STATUS" in done.stdout
+    assert "This run would fail: memory, disk, tokenizer, dataset." in done.stdout
+
+
+def test_a_spec_that_is_wrong_is_named_by_its_key(tmp_path: Path) -> None:
+    path = tmp_path / "spec.json"
+    path.write_text(canonical_json(spec(tmp_path, tmp_path / "t.json", "learner.steps=-1")))
+    skip = [word for name in NAMES[1:] for word in ("--skip", name)]
+    done = doctor(path, "--json", *skip)
+    first = json.loads(done.stdout)[0]
+    assert (done.returncode, first["probe"], first["status"]) == (1, "spec", "fail")
+    assert "steps" in first["detail"] and "correct the spec" in first["detail"]
+
+
+def test_a_probe_that_there_is_not_is_told(tmp_path: Path) -> None:
+    done = doctor("deploy/runs/local.toml", "--skip", "rings")
+    assert done.returncode == 1
+    assert "--skip rings: no such probe; did you mean 'ring'?" in done.stdout
+
+
+async def test_a_probe_that_hangs_is_ended_and_holds_nobody_up(
+    policy: Path, tasks: Path, tmp_path: Path
+) -> None:
+    marker = tmp_path / "pid"
+    program = "import os, sys, time; open(sys.argv[1], 'w').write(str(os.getpid())); time.sleep(60)"
+
+    async def hang(about: RunContext) -> list[Finding]:
+        await run_command((sys.executable, "-c", program, str(marker)), b"", about.environ)
+        return []
+
+    async def quick(_: RunContext) -> list[Finding]:
+        return [ok("well")]
+
+    async def broken(_: RunContext) -> list[Finding]:
+        raise ZeroDivisionError
+
+    probes = [
+        Probe("hanging", "", hang, 1.5),
+        Probe("quick", "", quick, 1.0),
+        Probe("broken", "", broken, 1.0),
+        Probe("left", "", broken, 1.0),
+    ]
+    started = time.monotonic()
+    content = spec(policy, tasks, 'launcher.skip_probes=["secrets"]')
+    _, hanging, well, wrong, left = await examine_run(subject(content, tmp_path), ("left",), probes)
+    assert time.monotonic() - started < 20
+    assert (hanging.status, "no answer within 1.5 s" in hanging.detail) == (Status.FAIL, True)
+    assert (well.status, wrong.status, left.status) == (Status.OK, Status.FAIL, Status.SKIPPED)
+    assert "the probe itself failed: ZeroDivisionError()" in wrong.detail
+    assert not psutil.pid_exists(int(marker.read_text()))
+
+
+def intent(content: dict[str, Any], folder: Path) -> PendingRun:
+    plan = parse_spec(canonical_json(content))
+    run = Run(run_id="well-1", name="well", wanted=plan.config.replica_counts())
+    return PendingRun(run, folder / "runs" / "well-1", plan.text, plan.config, ())
+
+
+async def test_a_run_that_is_well_may_start_here_and_one_that_is_not_is_refused(
+    policy: Path, tasks: Path, tmp_path: Path
+) -> None:
+    await doctor_gate(intent(spec(policy, tasks), tmp_path))
+    ill = spec(policy, tmp_path / "nothing.json")
+    with pytest.raises(
+        RunRefusedError, match=r"dataset: learner\.tasks: .*No such file"
+    ) as refused:
+        await doctor_gate(intent(ill, tmp_path))
+    assert "launcher.skip_probes" in str(refused.value)
+    apply_override(ill, 'launcher.skip_probes=["dataset"]')
+    await doctor_gate(intent(ill, tmp_path))
+
+
+def test_a_start_here_runs_no_probe_that_costs_something() -> None:
+    costly = {probe.name for probe in PROBES if not probe.local}
+    assert costly == {"tokenizer", "echo", "ring"}
+    assert LauncherConfig().skip_probes == ()

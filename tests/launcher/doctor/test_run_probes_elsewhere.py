@@ -1,0 +1,110 @@
+"""Where the services' environment is on other machines alone, the launcher's own does what it can.
+
+What it cannot do is told, and refuses no run.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from services.common.config import canonical_json
+from services.launcher.doctor.findings import Status
+from services.launcher.doctor.start_gate import doctor_gate
+from services.launcher.plan import parse_spec
+from services.launcher.ports import PendingRun
+from services.launcher.state import Run
+from tests.support.doctor import probed, says, spec, subject
+from tests.support.repository import ROOT
+
+ELSEWHERE = ("launcher.backend=sky", "launcher.sky.python=nowhere/bin/python")
+TOLD = ("there is no nowhere/bin/python here", "`make setup` makes .venv")
+
+
+def hide(monkeypatch: pytest.MonkeyPatch, module: str) -> None:
+    """As if this interpreter, which is the launcher's, did not have it."""
+    monkeypatch.setitem(sys.modules, module, None)
+
+
+async def test_packages_that_nobody_here_can_tell_are_warned_of(
+    policy: Path, tasks: Path, tmp_path: Path
+) -> None:
+    about = subject(spec(policy, tasks, *ELSEWHERE), tmp_path)
+    says(await probed("versions", about), Status.WARN, *TOLD, "is another one")
+
+
+@pytest.mark.slow
+async def test_a_ring_is_made_of_the_launchers_own_torch_or_warned_of(
+    policy: Path, tasks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    about = subject(spec(policy, tasks, *ELSEWHERE), tmp_path)
+    says(await probed("ring", about), Status.OK, "gloo ring of 2 processes passed")
+    hide(monkeypatch, "torch")
+    says(await probed("ring", about), Status.WARN, *TOLD, "lacks torch")
+
+
+@pytest.mark.slow
+async def test_a_tokenizer_is_compared_by_the_launchers_own_packages_or_warned_of(
+    policy: Path, tasks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    about = subject(spec(policy, tasks, *ELSEWHERE), tmp_path)
+    says(await probed("tokenizer", about), Status.OK, "transformers loads the same tokenizer")
+    hide(monkeypatch, "transformers")
+    says(await probed("tokenizer", about), Status.WARN, *TOLD, "lacks transformers", "digest")
+
+
+async def test_a_store_is_tried_by_the_launchers_own_packages(
+    policy: Path, tasks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def remote(folder: Path) -> str:
+        return f"learner.checkpoint.remote=file://{folder}"
+
+    about = subject(spec(policy, tasks, *ELSEWHERE, remote(tmp_path / "kept")), tmp_path)
+    says(await probed("store", about), Status.OK, "wrote, read back and removed")
+    (tmp_path / "file").touch()
+    wrong = subject(spec(policy, tasks, *ELSEWHERE, remote(tmp_path / "file/kept")), tmp_path)
+    says(await probed("store", wrong), Status.FAIL, "cannot write to")
+    hide(monkeypatch, "fsspec")
+    says(await probed("store", wrong), Status.WARN, *TOLD, "lacks fsspec")
+
+
+async def test_a_store_that_only_the_launchers_own_packages_do_not_know_refuses_no_run(
+    policy: Path, tasks: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "s3fs.py").write_text("raise ImportError")
+    path = os.pathsep.join([str(tmp_path), str(ROOT), str(ROOT / "gen")])
+    environ = {"PYTHONPATH": path, "AWS_ACCESS_KEY_ID": "an-id-for-tests"}
+    bucket = "learner.checkpoint.remote=s3://bucket/prefix"
+    elsewhere = subject(spec(policy, tasks, *ELSEWHERE, bucket), tmp_path, **environ)
+    says(await probed("store", elsewhere), Status.WARN, "is not tried", "s3fs", "`make setup`")
+    here = subject(spec(policy, tasks, bucket), tmp_path, **environ)
+    says(await probed("store", here), Status.FAIL, "s3fs", "pip install 'flotilla[s3]'")
+
+
+async def test_canaries_are_opened_by_the_launchers_own_gateway_unless_it_has_to_start_more(
+    policy: Path, tasks: Path, tmp_path: Path
+) -> None:
+    alone = subject(spec(policy, tasks, *ELSEWHERE), tmp_path)
+    says(await probed("episodes", alone), Status.OK, "booking: 4 tools", "tracker: 3 tools")
+    emulated = json.dumps(["python", "-m", "environments.fleet_emulator", "--port", "0"])
+    starts = f"env_gateway.backends.fleet.command={emulated}"
+    more = spec(policy, tasks, *ELSEWHERE, "env_gateway.backend=fleet", starts)
+    told = await probed("episodes", subject(more, tmp_path))
+    says(told, Status.WARN, *TOLD, "env_gateway.backends.fleet starts processes")
+
+
+async def test_a_start_tells_what_was_left_out_and_goes_on(
+    policy: Path, tasks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hide(monkeypatch, "torch")
+    content = spec(policy, tasks, *ELSEWHERE, f"learner.checkpoint.remote=file://{tmp_path}/kept")
+    content["launcher"]["skip_probes"] = ["clouds", "echo", "tokenizer", "memory", "disk"]
+    plan = parse_spec(canonical_json(content))
+    run = Run(run_id="well-1", name="well", wanted=plan.config.replica_counts())
+    told = await doctor_gate(PendingRun(run, tmp_path / "runs/well-1", plan.text, plan.config, ()))
+    found = [line.removeprefix("the doctor warns: ").partition(": ") for line in told]
+    warned = {probe: detail for probe, _, detail in found}
+    assert warned.keys() == {"versions", "ring"}
+    assert all(word in detail for detail in warned.values() for word in TOLD)

@@ -1,6 +1,0 @@
-"""A fake env_gateway."""
-
-from tests.launcher.fake_service import run
-
-if __name__ == "__main__":
-    run("env_gateway")

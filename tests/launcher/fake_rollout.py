@@ -1,6 +1,0 @@
-"""A fake rollout."""
-
-from tests.launcher.fake_service import run
-
-if __name__ == "__main__":
-    run("rollout")

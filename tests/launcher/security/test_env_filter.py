@@ -1,0 +1,223 @@
+"""A real launcher and the processes that it starts, with a canary for every secret there is."""
+
+import asyncio
+import json
+import os
+import re
+import stat
+import sys
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+import psutil
+
+from flotilla.launcher.v1 import run_service_pb2 as pb
+from flotilla.launcher.v1.run_service_pb2_grpc import RunServiceStub
+from services.common import rpc
+from services.common.tls import TLS_VARIABLE
+from services.launcher.backends.local.backend import MARK_VARIABLE
+from services.launcher.config.launcher import LauncherConfig
+from services.launcher.security import launcher_address, secret_names
+from services.launcher.security.env_filter import LAUNCHERS_OWN
+from tests.support.canary import HOOK, KEPT, REMOTE_OPTIONS, Canaries
+from tests.support.doctor import double
+from tests.support.launcher import ENDED, left_running, spec
+from tests.support.repository import ROOT
+
+SECRET = re.compile(r"secrets\.(\w+)")
+# What docs/launching.md says of each service of such a spec, and nothing else: its part names the
+# one, and the policy is a model of the hub.
+NAMED = {"env_gateway": "FLEET_API_KEY", "learner": REMOTE_OPTIONS, "rollout": "NEBIUS_TENANT_ID"}
+GIVEN = {
+    "env_gateway": {NAMED["env_gateway"]},
+    "learner": {NAMED["learner"], "HF_TOKEN"},
+    "rollout": {NAMED["rollout"], "HF_TOKEN"},
+}
+
+
+@dataclass
+class Here:
+    """A launcher that runs, with its folder, and whom it talks to."""
+
+    runs: Path
+    canaries: Canaries
+    stub: Any
+    repeater: str
+    launcher: psutil.Process
+
+    def wish(self, *, skip: tuple[str, ...] = (), **sections: Any) -> str:
+        slack = {"channel": "C1", "api_url": f"{self.repeater}/api"}
+        notify = {"slack": slack, "webhook_env": HOOK}
+        settings = {"notify": notify, "skip_probes": skip, **sections.pop("launcher", {})}
+        return json.dumps(spec(launcher=settings, **sections))
+
+    async def start(self, wish: str) -> str:
+        request = pb.StartRunRequest(request_id=f"{time.monotonic_ns()}", spec_json=wish)
+        return (await self.stub.StartRun(request, timeout=60.0)).run_id
+
+    async def until(self, run_id: str, reached: Callable[[pb.Run], bool]) -> pb.Run:
+        deadline = time.monotonic() + 60.0
+        while True:
+            run = (await self.stub.GetRun(pb.GetRunRequest(run_id=run_id), timeout=5.0)).run
+            if reached(run):
+                return run
+            assert time.monotonic() < deadline, f"the run is {run}"
+            await asyncio.sleep(0.05)
+
+    async def answers(self, run_id: str) -> bytes:
+        """All that RunService says of a run."""
+        get, lists = pb.GetRunRequest(run_id=run_id), pb.ListRunsRequest()
+        said = [await self.stub.GetRun(get), await self.stub.ListRuns(lists)]
+        tail = pb.TailLogsRequest(run_id=run_id, lines=1_000_000)
+        said += [line async for line in self.stub.TailLogs(tail)]
+        said += [event async for event in self.stub.WatchRun(pb.WatchRunRequest(run_id=run_id))]
+        return b"".join(each.SerializeToString() for each in said)
+
+
+def repeat(path: str, headers: Mapping[str, str], body: Mapping[str, Any]) -> tuple[int, Any]:
+    """The worst of servers: it refuses, and says what it was told."""
+    told = f"nobody is known by {headers.get('authorization')} at {path}"
+    return (403 if "/hooks/" in path else 200), {"ok": False, "error": told, "body": body}
+
+
+@asynccontextmanager
+async def launcher(folder: Path) -> AsyncGenerator[Here]:
+    canaries, runs = Canaries(), folder / "runs"
+    runs.mkdir()
+    (folder / "tmp").mkdir()
+    with double(repeat) as repeater, (folder / "stderr").open("wb") as output:
+        environ = {**os.environ, **canaries.environ(repeater), "TMPDIR": str(folder / "tmp")}
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "services.launcher", "--runs", str(runs)),
+            cwd=ROOT,
+            env=environ,
+            stdout=output,
+            stderr=output,
+        )
+        try:
+            at = await asyncio.to_thread(_address_of, runs)
+            async with rpc.channel(at.address, token=at.token) as channel:
+                stub = RunServiceStub(channel)
+                yield Here(runs, canaries, stub, repeater, psutil.Process(process.pid))
+        finally:
+            process.terminate()
+            await process.wait()
+
+
+def _address_of(runs: Path) -> launcher_address.LauncherAddress:
+    deadline = time.monotonic() + 30.0
+    while (at := launcher_address.read_address(runs)) is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    return at
+
+
+async def test_a_run_leaves_no_secret_anywhere_while_it_lasts_and_afterwards(
+    tmp_path: Path,
+) -> None:
+    async with launcher(tmp_path) as here:
+        crash = {"crash": "once", "repeats": list(here.canaries.values)}
+        parts: dict[str, dict[str, Any]] = {
+            service: {**crash, "message": f"${name}"} for service, name in NAMED.items()
+        }
+        parts["learner"]["steps"] = 100_000
+        wish = here.wish(skip=("slack", "webhook"), **parts)
+        run_id = await here.start(wish)
+        here.canaries.add_minted(here.runs, run_id)
+        restarted = await here.until(run_id, _all_restarted)
+        assert "401 Unauthorized" in (here.runs / run_id / "logs/learner-0.log").read_text()
+        _check_processes(here, restarted)
+        _check_places(here, tmp_path)
+        # Told of the start, in vain.
+        await asyncio.to_thread(_until_said, tmp_path / "stderr", "messages wait", 2)
+        await here.stub.StopRun(pb.StopRunRequest(run_id=run_id), timeout=60.0)
+        assert here.canaries.traces(await here.answers(run_id)) == set()
+        _check_places(here, tmp_path)
+    # The launcher's own stays, for copies of launcher.json, and for its owner alone.
+    token = here.runs / ".identity/_launcher/token"
+    assert [*here.canaries.in_files(tmp_path, kept=False)] == [str(token.relative_to(tmp_path))]
+    assert (token.stat().st_mode & 0o077, token.parent.stat().st_mode & 0o077) == (0, 0)
+    assert not list((tmp_path / "tmp").iterdir())
+
+
+def _all_restarted(run: pb.Run) -> bool:
+    return len(run.replicas) == len(GIVEN) and all(
+        replica.state == "running" and replica.restarts for replica in run.replicas
+    )
+
+
+def _check_processes(here: Here, run: pb.Run) -> None:
+    assert here.canaries.on_command_lines() == {}
+    of_service = {each.pid: each.service for each in run.replicas}
+    children = [each for each in left_running(here.runs) if each.pid != here.launcher.pid]
+    for process, found in here.canaries.in_environments(children).items():
+        mark = psutil.Process(process).environ()[MARK_VARIABLE]
+        service = re.split(r"[/-]\d+#", mark.rpartition("/")[2])[0]
+        assert found == GIVEN[service], f"{service} {process}"
+        of_service.pop(process, None)
+    assert of_service == {}, "each replica was looked at"
+
+
+def _check_places(here: Here, folder: Path) -> None:
+    assert here.canaries.in_files(here.runs) == {}
+    names = {path.name for path in here.runs.iterdir()}
+    assert {"launcher.sqlite", "launcher.sqlite-wal", *KEPT} <= names
+    assert here.canaries.traces((folder / "stderr").read_bytes()) == set()
+    for path in (here.runs / KEPT[0], here.runs / KEPT[1]):
+        for each in (path, *path.rglob("*")):
+            wanted = 0o700 if each.is_dir() else 0o600
+            assert stat.S_IMODE(each.stat().st_mode) == wanted, each
+
+
+def _until_said(path: Path, words: str, times: int) -> None:
+    deadline = time.monotonic() + 30.0
+    while path.read_text().count(words) < times:
+        assert time.monotonic() < deadline, path.read_text()
+        time.sleep(0.05)
+
+
+async def test_a_run_that_is_refused_or_fails_says_why_without_a_secret(tmp_path: Path) -> None:
+    async with launcher(tmp_path) as here:
+        refused = await here.start(here.wish())
+        run = await here.until(refused, lambda run: run.state in ENDED)
+        assert "Slack refuses the token in SLACK_BOT_TOKEN" in run.error
+        crash = {"crash": "always", "repeats": list(here.canaries.values)}
+        once = {"max_restarts": 0}
+        skip = ("slack", "webhook")
+        failed = await here.start(here.wish(skip=skip, learner=crash, launcher=once))
+        run = await here.until(failed, lambda run: run.state in ENDED)
+        assert "401 Unauthorized" in run.error
+        said = [await here.answers(refused), await here.answers(failed)]
+        for bad in ("{", json.dumps({"name": "x", "launcher": {"backend": "sky", "sky": {}}})):
+            said.append(await _refusal(here.stub, bad))
+        token = here.canaries.values["FLOTILLA_TOKEN"]
+        said.append(await _refusal(here.stub, here.wish(), token=token))
+        assert here.canaries.traces(b"".join(said)) == set()
+        _check_places(here, tmp_path)
+    assert here.canaries.in_files(tmp_path, kept=False) == {}
+
+
+async def _refusal(stub: Any, wish: str, token: str = "") -> bytes:
+    metadata = (("authorization", f"Bearer {token}"),) if token else None
+    try:
+        request = pb.StartRunRequest(request_id="bad", spec_json=wish)
+        await stub.StartRun(request, timeout=60.0, metadata=metadata)
+    except grpc.aio.AioRpcError as error:
+        return f"{error.details()} {error.trailing_metadata()}".encode()
+    raise AssertionError("it was not refused")
+
+
+def test_every_secret_that_is_known_by_name_is_a_canary() -> None:
+    workflow = (ROOT / ".github/workflows/train-skypilot.yml").read_text()
+    of_workflow = {re.sub(r"_(TOOL|COMPUTER)_USE$", "", name) for name in SECRET.findall(workflow)}
+    named = {*secret_names.SECRET_OWNERS, *LAUNCHERS_OWN, *secret_names.IDENTITY_VARIABLES}
+    known = {*of_workflow, *named, LauncherConfig().notify.slack.token_env}
+    # FLOTILLA_TLS is made by the launcher, and is among the canaries by its keys. The places where
+    # a repository keeps its checkpoints and tells of its runs open nothing.
+    places = {"CHECKPOINT_REMOTE", "SLACK_CHANNEL"}
+    assert known - {TLS_VARIABLE} - places <= set(Canaries().environ("http://hook"))

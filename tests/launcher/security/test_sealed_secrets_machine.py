@@ -1,0 +1,66 @@
+"""A watcher and its replica, as on a rented machine, with canaries for what a machine is given.
+
+What SkyPilot hands over is in the environment that the watcher is started with, sealed. It gets no
+further than the tests say.
+"""
+
+import asyncio
+import json
+import signal
+import stat
+from pathlib import Path
+
+import psutil
+
+from services.launcher.security.sealed_secrets import KEY_FILE, load_or_make_key, seal_secrets
+from tests.support.canary import Canaries
+from tests.support.watched_machine import Machine, machine
+
+# What services read by themselves, and so must find.
+OWN = ("FLEET_API_KEY", "WANDB_API_KEY", "HF_TOKEN", "AWS_SECRET_ACCESS_KEY")
+
+
+def give(here: Machine, canaries: Canaries) -> tuple[str, ...]:
+    """Its secrets, the run's own of the harness and those of others, sealed as the launcher does
+    it; the watcher's options for them."""
+    environ = canaries.environ("http://127.0.0.1:9")
+    here.secrets |= {name: environ[name] for name in OWN}
+    canaries.values = {name: canaries.values[name] for name in OWN}
+    canaries.values["FLOTILLA_TOKEN"] = here.secrets["FLOTILLA_TOKEN"]
+    text = here.secrets["FLOTILLA_TLS"]
+    canaries.values["FLOTILLA_TLS"] = text[len(text) // 2 :]
+    here.secrets = seal_secrets(here.secrets, load_or_make_key(here.temporary.parent))
+    return ("--seal-key", str(here.temporary.parent / KEY_FILE))
+
+
+async def test_the_runs_identity_stays_with_the_watcher_and_goes_with_it(
+    tmp_path: Path,
+) -> None:
+    told, canaries = tmp_path / "told", Canaries()
+    async with machine(tmp_path, tls=True, max_restarts=0) as here:
+        options = give(here, canaries)
+        process = await here.watch("tell", str(told), options=options)
+        await here.begins()
+        await here.until(told.exists)
+        assert canaries.on_command_lines() == {}
+        found = canaries.in_environments(here.left())
+        assert set(map(frozenset, found.values())) == {frozenset(OWN)}
+        watcher = psutil.Process(process.pid)
+        assert canaries.in_environments([watcher]) == {process.pid: set()}
+        _check_handed_over(here, json.loads(told.read_text())["argv"])
+        told.unlink()
+        await here.until(lambda: here.last() is not None)
+        process.send_signal(signal.SIGTERM)
+        await asyncio.wait_for(process.wait(), 40)
+        assert canaries.in_files(tmp_path) == {}
+        assert not list(here.temporary.iterdir())
+
+
+def _check_handed_over(here: Machine, argv: list[str]) -> None:
+    """Files of a folder that only its owner may look into."""
+    folder = Path(argv[argv.index("--tls-dir") + 1])
+    assert folder.is_relative_to(here.temporary)
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    for path in folder.iterdir():
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert not [path for path in here.temporary.iterdir() if path != folder]

@@ -1,0 +1,146 @@
+"""A run on rented machines, on a SkyPilot in memory, with a canary for every secret there is."""
+
+import json
+import stat
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services.launcher.api.registry_server import GrpcRegistryHost
+from services.launcher.backends.sky.backend import SkyBackend
+from services.launcher.backends.sky.code_bundle import CODE_FOLDER
+from services.launcher.backends.sky.ports import Document
+from services.launcher.cli import plan as plans
+from services.launcher.control.launcher import Launcher, LauncherDependencies
+from services.launcher.security.sealed_secrets import KEY_FILE, unseal_secrets
+from services.launcher.state import Cleanup, RunMode
+from services.launcher.store.ledger import Ledger
+from tests.support.canary import HOOK, Canaries
+from tests.support.fake_sky import FakeSky
+from tests.support.launcher import spec
+
+IDENTITY = {"FLOTILLA_TOKEN", "FLOTILLA_TLS"}
+# What the spec below asks for on the machines of each service.
+GIVEN = {
+    "env_gateway": {"FLEET_API_KEY"},
+    "learner": {"WANDB_API_KEY", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"},
+    "rollout": set[str](),
+}
+# What they get besides where the launcher has it: the spec's store and model may want it.
+BESIDES = {
+    "env_gateway": set[str](),
+    "learner": {"AWS_SESSION_TOKEN", "FLOTILLA_REMOTE_OPTIONS", "HF_TOKEN"},
+    "rollout": {"HF_TOKEN"},
+}
+
+
+def wish() -> dict[str, Any]:
+    """All that names a secret, by its variable."""
+    sky = {"commit": "HEAD", "advertise": "127.0.0.1"}
+    accepting = dict.fromkeys(GIVEN, "tests.support.accepting_service")
+    notify = {"slack": {"channel": "C1"}, "webhook_env": HOOK}
+    launcher = {"backend": "sky", "sky": sky, "modules": accepting, "notify": notify}
+    keys = [f"${name}" for name in sorted(GIVEN["learner"]) if name.startswith("AWS")]
+    return spec(
+        launcher=launcher,
+        policy={"model": "owner/name", "max_model_len": 8},
+        learner={
+            "tracking": {"backends": ["wandb"]},
+            "vendor": {"keys": keys},
+            "checkpoint": {"remote": "s3://bucket/prefix"},
+        },
+        env_gateway={"backend": "fleet"},
+    )
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    root = tmp_path / "tree"
+    root.mkdir()
+    (root / "main.py").write_text("")
+    who = ("-c", "user.name=t", "-c", "user.email=t@localhost")
+    for words in (("init", "-q"), ("add", "."), ("commit", "-q", "-m", "first")):
+        subprocess.run(("git", "-C", str(root), *who, *words), check=True)
+    return root
+
+
+@pytest.fixture
+def canaries(monkeypatch: pytest.MonkeyPatch) -> Canaries:
+    found = Canaries()
+    for name, value in found.environ("http://127.0.0.1:9").items():
+        monkeypatch.setenv(name, value)
+    return found
+
+
+async def until_all_run(launcher: Launcher, sky: FakeSky, run_id: str) -> None:
+    supervisor = launcher.get_supervisor(run_id)
+    assert supervisor is not None
+    while len(sky.attempts) + sum(len(group) - 1 for group in sky.submitted) < len(GIVEN):
+        await supervisor.changed.next_change.wait()
+
+
+async def test_skypilot_is_told_names_of_secrets_and_each_task_gets_its_own_values(
+    tmp_path: Path, root: Path, canaries: Canaries
+) -> None:
+    runs, sky = tmp_path / "runs", FakeSky()
+    runs.mkdir()
+    store = Ledger(runs / "launcher.sqlite")
+    backend = SkyBackend(runs, root, sky, poll_s=0.02, gather_s=0.05)
+    registries = GrpcRegistryHost(runs, lambda run_id, server: None)
+    launcher = Launcher(runs, store, LauncherDependencies({"sky": lambda: backend}, registries))
+    run_id = await launcher.start_run("request", json.dumps(wish()), RunMode.TRAIN, "")
+    await until_all_run(launcher, sky, run_id)
+    identity = (runs / ".identity" / run_id / "token").read_text()
+    canaries.values["the run's token"] = identity
+    documents = [document for group in sky.submitted for document in group] + sky.attempts
+    assert canaries.traces(json.dumps(documents).encode()) == set()
+    assert not [document for document in documents if document.get("envs")]
+    _check_given([*documents[1:]], sky, canaries, runs / run_id / CODE_FOLDER / KEY_FILE)
+    # The ledger, the spec and the code that the machines get; WAL included.
+    assert canaries.in_files(runs) == {}
+    for job in [job for job in sky.table if not job.over]:
+        sky.put(job.task, status="SUCCEEDED")
+    supervisor = launcher.get_supervisor(run_id)
+    await launcher.close(0.0)
+    assert canaries.in_files(runs) == {}
+    assert supervisor is not None
+    assert supervisor.run.cleanup is Cleanup.VERIFIED
+    assert not list(runs.rglob(f"{KEY_FILE}*")), "what SkyPilot still has says nothing any more"
+    store.close()
+
+
+def _check_given(
+    documents: list[Document], sky: FakeSky, canaries: Canaries, key_file: Path
+) -> None:
+    """Of the learner, the gateway and the rollout: names in the documents, and beside them values
+    that are sealed."""
+    assert canaries.traces(json.dumps([dict(each) for each in sky.secrets]).encode()) == set()
+    assert stat.S_IMODE(key_file.stat().st_mode) == 0o600
+    opened = [dict(each) for each in sky.secrets]
+    for each in opened:
+        unseal_secrets(each, key_file)
+    assert len({document["name"] for document in documents}) == len(GIVEN)
+    for document in documents:
+        service = document["resources"]["labels"]["flotilla-service"].replace("-", "_")
+        assert set(document["secrets"]) == IDENTITY | GIVEN[service]
+        assert set(document["secrets"].values()) == {None}
+    handed = [canaries.traces(json.dumps(values).encode()) for values in opened]
+    named = [found - {"the run's token"} for found in handed]
+    given = [GIVEN[service] | BESIDES[service] for service in GIVEN]
+    assert sorted(map(sorted, named)) == sorted(map(sorted, given))
+
+
+@pytest.mark.parametrize("one_machine", [False, True])
+def test_the_task_files_of_a_plan_hold_no_secret(
+    tmp_path: Path, canaries: Canaries, capsys: pytest.CaptureFixture[str], one_machine: bool
+) -> None:
+    path, out = tmp_path / "spec.json", tmp_path / "out"
+    path.write_text(json.dumps(wish()))
+    assert plans.print_plan(path, tmp_path / "runs", [], out, one_machine=one_machine) == 0
+    assert canaries.in_files(tmp_path) == {}
+    assert plans.print_plan(path, tmp_path / "runs", [], None, one_machine=one_machine) == 0
+    printed = capsys.readouterr().out
+    assert canaries.traces(printed.encode()) == set()
+    assert "FLEET_API_KEY" in printed

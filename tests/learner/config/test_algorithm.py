@@ -1,0 +1,64 @@
+import re
+import subprocess
+import sys
+import tomllib
+
+import pytest
+
+from services.common.config import parse_config
+from services.common.errors import ConfigError
+from services.learner.algo.advantages import ADVANTAGES
+from services.learner.algo.losses import LOSSES
+from services.learner.config.algorithm import ADVANTAGE_NAMES, LOSS_NAMES, AlgorithmConfig
+from tests.support.repository import ROOT
+
+DOCUMENT = ROOT / "docs" / "algorithms.md"
+EXAMPLES = re.findall(r"```toml\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
+
+
+def problem(**keys: object) -> str:
+    with pytest.raises(ConfigError) as caught:
+        parse_config(AlgorithmConfig, keys, where="[learner.algorithm]")
+    return str(caught.value)
+
+
+def test_the_names_that_are_known_without_torch_are_those_that_are_registered() -> None:
+    assert sorted(ADVANTAGE_NAMES) == list(ADVANTAGES.names)
+    assert sorted(LOSS_NAMES) == list(LOSSES.names)
+
+
+@pytest.mark.parametrize("name", ADVANTAGE_NAMES)
+def test_every_estimator_may_be_chosen(name: str) -> None:
+    assert AlgorithmConfig(advantage=name).advantage == name
+
+
+def test_an_unknown_name_is_refused_with_the_one_that_was_meant() -> None:
+    assert "loss: unknown loss; did you mean 'ppo_clip'?" in problem(loss="ppo_clp")
+    assert "advantage: unknown advantage; did you mean 'grpo'?" in problem(advantage="gpro")
+    assert "known: cispo, dual_clip" in problem(loss="x")
+    assert "algorithm.plugins" in problem(loss="x")
+
+
+def test_with_a_plugin_any_name_may_be_known() -> None:
+    assert AlgorithmConfig(plugins=("mine",), loss="my_loss", advantage="my_advantage")
+
+
+@pytest.mark.parametrize("key", ["token_tis", "sequence_tis"])
+def test_samples_are_not_corrected_twice(key: str) -> None:
+    assert 'set proximal = "trainer"' in problem(correction={key: 2.0})
+    AlgorithmConfig.model_validate({"correction": {key: 2.0}, "proximal": "trainer"})
+
+
+def test_reading_the_configuration_imports_no_torch() -> None:
+    program = "import sys, services.learner.config.learner; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=30)
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_every_example_of_the_document_is_valid(example: str) -> None:
+    parse_config(AlgorithmConfig, tomllib.loads(example)["learner"]["algorithm"], where="example")
+
+
+def test_the_first_example_of_the_document_says_the_defaults() -> None:
+    shown = tomllib.loads(EXAMPLES[0])["learner"]["algorithm"]
+    assert AlgorithmConfig.model_validate(shown) == AlgorithmConfig()

@@ -1,0 +1,98 @@
+"""What an engine has under way when it is found to be torn is not used, however soon it is well."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from services.common.domain.attempts import AttemptKey, StopReason
+from services.common.domain.policy import PolicyId
+from services.common.domain.trajectory import Author, Sequence, Span, Trajectory, content_digest
+from services.learner.group_types import Lease
+from services.learner.groups.dispatcher import GroupDispatcher
+from services.learner.groups.messages import LeaseRequest, loop_time
+from services.learner.groups.restore import start_dispatcher
+from services.learner.journal.store import open_journal
+from services.learner.sampling.tasks import load_tasks
+from tests.learner.run.test_train_loop import query
+from tests.support.learner import make_config
+
+NEWEST = PolicyId(1, 0, b"f" * 32)
+
+
+@asynccontextmanager
+async def leased(tmp_path: Path) -> AsyncGenerator[tuple[GroupDispatcher, Lease]]:
+    """A dispatcher whose worker `w` serves the newest policy and holds a lease."""
+    config = make_config(tmp_path, lease_ttl_s=60.0)
+    journal = open_journal(tmp_path / "run")
+    dispatcher = await start_dispatcher(config, journal, load_tasks(Path(config.tasks)), 0)
+    await dispatcher.advance_policy(NEWEST, None)
+    dispatcher.book.greet_worker("w", "i", loop_time())
+    await dispatcher.mark_serving("w", NEWEST)
+    lease = await dispatcher.lease_group(LeaseRequest("r", "w", "i", NEWEST, 64), 5.0)
+    assert lease is not None
+    yield dispatcher, lease
+    await journal.close()
+
+
+def won(lease: Lease) -> Trajectory:
+    """The first attempt, one token by the newest policy."""
+    spans = (Span(Author.PROMPT, 1), Span(Author.POLICY, 1, NEWEST, lease.group.temperature))
+    sequence = Sequence(np.array([1, 2], np.int32), spans, np.array([-1.0], np.float32))
+    key = AttemptKey(lease.group.group_id, *lease.attempts[0])
+    return Trajectory(
+        *(key, lease.lease_id, (sequence,), content_digest([sequence])),
+        reward=1.0,
+        stop_reason=StopReason.DONE,
+    )
+
+
+async def torn_and_mended(dispatcher: GroupDispatcher) -> None:
+    await dispatcher.mark_not_serving("w", NEWEST)
+    await dispatcher.mark_serving("w", NEWEST)
+
+
+def unused(tmp_path: Path, dispatcher: GroupDispatcher, lease: Lease) -> bool:
+    """Whether the try is dropped, and the attempt waits for its next one."""
+    key = AttemptKey(lease.group.group_id, *lease.attempts[0])
+    assert dispatcher.book.waits_for(key)
+    return query(tmp_path, "SELECT dropped FROM trajectories") == [("unverified_policy",)]
+
+
+async def test_what_waits_for_a_report_is_not_used_after_the_engine_was_refused(
+    tmp_path: Path,
+) -> None:
+    async with leased(tmp_path) as (dispatcher, lease):
+        dispatcher.book.workers["w"].served.clear()
+        submitting = asyncio.create_task(dispatcher.submit_trajectory(won(lease)))
+        await asyncio.sleep(0.05)
+        await torn_and_mended(dispatcher)
+        await submitting
+        assert unused(tmp_path, dispatcher, lease)
+
+
+async def test_what_is_being_written_is_not_used_after_the_engine_was_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with leased(tmp_path) as (dispatcher, lease):
+        journal: Any = dispatcher.endings._journal  # pyright: ignore[reportPrivateUsage]
+        receive = journal.add_trajectory
+
+        async def slowly(*arguments: Any) -> bool:
+            new = await receive(*arguments)
+            await torn_and_mended(dispatcher)
+            return new
+
+        monkeypatch.setattr(journal, "add_trajectory", slowly)
+        await dispatcher.submit_trajectory(won(lease))
+        assert unused(tmp_path, dispatcher, lease)
+
+
+async def test_what_a_trusted_engine_wrote_is_used(tmp_path: Path) -> None:
+    async with leased(tmp_path) as (dispatcher, lease):
+        await dispatcher.submit_trajectory(won(lease))
+        assert query(tmp_path, "SELECT dropped FROM trajectories") == [("",)]

@@ -1,0 +1,222 @@
+"""Several ranks make the step that one makes, whatever the algorithm."""
+
+import multiprocessing
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from services.common.interpreter import python_command
+from services.learner.config.algorithm import AlgorithmConfig
+from services.learner.rank.data_parallel import RankPlacement, Replicas
+from services.learner.types import StepResult, TrainBatch
+from tests.support.tiny_ranks import changed, make_batch, make_trainer, parameters, same_bits
+
+Weights = dict[str, torch.Tensor]
+Done = tuple[list[StepResult], Weights]
+Change = Callable[[TrainBatch], TrainBatch]
+Run = Callable[..., list[Done]]
+
+EVERYTHING: dict[str, object] = {
+    "advantage": "gae",
+    "proximal": "trainer",
+    "entropy_coefficient": 0.01,
+    "epochs": 2,
+    "mini_batches": 2,
+    "kl": {"coefficient": 0.05},
+    "correction": {"token_tis": 2.0, "sequence_mask_geometric": [0.5, 2.0]},
+    "overlong": {"mask_above_tokens": 35, "soft_limit": 30, "soft_buffer": 20},
+    "critic": {"lr": 1.0},
+}
+ALGORITHMS: dict[str, dict[str, object]] = {
+    "plain": {},
+    "coupled": {"loss": "gspo", "reduction": "sequence_mean"},
+    "everything": EVERYTHING,
+    "reward": {"advantage": "reinforce_pp", "kl": {"coefficient": 0.05, "place": "reward"}},
+}
+
+
+@pytest.fixture(scope="module")
+def run() -> Iterator[Run]:
+    """`ranks`, called in a process that has no threads of gRPC: these may crash a forked child."""
+    with subprocess.Popen(
+        python_command("-m", __name__),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "GLOO_SOCKET_IFNAME": "lo"},
+    ) as process:
+        asked, told = process.stdin, process.stdout
+        assert asked is not None and told is not None
+
+        def call(*arguments: Any) -> list[Done]:
+            pickle.dump(arguments, asked)
+            asked.flush()
+            return pickle.load(told)
+
+        yield call
+        process.kill()
+
+
+def main() -> None:
+    with os.fdopen(os.dup(1), "wb") as answers:
+        # Whatever a library prints is no answer.
+        os.dup2(2, 1)
+        with suppress(EOFError):
+            while True:
+                pickle.dump(ranks(*pickle.load(sys.stdin.buffer)), answers)
+                answers.flush()
+
+
+def equal(batch: TrainBatch) -> TrainBatch:
+    return changed(batch, reward=1.0)
+
+
+def as_it_is(batch: TrainBatch) -> TrainBatch:
+    return batch
+
+
+def poisoned(batch: TrainBatch) -> TrainBatch:
+    first = batch.sequences[0]
+    bad = replace(first, behaviour_logprobs=first.token_ids * np.nan)
+    return replace(batch, sequences=(bad, *batch.sequences[1:]))
+
+
+def work(folder: Path, algorithm: object, replicas: Replicas, change: Change) -> Done:
+    """Two steps of one rank, and what it holds then, its critic included."""
+    policy, _, trainer = make_trainer(
+        folder,
+        algorithm=AlgorithmConfig.model_validate(algorithm),
+        replicas=replicas,
+        # Adam divides a gradient by its own size, rounding errors too; not with this.
+        eps=1.0,
+    )
+    batch = change(make_batch(policy, shift=0.2))
+    results = [trainer.train_step(replace(batch, step=step), lr=1.0) for step in (1, 2)]
+    critic = trainer.critic.state_tensors() if trainer.critic is not None else {}
+    # Of another process only plain arrays come back.
+    held = {**parameters(policy), **critic}
+    return [replace(result, seconds=0.0) for result in results], held
+
+
+def child(place: RankPlacement, pipe: Connection, task: Callable[[Replicas], Done]) -> None:
+    torch.set_num_threads(1)
+    results, held = task(Replicas.join_process_group(place, torch.device("cpu")))
+    pipe.send((results, {name: value.numpy() for name, value in held.items()}))
+
+
+def place(index: int, count: int, file: Path) -> RankPlacement:
+    """All on this machine."""
+    return RankPlacement(
+        index=index, count=count, rendezvous=f"file://{file}", slot=index, slots=count
+    )
+
+
+def ranks(
+    count: int, tmp_path: Path, folder: Path, algorithm: object, change: Change = as_it_is
+) -> list[Done]:
+    """What each of `count` ranks did. They are forked: torch is loaded once."""
+
+    def task(replicas: Replicas) -> Done:
+        return work(folder, algorithm, replicas, change)
+
+    if count == 1:
+        return [task(Replicas())]
+    context = multiprocessing.get_context("fork")
+    pipes = [context.Pipe(duplex=False) for _ in range(count)]
+    rendezvous = tmp_path / f"rendezvous-{len(list(tmp_path.iterdir()))}"
+    children = [
+        context.Process(
+            target=child,
+            args=(place(index, count, rendezvous), sender, task),
+        )
+        for index, (_, sender) in enumerate(pipes)
+    ]
+    for process in children:
+        process.start()
+    for _, sender in pipes:
+        # Else the end of a child that died would never be read.
+        sender.close()
+    try:
+        found = [receiver.recv() for receiver, _ in pipes]
+    finally:
+        for process in children:
+            process.join(5)
+            process.kill()
+    return [
+        (results, {name: torch.from_numpy(value) for name, value in held.items()})
+        for results, held in found
+    ]
+
+
+@pytest.mark.parametrize("name", list(ALGORITHMS))
+def test_neither_loss_nor_update_depends_on_the_number_of_ranks(
+    model_folder: Path, tmp_path: Path, run: Run, name: str
+) -> None:
+    ((alone, held),) = run(1, tmp_path, model_folder, ALGORITHMS[name])
+    for count in (2, 3):
+        first, *others = run(count, tmp_path, model_folder, ALGORITHMS[name])
+        for results, weights in others:
+            assert results == first[0]
+            assert same_bits(weights, first[1])
+        for ours, theirs in zip(first[0], alone, strict=True):
+            assert ours.metrics["policy/loss"] == pytest.approx(
+                theirs.metrics["policy/loss"], abs=1e-6
+            )
+            assert ours.metrics == pytest.approx(theirs.metrics, rel=1e-4, abs=1e-6)
+            assert ours.histograms.keys() == theirs.histograms.keys()
+            tokens = [[v.tokens for v in result.versions.values()] for result in (ours, theirs)]
+            assert tokens[0] == tokens[1]
+        for key, value in held.items():
+            torch.testing.assert_close(first[1][key], value, rtol=0, atol=1e-5)
+
+
+def test_two_runs_of_as_many_ranks_give_the_same_bits(
+    model_folder: Path, tmp_path: Path, run: Run
+) -> None:
+    left, right = (run(2, tmp_path, model_folder, EVERYTHING)[0] for _ in range(2))
+    assert left[0] == right[0]
+    assert same_bits(left[1], right[1])
+
+
+def test_what_is_not_finite_on_one_rank_is_refused_on_all(
+    model_folder: Path, tmp_path: Path, run: Run
+) -> None:
+    algorithm = {"advantage": "gae"}
+    ((_, untouched),) = run(1, tmp_path, model_folder, algorithm, poisoned)
+    for results, weights in run(2, tmp_path, model_folder, algorithm, poisoned):
+        assert [result.skipped for result in results] == [True, True]
+        assert same_bits(weights, untouched)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_where_nothing_has_a_gradient_all_ranks_do_nothing(
+    model_folder: Path, tmp_path: Path, run: Run, count: int
+) -> None:
+    for results, _ in run(count, tmp_path, model_folder, {}, equal):
+        assert [r.metrics["policy/updates"] for r in results] == [0.0, 0.0]
+        assert not any(result.skipped for result in results)
+
+
+def test_with_fewer_sequences_than_ranks_some_compute_nothing() -> None:
+    shares = [Replicas(index, 4).assign_sequences([5, 9, 7]) for index in range(4)]
+    assert shares == [[1], [2], [0], []]
+
+
+def test_the_longest_sequences_are_spread() -> None:
+    lengths = [100, 1, 2, 90, 20, 30]
+    shares = [Replicas(index, 2).assign_sequences(lengths) for index in range(2)]
+    assert [sum(lengths[i] for i in share) for share in shares] == [122, 121]
+
+
+if __name__ == "__main__":
+    main()

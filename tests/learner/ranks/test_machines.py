@@ -1,0 +1,218 @@
+"""A learner whose ranks are on several machines: the step of one machine, and no machine left."""
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from pydantic import ValidationError
+
+from services.learner.config.rank import RankConfig
+from services.learner.ports import RankError
+from services.learner.rank.rendezvous_store import interface_towards
+from services.learner.ranks.local import LocalRanks
+from services.learner.types import Publication, StepResult
+from tests.learner.ranks.nodes import HOST, config_of, head, left_of, start_machine, until
+from tests.support.rank_configs import policy_config
+from tests.support.tiny_ranks import make_batch, rank_pids
+
+EVERYTHING = {
+    "algorithm": {"advantage": "gae", "kl": {"coefficient": 0.05}, "epochs": 2, "mini_batches": 2}
+}
+
+
+async def one_machine(
+    folder: Path, model: Path, ranks: int, checkpoint: Path | None = None, **learner: object
+) -> tuple[StepResult, Publication]:
+    """The first step, or the one after a checkpoint, of as many ranks on one machine."""
+    shm = folder / "alone"
+    shm.mkdir()
+    config = config_of(1, ranks, **learner)
+    alone = LocalRanks("alone", policy_config(model), config, folder / "alone.log", shm)
+    try:
+        step = (await alone.start_ranks(checkpoint)).step + 1
+        return await alone.train_step(make_batch(step=step)), await alone.publish_weights(step)
+    finally:
+        await alone.close()
+
+
+async def test_two_machines_make_the_step_of_one_with_as_many_ranks(
+    model_folder: Path, tmp_path: Path
+) -> None:
+    alone = asyncio.create_task(one_machine(tmp_path, model_folder, 2))
+    async with head(tmp_path, model_folder, config_of(2)) as learner:
+        machine = await learner.machine()
+        assert (await learner.ranks.start_ranks(None)).step == 0
+        with pytest.raises(RankError, match="step 5 asked for, the next one is 1"):
+            await learner.ranks.train_step(make_batch(step=5))
+        result = await learner.ranks.train_step(make_batch(step=1))
+        published = await learner.ranks.publish_weights(1)
+        learner.roll.close(over=True)
+        assert await machine.ended() == 0
+    expected, there = await alone
+    assert result.metrics == expected.metrics
+    assert published.fingerprint == there.fingerprint
+    assert left_of(tmp_path) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [1, 2])
+async def test_machines_without_the_checkpoint_go_on_from_it(
+    model_folder: Path, tmp_path: Path, processes: int
+) -> None:
+    config = config_of(2, processes, **EVERYTHING)
+    async with head(tmp_path, model_folder, config) as learner:
+        await learner.machine()
+        await learner.ranks.start_ranks(None)
+        await learner.ranks.train_step(make_batch(step=1))
+        files = await learner.ranks.save_checkpoint(tmp_path / "checkpoint")
+        # Another start, with the machine's second membership.
+        assert (await learner.ranks.start_ranks(files.directory)).step == 1
+        result = await learner.ranks.train_step(make_batch(step=2))
+        published = await learner.ranks.publish_weights(2)
+    expected, there = await one_machine(
+        tmp_path, model_folder, 2 * processes, files.directory, **EVERYTHING
+    )
+    assert result.metrics == expected.metrics
+    assert published.fingerprint == there.fingerprint
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("whole", [False, True])
+async def test_a_killed_machine_is_an_error_of_all_within_seconds(
+    model_folder: Path, tmp_path: Path, whole: bool
+) -> None:
+    async with head(tmp_path, model_folder, config_of(2)) as learner:
+        machine = await learner.machine()
+        await learner.ranks.start_ranks(None)
+        (rank,) = machine.ranks()
+        here = rank_pids()
+        # Stopped, it takes the batch and never answers.
+        rank.suspend()
+        training = asyncio.create_task(learner.ranks.train_step(make_batch()))
+        await asyncio.sleep(0.3)
+        started = time.monotonic()
+        rank.kill()
+        if whole:
+            machine.process.kill()
+        with pytest.raises(RankError, match=r"machine 1 \(.*(gone|killed by signal 9)"):
+            await training
+        assert time.monotonic() - started < 8
+        with pytest.raises(RankError, match=r"machine 1|killed"):
+            await learner.ranks.train_step(make_batch())
+        await learner.ranks.close()
+        assert not any(psutil.pid_exists(pid) for pid in here)
+
+
+HEAD = """
+import asyncio, sys
+from pathlib import Path
+from tests.learner.ranks.nodes import config_of, head
+
+async def main():
+    async with head(Path(sys.argv[2]), Path(sys.argv[1]), config_of(2)) as learner:
+        print(learner.address, flush=True)
+        await learner.ranks.start_ranks(None)
+        print("started", flush=True)
+        await asyncio.sleep(60)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.slow
+async def test_a_machine_whose_learner_disappears_ends_by_itself(
+    model_folder: Path, tmp_path: Path
+) -> None:
+    gone = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", HEAD, str(model_folder), str(tmp_path)),
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert gone.stdout is not None
+    address = (await gone.stdout.readline()).decode().strip()
+    machine = await start_machine(
+        *(tmp_path / "machine", address, config_of(2), policy_config(model_folder)),
+        "--learner.rank.join_s=2",
+    )
+    try:
+        async with asyncio.timeout(60):
+            while await gone.stdout.readline() != b"started\n":
+                assert gone.returncode is None
+        assert len(left_of(tmp_path / "machine")) == 2
+        gone.kill()
+        assert await machine.ended(20) == 3
+        assert "no learner for 2 s" in machine.said
+        assert left_of(tmp_path / "machine") == []
+    finally:
+        if machine.process.returncode is None:
+            machine.process.kill()
+        await gone.wait()
+
+
+@pytest.mark.slow
+async def test_a_machine_joins_the_learners_successor(model_folder: Path, tmp_path: Path) -> None:
+    async with head(tmp_path, model_folder, config_of(2)) as learner:
+        machine = await learner.machine()
+        await learner.ranks.start_ranks(None)
+        os.kill(rank_pids()[0], signal.SIGKILL)
+        with pytest.raises(RankError, match="killed by signal 9"):
+            await learner.ranks.train_step(make_batch())
+        assert (await learner.ranks.start_ranks(None)).step == 0
+        assert not (await learner.ranks.train_step(make_batch())).skipped
+        assert machine.process.returncode is None
+
+
+async def test_a_machine_that_has_to_go_has_the_learner_drain(
+    model_folder: Path, tmp_path: Path
+) -> None:
+    async with head(tmp_path, model_folder, config_of(2)) as learner:
+        machine = await learner.machine()
+        (session,) = await learner.roll.wait_until_complete(30)
+        # Before it has heard that it is welcome, nobody would miss it.
+        await until(lambda: bool(machine.ranks()))
+        machine.process.terminate()
+        await asyncio.wait_for(learner.drain.wait(), 10)
+        # Until the learner has drained, its ranks are needed.
+        assert machine.process.returncode is None
+        assert not session.is_lost
+        learner.roll.close(over=True)
+        assert await machine.ended() == 0
+
+
+def _slow(overrides: list[str], message: str) -> object:
+    return pytest.param(overrides, message, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["--learner.rank.processes=2"], "learner.rank.processes = 2, the learner 1"),
+        (["--learner.optimizer.lr=0.5"], "another [policy], or another algorithm, optimizer"),
+        _slow(["--learner.rank.nodes=3"], "learner.rank.nodes = 3, the learner 2"),
+        _slow(["--replica", "2"], "--replica 2: learner.rank.nodes is 2"),
+        _slow(["--run-id", "other"], "is of run other, the learner of run"),
+    ],
+)
+async def test_a_machine_of_another_learner_is_refused_and_says_why(
+    model_folder: Path, tmp_path: Path, overrides: list[str], message: str
+) -> None:
+    async with head(tmp_path, model_folder, config_of(2)) as learner:
+        machine = await learner.machine(*overrides)
+        assert await machine.ended() == 2
+        assert message in machine.said
+        with pytest.raises(RankError, match=r"machine 1 of 2 has not joined in 0\.1 s"):
+            await learner.roll.wait_until_complete(0.1)
+
+
+def test_ranks_of_several_machines_are_refused_on_a_public_network() -> None:
+    with pytest.raises(ValidationError, match=r"learner\.rank\.network = 'private'"):
+        RankConfig(nodes=2, network="public")
+    assert RankConfig(nodes=1, network="public").processes == 1
+
+
+def test_an_address_leads_to_its_interface() -> None:
+    assert interface_towards(HOST) == interface_towards("127.0.0.2") == "lo"

@@ -1,0 +1,101 @@
+"""Ranks on two machines with a network between them, under TLS; and what happens when it goes."""
+
+import asyncio
+import shutil
+import subprocess
+import sys
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+
+from services.launcher.security import certificates
+from tests.learner.ranks.nodes import RUN, config_of, left_of, start_machine, until
+from tests.learner.ranks.test_machines import one_machine
+from tests.support.rank_configs import policy_config
+
+_NAMES = ("flotilla-a", "flotilla-b")
+_CABLE = "cable0"
+
+
+@pytest.fixture
+def two_machines() -> Generator[None]:
+    """Network namespaces with the addresses 10.77.0.1 and 10.77.0.2, and a cable."""
+    if (
+        shutil.which("ip") is None
+        or subprocess.run(("unshare", "-n", "true"), check=False).returncode
+    ):
+        pytest.skip("making network namespaces needs root and iproute2")
+    for name in _NAMES:
+        _ip("netns", "add", name)
+    try:
+        first, second = _NAMES
+        cable = ("link", "add", _CABLE, "netns", first, "type", "veth")
+        _ip(*cable, "peer", _CABLE, "netns", second)
+        for number, name in enumerate(_NAMES, 1):
+            _ip("-n", name, "addr", "add", f"10.77.0.{number}/24", "dev", _CABLE)
+            for device in ("lo", _CABLE):
+                _ip("-n", name, "link", "set", device, "up")
+        yield
+    finally:
+        for name in _NAMES:
+            _ip("netns", "del", name)
+
+
+def _ip(*words: str) -> None:
+    subprocess.run(("ip", *words), check=True)
+
+
+def _inside(name: str) -> tuple[str, ...]:
+    return ("ip", "netns", "exec", name)
+
+
+async def _said(process: asyncio.subprocess.Process, word: str) -> list[str]:
+    """The rest of the next line that begins with the word; log lines are skipped."""
+    assert process.stdout is not None
+    async with asyncio.timeout(120):
+        while line := (await process.stdout.readline()).decode():
+            if line.startswith(f"{word} "):
+                return line.split()[1:]
+    raise AssertionError(f"it ended before it said {word!r}")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("two_machines")
+async def test_machines_train_over_a_network_and_end_in_seconds_when_it_goes(
+    model_folder: Path, tmp_path: Path
+) -> None:
+    certificates.store_identity(tmp_path, certificates.mint_identity(RUN))
+    tls = str(certificates.identity_folder(tmp_path, RUN) / "learner")
+    learner = await asyncio.create_subprocess_exec(
+        *(*_inside(_NAMES[0]), sys.executable, "-m", "tests.learner.ranks.head_process"),
+        *(str(model_folder), str(tmp_path), "10.77.0.1", tls),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    (address,) = await _said(learner, "serving")
+    machine = await start_machine(
+        *(tmp_path / "machine", address, config_of(2), policy_config(model_folder)),
+        *("--tls-dir", tls, "--learner.rank.join_s=60"),
+        inside=_inside(_NAMES[1]),
+    )
+    try:
+        (fingerprint,) = await _said(learner, "trained")
+        _, expected = await one_machine(tmp_path, model_folder, 2)
+        assert fingerprint == expected.fingerprint.hex()
+        _ip("-n", _NAMES[1], "link", "set", _CABLE, "down")
+        assert learner.stdin is not None
+        learner.stdin.write(b"go on\n")
+        seconds, *why = await _said(learner, "lost")
+        assert float(seconds) < 12 and "machine 1" in " ".join(why)
+        assert await asyncio.wait_for(learner.wait(), 30) == 0
+        # Its ranks have ended with the connection; it waits for another learner.
+        await until(lambda: len(left_of(tmp_path / "machine")) == 1)
+        machine.process.terminate()
+        assert await machine.ended() == 0
+        assert left_of(tmp_path / "machine") == []
+    finally:
+        for process in (learner, machine.process):
+            if process.returncode is None:
+                process.kill()
+                await process.wait()

@@ -1,0 +1,63 @@
+"""What is said over the channel arrives as it was sent."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from services.common.domain.attempts import StopReason
+from services.learner.ranks import protocol
+from services.learner.types import (
+    Histogram,
+    ModelInfo,
+    StepResult,
+    StepSettings,
+    TrainBatch,
+    VersionMismatch,
+)
+from tests.support.tiny_ranks import make_batch
+
+
+def through(message: protocol.Message) -> protocol.Message:
+    return protocol.decode_body(protocol.encode_frame(message)[protocol.HEADER.size :])
+
+
+def test_a_batch_arrives_whole(tmp_path: Path) -> None:
+    made = make_batch(shift=0.1)
+    sequences = tuple(
+        replace(s, stop_reason=reason, staleness=index, temperature=0.1 * index)
+        for index, (s, reason) in enumerate(zip(made.sequences, [*StopReason] * 3, strict=False))
+    )
+    batch = TrainBatch(7, sequences, StepSettings(ratio_limit=3.5))
+    found = protocol.read_batch(through(protocol.write_batch(tmp_path / "batch", batch)))
+    assert (found.step, found.settings) == (7, batch.settings)
+    assert len(found.sequences) == len(sequences)
+    for got, sent in zip(found.sequences, sequences, strict=True):
+        for name in ("token_ids", "policy_mask", "behaviour_logprobs"):
+            np.testing.assert_array_equal(getattr(got, name), getattr(sent, name))
+        for name in ("group_id", "attempt_index", "reward", "temperature", "staleness"):
+            assert getattr(got, name) == getattr(sent, name)
+        assert got.stop_reason is sent.stop_reason
+
+
+def test_an_empty_batch_arrives_too(tmp_path: Path) -> None:
+    batch = TrainBatch(1, ())
+    assert protocol.read_batch(through(protocol.write_batch(tmp_path / "batch", batch))) == batch
+
+
+@pytest.mark.parametrize("reference", [None, b"fingerprint"])
+def test_what_was_loaded_arrives(reference: bytes | None) -> None:
+    info = ModelInfo(parameters=3, vocab_size=97, step=4, reference=reference)
+    assert protocol.decode_model_info(through(protocol.encode_model_info(info))) == info
+
+
+def test_a_result_arrives_whole() -> None:
+    result = StepResult(
+        metrics={"policy/loss": 0.1 + 0.2},
+        seconds=1.5,
+        skipped=True,
+        histograms={"policy/advantage": Histogram((0.0, 0.1, 2.0), (3, 4))},
+        versions={12: VersionMismatch(5, 0.1, 0.2, 0.3, float("inf"))},
+    )
+    assert protocol.decode_step_result(through(protocol.encode_step_result(result))) == result

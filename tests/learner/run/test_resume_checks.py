@@ -1,0 +1,61 @@
+"""What a learner says that goes on with a run under other tasks or from other weights."""
+
+from pathlib import Path
+
+import pytest
+
+from services.common.domain.policy import PolicyId
+from services.common.errors import ConfigError
+from services.learner.groups.policy_history import PolicyLineage
+from services.learner.journal.store import open_journal
+from services.learner.ranks.fake import FakeRanks
+from services.learner.run.resume_checks import check_tasks_are_the_same, check_weights_are_the_same
+from services.learner.sampling.tasks import load_tasks
+from services.learner.types import ModelInfo
+from tests.support.learner import make_config
+
+
+@pytest.mark.parametrize(
+    ("changes", "warns"),
+    [
+        ({}, False),
+        ({"groups_per_step": 4}, True),
+        ({"sampling": {"mixing": "proportional"}}, True),
+        ({"sampling": {"difficulty": {"enabled": True}}}, True),
+    ],
+)
+async def test_another_order_of_tasks_is_used_with_a_warning(
+    tmp_path: Path, changes: dict[str, object], warns: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    journal = open_journal(tmp_path / "run")
+    try:
+        for config in (make_config(tmp_path), make_config(tmp_path, **changes)):
+            tasks = load_tasks(Path(config.tasks))
+            await check_tasks_are_the_same(journal, tasks, config, 0)
+    finally:
+        await journal.close()
+    out, err = capfd.readouterr()
+    assert ("tasks come in another order from here on" in out + err) == warns
+
+
+@pytest.mark.parametrize(
+    ("step", "known", "reference", "problem"),
+    [
+        (0, b"other", None, "no checkpoint yet"),
+        (5, b"other", None, None),
+        (5, b"other", b"reference", "its KL penalty is measured from them"),
+        (5, b"reference", b"reference", None),
+        (5, None, b"reference", None),
+    ],
+)
+async def test_other_initial_weights_are_refused_where_they_matter(
+    tmp_path: Path, step: int, known: bytes | None, reference: bytes | None, problem: str | None
+) -> None:
+    lineage = PolicyLineage([PolicyId(1, 0, known)] if known else [], {})
+    info = ModelInfo(parameters=1, vocab_size=1, step=step, reference=reference)
+    checked = check_weights_are_the_same(lineage, FakeRanks(tmp_path), info)
+    if problem is None:
+        await checked
+    else:
+        with pytest.raises(ConfigError, match=f"not those that this run began with, .*{problem}"):
+            await checked

@@ -1,0 +1,185 @@
+"""What cannot be rendered: its group goes whole, is told of, and in three tasks ends the run."""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+import pytest
+
+from flotilla.learner.v1 import group_service_pb2 as pb
+from flotilla.learner.v1 import trajectory_pb2
+from services.common.domain.attempts import Purpose
+from services.common.errors import ConfigError
+from services.learner.alarms.event_rules import CALM_GROUPS, judge_template_errors
+from services.learner.group_types import GroupSpec
+from services.learner.groups.counters import Tally
+from services.learner.journal.audit import audit_journal
+from services.learner.journal.store import JOURNAL_FILE, open_read_only
+from services.learner.sampling.tasks import Task
+from services.learner.sampling.template_failures import TemplateFailures
+from tests.learner.groups.test_group_endings import following_worker
+from tests.learner.run.test_train_loop import eval_sets, following, lease_for, query
+from tests.support.launcher import until
+from tests.support.learner import FakeWorker, failed, graded, learner, make_config, write_tasks
+
+UNRENDERED = trajectory_pb2.FAILURE_KIND_TEMPLATE_ERROR
+SAID = "the chat template cannot render user, assistant, tool: roles must alternate"
+# Nothing here renews its leases, so that they last.
+GROUPS = {"lease_ttl_s": 300, "group_size": 4, "groups_per_step": 4, "max_staleness": 0}
+
+
+async def spoil(worker: FakeWorker, lease: pb.Lease, *, after: int = 2) -> None:
+    """The first attempts are graded, then one cannot be rendered."""
+    for attempt in lease.attempts[:after]:
+        await worker.submit(graded(lease, attempt, worker.policy))
+    submission = failed(lease, lease.attempts[after], UNRENDERED)
+    submission.header.detail = SAID
+    receipt = await worker.submit(submission)
+    assert receipt.group_complete, "the others of its group need not go on"
+
+
+def check_balance(tmp_path: Path, **fates: int) -> None:
+    with open_read_only(tmp_path / "run" / JOURNAL_FILE) as db:
+        found = audit_journal(db)
+    assert found.holds
+    assert found.fates == {name.replace("__", "/"): count for name, count in fates.items()}
+
+
+async def test_no_attempt_of_a_group_with_a_template_error_is_used(tmp_path: Path) -> None:
+    async with following(tmp_path, steps=9, **GROUPS) as worker:
+        lease = await lease_for(worker, pb.PURPOSE_TRAIN)
+        await spoil(worker, lease)
+        late = graded(lease, lease.attempts[3], worker.policy)
+        with pytest.raises(grpc.aio.AioRpcError, match="has no lease"):
+            await worker.submit(late)
+        again = await lease_for(worker, pb.PURPOSE_TRAIN)
+        assert again.group_id.endswith("r0"), "the task is not tried again at once"
+    rows = query(tmp_path, "SELECT state, reason FROM groups WHERE state = 'dropped'")
+    assert rows == [("dropped", "template_error")]
+    check_balance(tmp_path, failed=1, dropped__template_error=2)
+
+
+async def test_a_try_that_cannot_be_rendered_drops_its_group_after_a_kill_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The learner is gone between the try's row in the journal and the end of its group."""
+    taken = "services.learner.groups.group_endings.GroupEndings.take_record"
+    with monkeypatch.context() as patch:
+        patch.setattr(taken, lambda *_: None)
+        async with following(tmp_path, steps=9, **GROUPS) as worker:
+            lease = await lease_for(worker, pb.PURPOSE_TRAIN)
+            for attempt in lease.attempts[:3]:
+                await worker.submit(graded(lease, attempt, worker.policy))
+            await worker.submit(failed(lease, lease.attempts[3], UNRENDERED))
+    assert query(tmp_path, "SELECT DISTINCT state FROM groups") == [("open",)]
+    async with following(tmp_path, steps=9, **GROUPS) as worker:
+        other = await lease_for(worker, pb.PURPOSE_TRAIN)
+        assert other.group_id != lease.group_id
+    check_balance(tmp_path, failed=1, dropped__template_error=3)
+
+
+async def test_an_evaluation_reports_a_task_that_cannot_be_rendered_as_missing(
+    tmp_path: Path,
+) -> None:
+    config = make_config(tmp_path, eval=eval_sets(tmp_path), mode="eval", lease_ttl_s=300)
+    async with learner(tmp_path, config) as running:
+        worker, attached = await following_worker(running.address)
+        spoiled = await lease_for(worker, pb.PURPOSE_EVAL)
+        await spoil(worker, spoiled, after=0)
+        playing = asyncio.create_task(worker.persist(worker.work))
+        await asyncio.wait_for(running.task, 30)
+        playing.cancel()
+        await asyncio.gather(attached, playing, return_exceptions=True)
+        await worker.channel.close()
+    report = json.loads((tmp_path / "run" / "summary.json").read_text())["eval"]["eval_only"]
+    assert (report["tasks"], report["missing"]) == (3, 1)
+
+
+async def ends(tmp_path: Path, tasks: int, spoiled: list[bool], *, wait_s: float) -> str:
+    """How the learner ends when groups of different tasks, as long as there are some, are spoiled
+    or played well."""
+    path = write_tasks(tmp_path / "these.json", tasks, envs=1)
+    changes: dict[str, Any] = {**GROUPS, "groups_per_step": 20, "tasks": str(path)}
+    try:
+        async with learner(tmp_path, make_config(tmp_path, steps=9, **changes)) as running:
+            worker, attached = await following_worker(running.address)
+            for bad in spoiled:
+                lease = await lease_for(worker, pb.PURPOSE_TRAIN)
+                await (spoil(worker, lease) if bad else worker.play(lease))
+            await asyncio.wait([running.task], timeout=wait_s)
+            attached.cancel()
+            await worker.channel.close()
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+async def test_three_groups_of_different_tasks_end_the_run_with_that_reason(
+    tmp_path: Path,
+) -> None:
+    said = await ends(tmp_path, 12, [True, False, True, False, True], wait_s=10)
+    assert said.startswith("rollout: what the policy should read cannot be rendered")
+    assert SAID in said
+    assert 'rollout.prompt.profile = "full"' in said
+    check_balance(tmp_path, failed=3, dropped__template_error=6, queued=8)
+
+
+def template_alarms(tmp_path: Path) -> list[dict[str, Any]]:
+    """Each as it was raised, or cleared."""
+    path = tmp_path / "run" / "alarms.jsonl"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [each for each in map(json.loads, lines) if each["alarm"] == "template_error"]
+
+
+async def test_two_groups_raise_an_alarm_which_ends_after_groups_without_one(
+    tmp_path: Path,
+) -> None:
+    path = write_tasks(tmp_path / "these.json", 40, envs=1)
+    changes: dict[str, Any] = {**GROUPS, "groups_per_step": 40, "tasks": str(path)}
+    async with learner(tmp_path, make_config(tmp_path, steps=9, **changes)) as running:
+        worker, attached = await following_worker(running.address)
+        for spoiled in (1, 1, *[0] * CALM_GROUPS):
+            lease = await lease_for(worker, pb.PURPOSE_TRAIN)
+            await (spoil(worker, lease) if spoiled else worker.play(lease))
+            if spoiled:
+                await until(lambda: len(template_alarms(tmp_path)) == 1)
+        await until(lambda: len(template_alarms(tmp_path)) == 2)
+        attached.cancel()
+        await worker.channel.close()
+    raised, cleared = template_alarms(tmp_path)
+    assert (raised["state"], cleared["state"]) == ("raised", "cleared")
+    assert SAID in raised["cause"]
+    assert raised["scope"] == cleared["scope"] == "env0"
+
+
+@pytest.mark.parametrize(("groups", "bad"), [(0, True), (1, None), (15, None), (16, False)])
+def test_groups_without_a_template_error_count_for_their_environment_alone(
+    groups: int, bad: bool | None
+) -> None:
+    tally = Tally()
+    for env in ("env0", "env1"):
+        tally.count_unrendered(GroupSpec("g", 0, Task("t", env, "{}"), Purpose.TRAIN, 4, 1.0), SAID)
+    for _ in range(groups):
+        tally.count_rendered("env0")
+    found = {verdict.scope: verdict.bad for verdict in judge_template_errors(tally.template_errors)}
+    assert found == {"env0": bad, "env1": True}
+
+
+def test_one_hostile_task_does_not_end_the_run() -> None:
+    unrendered = TemplateFailures(tasks=12)
+    assert not any(unrendered.note_dropped("hostile", SAID) for _ in range(50))
+    assert not unrendered.note_dropped("second", SAID)
+    assert "3 different tasks" in unrendered.note_dropped("third", SAID)
+
+
+def test_a_run_of_one_task_ends_when_nothing_else_happens() -> None:
+    unrendered = TemplateFailures(tasks=1)
+    for _ in range(9):
+        assert not unrendered.note_dropped("only", SAID)
+        assert not unrendered.note_dropped("only", SAID)
+        unrendered.note_complete()
+    assert not unrendered.note_dropped("only", SAID)
+    assert not unrendered.note_dropped("only", SAID)
+    assert "1 different task" in unrendered.note_dropped("only", SAID)

@@ -1,0 +1,154 @@
+"""docs/metrics.md names every metric that a run logs, and nothing else."""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from flotilla.learner.v1 import group_service_pb2 as pb
+from flotilla.learner.v1 import trajectory_pb2
+from services.env_gateway.api import alarms
+from services.learner.alarms import event_rules, learning_rules, task_rules
+from services.learner.ports import TrackedRun
+from services.learner.ranks.fake import FakeRanks
+from services.learner.types import Histogram, StepResult, TrainBatch, VersionMismatch
+from tests.learner.rank.test_critic import gae
+from tests.learner.tracking.tracked_learner import run_with
+from tests.support.learner import FakeWorker, failed, graded, write_tasks
+from tests.support.repository import ROOT
+from tests.support.tiny_ranks import make_batch, make_trainer, write_model
+
+DOCS = ROOT / "docs" / "metrics.md"
+NAMES, HISTOGRAMS = "## Names", "### Histograms"
+# No upload ends within the test, and no launcher tells of prices: tests/learner/checkpoints and
+# tests/learner/tracking/test_recorder.py have them.
+ELSEWHERE = ("with `checkpoint.remote`", "with machines whose price is known")
+
+
+def documented(start: str, end: str) -> Iterator[str]:
+    """The names in the first columns of the tables between two headings."""
+    text = DOCS.read_text()
+    for line in text[text.index(start) : text.index(end)].splitlines():
+        if line.startswith("| `") and not any(each in line for each in ELSEWHERE):
+            yield from re.findall(r"`([^`]+/[^`]+)`", line.split(" | ")[0])
+
+
+def pattern(name: str) -> re.Pattern[str]:
+    """Of a name with {placeholders}."""
+    parts = re.split(r"\{\w+\}", name)
+    return re.compile("[^/]+".join(re.escape(part) for part in parts))
+
+
+class Names:
+    """Keeps every name. Implements `Tracker`."""
+
+    def __init__(self) -> None:
+        self.metrics: set[str] = set()
+        self.histograms: set[str] = set()
+
+    def open_run(self, run: TrackedRun) -> None:
+        """There is nothing to open."""
+
+    def log_metrics(
+        self, step: int, metrics: Mapping[str, float], histograms: Mapping[str, Histogram]
+    ) -> None:
+        self.metrics |= metrics.keys()
+        self.histograms |= histograms.keys()
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class RanksThatTell(FakeRanks):
+    """Say what a trainer with every term of the loss says."""
+
+    def __init__(self, folder: Path, result: StepResult) -> None:
+        super().__init__(folder)
+        self._result = result
+
+    async def train_step(self, batch: TrainBatch) -> StepResult:
+        await super().train_step(batch)
+        versions = {batch.step - 1: VersionMismatch(10, 1e-9, 1e-6, 1e-6, 1e-6)}
+        return replace(self._result, versions=versions)
+
+
+class WorkerThatTells(FakeWorker):
+    """Loses its first group of training, and tells of tools and times."""
+
+    lost = 0
+
+    async def play(self, lease: pb.Lease) -> None:
+        for attempt in lease.attempts:
+            if lease.purpose == pb.PURPOSE_TRAIN and self.lost < 2:
+                self.lost += 1
+                await self.submit(failed(lease, attempt, trajectory_pb2.FAILURE_KIND_ENV_LOST))
+                continue
+            submission = graded(lease, attempt, self.policy)
+            turn = submission.header.turns.add(prompt_tokens=2, generated_tokens=3)
+            turn.tools.FromMilliseconds(50)
+            await self.submit(submission)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> StepResult:
+    """One real step with a reference and a critic."""
+    torch.set_num_threads(1)
+    folder = write_model(tmp_path_factory.mktemp("model"))
+    kl = {"coefficient": 0.1}
+    algorithm = type(gae()).model_validate({**gae().model_dump(), "kl": kl})
+    policy, _, trainer = make_trainer(folder, algorithm=algorithm)
+    return trainer.train_step(make_batch(policy), 1e-3)
+
+
+async def logged(tmp_path: Path, trained: StepResult) -> Names:
+    heldout = write_tasks(tmp_path / "heldout.json", 3, prefix="heldout")
+    sets = [{"name": name, "tasks": str(heldout)} for name in ("heldout", "greedy")]
+    names = Names()
+    await run_with(
+        tmp_path,
+        names,
+        ranks=RanksThatTell(tmp_path / "weights", trained),
+        worker=WorkerThatTells,
+        max_tries=1,
+        eval={"sets": sets},
+    )
+    return names
+
+
+async def test_a_full_step_logs_every_documented_name_and_no_other(
+    tmp_path: Path, trained: StepResult
+) -> None:
+    names = await logged(tmp_path, trained)
+    for found, (start, end) in (
+        (names.metrics, (NAMES, HISTOGRAMS)),
+        (names.histograms, (HISTOGRAMS, "## Alarms")),
+    ):
+        patterns = {name: pattern(name) for name in documented(start, end)}
+        assert patterns
+        unknown = [n for n in found if not any(p.fullmatch(n) for p in patterns.values())]
+        assert not sorted(unknown), "not in docs/metrics.md"
+        missing = [n for n, p in patterns.items() if not any(p.fullmatch(f) for f in found)]
+        assert not missing, "in docs/metrics.md and never logged"
+
+
+def test_every_alarm_is_documented() -> None:
+    text = DOCS.read_text()
+    table = text[text.index("| alarm |") :]
+    rows = [line.split(" | ")[0] for line in table.splitlines() if line.startswith("| `")]
+    told = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+    sources = [
+        Path(str(module.__file__)).read_text()
+        for module in (event_rules, learning_rules, task_rules)
+    ]
+    raised = {name for source in sources for name in re.findall(r'Verdict\(\s+"(\w+)"', source)}
+    assert raised <= told
+    assert told - raised == {
+        event_rules.NO_PROGRESS,
+        *("damaged_checkpoint", "checkpoint_failed", "corrupt_record", "damaged_mark"),
+        "lost_with_disk",
+        # Of the gateway.
+        alarms.LATE_HEARTBEATS,
+    }

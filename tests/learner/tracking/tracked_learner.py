@@ -1,0 +1,54 @@
+"""A learner whose tracker, ranks and worker a test brings."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from services.common.lifecycle import Lifecycle
+from services.common.run_membership import ReplicaIdentity
+from services.learner.alarms.ports import AlarmSink
+from services.learner.app import run_learner
+from services.learner.dependencies import LearnerDependencies
+from services.learner.ports import Ranks, Tracker
+from services.learner.ranks.fake import FakeRanks
+from tests.support.learner import TOKENIZER, FakeWorker, free_port, make_config, make_runtime
+
+
+async def run_with(
+    tmp_path: Path,
+    tracker: Tracker,
+    *,
+    ranks: Ranks | None = None,
+    worker: type[FakeWorker] = FakeWorker,
+    until: Callable[[FakeWorker], Awaitable[None]] | None = None,
+    heard: AlarmSink | None = None,
+    told: Mapping[str, float] | None = None,
+    **changes: Any,
+) -> None:
+    """One start of a run, to its end, its failure, or that of `until`; `told` is what a launcher
+    has said."""
+    changes = {"steps": 4, "checkpoint": {"every": 100}, **changes}
+    address = f"127.0.0.1:{free_port()}"
+    runtime = make_runtime(tmp_path, make_config(tmp_path, **changes), listen=address)
+    if told is not None:
+        identity = ReplicaIdentity("run", "learner", 0, "i1")
+        runtime.lifecycle = Lifecycle(runtime.drain, identity, None, None)
+        runtime.lifecycle.told = told
+    ranks = ranks or FakeRanks(tmp_path / "weights")
+    sinks = [heard] if heard else []
+    vendors = LearnerDependencies(ranks, tracker, TOKENIZER, alarm_sinks=sinks)
+    running = asyncio.create_task(run_learner(runtime, vendors))
+    try:
+        async with worker(address).working() as working:
+            waiting = until(working) if until else asyncio.sleep(20)
+            ended = asyncio.ensure_future(waiting)
+            await asyncio.wait({running, ended}, return_when=asyncio.FIRST_COMPLETED)
+            ended.cancel()
+            await asyncio.gather(ended, return_exceptions=True)
+    finally:
+        running.cancel()
+        tracker.close()
+        with suppress(asyncio.CancelledError):
+            await running

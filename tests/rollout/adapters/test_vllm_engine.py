@@ -1,0 +1,198 @@
+"""Real vLLM on a tiny random model: what it says it sampled is what the weights say."""
+
+import asyncio
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from transformers import Qwen3ForCausalLM
+
+from services.common.domain.policy import PolicyId
+from services.common.spec import PolicyConfig
+from services.rollout.adapters.vllm import VllmEngine
+from services.rollout.adapters.vllm_options import ServedModel
+from services.rollout.config.rollout import EngineConfig
+from services.rollout.types import Completion, Publication, Sampling
+from tests.support.tiny_model import make_model, perturbed, publish, reference_logprobs
+
+pytestmark = [
+    pytest.mark.engine,
+    pytest.mark.timeout(280),
+    # What vLLM and torch warn about at import is theirs to mend.
+    pytest.mark.filterwarnings("default"),
+]
+
+TOLERANCE = 1e-4
+PROMPT = np.arange(3, 67, dtype=np.int32)
+NEVER = 383  # a token id that ends a turn practically never
+
+
+async def started(folder: Path) -> VllmEngine:
+    config = EngineConfig(device="cpu", max_num_seqs=16)
+    shared = PolicyConfig(model=str(folder), dtype="float32", max_model_len=1024)
+    return await VllmEngine.start_engine(config, ServedModel(folder, shared, [NEVER]))
+
+
+def difference(
+    reference: NDArray[np.float32], completion: Completion, tokens: slice = slice(None)
+) -> float:
+    """Largest distance between the engine's logprobs and a reference over the whole sequence."""
+    expected = reference[len(PROMPT) - 1 :]
+    return float(np.abs(completion.logprobs - expected)[tokens].max())
+
+
+def check_switch(
+    completion: Completion, before: PolicyId, after: PolicyId, model: Qwen3ForCausalLM
+) -> None:
+    """The tokens of the first span, and none of the second, are the old weights'."""
+    assert [span.policy for span in completion.spans] == [before, after]
+    switch = completion.spans[0].length
+    assert switch + completion.spans[1].length == len(completion.token_ids)
+    whole = np.concatenate([PROMPT, completion.token_ids])
+    old = reference_logprobs(model, whole)
+    assert difference(old, completion, slice(None, switch)) < TOLERANCE
+    assert difference(old, completion, slice(switch, switch + 5)) > 0.01, "the span is not exact"
+
+
+def first_span_error(completion: Completion, models: list[Qwen3ForCausalLM]) -> float:
+    """How far the tokens of the first policy are from what its weights alone say."""
+    span = completion.spans[0]
+    whole = np.concatenate([PROMPT, completion.token_ids[: span.length]])
+    reference = reference_logprobs(models[span.policy.version % 2], whole)
+    return float(np.abs(reference[len(PROMPT) - 1 :] - completion.logprobs[: span.length]).max())
+
+
+# Until a turn has begun and is cut: nobody knows how fast this machine is now.
+TIMES_S = (0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4)
+
+
+async def cut_at(
+    engine: VllmEngine, timeout_s: float, update: Publication | None = None
+) -> list[Completion]:
+    """What is sampled in so long by more requests than run at once, of those that are cut; the
+    weights change halfway."""
+    asking = [
+        asyncio.create_task(engine.generate(PROMPT, Sampling(1.0, seed), 900, timeout_s))
+        for seed in range(24)
+    ]
+    if update is not None:
+        await asyncio.sleep(timeout_s / 2)
+        await engine.load_weights(update, Path(update.location))
+    ended = await asyncio.wait_for(asyncio.gather(*asking), timeout_s + 5)
+    assert all(each.timed_out for each in ended if not len(each.token_ids))
+    return [each for each in ended if each.timed_out and len(each.token_ids)]
+
+
+async def check_what_time_cuts(
+    engine: VllmEngine, models: list[Qwen3ForCausalLM], folder: Path, version: int
+) -> None:
+    """What vLLM gives back when it aborts is as good to train on as all else. `models` are those
+    of even and odd versions."""
+    model = models[version % 2]
+    for timeout_s in TIMES_S:
+        cut = await cut_at(engine, timeout_s)
+        for each in cut:
+            assert [(s.policy, s.length) for s in each.spans] == [
+                (engine.policy, len(each.token_ids))
+            ]
+            whole = np.concatenate([PROMPT, each.token_ids])
+            assert difference(reference_logprobs(model, whole), each) < TOLERANCE
+        if cut:
+            break
+    else:
+        raise AssertionError("no turn was cut")
+    for later, timeout_s in enumerate(TIMES_S, version + 1):
+        before, model = engine.policy, models[(later - 1) % 2]
+        assert before is not None
+        update = publish(models[later % 2], folder / "later.safetensors", later)
+        across = [c for c in await cut_at(engine, timeout_s, update) if len(c.spans) == 2]
+        for each in across:
+            check_switch(each, before, update.policy, model)
+        if across:
+            return
+    raise AssertionError("no turn was cut that two policies wrote")
+
+
+async def test_logprobs_follow_the_weights_through_updates(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    model = make_model(folder)
+    engine = await started(folder)
+    try:
+        first = publish(model, tmp_path / "v1.safetensors", 1)
+        await engine.load_weights(first, Path(first.location))
+        for temperature in (1.0, 0.7):
+            sampled = await engine.generate(PROMPT, Sampling(temperature, seed=3), 48)
+            whole = np.concatenate([PROMPT, sampled.token_ids])
+            assert difference(reference_logprobs(model, whole, temperature), sampled) < TOLERANCE
+            assert [(s.policy, s.length) for s in sampled.spans] == [
+                (first.policy, len(sampled.token_ids))
+            ]
+        again = await engine.generate(PROMPT, Sampling(0.7, seed=3), 48)
+        assert again.token_ids.tolist() == sampled.token_ids.tolist()
+
+        other = perturbed(model, 1)
+        second = publish(other, tmp_path / "v2.safetensors", 2)
+        running = [
+            asyncio.create_task(engine.generate(PROMPT, Sampling(1.0, seed=seed), 900))
+            for seed in range(10, 22)
+        ]
+        await asyncio.sleep(0.3)
+        await engine.load_weights(second, Path(second.location))
+
+        canary = await engine.compute_logprobs(second.canary_token_ids)
+        expected = reference_logprobs(other, second.canary_token_ids)
+        assert np.abs(canary - expected).max() < TOLERANCE
+        fresh = await engine.generate(PROMPT, Sampling(1.0, seed=5), 48)
+        whole = np.concatenate([PROMPT, fresh.token_ids])
+        assert difference(reference_logprobs(other, whole), fresh) < TOLERANCE, "stale cache"
+
+        finished = await asyncio.gather(*running)
+        across = [each for each in finished if len(each.spans) == 2]
+        assert across, "no request was in flight while the weights changed"
+        for completion in across:
+            check_switch(completion, first.policy, second.policy, model)
+
+        await check_what_time_cuts(engine, [other, model], tmp_path, version=2)
+        fresh = await engine.generate(PROMPT, Sampling(1.0, seed=5), 48)
+        assert [span.policy for span in fresh.spans] == [engine.policy]
+    finally:
+        await engine.close()
+
+
+@pytest.mark.slow
+async def test_what_begins_while_weights_change_is_of_one_policy_to_its_first_switch(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "model"
+    models = [make_model(folder)]
+    models.append(perturbed(models[0], 1))
+    engine = await started(folder)
+    finished: list[Completion] = []
+
+    async def keep_asking(seed: int) -> None:
+        while True:
+            finished.append(await engine.generate(PROMPT, Sampling(1.0, seed), 4 + seed % 5))
+
+    async def keep_loading() -> None:
+        for version in range(2, 14):
+            await asyncio.sleep(0.15)
+            publication = publish(models[version % 2], tmp_path / "new.safetensors", version)
+            await engine.load_weights(publication, Path(publication.location))
+
+    try:
+        first = publish(models[1], tmp_path / "first.safetensors", 1)
+        await engine.load_weights(first, Path(first.location))
+        # More than run at once, so that some wait while the weights change.
+        asking = [asyncio.create_task(keep_asking(seed)) for seed in range(24)]
+        await keep_loading()
+        await asyncio.sleep(0.3)
+        for task in asking:
+            task.cancel()
+        ends = await asyncio.gather(*asking, return_exceptions=True)
+        assert {type(end) for end in ends} == {asyncio.CancelledError}, "a request failed"
+    finally:
+        await engine.close()
+    assert {each.spans[0].policy.version for each in finished} == set(range(1, 14))
+    off = [each for each in finished if first_span_error(each, models) > TOLERANCE]
+    assert not off, f"{len(off)} of {len(finished)}: {[first_span_error(x, models) for x in off]}"

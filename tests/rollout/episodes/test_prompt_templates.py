@@ -1,0 +1,167 @@
+"""Templates that cannot show the policy what its tools answer: named at the start, or the group
+is given up whole."""
+
+import re
+
+import psutil
+import pytest
+
+from services.common.domain.attempts import FailureKind, StopReason
+from services.rollout.adapters.fake import FakeEngine
+from services.rollout.adapters.template_process import TEMPLATES
+from services.rollout.episodes.episode import AttemptRunner
+from services.rollout.episodes.prompt import Profile, PromptBuilder
+from services.rollout.ports import TemplateError
+from services.rollout.types import Tool, Trajectory
+from tests.rollout.episodes.templates import AT_MOST_THREE, GEMMA, MISTRAL, chatml, tokenizer_with
+from tests.support.rollout import POLICY, TOOL, FakeEnvironment, attempt, limits, turns
+
+CALL = '<tool_call>{"name": "look", "arguments": {"at": "it"}}</tool_call>'
+
+
+async def play(
+    template: str, *texts: str, profile: Profile = "minimal", tool: Tool = TOOL
+) -> tuple[Trajectory, FakeEnvironment]:
+    tokenizer = tokenizer_with(template)
+    prompts = PromptBuilder(tokenizer, profile)
+    write = (
+        turns(*texts) if "im_start" in template else lambda shown: texts[shown.count("model") - 1]
+    )
+    engine = FakeEngine(tokenizer, prompts.turn_end_id, write, policy=POLICY)
+    environment = FakeEnvironment(tools=(tool,))
+    runner = AttemptRunner(engine, environment, tokenizer, prompts, limits())
+    return await runner.run_attempt(attempt()), environment
+
+
+@pytest.mark.parametrize(
+    ("template", "fault"),
+    [(GEMMA, "Conversation roles must alternate"), (MISTRAL, "Tool call IDs should be")],
+)
+def test_a_template_that_refuses_tool_results_is_refused_before_anything_is_played(
+    template: str, fault: str
+) -> None:
+    with pytest.raises(TemplateError) as refused:
+        PromptBuilder(tokenizer_with(template), "minimal")
+    said = str(refused.value)
+    assert fault in said
+    assert "user, assistant, tool" in said, "it says what could not be rendered"
+    assert 'rollout.prompt.profile = "full"' in said, "and what to do"
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_results_of_up_to_three_calls_are_rendered_at_the_start(count: int) -> None:
+    check = (
+        "{%- if messages | selectattr('role', 'equalto', 'tool') | list | length == "
+        f"{count}" + " %}{{- raise_exception('not ' ~ messages[-1].role) }}{%- endif %}"
+    )
+    with pytest.raises(TemplateError, match=", ".join(["tool"] * count) + ".*not tool"):
+        PromptBuilder(tokenizer_with(chatml(check)), "minimal")
+
+
+def test_no_other_profile_is_recommended_where_none_works() -> None:
+    check = "{%- if messages | length > 2 %}{{- raise_exception('one turn') }}{%- endif %}"
+    with pytest.raises(TemplateError) as refused:
+        PromptBuilder(tokenizer_with(chatml(check)), "minimal")
+    assert "profile" not in str(refused.value)
+    with pytest.raises(TemplateError, match=r"user, assistant, user.*one turn"):
+        PromptBuilder(tokenizer_with(chatml(check)), "full")
+
+
+@pytest.mark.parametrize(
+    "fault",
+    ["{{- message.content.nothing.at_all }}", "{{- 1 // 0 }}", "{%- for x in 3 %}{%- endfor %}"],
+)
+def test_whatever_a_template_raises_is_the_templates_fault(fault: str) -> None:
+    check = "{%- if message.role == 'tool' %}" + fault + "{%- endif %}"
+    with pytest.raises(TemplateError, match="user, assistant, tool"):
+        PromptBuilder(tokenizer_with(chatml(check)), "minimal")
+
+
+async def test_the_profile_that_is_recommended_plays_to_the_end() -> None:
+    trajectory, environment = await play(GEMMA, CALL + CALL, "<done>", profile="full")
+    assert trajectory.stop_reason is StopReason.DONE
+    assert len(environment.episodes[0].calls) == 2
+
+
+async def test_a_result_that_cannot_be_rendered_later_is_no_failure_like_others() -> None:
+    good, _ = await play(AT_MOST_THREE, CALL * 3, "<done>")
+    assert good.is_graded
+    bad, environment = await play(AT_MOST_THREE, CALL * 4, "<done>")
+    assert bad.failure is FailureKind.TEMPLATE_ERROR
+    assert "at most three tool results in a row" in bad.detail
+    assert len(bad.token_ids) == 0
+    assert environment.episodes[0].closed
+    assert not environment.episodes[0].grades
+
+
+async def test_a_tool_that_the_template_cannot_render_is_a_template_error_too() -> None:
+    check = (
+        "{%- for tool in tools or [] %}{{- tool.function.parameters.title.upper() }}{%- endfor %}"
+    )
+    bad, _ = await play(chatml(check), "<done>")
+    assert bad.failure is FailureKind.TEMPLATE_ERROR
+    assert re.search("cannot render user: .*title", bad.detail)
+
+
+async def test_text_that_the_tokenizer_refuses_is_a_template_error_too() -> None:
+    """JSON lets a schema name half a character, which is no text."""
+    hostile = Tool("look", "half of \ud83d", {"type": "object", "properties": {}})
+    shows = chatml("{%- for tool in tools or [] %}{{- tool.function.description }}{%- endfor %}")
+    bad, _ = await play(shows, "<done>", tool=hostile)
+    assert bad.failure is FailureKind.TEMPLATE_ERROR
+    assert "cannot be tokenised" in bad.detail
+
+
+@pytest.mark.parametrize(
+    "bomb",
+    [
+        "{%- for a in range(99999) %}{%- for b in range(99999) %}{%- endfor %}{%- endfor %}",
+        "{{- 10 ** (10 ** 10) }}",
+        "{{- ('a' * (10 ** 12)) | length }}",
+        "{%- set text = namespace(of='aaaa') %}{%- for a in range(60) %}"
+        "{%- set text.of = text.of ~ text.of %}{%- endfor %}",
+    ],
+)
+def test_a_template_without_an_end_is_refused_and_the_next_one_is_rendered(
+    bomb: str,
+) -> None:
+    with pytest.raises(TemplateError, match=r"cannot render user: (it takes|MemoryError)"):
+        PromptBuilder(tokenizer_with(chatml(bomb)), "minimal")
+    assert PromptBuilder(tokenizer_with(chatml("")), "minimal").turn_end_id > 0
+
+
+def test_a_template_that_makes_a_flood_of_text_is_refused() -> None:
+    flood = "{%- for a in range(20000) %}{{- 'a' * 1000 }}{%- endfor %}"
+    with pytest.raises(TemplateError, match=r"it makes 20000\d+ characters, more than"):
+        PromptBuilder(tokenizer_with(chatml(flood)), "minimal")
+
+
+def test_a_template_that_raises_a_flood_of_text_is_told_in_few_words() -> None:
+    flood = "{{- raise_exception('x' * 5000000) }}"
+    with pytest.raises(TemplateError, match="xxx") as refused:
+        TEMPLATES.render_template(conversations=[[]], chat_template=flood)
+    assert len(str(refused.value)) == 2000
+
+
+def test_half_a_character_reaches_the_template_and_comes_back() -> None:
+    tokenizer = tokenizer_with(chatml(""))
+    text = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "a\ud83dz\u2028"}], None, True
+    )
+    assert "a\ud83dz\u2028" in text
+
+
+def test_a_child_that_somebody_killed_is_no_fault_of_the_template() -> None:
+    tokenizer = tokenizer_with(chatml(""))
+    user = [{"role": "user", "content": "Find it"}]
+    before = tokenizer.apply_chat_template(user, None, True)
+    children = [
+        child
+        for child in psutil.Process().children()
+        if "services.rollout.adapters.template_child" in child.cmdline()
+    ]
+    assert children
+    for child in children:
+        child.kill()
+        psutil.wait_procs([child], timeout=0.2)
+    assert tokenizer.apply_chat_template(user, None, True) == before

@@ -1,0 +1,173 @@
+"""A run that is well, faults to plant in it, and doubles of whom it asks."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+from environments.server.serving import TOKEN_VARIABLE as EMULATOR_KEY
+from services.common.config import apply_override, canonical_json, parse_config
+from services.env_gateway.config.gateway import EnvGatewayConfig
+from services.launcher.doctor.findings import ProbeResult, Status
+from services.launcher.doctor.probe_list import PROBES
+from services.launcher.doctor.run_context import RunContext, make_run_context
+from services.launcher.doctor.run_probes import run_probes
+from services.launcher.plan import parse_spec
+from services.learner.config.learner import LearnerConfig
+from services.rollout.config.rollout import RolloutConfig
+from tests.support.repository import ROOT
+
+TOKEN = "a-token-for-tests-that-is-long-enough"
+Handle = Callable[[str, Mapping[str, str], Mapping[str, Any]], tuple[int, Any]]
+
+
+def spec(policy: Path, tasks: Path, *overrides: str) -> dict[str, Any]:
+    """A run in which nothing is wrong, but for what the overrides bring."""
+    made: dict[str, Any] = {
+        "name": "well",
+        "policy": {"model": str(policy), "dtype": "float32", "max_model_len": 8192},
+        "env_gateway": {"backend": "embedded"},
+        "rollout": {
+            "max_attempts": 4,
+            "max_input_length": 4000,
+            "max_generate_length": 40,
+            "engine": {"device": "cpu", "max_num_seqs": 4},
+        },
+        "learner": {"tasks": str(tasks), "steps": 2, "groups_per_step": 2, "group_size": 2},
+    }
+    for override in overrides:
+        apply_override(made, override)
+    return made
+
+
+def subject(content: Mapping[str, Any], folder: Path, **environ: str) -> RunContext:
+    """`environ` on top of this process's, without what a developer may have there."""
+    ours = ("WANDB_API_KEY", "WANDB_BASE_URL", "FLEET_API_KEY", "SLACK_BOT_TOKEN", "FLOTILLA_TOKEN")
+    plain = {name: value for name, value in os.environ.items() if name not in ours}
+    nothing = {"NETRC": os.devnull, "HF_HUB_OFFLINE": "1"}
+    plan = parse_spec(canonical_json(content))
+    return make_run_context(plan, folder / "runs", {**plain, **nothing, **environ})
+
+
+async def probed(name: str, about: RunContext) -> ProbeResult:
+    """What one probe says."""
+    chosen = [probe for probe in PROBES if probe.name == name]
+    return (await run_probes(replace(about, sections=sections(about.plan.spec)), chosen))[0]
+
+
+def sections(content: Mapping[str, Any]) -> dict[str, Any]:
+    """As the services print them, without the time that starting them takes."""
+    classes = {"env_gateway": EnvGatewayConfig, "learner": LearnerConfig, "rollout": RolloutConfig}
+    return {
+        service: parse_config(cls, content[service], where=service).model_dump(mode="json")
+        for service, cls in classes.items()
+    }
+
+
+# As SkyPilot's modules of these names, as far as the doctor asks them.
+SKYPILOT = {
+    "exceptions": "class ServerTemporarilyUnavailableError(Exception): ...",
+    "server/common": """
+import os, requests
+def get_server_url(): return os.environ["SKYPILOT_API_SERVER_ENDPOINT"]
+def redact_url_password(url): return url
+def make_authenticated_request(method, path, retry, timeout):
+    return requests.request(method, get_server_url() + path, timeout=timeout)
+""",
+    # Lambda alone may be used.
+    "client/sdk": """
+def check(clouds, verbose): return "request"
+def get(request): return {"default": {"lambda": ["compute"]}}
+""",
+}
+
+
+def skypilot(folder: Path, url: str) -> dict[str, str]:
+    """The environment in which a double of SkyPilot has its API server at `url`."""
+    for name, text in SKYPILOT.items():
+        path = folder / "sky" / f"{name}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    search = os.pathsep.join([str(folder), str(ROOT), str(ROOT / "gen")])
+    return {"PYTHONPATH": search, "SKYPILOT_API_SERVER_ENDPOINT": url}
+
+
+def says(result: ProbeResult, status: Status, *words: str) -> None:
+    assert result.status is status, result.detail
+    for word in words:
+        assert word in result.detail, result.detail
+
+
+@contextmanager
+def double(handle: Handle) -> Generator[str]:
+    """The URL of a server that answers (path, headers, body) by `handle`."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            size = int(self.headers.get("content-length") or 0)
+            text = self.rfile.read(size) or b"{}"
+            headers = {name.lower(): value for name, value in self.headers.items()}
+            try:
+                body = json.loads(text)
+            except ValueError:
+                body = {}
+            status, answer = handle(self.path, headers, body)
+            extra: dict[str, str] = answer.pop("headers", {}) if isinstance(answer, dict) else {}
+            data = json.dumps(answer).encode()
+            self.send_response(status)
+            for name, value in {**extra, "content-length": str(len(data))}.items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(data)
+
+        do_GET = do_POST
+
+        def log_message(self, format: str, *args: Any) -> None:
+            """Says nothing."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@contextmanager
+def emulator(key: str, *options: str) -> Generator[str]:
+    """The URL of Fleet's emulator, which insists on `key`."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "environments.fleet_emulator", "--port", "0", *options],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        cwd=ROOT,
+        env={**os.environ, EMULATOR_KEY: key},
+    )
+    assert process.stdout is not None
+    try:
+        yield json.loads(process.stdout.readline())["url"].rstrip("/")
+    finally:
+        process.terminate()
+        process.communicate(timeout=20)
+
+
+@contextmanager
+def echo_of(listen: str = "127.0.0.1:0", **environ: str) -> Generator[str]:
+    """The address of an echo that was started by hand."""
+    options = ("--until-eof", "--listen", listen)
+    command = [sys.executable, "-m", "services.launcher.doctor.echo_server", *options]
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, env={**os.environ, **environ}, cwd=ROOT, **pipes) as process:
+        assert process.stdout is not None
+        yield json.loads(process.stdout.readline())["address"]
+        process.communicate()

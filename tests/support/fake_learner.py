@@ -1,0 +1,6 @@
+"""A fake learner."""
+
+from tests.support.fake_service import run
+
+if __name__ == "__main__":
+    run("learner")

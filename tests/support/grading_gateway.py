@@ -1,0 +1,72 @@
+"""A gateway that grades with the verifiers of this repository, in real workers."""
+
+import json
+import uuid
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+from environments.oracle import plan
+from services.common.domain.attempts import ToolOutcome
+from services.env_gateway.adapters.embedded.backend import EmbeddedBackend
+from services.env_gateway.config.backends import EmbeddedConfig
+from services.env_gateway.config.gateway import EnvGatewayConfig
+from services.env_gateway.episodes.gateway import Gateway
+from services.env_gateway.episodes.instance_journal import InstanceJournal
+from services.env_gateway.episodes.session import Session
+from services.env_gateway.grading.grader import VerifierRunner, load_digests
+from services.env_gateway.ports import Backend
+from services.env_gateway.verify.verifier_pool import VerifierPool
+from tests.support.fake_gateway import open_spec, opened
+from tests.support.repository import ROOT
+
+ENV_KEYS = ("booking", "tracker", "shop")
+DIGESTS = ROOT / "environments" / "verifiers.sha256"
+
+
+@asynccontextmanager
+async def grading_gateway(
+    backends: Mapping[str, Backend], config: EnvGatewayConfig | None = None
+) -> AsyncGenerator[Gateway]:
+    """A gateway that grades for real; without a sandbox only this repository's verifiers run."""
+    settings = config or EnvGatewayConfig()
+    unsafe = settings.verifiers.unsafe_local_verifiers
+    pool = VerifierPool(size=1, memory_bytes=2**29, unsafe=unsafe)
+    await pool.start_workers()
+    runner = VerifierRunner(settings.verifiers, pool, load_digests(DIGESTS))
+    journal = InstanceJournal(None)
+    # Unique, as for every start of a gateway: servers remember what they were asked for.
+    incarnation = f"run.gw.{uuid.uuid4().hex[:8]}"
+    gateway = Gateway(settings, backends, runner, journal, incarnation=incarnation)
+    try:
+        yield gateway
+    finally:
+        await gateway.drain(0.0)
+        await pool.close()
+        journal.close()
+
+
+@asynccontextmanager
+async def embedded_gateway() -> AsyncGenerator[Gateway]:
+    backend = EmbeddedBackend(EmbeddedConfig())
+    try:
+        async with grading_gateway({"embedded": backend}) as gateway:
+            yield gateway
+    finally:
+        await backend.close()
+
+
+async def solve(gateway: Gateway, session: Session, task: Mapping[str, Any]) -> None:
+    for seq, (name, arguments) in enumerate(plan(task)):
+        answer, _ = await gateway.call_tool(session, seq, name, json.dumps(arguments), 5.0)
+        assert answer.outcome is ToolOutcome.OK, answer
+
+
+async def reward_of(gateway: Gateway, task: Mapping[str, Any], *, act: bool, attempt: int) -> Any:
+    session = await opened(gateway, open_spec(attempt, task=json.dumps(task)))
+    if act:
+        await solve(gateway, session, task)
+    grade = await gateway.grade_episode(session, "", None, 10.0)
+    gateway.close(session.episode.episode_id)
+    assert grade.reason is None, grade.detail
+    return grade.reward

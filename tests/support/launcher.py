@@ -1,0 +1,180 @@
+"""A launcher with fake services, in this process or in one of its own."""
+
+import asyncio
+import json
+import sys
+import time
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+from typer.testing import CliRunner
+
+from flotilla.launcher.v1 import (
+    registry_service_pb2_grpc,
+    run_service_pb2,
+    run_service_pb2_grpc,
+)
+from services.common import rpc
+from services.launcher.api.run_service import RegistryService, RunService
+from services.launcher.backends.local.backend import MARK_VARIABLE, LocalBackend
+from services.launcher.backends.ports import Backend
+from services.launcher.cli.app import app
+from services.launcher.config.launcher import LauncherConfig
+from services.launcher.control.launcher import Launcher, LauncherDependencies
+from services.launcher.ports import NO_HOOKS, LauncherHooks
+from services.launcher.store.ledger import Ledger
+from tests.support.repository import ROOT
+
+if TYPE_CHECKING:
+    from flotilla.launcher.v1.registry_service_pb2_grpc import RegistryServiceAsyncStub
+    from flotilla.launcher.v1.run_service_pb2_grpc import RunServiceAsyncStub
+
+TOKEN = "a-token-for-tests-that-is-long-enough"
+ENDED = (
+    run_service_pb2.RUN_STATE_COMPLETED,
+    run_service_pb2.RUN_STATE_FAILED,
+    run_service_pb2.RUN_STATE_STOPPED,
+)
+
+
+def spec(**sections: Any) -> dict[str, Any]:
+    """A run spec of fakes, quick in everything."""
+    modules = {s: f"tests.support.fake_{s}" for s in ("learner", "rollout", "env_gateway")}
+    launcher: dict[str, Any] = {
+        "modules": modules,
+        "backoff_s": 0.05,
+        "heartbeat_interval_s": 0.1,
+        "drain_s": 5.0,
+        **sections.pop("launcher", {}),
+    }
+    policy = {"model": "none", "max_model_len": 8}
+    return {"name": "fake", "seed": 0, "policy": policy, "launcher": launcher, **sections}
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A launcher that serves, and clients of it."""
+
+    launcher: Launcher
+    runs: "RunServiceAsyncStub"
+    registry: "RegistryServiceAsyncStub"
+    address: str = ""
+
+    async def start(
+        self, wish: dict[str, Any], *, timeout_s: float | None = None, **fields: Any
+    ) -> str:
+        fields.setdefault("request_id", f"request-{time.monotonic_ns()}")
+        request = run_service_pb2.StartRunRequest(spec_json=json.dumps(wish), **fields)
+        return (await self.runs.StartRun(request, timeout=timeout_s)).run_id
+
+    async def get(self, run_id: str) -> run_service_pb2.Run:
+        answer = await self.runs.GetRun(run_service_pb2.GetRunRequest(run_id=run_id))
+        return answer.run
+
+    async def until(
+        self, run_id: str, reached: Callable[[run_service_pb2.Run], bool], limit_s: float = 30.0
+    ) -> run_service_pb2.Run:
+        """Poll until the run is as wished; says how it is when it takes too long."""
+        deadline = time.monotonic() + limit_s
+        while True:
+            run = await self.get(run_id)
+            if reached(run):
+                return run
+            assert time.monotonic() < deadline, f"waited {limit_s} s; the run is {run}"
+            await asyncio.sleep(0.03)
+
+    async def ended(self, run_id: str) -> run_service_pb2.Run:
+        return await self.until(run_id, lambda run: run.state in ENDED)
+
+
+@dataclass(slots=True)
+class OneRegistry:
+    """All runs on one server with one token, which the tests know."""
+
+    address: str = ""
+
+    def secrets_for(self, service: str) -> dict[str, str]:
+        return {"FLOTILLA_TOKEN": TOKEN}
+
+    async def open_registry(
+        self, run_id: str, config: LauncherConfig, remembered: str
+    ) -> "OneRegistry":
+        return self
+
+    async def close(self, run_id: str, *, forget: bool) -> None:
+        """It serves the other runs."""
+
+
+@asynccontextmanager
+async def serving(
+    folder: Path,
+    backend: Backend | None = None,
+    *,
+    stream_age_s: float = 60.0,
+    hooks: LauncherHooks = NO_HOOKS,
+) -> AsyncGenerator[Served]:
+    """A launcher over real sockets; its runs are stopped in the end."""
+    store, registry = Ledger(folder / "launcher.sqlite"), OneRegistry()
+    chosen = backend or LocalBackend(folder)
+    launcher = Launcher(
+        folder, store, LauncherDependencies({"local": lambda: chosen}, registry, hooks)
+    )
+    server = rpc.server(token=TOKEN)
+    run_service_pb2_grpc.add_RunServiceServicer_to_server(
+        RunService(launcher, stream_age_s), server
+    )
+    registry_service_pb2_grpc.add_RegistryServiceServicer_to_server(
+        RegistryService(launcher, stream_age_s), server
+    )
+    async with rpc.serving(server, "127.0.0.1:0", grace_s=0.2) as at:
+        registry.address = at.address
+        async with rpc.channel(at.address, token=TOKEN) as channel:
+            runs: Any = run_service_pb2_grpc.RunServiceStub(channel)
+            registry: Any = registry_service_pb2_grpc.RegistryServiceStub(channel)
+            yield Served(launcher, runs, registry, at.address)
+            await launcher.close(2.0)
+    store.close()
+
+
+async def until(reached: Callable[[], bool], limit_s: float = 15.0) -> None:
+    """Poll something that tells nobody when it changes."""
+    async with asyncio.timeout(limit_s):
+        while not reached():  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+
+
+async def start_cli(*arguments: str) -> asyncio.subprocess.Process:
+    """The `flotilla` command with its output in a pipe."""
+    return await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "services.launcher.cli.app", *arguments),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+        cwd=ROOT,
+        start_new_session=True,
+    )
+
+
+async def run_cli_here(*arguments: str) -> tuple[int, str]:
+    """Run a command that starts nothing in this process: its exit code and its output."""
+    result = await asyncio.to_thread(CliRunner().invoke, app, arguments)
+    return result.exit_code, result.output
+
+
+def left_running(folder: Path) -> list[psutil.Process]:
+    """Every process that a launcher of this folder has started, and the launchers themselves."""
+    return [process for process in psutil.process_iter() if _is_of(process, str(folder))]
+
+
+def _is_of(process: psutil.Process, folder: str) -> bool:
+    try:
+        if process.status() == psutil.STATUS_ZOMBIE:
+            return False
+        marked = process.environ().get(MARK_VARIABLE, "").startswith(f"{folder}:")
+        return marked or (folder in process.cmdline() and "services.launcher" in process.cmdline())
+    except (psutil.Error, OSError):
+        # Ended meanwhile, or somebody else's.
+        return False

@@ -1,0 +1,54 @@
+"""OpenEnv servers as processes, and what is needed to look behind them."""
+
+import asyncio
+import json
+import os
+import socket
+import subprocess
+from pathlib import Path
+from typing import cast
+
+import aiohttp
+
+from services.env_gateway.adapters.openenv.backend import OpenEnvBackend
+from services.env_gateway.ports import Backend
+from tests.support.repository import ROOT
+
+# Another version of the package is tested by naming the interpreter that has it.
+PYTHON = os.environ.get("OPENENV_PYTHON", str(ROOT / ".venv-openenv" / "bin" / "python"))
+
+
+def example_command(kind: str, *options: str) -> list[str]:
+    """A server of `openenv_examples.py`, which runs until it is stopped."""
+    assert Path(PYTHON).exists(), f"{PYTHON} does not exist: run `make openenv`"
+    return [PYTHON, str(Path(__file__).with_name("openenv_examples.py")), kind, *options]
+
+
+def announced(process: subprocess.Popen[bytes]) -> str:
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    assert line, "the server has ended; is there a .venv-openenv? run `make openenv`"
+    return json.loads(line)["url"]
+
+
+async def sessions(url: str, backend: Backend) -> int:
+    """How many sessions the server has. It learns of a socket that was dropped a little later."""
+    expected = len(cast("OpenEnvBackend", backend).channels)
+    loop = asyncio.get_running_loop()
+    until = loop.time() + 2.0
+    async with aiohttp.ClientSession() as http:
+        while True:
+            async with http.get(f"{url}/sessions") as answer:
+                active: int = (await answer.json())["active"]
+            if active == expected or loop.time() > until:
+                return active
+            await asyncio.sleep(0.01)
+
+
+async def cut(backend: Backend, instance_id: str) -> None:
+    """Cut the connection of one session, as a network does."""
+    channel = cast("OpenEnvBackend", backend).channels[instance_id]
+    connection = cast("socket.socket", channel.socket.get_extra_info("socket"))
+    connection.shutdown(socket.SHUT_RDWR)
+    while channel.is_open:  # noqa: ASYNC110
+        await asyncio.sleep(0.001)

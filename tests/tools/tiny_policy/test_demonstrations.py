@@ -1,0 +1,125 @@
+"""The demonstrator, and its demonstrations as training data."""
+
+import json
+import random
+from collections.abc import Sequence
+from itertools import groupby, pairwise
+
+import pytest
+
+from environments.api import ENV_KEYS, Instance, ToolError, open_instance
+from environments.scenario import data_id
+from environments.tasks import verifier_source
+from environments.words import is_heldout_pair
+from services.rollout.adapters.tokenizer import TransformersTokenizer
+from services.rollout.episodes.prompt import OK, PromptBuilder
+from tests.support.verifier_dialect import grade
+from tools.tiny_policy.demonstrations import assignment, demonstrations, prompt_ids, tokenise
+from tools.tiny_policy.demonstrator import Habits, Turn, demonstrate
+from tools.tiny_policy.episodes import solved
+
+DILIGENT = Habits(lazy=dict.fromkeys(ENV_KEYS, 0.0), sloppy=0.0)
+
+
+def act(
+    env_key: str, index: int, habits: Habits, rng: random.Random
+) -> tuple[Instance, list[Turn]]:
+    instance = open_instance(env_key, data_id("demo", index))
+    return instance, demonstrate(assignment(instance), instance.call, habits, rng)
+
+
+def written_by_policy(ids: Sequence[int], policy: Sequence[bool]) -> list[list[int]]:
+    """The policy's turns, as token ids."""
+    runs = groupby(zip(ids, policy, strict=True), key=lambda pair: pair[1])
+    return [[token for token, _ in run] for by_policy, run in runs if by_policy]
+
+
+@pytest.mark.parametrize("env_key", ENV_KEYS)
+def test_without_its_habits_the_demonstrator_solves_every_task(env_key: str) -> None:
+    for index in range(50):
+        instance, turns = act(env_key, index, DILIGENT, random.Random(0))
+        assert solved(instance)
+        assert turns[-1] == Turn("<done>", last=True)
+
+
+def test_with_its_habits_it_solves_between_a_third_and_a_half() -> None:
+    rng = random.Random(0)
+    outcomes = [solved(act(ENV_KEYS[i % 3], i, Habits(), rng)[0]) for i in range(600)]
+    assert 0.33 < sum(outcomes) / len(outcomes) < 0.5
+
+
+def test_a_lazy_demonstrator_looks_things_up_and_then_claims_to_be_done() -> None:
+    habits = Habits(lazy=dict.fromkeys(ENV_KEYS, 1.0), sloppy=0.0)
+    instance, turns = act("shop", 0, habits, random.Random(0))
+    called = [json.loads(turn.text.split("\n")[1])["name"] for turn in turns[:-1]]
+    assert called == ["find_customer", "find_item"]
+    assert turns[-1].text == "<done>"
+    assert not solved(instance)
+
+
+def test_slips_are_whole_decisions_and_every_kind_occurs() -> None:
+    habits = Habits(lazy=dict.fromkeys(ENV_KEYS, 0.0), sloppy=0.5)
+    rng = random.Random(0)
+    episodes = [act(ENV_KEYS[i % 3], i, habits, rng)[1] for i in range(300)]
+    torn = [
+        turns for turns in episodes if not turns[-1].text.endswith(("<done>", "}}\n</tool_call>"))
+    ]
+    repeated = [turns for turns in episodes if any(a == b for a, b in pairwise(turns))]
+    refused = [turns for turns in episodes if any(turn.error for turn in turns)]
+    assert torn and repeated and refused
+    assert all(turns[-1].last and not any(turn.last for turn in turns[:-1]) for turns in episodes)
+
+
+def test_demonstrations_contain_no_pair_of_names_that_evaluation_asks_for() -> None:
+    for demonstration in demonstrations(300, first=0, habits=Habits(), rng=random.Random(0)):
+        scenario = demonstration.scenario
+        assert not is_heldout_pair(scenario.env_key, *scenario.pair)
+
+
+def test_a_demonstration_is_token_for_token_the_episode_of_a_policy_that_writes_it(
+    tokenizer: TransformersTokenizer, prompts: PromptBuilder
+) -> None:
+    for demonstration in demonstrations(60, first=0, habits=Habits(), rng=random.Random(1)):
+        example = tokenise(demonstration, prompts, tokenizer)
+        scenario = demonstration.scenario
+        instance = open_instance(scenario.env_key, scenario.data_id)
+        ids = prompt_ids(prompts, scenario, instance.tools())
+        turns = written_by_policy(example.ids, example.policy)
+        for number, turn in enumerate(turns):
+            ids += turn
+            if number + 1 < len(turns):
+                ids += prompts.observation_ids([answer(instance, tokenizer.decode(turn), prompts)])
+        assert ids == example.ids
+
+
+def answer(instance: Instance, text: str, prompts: PromptBuilder) -> str:
+    """What a rollout shows a policy that has written `text`."""
+    call = json.loads(text.removeprefix("<tool_call>").removesuffix("</tool_call><|im_end|>"))
+    try:
+        result = instance.call(call["name"], call["arguments"])
+    except ToolError as error:
+        return prompts.observation_text("tool_error", [str(error)])
+    return prompts.observation_text(OK, [json.dumps(result)])
+
+
+def test_evaluation_grades_as_the_shipped_verifiers_do() -> None:
+    rng = random.Random(2)
+    habits = Habits(sloppy=0.3)
+    grades: list[bool] = []
+    for index in range(150):
+        instance, _ = act(ENV_KEYS[index % 3], index, habits, rng)
+        source = verifier_source(instance.env_key, instance.scenario.kind)
+        grades.append(grade(source, instance) == 1)
+        assert solved(instance) == grades[-1]
+    assert 20 < sum(grades) < 130
+
+
+def test_only_what_the_demonstrator_wrote_is_marked_for_training(
+    tokenizer: TransformersTokenizer, prompts: PromptBuilder
+) -> None:
+    [demonstration] = demonstrations(1, first=0, habits=DILIGENT, rng=random.Random(0))
+    example = tokenise(demonstration, prompts, tokenizer)
+    written = written_by_policy(example.ids, example.policy)
+    assert [tokenizer.decode(turn) for turn in written] == [
+        f"{turn.text}<|im_end|>" for turn in demonstration.turns
+    ]
