@@ -1,0 +1,53 @@
+"""Modules that are named in strings exist: those that are imported late, and those that run."""
+
+import ast
+import re
+import subprocess
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+NAME = re.compile(r"(services|environments|tools|benchmarks)(\.[a-z_]\w*)+(:\w+)?")
+
+
+def _strings(path: Path) -> set[str]:
+    tree = ast.parse(path.read_text())
+    return {
+        node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    }
+
+
+def _find_source(name: str) -> Path | None:
+    path = ROOT / name.replace(".", "/")
+    return next((p for p in (path.with_suffix(".py"), path / "__init__.py") if p.exists()), None)
+
+
+def _exists(text: str) -> bool:
+    """Return True for a module, a folder, or a name that is defined in a module."""
+    name = text.replace(":", ".")
+    if _find_source(name) or (ROOT / name.replace(".", "/")).is_dir():
+        return True
+    module, _, defined = name.rpartition(".")
+    source = _find_source(module)
+    return source is not None and re.search(rf"\b{defined}\b", source.read_text()) is not None
+
+
+def test_every_module_that_a_string_names_exists() -> None:
+    listed = ["git", "ls-files", "services", "tests", "tools", "benchmarks", "environments"]
+    files = subprocess.check_output(listed, cwd=ROOT, text=True).split()
+    named = {
+        (text, file)
+        for file in files
+        if file.endswith(".py")
+        for text in _strings(ROOT / file)
+        if NAME.fullmatch(text)
+    }
+    assert len(named) > 50
+    assert [(text, file) for text, file in sorted(named) if not _exists(text)] == []
+
+
+def test_a_module_or_a_function_that_is_not_there_is_noticed() -> None:
+    probes = "services.launcher.doctor.tcp_ports"
+    assert _exists(f"{probes}:probe_ports") and _exists("services.launcher")
+    assert not _exists(f"{probes}:probe_port") and not _exists("services.launcher.doctor.ports")
