@@ -77,7 +77,8 @@ async def _build_gateway(runtime: Runtime[EnvGatewayConfig], stack: AsyncExitSta
     from services.env_gateway.adapters.image_scaling import scale_image
     from services.env_gateway.episodes.gateway import Gateway
     from services.env_gateway.episodes.instance_journal import InstanceJournal
-    from services.env_gateway.grading.grader import VerifierRunner, load_digests, load_verifiers
+    from services.env_gateway.grading.grader import VerifierRunner
+    from services.env_gateway.grading.verifier_files import load_digests, load_verifiers
     from services.env_gateway.verify.verifier_pool import VerifierPool
 
     config = runtime.config
@@ -112,11 +113,11 @@ async def _run_background_loops(
 ) -> None:
     """Run the gateway's background loops: lease expiry, event-loop lag, metrics and alarms.
     Never returns."""
-    from services.env_gateway.api import prometheus, status
+    from services.env_gateway.api import status
 
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(gateway.run_lease_loop())
-        tasks.create_task(prometheus.measure_loop_lag())
+        tasks.create_task(status.measure_loop_lag())
         tasks.create_task(status.export_metrics_forever(gateway))
         tasks.create_task(status.update_alarms_forever(gateway, alarms, hurry))
 

@@ -14,7 +14,8 @@ from services.env_gateway.config.gateway import EnvGatewayConfig
 from services.env_gateway.episodes.gateway import Gateway
 from services.env_gateway.episodes.instance_journal import InstanceJournal
 from services.env_gateway.episodes.session import Session
-from services.env_gateway.grading.grader import VerifierRunner, load_digests
+from services.env_gateway.grading.grader import VerifierRunner
+from services.env_gateway.grading.verifier_files import load_digests
 from services.env_gateway.ports import Backend
 from services.env_gateway.verify.verifier_pool import VerifierPool
 from tests.support.fake_gateway import open_spec, opened

@@ -17,7 +17,12 @@ from services.env_gateway.ports import HeartbeatBackend
 
 _PERIOD_S = 1.0
 _ENV = ("env",)
+_LAG_PERIOD_S = 0.25
 _BREAKER = {BreakerState.CLOSED: 0.0, BreakerState.HALF_OPEN: 1.0, BreakerState.OPEN: 2.0}
+
+_lag_seconds = metrics.seconds_histogram(
+    "flotilla_event_loop_lag_seconds", "How late the event loop wakes what is due"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +53,7 @@ def list_limiters(gateway: Gateway) -> list[LimiterStatus]:
         *_gate_limiters("warmups", gates.warming_by_env),
         *_paced_limiters("creations", gateway.opener.creations),
         *_paced_limiters("deletions", gateway.closer.deletions),
-        *_paced_limiters("grades", gateway.gradings),
+        *_paced_limiters("grades", gateway.grader.gates),
     ]
 
 
@@ -64,6 +69,15 @@ def _gate_limiters(name: str, gates: Mapping[str, Gate]) -> Iterator[LimiterStat
 def breaker_states(gateway: Gateway) -> dict[str, BreakerState]:
     """Return the breaker's state for each environment with at least one tool call."""
     return {env: gate.breaker_state for env, gate in gateway.caller.gates.by_env.items()}
+
+
+async def measure_loop_lag() -> None:
+    """Measure the event loop's lag forever."""
+    loop = asyncio.get_running_loop()
+    while True:
+        due = loop.time() + _LAG_PERIOD_S
+        await asyncio.sleep(_LAG_PERIOD_S)
+        _lag_seconds()(max(0.0, loop.time() - due))
 
 
 async def export_metrics_forever(gateway: Gateway) -> None:

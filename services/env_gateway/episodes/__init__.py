@@ -1,1 +1,2 @@
-"""Episodes from open to close. `gateway.py` is the core; `episode_book.py` is pure."""
+"""Episodes from open to close, with their tool calls and grades. Start reading at `gateway.py`;
+`episode_book.py` is pure."""

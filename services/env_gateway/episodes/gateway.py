@@ -3,15 +3,14 @@ leases."""
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import TypeVar
 
 from services.common import trace
 from services.common.log import get_logger
 from services.common.watchdog import Watchdog
-from services.env_gateway.api import prometheus
 from services.env_gateway.config.gateway import EnvGatewayConfig
+from services.env_gateway.episodes import event_metrics
 from services.env_gateway.episodes.counters import GatewayCounts
 from services.env_gateway.episodes.episode_book import (
     EpisodeBook,
@@ -19,19 +18,17 @@ from services.env_gateway.episodes.episode_book import (
     EpisodeSpec,
     EpisodeState,
 )
+from services.env_gateway.episodes.episode_grading import EpisodeGrader
 from services.env_gateway.episodes.instance_deletion import InstanceDeleter
 from services.env_gateway.episodes.instance_journal import InstanceJournal
 from services.env_gateway.episodes.opening import EpisodeOpener
 from services.env_gateway.episodes.session import CallAnswer, ChangeSignal, Session
+from services.env_gateway.episodes.tool_calls import ToolCaller
 from services.env_gateway.grading.grader import VerifierRunner
 from services.env_gateway.grading.verdict import Grade
 from services.env_gateway.limits.admission import Admission, Ticket
-from services.env_gateway.limits.rate_gates import PacedGate, grade_gate
-from services.env_gateway.ports import Backend, Submission, SupportsEndReason
+from services.env_gateway.ports import Backend, SupportsEndReason
 from services.env_gateway.tools.computer_tool import ScaleImage, keep_unscaled
-from services.env_gateway.tools.tool_calls import ToolCaller
-
-T = TypeVar("T")
 
 _LOG = get_logger(__name__)
 
@@ -69,7 +66,6 @@ class Gateway:
         self.sandbox_limits = sandbox_limits
         self.capacity_changed = ChangeSignal()
         self.backends = backends
-        self._verifiers = verifiers
         self.book = EpisodeBook(prefix=incarnation, lease_ttl_s=config.lease_ttl_s)
         self.admission = _make_admission(config)
         self._sessions: dict[str, Session] = {}
@@ -84,7 +80,7 @@ class Gateway:
             scale or keep_unscaled,
             self.caller.gates,
         )
-        self.gradings: dict[str, PacedGate] = {}
+        self.grader = EpisodeGrader(config, verifiers, self.counts, self._watchdog)
         self.closer = InstanceDeleter(config, journal, self._release_place, rng)
 
     def open_episode(self, spec: EpisodeSpec) -> Session:
@@ -189,7 +185,7 @@ class Gateway:
             trace.annotate({"outcome": answer.outcome.value, "attempts": answer.attempts})
         self.counts.count_call(env_key, answer)
         self.counts.tainted[env_key] += session.episode.tainted and not was_tainted
-        prometheus.observe_call(env_key, answer)
+        event_metrics.observe_call(env_key, answer)
         return answer
 
     async def grade_episode(
@@ -202,21 +198,7 @@ class Gateway:
         if episode.state is not EpisodeState.READY:
             raise EpisodeLostError(f"episode {episode.episode_id} is not ready")
         self.book.extend_lease(episode, _now())
-        known = session.known_grade()
-        if known is not None:
-            return known
-        if session.grading is None or session.grading.done():
-            answer = session.final_answer if final_answer is None else final_answer
-            submission = Submission(episode.spec.task, answer, conversation)
-            gate = self._grading_gate(session)
-            work = lambda: self._verifiers.grade_session(session, submission, timeout_s, gate)  # noqa: E731
-            session.grading = asyncio.create_task(self._run_watched("grade", work))
-            session.grading.add_done_callback(lambda task: self._count_grade(session, task))
-        task = session.grading
-        await asyncio.wait({task})
-        if task.cancelled():
-            raise EpisodeLostError(f"episode {episode.episode_id} {episode.detail}")
-        return task.result()
+        return await self.grader.grade_episode(session, final_answer, conversation, timeout_s)
 
     def close(self, episode_id: str) -> None:
         """End an episode. One that has already ended or never existed counts as closed."""
@@ -287,24 +269,9 @@ class Gateway:
             self._by_ticket[ticket].changed.notify()
         self.capacity_changed.notify()
 
-    async def _run_watched(self, stage: str, work: Callable[[], Awaitable[T]]) -> T:
-        with self._watchdog.stage(stage):
-            return await work()
-
-    def _grading_gate(self, session: Session) -> PacedGate:
-        gate = self.gradings.get(session.backend_name)
-        if gate is None:
-            gate = grade_gate(self.config, apart=session.backend.isolates_instances)
-            self.gradings[session.backend_name] = gate
-        return gate
-
     def _release_place(self, session: Session) -> None:
         self._by_ticket.pop(session.ticket)
         self._notify_admitted(self.admission.release_place(session.ticket))
-
-    def _count_grade(self, session: Session, task: asyncio.Task[Grade]) -> None:
-        if not task.cancelled() and task.exception() is None:
-            self.counts.count_grade(session.env_key, task.result())
 
 
 def _make_admission(config: EnvGatewayConfig) -> Admission:

@@ -8,8 +8,9 @@ from typing import TypeVar
 
 from services.common.log import get_logger
 from services.common.watchdog import Watchdog
-from services.env_gateway.api import prometheus
 from services.env_gateway.config.gateway import EnvGatewayConfig
+from services.env_gateway.episodes import event_metrics
+from services.env_gateway.episodes.call_gates import CallGates
 from services.env_gateway.episodes.episode_book import EpisodeBook, EpisodeState
 from services.env_gateway.episodes.instance_journal import InstanceJournal
 from services.env_gateway.episodes.session import Session
@@ -19,7 +20,6 @@ from services.env_gateway.ports import BackendError, Instance, ProvisionRequest,
 from services.env_gateway.tasks.task_format import SINGLE_TURN
 from services.env_gateway.tools.computer_tool import ScaleImage, make_screen
 from services.env_gateway.tools.retry_policy import Backoff
-from services.env_gateway.tools.tool_calls import CallGates
 from services.env_gateway.tools.tool_selection import COMPUTER, NothingToOfferError, select_tools
 
 _LOG = get_logger(__name__)
@@ -75,7 +75,7 @@ class EpisodeOpener:
             _LOG.exception("open_failed", episode_id=session.episode.episode_id)
             self._fail_opening(session, f"the gateway failed: {error!r}")
         session.open_s = _now() - started
-        prometheus.open_seconds(session.env_key, "all")(session.open_s)
+        event_metrics.open_seconds(session.env_key, "all")(session.open_s)
         session.changed.notify()
 
     async def _provision_instance(self, session: Session) -> None:
@@ -121,7 +121,7 @@ class EpisodeOpener:
         if session.episode.spec.task.modality != SINGLE_TURN:
             await self._await_readiness(session, instance)
         if not _is_closed(session):
-            prometheus.open_seconds(session.env_key, EpisodeState.WARMING)(
+            event_metrics.open_seconds(session.env_key, EpisodeState.WARMING)(
                 _now() - session.state_since
             )
             self._book.mark_ready(session.episode, _now())
@@ -208,7 +208,7 @@ class EpisodeOpener:
                 raise failure
 
     def _enter_state(self, session: Session, state: EpisodeState) -> None:
-        prometheus.open_seconds(session.env_key, session.episode.state)(
+        event_metrics.open_seconds(session.env_key, session.episode.state)(
             _now() - session.state_since
         )
         session.state_since = _now()

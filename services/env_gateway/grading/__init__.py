@@ -1,2 +1,2 @@
-"""Grading: turns a verifier's run into a known grade or an unknown one. Start reading at
-`grader.py`."""
+"""Grading: turns a verifier's runs on a final state into a known grade or an unknown one. Start
+reading at `grader.py`."""

@@ -1,21 +1,17 @@
-"""Grading of an episode with its task's verifier: trust, repetition and deadlines."""
+"""Grading of a final state with its task's verifier: trust, repetition and deadlines."""
 
 import asyncio
 import random
-import re
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import TypeVar
 
 from services.common.domain.attempts import NoGradeReason
-from services.common.errors import ConfigError
 from services.common.log import get_logger
 from services.common.parsing import run_aside
-from services.env_gateway.config.gateway import EnvGatewayConfig, VerifiersConfig
-from services.env_gateway.episodes.session import Session
+from services.env_gateway.config.gateway import VerifiersConfig
 from services.env_gateway.grading.authorship import NOBODY, Authorship, authorship_of
+from services.env_gateway.grading.policy_writings import PolicyWritings
 from services.env_gateway.grading.untouched_baseline import UntouchedBaseline
 from services.env_gateway.grading.verdict import (
     Grade,
@@ -36,7 +32,7 @@ from services.env_gateway.ports import (
 )
 from services.env_gateway.tools.retry_policy import Backoff
 from services.env_gateway.verify.verifier_finder import VerifierFinder
-from services.env_gateway.verify.verifier_source import VerifierError, find_verifier
+from services.env_gateway.verify.verifier_source import VerifierError
 
 _LOG = get_logger(__name__)
 _BASE_S, _CAP_S = 0.2, 5.0
@@ -44,47 +40,28 @@ _MARGIN_S = 0.5
 # What a policy wrote is read in several ways.
 _READING_COSTS = 8
 
-T = TypeVar("T")
-_DIGESTS = "env_gateway.verifiers.digests"
-_OWN_DIGESTS = Path(__file__).parents[3] / "environments/verifiers.sha256"
-_SHA256 = re.compile(r"[0-9a-f]{64}")
 
+@dataclass(slots=True)
+class GradingJob:
+    """The final state of one episode, to be graded until a deadline. `refusal` is the backend's
+    last refusal while no run has begun."""
 
-def load_digests(path: Path | None) -> frozenset[str]:
-    """Load the SHA-256 digests listed in a file, in the format of `sha256sum`. None stands for
-    the repository's own file, if it is installed. Raises ConfigError if the file cannot be
-    read or lists anything else."""
-    if path is None and not _OWN_DIGESTS.exists():
-        return frozenset()
-    try:
-        lines = (path or _OWN_DIGESTS).read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            f"{_DIGESTS}: {path}: {error}; it is looked for beside the spec, then in {Path.cwd()}."
-            " Write the SHA-256 of each verifier's source there, one a line, or take the key out"
-        ) from error
-    digests = [line.split()[0].lower() for line in lines if line.strip()]
-    if wrong := next((word for word in digests if not _SHA256.fullmatch(word)), None):
-        raise ConfigError(
-            f"{_DIGESTS}: {path}: {wrong!r} is no SHA-256; write it as sha256sum does"
+    episode_id: str
+    instance: Instance
+    submission: Submission
+    writings: PolicyWritings
+    gate: PacedGate
+    until: float
+    refusal: str = ""
+
+    def hold_place(self) -> AbstractAsyncContextManager[None]:
+        """Hold a place among the runs in flight; TimeoutError if none is free in time."""
+        return self.gate.hold_place(
+            self.submission.run_id,
+            self.until,
+            kind=self.submission.task.key,
+            instance_id=self.instance.instance_id,
         )
-    return frozenset(digests)
-
-
-def load_verifiers(config: EnvGatewayConfig) -> dict[str, str]:
-    """Load the sources of `environments.KEY.verifier`. Raises ConfigError with the name of a
-    file that is missing or holds no verifier."""
-    sources: dict[str, str] = {}
-    for env_key, environment in config.environments.items():
-        if environment.verifier is None:
-            continue
-        try:
-            sources[env_key] = environment.verifier.read_text()
-            find_verifier(sources[env_key])
-        except (OSError, ValueError) as error:
-            where = f"env_gateway.environments.{env_key}.verifier"
-            raise ConfigError(f"{where}: {environment.verifier}: {error}") from error
-    return sources
 
 
 class NoVerifierError(VerifierError):
@@ -111,50 +88,14 @@ class VerifierRunner:
         self._finder = VerifierFinder()
         self._rng = rng or random.Random()
 
-    async def grade_session(
-        self, session: Session, submission: Submission, timeout_s: float, gate: PacedGate
-    ) -> Grade:
-        """Grade an episode. It waits for the call in flight, so that the state is final, and
-        at the gate for each run. It never raises for the behaviour of a verifier or an
-        environment."""
-        until = min(_now() + timeout_s, session.episode.ends_at)
-        work = _GradingJob(session, self._complete_submission(session, submission), gate, until)
-        try:
-            async with asyncio.timeout_at(until), session.turn:
-                return await self._grade_final_state(work)
-        except TimeoutError:
-            detail = f"no grade within {timeout_s:.1f} s"
-            return no_grade(
-                NoGradeReason.TIMEOUT, f"{detail}; {work.refusal}" if work.refusal else detail
-            )
-        except Exception as error:  # noqa: BLE001
-            # An answer that no adapter foresaw. Whoever waits must hear of it, and may ask again.
-            _LOG.exception("grade_failed", episode_id=session.episode.episode_id)
-            return no_grade(NoGradeReason.EXECUTION_FAILED, f"the gateway failed: {error!r}"[:500])
-
-    def _complete_submission(self, session: Session, submission: Submission) -> Submission:
-        """Complete the submission: its tools, its run, and the environment's verifier for a
-        task without one."""
-        task = submission.task
-        readable = frozenset(tool.name for tool in session.tools.values() if tool.read_only)
-        verifier = task.verifier or self._by_env.get(task.env_key)
-        task = replace(task, verifier=verifier)
-        return replace(submission, task=task, readable=readable, run_id=session.run_id)
-
-    async def _grade_final_state(self, work: "_GradingJob") -> Grade:
-        episode = work.session.episode
-        if episode.lost or work.session.instance is None:
-            return no_grade(NoGradeReason.INSTANCE_LOST, "the environment instance is gone")
-        if episode.tainted:
-            return _tainted_grade()
-        instance = work.session.instance
-        writings, submission = work.session.writings, work.submission
+    async def grade_final_state(self, job: GradingJob) -> Grade:
+        """Grade an episode whose state changes no more. Each run waits at the job's gate. Raises
+        nothing for the behaviour of a verifier."""
+        job.submission = submission = self._add_environment_verifier(job.submission)
         said = len(submission.conversation or "") + len(submission.final_answer or "")
-        authorship = await run_aside(said, lambda: authorship_of(writings, submission))
+        authorship = await run_aside(said, lambda: authorship_of(job.writings, submission))
         try:
-            grade = await self._run_until_settled(
-                work, authorship, lambda: self._run_verifier(work, instance)
-            )
+            grade = await self._run_until_settled(job, authorship, lambda: self._run_verifier(job))
         except NoVerifierError:
             return no_grade(NoGradeReason.NO_VERIFIER, "the task has no verifier")
         except VerifierError as error:
@@ -163,25 +104,31 @@ class VerifierRunner:
         if grade.suspicion:
             _LOG.warning(
                 "reward_hacking_suspected",
-                episode_id=episode.episode_id,
+                episode_id=job.episode_id,
                 task=submission.task.key,
                 printed=grade.suspicion,
             )
-        return await self._add_partial_reward(grade, work, instance)
+        return await self._add_partial_reward(grade, job)
 
-    async def _run_verifier(self, work: "_GradingJob", instance: Instance) -> Execution:
+    def _add_environment_verifier(self, submission: Submission) -> Submission:
+        """Return the submission, with the environment's verifier for a task without one."""
+        task = submission.task
+        verifier = task.verifier or self._by_env.get(task.env_key)
+        return replace(submission, task=replace(task, verifier=verifier))
+
+    async def _run_verifier(self, job: GradingJob) -> Execution:
         """Run the verifier once, in the environment or in the gateway. Raises BackendError and
         VerifierError."""
-        async with work.hold_place():
-            timeout_s = min(self._config.timeout_s, _time_left(work.until))
-            execution = await instance.grade_submission(work.submission, timeout_s=timeout_s)
+        async with job.hold_place():
+            timeout_s = min(self._config.timeout_s, _time_left(job.until))
+            execution = await job.instance.grade_submission(job.submission, timeout_s=timeout_s)
             if execution is not None:
                 return execution
-            asked = await self._prepare_verification(instance, work.submission, work.until)
-            return await self._execute_here(asked, work.until)
+            verification = await self._prepare_verification(job)
+            return await self._execute_here(verification, job.until)
 
     async def _run_until_settled(
-        self, work: "_GradingJob", authorship: Authorship, run: Callable[[], Awaitable[Execution]]
+        self, job: GradingJob, authorship: Authorship, run: Callable[[], Awaitable[Execution]]
     ) -> Grade:
         """Run the verifier until its result is final or time is up; return the last run's
         grade with the number of runs. Runs refused before they began are not counted and
@@ -202,56 +149,54 @@ class VerifierRunner:
             repeatable = execution.retryable or grade.reason is NoGradeReason.JUDGE_ERROR
             if not repeatable or attempts >= self._config.attempts:
                 return grade
-            if wait_s >= _time_left(work.until):
+            if wait_s >= _time_left(job.until):
                 return replace(grade, reason=NoGradeReason.TIMEOUT) if refused else grade
-            work.refusal = str(error) if refused else ""
+            job.refusal = str(error) if refused else ""
             await asyncio.sleep(wait_s)
 
-    async def _prepare_verification(
-        self, instance: Instance, submission: Submission, until: float
-    ) -> Verification:
+    async def _prepare_verification(self, job: GradingJob) -> Verification:
         """Prepare the submission's verifier to run in the gateway. Raises VerifierError."""
-        source = submission.task.verifier
+        source = job.submission.task.verifier
         if source is None:
             raise NoVerifierError("the task has no verifier")
         function = await self._finder.find_function(source)
-        asking = RefusalRetrier(until, self._config.timeout_s, self._rng)
-        return make_verification(instance, submission, function, asking, trusted=self._digests)
+        retrier = RefusalRetrier(job.until, self._config.timeout_s, self._rng)
+        return make_verification(
+            job.instance, job.submission, function, retrier, trusted=self._digests
+        )
 
-    async def _add_partial_reward(
-        self, grade: Grade, work: "_GradingJob", instance: Instance
-    ) -> Grade:
+    async def _add_partial_reward(self, grade: Grade, job: GradingJob) -> Grade:
         """Return the grade with the partial reward that the configuration requests."""
         if self._config.partial == "off" or grade.reward is None:
             return replace(grade, partial_reward=None)
         share, by_itself = grade.partial_reward, self._config.partial == "earned"
         if by_itself and grade.checks_failed and share is not None:
-            share = await self._earned_share(grade, grade.reward, work, instance)
+            share = await self._earned_share(grade, grade.reward, job)
             grade = replace(grade, partial_reward=share)
         if self._config.partial_is_reward and grade.reward == 0 and share is not None:
             return replace(grade, reward=share)
         return grade
 
-    async def _earned_share(
-        self, grade: Grade, reward: float, work: "_GradingJob", instance: Instance
-    ) -> float | None:
+    async def _earned_share(self, grade: Grade, reward: float, job: GradingJob) -> float | None:
         try:
-            asked = await self._prepare_verification(instance, work.submission, work.until)
+            verification = await self._prepare_verification(job)
         except VerifierError:
             return None
 
         async def run_untouched(untouched: Verification) -> Execution:
-            async with work.hold_place():
-                return await self._execute_here(untouched, work.until)
+            async with job.hold_place():
+                return await self._execute_here(untouched, job.until)
 
         async def grade_untouched(untouched: Verification) -> Grade:
             # Nothing was written there yet.
-            return await self._run_until_settled(work, NOBODY, lambda: run_untouched(untouched))
+            return await self._run_until_settled(job, NOBODY, lambda: run_untouched(untouched))
 
         # The grade itself is known, and must not be lost for this.
-        until = work.until - _MARGIN_S
-        task = work.submission.task
-        free = await self._untouched.find_passing_checks(task, asked, grade_untouched, until=until)
+        until = job.until - _MARGIN_S
+        task = job.submission.task
+        free = await self._untouched.find_passing_checks(
+            task, verification, grade_untouched, until=until
+        )
         if free is None:
             return None
         return cap_partial_reward(
@@ -261,28 +206,6 @@ class VerifierRunner:
     async def _execute_here(self, verification: Verification, until: float) -> Execution:
         timeout_s = min(self._config.timeout_s, _time_left(until))
         return await self._grader.run_verifier(verification, timeout_s=timeout_s)
-
-
-@dataclass(slots=True)
-class _GradingJob:
-    """One grading with its deadline. `refusal` is the backend's last refusal while no run has
-    begun."""
-
-    session: Session
-    submission: Submission
-    gate: PacedGate
-    until: float
-    refusal: str = ""
-
-    def hold_place(self) -> AbstractAsyncContextManager[None]:
-        """Hold a place among the runs in flight; TimeoutError if none is free in time."""
-        instance = self.session.instance
-        return self.gate.hold_place(
-            self.session.run_id,
-            self.until,
-            kind=self.submission.task.key,
-            instance_id=instance.instance_id if instance else "",
-        )
 
 
 async def _judge_aside(execution: Execution, attempts: int, authorship: Authorship) -> Grade:
@@ -298,13 +221,6 @@ def _failed_execution(error: BackendError) -> Execution:
         timed_out=error.kind == "timeout",
         instance_lost=error.lost,
         retryable=not (error.lost or error.invalid),
-    )
-
-
-def _tainted_grade() -> Grade:
-    return no_grade(
-        NoGradeReason.TAINTED,
-        "a tool call may or may not have been executed; the final state is unknown",
     )
 
 

@@ -1,1 +1,2 @@
-"""Tool calls: selection of the tools offered to a policy, execution and retries of calls."""
+"""The tools that a policy is offered: their selection, the `computer` tool, and when a failed call
+is retried. Pure."""

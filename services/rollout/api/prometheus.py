@@ -7,10 +7,6 @@ from services.common import metrics
 if TYPE_CHECKING:
     from services.rollout.work.worker import Worker
 
-update_seconds = metrics.seconds_histogram(
-    "flotilla_policy_update_seconds", "From the announcement of weights to serving them"
-)
-
 
 def show_worker_metrics(worker: "Worker", policy_version: int) -> None:
     """Show everything that the worker counts or knows at this moment; -1 stands for no policy."""

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from services.common import metrics
 from services.common.log import bind_process, get_logger
 from services.common.watchdog import Watchdog
-from services.rollout.api import prometheus
 from services.rollout.ports import Engine, EngineDead, EngineError, PolicyFeed, TransportFailed
 from services.rollout.types import Completion, Publication, UpdateOutcome
 from services.rollout.work.task_groups import run_until_first
@@ -18,6 +18,10 @@ from services.rollout.work.weight_staging import FingerprintMismatch, stage_weig
 
 NO_LOGPROBS = np.zeros(0, np.float32)
 ATTACH_PAUSE_S = 0.5
+
+_update_seconds = metrics.seconds_histogram(
+    "flotilla_policy_update_seconds", "From the announcement of weights to serving them"
+)
 
 log = get_logger(__name__)
 
@@ -94,7 +98,7 @@ class WeightUpdater:
         probed = await self._sample_probes(publication)
         self.updates += 1
         self.last_update_s = time.monotonic() - began
-        prometheus.update_seconds()(self.last_update_s)
+        _update_seconds()(self.last_update_s)
         bind_process(step=publication.policy.version)
         if not await self._feed.report_update(publication, outcome, canary, "", probed):
             raise EngineDead(f"the canary of policy {publication.policy.label} disagrees")

@@ -5,14 +5,18 @@ import math
 from contextlib import suppress
 from typing import Protocol
 
+from services.common import metrics
 from services.common.log import get_logger
 from services.env_gateway.adapters.fleet.heartbeat_schedule import HeartbeatSchedule
-from services.env_gateway.api import prometheus
 from services.env_gateway.ports import BackendError
 
 _LOG = get_logger(__name__)
 # Failures come by the hundred when a server is down; they are told together.
 _TOLD_EVERY_S = 10.0
+# "ok", the kind of error, or "lost" for an instance that ended unheard.
+_heartbeat_results = metrics.event_counter(
+    "flotilla_heartbeats", "Heartbeats of instances to their backend", "result"
+)
 
 
 class HeartbeatTarget(Protocol):
@@ -99,12 +103,12 @@ class Heartbeats:
             _LOG.exception("heartbeat_failed", instance=instance_id)
             self._note_failure(instance_id, BackendError("internal", repr(error), delivered=None))
         else:
-            prometheus.heartbeat_results("ok")()
+            _heartbeat_results("ok")()
             self._schedule.confirm_beat(instance_id, _now())
         self._changed.set()
 
     def _note_failure(self, instance_id: str, error: BackendError) -> None:
-        prometheus.heartbeat_results(error.kind)()
+        _heartbeat_results(error.kind)()
         if error.lost:
             _LOG.warning("instance_ended", instance=instance_id, error=str(error))
             self.forget_instance(instance_id)
@@ -132,7 +136,7 @@ class Heartbeats:
     def _drop_lost(self, instance_id: str) -> None:
         why = f"Fleet has confirmed no heartbeat for {self._ttl_s:g} s, and ends the instance"
         _LOG.error("instance_lost", instance=instance_id, why=why)
-        prometheus.heartbeat_results("lost")()
+        _heartbeat_results("lost")()
         self._instances.pop(instance_id).mark_ended(why)
 
 

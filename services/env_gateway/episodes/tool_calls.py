@@ -3,23 +3,17 @@
 import asyncio
 import random
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 from services.common.domain.attempts import ToolOutcome
 from services.common.log import get_logger
 from services.common.parsing import run_aside
-from services.env_gateway.api import prometheus
 from services.env_gateway.config.gateway import EnvGatewayConfig, RetryConfig
+from services.env_gateway.episodes import event_metrics
+from services.env_gateway.episodes.call_gates import CallGates
 from services.env_gateway.episodes.session import CallAnswer, Session
-from services.env_gateway.limits.adaptive_concurrency import (
-    AdaptiveLimit,
-    CircuitBreaker,
-    FixedLimit,
-)
-from services.env_gateway.limits.backend_health import RequestObserver, UsualTime
-from services.env_gateway.limits.gates import Gate
 from services.env_gateway.ports import (
     BackendError,
     CallResult,
@@ -48,81 +42,6 @@ _OUTCOMES = {
     CallVerdict.SESSION_LOST: ToolOutcome.SESSION_LOST,
     CallVerdict.BAD_ARGUMENTS: ToolOutcome.BAD_ARGUMENTS,
 }
-
-
-class CallGates:
-    """Gates for calls in flight: one for each environment, and one for all of them.
-
-    Instances that are not ready yet are asked through gates of their own, because their
-    missing answers say nothing about the others. These gates have half of the places, so
-    that calls continue."""
-
-    def __init__(self, config: EnvGatewayConfig) -> None:
-        self._config = config
-        self.warming_by_env: dict[str, Gate] = {}
-        self.all = Gate(FixedLimit(config.limits.max_calls), weight_of=config.weight_of)
-        self.by_env: dict[str, Gate] = {}
-
-    def call_gate(self, env_key: str, *, apart: bool = False) -> Gate:
-        """Return the environment's gate. `apart`: each instance is a machine or a process of
-        its own."""
-        gate = self.by_env.get(env_key)
-        if gate is None:
-            config = self._config
-            breaker = config.breaker
-            usual = UsualTime.within_timeout(breaker, config.call_timeout_s)
-            gate = self.by_env[env_key] = Gate(
-                AdaptiveLimit(
-                    start=config.limits.start_calls, ceiling=config.max_calls_of(env_key)
-                ),
-                CircuitBreaker(
-                    window=breaker.window, error_rate=breaker.error_rate, open_s=breaker.open_s
-                ),
-                observer=RequestObserver(usual, apart=apart),
-                weight_of=config.weight_of,
-            )
-        return gate
-
-    def warming_gate(self, env_key: str, *, apart: bool) -> Gate:
-        gate = self.warming_by_env.get(env_key)
-        if gate is None:
-            config = self._config
-            usual = UsualTime.within_timeout(config.breaker, config.open_timeout_s)
-            ceiling = max(1, config.max_calls_of(env_key) // 2)
-            gate = self.warming_by_env[env_key] = Gate(
-                AdaptiveLimit(start=config.limits.start_calls, ceiling=ceiling),
-                observer=RequestObserver(usual, apart=apart),
-                weight_of=config.weight_of,
-            )
-        return gate
-
-    def hold_call_place(
-        self, session: Session, kind: str, until: float
-    ) -> AbstractAsyncContextManager[None]:
-        """Hold a place for a call; TimeoutError at `until`. Raises BackendError."""
-        gate = self.call_gate(session.env_key, apart=session.backend.isolates_instances)
-        return self._hold_both_places(gate, session, kind, until)
-
-    def hold_warming_place(
-        self, session: Session, kind: str, until: float
-    ) -> AbstractAsyncContextManager[None]:
-        """Hold a place for a request to an instance that may not be ready yet; otherwise like
-        `hold_call_place`."""
-        gate = self.warming_gate(session.env_key, apart=session.backend.isolates_instances)
-        return self._hold_both_places(gate, session, kind, until)
-
-    @asynccontextmanager
-    async def _hold_both_places(
-        self, gate: Gate, session: Session, kind: str, until: float
-    ) -> AsyncGenerator[None]:
-        run_id = session.run_id
-        instance_id = session.instance.instance_id if session.instance else ""
-        async with (
-            gate.hold_place(run_id, until, kind=kind, instance_id=instance_id) as passage,
-            self.all.hold_place(run_id, until),
-        ):
-            passage.mark_sent()
-            yield
 
 
 @dataclass(slots=True)
@@ -229,7 +148,7 @@ class ToolCaller:
                     call.tool.name, call.arguments, timeout_s=max(0.001, call.until - now)
                 )
             except BackendError as error:
-                prometheus.upstream_attempts(call.session.env_key, error.kind)()
+                event_metrics.upstream_attempts(call.session.env_key, error.kind)()
                 raise
             except Exception as error:
                 # An answer that no adapter foresaw, or an embedded environment's fault: the call
@@ -237,7 +156,7 @@ class ToolCaller:
                 # internal error.
                 _LOG.exception("call_failed", instance=instance.instance_id, tool=call.tool.name)
                 raise BackendError("internal", repr(error)[:500], delivered=None) from error
-            prometheus.upstream_attempts(call.session.env_key, "ok")()
+            event_metrics.upstream_attempts(call.session.env_key, "ok")()
             return result
 
     async def _examine_instance(

@@ -1,7 +1,5 @@
-"""Metrics measured as events happen. `status` exports those read from the gateway's counters
-and state."""
-
-import asyncio
+"""Metrics of episodes, measured as events happen. `api/status.py` exports those read from the
+gateway's counters and state."""
 
 from services.common import metrics
 from services.env_gateway.episodes.session import CallAnswer
@@ -17,18 +15,10 @@ open_seconds = metrics.seconds_histogram(
     "From the request to READY or FAILED: queued, provisioning, warming, and all",
     *("env", "phase"),
 )
-_lag_seconds = metrics.seconds_histogram(
-    "flotilla_event_loop_lag_seconds", "How late the event loop wakes what is due"
-)
 # "ok", or the kind of error: throttled, bad_gateway, timeout, ...
 upstream_attempts = metrics.event_counter(
     "flotilla_upstream_attempts", "Tool calls as they were sent, retries included", "env", "result"
 )
-# "ok", the kind of error, or "lost" for an instance that ended unheard.
-heartbeat_results = metrics.event_counter(
-    "flotilla_heartbeats", "Heartbeats of instances to their backend", "result"
-)
-_LAG_PERIOD_S = 0.25
 
 
 def observe_call(env_key: str, answer: CallAnswer) -> None:
@@ -37,12 +27,3 @@ def observe_call(env_key: str, answer: CallAnswer) -> None:
     _call_seconds(env_key, outcome, "queue")(answer.queue_s)
     _call_seconds(env_key, outcome, "upstream")(answer.upstream_s)
     _call_seconds(env_key, outcome, "all")(answer.queue_s + answer.upstream_s)
-
-
-async def measure_loop_lag() -> None:
-    """Measure the event loop's lag forever."""
-    loop = asyncio.get_running_loop()
-    while True:
-        due = loop.time() + _LAG_PERIOD_S
-        await asyncio.sleep(_LAG_PERIOD_S)
-        _lag_seconds()(max(0.0, loop.time() - due))

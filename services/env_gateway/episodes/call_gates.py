@@ -1,0 +1,89 @@
+"""Gates for requests to instances: tool calls, and questions before an episode is READY."""
+
+from collections.abc import AsyncGenerator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+
+from services.env_gateway.config.gateway import EnvGatewayConfig
+from services.env_gateway.episodes.session import Session
+from services.env_gateway.limits.adaptive_concurrency import (
+    AdaptiveLimit,
+    CircuitBreaker,
+    FixedLimit,
+)
+from services.env_gateway.limits.backend_health import RequestObserver, UsualTime
+from services.env_gateway.limits.gates import Gate
+
+
+class CallGates:
+    """Gates for calls in flight: one for each environment, and one for all of them.
+
+    Instances that are not ready yet are asked through gates of their own, because their
+    missing answers say nothing about the others. These gates have half of the places, so
+    that calls continue."""
+
+    def __init__(self, config: EnvGatewayConfig) -> None:
+        self._config = config
+        self.warming_by_env: dict[str, Gate] = {}
+        self.all = Gate(FixedLimit(config.limits.max_calls), weight_of=config.weight_of)
+        self.by_env: dict[str, Gate] = {}
+
+    def call_gate(self, env_key: str, *, apart: bool = False) -> Gate:
+        """Return the environment's gate. `apart`: each instance is a machine or a process of
+        its own."""
+        gate = self.by_env.get(env_key)
+        if gate is None:
+            config = self._config
+            breaker = config.breaker
+            usual = UsualTime.within_timeout(breaker, config.call_timeout_s)
+            gate = self.by_env[env_key] = Gate(
+                AdaptiveLimit(
+                    start=config.limits.start_calls, ceiling=config.max_calls_of(env_key)
+                ),
+                CircuitBreaker(
+                    window=breaker.window, error_rate=breaker.error_rate, open_s=breaker.open_s
+                ),
+                observer=RequestObserver(usual, apart=apart),
+                weight_of=config.weight_of,
+            )
+        return gate
+
+    def warming_gate(self, env_key: str, *, apart: bool) -> Gate:
+        gate = self.warming_by_env.get(env_key)
+        if gate is None:
+            config = self._config
+            usual = UsualTime.within_timeout(config.breaker, config.open_timeout_s)
+            ceiling = max(1, config.max_calls_of(env_key) // 2)
+            gate = self.warming_by_env[env_key] = Gate(
+                AdaptiveLimit(start=config.limits.start_calls, ceiling=ceiling),
+                observer=RequestObserver(usual, apart=apart),
+                weight_of=config.weight_of,
+            )
+        return gate
+
+    def hold_call_place(
+        self, session: Session, kind: str, until: float
+    ) -> AbstractAsyncContextManager[None]:
+        """Hold a place for a call; TimeoutError at `until`. Raises BackendError."""
+        gate = self.call_gate(session.env_key, apart=session.backend.isolates_instances)
+        return self._hold_both_places(gate, session, kind, until)
+
+    def hold_warming_place(
+        self, session: Session, kind: str, until: float
+    ) -> AbstractAsyncContextManager[None]:
+        """Hold a place for a request to an instance that may not be ready yet; otherwise like
+        `hold_call_place`."""
+        gate = self.warming_gate(session.env_key, apart=session.backend.isolates_instances)
+        return self._hold_both_places(gate, session, kind, until)
+
+    @asynccontextmanager
+    async def _hold_both_places(
+        self, gate: Gate, session: Session, kind: str, until: float
+    ) -> AsyncGenerator[None]:
+        run_id = session.run_id
+        instance_id = session.instance.instance_id if session.instance else ""
+        async with (
+            gate.hold_place(run_id, until, kind=kind, instance_id=instance_id) as passage,
+            self.all.hold_place(run_id, until),
+        ):
+            passage.mark_sent()
+            yield

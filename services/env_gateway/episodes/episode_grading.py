@@ -1,0 +1,134 @@
+"""Grading of episodes: after the call in flight, and only of a state that is known."""
+
+import asyncio
+
+from services.common.domain.attempts import NoGradeReason
+from services.common.log import get_logger
+from services.common.watchdog import Watchdog
+from services.env_gateway.config.gateway import EnvGatewayConfig
+from services.env_gateway.episodes.counters import GatewayCounts
+from services.env_gateway.episodes.episode_book import EpisodeLostError
+from services.env_gateway.episodes.session import Session
+from services.env_gateway.grading.grader import GradingJob, VerifierRunner
+from services.env_gateway.grading.verdict import Grade, no_grade
+from services.env_gateway.limits.rate_gates import PacedGate, grade_gate
+from services.env_gateway.ports import Instance, Submission
+
+_LOG = get_logger(__name__)
+
+
+class EpisodeGrader:
+    """Grades episodes. The first known grade is final; a grading in progress is joined."""
+
+    def __init__(
+        self,
+        config: EnvGatewayConfig,
+        verifiers: VerifierRunner,
+        counts: GatewayCounts,
+        watchdog: Watchdog,
+    ) -> None:
+        self._config = config
+        self._verifiers = verifiers
+        self._counts = counts
+        self._watchdog = watchdog
+        # By backend.
+        self.gates: dict[str, PacedGate] = {}
+
+    async def grade_episode(
+        self, session: Session, final_answer: str | None, conversation: str | None, timeout_s: float
+    ) -> Grade:
+        """Grade a READY episode. Raises EpisodeLostError."""
+        episode = session.episode
+        known = session.known_grade()
+        if known is not None:
+            return known
+        if session.grading is None or session.grading.done():
+            submission = _make_submission(session, final_answer, conversation)
+            grading = self._grade_in_time(session, submission, timeout_s)
+            session.grading = asyncio.create_task(grading)
+            session.grading.add_done_callback(lambda task: self._count_grade(session, task))
+        task = session.grading
+        await asyncio.wait({task})
+        if task.cancelled():
+            raise EpisodeLostError(f"episode {episode.episode_id} {episode.detail}")
+        return task.result()
+
+    async def _grade_in_time(
+        self, session: Session, submission: Submission, timeout_s: float
+    ) -> Grade:
+        """Grade an episode in its final state, once its call in flight has ended. Raises nothing
+        for the behaviour of a verifier or an environment."""
+        instance, until = session.instance, min(_now() + timeout_s, session.episode.ends_at)
+        if instance is None:
+            return _lost_grade()
+        job = self._make_job(session, instance, submission, until)
+        try:
+            with self._watchdog.stage("grade"):
+                async with asyncio.timeout_at(until), session.turn:
+                    return await self._grade_known_state(session, job)
+        except TimeoutError:
+            detail = f"no grade within {timeout_s:.1f} s"
+            return no_grade(
+                NoGradeReason.TIMEOUT, f"{detail}; {job.refusal}" if job.refusal else detail
+            )
+        except Exception as error:  # noqa: BLE001
+            # An answer that no adapter foresaw. Whoever waits must hear of it, and may ask again.
+            _LOG.exception("grade_failed", episode_id=job.episode_id)
+            return no_grade(NoGradeReason.EXECUTION_FAILED, f"the gateway failed: {error!r}"[:500])
+
+    async def _grade_known_state(self, session: Session, job: GradingJob) -> Grade:
+        if session.episode.lost:
+            return _lost_grade()
+        if session.episode.tainted:
+            return _tainted_grade()
+        return await self._verifiers.grade_final_state(job)
+
+    def _make_job(
+        self, session: Session, instance: Instance, submission: Submission, until: float
+    ) -> GradingJob:
+        return GradingJob(
+            session.episode.episode_id,
+            instance,
+            submission,
+            session.writings,
+            self._backend_gate(session),
+            until,
+        )
+
+    def _backend_gate(self, session: Session) -> PacedGate:
+        gate = self.gates.get(session.backend_name)
+        if gate is None:
+            gate = grade_gate(self._config, apart=session.backend.isolates_instances)
+            self.gates[session.backend_name] = gate
+        return gate
+
+    def _count_grade(self, session: Session, task: asyncio.Task[Grade]) -> None:
+        if not task.cancelled() and task.exception() is None:
+            self._counts.count_grade(session.env_key, task.result())
+
+
+def _make_submission(
+    session: Session, final_answer: str | None, conversation: str | None
+) -> Submission:
+    return Submission(
+        session.episode.spec.task,
+        session.final_answer if final_answer is None else final_answer,
+        conversation,
+        readable=frozenset(tool.name for tool in session.tools.values() if tool.read_only),
+        run_id=session.run_id,
+    )
+
+
+def _lost_grade() -> Grade:
+    return no_grade(NoGradeReason.INSTANCE_LOST, "the environment instance is gone")
+
+
+def _tainted_grade() -> Grade:
+    return no_grade(
+        NoGradeReason.TAINTED,
+        "a tool call may or may not have been executed; the final state is unknown",
+    )
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
