@@ -35,14 +35,12 @@ def _load_learner() -> Callable[[Runtime[LearnerConfig]], Awaitable[None]]:
             await run_with_memory(memory, runtime)
 
     async def run_with_memory(memory: Path, runtime: Runtime[LearnerConfig]) -> None:
-        logs = runtime.run_dir / "logs"
         policy = runtime.shared.policy
         check_model_files(policy, runtime.run_dir)
         tokenizer = tokenizer_digests_of(policy)
-        roll = _build_roll(runtime)
-        meeting = _build_meeting(runtime, roll) if roll is not None else None
-        ranks = _build_ranks(runtime, memory, meeting)
-        weights = WeightServer(logs / "learner-weights.log")
+        machines = _build_machines(runtime)
+        ranks = _build_ranks(runtime, memory, machines)
+        weights = WeightServer(runtime.run_dir / "logs" / "learner-weights.log")
         tracking = runtime.config.tracking
         tracker = build_trackers(tracking, runtime.run_id, runtime.run_dir, runtime.spec)
         sinks = build_alarm_sinks(runtime.config.alarms, runtime.run_id, runtime.run_dir)
@@ -51,7 +49,7 @@ def _load_learner() -> Callable[[Runtime[LearnerConfig]], Awaitable[None]]:
             store = _open_remote_store(runtime)
             export = _make_exporter(policy)
             vendors = LearnerDependencies(
-                ranks, tracker, tokenizer, weights, address, store, sinks, export, roll
+                ranks, tracker, tokenizer, weights, address, store, sinks, export, machines
             )
             await run_learner(runtime, vendors)
         finally:
@@ -69,17 +67,18 @@ def _memory_name(runtime: Runtime[LearnerConfig]) -> str:
 
 
 def _build_ranks(
-    runtime: Runtime[LearnerConfig], memory: Path, meeting: "Rendezvous | None"
+    runtime: Runtime[LearnerConfig], memory: Path, machines: "MachineRoster | None"
 ) -> "LocalRanks":
     from services.learner.ranks.local import LocalRanks
 
     log = runtime.run_dir / "logs" / "learner-rank-0.log"
+    rendezvous = None if machines is None else _build_rendezvous(runtime, machines)
     policy = runtime.shared.policy
-    return LocalRanks(_memory_name(runtime), policy, runtime.config, log, memory, meeting)
+    return LocalRanks(_memory_name(runtime), policy, runtime.config, log, memory, rendezvous)
 
 
-def _build_roll(runtime: Runtime[LearnerConfig]) -> "MachineRoster | None":
-    """Build the roll of the learner's further machines, if it has any."""
+def _build_machines(runtime: Runtime[LearnerConfig]) -> "MachineRoster | None":
+    """Build the roster of the learner's further machines, if it has any."""
     if runtime.config.rank.nodes == 1:
         return None
     # Not above: the configuration is checked where there are no tensors.
@@ -91,8 +90,8 @@ def _build_roll(runtime: Runtime[LearnerConfig]) -> "MachineRoster | None":
     )
 
 
-def _build_meeting(runtime: Runtime[LearnerConfig], roll: "MachineRoster") -> "Rendezvous":
-    """Build the meeting point of the ranks: machines reach the learner's first rank where they
+def _build_rendezvous(runtime: Runtime[LearnerConfig], machines: "MachineRoster") -> "Rendezvous":
+    """Build the rendezvous of the ranks: machines reach the learner's first rank where they
     reach the learner."""
     from services.learner.ranks.rendezvous import MultiMachineRendezvous
 
@@ -103,7 +102,7 @@ def _build_meeting(runtime: Runtime[LearnerConfig], roll: "MachineRoster") -> "R
             " own address in the network that the machines share; ranks use no other"
         )
     rank = runtime.config.rank
-    return MultiMachineRendezvous(roll, host, rank.processes, rank.join_s)
+    return MultiMachineRendezvous(machines, host, rank.processes, rank.join_s)
 
 
 def _make_exporter(policy: PolicyConfig) -> Callable[[Path, Path], None]:

@@ -22,10 +22,10 @@ class LearnerDependencies:
         store: RemoteStore | None = None,
         alarm_sinks: Sequence[AlarmSink] = (),
         export: Callable[[Path, Path], None] | None = None,
-        roll: MachineRoster | None = None,
+        machines: MachineRoster | None = None,
     ) -> None:
         """Collect them; `export` writes the model of a checkpoint's folder to a folder of its
-        own, `roll` is that of further machines."""
+        own, `machines` are the learner's further ones, if it has any."""
         self.ranks = ranks
         self.tracker = tracker
         if isinstance(tokenizer, bytes):
@@ -36,4 +36,4 @@ class LearnerDependencies:
         self.store = store
         self.alarm_sinks = alarm_sinks
         self.export = export
-        self.roll = roll
+        self.machines = machines

@@ -18,10 +18,10 @@ _log = get_logger(__name__)
 
 
 class RankService(rank_service_pb2_grpc.RankServiceServicer):
-    """Translation between contract and roll. `drain` is set when a machine has to go."""
+    """Translation between contract and roster. `drain` is set when a machine has to go."""
 
-    def __init__(self, roll: MachineRoster, *, drain: asyncio.Event) -> None:
-        self._roll = roll
+    def __init__(self, roster: MachineRoster, *, drain: asyncio.Event) -> None:
+        self._roster = roster
         self._drain = drain
 
     async def Join(
@@ -37,13 +37,13 @@ class RankService(rank_service_pb2_grpc.RankServiceServicer):
                     return
                 yield codec.encode_call(said)
         finally:
-            self._roll.remove_session(session, "is gone: its stream has ended")
+            self._roster.remove_session(session, "is gone: its stream has ended")
             reading.cancel()
         raise refuse(grpc.StatusCode.UNAVAILABLE, "LEARNER_ENDED", "join the next learner")
 
     async def _admit_machine(self, requests: AsyncIterator[pb.JoinRequest]) -> MachineSession:
         try:
-            return self._roll.admit_machine(
+            return self._roster.admit_machine(
                 codec.decode_machine(await anext(requests, pb.JoinRequest()))
             )
         except codec.MalformedRankMessageError as error:

@@ -16,6 +16,7 @@ from services.learner.journal.curriculum_tables import (
     stored_curriculum,
 )
 from services.learner.journal.row_codec import (
+    count_fates,
     next_sequence_number,
     replaced_groups,
     unfinished_groups,
@@ -56,6 +57,7 @@ async def start_dispatcher(
             await dispatcher.restore_replaced(stored)
         for stored in await journal.run_read(unfinished_groups):
             await dispatcher.restore_group(stored)
+    dispatcher.tally.received_before = (await journal.run_read(count_fates))["acknowledged"]
     return dispatcher
 
 

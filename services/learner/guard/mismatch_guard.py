@@ -47,7 +47,7 @@ from services.learner.types import (
 )
 
 _log = get_logger(__name__)
-GUARD_META = "guard"
+_GUARD_META = "guard"
 # An engine may be torn once; one that was loaded anew and still disagrees is set up otherwise.
 _REFUSALS = 2
 _HISTORY = 64
@@ -79,8 +79,7 @@ class MismatchGuard:
         run_epoch: int,
         state: Mapping[str, Any],
     ) -> None:
-        """Create the guard; `state` is what an earlier start of the run left in the journal
-        under `GUARD_META`."""
+        """Create the guard; `state` is what an earlier start of the run left of its chart."""
         self._config = config.guard
         self._temperature = config.temperature
         self._policy = policy
@@ -198,7 +197,7 @@ class MismatchGuard:
                 _log.warning("nothing in the batch was sampled by this start: checked later")
             ruling = await self._make_ruling(chosen, comparison, version)
         self._begun = self._begun or not (ruling.resync or ruling.stop)
-        await self._journal.set_meta({GUARD_META: self._chart.to_state()})
+        await self._journal.set_meta({_GUARD_META: self._chart.to_state()})
         return ruling
 
     def with_metrics(self, result: StepResult, base: int) -> StepResult:
@@ -316,6 +315,19 @@ class MismatchGuard:
             self._metrics["mismatch/audit_abs_diff_mean"] = worst.abs_diff
             self._metrics["mismatch/audit_abs_diff_tail"] = worst.abs_diff_tail
         self._history.append({"step": version + 1, **self._metrics})
+
+
+async def load_guard(
+    config: LearnerConfig,
+    policy: PolicyConfig,
+    ranks: Ranks,
+    journal: Journal,
+    run_dir: Path,
+    run_epoch: int,
+) -> MismatchGuard:
+    """Make the guard of this start, with what earlier starts of the run left in the journal."""
+    state = (await journal.read_meta()).get(_GUARD_META, {})
+    return MismatchGuard(config, policy, ranks, journal, run_dir, run_epoch=run_epoch, state=state)
 
 
 def _samples_to_batch(chosen: Sequence[RescoredSample], version: int) -> TrainBatch:

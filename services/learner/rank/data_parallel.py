@@ -21,7 +21,7 @@ class RankPlacement(ConfigModel):
 
     index: int
     count: int
-    # Where they meet, see `meeting`.
+    # Where they meet, see `rendezvous_store`.
     rendezvous: str
     # Which of its own machine's ranks, and of how many there.
     slot: int

@@ -33,8 +33,8 @@ class LocalRanks:
     """`learner.rank.processes` ranks here. All train; the first publishes and saves.
 
     `name` begins the names of their files in `shm_dir`, a folder in shared memory. The first rank's
-    output goes to `log_path`, that of rank k to `{stem}-{k}{suffix}` beside it. `meeting` knows of
-    ranks on other machines; without one there are none."""
+    output goes to `log_path`, that of rank k to `{stem}-{k}{suffix}` beside it. `rendezvous`
+    knows of ranks on other machines; without one there are none."""
 
     def __init__(
         self,
@@ -43,14 +43,14 @@ class LocalRanks:
         config: LearnerConfig,
         log_path: Path,
         shm_dir: Path,
-        meeting: Rendezvous | None = None,
+        rendezvous: Rendezvous | None = None,
     ) -> None:
         self._name = name
         self._policy = policy
         self._config = config
         self._log_path = log_path
         self._shm_dir = shm_dir
-        self._meeting = meeting or SingleMachineRendezvous(shm_dir, name)
+        self._rendezvous = rendezvous or SingleMachineRendezvous(shm_dir, name)
         self._turn = asyncio.Lock()
         self._processes: list[RankProcess] = []
         self._elsewhere: Sequence[RankHandle] = ()
@@ -61,8 +61,8 @@ class LocalRanks:
         protocol.remove_stale_files(self._shm_dir, self._name)
         for index in range(self._local_count):
             self._processes.append(await self._spawn_rank(index))
-        self._elsewhere = await self._meeting.wait_for_remote_ranks()
-        rendezvous = await self._meeting.open_address(self._processes[0])
+        self._elsewhere = await self._rendezvous.wait_for_remote_ranks()
+        rendezvous = await self._rendezvous.open_address(self._processes[0])
         setups = [
             self._setup_message(checkpoint, index, rendezvous) for index in range(self._rank_count)
         ]
@@ -87,7 +87,7 @@ class LocalRanks:
         except (OSError, SafetensorError) as error:
             raise RankError(f"train: the batch cannot be written to {path}: {error}") from error
         # Ranks elsewhere do not see the file: the first one sends it.
-        told = [arguments] * self._local_count + [{}] * self._meeting.remote_rank_count
+        told = [arguments] * self._local_count + [{}] * self._rendezvous.remote_rank_count
         answer, *_ = await self._call_ranks("train", told)
         path.unlink(missing_ok=True)
         return protocol.decode_step_result(answer)
@@ -133,7 +133,7 @@ class LocalRanks:
 
     @property
     def _rank_count(self) -> int:
-        return self._local_count + self._meeting.remote_rank_count
+        return self._local_count + self._rendezvous.remote_rank_count
 
     def _setup_message(
         self, checkpoint: Path | None, index: int, rendezvous: str
@@ -158,7 +158,7 @@ class LocalRanks:
         environment = rank_environment(self._config.rank)
         if self._rank_count == 1:
             return await RankProcess.spawn_rank("the training rank", self._log_path, environment)
-        if self._meeting.remote_rank_count == 0:
+        if self._rendezvous.remote_rank_count == 0:
             # Ranks of one machine have no business on its network.
             environment |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
         log = self._log_path

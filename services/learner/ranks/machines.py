@@ -181,12 +181,12 @@ class MachineRoster:
 
 
 @contextmanager
-def dismiss_at_end(roll: MachineRoster | None) -> Generator[None]:
+def dismiss_at_end(roster: MachineRoster | None) -> Generator[None]:
     """Send all machines home when the block ends well, else have them join the next learner."""
     over = False
     try:
         yield
         over = True
     finally:
-        if roll is not None:
-            roll.close(over=over)
+        if roster is not None:
+            roster.close(over=over)

@@ -50,9 +50,9 @@ class MultiMachineRendezvous:
 
     `host` is an address of this machine that all others reach."""
 
-    def __init__(self, roll: MachineRoster, host: str, ranks: int, limit_s: float) -> None:
+    def __init__(self, roster: MachineRoster, host: str, ranks: int, limit_s: float) -> None:
         """Plan for `ranks` on each machine, which wait up to `limit_s` for each other."""
-        self._roll = roll
+        self._roster = roster
         self._host = host
         self._ranks = ranks
         self._limit_s = limit_s
@@ -60,11 +60,11 @@ class MultiMachineRendezvous:
     @property
     def remote_rank_count(self) -> int:
         """See `Rendezvous`."""
-        return self._roll.further_count * self._ranks
+        return self._roster.further_count * self._ranks
 
     async def wait_for_remote_ranks(self) -> Sequence[RankHandle]:
         """See `Rendezvous`."""
-        sessions = await self._roll.wait_until_complete(self._limit_s)
+        sessions = await self._roster.wait_until_complete(self._limit_s)
         return [RemoteRank(session, slot) for session in sessions for slot in range(self._ranks)]
 
     async def open_address(self, first: RankHandle) -> str:

@@ -1,10 +1,11 @@
 """Clock of a run: how long it has worked, over all of its starts."""
 
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+
+from services.learner.journal.store import Journal
 
 
 @dataclass(slots=True)
@@ -15,12 +16,6 @@ class RunClock:
     train: float = 0.0
     to_first_step: float | None = None
     _started: float = field(default_factory=time.monotonic)
-
-    @classmethod
-    def from_seconds(cls, seconds: Mapping[str, Any]) -> "RunClock":
-        return cls(
-            seconds.get("total") or 0.0, seconds.get("train") or 0.0, seconds.get("to_first_step")
-        )
 
     def note_step(self, seconds: float) -> None:
         """Note that an optimizer step has ended, `seconds` after the one before."""
@@ -36,6 +31,14 @@ class RunClock:
 
     def _total_seconds(self) -> float:
         return self.total_before + time.monotonic() - self._started
+
+
+async def load_clock(journal: Journal) -> RunClock:
+    """Load the clock of a run as earlier starts left it; a new run begins at 0."""
+    seconds = (await journal.read_meta()).get("seconds", {})
+    return RunClock(
+        seconds.get("total") or 0.0, seconds.get("train") or 0.0, seconds.get("to_first_step")
+    )
 
 
 class Stopwatch:

@@ -1,11 +1,16 @@
 """The evaluation that runs beside training, and the reports of those that have ended."""
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 from services.common.log import get_logger
-from services.learner.run.context import RunContext
-from services.learner.run.eval_report import Evaluation, Moment, eval_metrics
+from services.common.watchdog import Watchdog
+from services.learner.config.learner import LearnerConfig
+from services.learner.groups.dispatcher import GroupDispatcher
+from services.learner.journal.store import Journal
+from services.learner.run.eval_report import EvalSet, Evaluation, Moment, eval_metrics
+from services.learner.run.result_sinks import ResultSinks
 from services.learner.run.status import Phase
 
 _log = get_logger(__name__)
@@ -16,11 +21,32 @@ class EvalSchedule:
 
     The result of one is in the journal when `is_running` is False again."""
 
-    def __init__(self, parts: RunContext) -> None:
-        self._parts = parts
+    def __init__(
+        self,
+        config: LearnerConfig,
+        eval_sets: Sequence[EvalSet],
+        dispatcher: GroupDispatcher,
+        journal: Journal,
+        sinks: ResultSinks,
+        watchdog: Watchdog,
+    ) -> None:
+        self._config = config
+        self._eval_sets = eval_sets
+        self._dispatcher = dispatcher
+        self._journal = journal
+        self._sinks = sinks
+        self._watchdog = watchdog
         self._current: tuple[Evaluation, asyncio.Task[None]] | None = None
         # By eval id, in order of version.
         self.reports: dict[str, dict[str, Any]] = {}
+
+    async def load_reports(self) -> None:
+        """Load the reports that earlier starts of the run left in the journal."""
+        self.reports = await self._journal.load_eval_results()
+
+    @property
+    def has_sets(self) -> bool:
+        return bool(self._eval_sets)
 
     @property
     def is_running(self) -> bool:
@@ -30,25 +56,24 @@ class EvalSchedule:
         """Return True if this version's evaluation is configured and not in the journal.
 
         `during` is due every `eval.every` steps of those between the first and the last."""
-        config = self._parts.config
-        every = config.eval.every
-        between = 0 < version < config.steps
+        every = self._config.eval.every
+        between = 0 < version < self._config.steps
         if moment == "during" and not (every and between and version % every == 0):
             return False
-        if not any(moment in chosen.config.when for chosen in self._parts.eval_sets):
+        if not any(moment in chosen.config.when for chosen in self._eval_sets):
             return False
         rows = [eval_id.split("-") for eval_id in self.reports]
         return not any(row[0] == moment and row[2] == str(version) for row in rows)
 
     async def begin_evaluation(self, moment: Moment) -> None:
         """Begin to evaluate the newest policy."""
-        parts = self._parts
-        assert parts.broadcast.newest is not None
-        evaluation = Evaluation(moment, parts.broadcast.newest.policy, parts.eval_sets)
+        policy = self._sinks.status.policy
+        assert policy is not None, "an evaluation follows a publication"
+        evaluation = Evaluation(moment, policy, self._eval_sets)
         evaluation.on_progress = lambda: self._show_progress(evaluation)
-        parts.dispatcher.endings.on_eval_group = evaluation.add_group
+        self._dispatcher.endings.on_eval_group = evaluation.add_group
         self._show_progress(evaluation)
-        await parts.dispatcher.add_eval_groups(evaluation.specs)
+        await self._dispatcher.add_eval_groups(evaluation.specs)
         task = asyncio.create_task(self._run_evaluation(evaluation), name="evaluation")
         self._current = (evaluation, task)
 
@@ -75,7 +100,7 @@ class EvalSchedule:
                 return False
             unfinished = evaluation.unfinished_groups
             _log.warning("an evaluation held up publication too long", missing=len(unfinished))
-            await self._parts.dispatcher.drop_eval_groups(unfinished, "eval_hold")
+            await self._dispatcher.drop_eval_groups(unfinished, "eval_hold")
             evaluation.done.set()
         return await self.wait_until_done()
 
@@ -88,19 +113,19 @@ class EvalSchedule:
             self._current = None
 
     async def _run_evaluation(self, evaluation: Evaluation) -> None:
-        parts = self._parts
-        with parts.watchdog.stage("evaluate"):
+        with self._watchdog.stage("evaluate"):
             await evaluation.done.wait()
         report = evaluation.build_report()
         version = evaluation.policy.version
-        await parts.journal.add_evaluation(evaluation.eval_id, evaluation.moment, version, report)
+        await self._journal.add_evaluation(evaluation.eval_id, evaluation.moment, version, report)
         self.reports[evaluation.eval_id] = report
         logged = eval_metrics(report)
-        parts.tracker.log_metrics(version, logged, {})
-        parts.alarms.judge_evaluation(version, logged)
-        parts.status.update_metrics(logged)
-        if parts.status.phase is Phase.EVALUATING:
-            parts.status.enter_phase(Phase.SAMPLING)
+        sinks = self._sinks
+        sinks.tracker.log_metrics(version, logged, {})
+        sinks.alarms.judge_evaluation(version, logged)
+        sinks.status.update_metrics(logged)
+        if sinks.status.phase is Phase.EVALUATING:
+            sinks.status.enter_phase(Phase.SAMPLING)
 
     def _show_progress(self, evaluation: Evaluation) -> None:
         """Update `eval/progress_done` and `eval/progress_total`.
@@ -109,4 +134,4 @@ class EvalSchedule:
         total = len(evaluation.specs)
         done = float(total - len(evaluation.unfinished_groups))
         progress = {"eval/progress_done": done, "eval/progress_total": float(total)}
-        self._parts.status.update_metrics(progress)
+        self._sinks.status.update_metrics(progress)

@@ -1,18 +1,21 @@
 """Logging of each step exactly once: to the trackers, the status and the journal."""
 
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from services.learner.groups.batcher import Batch
+from services.learner.groups.dispatcher import GroupDispatcher
 from services.learner.journal.store import Journal
 from services.learner.ports import TrackedRun
-from services.learner.run.context import RunContext
+from services.learner.run.clock import RunClock
+from services.learner.run.result_sinks import ResultSinks
 from services.learner.tracking.histograms import step_histograms
 from services.learner.tracking.step_metrics import StepMetrics, step_facts, step_times
 from services.learner.types import StepResult
 
 _META = "tracker"
-ALARMS_META = "alarms"
+_ALARMS_META = "alarms"
 
 
 async def load_tracked_run(journal: Journal) -> TrackedRun:
@@ -26,13 +29,35 @@ async def load_tracked_run(journal: Journal) -> TrackedRun:
     return run
 
 
+async def load_alarm_memory(journal: Journal) -> dict[str, Any]:
+    """Load what the alarms of earlier starts remembered with the newest recorded step."""
+    return (await journal.read_meta()).get(_ALARMS_META, {})
+
+
 class StepRecorder:
     """Records steps, and knows the newest one that was logged, over all starts of the run."""
 
-    def __init__(self, parts: RunContext) -> None:
-        self._parts = parts
-        self._metrics = StepMetrics(parts.dispatcher)
-        self._logged_step = parts.tracked.logged_step
+    def __init__(
+        self,
+        dispatcher: GroupDispatcher,
+        journal: Journal,
+        sinks: ResultSinks,
+        clock: RunClock,
+        tracked: TrackedRun,
+        *,
+        upload_metrics: Callable[[], Mapping[str, float]],
+        launcher_metrics: Callable[[], Mapping[str, float]],
+    ) -> None:
+        """Create it; `launcher_metrics` are what the launcher tells of the run: its costs."""
+        self._tally = dispatcher.tally
+        self._journal = journal
+        self._sinks = sinks
+        self._clock = clock
+        self._tracker_id = tracked.tracker_id
+        self._logged_step = tracked.logged_step
+        self._upload_metrics = upload_metrics
+        self._launcher_metrics = launcher_metrics
+        self._metrics = StepMetrics(dispatcher)
 
     async def record_step(
         self,
@@ -47,44 +72,43 @@ class StepRecorder:
 
         `base` is the version that the step began with, `lap` the seconds of its stages and of
         all of it, `sync` those from the previous announcement to the last engine's report."""
-        parts = self._parts
+        tally, sinks = self._tally, self._sinks
         stages, whole = lap
-        parts.clock.note_step(whole)
+        self._clock.note_step(whole)
         for group in batch.all_groups:
-            parts.dispatcher.tally.count_trained(group)
-        counters = parts.dispatcher.tally.take_counters()
+            tally.count_trained(group)
+        counters = tally.take_counters()
         times = step_times(batch, stages, whole, sync)
         metrics = self._metrics.compute_metrics(batch, base, times, counters)
         metrics.update(_rank_metrics(result))
-        metrics.update(parts.uploads.metrics())
-        first = parts.clock.to_first_step
+        metrics.update(self._upload_metrics())
+        first = self._clock.to_first_step
         metrics["timing/to_first_step"] = first if first is not None else 0.0
-        parts.alarms.judge_step(step_facts(base + 1, batch, metrics, counters))
-        metrics["alarms/raised"] = float(parts.alarms.count)
-        tally = parts.dispatcher.tally
+        sinks.alarms.judge_step(step_facts(base + 1, batch, metrics, counters))
+        metrics["alarms/raised"] = float(sinks.alarms.count)
         received = tally.received_before + tally.received_in_all.total()
         metrics["throughput/trajectories"] = float(received)
-        metrics.update(parts.launcher_metrics())
+        metrics.update(self._launcher_metrics())
         histograms = {**step_histograms(batch.all_groups, base), **result.histograms}
-        parts.tracker.log_metrics(base + 1, metrics, histograms)
-        parts.status.update_metrics(metrics, step=base + 1)
+        sinks.tracker.log_metrics(base + 1, metrics, histograms)
+        sinks.status.update_metrics(metrics, step=base + 1)
         await self._remember_step(base + 1)
 
     async def record_replayed(self, step: int, result: StepResult) -> None:
         """Record a step that was trained again. If its first run ended before it was logged, it is
         logged now, with the ranks' metrics alone: how its groups arrived is no longer known."""
         if step > self._logged_step:
-            self._parts.tracker.log_metrics(step, _rank_metrics(result), result.histograms)
+            self._sinks.tracker.log_metrics(step, _rank_metrics(result), result.histograms)
             await self._remember_step(step)
 
     async def _remember_step(self, step: int) -> None:
         """Store the logged step, after the trackers: a kill in between has the step logged again,
         which trackers that keep files notice, and none is left out."""
         self._logged_step = step
-        logged = {"id": self._parts.tracked.tracker_id, "step": step}
-        seconds, alarms = self._parts.clock.seconds, self._parts.alarms.memory
-        values = {"seconds": seconds, _META: logged, ALARMS_META: alarms}
-        await self._parts.journal.set_meta(values)
+        logged = {"id": self._tracker_id, "step": step}
+        seconds, alarms = self._clock.seconds, self._sinks.alarms.memory
+        values = {"seconds": seconds, _META: logged, _ALARMS_META: alarms}
+        await self._journal.set_meta(values)
 
 
 def _rank_metrics(result: StepResult) -> dict[str, float]:

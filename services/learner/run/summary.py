@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from services.learner.journal.row_codec import count_fates
+from services.learner.journal.store import Journal
+from services.learner.run.clock import RunClock
 from services.learner.run.eval_report import MAIN_SET
 
 SUMMARY_FILE = "summary.json"
@@ -27,23 +30,26 @@ def eval_summary(report: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def write_summary(
-    run_dir: Path,
-    evals: Mapping[str, Mapping[str, Any]],
-    seconds: Mapping[str, float | None],
-    *,
-    steps: int,
-    seed: int,
-    accounts: Mapping[str, int],
-) -> None:
-    """Replace the summary in one step; `evals` are reports by moment."""
-    summary = {
-        "eval": {moment: eval_summary(report) for moment, report in evals.items()},
-        "seconds": dict(seconds),
-        "steps": steps,
-        "seed": seed,
-        "trajectories": dict(accounts),
-    }
-    partial = run_dir / f"{SUMMARY_FILE}.partial"
-    partial.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
-    os.replace(partial, run_dir / SUMMARY_FILE)
+class RunSummary:
+    """Writes the summary of one run, with the time that all of its starts took."""
+
+    def __init__(self, run_dir: Path, seed: int, clock: RunClock, journal: Journal) -> None:
+        self._run_dir = run_dir
+        self._seed = seed
+        self._clock = clock
+        self._journal = journal
+
+    async def write_summary(self, evals: Mapping[str, Mapping[str, Any]], *, steps: int) -> None:
+        """Replace the summary in one step; `evals` are reports by eval id."""
+        await self._journal.set_meta({"seconds": self._clock.seconds})
+        by_moment = {eval_id.split("-")[0]: report for eval_id, report in evals.items()}
+        summary = {
+            "eval": {moment: eval_summary(report) for moment, report in by_moment.items()},
+            "seconds": self._clock.seconds,
+            "steps": steps,
+            "seed": self._seed,
+            "trajectories": await self._journal.run_read(count_fates),
+        }
+        partial = self._run_dir / f"{SUMMARY_FILE}.partial"
+        partial.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+        os.replace(partial, self._run_dir / SUMMARY_FILE)

@@ -112,7 +112,7 @@ class Head:
 
     folder: Path
     address: str
-    roll: MachineRoster
+    roster: MachineRoster
     ranks: LocalRanks
     config: LearnerConfig
     policy: PolicyConfig
@@ -134,22 +134,24 @@ async def head(
 ) -> AsyncGenerator[Head]:
     """A learner's ranks and RankService; all that was started ends with the block."""
     chosen = policy_config(model)
-    roll, drain = (
+    roster, drain = (
         MachineRoster(machine_from_config(RUN, 0, chosen, config, "head")),
         asyncio.Event(),
     )
     server = rpc.server(token=TOKEN)
-    rank_service_pb2_grpc.add_RankServiceServicer_to_server(RankService(roll, drain=drain), server)
+    rank_service_pb2_grpc.add_RankServiceServicer_to_server(
+        RankService(roster, drain=drain), server
+    )
     shm = folder / "shm"
     shm.mkdir()
-    meeting = MultiMachineRendezvous(roll, host, config.rank.processes, config.rank.join_s)
-    ranks = LocalRanks(RUN, chosen, config, folder / "head.log", shm, meeting)
+    rendezvous = MultiMachineRendezvous(roster, host, config.rank.processes, config.rank.join_s)
+    ranks = LocalRanks(RUN, chosen, config, folder / "head.log", shm, rendezvous)
     async with rpc.serving(server, f"{host}:0", tls=tls, grace_s=0.2) as serving:
-        made = Head(folder, serving.address, roll, ranks, config, chosen, drain)
+        made = Head(folder, serving.address, roster, ranks, config, chosen, drain)
         try:
             yield made
         finally:
-            roll.close(over=True)
+            roster.close(over=True)
             await ranks.close()
             for machine in made.machines:
                 await _end(machine)

@@ -51,7 +51,7 @@ async def test_two_machines_make_the_step_of_one_with_as_many_ranks(
             await learner.ranks.train_step(make_batch(step=5))
         result = await learner.ranks.train_step(make_batch(step=1))
         published = await learner.ranks.publish_weights(1)
-        learner.roll.close(over=True)
+        learner.roster.close(over=True)
         assert await machine.ended() == 0
     expected, there = await alone
     assert result.metrics == expected.metrics
@@ -171,7 +171,7 @@ async def test_a_machine_that_has_to_go_has_the_learner_drain(
 ) -> None:
     async with head(tmp_path, model_folder, config_of(2)) as learner:
         machine = await learner.machine()
-        (session,) = await learner.roll.wait_until_complete(30)
+        (session,) = await learner.roster.wait_until_complete(30)
         # Before it has heard that it is welcome, nobody would miss it.
         await until(lambda: bool(machine.ranks()))
         machine.process.terminate()
@@ -179,7 +179,7 @@ async def test_a_machine_that_has_to_go_has_the_learner_drain(
         # Until the learner has drained, its ranks are needed.
         assert machine.process.returncode is None
         assert not session.is_lost
-        learner.roll.close(over=True)
+        learner.roster.close(over=True)
         assert await machine.ended() == 0
 
 
@@ -205,7 +205,7 @@ async def test_a_machine_of_another_learner_is_refused_and_says_why(
         assert await machine.ended() == 2
         assert message in machine.said
         with pytest.raises(RankError, match=r"machine 1 of 2 has not joined in 0\.1 s"):
-            await learner.roll.wait_until_complete(0.1)
+            await learner.roster.wait_until_complete(0.1)
 
 
 def test_ranks_of_several_machines_are_refused_on_a_public_network() -> None:

@@ -1,0 +1,124 @@
+"""Assembly of a run: the state that its API and its loop share, and the loop itself."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from services.common.runtime import Runtime
+from services.learner.alarms.alarms import Alarms
+from services.learner.checkpoints.uploaded_checkpoints import UploadedCheckpoints
+from services.learner.checkpoints.uploads import CheckpointUploads
+from services.learner.config.learner import LearnerConfig
+from services.learner.dependencies import LearnerDependencies
+from services.learner.groups.dispatcher import GroupDispatcher
+from services.learner.guard.mismatch_guard import MismatchGuard, load_guard
+from services.learner.journal.store import Journal
+from services.learner.run.clock import load_clock
+from services.learner.run.engine_resync import EngineResync
+from services.learner.run.eval_report import EvalSet
+from services.learner.run.eval_schedule import EvalSchedule
+from services.learner.run.policy_publisher import PolicyPublisher
+from services.learner.run.result_sinks import ResultSinks
+from services.learner.run.status import LearnerStatus
+from services.learner.run.step_recorder import StepRecorder, load_alarm_memory, load_tracked_run
+from services.learner.run.step_trainer import StepTrainer
+from services.learner.run.summary import RunSummary
+from services.learner.run.train_loop import LoopStages, TrainLoop
+from services.learner.weights.weight_broadcast import CANARY_TOLERANCE, WeightBroadcast
+
+
+@dataclass(frozen=True, slots=True)
+class RunState:
+    """State of a run that its API and its loop share."""
+
+    journal: Journal
+    dispatcher: GroupDispatcher
+    broadcast: WeightBroadcast
+    guard: MismatchGuard
+    alarms: Alarms
+    status: LearnerStatus
+    uploads: CheckpointUploads
+
+
+async def build_run_state(
+    runtime: Runtime[LearnerConfig],
+    vendors: LearnerDependencies,
+    journal: Journal,
+    dispatcher: GroupDispatcher,
+    uploads: CheckpointUploads,
+) -> RunState:
+    """Build the state, with what earlier starts left of it in the journal."""
+    config, policy = runtime.config, runtime.shared.policy
+    broadcast = WeightBroadcast(
+        canary_tolerance=CANARY_TOLERANCE[policy.dtype], attach_grace_s=config.attach_grace_s
+    )
+    epoch = dispatcher.run_epoch
+    guard = await load_guard(config, policy, vendors.ranks, journal, runtime.run_dir, epoch)
+    alarms = await _build_alarms(runtime, vendors, journal)
+    status = LearnerStatus(total_steps=config.steps, flags=lambda: alarms.metrics)
+    return RunState(journal, dispatcher, broadcast, guard, alarms, status, uploads)
+
+
+async def build_train_loop(
+    runtime: Runtime[LearnerConfig],
+    vendors: LearnerDependencies,
+    state: RunState,
+    eval_sets: Sequence[EvalSet],
+) -> TrainLoop:
+    """Build the loop, each of its stages with what it needs; open the trackers."""
+    config, journal, dispatcher = runtime.config, state.journal, state.dispatcher
+    tracked = await load_tracked_run(journal)
+    await asyncio.to_thread(vendors.tracker.open_run, tracked)
+    clock = await load_clock(journal)
+    checkpoints = _build_checkpoints(runtime, state)
+    sinks = ResultSinks(vendors.tracker, state.alarms, state.status)
+    stages = LoopStages(
+        trainer=StepTrainer(vendors.ranks, checkpoints, journal, dispatcher),
+        publisher=PolicyPublisher(
+            config, dispatcher, state.broadcast, state.guard, journal, vendors.snapshots
+        ),
+        guard=state.guard,
+        resync=EngineResync(dispatcher, state.broadcast, config.max_staleness),
+        evals=EvalSchedule(config, eval_sets, dispatcher, journal, sinks, runtime.watchdog),
+        recorder=StepRecorder(
+            dispatcher,
+            journal,
+            sinks,
+            clock,
+            tracked,
+            upload_metrics=state.uploads.metrics,
+            launcher_metrics=lambda: runtime.launcher_metrics,
+        ),
+        summary=RunSummary(runtime.run_dir, runtime.shared.seed, clock, journal),
+    )
+    return TrainLoop(config, dispatcher, stages, state.status, runtime.watchdog, runtime.drain)
+
+
+def _build_checkpoints(runtime: Runtime[LearnerConfig], state: RunState) -> UploadedCheckpoints:
+    return UploadedCheckpoints(
+        state.uploads,
+        runtime.run_dir,
+        state.journal,
+        run_id=runtime.run_id,
+        run_epoch=state.dispatcher.run_epoch,
+        keep=runtime.config.checkpoint.keep,
+    )
+
+
+async def _build_alarms(
+    runtime: Runtime[LearnerConfig], vendors: LearnerDependencies, journal: Journal
+) -> Alarms:
+    """Build the alarms; they hear of standstills and of damage, earlier damage included."""
+    config = runtime.config
+    alarms = Alarms(
+        config.alarms,
+        vendors.alarm_sinks,
+        max_staleness=config.max_staleness,
+        remembered=await load_alarm_memory(journal),
+    )
+    alarms.on_change = runtime.hurry_heartbeat
+    runtime.watchdog.on_standstill = alarms.report_standstill
+    for incident in journal.incidents.newest:
+        alarms.report_damage(incident)
+    journal.incidents.on_report = alarms.report_damage
+    return alarms

@@ -1,0 +1,52 @@
+"""A sampling anew, which the guard orders when engines have come to differ from the trainer."""
+
+from dataclasses import replace
+
+from services.common.log import get_logger
+from services.learner.group_types import EndedGroup
+from services.learner.groups.batcher import Batch, ReadyGroup
+from services.learner.groups.dispatcher import GroupDispatcher
+from services.learner.weights.weight_broadcast import WeightBroadcast
+
+_log = get_logger(__name__)
+DROP_REASON = "mismatch"
+
+
+class EngineResync:
+    """Synchronises engines with the trainer again, and drops what they have sampled."""
+
+    def __init__(
+        self, dispatcher: GroupDispatcher, broadcast: WeightBroadcast, max_staleness: int
+    ) -> None:
+        self._dispatcher = dispatcher
+        self._broadcast = broadcast
+        self._max_staleness = max_staleness
+
+    async def resync_engines(self, batch: Batch, version: int) -> None:
+        """Sample anew, from engines that have loaded the newest policy again and shown it.
+
+        Leases end with what is under way on them: what the engines compute now may be as wrong
+        as what they have handed in.
+        """
+        dispatcher, policy = self._dispatcher, self._dispatcher.book.policy
+        assert policy is not None, "a batch was sampled from some policy"
+        for worker_id in dispatcher.book.workers.worker_ids:
+            await dispatcher.mark_not_serving(worker_id, policy)
+        ended = [
+            EndedGroup(
+                group.spec, tuple(r.trajectory.key for r in group.graded), version, DROP_REASON
+            )
+            for group in (*batch.all_groups, *self._take_waiting(version))
+        ]
+        begun = dispatcher.book.drop_stale(version + 1)
+        ended += [replace(group, reason=DROP_REASON) for group in begun]
+        await dispatcher.endings.settle_groups(ended)
+        self._broadcast.resync_all()
+        await dispatcher.notify_changed()
+        _log.warning(
+            "sampling begins anew, every engine reloads", version=version, dropped=len(ended)
+        )
+
+    def _take_waiting(self, version: int) -> list[ReadyGroup]:
+        """Take every group out of the batcher: at this version each is as if too old."""
+        return self._dispatcher.batcher.drop_stale(version + 1 + self._max_staleness)

@@ -1,0 +1,78 @@
+"""Announcement of a step's weights to the rollout workers, and what follows from it for leases."""
+
+import asyncio
+
+from services.common.domain.policy import PolicyId
+from services.common.log import get_logger
+from services.learner.config.learner import LearnerConfig
+from services.learner.groups.batcher import Batch
+from services.learner.groups.dispatcher import GroupDispatcher
+from services.learner.guard.mismatch_guard import MismatchGuard
+from services.learner.journal.store import Journal
+from services.learner.ports import SnapshotServer
+from services.learner.types import Publication
+from services.learner.weights.weight_broadcast import Announcement, WeightBroadcast
+
+_log = get_logger(__name__)
+
+
+class PolicyPublisher:
+    """Publishes policies, each durable in the journal before any worker hears of it."""
+
+    def __init__(
+        self,
+        config: LearnerConfig,
+        dispatcher: GroupDispatcher,
+        broadcast: WeightBroadcast,
+        guard: MismatchGuard,
+        journal: Journal,
+        snapshots: SnapshotServer | None,
+    ) -> None:
+        """Create it; `snapshots` is None when every worker shares memory with the learner."""
+        self._config = config
+        self._dispatcher = dispatcher
+        self._broadcast = broadcast
+        self._guard = guard
+        self._journal = journal
+        self._snapshots = snapshots
+
+    @property
+    def sync_seconds(self) -> float | None:
+        """Seconds from the newest announcement to the last engine's report."""
+        return self._broadcast.sync_seconds
+
+    async def publish_policy(
+        self, publication: Publication, trained: Batch | None, *, train: bool
+    ) -> PolicyId:
+        """Announce written weights, and free the slots of the step behind them.
+
+        Without `train` nothing is leased but evaluations."""
+        version, lineage = publication.version, self._dispatcher.lineage
+        policy = PolicyId(self._dispatcher.run_epoch, version, publication.fingerprint)
+        known = lineage.fingerprints_of(version)
+        if known and publication.fingerprint not in known:
+            _log.warning("the replay gave other weights than before", version=version)
+        await self._journal.add_publication(policy)
+        if self._snapshots:
+            await self._snapshots.serve_publication(publication, policy)
+        train = train and self._config.mode == "train"
+        self._dispatcher.book.train_slots = self._slots_left(version) if train else 0
+        probes = self._guard.probes_for(publication)
+        self._broadcast.announce_policy(Announcement(policy, publication, probes))
+        await self._dispatcher.advance_policy(policy, trained)
+        asyncio.get_running_loop().call_later(
+            self._config.publish_timeout_s, self._end_absent_leases, policy
+        )
+        return policy
+
+    def _slots_left(self, version: int) -> int:
+        """Return the slots for TRAIN groups: fewer when the run needs no more than these."""
+        remaining = (self._config.steps - version) * self._config.groups_per_step
+        return min(self._dispatcher.book.rules.train_slots, remaining)
+
+    def _end_absent_leases(self, policy: PolicyId) -> None:
+        for worker_id in self._broadcast.list_absent(policy):
+            _log.warning(
+                "a worker has not loaded in time", worker=worker_id, version=policy.version
+            )
+            self._dispatcher.book.end_leases_of(worker_id)

@@ -1,0 +1,99 @@
+"""Training of a run's steps on its ranks: from the newest checkpoint on, by journaled plans."""
+
+from pathlib import Path
+
+from services.learner.checkpoints.checkpoint_folders import Checkpoints
+from services.learner.groups.batcher import Batch, build_train_batch
+from services.learner.groups.dispatcher import GroupDispatcher
+from services.learner.journal.schema import CheckpointRow, Plan
+from services.learner.journal.store import Journal
+from services.learner.ports import Ranks
+from services.learner.run.resume_checks import check_weights_are_the_same
+from services.learner.types import ModelInfo, Publication, StepResult, StepSettings
+
+
+class ReplayError(Exception):
+    """Something that is needed to replay a run is gone; the message says what."""
+
+
+class StepTrainer:
+    """Trains steps, each by a plan that is journaled first, and saves what the ranks have learnt.
+
+    `version` is the number of steps behind the weights that the ranks hold."""
+
+    def __init__(
+        self, ranks: Ranks, checkpoints: Checkpoints, journal: Journal, dispatcher: GroupDispatcher
+    ) -> None:
+        self.version = 0
+        self._saved_step = 0
+        self._ranks = ranks
+        self._checkpoints = checkpoints
+        self._journal = journal
+        self._dispatcher = dispatcher
+
+    async def find_checkpoint(self) -> CheckpointRow | None:
+        """Return the newest intact checkpoint, if there is one."""
+        return await self._checkpoints.find_newest()
+
+    async def start_ranks(self, checkpoint: CheckpointRow | None) -> ModelInfo:
+        """Start the ranks, from a checkpoint or from the model."""
+        folder = Path(checkpoint.directory) if checkpoint else None
+        info = await self._ranks.start_ranks(folder)
+        self.version = self._saved_step = checkpoint.step if checkpoint else 0
+        return info
+
+    async def check_weights(self, info: ModelInfo) -> None:
+        """Raise ConfigError when the model is not the one that the run began with."""
+        await check_weights_are_the_same(self._dispatcher.lineage, self._ranks, info)
+
+    async def plans_to_replay(self) -> list[Plan]:
+        """Return the plans that were committed after the checkpoint, in order.
+
+        Raises ReplayError when one is missing."""
+        plans = await self._journal.plans_after(self.version)
+        for step, plan in enumerate(plans, self.version + 1):
+            if plan.step != step:
+                raise ReplayError(f"the journal has no plan for step {step}")
+        return plans
+
+    async def commit_plan(self, batch: Batch, settings: StepSettings) -> Plan:
+        """Journal the plan of the next step, with what its groups taught the curriculum."""
+        plan = Plan(self.version + 1, batch.attempt_keys, settings)
+        groups = [group.spec.group_id for group in batch.groups]
+        filtered = [group.spec.group_id for group in batch.filtered]
+        snapshot = self._dispatcher.learn_from_batch(plan.step, batch)
+        epoch = self._dispatcher.run_epoch
+        await self._journal.commit_plan(plan, epoch, groups, filtered, snapshot)
+        self._dispatcher.mark_journaled(snapshot)
+        return plan
+
+    async def train_plan(self, plan: Plan) -> StepResult:
+        """Train the step of a plan. Raises ReplayError when its trajectories are gone."""
+        attempts = await self._journal.load_intact(plan.attempts)
+        if not attempts:
+            raise ReplayError(
+                f"no trajectory of step {plan.step} is what was journaled: restore the journal"
+                " from a copy, or start a new run"
+            )
+        if any(not attempt.sequences for attempt in attempts):
+            raise ReplayError(
+                f"the trajectories of step {plan.step} were pruned, and no checkpoint after it"
+                " can be read: restore a folder under checkpoints/, or start a new run"
+            )
+        result = await self._ranks.train_step(build_train_batch(plan.step, attempts, plan.settings))
+        self.version = plan.step
+        return result
+
+    async def write_weights(self) -> Publication:
+        """Write the weights of this version, ready to be announced."""
+        return await self._ranks.publish_weights(self.version)
+
+    async def save_checkpoint(self) -> None:
+        """Save the ranks' state as the checkpoint of this version."""
+        await self._checkpoints.save_step(self._ranks, self.version)
+        self._saved_step = self.version
+
+    @property
+    def is_saved(self) -> bool:
+        """True if the newest checkpoint is of this version."""
+        return self._saved_step >= self.version
