@@ -14,7 +14,7 @@ from services.learner.journal.connection import JournalError
 from services.learner.journal.integrity import DamagedRecordError
 from services.learner.journal.schema import Plan
 from services.learner.journal.store import JOURNAL_FILE, Journal, open_journal
-from services.learner.run.train_loop import ReplayError
+from services.learner.run.step_trainer import ReplayError
 from services.learner.types import StepSettings
 from tests.learner.run.test_train_loop import following, lease_for, query, rows_of, run_to_the_end
 from tests.support.learner import FakeWorker
