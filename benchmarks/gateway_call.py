@@ -30,7 +30,7 @@ from pathlib import Path
 import aiohttp
 from mcp import Client
 
-from environments.oracle import plan
+from environments.oracle import plan_calls
 from environments.tasks import make_task
 from services.common import rpc
 from services.common.domain.attempts import AttemptKey
@@ -43,7 +43,7 @@ ROUNDS = 3
 CALLS_PER_RECONNECT = 5
 TOKEN = "benchmark-token-0123456789"
 TASK = make_task("booking", "train", 0)
-NAME, ARGUMENTS = plan(TASK)[0]
+NAME, ARGUMENTS = plan_calls(TASK)[0]
 
 Call = Callable[[], Awaitable[None]]
 

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from environments.app import DataApp
 from environments.fleet_booking.app import FLEET_BOOKING
 from environments.gsm8k.state import SINGLE_TURN_KEYS
-from environments.scenario import APPS, Scenario, scenario
+from environments.scenario import APPS, Scenario, draw_scenario
 from environments.state import Rows, build_seed, open_database, run_query
 from environments.toolkit import Tool, ToolError, ToolSpec
 
@@ -59,7 +59,7 @@ class Instance:
         tool = self._tools.get(name)
         if tool is None:
             raise ToolError(f"unknown tool: {name}")
-        db = self._database("current")
+        db = self._get_database("current")
         with db:
             return tool.call(db, arguments)
 
@@ -67,11 +67,11 @@ class Instance:
         self, db: DatabaseName, sql: str, args: Sequence[Any] = (), *, read_only: bool = True
     ) -> Rows:
         """Run one SQL statement. `seed` is always read-only. Raises `sqlite3.Error`."""
-        return run_query(self._database(db), sql, args, read_only=read_only or db == "seed")
+        return run_query(self._get_database(db), sql, args, read_only=read_only or db == "seed")
 
     def snapshot(self, db: DatabaseName) -> bytes:
         """The database as the bytes of a SQLite file."""
-        return self._seed if db == "seed" else self._database(db).serialize()
+        return self._seed if db == "seed" else self._get_database(db).serialize()
 
     def reset(self) -> None:
         """Make `current` equal to `seed` again."""
@@ -83,7 +83,7 @@ class Instance:
             database.close()
         self._databases.clear()
 
-    def _database(self, name: str) -> sqlite3.Connection:
+    def _get_database(self, name: str) -> sqlite3.Connection:
         if name not in DATABASES:
             raise ValueError(f"no database {name!r}: use 'seed' or 'current'")
         database = self._databases.get(name)
@@ -104,8 +104,8 @@ def open_instance(env_key: str, data_id: str, data_version: str = "v1") -> Insta
         raise ValueError(f"Environment '{env_key}' not found: use one of {', '.join(ALL_KEYS)}")
     if env_key in DATA_APPS:
         data_app = DATA_APPS[env_key]
-        of = data_app.scenario(data_id, data_version)
+        of = data_app.make_scenario(data_id, data_version)
         return Instance(of, data_app.tools, data_app.seed(data_id))
-    of = scenario(env_key, data_id, data_version)
+    of = draw_scenario(env_key, data_id, data_version)
     schema = APPS[env_key].schema if env_key in APPS else ""
     return Instance(of, tools_of(env_key), build_seed(schema, of))

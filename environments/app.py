@@ -1,4 +1,4 @@
-"""What an app is made of."""
+"""Parts of an app, and a task as it draws one."""
 
 import random
 from collections.abc import Callable, Mapping
@@ -13,12 +13,11 @@ Call = tuple[str, dict[str, Any]]
 
 
 @dataclass(frozen=True)
-class Draw:
-    """What an app draws for one task.
+class DrawnTask:
+    """A task as an app draws it.
 
     `slots` are the words and numbers of the prompt, `targets` the ids that a solution needs, and
-    `pair` the two names that decide between training and evaluation.
-    """
+    `pair` the two names that decide between training and evaluation."""
 
     slots: dict[str, str | int]
     targets: dict[str, int]
@@ -27,7 +26,7 @@ class Draw:
 
 
 @dataclass(frozen=True)
-class Scenario(Draw):
+class Scenario(DrawnTask):
     """Everything about a task, as a pure function of environment, data id and data version."""
 
     env_key: str
@@ -39,16 +38,16 @@ class Scenario(Draw):
 
     @property
     def facts(self) -> dict[str, str | int]:
-        """What the verifier may know, by name."""
+        """Facts that the verifier may know, by name."""
         return {"kind": self.kind, **self.slots, **self.targets}
 
 
 @dataclass(frozen=True)
-class Kind:
+class TaskKind:
     """A kind of task: its phrasings, and the calls that solve it once the ids are known."""
 
     phrasings: tuple[str, ...]
-    plan: Callable[[Draw], list[Call]]
+    plan: Callable[[DrawnTask], list[Call]]
 
 
 @dataclass(frozen=True)
@@ -58,8 +57,8 @@ class App:
     key: str
     schema: str
     tools: Mapping[str, Tool]
-    kinds: Mapping[str, Kind]
-    draw: Callable[[Names, str, random.Random], Draw]
+    kinds: Mapping[str, TaskKind]
+    draw: Callable[[Names, str, random.Random], DrawnTask]
 
 
 @dataclass(frozen=True)
@@ -74,8 +73,8 @@ class DataApp:
     tools: Mapping[str, Tool]
     seed: Callable[[str], bytes]
 
-    def scenario(self, data_id: str, data_version: str) -> Scenario:
-        """Names the data; what the task is, the file knows."""
+    def make_scenario(self, data_id: str, data_version: str) -> Scenario:
+        """Make a scenario that only names the data: the task itself is in the file."""
         return Scenario(
             slots={},
             targets={},

@@ -37,8 +37,8 @@ class FleetTasksError(Exception):
     """Fleet has no tasks for us; the message says why and what to do."""
 
 
-def fetch(url: str, key: str, env_key: str | None = None) -> list[dict[str, Any]]:
-    """Fleet's tasks of one environment, or all, as Fleet tells them. Raises FleetTasksError."""
+def fetch_tasks(url: str, key: str, env_key: str | None = None) -> list[dict[str, Any]]:
+    """Fetch the tasks of one environment, or all, as Fleet sends them. Raises FleetTasksError."""
     query = f"?{urllib.parse.urlencode({'env_key': env_key})}" if env_key else ""
     where = f"{url.rstrip('/')}/v1/tasks{query}"
     if not where.startswith(("http://", "https://")):
@@ -46,7 +46,7 @@ def fetch(url: str, key: str, env_key: str | None = None) -> list[dict[str, Any]
     request = urllib.request.Request(where, headers={"authorization": f"Bearer {key}"})
     try:
         with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer:
-            content = json.loads(_whole(answer.read(_MOST_BYTES + 1)))
+            content = json.loads(_check_size(answer.read(_MOST_BYTES + 1)))
     except urllib.error.HTTPError as error:
         hint = f"; check {KEY_VARIABLE}" if error.code in (401, 403) else ""
         with error:
@@ -59,7 +59,7 @@ def fetch(url: str, key: str, env_key: str | None = None) -> list[dict[str, Any]
     return cast(list[dict[str, Any]], tasks)
 
 
-def _whole(content: bytes) -> bytes:
+def _check_size(content: bytes) -> bytes:
     if len(content) > _MOST_BYTES:
         raise ValueError(
             f"more than {_MOST_BYTES} bytes; ask for one environment at a time, by --env"
@@ -68,10 +68,9 @@ def _whole(content: bytes) -> bytes:
 
 
 def as_task(told: dict[str, Any], modality: str) -> dict[str, Any] | None:
-    """A task as task files have it; None for one that nobody could grade or begin.
+    """Convert to a task of a task file; None for one that cannot be begun or graded.
 
-    `modality` is that of tasks which do not say their own.
-    """
+    `modality` is that of tasks which do not name their own."""
     verifier: dict[str, Any] = told.get("verifier") or {}
     code = verifier.get("code") or told.get("verifier_func") or ""
     if not code.strip() or code.strip().startswith(_NO_CODE) or not told.get("prompt"):
@@ -87,11 +86,11 @@ def as_task(told: dict[str, Any], modality: str) -> dict[str, Any] | None:
     return task | {"env_id": told.get("environment_id"), "verifier_func": code}
 
 
-def split(
+def split_tasks(
     tasks: Iterable[dict[str, Any]], per_env: int
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Training and held-out tasks: of each environment the `per_env` with the lowest hashes are
-    held out, but at most a fifth."""
+    """Split into training and held-out tasks: of each environment the `per_env` with the lowest
+    hashes are held out, but at most a fifth."""
     by_env: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for task in tasks:
         by_env[task["env_id"]].append(task)
@@ -105,7 +104,7 @@ def split(
     return train, heldout
 
 
-def _write(path: Path, tasks: Sequence[dict[str, Any]]) -> None:
+def _write_tasks(path: Path, tasks: Sequence[dict[str, Any]]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({"tasks": tasks}, indent=1) + "\n", encoding="utf-8")
     counts = Counter(task["env_id"] for task in tasks)
@@ -113,7 +112,7 @@ def _write(path: Path, tasks: Sequence[dict[str, Any]]) -> None:
     print(f"{path}: {len(tasks)} tasks ({by_env})", file=sys.stderr)
 
 
-def _parser() -> argparse.ArgumentParser:
+def _build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m environments.fleet_tasks",
         description="Write task files of the tasks that Fleet has for an account.",
@@ -144,31 +143,31 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _run(options: argparse.Namespace) -> None:
+def _write_task_files(options: argparse.Namespace) -> None:
     key = os.environ.get(KEY_VARIABLE)
     if not key:
         raise FleetTasksError(f"{KEY_VARIABLE} is not set: it holds the API key of the account")
-    told = [task for env in options.env or [None] for task in fetch(options.url, key, env)]
+    told = [task for env in options.env or [None] for task in fetch_tasks(options.url, key, env)]
     tasks = [task for each in told if (task := as_task(each, options.modality)) is not None]
     if len(tasks) < len(told):
         print(f"{len(told) - len(tasks)} tasks lack a verifier or a prompt", file=sys.stderr)
-    train, heldout = split(tasks, options.heldout_per_env)
+    train, heldout = split_tasks(tasks, options.heldout_per_env)
     if not train:
         of = f" of {', '.join(options.env)}" if options.env else ""
         raise FleetTasksError(f"{options.url} has no tasks{of} for this account")
-    _write(options.heldout, heldout)
+    _write_tasks(options.heldout, heldout)
     # Last: a run's spec looks for this one.
-    _write(options.train, train)
+    _write_tasks(options.train, train)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit codes: 0 written, 1 not."""
-    parser = _parser()
+    parser = _build_parser()
     options = parser.parse_args(argv)
     if options.heldout_per_env < 1:
         parser.error("--heldout-per-env must be at least 1")
     try:
-        _run(options)
+        _write_task_files(options)
     except FleetTasksError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

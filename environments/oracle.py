@@ -6,7 +6,7 @@ from typing import Any
 
 from environments.api import ToolError, ToolSpec
 from environments.app import Call
-from environments.scenario import APPS, Scenario, scenario
+from environments.scenario import APPS, Scenario, draw_scenario
 from environments.words import LISTS
 
 _NAMES = frozenset(word for words in LISTS.values() for word in words)
@@ -14,19 +14,19 @@ _NAMES = frozenset(word for words in LISTS.values() for word in words)
 CallTool = Callable[[str, dict[str, Any]], Any]  # raises ToolError for a refusal
 
 
-def plan(task: Mapping[str, Any] | Scenario) -> list[Call]:
-    """The calls that solve a task, with ids known from its seed."""
-    of = task if isinstance(task, Scenario) else scenario(task["env_id"], task["data_id"])
+def plan_calls(task: Mapping[str, Any] | Scenario) -> list[Call]:
+    """Return the calls that solve a task, with ids known from its seed."""
+    of = task if isinstance(task, Scenario) else draw_scenario(task["env_id"], task["data_id"])
     return APPS[of.env_key].kinds[of.kind].plan(of)
 
 
-def solve(task: Mapping[str, Any] | Scenario, call: CallTool) -> None:
+def solve_task(task: Mapping[str, Any] | Scenario, call: CallTool) -> None:
     """Solve a task as a good policy would: every id it writes with has been read from a result.
 
     Raises `LookupError` when a look-up did not show an id that the plan needs.
     """
     seen: set[int] = set()
-    for name, arguments in plan(task):
+    for name, arguments in plan_calls(task):
         for argument, value in arguments.items():
             if argument.endswith("_id") and value not in seen:
                 raise LookupError(f"{name} needs {argument} {value}, which no result has shown")
@@ -34,14 +34,14 @@ def solve(task: Mapping[str, Any] | Scenario, call: CallTool) -> None:
 
 
 def ids_in(result: Any) -> list[int]:
-    """The ids that a tool result shows."""
+    """Return the ids that a tool result shows."""
     return [row["id"] for row in result if "id" in row] if isinstance(result, list) else []
 
 
 def play_randomly(
     prompt: str, tools: Sequence[ToolSpec], call: CallTool, rng: random.Random, max_calls: int = 5
 ) -> None:
-    """One to `max_calls` random calls, with names of the prompt and ids seen in results."""
+    """Make one to `max_calls` random calls, with names of the prompt and ids seen in results."""
     words = [word.strip(".,") for word in prompt.split()]
     words = [word for word in words if word in _NAMES or word.isdigit()]
     ids: list[int] = []

@@ -1,9 +1,8 @@
-"""From a data id such as `train-000123` to the whole task it names.
+"""Tasks by data id: draws the whole task that a data id such as `train-000123` names.
 
 Splits: `train` is what RL trains on; `heldout` has pairs of names that neither training nor
 demonstrations contain; `unseen_names` has such pairs made of names that RL never trains on;
-`demo` is for demonstrations to a model that starts from nothing, and uses every name.
-"""
+`demo` is for demonstrations to a model that starts from nothing, and uses every name."""
 
 import random
 import re
@@ -17,7 +16,7 @@ from environments.shop.app import SHOP
 from environments.tracker.app import TRACKER
 from environments.words import Names, Pool
 
-__all__ = ["APPS", "DATA_VERSIONS", "SPLITS", "Scenario", "Split", "data_id", "scenario"]
+__all__ = ["APPS", "DATA_VERSIONS", "SPLITS", "Scenario", "Split", "draw_scenario", "make_data_id"]
 
 Split = Literal["train", "heldout", "unseen_names", "demo"]
 
@@ -33,8 +32,8 @@ _DATA_ID = re.compile(rf"({'|'.join(SPLITS)})-(\d{{6,9}})")
 _FIRST_DAY = date(2026, 1, 1)
 
 
-def data_id(split: Split, index: int) -> str:
-    """Raises `ValueError` for an unknown split or an index out of range."""
+def make_data_id(split: Split, index: int) -> str:
+    """Make a data id. Raises `ValueError` for an unknown split or an index out of range."""
     if split not in SPLITS:
         raise ValueError(f"unknown split {split!r}: use one of {', '.join(SPLITS)}")
     if not 0 <= index < 10**9:
@@ -42,7 +41,7 @@ def data_id(split: Split, index: int) -> str:
     return f"{split}-{index:06d}"
 
 
-def scenario(env_key: str, data_id: str, data_version: str = "v1") -> Scenario:
+def draw_scenario(env_key: str, data_id: str, data_version: str = "v1") -> Scenario:
     """Draw the scenario of a data id. Raises `ValueError` naming what is not known."""
     app = APPS.get(env_key)
     if app is None and env_key not in SINGLE_TURN_KEYS:
@@ -73,12 +72,12 @@ def scenario(env_key: str, data_id: str, data_version: str = "v1") -> Scenario:
         data_version=data_version,
         kind=kind,
         prompt=prompt,
-        variables=_variables(rng),
+        variables=_draw_variables(rng),
     )
 
 
-def _variables(rng: random.Random) -> dict[str, str]:
-    """Fleet's runtime context: the day, and the operator who uses the tools."""
+def _draw_variables(rng: random.Random) -> dict[str, str]:
+    """Draw Fleet's runtime context: the day, and the operator who uses the tools."""
     name = rng.choice(("Robin", "Sasha", "Toni", "Kai"))
     return {
         "CURRENT_DATE": (_FIRST_DAY + timedelta(days=rng.randrange(365))).isoformat(),

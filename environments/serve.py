@@ -23,10 +23,16 @@ from starlette.types import ASGIApp
 
 from environments.api import ALL_KEYS, ENV_KEYS
 from environments.openenv.launch import NotInstalledError, ensure_openenv
-from environments.server.serving import HOST_HEADERS, TOKEN_VARIABLE, add_options, listen, serve
+from environments.server.serving import (
+    HOST_HEADERS,
+    TOKEN_VARIABLE,
+    add_options,
+    open_listener,
+    serve_app,
+)
 
 
-def _parser() -> argparse.ArgumentParser:
+def _build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m environments.serve",
         description=__doc__,
@@ -63,7 +69,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+def _check_options(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
     if options.max_instances < 1:
         parser.error("--max-instances must be at least 1")
     if not 0 < options.session_timeout < 10**9:
@@ -102,11 +108,11 @@ def _openenv_app(options: argparse.Namespace) -> ASGIApp:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = _parser()
+    parser = _build_parser()
     parent = os.getppid()
     arguments = sys.argv[1:] if argv is None else argv
     options = parser.parse_args(arguments)
-    _check(parser, options)
+    _check_options(parser, options)
     if options.openenv:
         try:
             ensure_openenv(arguments)
@@ -114,12 +120,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"error: {error}", file=sys.stderr)
             return 1
     try:
-        listener = listen(options.host, options.port)
+        listener = open_listener(options.host, options.port)
     except (OSError, OverflowError) as error:
         print(f"error: cannot listen on {options.host}:{options.port}: {error}", file=sys.stderr)
         return 1
     app = (_openenv_app if options.openenv else _fleet_app)(options)
-    asyncio.run(serve(app, listener, parent=parent if options.die_with_parent else None))
+    asyncio.run(serve_app(app, listener, parent=parent if options.die_with_parent else None))
     return 0
 
 

@@ -1,4 +1,4 @@
-"""SQLite state of an instance: building a seed, and running statements that come from outside."""
+"""SQLite databases of an instance: builds a seed, and runs statements that come from outside."""
 
 import sqlite3
 from collections.abc import Mapping, Sequence
@@ -95,7 +95,7 @@ def run_query(db: sqlite3.Connection, sql: str, args: Sequence[Any], *, read_onl
     db.set_progress_handler(exhausted, _STEPS_PER_CHECK)
     try:
         with db:
-            return _rows(db.execute(sql, args))
+            return _fetch_rows(db.execute(sql, args))
     except (sqlite3.Warning, OverflowError, ValueError) as error:
         # Two statements in one, a number beyond 64 bits, text that is not Unicode.
         raise sqlite3.ProgrammingError(str(error)) from error
@@ -104,7 +104,7 @@ def run_query(db: sqlite3.Connection, sql: str, args: Sequence[Any], *, read_onl
         db.set_progress_handler(None, 0)
 
 
-def _rows(cursor: sqlite3.Cursor) -> Rows:
+def _fetch_rows(cursor: sqlite3.Cursor) -> Rows:
     if cursor.description is None:
         return Rows([], [], cursor.rowcount, cursor.lastrowid)
     rows = cursor.fetchmany(MAX_QUERY_ROWS + 1)

@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
-from environments.scenario import APPS, SPLITS, Split, data_id, scenario
+from environments.scenario import APPS, SPLITS, Split, draw_scenario, make_data_id
 
 VERSION = "v1"
 _ALIASES = {
@@ -40,8 +40,8 @@ def verifier_source(env_key: str, kind: str) -> str:
 
 
 def make_task(env_key: str, split: Split, index: int) -> dict[str, Any]:
-    """The task `index` of a split. Raises `ValueError` for what does not exist."""
-    of = scenario(env_key, data_id(split, index))
+    """Make the task `index` of a split. Raises `ValueError` for what does not exist."""
+    of = draw_scenario(env_key, make_data_id(split, index))
     return {
         "key": f"{env_key}-{of.data_id}",
         "prompt": of.prompt,
@@ -58,18 +58,17 @@ def make_task(env_key: str, split: Split, index: int) -> dict[str, Any]:
 def make_tasks(
     env_keys: Sequence[str], split: Split, count: int, start: int = 0
 ) -> Iterator[dict[str, Any]]:
-    """`count` tasks, the environments taking turns."""
+    """Make `count` tasks, the environments taking turns."""
     for position in range(start, start + count):
         index, turn = divmod(position, len(env_keys))
         yield make_task(env_keys[turn], split, index)
 
 
 def normalize_task(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """A task in the SDK's vocabulary, whichever it came in.
+    """Return a task in the SDK's vocabulary, whichever it came in.
 
     Where a field comes under both of its names the SDK's wins, as in Fleet's loaders. A
-    JSON-encoded `env_variables` is decoded, an absent one is {}. Raises `TaskError`.
-    """
+    JSON-encoded `env_variables` is decoded, an absent one is {}. Raises `TaskError`."""
     task = {_ALIASES.get(name, name): value for name, value in raw.items() if name in _ALIASES}
     task |= {name: value for name, value in raw.items() if name not in _ALIASES}
     for name in _REQUIRED:
@@ -77,12 +76,12 @@ def normalize_task(raw: Mapping[str, Any]) -> dict[str, Any]:
             other = next((alias for alias, to in _ALIASES.items() if to == name), name)
             names = name if other == name else f"{name} (or {other})"
             raise TaskError(f"task {task.get('key', '?')}: {names} must be a non-empty string")
-    task["env_variables"] = _variables(task["key"], task.get("env_variables"))
+    task["env_variables"] = _parse_variables(task["key"], task.get("env_variables"))
     task.setdefault("task_modality", "tool_use")
     return task
 
 
-def _variables(key: str, value: Any) -> dict[str, Any]:
+def _parse_variables(key: str, value: Any) -> dict[str, Any]:
     if isinstance(value, str):
         try:
             value = json.loads(value)
@@ -95,7 +94,7 @@ def _variables(key: str, value: Any) -> dict[str, Any]:
     return cast(dict[str, Any], value)
 
 
-def _object(path: Path, entry: Any) -> dict[str, Any]:
+def _require_object(path: Path, entry: Any) -> dict[str, Any]:
     if not isinstance(entry, dict):
         raise TaskError(f"{path}: {entry!r:.80} is not a task: expected an object")
     return cast(dict[str, Any], entry)
@@ -110,7 +109,7 @@ def load_tasks(path: Path) -> list[dict[str, Any]]:
     entries: Any = content.get("tasks") if isinstance(content, dict) else content
     if not isinstance(entries, list):
         raise TaskError(f'{path}: expected {{"tasks": [...]}} or an array of tasks')
-    tasks = [normalize_task(_object(path, entry)) for entry in cast(list[Any], entries)]
+    tasks = [normalize_task(_require_object(path, entry)) for entry in cast(list[Any], entries)]
     seen: set[str] = set()
     for task in tasks:
         if task["key"] in seen:
@@ -119,7 +118,7 @@ def load_tasks(path: Path) -> list[dict[str, Any]]:
     return tasks
 
 
-def _parser() -> argparse.ArgumentParser:
+def _build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m environments.tasks",
         description="Write a file of generated tasks in Fleet's JSON format.",
@@ -142,7 +141,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = _parser()
+    parser = _build_parser()
     options = parser.parse_args(argv)
     if options.count < 1 or options.start < 0:
         parser.error("--count must be at least 1 and --start at least 0")

@@ -37,7 +37,7 @@ class ToolError(Exception):
 
 @dataclass(frozen=True)
 class ToolSpec:
-    """What a client may know of a tool; the flags are MCP's hints of the same names."""
+    """Description of a tool for clients; the flags are MCP's hints of the same names."""
 
     name: str
     description: str
@@ -56,17 +56,18 @@ class Tool:
     types: Mapping[str, Any]
 
     def call(self, db: sqlite3.Connection, arguments: Mapping[str, Any]) -> Any:
-        """Raises `ToolError` when the arguments do not fit the schema or the app refuses."""
+        """Call the tool. Raises `ToolError` when the arguments do not fit the schema or the app
+        refuses."""
         required = self.spec.parameters["required"]
         given = {
             name: value
             for name, value in arguments.items()
             if value is not None or name in required or name not in self.types
         }
-        self._check(given)
+        self._check_arguments(given)
         return self.function(db, **given)
 
-    def _check(self, arguments: Mapping[str, Any]) -> None:
+    def _check_arguments(self, arguments: Mapping[str, Any]) -> None:
         missing = [name for name in self.spec.parameters["required"] if name not in arguments]
         if missing:
             raise ToolError(f"missing argument: {', '.join(missing)}")
@@ -74,27 +75,30 @@ class Tool:
         if unknown:
             raise ToolError(f"unknown argument: {', '.join(unknown)}")
         for name, value in arguments.items():
-            if not _fits(value, self.types[name]):
+            if not _fits_type(value, self.types[name]):
                 raise ToolError(f"{name} must be {_NOUNS[self.types[name]]}")
 
 
-def _fits(value: Any, wanted: Any) -> bool:
+def _fits_type(value: Any, wanted: Any) -> bool:
     if wanted == list[str]:
-        return isinstance(value, list) and all(_fits(item, str) for item in cast(list[Any], value))
+        return isinstance(value, list) and all(
+            _fits_type(item, str) for item in cast(list[Any], value)
+        )
     # `type is` and not isinstance: True is an int in Python, but not in JSON.
     if type(value) is float:
         return wanted is float and math.isfinite(value)
-    return type(value) is (int if wanted is float else wanted) and _storable(value)
+    return type(value) is (int if wanted is float else wanted) and _is_storable(value)
 
 
-def _storable(value: str | int) -> bool:
-    """JSON also has integers beyond 64 bits and text with lone surrogates; SQLite has neither."""
+def _is_storable(value: str | int) -> bool:
+    """Check a value for SQLite, which lacks two things that JSON has: integers beyond 64 bits, and
+    text with lone surrogates."""
     if isinstance(value, int):
         return -(2**63) <= value < 2**63
     return not any(0xD800 <= ord(character) < 0xE000 for character in value)
 
 
-def tool(
+def define_tool(
     function: Callable[..., Any], *, read_only: bool, idempotent: bool, destructive: bool = False
 ) -> Tool:
     """Describe `function` as a tool. Raises `TypeError` for an annotation it cannot express."""
@@ -103,7 +107,7 @@ def tool(
     properties: dict[str, Any] = {}
     required: list[str] = []
     for name, parameter in list(inspect.signature(function).parameters.items())[1:]:
-        base, description = _annotation(function, name, hints.get(name))
+        base, description = _parse_annotation(function, name, hints.get(name))
         kinds[name] = base
         properties[name] = {**_SCHEMAS[base], "description": description}
         if parameter.default is parameter.empty:
@@ -125,7 +129,7 @@ def tool(
     return Tool(spec, function, kinds)
 
 
-def _annotation(function: Callable[..., Any], name: str, hint: Any) -> tuple[Any, str]:
+def _parse_annotation(function: Callable[..., Any], name: str, hint: Any) -> tuple[Any, str]:
     base, *description = typing.get_args(hint) or (None,)
     if isinstance(base, types.UnionType):
         base = next(part for part in typing.get_args(base) if part is not types.NoneType)

@@ -45,7 +45,7 @@ class Table:
     def all(self) -> list[Row]:
         conditions = " and ".join(f"{column} = ?" for column, _ in self._where) or "1"
         sql = f"select {self._columns} from {self._name} where {conditions}"
-        return self._snapshot.rows(sql, [value for _, value in self._where])
+        return self._snapshot.fetch_rows(sql, [value for _, value in self._where])
 
 
 class Snapshot:
@@ -58,14 +58,14 @@ class Snapshot:
     def table(self, name: str) -> Table:
         return Table(self, name)
 
-    def rows(self, sql: str, args: Sequence[Any] = ()) -> list[Row]:
+    def fetch_rows(self, sql: str, args: Sequence[Any] = ()) -> list[Row]:
         self._env.queries += 1
         result = self._env.judged.query(self._name, sql, args)
         return [dict(zip(result.columns, row, strict=True)) for row in result.rows]
 
 
 class VerifierEnvironment:
-    """What a verifier gets as `env`."""
+    """The `env` of a verifier."""
 
     def __init__(self, instance: Instance) -> None:
         self.judged = instance
@@ -73,20 +73,20 @@ class VerifierEnvironment:
         self.queries = 0
 
     def load(self) -> None:
-        """Fleet's verifiers wait for the instance like this; ours is there."""
+        """Do nothing: Fleet's verifiers wait like this for the instance, and ours is there."""
 
     def db(self, name: DatabaseName) -> Snapshot:
         return Snapshot(self, name)
 
 
 def run_verifier(source: str, instance: Instance, final_answer: str | None) -> Verdict:
-    """Raises whatever the verifier raises."""
+    """Run a verifier's source over an instance. Raises whatever the verifier raises."""
     env, namespace = VerifierEnvironment(instance), dict[str, Any]()
-    exec(_compiled(source), namespace)
+    exec(_compile_source(source), namespace)
     returned = namespace["validate_task"](env, final_answer)
     return Verdict(returned["score"], returned["passed"], returned["failed"], env.queries)
 
 
 @cache
-def _compiled(source: str) -> CodeType:
+def _compile_source(source: str) -> CodeType:
     return compile(source, "verifier", "exec")

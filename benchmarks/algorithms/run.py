@@ -11,7 +11,7 @@ import torch
 
 from benchmarks.algorithms.cases import Case
 from environments.api import ENV_KEYS
-from environments.scenario import Scenario, data_id, scenario
+from environments.scenario import Scenario, draw_scenario, make_data_id
 from services.common.domain.attempts import StopReason
 from services.common.spec import PolicyConfig
 from services.learner.config.learner import OptimizerConfig
@@ -135,4 +135,4 @@ def _task_order(seed: int) -> Iterator[Scenario]:
     while True:
         for index in rng.sample(range(TRAIN_TASKS), TRAIN_TASKS):
             for env_key in ENV_KEYS:
-                yield scenario(env_key, data_id("train", index))
+                yield draw_scenario(env_key, make_data_id("train", index))

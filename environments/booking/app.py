@@ -4,8 +4,8 @@ import random
 import sqlite3
 from typing import Annotated, Any
 
-from environments.app import App, Call, Draw, Kind, Row
-from environments.toolkit import ToolError, tool, tools_by_name
+from environments.app import App, Call, DrawnTask, Row, TaskKind
+from environments.toolkit import ToolError, define_tool, tools_by_name
 from environments.words import Names
 
 SCHEMA = """
@@ -69,16 +69,18 @@ def cancel_booking(
     return {"ok": True}
 
 
-def _draw(names: Names, kind: str, rng: random.Random) -> Draw:
-    guest, city = names.pair("first", "city")
-    ids = names.ids(3 * _ROWS)
-    cities = [city] * _ROWS + names.some("city", _ROWS, avoid=city)
+def _draw_booking_task(names: Names, kind: str, rng: random.Random) -> DrawnTask:
+    guest, city = names.draw_pair("first", "city")
+    ids = names.draw_ids(3 * _ROWS)
+    cities = [city] * _ROWS + names.draw_some("city", _ROWS, avoid=city)
     if kind == "cancel":
         cities[-1] = city
     prices = rng.sample(range(10, 100), 2 * _ROWS)
     hotels: list[Row] = [
         {"id": ids.pop(), "name": name, "city": where, "price": price}
-        for name, where, price in zip(names.some("hotel", 2 * _ROWS), cities, prices, strict=True)
+        for name, where, price in zip(
+            names.draw_some("hotel", 2 * _ROWS), cities, prices, strict=True
+        )
     ]
     bookings: list[Row] = [
         {"id": ids.pop(), "guest": guest, "city": hotel["city"], "hotel_id": hotel["id"]}
@@ -91,10 +93,10 @@ def _draw(names: Names, kind: str, rng: random.Random) -> Draw:
         targets = {"hotel_id": wanted["id"]}
     else:
         targets = {"booking_id": bookings[-1]["id"]}
-    return Draw(slots, targets, (guest, city), {"hotels": hotels, "bookings": bookings})
+    return DrawnTask(slots, targets, (guest, city), {"hotels": hotels, "bookings": bookings})
 
 
-def _plan_book(task: Draw) -> list[Call]:
+def _plan_book(task: DrawnTask) -> list[Call]:
     slots = task.slots
     return [
         ("search_hotels", {"name": slots["hotel"], "city": slots["city"]}),
@@ -102,7 +104,7 @@ def _plan_book(task: Draw) -> list[Call]:
     ]
 
 
-def _plan_cancel(task: Draw) -> list[Call]:
+def _plan_cancel(task: DrawnTask) -> list[Call]:
     slots = task.slots
     return [
         ("find_bookings", {"guest": slots["guest"], "city": slots["city"]}),
@@ -114,13 +116,13 @@ BOOKING = App(
     key="booking",
     schema=SCHEMA,
     tools=tools_by_name(
-        tool(search_hotels, read_only=True, idempotent=True),
-        tool(book_room, read_only=False, idempotent=False),
-        tool(find_bookings, read_only=True, idempotent=True),
-        tool(cancel_booking, read_only=False, idempotent=False, destructive=True),
+        define_tool(search_hotels, read_only=True, idempotent=True),
+        define_tool(book_room, read_only=False, idempotent=False),
+        define_tool(find_bookings, read_only=True, idempotent=True),
+        define_tool(cancel_booking, read_only=False, idempotent=False, destructive=True),
     ),
     kinds={
-        "book": Kind(
+        "book": TaskKind(
             (
                 "Book a room at the {hotel} hotel in {city} for {guest}.",
                 "{guest} needs a room at the {hotel} in {city}.",
@@ -128,7 +130,7 @@ BOOKING = App(
             ),
             _plan_book,
         ),
-        "cancel": Kind(
+        "cancel": TaskKind(
             (
                 "Cancel the booking of {guest} in {city}.",
                 "{guest} does not want to go to {city}, cancel the booking.",
@@ -136,5 +138,5 @@ BOOKING = App(
             _plan_cancel,
         ),
     },
-    draw=_draw,
+    draw=_draw_booking_task,
 )

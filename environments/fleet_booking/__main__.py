@@ -28,7 +28,7 @@ VARIABLES = {
 
 
 def is_fleets(task: Mapping[str, Any]) -> bool:
-    """Whether a task is for Fleet's booking site with data that this app has."""
+    """Return True for a task of Fleet's booking site with data that this app has."""
     return task["env_id"] in (FLEETS_NAME, KEY) and task.get("data_id") in DATA_IDS
 
 
@@ -37,7 +37,7 @@ def for_this_app(task: Mapping[str, Any]) -> dict[str, Any]:
     return {**task, "env_id": KEY, "version": VERSION, "env_variables": variables}
 
 
-def _parser() -> argparse.ArgumentParser:
+def _build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m environments.fleet_booking",
         description=__doc__,
@@ -51,7 +51,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    options = _parser().parse_args(argv)
+    options = _build_parser().parse_args(argv)
     try:
         tasks = load_tasks(options.file)
     except (OSError, TaskError) as error:

@@ -1,7 +1,7 @@
 """The app: its schema, its tools, and its databases by data id."""
 
 from environments.app import DataApp
-from environments.fleet_booking.seed.database import seed
+from environments.fleet_booking.seed.database import build_seed_database
 from environments.fleet_booking.tools import (
     account,
     bookings,
@@ -25,5 +25,5 @@ FLEET_BOOKING = DataApp(
         **bookings.TOOLS,
         **changes.TOOLS,
     },
-    seed=seed,
+    seed=build_seed_database,
 )

@@ -1,4 +1,4 @@
-"""What a stay costs: nights times rooms, the rewards discount, and tax on what is left."""
+"""Price of a stay: nights times rooms, the rewards discount, and tax on what is left."""
 
 from dataclasses import dataclass
 from datetime import date
@@ -24,7 +24,7 @@ class Quote:
         return {**vars(self), "original_price": self.base_price}
 
 
-def quote(nightly: float, nights: int, rooms: int, discount: float) -> Quote:
+def quote_price(nightly: float, nights: int, rooms: int, discount: float) -> Quote:
     base = round(nightly * nights * rooms, 2)
     saved = round(base * discount, 2)
     taxes = round((base - saved) * TAX, 2)
@@ -32,7 +32,7 @@ def quote(nightly: float, nights: int, rooms: int, discount: float) -> Quote:
 
 
 def parse_date(text: str, name: str) -> date:
-    """Raises `ToolError` for anything but YYYY-MM-DD."""
+    """Parse a date. Raises `ToolError` for anything but YYYY-MM-DD."""
     try:
         parsed = date.fromisoformat(text)
     except ValueError:
@@ -42,8 +42,8 @@ def parse_date(text: str, name: str) -> date:
     return parsed
 
 
-def stay(check_in: str, check_out: str) -> int:
-    """The number of nights. Raises `ToolError` for none."""
+def count_nights(check_in: str, check_out: str) -> int:
+    """Count the nights of a stay. Raises `ToolError` for none."""
     nights = (parse_date(check_out, "check_out_date") - parse_date(check_in, "check_in_date")).days
     if nights < 1:
         raise ToolError("check_out_date must be after check_in_date")

@@ -5,9 +5,9 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from environments.fleet_emulator.counters import Counters
-from environments.fleet_emulator.faults import Faults, Plan, Strict
+from environments.fleet_emulator.faults import FaultPlan, Faults, Strict
 from environments.fleet_emulator.inject import ADMIN
-from environments.server.codec import ApiError, parse
+from environments.server.codec import ApiError, parse_body
 from environments.server.registry import Registry
 
 
@@ -18,12 +18,12 @@ class Kill(Strict):
 
 
 class Admin:
-    def __init__(self, registry: Registry, plan: Plan, counters: Counters) -> None:
+    def __init__(self, registry: Registry, plan: FaultPlan, counters: Counters) -> None:
         self._registry = registry
         self._plan = plan
         self._counters = counters
 
-    def routes(self) -> list[Route]:
+    def build_routes(self) -> list[Route]:
         return [
             Route(f"{ADMIN}/faults", self.get_faults),
             Route(f"{ADMIN}/faults", self.set_faults, methods=["POST"]),
@@ -34,44 +34,44 @@ class Admin:
         ]
 
     async def get_faults(self, request: Request) -> Response:
-        return self._faults()
+        return self._answer_faults()
 
     async def set_faults(self, request: Request) -> Response:
-        """In place of all that were set before."""
-        self._plan.set(await parse(Faults, request))
-        return self._faults()
+        """Replace all faults that were set before."""
+        self._plan.set_faults(await parse_body(Faults, request))
+        return self._answer_faults()
 
     async def clear_faults(self, request: Request) -> Response:
-        self._plan.set(Faults())
-        return self._faults()
+        self._plan.set_faults(Faults())
+        return self._answer_faults()
 
     async def get_counters(self, request: Request) -> Response:
-        return self._count()
+        return self._answer_counters()
 
     async def clear_counters(self, request: Request) -> Response:
         self._counters.clear()
-        return self._count()
+        return self._answer_counters()
 
     async def kill_instance(self, request: Request) -> Response:
-        asked = await parse(Kill, request)
-        if self._registry.get(asked.instance_id) is None:
+        asked = await parse_body(Kill, request)
+        if self._registry.find_record(asked.instance_id) is None:
             raise ApiError(404, f"Instance '{asked.instance_id}' not found")
-        self.kill(asked.instance_id)
+        self.stop_instance(asked.instance_id)
         return JSONResponse({"success": True})
 
-    def kill(self, instance_id: str) -> None:
-        record = self._registry.get(instance_id)
+    def stop_instance(self, instance_id: str) -> None:
+        record = self._registry.find_record(instance_id)
         if record is not None:
-            self._registry.stop(record, "killed")
+            self._registry.stop_instance(record, "killed")
 
-    def _faults(self) -> Response:
+    def _answer_faults(self) -> Response:
         settings = self._plan.settings.model_dump(mode="json", exclude_defaults=True)
-        return JSONResponse({"faults": settings, "left": self._plan.left()})
+        return JSONResponse({"faults": settings, "left": self._plan.count_remaining()})
 
-    def _count(self) -> Response:
+    def _answer_counters(self) -> Response:
         instances = {
             "created": self._registry.created,
-            "live": [record.instance_id for record in self._registry.live()],
+            "live": [record.instance_id for record in self._registry.live_records()],
             "stopped": dict(sorted(self._registry.stopped.items())),
         }
-        return JSONResponse({**self._counters.body(), "instances": instances})
+        return JSONResponse({**self._counters.to_body(), "instances": instances})

@@ -19,10 +19,10 @@ from environments.fleet_emulator.admin import Admin
 from environments.fleet_emulator.auth import FleetAuth
 from environments.fleet_emulator.browser import Browsers
 from environments.fleet_emulator.codec import problems_body
-from environments.fleet_emulator.control import FleetControl
+from environments.fleet_emulator.control import FleetControlPlane
 from environments.fleet_emulator.counters import Counters
-from environments.fleet_emulator.faults import Plan
-from environments.fleet_emulator.inject import Injector
+from environments.fleet_emulator.faults import FaultPlan
+from environments.fleet_emulator.inject import FaultInjector
 from environments.fleet_emulator.lookup import FleetLookup, UpstreamError
 from environments.fleet_emulator.mcp import Desks, FleetRunner, InstanceTools
 from environments.fleet_emulator.tasks import SessionStore, TaskStore
@@ -57,14 +57,14 @@ class Emulator:
 
     def __init__(self, options: Options) -> None:
         # A server that asks for a key also guards its runners, whose clients send no key.
-        self.plan = Plan(runner_token=options.key)
+        self.plan = FaultPlan(runner_token=options.key)
         self.counters = Counters()
         self.registry = Registry(options.instance_limit)
         self.lookup = FleetLookup(self.registry)
         self.endpoint = ToolEndpoint(sessions=options.mcp_sessions)
         self.desks = Desks(self.registry, self.plan, self.counters)
         self.tasks = TaskStore(options.tasks)
-        self.control = FleetControl(
+        self.control = FleetControlPlane(
             self.registry,
             self.lookup,
             options.env_keys,
@@ -88,28 +88,31 @@ class Emulator:
             over_http=options.verifiers_over_http,
         )
 
-    def routes(self) -> list[BaseRoute]:
+    def build_routes(self) -> list[BaseRoute]:
         tools = partial(InstanceTools, self.lookup, self.endpoint, self.plan, self.control.now)
         return [
-            *self.browsers().routes(),
-            Route("/{instance_id}/mcp", tools(self.desks.own)),
-            Route("/{instance_id}/api/v1/mcp", tools(self.desks.all)),
-            *self.admin.routes(),
-            *self.control.routes(),
-            *self.tasks.routes(),
-            *SessionStore().routes(),
-            *self.verifiers.routes(),
-            *FleetRunner(self.lookup, self.desks).routes(),
+            *self.make_browsers().build_routes(),
+            Route("/{instance_id}/mcp", tools(self.desks.get_own_tools)),
+            Route("/{instance_id}/api/v1/mcp", tools(self.desks.get_all_tools)),
+            *self.admin.build_routes(),
+            *self.control.build_routes(),
+            *self.tasks.build_routes(),
+            *SessionStore().build_routes(),
+            *self.verifiers.build_routes(),
+            *FleetRunner(self.lookup, self.desks).build_routes(),
         ]
 
-    def browsers(self) -> Browsers:
+    def make_browsers(self) -> Browsers:
         return Browsers(
-            self.endpoint, self.control.now, self.desks.page, lambda: self.plan.settings.pictures
+            self.endpoint,
+            self.control.now,
+            self.desks.open_page,
+            lambda: self.plan.settings.pictures,
         )
 
     @asynccontextmanager
     async def lifespan(self, app: Starlette) -> AsyncGenerator[None]:
-        async with self.control.reaping(), self.endpoint.running():
+        async with self.control.run_reaper(), self.endpoint.run_sessions():
             try:
                 yield
             finally:
@@ -130,14 +133,14 @@ def build_app(options: Options) -> ASGIApp:
     """The application: one process, one event loop; only verifiers run elsewhere."""
     emulator = Emulator(options)
     app = Starlette(
-        routes=emulator.routes(),
+        routes=emulator.build_routes(),
         middleware=[
             Middleware(TrustedHostMiddleware, allowed_hosts=list(HOST_HEADERS)),
             Middleware(
-                Injector,
+                FaultInjector,
                 plan=emulator.plan,
                 counters=emulator.counters,
-                kill=emulator.admin.kill,
+                kill=emulator.admin.stop_instance,
             ),
             Middleware(FleetAuth, plan=emulator.plan, key=options.key),
         ],

@@ -1,4 +1,4 @@
-"""Who may ask: an API key at the control plane and the tools, a token of its own at the runner."""
+"""Access control: an API key for control plane and tools, a token of its own for runners."""
 
 import hmac
 import re
@@ -6,7 +6,7 @@ import re
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from environments.fleet_emulator.faults import Plan
+from environments.fleet_emulator.faults import FaultPlan
 from environments.fleet_emulator.inject import ADMIN
 
 _RUNNER = re.compile(r"/[^/]+/api/v1/env(/|$)")
@@ -19,36 +19,36 @@ class FleetAuth:
     and then answers without the token are 404, as at Fleet.
     """
 
-    def __init__(self, app: ASGIApp, plan: Plan, key: str | None) -> None:
+    def __init__(self, app: ASGIApp, plan: FaultPlan, key: str | None) -> None:
         self._app = app
         self._plan = plan
         self._key = key
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        refusal = self._refusal(scope) if scope["type"] == "http" else None
+        refusal = self._check_access(scope) if scope["type"] == "http" else None
         await (refusal or self._app)(scope, receive, send)
 
-    def _refusal(self, scope: Scope) -> Response | None:
+    def _check_access(self, scope: Scope) -> Response | None:
         headers: dict[bytes, bytes] = dict(scope["headers"])
         path: str = scope["path"]
         if path == "/health" or (path.startswith(ADMIN) and self._key is None):
             return None
         if _RUNNER.match(path):
             token = self._plan.runner_token
-            if token is None or _equal(headers.get(b"x-runner-token", b""), token):
+            if token is None or _matches_secret(headers.get(b"x-runner-token", b""), token):
                 return None
             return JSONResponse({"detail": "Not Found"}, 404)
-        if self._knows(headers):
+        if self._has_valid_key(headers):
             return None
         return JSONResponse({"detail": "Invalid or missing API key"}, 401)
 
-    def _knows(self, headers: dict[bytes, bytes]) -> bool:
+    def _has_valid_key(self, headers: dict[bytes, bytes]) -> bool:
         given = headers.get(b"authorization", b"")
         if self._key is not None:
-            return _equal(given, f"Bearer {self._key}")
+            return _matches_secret(given, f"Bearer {self._key}")
         login = b"x-jwt-token" in headers and b"x-team-id" in headers
         return login or len(given.removeprefix(b"Bearer ")) > 0
 
 
-def _equal(given: bytes, wanted: str) -> bool:
+def _matches_secret(given: bytes, wanted: str) -> bool:
     return hmac.compare_digest(given, wanted.encode())

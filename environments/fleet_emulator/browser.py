@@ -17,7 +17,7 @@ from environments.fleet_emulator.computer.screen import Screen
 from environments.fleet_emulator.computer.tool import Action, Computer, Pictures
 from environments.fleet_emulator.faults import BAD_GATEWAY
 from environments.fleet_emulator.lookup import UpstreamError
-from environments.server.codec import ApiError, parse
+from environments.server.codec import ApiError, parse_body
 from environments.server.tools import ToolEndpoint
 
 MCP_PATH = "/browsers/{lease_id}/mcp"
@@ -54,13 +54,13 @@ class Browser(Computer):
         self._hosts = hosts
         self._find = find
 
-    def act(self, asked: Action) -> None:
+    def perform_action(self, asked: Action) -> None:
         if asked.action == "navigate":
-            self._navigate(asked.url or "")
+            self._navigate_to(asked.url or "")
         else:
-            super().act(asked)
+            super().perform_action(asked)
 
-    def _navigate(self, url: str) -> None:
+    def _navigate_to(self, url: str) -> None:
         address = urlsplit(url)
         if self._hosts and address.hostname not in self._hosts:
             raise ToolError(f"{address.hostname} is not among the browser's allowed hosts")
@@ -92,18 +92,18 @@ class Browsers:
         self._pictures = pictures
         self._leases: dict[str, _Lease] = {}
 
-    def routes(self) -> list[BaseRoute]:
+    def build_routes(self) -> list[BaseRoute]:
         one = f"{_PATH}/{{lease_id}}"
         return [
-            Route(_PATH, self.lease, methods=["POST"]),
-            Route(one, self.get),
-            Route(f"{one}/health", self.get),
-            Route(one, self.release, methods=["DELETE"]),
+            Route(_PATH, self.lease_browser, methods=["POST"]),
+            Route(one, self.get_browser),
+            Route(f"{one}/health", self.get_browser),
+            Route(one, self.release_browser, methods=["DELETE"]),
             Route(MCP_PATH, _Endpoint(self)),
         ]
 
-    async def lease(self, request: Request) -> Response:
-        asked = await parse(LeaseBrowser, request)
+    async def lease_browser(self, request: Request) -> Response:
+        asked = await parse_body(LeaseBrowser, request)
         now = self._now()
         self._leases = {i: lease for i, lease in self._leases.items() if lease.expires_at > now}
         browser = Browser(frozenset(asked.allowed_hosts), self._find, self._pictures)
@@ -121,25 +121,25 @@ class Browsers:
             }
         )
 
-    async def get(self, request: Request) -> Response:
+    async def get_browser(self, request: Request) -> Response:
         lease_id = request.path_params["lease_id"]
         left = self._find_lease(lease_id).expires_at - self._now()
         body = {"lease_id": lease_id, "status": "running", "healthy": True, "ttl_seconds": left}
         return JSONResponse(body)
 
-    async def release(self, request: Request) -> Response:
+    async def release_browser(self, request: Request) -> Response:
         lease_id = request.path_params["lease_id"]
         self._find_lease(lease_id)
         del self._leases[lease_id]
         return JSONResponse({"lease_id": lease_id, "status": "released"})
 
-    async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def serve_mcp(self, scope: Scope, receive: Receive, send: Send) -> None:
         """MCP; a browser that is gone answers as the proxy before it does."""
         try:
             lease = self._find_lease(scope["path_params"]["lease_id"])
         except ApiError as error:
             raise UpstreamError(502, BAD_GATEWAY) from error
-        await self._endpoint.serve(lease.browser, scope, receive, send)
+        await self._endpoint.serve_request(lease.browser, scope, receive, send)
 
     def _find_lease(self, lease_id: str) -> _Lease:
         lease = self._leases.get(lease_id)
@@ -155,4 +155,4 @@ class _Endpoint:
         self._browsers = browsers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._browsers.serve(scope, receive, send)
+        await self._browsers.serve_mcp(scope, receive, send)

@@ -1,4 +1,4 @@
-"""Fleet's request bodies, and how the emulator writes what it answers."""
+"""Fleet's request bodies, and the bodies that the emulator answers with."""
 
 import hashlib
 import json
@@ -8,19 +8,19 @@ from typing import Any
 
 from pydantic import BaseModel, Field
 
-from environments.scenario import APPS, data_id
+from environments.scenario import APPS, make_data_id
 from environments.server.codec import ApiError
-from environments.server.registry import ENVIRONMENT_VERSION, Wanted
+from environments.server.registry import ENVIRONMENT_VERSION, InstanceRequest
 
 REGIONS = ("us-west-1", "us-east-1", "eu-west-2")
 TEAM, PROFILE = "local", "local-profile"
 
 
-def timestamp() -> str:
+def utc_timestamp() -> str:
     return datetime.now(UTC).isoformat()
 
 
-def digest(text: str) -> str:
+def hash_text(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -43,8 +43,9 @@ class MakeInstance(BaseModel):
     heartbeat_interval: int | None = Field(default=None, ge=30, le=3_600)
     max_wait_seconds: int | None = Field(default=None, ge=0, le=3_600)
 
-    def check(self, versions: Collection[str]) -> None:
-        """Raises `ApiError` 400 in the words by which Fleet's clients tell the cases apart."""
+    def check_choices(self, versions: Collection[str]) -> None:
+        """Check version, data key and region. Raises `ApiError` 400 in the words by which Fleet's
+        clients tell the cases apart."""
         version = self.env_version
         if version is not None and version not in versions:
             known = f"use one of {', '.join(versions)}"
@@ -55,10 +56,10 @@ class MakeInstance(BaseModel):
             regions = list(REGIONS)
             raise ApiError(400, f"Region {self.region} not supported. Please use {regions}")
 
-    def wanted(self, request_id: str | None) -> Wanted:
-        return Wanted(
+    def to_request(self, request_id: str | None) -> InstanceRequest:
+        return InstanceRequest(
             env_key=self.env_key,
-            data_key=self.data_key or data_id("train", 0),
+            data_key=self.data_key or make_data_id("train", 0),
             data_version=self.data_version or "v1",
             ttl=self.ttl_seconds,
             run_id=self.run_id,
@@ -117,7 +118,7 @@ class ExecuteFunction(BaseModel):
 
 
 class Ignored(BaseModel):
-    """What a diff leaves out: tables, and fields of any table or of one."""
+    """Tables, and fields of any table or of one, that a diff leaves out."""
 
     tables: list[str] = []
     fields: list[str] = []
@@ -152,12 +153,12 @@ def task_body(task: dict[str, Any]) -> dict[str, Any]:
     """Fleet's TaskResponse of a task in the SDK's vocabulary."""
     code = task.get("verifier_func")
     identifier = task.get("verifier_id") or f"verifier-{task['key']}"
-    created_at = task.get("created_at") or timestamp()
+    created_at = task.get("created_at") or utc_timestamp()
     verifier = code and {
         "verifier_id": identifier,
         "key": task["key"],
         "version": 1,
-        "sha256": digest(code),
+        "sha256": hash_text(code),
         "code": code,
         "created_at": created_at,
     }

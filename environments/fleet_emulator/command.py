@@ -19,7 +19,7 @@ from typing import Any
 
 from environments.api import ALL_KEYS, ENV_KEYS
 from environments.fleet_emulator.app import Options, build_app
-from environments.server.serving import TOKEN_VARIABLE, add_options, listen, serve
+from environments.server.serving import TOKEN_VARIABLE, add_options, open_listener, serve_app
 from environments.tasks import TaskError, load_tasks, make_tasks
 
 DEFAULT_TASKS = 100
@@ -43,7 +43,7 @@ starts the emulator, in processes of their own but in no sandbox: serve tasks th
 """
 
 
-def _parser() -> argparse.ArgumentParser:
+def _build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m environments.fleet_emulator",
         description=__doc__,
@@ -100,25 +100,25 @@ def _add_verifier_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+def _check_options(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
     for name in ("instance_limit", "run_verifiers_for", "verifier_workers", "speed"):
         if not 0 < getattr(options, name) < 10**6:
             parser.error(f"--{name.replace('_', '-')} must be more than 0 and less than a million")
 
 
-def _tasks(options: argparse.Namespace, env_keys: Sequence[str]) -> list[dict[str, Any]]:
-    """Raises `TaskError` or `OSError`."""
+def _tasks_to_serve(options: argparse.Namespace, env_keys: Sequence[str]) -> list[dict[str, Any]]:
+    """Load or generate the tasks. Raises `TaskError` or `OSError`."""
     if options.tasks is not None:
         return load_tasks(options.tasks)
     generated = [key for key in env_keys if key in ENV_KEYS]
     return list(make_tasks(generated, "train", DEFAULT_TASKS)) if generated else []
 
 
-def _options(options: argparse.Namespace) -> Options:
+def _build_options(options: argparse.Namespace) -> Options:
     env_keys = tuple(options.env or ALL_KEYS)
     return Options(
         env_keys=env_keys,
-        tasks=_tasks(options, env_keys),
+        tasks=_tasks_to_serve(options, env_keys),
         key=os.environ.get(TOKEN_VARIABLE),
         instance_limit=options.instance_limit,
         verifier_workers=options.verifier_workers,
@@ -130,19 +130,19 @@ def _options(options: argparse.Namespace) -> Options:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = _parser()
+    parser = _build_parser()
     parent = os.getppid()
     options = parser.parse_args(argv)
-    _check(parser, options)
+    _check_options(parser, options)
     try:
-        app = build_app(_options(options))
+        app = build_app(_build_options(options))
     except (TaskError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     try:
-        listener = listen(options.host, options.port)
+        listener = open_listener(options.host, options.port)
     except (OSError, OverflowError) as error:
         print(f"error: cannot listen on {options.host}:{options.port}: {error}", file=sys.stderr)
         return 1
-    asyncio.run(serve(app, listener, parent=parent if options.die_with_parent else None))
+    asyncio.run(serve_app(app, listener, parent=parent if options.die_with_parent else None))
     return 0

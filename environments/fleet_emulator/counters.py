@@ -1,4 +1,4 @@
-"""What was asked of the emulator, for tests that must know what reached it."""
+"""Counts of requests, for tests that must know what reached the emulator."""
 
 from collections import Counter
 from collections.abc import Generator
@@ -7,14 +7,14 @@ from typing import Any
 
 
 class InFlight:
-    """How many of a kind of request are being served, and were at most."""
+    """Number of requests of a kind that are being served, now and at most."""
 
     def __init__(self) -> None:
         self.now = 0
         self.most = 0
 
     @contextmanager
-    def one(self) -> Generator[None]:
+    def track_one(self) -> Generator[None]:
         self.now += 1
         self.most = max(self.most, self.now)
         try:
@@ -38,7 +38,7 @@ class Counters:
         for in_flight in (self.creates, self.mcp, self.verifiers):
             in_flight.most = in_flight.now
 
-    def body(self) -> dict[str, Any]:
+    def to_body(self) -> dict[str, Any]:
         """`answers` and `injected` by "OPERATION STATUS"; `tools` are calls that were executed."""
         in_flight = {"creates": self.creates, "mcp": self.mcp, "verifiers": self.verifiers}
         return {

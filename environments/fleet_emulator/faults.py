@@ -1,4 +1,4 @@
-"""What goes wrong on purpose: what may be set, and what it does to one request. Pure."""
+"""Faults that can be injected, and the effect of those in force on one request. Pure."""
 
 import random
 from typing import Any, Literal
@@ -15,11 +15,10 @@ class Strict(BaseModel):
 
 
 class Reply(Strict):
-    """What a request gets in place of its own answer. Times in seconds.
+    """An answer that a request gets in place of its own. Times in seconds.
 
     `applied` carries the request out first and throws its answer away. `hang` waits before the
-    reply, or until the client has gone. `kill` ends the instance that the request is about.
-    """
+    reply, or until the client has gone. `kill` ends the instance that the request is about."""
 
     status: int = Field(default=502, ge=400, le=599)
     body: str | dict[str, Any] = BAD_GATEWAY
@@ -30,13 +29,12 @@ class Reply(Strict):
 
 
 class Fault(Strict):
-    """Which requests a fault hits, and what it does to them.
+    """A fault: the requests that it hits, and its effect on them.
 
     The first matching requests get `replies` in turn, where null lets one through; the requests
     after them get `reply` with the probability `rate`. Every matching request first waits for
     `delay` seconds. `on` has "mcp" for all requests to MCP addresses and "any" for all requests;
-    `endpoint` leaves out those to the other MCP address.
-    """
+    `endpoint` leaves out those to the other MCP address."""
 
     on: tuple[Operation | Literal["mcp", "any"], ...] = Field(min_length=1)
     endpoint: Literal["mcp", "api/v1/mcp"] | None = None
@@ -45,7 +43,7 @@ class Fault(Strict):
     reply: Reply = Reply()
     delay: float = Field(default=0.0, ge=0, le=3_600)
 
-    def hits(self, operation: Operation, endpoint: str | None) -> bool:
+    def applies_to(self, operation: Operation, endpoint: str | None) -> bool:
         named = operation in self.on or "any" in self.on
         if not named and not ("mcp" in self.on and operation in MCP_OPERATIONS):
             return False
@@ -53,11 +51,10 @@ class Fault(Strict):
 
 
 class VerifierOutcome(Strict):
-    """What a verifier's execution ends as, in place of being executed.
+    """An end of a verifier's execution, in place of the execution.
 
     "failed" is an execution that did not succeed, "judge_error" one that prints JUDGE ERROR and
-    returns 0, "no_result" one that succeeds and returns nothing.
-    """
+    returns 0, "no_result" one that succeeds and returns nothing."""
 
     kind: Literal["failed", "judge_error", "no_result"]
     message: str = "injected"
@@ -86,16 +83,16 @@ class Faults(Strict):
     pictures: Literal["image", "json", "null"] = "image"
 
 
-class Plan:
+class FaultPlan:
     """The faults in force, and how far their sequences have come."""
 
     def __init__(self, runner_token: str | None = None) -> None:
         """`runner_token` is asked for also where no fault sets one."""
         self._runner_token = runner_token
-        self.set(Faults())
+        self.set_faults(Faults())
 
-    def set(self, faults: Faults) -> None:
-        """Put these in place of all others, from their beginning."""
+    def set_faults(self, faults: Faults) -> None:
+        """Replace all faults by these, from their beginning."""
         self.settings = faults
         self._random = random.Random(faults.seed)
         self._served = [0] * len(faults.faults)
@@ -105,33 +102,33 @@ class Plan:
     def runner_token(self) -> str | None:
         return self.settings.runner_token or self._runner_token
 
-    def strike(self, operation: Operation, endpoint: str | None) -> tuple[float, Reply | None]:
-        """Seconds that a request waits, and what it gets in place of its answer."""
+    def next_reply(self, operation: Operation, endpoint: str | None) -> tuple[float, Reply | None]:
+        """Return the seconds that a request waits, and what it gets in place of its answer."""
         delay, reply = 0.0, None
         for index, fault in enumerate(self.settings.faults):
-            if not fault.hits(operation, endpoint):
+            if not fault.applies_to(operation, endpoint):
                 continue
             delay += fault.delay
             if reply is None:
-                reply = self._reply(index, fault)
+                reply = self._draw_reply(index, fault)
         return delay, reply
 
     def next_outcome(self) -> VerifierOutcome | None:
-        """What the next verifier execution ends as; None when it is executed."""
+        """Return the outcome set for the next verifier execution; None when it is executed."""
         if self._verified >= len(self.settings.verifiers):
             return None
         self._verified += 1
         return self.settings.verifiers[self._verified - 1]
 
-    def left(self) -> dict[str, Any]:
-        """How much of each sequence is still to come."""
+    def count_remaining(self) -> dict[str, Any]:
+        """Count what is still to come of each sequence."""
         replies = zip(self.settings.faults, self._served, strict=True)
         return {
             "replies": [len(fault.replies) - served for fault, served in replies],
             "verifiers": len(self.settings.verifiers) - self._verified,
         }
 
-    def _reply(self, index: int, fault: Fault) -> Reply | None:
+    def _draw_reply(self, index: int, fault: Fault) -> Reply | None:
         served = self._served[index]
         if served < len(fault.replies):
             self._served[index] += 1

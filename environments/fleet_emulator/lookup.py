@@ -1,10 +1,10 @@
-"""Which instance a request is about, and how an address answers where nothing runs."""
+"""Find the running instance of a request; answer like a reverse proxy where none runs."""
 
 from starlette.requests import Request
 
 from environments.api import Instance
 from environments.fleet_emulator.faults import BAD_GATEWAY
-from environments.server.lookup import Lookup
+from environments.server.lookup import InstanceLookup
 
 
 class UpstreamError(Exception):
@@ -16,10 +16,10 @@ class UpstreamError(Exception):
         self.page = page
 
 
-class FleetLookup(Lookup):
-    def running(self, request: Request) -> Instance:
-        """Raises `UpstreamError` 502 when no such instance runs."""
-        record = self.registry.get(request.path_params["instance_id"])
+class FleetLookup(InstanceLookup):
+    def find_running(self, request: Request) -> Instance:
+        """Find the running instance. Raises `UpstreamError` 502 when no such instance runs."""
+        record = self.registry.find_record(request.path_params["instance_id"])
         if record is None or record.instance is None:
             raise UpstreamError(502, BAD_GATEWAY)
         return record.instance

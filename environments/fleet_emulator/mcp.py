@@ -12,7 +12,7 @@ from environments.api import ToolSpec
 from environments.fleet_emulator.computer.screen import Screen
 from environments.fleet_emulator.computer.tool import Computer, WithComputer
 from environments.fleet_emulator.counters import Counters
-from environments.fleet_emulator.faults import Plan
+from environments.fleet_emulator.faults import FaultPlan
 from environments.fleet_emulator.lookup import FleetLookup, UpstreamError
 from environments.server.registry import Registry
 from environments.server.runner import PREFIX, Runner
@@ -21,7 +21,7 @@ from environments.server.tools import ToolEndpoint, Tools
 WARMING_UP = "<html><body><h1>503 Service Unavailable</h1></body></html>"
 
 
-class Counted:
+class CountedTools:
     """Tools whose executed calls are counted."""
 
     def __init__(self, tools: Tools, counters: Counters) -> None:
@@ -39,48 +39,48 @@ class Counted:
 class Desks:
     """The tools of running instances, and the screens at which `computer` sits."""
 
-    def __init__(self, registry: Registry, plan: Plan, counters: Counters) -> None:
+    def __init__(self, registry: Registry, plan: FaultPlan, counters: Counters) -> None:
         self._registry = registry
         self._plan = plan
         self._counters = counters
         self._computers: dict[str, Computer] = {}
 
-    def own(self, instance_id: str) -> Tools:
-        """The app's tools. Raises `LookupError` for an instance that does not run."""
-        record = self._registry.get(instance_id)
+    def get_own_tools(self, instance_id: str) -> Tools:
+        """Return the app's tools. Raises `LookupError` for an instance that does not run."""
+        record = self._registry.find_record(instance_id)
         if record is None or record.instance is None:
             raise LookupError(instance_id)
-        return Counted(record.instance, self._counters)
+        return CountedTools(record.instance, self._counters)
 
-    def all(self, instance_id: str) -> Tools:
-        """Those and `computer`."""
+    def get_all_tools(self, instance_id: str) -> Tools:
+        """Return the app's tools and `computer`."""
         computer = self._computers.get(instance_id)
         if computer is None:
             self._forget_stopped()
             computer = self._computers[instance_id] = Computer(
-                self._screen(instance_id), lambda: self._plan.settings.pictures
+                self._make_screen(instance_id), lambda: self._plan.settings.pictures
             )
-        return WithComputer(self.own(instance_id), computer)
+        return WithComputer(self.get_own_tools(instance_id), computer)
 
-    def page(self, path: str) -> Screen | None:
-        """A screen of its own for a browser; `path` is that of an instance's root."""
+    def open_page(self, path: str) -> Screen | None:
+        """Open a screen of its own for a browser; `path` is that of an instance's root."""
         try:
-            return self._screen(path.strip("/"))
+            return self._make_screen(path.strip("/"))
         except LookupError:
             return None
 
-    def clear(self, instance_id: str) -> None:
-        """The screen is as at the beginning again."""
+    def clear_screen(self, instance_id: str) -> None:
+        """Forget the screen: the next one is as at the beginning."""
         self._computers.pop(instance_id, None)
 
-    def _screen(self, instance_id: str) -> Screen:
-        tools = self.own(instance_id)
-        record = self._registry.get(instance_id)
+    def _make_screen(self, instance_id: str) -> Screen:
+        tools = self.get_own_tools(instance_id)
+        record = self._registry.find_record(instance_id)
         assert record is not None
         return Screen(record.wanted.env_key.capitalize(), tools)
 
     def _forget_stopped(self) -> None:
-        live = {record.instance_id for record in self._registry.live()}
+        live = {record.instance_id for record in self._registry.live_records()}
         for instance_id in self._computers.keys() - live:
             del self._computers[instance_id]
 
@@ -90,19 +90,22 @@ class FleetRunner(Runner):
         super().__init__(lookup)
         self._desks = desks
 
-    def routes(self) -> list[Route]:
-        return [*super().routes(), Route(f"{PREFIX}/diff/fs", self.files, methods=["POST"])]
+    def build_routes(self) -> list[Route]:
+        return [
+            *super().build_routes(),
+            Route(f"{PREFIX}/diff/fs", self.diff_files, methods=["POST"]),
+        ]
 
-    async def files(self, request: Request) -> Response:
-        """What changed in the instance's file system: nothing, for the apps write no files."""
-        self._lookup.running(request)
+    async def diff_files(self, request: Request) -> Response:
+        """Report the changes in the instance's file system: none, for the apps write no files."""
+        self._lookup.find_running(request)
         counts = {"total_files": 0, "total_size": 0}
         about = {"success": True, "source": "none", "message": "no file has changed"}
         return JSONResponse({**about, "files": [], **counts})
 
-    async def reset(self, request: Request) -> Response:
-        answer = await super().reset(request)
-        self._desks.clear(request.path_params["instance_id"])
+    async def reset_instance(self, request: Request) -> Response:
+        answer = await super().reset_instance(request)
+        self._desks.clear_screen(request.path_params["instance_id"])
         return answer
 
 
@@ -113,7 +116,7 @@ class InstanceTools:
         self,
         lookup: FleetLookup,
         endpoint: ToolEndpoint,
-        plan: Plan,
+        plan: FaultPlan,
         now: Callable[[], float],
         choose: Callable[[str], Tools],
     ) -> None:
@@ -125,9 +128,9 @@ class InstanceTools:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope)
-        self._lookup.running(request)
-        record = self._lookup.record(request)
+        self._lookup.find_running(request)
+        record = self._lookup.find_record(request)
         warm_at = (record.started_at or 0.0) + self._plan.settings.mcp_warmup
         if self._now() < warm_at:
             raise UpstreamError(503, WARMING_UP)
-        await self._endpoint.serve(self._choose(record.instance_id), scope, receive, send)
+        await self._endpoint.serve_request(self._choose(record.instance_id), scope, receive, send)

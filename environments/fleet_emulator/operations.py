@@ -76,8 +76,8 @@ _COMPILED: tuple[tuple[str, re.Pattern[str], Operation], ...] = tuple(
 )
 
 
-def operation(method: str, path: str, body: bytes = b"") -> Operation:
-    """What a request is; `body` decides for requests to an MCP address."""
+def classify_request(method: str, path: str, body: bytes = b"") -> Operation:
+    """Name the operation of a request; `body` decides for requests to an MCP address."""
     if mcp_endpoint(path) is not None:
         return _rpc_operation(method, body)
     for wanted, pattern, name in _COMPILED:
@@ -87,13 +87,13 @@ def operation(method: str, path: str, body: bytes = b"") -> Operation:
 
 
 def mcp_endpoint(path: str) -> str | None:
-    """ "mcp" or "api/v1/mcp" for a request to such an address of an instance."""
+    """Return "mcp" or "api/v1/mcp" for a request to such an address of an instance."""
     match = _MCP_PATH.fullmatch(path)
     return match["endpoint"] if match else None
 
 
 def instance_of(path: str) -> str | None:
-    """Id of the instance that a request is about."""
+    """Return the id of the instance that a request is about."""
     for pattern in (_CONTROL_PATH, _MCP_PATH, _RUNNER_PATH):
         match = pattern.match(path)
         if match:

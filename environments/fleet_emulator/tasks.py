@@ -16,9 +16,9 @@ from environments.fleet_emulator.codec import (
     UpdateTask,
     WriteTask,
     task_body,
-    timestamp,
+    utc_timestamp,
 )
-from environments.server.codec import ApiError, parse
+from environments.server.codec import ApiError, parse_body
 from environments.tasks import TaskError, normalize_task
 
 MAX_SESSIONS = 1_000
@@ -28,25 +28,25 @@ class TaskStore:
     """Tasks by key, in the SDK's vocabulary."""
 
     def __init__(self, tasks: Iterable[dict[str, Any]]) -> None:
-        now = timestamp()
+        now = utc_timestamp()
         self._tasks = {task["key"]: {"created_at": now, **task} for task in tasks}
 
-    def routes(self) -> list[Route]:
+    def build_routes(self) -> list[Route]:
         one = "/v1/tasks/{key}"
         return [
             Route("/v1/tasks", self.list_tasks),
-            Route("/v1/tasks", self.write, methods=["POST"]),
-            Route(one, self.get),
-            Route(one, self.update, methods=["PUT"]),
+            Route("/v1/tasks", self.write_task, methods=["POST"]),
+            Route(one, self.get_task),
+            Route(one, self.update_task, methods=["PUT"]),
         ]
 
-    def versions(self, env_key: str) -> list[str]:
-        """Of the environment, as its tasks have them."""
+    def list_versions(self, env_key: str) -> list[str]:
+        """List the versions that tasks of an environment name."""
         tasks = (task for task in self._tasks.values() if task["env_id"] == env_key)
         return [version for task in tasks if (version := task.get("version"))]
 
-    def verifier(self, verifier_id: str) -> dict[str, Any] | None:
-        """Fleet's VerifierData."""
+    def find_verifier(self, verifier_id: str) -> dict[str, Any] | None:
+        """Find a verifier by its id, as Fleet's VerifierData."""
         bodies = (task_body(task) for task in self._tasks.values())
         return next(
             (body["verifier"] for body in bodies if body["verifier_id"] == verifier_id), None
@@ -64,30 +64,30 @@ class TaskStore:
                 bodies = [body for body in bodies if body[of] == query[name]]
         return JSONResponse({"tasks": bodies, "total": len(bodies)})
 
-    async def write(self, request: Request) -> Response:
-        asked = await parse(WriteTask, request)
+    async def write_task(self, request: Request) -> Response:
+        asked = await parse_body(WriteTask, request)
         given = asked.model_extra or {}
         try:
             # The SDK's raw request has a third name for the environment.
             task = normalize_task({"env_id": given.get("environment_id"), **given})
         except TaskError as error:
             raise ApiError(400, str(error)) from error
-        task["created_at"] = task.get("created_at") or timestamp()
+        task["created_at"] = task.get("created_at") or utc_timestamp()
         self._tasks[task["key"]] = task
         return JSONResponse(task_body(task))
 
-    async def get(self, request: Request) -> Response:
-        return JSONResponse(task_body(self._find(request)))
+    async def get_task(self, request: Request) -> Response:
+        return JSONResponse(task_body(self._find_task(request)))
 
-    async def update(self, request: Request) -> Response:
-        task = self._find(request)
-        asked = await parse(UpdateTask, request)
+    async def update_task(self, request: Request) -> Response:
+        task = self._find_task(request)
+        asked = await parse_body(UpdateTask, request)
         task["prompt"] = asked.prompt or task["prompt"]
         task["verifier_func"] = asked.verifier_code or task.get("verifier_func")
         task["metadata"] = asked.metadata or task.get("metadata")
         return JSONResponse(task_body(task))
 
-    def _find(self, request: Request) -> dict[str, Any]:
+    def _find_task(self, request: Request) -> dict[str, Any]:
         key = request.path_params["key"]
         if key not in self._tasks:
             raise ApiError(404, f"Task '{key}' not found")
@@ -107,16 +107,16 @@ class SessionStore:
         self._sessions: OrderedDict[str, _Session] = OrderedDict()
         self._jobs = 0
 
-    def routes(self) -> list[Route]:
+    def build_routes(self) -> list[Route]:
         return [
-            Route("/v1/sessions/ingest", self.ingest, methods=["POST"]),
-            Route("/v1/traces/logs", self.ingest, methods=["POST"]),
-            Route("/v1/traces/jobs", self.trace_job, methods=["POST"]),
-            Route("/v1/sessions/{session_id}/transcript", self.transcript),
+            Route("/v1/sessions/ingest", self.ingest_session, methods=["POST"]),
+            Route("/v1/traces/logs", self.ingest_session, methods=["POST"]),
+            Route("/v1/traces/jobs", self.create_trace_job, methods=["POST"]),
+            Route("/v1/sessions/{session_id}/transcript", self.get_transcript),
         ]
 
-    async def ingest(self, request: Request) -> Response:
-        asked = await parse(Ingest, request)
+    async def ingest_session(self, request: Request) -> Response:
+        asked = await parse_body(Ingest, request)
         session_id = asked.session_id or str(uuid.uuid4())
         new = session_id not in self._sessions
         session = self._sessions.setdefault(session_id, _Session())
@@ -136,21 +136,21 @@ class SessionStore:
             }
         )
 
-    async def transcript(self, request: Request) -> Response:
+    async def get_transcript(self, request: Request) -> Response:
         session = self._sessions.get(request.path_params["session_id"])
         if session is None:
             raise ApiError(404, "Session not found")
-        messages = [_message(entry) for entry in session.messages]
+        messages = [_to_message(entry) for entry in session.messages]
         return JSONResponse({"transcript": messages, "facts": session.facts})
 
-    async def trace_job(self, request: Request) -> Response:
-        asked = await parse(TraceJob, request)
+    async def create_trace_job(self, request: Request) -> Response:
+        asked = await parse_body(TraceJob, request)
         self._jobs += 1
         name = asked.name or f"job-{self._jobs}"
         return JSONResponse({"job_id": str(uuid.uuid4()), "name": name, "status": "running"})
 
 
-def _message(entry: Any) -> dict[str, Any]:
+def _to_message(entry: Any) -> dict[str, Any]:
     if isinstance(entry, dict) and "role" in entry and "content" in entry:
         return entry
     return {"role": "assistant", "content": entry}

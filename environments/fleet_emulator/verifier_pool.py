@@ -29,27 +29,27 @@ class VerifierPool:
         self._environment = {name: os.environ[name] for name in _INHERITED if name in os.environ}
         self._environment |= secrets
 
-    async def execute(self, job: Mapping[str, Any]) -> Answer:
-        """The worker's result; a failure of type TimeoutError when the job's time is over."""
+    async def execute_job(self, job: Mapping[str, Any]) -> Answer:
+        """Execute a job; its result is a failure of type TimeoutError when its time is over."""
         async with self._free:
-            worker = self._idle.pop() if self._idle else await self._start()
+            worker = self._idle.pop() if self._idle else await self._start_worker()
             try:
                 async with asyncio.timeout(job["timeout"] + _GRACE_SECONDS):
-                    answer = await _exchange(worker, job)
+                    answer = await _exchange_lines(worker, job)
             except (TimeoutError, ConnectionError, ValueError) as error:
-                return _failed(error)
+                return _failure_answer(error)
             else:
                 self._idle.append(worker)
                 return answer
             finally:
                 if worker not in self._idle:
-                    await self._end(worker)
+                    await self._end_worker(worker)
 
     async def close(self) -> None:
         for worker in list(self._all):
-            await self._end(worker)
+            await self._end_worker(worker)
 
-    async def _start(self) -> asyncio.subprocess.Process:
+    async def _start_worker(self) -> asyncio.subprocess.Process:
         worker = await asyncio.create_subprocess_exec(
             # The working directory is a user's: nothing there may pass for a module of ours.
             *(sys.executable, "-P", "-m", _WORKER),
@@ -62,7 +62,7 @@ class VerifierPool:
         self._all.add(worker)
         return worker
 
-    async def _end(self, worker: asyncio.subprocess.Process) -> None:
+    async def _end_worker(self, worker: asyncio.subprocess.Process) -> None:
         self._all.discard(worker)
         if worker in self._idle:
             self._idle.remove(worker)
@@ -71,7 +71,7 @@ class VerifierPool:
         await worker.wait()
 
 
-async def _exchange(worker: asyncio.subprocess.Process, job: Mapping[str, Any]) -> Answer:
+async def _exchange_lines(worker: asyncio.subprocess.Process, job: Mapping[str, Any]) -> Answer:
     assert worker.stdin is not None
     assert worker.stdout is not None
     worker.stdin.write(json.dumps(job).encode() + b"\n")
@@ -82,7 +82,7 @@ async def _exchange(worker: asyncio.subprocess.Process, job: Mapping[str, Any]) 
     return json.loads(line)
 
 
-def _failed(error: Exception) -> Answer:
+def _failure_answer(error: Exception) -> Answer:
     kind, message = type(error).__name__, str(error) or "the verifier did not end in time"
     details = {"type": kind, "message": message, "traceback": ""}
     return {"success": False, "result": None, "error": details, "stdout": ""}

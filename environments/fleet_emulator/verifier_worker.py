@@ -82,12 +82,12 @@ class Result:
     stdout: str = ""
 
 
-def failure(kind: str, message: str, trace: str = "", stdout: str = "") -> Result:
+def failed_result(kind: str, message: str, trace: str = "", stdout: str = "") -> Result:
     error = {"type": kind, "message": message, "traceback": trace}
     return Result(success=False, error=error, stdout=stdout)
 
 
-def _environment(job: Job, client: Fleet) -> SyncEnv:
+def _make_environment(job: Job, client: Fleet) -> SyncEnv:
     if job["databases"] is None:
         return client.instance(job["instance"]["instance_id"])
     env = client.instance(job["databases"])
@@ -97,7 +97,7 @@ def _environment(job: Job, client: Fleet) -> SyncEnv:
     return env
 
 
-def _function(job: Job) -> Callable[..., Any]:
+def _load_function(job: Job) -> Callable[..., Any]:
     names = dict(_NAMES)
     exec(compile(job["code"], "<verifier>", "exec"), names)
     function = names.get(job["function"])
@@ -110,28 +110,28 @@ def _function(job: Job) -> Callable[..., Any]:
     raise NameError(f"the verifier defines no function {job['function']!r}")
 
 
-def _arguments(job: Job) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _load_arguments(job: Job) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if job["arguments"] is None:
         return (), {}
     given = cloudpickle.loads(base64.b64decode(job["arguments"]))
     return tuple(given["args"])[1:-1], dict(given["kwargs"])
 
 
-def _execute(job: Job, client: Fleet) -> Result:
+def _call_verifier(job: Job, client: Fleet) -> Result:
     printed = io.StringIO()
     try:
         with contextlib.redirect_stdout(printed):
-            args, kwargs = _arguments(job)
-            value = _function(job)(_environment(job, client), *args, **kwargs)
+            args, kwargs = _load_arguments(job)
+            value = _load_function(job)(_make_environment(job, client), *args, **kwargs)
         json.dumps(value)
     # Whatever a verifier raises, SystemExit too, is its own failure and is reported as such.
     except BaseException as error:  # noqa: BLE001
         kept = printed.getvalue()[:MAX_STDOUT_CHARS]
-        return failure(type(error).__name__, str(error), traceback.format_exc(), kept)
+        return failed_result(type(error).__name__, str(error), traceback.format_exc(), kept)
     return Result(success=True, result=value, stdout=printed.getvalue()[:MAX_STDOUT_CHARS])
 
 
-def _child(job: Job, client: Fleet, write: int) -> None:
+def _run_child(job: Job, client: Fleet, write: int) -> None:
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_REAL, job["timeout"])
     resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
@@ -139,18 +139,18 @@ def _child(job: Job, client: Fleet, write: int) -> None:
     null = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1):  # where jobs come from and results go to
         os.dup2(null, stream)
-    answer = json.dumps(asdict(_execute(job, client))).encode()
+    answer = json.dumps(asdict(_call_verifier(job, client))).encode()
     with os.fdopen(write, "wb") as pipe:
         pipe.write(answer)
 
 
-def execute(job: Job, client: Fleet) -> Result:
-    """Execute in a forked child, and say how it ended when it could not say so itself."""
+def execute_in_child(job: Job, client: Fleet) -> Result:
+    """Execute in a forked child, and report how it ended where it could not report itself."""
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
         try:
-            _child(job, client, write)
+            _run_child(job, client, write)
         finally:
             os._exit(0)
     os.close(write)
@@ -158,15 +158,15 @@ def execute(job: Job, client: Fleet) -> Result:
         answer = pipe.read()
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     if status == -signal.SIGALRM:
-        return failure("TimeoutError", f"the verifier ran for more than {job['timeout']:g} s")
+        return failed_result("TimeoutError", f"the verifier ran for more than {job['timeout']:g} s")
     try:
         return Result(**json.loads(answer))
     except ValueError:
-        return failure("ChildProcessError", f"the verifier ended its process ({status})")
+        return failed_result("ChildProcessError", f"the verifier ended its process ({status})")
 
 
-def _client(base_url: str) -> Fleet:
-    """Made before any fork, because it takes 25 ms; unused here, so it has no connection."""
+def _make_client(base_url: str) -> Fleet:
+    """Make a client before any fork, for it takes 25 ms; unused here, it has no connection."""
     key = os.environ.get("FLEET_API_KEY") or "emulator"
     client = Fleet(api_key=key, base_url=base_url, max_retries=0)
     # The SDK makes another HTTP client for every local instance, and never uses it.
@@ -182,8 +182,8 @@ def main() -> None:
         job: Job = json.loads(line)
         base_url = job["base_url"]
         if base_url not in clients:
-            clients[base_url] = _client(base_url)
-        results.write(json.dumps(asdict(execute(job, clients[base_url]))).encode() + b"\n")
+            clients[base_url] = _make_client(base_url)
+        results.write(json.dumps(asdict(execute_in_child(job, clients[base_url]))).encode() + b"\n")
         results.flush()
 
 

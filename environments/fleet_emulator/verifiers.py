@@ -21,11 +21,11 @@ from starlette.routing import Route
 from environments.api import DATABASES, Instance
 from environments.fleet_emulator.codec import ExecuteFunction, ExecuteVerifier, StructuredDiff
 from environments.fleet_emulator.counters import Counters
-from environments.fleet_emulator.faults import Plan, VerifierOutcome
+from environments.fleet_emulator.faults import FaultPlan, VerifierOutcome
 from environments.fleet_emulator.lookup import FleetLookup
 from environments.fleet_emulator.tasks import TaskStore
 from environments.fleet_emulator.verifier_pool import Answer, VerifierPool
-from environments.server.codec import ApiError, instance_body, parse
+from environments.server.codec import ApiError, instance_body, parse_body
 from environments.server.runner import PREFIX
 
 MAX_BUNDLES = 1_024
@@ -43,16 +43,17 @@ def structured_diff(env, tables, fields, table_fields):
 
 
 class Verifiers:
-    """`over_http`: executed verifiers query the instance through the emulator's own routes, as
-    they do at Fleet. Otherwise they get copies of its databases, which takes half the time.
-    """
+    """Routes of verifiers.
+
+    `over_http`: executed verifiers query the instance through the emulator's own routes, as they do
+    at Fleet. Otherwise they get copies of its databases, which takes half the time."""
 
     def __init__(
         self,
         pool: VerifierPool,
         lookup: FleetLookup,
         tasks: TaskStore,
-        plan: Plan,
+        plan: FaultPlan,
         counters: Counters,
         *,
         max_seconds: float,
@@ -67,36 +68,36 @@ class Verifiers:
         self._over_http = over_http
         self._bundles: OrderedDict[str, str] = OrderedDict()
 
-    def routes(self) -> list[Route]:
+    def build_routes(self) -> list[Route]:
         function = f"{PREFIX}/execute_verifier_function"
         return [
-            Route("/v1/verifiers/check", self.check),
-            Route("/v1/verifiers/execute", self.execute, methods=["POST"]),
-            Route("/v1/verifiers/{verifier_id}", self.get),
+            Route("/v1/verifiers/check", self.check_bundle),
+            Route("/v1/verifiers/execute", self.execute_verifier, methods=["POST"]),
+            Route("/v1/verifiers/{verifier_id}", self.get_verifier),
             Route(function, self.execute_function, methods=["POST"]),
-            Route(f"{PREFIX}/diff/structured", self.diff, methods=["POST"]),
+            Route(f"{PREFIX}/diff/structured", self.diff_databases, methods=["POST"]),
         ]
 
-    async def check(self, request: Request) -> Response:
+    async def check_bundle(self, request: Request) -> Response:
         return JSONResponse({"success": request.query_params.get("sha256") in self._bundles})
 
-    async def get(self, request: Request) -> Response:
-        verifier = self._tasks.verifier(request.path_params["verifier_id"])
+    async def get_verifier(self, request: Request) -> Response:
+        verifier = self._tasks.find_verifier(request.path_params["verifier_id"])
         if verifier is None:
             raise ApiError(404, "Verifier not found")
         return JSONResponse(verifier)
 
-    async def execute(self, request: Request) -> Response:
-        asked = await parse(ExecuteVerifier, request)
+    async def execute_verifier(self, request: Request) -> Response:
+        asked = await parse_body(ExecuteVerifier, request)
         instance_id = asked.instance_id()
-        code = self._code(asked)
+        code = self._find_code(asked)
         started = time.monotonic()
         outcome = self._plan.next_outcome()
         if outcome is not None:
-            answer = _injected(outcome)
+            answer = _injected_answer(outcome)
         else:
             job = {"code": code, "function": asked.function_name, "arguments": asked.args}
-            answer = await self._run(request, instance_id, job, asked.timeout, self._over_http)
+            answer = await self._run_job(request, instance_id, job, asked.timeout, self._over_http)
         return JSONResponse(
             {
                 **answer,
@@ -110,12 +111,12 @@ class Verifiers:
         )
 
     async def execute_function(self, request: Request) -> Response:
-        """The instance's own way: no bundle, and the verifier's only argument is the instance."""
-        self._lookup.running(request)
-        asked = await parse(ExecuteFunction, request)
+        """Execute as an instance does: without a bundle, and with the instance as only argument."""
+        self._lookup.find_running(request)
+        asked = await parse_body(ExecuteFunction, request)
         job = {"code": asked.function_code, "function": asked.function_name, "arguments": None}
         instance_id = request.path_params["instance_id"]
-        answer = await self._run(request, instance_id, job, self._max_seconds, self._over_http)
+        answer = await self._run_job(request, instance_id, job, self._max_seconds, self._over_http)
         error = answer["error"] and f"{answer['error']['type']}: {answer['error']['message']}"
         return JSONResponse(
             {
@@ -126,10 +127,10 @@ class Verifiers:
             }
         )
 
-    async def diff(self, request: Request) -> Response:
-        """What differs between seed and current, as the SDK's own differ has it."""
-        self._lookup.running(request)
-        ignore = (await parse(StructuredDiff, request)).ignore_config
+    async def diff_databases(self, request: Request) -> Response:
+        """Diff seed and current by the SDK's own differ."""
+        self._lookup.find_running(request)
+        ignore = (await parse_body(StructuredDiff, request)).ignore_config
         given = {
             "args": (None, ignore.tables, ignore.fields, ignore.table_fields, {}),
             "kwargs": {},
@@ -137,14 +138,14 @@ class Verifiers:
         arguments = base64.b64encode(pickle.dumps(given)).decode()
         job = {"code": _DIFF, "function": "structured_diff", "arguments": arguments}
         instance_id = request.path_params["instance_id"]
-        answer = await self._run(request, instance_id, job, self._max_seconds, over_http=False)
+        answer = await self._run_job(request, instance_id, job, self._max_seconds, over_http=False)
         if answer["success"]:
             return JSONResponse(answer["result"])
         return JSONResponse({"success": False, "diff": {}, "message": answer["error"]["message"]})
 
-    def _code(self, asked: ExecuteVerifier) -> str:
+    def _find_code(self, asked: ExecuteVerifier) -> str:
         if asked.bundle is not None:
-            code = _unpack(asked.bundle)
+            code = _unpack_bundle(asked.bundle)
             self._bundles[asked.sha256 or ""] = code
             if len(self._bundles) > MAX_BUNDLES:
                 self._bundles.popitem(last=False)
@@ -154,7 +155,7 @@ class Verifiers:
             raise ApiError(404, f"Bundle not found: {asked.sha256}")
         return code
 
-    async def _run(
+    async def _run_job(
         self,
         request: Request,
         instance_id: str,
@@ -162,28 +163,28 @@ class Verifiers:
         timeout_s: float,
         over_http: bool,
     ) -> Answer:
-        record = self._lookup.registry.get(instance_id)
+        record = self._lookup.registry.find_record(instance_id)
         if record is None:
             raise ApiError(404, f"Instance '{instance_id}' not found")
         if record.instance is None:
             message = f"Failed to load instance resources: '{instance_id}' is not running"
-            return _failure("FleetEnvironmentError", message)
+            return _failure_answer("FleetEnvironmentError", message)
         base_url = str(request.base_url).rstrip("/")
         job |= {
             "timeout": min(timeout_s, self._max_seconds),
             "instance": instance_body(record, base_url),
             "base_url": base_url,
         }
-        with self._counters.verifiers.one():
+        with self._counters.verifiers.track_one():
             if over_http:
-                return await self._pool.execute({**job, "databases": None})
-            with _snapshots(record.instance) as paths:
-                return await self._pool.execute({**job, "databases": paths})
+                return await self._pool.execute_job({**job, "databases": None})
+            with _write_snapshots(record.instance) as paths:
+                return await self._pool.execute_job({**job, "databases": paths})
 
 
 @contextmanager
-def _snapshots(instance: Instance) -> Generator[dict[str, str]]:
-    """Paths of copies of the databases as they are now."""
+def _write_snapshots(instance: Instance) -> Generator[dict[str, str]]:
+    """Write copies of the databases as they are now, and yield their paths."""
     where = _MEMORY if _MEMORY.is_dir() else None
     with tempfile.TemporaryDirectory(prefix="flotilla-verifier-", dir=where) as folder:
         paths = {name: str(Path(folder, f"{name}.db")) for name in DATABASES}
@@ -192,8 +193,8 @@ def _snapshots(instance: Instance) -> Generator[dict[str, str]]:
         yield paths
 
 
-def _unpack(bundle: str) -> str:
-    """The code of a bundle. Raises `ApiError` 400."""
+def _unpack_bundle(bundle: str) -> str:
+    """Unpack the code of a bundle. Raises `ApiError` 400."""
     try:
         with zipfile.ZipFile(io.BytesIO(base64.b64decode(bundle, validate=True))) as archive:
             if archive.getinfo("verifier.py").file_size > MAX_CODE_BYTES:
@@ -203,14 +204,14 @@ def _unpack(bundle: str) -> str:
         raise ApiError(400, f"bundle: not base64 of a zip with verifier.py ({error})") from error
 
 
-def _failure(kind: str, message: str) -> Answer:
+def _failure_answer(kind: str, message: str) -> Answer:
     error = {"type": kind, "message": message, "traceback": ""}
     return {"success": False, "result": None, "error": error, "stdout": ""}
 
 
-def _injected(outcome: VerifierOutcome) -> Answer:
+def _injected_answer(outcome: VerifierOutcome) -> Answer:
     if outcome.kind == "failed":
-        return _failure("RuntimeError", outcome.message)
+        return _failure_answer("RuntimeError", outcome.message)
     judged = outcome.kind == "judge_error"
     stdout = f"JUDGE ERROR: {outcome.message}\n" if judged else ""
     return {"success": True, "result": 0 if judged else None, "error": None, "stdout": stdout}

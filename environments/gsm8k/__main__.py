@@ -18,18 +18,18 @@ from environments.gsm8k.dataset import (
     INSTRUCTION,
     DatasetError,
     Question,
-    questions,
+    load_questions,
 )
-from environments.gsm8k.state import data_id
+from environments.gsm8k.state import make_question_id
 
 VERSION = "v1"
 RULES = ("strict", "flexible")
 
 
-def make_tasks(
+def make_question_tasks(
     asked: Sequence[Question], split: str, *, env_key: str, rule: str
 ) -> Iterator[dict[str, Any]]:
-    """The questions as tasks, in the form of `environments.tasks`."""
+    """Make tasks of the questions, in the form of `environments.tasks`."""
     verifier = (Path(__file__).parent / "verifiers" / f"{rule}.py").read_text(encoding="utf-8")
     for index, question in enumerate(asked):
         yield {
@@ -37,7 +37,7 @@ def make_tasks(
             "prompt": question.prompt,
             "env_id": env_key,
             "version": VERSION,
-            "data_id": data_id(split, index, question.answer),
+            "data_id": make_question_id(split, index, question.answer),
             "data_version": VERSION,
             "verifier_func": verifier,
             "task_modality": "single_turn",
@@ -45,7 +45,7 @@ def make_tasks(
         }
 
 
-def _parser() -> argparse.ArgumentParser:
+def _build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m environments.gsm8k",
         description=__doc__,
@@ -81,15 +81,15 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Returns the exit status: 0, or 2 when the data cannot be used."""
-    parser = _parser()
+    """Return the exit status: 0, or 2 when the data cannot be used."""
+    parser = _build_parser()
     options = parser.parse_args(argv)
     if options.count is not None and options.count < 1:
         parser.error("--count must be at least 1")
     if "/" in options.split or not options.split:
         parser.error("--split must be a name such as train")
     try:
-        asked = questions(
+        asked = load_questions(
             options.source,
             options.split,
             subset=options.subset,
@@ -100,7 +100,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     env_key = "arithmetic" if options.source == GENERATED else "gsm8k"
-    tasks = list(make_tasks(asked, options.split, env_key=env_key, rule=options.rule))
+    tasks = list(make_question_tasks(asked, options.split, env_key=env_key, rule=options.rule))
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps({"tasks": tasks}, indent=1) + "\n", encoding="utf-8")
     print(f"{options.out}: {len(tasks)} tasks of split {options.split}", file=sys.stderr)

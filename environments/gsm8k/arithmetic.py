@@ -56,23 +56,22 @@ class Problem:
         return "".join(f"{step.text}\n" for step in self.steps) + f"#### {self.answer}"
 
 
-def problem(split: Split, index: int) -> Problem:
-    """Two or three steps whose results stay between `SMALLEST` and `LARGEST`.
+def make_problem(split: Split, index: int) -> Problem:
+    """Make a problem of two or three steps whose results stay between `SMALLEST` and `LARGEST`.
 
-    No number on the way to the answer equals it: who stops early is never right by chance.
-    """
+    No number on the way to the answer equals it: who stops early is never right by chance."""
     rng = random.Random(f"arithmetic/{split}/{index}")
     while True:
         steps = _draw_steps(rng)
         early = {step.left for step in steps}
         if steps[-1].result not in early and _is_test(steps) == (split == "test"):
-            return Problem(_tell(steps, rng), steps)
+            return Problem(_tell_story(steps, rng), steps)
 
 
-def rows(split: Split, count: int, start: int = 0) -> Iterator[dict[str, str]]:
-    """Problems in the columns of GSM8K."""
+def make_rows(split: Split, count: int, start: int = 0) -> Iterator[dict[str, str]]:
+    """Make problems in the columns of GSM8K."""
     for index in range(start, start + count):
-        drawn = problem(split, index)
+        drawn = make_problem(split, index)
         yield {"question": drawn.question, "answer": drawn.solution}
 
 
@@ -96,7 +95,7 @@ def _is_test(steps: tuple[Step, ...]) -> bool:
     return int.from_bytes(digest[:8], "big") < TEST_FRACTION * 2**64
 
 
-def _tell(steps: tuple[Step, ...], rng: random.Random) -> str:
+def _tell_story(steps: tuple[Step, ...], rng: random.Random) -> str:
     name, other = rng.sample(FIRST, 2)
     things = rng.choice(THINGS)
     sentences = [f"{name} has {steps[0].left} {things}."]

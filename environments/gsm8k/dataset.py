@@ -30,38 +30,40 @@ class DatasetError(ValueError):
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked, whole, and the number that answers it."""
+    """A question, whole, and the number that answers it."""
 
     prompt: str
     answer: str
 
 
-def questions(
+def load_questions(
     source: str, split: str, *, subset: str | None, count: int | None, instruction: str | None
 ) -> list[Question]:
-    """The first `count` questions of a split; `instruction` None takes the one that belongs to the
-    source. Raises `DatasetError`."""
+    """Load the first `count` questions of a split; `instruction` None takes the one that belongs to
+    the source. Raises `DatasetError`."""
     if source == GENERATED:
         if split not in arithmetic.SPLITS:
             known = ", ".join(arithmetic.SPLITS)
             raise DatasetError(f"{GENERATED} has no split {split!r}: use one of {known}")
-        rows: Iterable[Any] = arithmetic.rows(split, count or GENERATED_COUNT)
-        return _read(rows, GENERATED, instruction or "", count)
+        rows: Iterable[Any] = arithmetic.make_rows(split, count or GENERATED_COUNT)
+        return _read_questions(rows, GENERATED, instruction or "", count)
     path = Path(source)
     paths = [path] if path.suffix in SUFFIXES or path.exists() else []
     if not paths:
         try:
-            paths = hub.fetch(source, split, subset)
+            paths = hub.fetch_split(source, split, subset)
         except hub.HubError as error:
             raise DatasetError(str(error)) from error
     told = INSTRUCTION if instruction is None else instruction
     return [
-        question for path in paths for question in _read(file_rows(path), str(path), told, count)
+        question
+        for path in paths
+        for question in _read_questions(file_rows(path), str(path), told, count)
     ][:count]
 
 
 def file_rows(path: Path) -> Iterator[Any]:
-    """The rows of a file in order. Raises `DatasetError`."""
+    """Read the rows of a file in order. Raises `DatasetError`."""
     if not path.is_file():
         raise DatasetError(f"{path} is no file; name a {' or '.join(SUFFIXES)} file")
     if path.suffix == ".parquet":
@@ -99,9 +101,11 @@ def _parquet_rows(path: Path) -> Iterator[Any]:
         raise DatasetError(f"{path} cannot be read as parquet: {error}") from error
 
 
-def _read(rows: Iterable[Any], where: str, instruction: str, count: int | None) -> list[Question]:
+def _read_questions(
+    rows: Iterable[Any], where: str, instruction: str, count: int | None
+) -> list[Question]:
     result = [
-        _question(row, f"{where}, row {number}", instruction)
+        _parse_question(row, f"{where}, row {number}", instruction)
         for number, row in enumerate(islice(rows, count), 1)
     ]
     if not result:
@@ -109,24 +113,24 @@ def _read(rows: Iterable[Any], where: str, instruction: str, count: int | None) 
     return result
 
 
-def _question(row: Any, where: str, instruction: str) -> Question:
+def _parse_question(row: Any, where: str, instruction: str) -> Question:
     if not isinstance(row, dict):
         raise DatasetError(f"{where} is not an object with {_COLUMNS}")
     columns = cast("dict[str, Any]", row)
     if "question" in columns and "answer" in columns:
-        asked = _text(columns["question"], f"{where}: question")
-        number = marked_number(_text(columns["answer"], f"{where}: answer"))
+        asked = _require_text(columns["question"], f"{where}: question")
+        number = marked_number(_require_text(columns["answer"], f"{where}: answer"))
         if number is None:
             raise DatasetError(
                 f'{where}: answer has no number after "#### "; it must end like "#### 72"'
             )
-        return Question(" ".join([asked, instruction]).strip(), _number(number, where))
+        return Question(" ".join([asked, instruction]).strip(), _parse_number(number, where))
     rule = columns.get("reward_spec", columns.get("reward_model"))
     if "prompt" in columns and rule is not None:
         truth = cast("Mapping[str, Any]", rule).get("ground_truth") if _is_object(rule) else None
         if not isinstance(truth, str | int | float) or isinstance(truth, bool):
             raise DatasetError(f"{where}: reward_spec has no ground_truth, a number")
-        return Question(_only_message(columns["prompt"], where), _number(str(truth), where))
+        return Question(_only_message(columns["prompt"], where), _parse_number(str(truth), where))
     raise DatasetError(
         f"{where} has the columns {', '.join(columns) or 'none'}; needed: {_COLUMNS}"
     )
@@ -143,17 +147,17 @@ def _only_message(prompt: Any, where: str) -> str:
     message = cast("Mapping[str, Any]", messages[0])
     if message.get("role", "user") != "user":
         raise DatasetError(f"{where}: the only message of prompt must have the role user")
-    return _text(message.get("content"), f"{where}: prompt")
+    return _require_text(message.get("content"), f"{where}: prompt")
 
 
-def _number(text: str, where: str) -> str:
+def _parse_number(text: str, where: str) -> str:
     number = text.replace(",", "").strip()
     if not re.fullmatch(NUMBER, number):
         raise DatasetError(f"{where}: the answer {text!r} is not a number such as 72 or -1.5")
     return number
 
 
-def _text(value: Any, what: str) -> str:
+def _require_text(value: Any, what: str) -> str:
     if not isinstance(value, str) or not value.strip():
         raise DatasetError(f"{what} must be a non-empty text")
     return value

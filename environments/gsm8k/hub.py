@@ -12,7 +12,7 @@ class HubError(Exception):
     """The data set cannot be had; the message says why and what to do."""
 
 
-def fetch(dataset: str, split: str, subset: str | None) -> list[Path]:
+def fetch_split(dataset: str, split: str, subset: str | None) -> list[Path]:
     """Download the files of a split, in order; cached by the hub's client. Raises `HubError`."""
     try:
         from huggingface_hub import HfApi, hf_hub_download
@@ -24,7 +24,7 @@ def fetch(dataset: str, split: str, subset: str | None) -> list[Path]:
         ) from error
     try:
         files = HfApi().dataset_info(dataset, timeout=_TIMEOUT_S).siblings or []
-        chosen = choose([file.rfilename for file in files], dataset, split, subset)
+        chosen = choose_files([file.rfilename for file in files], dataset, split, subset)
         return [Path(hf_hub_download(dataset, name, repo_type="dataset")) for name in chosen]
     except HubError:
         raise
@@ -35,11 +35,11 @@ def fetch(dataset: str, split: str, subset: str | None) -> list[Path]:
         raise HubError(f"data set {dataset!r} could not be fetched: {error}") from error
 
 
-def choose(names: Sequence[str], dataset: str, split: str, subset: str | None) -> list[str]:
-    """The files of a split, which names it: `main/train-00000-of-00001.parquet`, `train.jsonl`.
+def choose_files(names: Sequence[str], dataset: str, split: str, subset: str | None) -> list[str]:
+    """Choose the files of a split, whose names begin with it: `main/train-00000-of-00001.parquet`,
+    `train.jsonl`.
 
-    Raises `HubError` where there is none, or where several subsets have one.
-    """
+    Raises `HubError` where there is none, or where several subsets have one."""
     of_split = re.compile(rf"{re.escape(split)}([-_.].*)?")
     found: dict[str, list[str]] = {}
     for name in sorted(names):

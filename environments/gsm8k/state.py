@@ -1,8 +1,7 @@
-"""What an instance knows of its question: the expected answer, which its data id carries.
+"""Data ids of questions, which carry the expected answer.
 
 `train-000012=72` is question 12 of `train` with the answer 72. So an instance needs no data file
-wherever it runs, and the policy, which never sees a data id, cannot look the answer up.
-"""
+wherever it runs, and the policy, which never sees a data id, cannot look the answer up."""
 
 import re
 
@@ -15,7 +14,7 @@ NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?")
 _DATA_ID = re.compile(rf"[A-Za-z0-9][A-Za-z0-9_.-]*=(?P<answer>{NUMBER.pattern})")
 
 
-def data_id(split: str, index: int, answer: str) -> str:
+def make_question_id(split: str, index: int, answer: str) -> str:
     return f"{split}-{index:06d}={answer}"
 
 

@@ -33,7 +33,7 @@ from starlette.routing import Mount
 from starlette.types import ASGIApp
 
 from environments import api
-from environments.openenv.episode import TASKS_PER_SPLIT, Choice, Episode, describe
+from environments.openenv.episode import TASKS_PER_SPLIT, Choice, Episode, describe_task
 from environments.scenario import SPLITS
 from environments.server.auth import BearerToken
 
@@ -56,7 +56,7 @@ class TaskState(State):
 
 
 class Sessions:
-    """How many environments are open now."""
+    """Number of environments that are open now, and its limit."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -112,12 +112,12 @@ class AppEnvironment(Environment):
         if not isinstance(action, CallToolAction):
             raise TypeError(f"{type(action).__name__} is not a tool call")
         if self._episode is None:
-            return _failed(action, "there is no episode yet: reset starts one")
+            return _failed_observation(action, "there is no episode yet: reset starts one")
         self._state.step_count += 1
         try:
             value = self._episode.call(action.tool_name, action.arguments)
         except api.ToolError as error:
-            return _failed(action, str(error))
+            return _failed_observation(action, str(error))
         observation = CallToolObservation(tool_name=action.tool_name, result=value)
         if (verdict := self._episode.verdict) is not None:
             self._state.ended = observation.done = True
@@ -140,11 +140,11 @@ class AppEnvironment(Environment):
         return TASKS_PER_SPLIT if split in SPLITS else 0
 
     def list_tasks(self, split: str) -> list[dict[str, Any]]:
-        """The first ones: the tasks of a split are made as they are asked for."""
+        """List the first ones: the tasks of a split are made as they are asked for."""
         return self.get_task_range(split)
 
     def get_task(self, split: str, index: int) -> dict[str, Any]:
-        return describe(self._env_key, split, index)
+        return describe_task(self._env_key, split, index)
 
     def get_task_range(
         self, split: str, start: int | None = None, stop: int | None = None
@@ -189,7 +189,7 @@ class AppEnvironment(Environment):
             self._episode = None
 
 
-def _failed(action: Any, message: str) -> CallToolObservation:
+def _failed_observation(action: Any, message: str) -> CallToolObservation:
     error = ToolError(error_type=ToolErrorType.EXECUTION_ERROR, message=message)
     return CallToolObservation(tool_name=action.tool_name, error=error)
 
@@ -207,13 +207,13 @@ def build_app(
     `session_timeout_s`: a session idle for longer is ended, or one of a client that vanished
     without a word would hold its place for ever. `hosts` are the Host headers that are answered.
     """
-    apps = {key: _server(key, max_sessions, session_timeout_s) for key in env_keys}
-    app: ASGIApp = apps[env_keys[0]] if len(apps) == 1 else _mounted(apps)
+    apps = {key: _build_server(key, max_sessions, session_timeout_s) for key in env_keys}
+    app: ASGIApp = apps[env_keys[0]] if len(apps) == 1 else _mount_servers(apps)
     app = TrustedHostMiddleware(app, allowed_hosts=list(hosts))
     return BearerToken(app, token) if token else app
 
 
-def _server(env_key: str, max_sessions: int, session_timeout_s: float) -> Any:
+def _build_server(env_key: str, max_sessions: int, session_timeout_s: float) -> Any:
     sessions = Sessions(max_sessions)
     limits = ConcurrencyConfig(max_concurrent_envs=max_sessions, session_timeout=session_timeout_s)
     app = create_app(
@@ -230,7 +230,7 @@ def _server(env_key: str, max_sessions: int, session_timeout_s: float) -> Any:
     return app
 
 
-def _mounted(apps: dict[str, Any]) -> Starlette:
+def _mount_servers(apps: dict[str, Any]) -> Starlette:
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncGenerator[None]:
         # Starlette starts nothing of what is mounted, here: what ends idle sessions.

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from environments.api import ToolError, ToolSpec, open_instance
-from environments.scenario import SPLITS, Split, data_id, scenario
+from environments.scenario import SPLITS, Split, draw_scenario, make_data_id
 from environments.tasks import verifier_source
 from environments.verdict import Verdict, run_verifier
 
@@ -32,7 +32,7 @@ SUBMIT = ToolSpec(
 
 @dataclass(frozen=True)
 class Choice:
-    """What a client may say of the task that it wants; the first of these that is set counts."""
+    """A client's choice of a task; the first field that is set counts."""
 
     data_id: str = ""
     task_key: str = ""
@@ -42,7 +42,8 @@ class Choice:
     data_version: str = ""
 
     def data_id_of(self, env_key: str) -> str:
-        """Without any wish, a task of the split `train` at random. Raises `ValueError`."""
+        """Return the data id; without any wish, that of a random task of `train`. Raises
+        `ValueError`."""
         if self.data_id:
             return self.data_id
         if self.task_key:
@@ -54,13 +55,13 @@ class Choice:
                 )
             return self.task_key.removeprefix(prefix)
         if self.index is not None or self.split:
-            return data_id(cast("Split", self.split or "train"), self.index or 0)
+            return make_data_id(cast("Split", self.split or "train"), self.index or 0)
         number = random.randrange(TASKS_PER_SPLIT) if self.seed is None else self.seed
-        return data_id("train", number % TASKS_PER_SPLIT)
+        return make_data_id("train", number % TASKS_PER_SPLIT)
 
 
 class Episode:
-    """Raises `ValueError` for a task that does not exist."""
+    """An attempt at a task. Raises `ValueError` for a task that does not exist."""
 
     def __init__(self, env_key: str, choice: Choice) -> None:
         chosen = choice.data_id_of(env_key)
@@ -73,10 +74,9 @@ class Episode:
         return [*self._instance.tools(), SUBMIT]
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> Any:
-        """The tool's value. `verdict` is set once the final answer was submitted.
+        """Call a tool and return its value. `verdict` is set once the final answer was submitted.
 
-        Raises `ToolError`.
-        """
+        Raises `ToolError`."""
         if self.verdict is not None:
             raise ToolError("the episode has ended; reset starts another")
         if name != SUBMIT.name:
@@ -92,11 +92,11 @@ class Episode:
         self._instance.close()
 
 
-def describe(env_key: str, split: str, index: int) -> dict[str, Any]:
-    """A task without its solution. Raises `ValueError`, and `IndexError` for the index."""
+def describe_task(env_key: str, split: str, index: int) -> dict[str, Any]:
+    """Describe a task without its solution. Raises `ValueError`, and `IndexError` for the index."""
     if split in SPLITS and not 0 <= index < TASKS_PER_SPLIT:
         raise IndexError(f"index {index} is out of range: use 0 to {TASKS_PER_SPLIT - 1}")
-    of = scenario(env_key, data_id(cast("Split", split), index))
+    of = draw_scenario(env_key, make_data_id(cast("Split", split), index))
     return {
         "task_key": f"{env_key}-{of.data_id}",
         "data_id": of.data_id,

@@ -11,7 +11,7 @@ _PYTHON = _ROOT / ".venv-openenv" / "bin" / "python"
 
 
 class NotInstalledError(Exception):
-    """The message names the fix."""
+    """The openenv package is missing; the message names the fix."""
 
 
 def ensure_openenv(argv: Sequence[str]) -> None:

@@ -14,8 +14,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from environments.server.auth import BearerToken
 from environments.server.codec import ApiError
-from environments.server.control import Control
-from environments.server.lookup import Lookup
+from environments.server.control import ControlPlane
+from environments.server.lookup import InstanceLookup
 from environments.server.registry import Registry
 from environments.server.runner import Runner
 from environments.server.tools import ToolEndpoint
@@ -26,13 +26,13 @@ MAX_BODY_BYTES = 2**20
 class _Tools:
     """ASGI application of an instance's MCP address."""
 
-    def __init__(self, lookup: Lookup, endpoint: ToolEndpoint) -> None:
+    def __init__(self, lookup: InstanceLookup, endpoint: ToolEndpoint) -> None:
         self._lookup = lookup
         self._endpoint = endpoint
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        instance = self._lookup.running(Request(scope))
-        await self._endpoint.serve(instance, scope, receive, send)
+        instance = self._lookup.find_running(Request(scope))
+        await self._endpoint.serve_request(instance, scope, receive, send)
 
 
 async def answer_error(request: Request, error: Exception) -> Response:
@@ -47,18 +47,18 @@ def build_app(
 
     One process, one event loop: tools run to completion in turn.
     """
-    lookup, endpoint = Lookup(registry), ToolEndpoint()
-    control = Control(registry, lookup, env_keys)
+    lookup, endpoint = InstanceLookup(registry), ToolEndpoint()
+    control = ControlPlane(registry, lookup, env_keys)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncGenerator[None]:
-        async with control.reaping(), endpoint.running():
+        async with control.run_reaper(), endpoint.run_sessions():
             yield
 
     routes = [
         Route("/{instance_id}/mcp", _Tools(lookup, endpoint), methods=["POST"]),
-        *control.routes(),
-        *Runner(lookup).routes(),
+        *control.build_routes(),
+        *Runner(lookup).build_routes(),
     ]
     middleware = [Middleware(TrustedHostMiddleware, allowed_hosts=hosts)]
     if token:

@@ -9,7 +9,7 @@ from starlette.websockets import WebSocketClose
 
 
 class BearerToken:
-    """Asks for the token on every request but /health."""
+    """Requires the token on every request but /health."""
 
     def __init__(self, app: ASGIApp, token: str) -> None:
         self._app = app
@@ -17,7 +17,7 @@ class BearerToken:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         asked = scope["type"] in ("http", "websocket") and scope["path"] != "/health"
-        if not asked or self._allows(scope):
+        if not asked or self._has_token(scope):
             await self._app(scope, receive, send)
             return
         if scope["type"] == "websocket":
@@ -26,7 +26,7 @@ class BearerToken:
         body = {"detail": "Invalid or missing token: send 'Authorization: Bearer TOKEN'"}
         await JSONResponse(body, 401)(scope, receive, send)
 
-    def _allows(self, scope: Scope) -> bool:
+    def _has_token(self, scope: Scope) -> bool:
         headers: dict[bytes, bytes] = dict(scope["headers"])
         bearer = headers.get(b"authorization", b"").removeprefix(b"Bearer ")
         # Fleet's clients send the runner its own header instead.

@@ -2,14 +2,15 @@
 
 import json
 import math
+from collections.abc import Iterable
 from datetime import datetime
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, Field, ValidationError, field_validator
 from starlette.requests import Request
 
-from environments.api import Rows
-from environments.server.registry import ENVIRONMENT_VERSION, Record, Wanted
+from environments.api import Rows, tools_of
+from environments.server.registry import ENVIRONMENT_VERSION, InstanceRecord, InstanceRequest
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -49,13 +50,13 @@ class CreateInstance(BaseModel):
 
     @field_validator("env_version")
     @classmethod
-    def _known(cls, value: str | None) -> str | None:
+    def _check_version(cls, value: str | None) -> str | None:
         if value not in (None, ENVIRONMENT_VERSION, ENVIRONMENT_VERSION.lstrip("v")):
             raise ValueError(f"version {value!r} not found: use {ENVIRONMENT_VERSION!r}")
         return value
 
-    def wanted(self, request_id: str | None) -> Wanted:
-        return Wanted(
+    def to_request(self, request_id: str | None) -> InstanceRequest:
+        return InstanceRequest(
             env_key=self.env_key,
             data_key=self.data_key,
             data_version=self.data_version,
@@ -75,8 +76,8 @@ class RunQuery(BaseModel):
     read_only: bool = True
 
 
-async def parse(model: type[M], request: Request) -> M:
-    """Read a JSON body. Raises `ApiError` 400 for no JSON, 422 naming every wrong field."""
+async def parse_body(model: type[M], request: Request) -> M:
+    """Parse a JSON body. Raises `ApiError` 400 for no JSON, 422 naming every wrong field."""
     try:
         content = json.loads(await request.body())
     except ValueError as error:
@@ -87,7 +88,18 @@ async def parse(model: type[M], request: Request) -> M:
         raise InvalidBodyError(error) from error
 
 
-def instance_body(record: Record, base_url: str) -> dict[str, Any]:
+def environment_body(env_key: str, versions: Iterable[str]) -> dict[str, Any]:
+    """Fleet's Environment."""
+    return {
+        "env_key": env_key,
+        "name": env_key.capitalize(),
+        "description": f"{len(tools_of(env_key))} tools",
+        "default_version": ENVIRONMENT_VERSION,
+        "versions": {version: env_key for version in versions},
+    }
+
+
+def instance_body(record: InstanceRecord, base_url: str) -> dict[str, Any]:
     """Fleet's InstanceResponse; `base_url` is the server's own, without a slash at the end."""
     wanted = record.wanted
     return {
@@ -98,23 +110,23 @@ def instance_body(record: Record, base_url: str) -> dict[str, Any]:
         "subdomain": record.instance_id,
         "created_at": record.created_at.isoformat(),
         "updated_at": (record.terminated_at or record.created_at).isoformat(),
-        "terminated_at": _iso(record.terminated_at),
+        "terminated_at": _to_iso(record.terminated_at),
         "termination_reason": record.stop_reason,
         "team_id": "local",
         "region": wanted.region,
         "env_variables": wanted.env_variables,
         "data_key": wanted.data_key,
         "data_version": wanted.data_version,
-        "urls": _urls(f"{base_url}/{record.instance_id}/"),
-        "health": record.running,
+        "urls": _instance_urls(f"{base_url}/{record.instance_id}/"),
+        "health": record.is_running,
         "run_id": wanted.run_id,
         "profile_id": wanted.profile_id,
         "heartbeat_interval": wanted.heartbeat_interval,
     }
 
 
-def _urls(root: str) -> dict[str, Any]:
-    """Fleet's clients insist on every one of these addresses, served or not."""
+def _instance_urls(root: str) -> dict[str, Any]:
+    """Return every address that Fleet's clients insist on, served or not."""
     manager = f"{root}api/v1/env"
     routes = (
         "reset",
@@ -135,7 +147,7 @@ def _urls(root: str) -> dict[str, Any]:
     }
 
 
-def _iso(time: datetime | None) -> str | None:
+def _to_iso(time: datetime | None) -> str | None:
     return None if time is None else time.isoformat()
 
 
@@ -145,7 +157,7 @@ def rows_body(rows: Rows) -> dict[str, Any]:
     return {
         "success": True,
         "columns": rows.columns if reads else None,
-        "rows": [[_plain(value) for value in row] for row in rows.rows] if reads else None,
+        "rows": [[_to_json_value(value) for value in row] for row in rows.rows] if reads else None,
         "rows_affected": None if reads else rows.rows_affected,
         "last_insert_id": None if reads else rows.last_insert_id,
         "error": None,
@@ -166,8 +178,8 @@ def failed_query_body(error: Exception) -> dict[str, Any]:
     }
 
 
-def _plain(value: Any) -> Any:
-    """JSON has no bytes and no infinities."""
+def _to_json_value(value: Any) -> Any:
+    """Convert bytes and infinities, of which JSON has neither."""
     if isinstance(value, bytes):
         return value.hex()
     if isinstance(value, float) and not math.isfinite(value):

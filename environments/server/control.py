@@ -1,4 +1,4 @@
-"""The control plane: which environments there are, and the life of their instances."""
+"""The control plane: the environments that are served, and the life of their instances."""
 
 import asyncio
 import time
@@ -11,21 +11,35 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from environments.api import tools_of
-from environments.server.codec import ApiError, CreateInstance, instance_body, parse
-from environments.server.lookup import Lookup
-from environments.server.registry import ENVIRONMENT_VERSION, InstanceLimitError, Record, Registry
+from environments.server.codec import (
+    ApiError,
+    CreateInstance,
+    environment_body,
+    instance_body,
+    parse_body,
+)
+from environments.server.lookup import InstanceLookup
+from environments.server.registry import (
+    ENVIRONMENT_VERSION,
+    InstanceLimitError,
+    InstanceRecord,
+    Registry,
+)
 
 INSTANCES = "/v1/env/instances"
 
 
-class Control:
+class ControlPlane:
     """Handlers of the control plane's routes, and the reaping of instances that nobody closed."""
 
     reap_seconds = 0.5
 
     def __init__(
-        self, registry: Registry, lookup: Lookup, env_keys: tuple[str, ...], speed: float = 1.0
+        self,
+        registry: Registry,
+        lookup: InstanceLookup,
+        env_keys: tuple[str, ...],
+        speed: float = 1.0,
     ) -> None:
         """`speed`: how fast instances live; at 60 a minute of theirs takes a second."""
         self.registry = registry
@@ -33,72 +47,62 @@ class Control:
         self._lookup = lookup
         self._speed = speed
 
-    def routes(self) -> list[Route]:
+    def build_routes(self) -> list[Route]:
         instance = f"{INSTANCES}/{{instance_id}}"
         return [
-            Route("/health", self.health),
-            Route("/v1/env/", self.environments),
-            Route(INSTANCES, self.create, methods=["POST"]),
+            Route("/health", self.get_health),
+            Route("/v1/env/", self.list_environments),
+            Route(INSTANCES, self.create_instance, methods=["POST"]),
             Route(INSTANCES, self.list_instances),
             Route(f"{INSTANCES}/batch", self.delete_batch, methods=["DELETE"]),
             Route(instance, self.get_instance),
             Route(instance, self.delete_instance, methods=["DELETE"]),
-            Route(f"{instance}/heartbeat", self.heartbeat, methods=["POST"]),
+            Route(f"{instance}/heartbeat", self.record_heartbeat, methods=["POST"]),
         ]
 
     @asynccontextmanager
-    async def reaping(self) -> AsyncGenerator[None]:
-        """Stops instances in time, and all of them at the end."""
-        reaper = asyncio.create_task(self._reap())
+    async def run_reaper(self) -> AsyncGenerator[None]:
+        """Stop instances in time, and all of them at the end."""
+        reaper = asyncio.create_task(self._reap_expired())
         try:
             yield
         finally:
             reaper.cancel()
             with suppress(asyncio.CancelledError):
                 await reaper
-            for record in self.registry.live():
-                self.registry.stop(record, "shutdown")
+            for record in self.registry.live_records():
+                self.registry.stop_instance(record, "shutdown")
 
-    async def _reap(self) -> None:
+    async def _reap_expired(self) -> None:
         while True:
             await asyncio.sleep(self.reap_seconds)
             self.registry.stop_expired(self.now())
 
     def now(self) -> float:
-        """Seconds by which instances live."""
+        """Return the seconds by which instances live."""
         return time.monotonic() * self._speed
 
-    async def health(self, request: Request) -> Response:
+    async def get_health(self, request: Request) -> Response:
         return JSONResponse({"status": "healthy", "instances": len(self.registry)})
 
-    async def environments(self, request: Request) -> Response:
-        return JSONResponse([self._environment(key) for key in self.env_keys])
+    async def list_environments(self, request: Request) -> Response:
+        return JSONResponse([environment_body(k, self._list_versions(k)) for k in self.env_keys])
 
-    def _environment(self, env_key: str) -> dict[str, Any]:
-        """Fleet's Environment."""
-        return {
-            "env_key": env_key,
-            "name": env_key.capitalize(),
-            "description": f"{len(tools_of(env_key))} tools",
-            "default_version": ENVIRONMENT_VERSION,
-            "versions": {version: env_key for version in self._versions(env_key)},
-        }
-
-    def _versions(self, env_key: str) -> tuple[str, ...]:
+    def _list_versions(self, env_key: str) -> tuple[str, ...]:
         return (ENVIRONMENT_VERSION,)
 
-    async def create(self, request: Request) -> Response:
-        asked = await parse(CreateInstance, request)
+    async def create_instance(self, request: Request) -> Response:
+        asked = await parse_body(CreateInstance, request)
         self._check_environment(asked.env_key)
         request_id = request.headers.get("x-request-id")
         self._check_first(request_id)
         try:
-            record = self.registry.create(asked.wanted(request_id), self.now())
+            record = self.registry.create_instance(asked.to_request(request_id), self.now())
         except InstanceLimitError as error:
             raise ApiError(403, self._limit_detail()) from error
         except ValueError as error:
             raise ApiError(400, str(error)) from error
-        return self._answer(request, record)
+        return self._instance_response(request, record)
 
     def _check_environment(self, env_key: str) -> None:
         if env_key not in self.env_keys:
@@ -125,59 +129,59 @@ class Control:
         }
 
     async def list_instances(self, request: Request) -> Response:
-        bodies = [instance_body(record, _base(request)) for record in self.registry.records()]
+        base_url = _base_url(request)
+        bodies = [instance_body(record, base_url) for record in self.registry.all_records()]
         for field in ("status", "region", "run_id", "profile_id"):
-            wanted = self._filter(request, field)
+            wanted = self._get_filter(request, field)
             bodies = [body for body in bodies if wanted in (None, body[field])]
         return JSONResponse(bodies)
 
     async def get_instance(self, request: Request) -> Response:
-        return self._answer(request, self._lookup.record(request))
+        return self._instance_response(request, self._lookup.find_record(request))
 
     async def delete_instance(self, request: Request) -> Response:
-        record = self._lookup.record(request)
-        self.registry.stop(record, "deleted")
-        return self._answer(request, record)
+        record = self._lookup.find_record(request)
+        self.registry.stop_instance(record, "deleted")
+        return self._instance_response(request, record)
 
     async def delete_batch(self, request: Request) -> Response:
-        run_id, profile_id = (self._filter(request, name) for name in ("run_id", "profile_id"))
+        run_id, profile_id = (self._get_filter(request, name) for name in ("run_id", "profile_id"))
         if not run_id and not profile_id:
             raise ApiError(400, "name the run whose instances to delete: ?run_id=RUN")
         stopped = [
             record
-            for record in self.registry.live()
+            for record in self.registry.live_records()
             if run_id in (None, record.wanted.run_id)
             and profile_id in (None, record.wanted.profile_id)
         ]
         for record in stopped:
-            self.registry.stop(record, "deleted")
-        return JSONResponse([instance_body(record, _base(request)) for record in stopped])
+            self.registry.stop_instance(record, "deleted")
+        return JSONResponse([instance_body(record, _base_url(request)) for record in stopped])
 
-    async def heartbeat(self, request: Request) -> Response:
-        record = self._lookup.record(request)
-        if not record.running:
+    async def record_heartbeat(self, request: Request) -> Response:
+        record = self._lookup.find_record(request)
+        if not record.is_running:
             raise ApiError(404, f"Instance '{record.instance_id}' is not running")
         record.heartbeat_at = self.now()
         interval = record.wanted.heartbeat_interval
         now = datetime.now(UTC)
+        deadline = now.timestamp() + interval / self._speed if interval else None
         return JSONResponse(
             {
                 "success": True,
                 "instance_id": record.instance_id,
                 "last_heartbeat": now.isoformat(),
-                "deadline_timestamp": now.timestamp() + interval / self._speed
-                if interval
-                else None,
+                "deadline_timestamp": deadline,
                 "interval_seconds": interval,
             }
         )
 
-    def _filter(self, request: Request, name: str) -> str | None:
+    def _get_filter(self, request: Request, name: str) -> str | None:
         return request.query_params.get(name)
 
-    def _answer(self, request: Request, record: Record) -> Response:
-        return JSONResponse(instance_body(record, _base(request)))
+    def _instance_response(self, request: Request, record: InstanceRecord) -> Response:
+        return JSONResponse(instance_body(record, _base_url(request)))
 
 
-def _base(request: Request) -> str:
+def _base_url(request: Request) -> str:
     return str(request.base_url).rstrip("/")

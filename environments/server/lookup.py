@@ -1,29 +1,29 @@
-"""From a request's path to the instance it is about."""
+"""Finds the instance that a request's path names."""
 
 from starlette.requests import Request
 
 from environments.api import Instance
 from environments.server.codec import ApiError
-from environments.server.registry import Record, Registry
+from environments.server.registry import InstanceRecord, Registry
 
 
-class Lookup:
+class InstanceLookup:
     """Finds instances by the path parameter `instance_id`."""
 
     def __init__(self, registry: Registry) -> None:
         self.registry = registry
 
-    def record(self, request: Request) -> Record:
-        """Raises `ApiError` 404 for an instance that is not remembered."""
+    def find_record(self, request: Request) -> InstanceRecord:
+        """Find the record. Raises `ApiError` 404 for an instance that is not remembered."""
         instance_id = request.path_params["instance_id"]
-        record = self.registry.get(instance_id)
+        record = self.registry.find_record(instance_id)
         if record is None:
             raise ApiError(404, f"Instance '{instance_id}' not found")
         return record
 
-    def running(self, request: Request) -> Instance:
-        """Raises `ApiError` 404 also for an instance that has stopped."""
-        record = self.record(request)
+    def find_running(self, request: Request) -> Instance:
+        """Find the running instance. Raises `ApiError` 404 also for one that has stopped."""
+        record = self.find_record(request)
         if record.instance is None:
             raise ApiError(
                 404, f"Instance '{record.instance_id}' has stopped ({record.stop_reason})"

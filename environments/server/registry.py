@@ -1,4 +1,5 @@
-"""Which instances exist, and until when. Pure: the clock is an argument."""
+"""Registry of instances: those that live, until when, and those that stopped. Pure: the clock is
+an argument."""
 
 import uuid
 from collections import Counter, OrderedDict
@@ -14,12 +15,12 @@ ENVIRONMENT_VERSION = "v1"
 
 
 class InstanceLimitError(Exception):
-    """As many instances run as may."""
+    """No further instance may run: the limit is reached."""
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """What a client asks for; times in seconds."""
+class InstanceRequest:
+    """A client's request for an instance; times in seconds."""
 
     env_key: str
     data_key: str
@@ -35,10 +36,10 @@ class Wanted:
 
 
 @dataclass
-class Record:
+class InstanceRecord:
     """An instance's life; `instance` is None before it started and once it stopped."""
 
-    wanted: Wanted
+    wanted: InstanceRequest
     instance: Instance | None
     expires_at: float  # monotonic seconds
     heartbeat_at: float
@@ -49,7 +50,7 @@ class Record:
     stop_reason: str | None = None
 
     @property
-    def running(self) -> bool:
+    def is_running(self) -> bool:
         return self.instance is not None
 
     @property
@@ -57,13 +58,14 @@ class Record:
         """Fleet's word for it."""
         if self.terminated_at is not None:
             return "stopped"
-        return "running" if self.running else "pending"
+        return "running" if self.is_running else "pending"
 
     def heartbeat_due(self) -> float:
-        """When the instance stops unless its client shows up; infinity without a switch, and until
-        it runs, for its client cannot show up before."""
+        """Return the time at which the instance stops unless its client shows up; infinity without
+        a
+        switch, and until it runs, for its client cannot show up before."""
         interval = self.wanted.heartbeat_interval
-        return self.heartbeat_at + interval if interval and self.running else float("inf")
+        return self.heartbeat_at + interval if interval and self.is_running else float("inf")
 
 
 class Registry:
@@ -71,8 +73,8 @@ class Registry:
 
     def __init__(self, max_running: int) -> None:
         self.max_running = max_running
-        self._live: dict[str, Record] = {}
-        self._stopped: OrderedDict[str, Record] = OrderedDict()
+        self._live: dict[str, InstanceRecord] = {}
+        self._stopped: OrderedDict[str, InstanceRecord] = OrderedDict()
         self._by_request: dict[str, str] = {}
         self.created = 0
         self.stopped: Counter[str] = Counter()  # by reason
@@ -80,43 +82,43 @@ class Registry:
     def __len__(self) -> int:
         return len(self._live)
 
-    def create(self, wanted: Wanted, now: float) -> Record:
+    def create_instance(self, wanted: InstanceRequest, now: float) -> InstanceRecord:
         """Open an instance. Raises `InstanceLimitError`, or `ValueError` for unknown data."""
         instance = open_instance(wanted.env_key, wanted.data_key, wanted.data_version)
-        record = self.reserve(wanted, now)
-        self.start(record, instance, now)
+        record = self.reserve_place(wanted, now)
+        self.start_instance(record, instance, now)
         return record
 
-    def reserve(self, wanted: Wanted, now: float) -> Record:
+    def reserve_place(self, wanted: InstanceRequest, now: float) -> InstanceRecord:
         """Take a place for an instance that starts later. Raises `InstanceLimitError`."""
         if len(self._live) >= self.max_running:
             raise InstanceLimitError
-        record = Record(wanted, None, expires_at=now + wanted.ttl, heartbeat_at=now)
+        record = InstanceRecord(wanted, None, expires_at=now + wanted.ttl, heartbeat_at=now)
         self._live[record.instance_id] = record
         self.created += 1
         if wanted.request_id:
             self._by_request[wanted.request_id] = record.instance_id
         return record
 
-    def start(self, record: Record, instance: Instance, now: float) -> None:
-        """A pending instance runs from now on; one stopped in the meantime stays stopped."""
+    def start_instance(self, record: InstanceRecord, instance: Instance, now: float) -> None:
+        """Let a pending instance run from now on; one stopped in the meantime stays stopped."""
         if record.terminated_at is None:
             record.instance, record.started_at, record.heartbeat_at = instance, now, now
 
     def created_by(self, request_id: str | None) -> str | None:
-        """Id of the instance, still remembered, that a request has created."""
+        """Return the id of the instance, still remembered, that a request has created."""
         return self._by_request.get(request_id) if request_id else None
 
-    def get(self, instance_id: str) -> Record | None:
+    def find_record(self, instance_id: str) -> InstanceRecord | None:
         return self._live.get(instance_id) or self._stopped.get(instance_id)
 
-    def live(self) -> list[Record]:
+    def live_records(self) -> list[InstanceRecord]:
         return list(self._live.values())
 
-    def records(self) -> Iterable[Record]:
+    def all_records(self) -> Iterable[InstanceRecord]:
         return [*self._stopped.values(), *self._live.values()]
 
-    def stop(self, record: Record, reason: str) -> None:
+    def stop_instance(self, record: InstanceRecord, reason: str) -> None:
         """Free an instance; a stopped one stays as it is."""
         if record.terminated_at is not None:
             return
@@ -134,8 +136,8 @@ class Registry:
                 self._by_request.pop(forgotten.wanted.request_id, None)
 
     def stop_expired(self, now: float) -> None:
-        for record in self.live():
+        for record in self.live_records():
             if now >= record.expires_at:
-                self.stop(record, "ttl")
+                self.stop_instance(record, "ttl")
             elif now >= record.heartbeat_due():
-                self.stop(record, "heartbeat")
+                self.stop_instance(record, "heartbeat")

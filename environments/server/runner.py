@@ -9,8 +9,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from environments.api import DATABASES, DatabaseName, Instance
-from environments.server.codec import ApiError, RunQuery, failed_query_body, parse, rows_body
-from environments.server.lookup import Lookup
+from environments.server.codec import ApiError, RunQuery, failed_query_body, parse_body, rows_body
+from environments.server.lookup import InstanceLookup
 
 PREFIX = "/{instance_id}/api/v1/env"
 
@@ -18,28 +18,28 @@ PREFIX = "/{instance_id}/api/v1/env"
 class Runner:
     """Handlers of an instance's own routes."""
 
-    def __init__(self, lookup: Lookup) -> None:
+    def __init__(self, lookup: InstanceLookup) -> None:
         self._lookup = lookup
 
-    def routes(self) -> list[Route]:
+    def build_routes(self) -> list[Route]:
         sqlite = f"{PREFIX}/resources/sqlite/{{name}}"
         return [
-            Route(f"{PREFIX}/health", self.health),
-            Route(f"{PREFIX}/resources", self.resources),
-            Route(f"{sqlite}/query", self.query, methods=["POST"]),
-            Route(f"{sqlite}/describe", self.describe),
-            Route(f"{PREFIX}/reset", self.reset, methods=["POST"]),
+            Route(f"{PREFIX}/health", self.get_health),
+            Route(f"{PREFIX}/resources", self.list_resources),
+            Route(f"{sqlite}/query", self.query_database, methods=["POST"]),
+            Route(f"{sqlite}/describe", self.describe_database),
+            Route(f"{PREFIX}/reset", self.reset_instance, methods=["POST"]),
         ]
 
-    async def health(self, request: Request) -> Response:
-        instance = self._lookup.running(request)
+    async def get_health(self, request: Request) -> Response:
+        instance = self._lookup.find_running(request)
         timestamp = datetime.now(UTC).isoformat()
         return JSONResponse(
             {"status": "healthy", "timestamp": timestamp, "service": instance.env_key}
         )
 
-    async def resources(self, request: Request) -> Response:
-        self._lookup.running(request)
+    async def list_resources(self, request: Request) -> Response:
+        self._lookup.find_running(request)
         modes = {"seed": "ro", "current": "rw"}
         return JSONResponse(
             [
@@ -48,9 +48,9 @@ class Runner:
             ]
         )
 
-    async def query(self, request: Request) -> Response:
-        instance, name = self._database(request)
-        asked = await parse(RunQuery, request)
+    async def query_database(self, request: Request) -> Response:
+        instance, name = self._find_database(request)
+        asked = await parse_body(RunQuery, request)
         if name == "seed" and not asked.read_only:
             raise ApiError(400, "the seed database is read-only: write to 'current'")
         try:
@@ -59,32 +59,32 @@ class Runner:
             return JSONResponse(failed_query_body(error))
         return JSONResponse(rows_body(rows))
 
-    async def describe(self, request: Request) -> Response:
-        instance, name = self._database(request)
+    async def describe_database(self, request: Request) -> Response:
+        instance, name = self._find_database(request)
         tables = instance.query(
             name,
             "select name, sql from sqlite_master where type = 'table' and name not like 'sqlite_%'",
         ).rows
         described = [
-            {"name": table, "sql": sql, "columns": _columns(instance, name, table)}
+            {"name": table, "sql": sql, "columns": _describe_columns(instance, name, table)}
             for table, sql in tables
         ]
         body = {"success": True, "resource_name": name, "tables": described, "message": "ok"}
         return JSONResponse(body)
 
-    async def reset(self, request: Request) -> Response:
-        self._lookup.running(request).reset()
+    async def reset_instance(self, request: Request) -> Response:
+        self._lookup.find_running(request).reset()
         return JSONResponse({"success": True, "message": "Environment reset"})
 
-    def _database(self, request: Request) -> tuple[Instance, DatabaseName]:
-        instance = self._lookup.running(request)
+    def _find_database(self, request: Request) -> tuple[Instance, DatabaseName]:
+        instance = self._lookup.find_running(request)
         name = request.path_params["name"]
         if name not in DATABASES:
             raise ApiError(404, f"Resource '{name}' not found: use one of {', '.join(DATABASES)}")
         return instance, name
 
 
-def _columns(instance: Instance, name: DatabaseName, table: str) -> list[dict[str, Any]]:
+def _describe_columns(instance: Instance, name: DatabaseName, table: str) -> list[dict[str, Any]]:
     rows = instance.query(name, f"pragma table_info({table})").rows
     return [
         {

@@ -47,8 +47,8 @@ def add_options(parser: ArgumentParser) -> None:
     )
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """Raises `OSError` or `OverflowError` when it cannot."""
+def open_listener(host: str, port: int) -> socket.socket:
+    """Open a listening socket. Raises `OSError` or `OverflowError`."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # Named, because asyncio turns Nagle's delays of 40 ms off only where it reads this number.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
@@ -67,7 +67,7 @@ def url_of(listener: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-async def serve(app: ASGIApp, listener: socket.socket, *, parent: int | None) -> None:
+async def serve_app(app: ASGIApp, listener: socket.socket, *, parent: int | None) -> None:
     """Serve until a signal, or until the process `parent` is no longer this one's parent.
 
     Prints {"url": ...} once it serves.
@@ -91,7 +91,7 @@ async def serve(app: ASGIApp, listener: socket.socket, *, parent: int | None) ->
 
 
 def _stdin_closed() -> bool:
-    """Whether standard input is a pipe whose other end has gone."""
+    """Return True when standard input is a pipe whose other end has gone."""
     if not stat.S_ISFIFO(os.fstat(0).st_mode):
         return False
     poll = select.poll()

@@ -40,22 +40,22 @@ class Picture:
 
 
 class Tools(Protocol):
-    """What is served at one address; an instance of an app, to begin with."""
+    """Tools that are served at one address; an instance of an app has this shape."""
 
     def tools(self) -> list[ToolSpec]: ...
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> Any:
-        """The JSON-able value or the `Picture`; raises `ToolError`."""
+        """Return the JSON-able value or the `Picture`. Raises `ToolError`."""
         ...
 
 
-def _tools(context: _Context) -> Tools:
+def _served_tools(context: _Context) -> Tools:
     assert context.request is not None, "only served over HTTP"
     return context.request.scope[_TOOLS]
 
 
-def describe(spec: ToolSpec) -> Tool:
-    """A tool as MCP lists it, with the hints by which clients judge what may be retried."""
+def to_mcp_tool(spec: ToolSpec) -> Tool:
+    """Describe a tool as MCP lists it, with the hints by which clients judge retries."""
     return Tool(
         name=spec.name,
         description=spec.description,
@@ -70,23 +70,23 @@ def describe(spec: ToolSpec) -> Tool:
 
 
 async def _list_tools(context: _Context, params: PaginatedRequestParams | None) -> ListToolsResult:
-    return ListToolsResult(tools=[describe(spec) for spec in _tools(context).tools()])
+    return ListToolsResult(tools=[to_mcp_tool(spec) for spec in _served_tools(context).tools()])
 
 
 async def _call_tool(context: _Context, params: CallToolRequestParams) -> CallToolResult:
     try:
-        value = _tools(context).call(params.name, params.arguments or {})
+        value = _served_tools(context).call(params.name, params.arguments or {})
     except ToolError as error:
-        return _text(str(error), is_error=True)
+        return _text_result(str(error), is_error=True)
     if isinstance(value, Picture):
         data = base64.b64encode(value.png).decode()
         return CallToolResult(
             content=[ImageContent(type="image", data=data, mime_type="image/png")]
         )
-    return _text(json.dumps(value), is_error=False)
+    return _text_result(json.dumps(value), is_error=False)
 
 
-def _text(text: str, *, is_error: bool) -> CallToolResult:
+def _text_result(text: str, *, is_error: bool) -> CallToolResult:
     return CallToolResult(content=[TextContent(type="text", text=text)], is_error=is_error)
 
 
@@ -106,10 +106,10 @@ class ToolEndpoint:
         )
 
     @asynccontextmanager
-    async def running(self) -> AsyncGenerator[None]:
+    async def run_sessions(self) -> AsyncGenerator[None]:
         async with self._manager.run():
             yield
 
-    async def serve(self, tools: Tools, scope: Scope, receive: Receive, send: Send) -> None:
+    async def serve_request(self, tools: Tools, scope: Scope, receive: Receive, send: Send) -> None:
         scope[_TOOLS] = tools
         await self._manager.handle_request(scope, receive, send)

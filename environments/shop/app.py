@@ -4,8 +4,8 @@ import random
 import sqlite3
 from typing import Annotated, Any
 
-from environments.app import App, Call, Draw, Kind, Row
-from environments.toolkit import ToolError, tool, tools_by_name
+from environments.app import App, Call, DrawnTask, Row, TaskKind
+from environments.toolkit import ToolError, define_tool, tools_by_name
 from environments.words import Names
 
 SCHEMA = """
@@ -55,16 +55,16 @@ def create_order(
     return {"ok": True}
 
 
-def _draw(names: Names, kind: str, rng: random.Random) -> Draw:
-    name, item = names.pair("first", "item")
-    ids = names.ids(2 * _ROWS)
-    people = [name, *names.some("first", _ROWS - 1, avoid=name)]
-    things = [item, *names.some("item", _ROWS - 1, avoid=item)]
+def _draw_shop_task(names: Names, kind: str, rng: random.Random) -> DrawnTask:
+    name, item = names.draw_pair("first", "item")
+    ids = names.draw_ids(2 * _ROWS)
+    people = [name, *names.draw_some("first", _ROWS - 1, avoid=name)]
+    things = [item, *names.draw_some("item", _ROWS - 1, avoid=item)]
     customers: list[Row] = [{"id": ids.pop(), "name": person} for person in people]
     items: list[Row] = [
         {"id": ids.pop(), "item": thing, "price": rng.randint(10, 99)} for thing in things
     ]
-    return Draw(
+    return DrawnTask(
         slots={"name": name, "item": item, "n": rng.randint(2, 9)},
         targets={"customer_id": customers[0]["id"], "item_id": items[0]["id"]},
         pair=(name, item),
@@ -72,7 +72,7 @@ def _draw(names: Names, kind: str, rng: random.Random) -> Draw:
     )
 
 
-def _plan_order(task: Draw) -> list[Call]:
+def _plan_order(task: DrawnTask) -> list[Call]:
     order = {**task.targets, "quantity": task.slots["n"]}
     return [
         ("find_customer", {"name": task.slots["name"]}),
@@ -85,12 +85,12 @@ SHOP = App(
     key="shop",
     schema=SCHEMA,
     tools=tools_by_name(
-        tool(find_customer, read_only=True, idempotent=True),
-        tool(find_item, read_only=True, idempotent=True),
-        tool(create_order, read_only=False, idempotent=False),
+        define_tool(find_customer, read_only=True, idempotent=True),
+        define_tool(find_item, read_only=True, idempotent=True),
+        define_tool(create_order, read_only=False, idempotent=False),
     ),
     kinds={
-        "order": Kind(
+        "order": TaskKind(
             (
                 "Order {n} {item} for {name}.",
                 "{name} wants to buy {n} {item}.",
@@ -99,5 +99,5 @@ SHOP = App(
             _plan_order,
         )
     },
-    draw=_draw,
+    draw=_draw_shop_task,
 )

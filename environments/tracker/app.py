@@ -4,8 +4,8 @@ import random
 import sqlite3
 from typing import Annotated, Any
 
-from environments.app import App, Call, Draw, Kind, Row
-from environments.toolkit import ToolError, tool, tools_by_name
+from environments.app import App, Call, DrawnTask, Row, TaskKind
+from environments.toolkit import ToolError, define_tool, tools_by_name
 from environments.words import Names
 
 SCHEMA = """
@@ -50,28 +50,28 @@ def assign_issue(
     return {"ok": True}
 
 
-def _draw(names: Names, kind: str, rng: random.Random) -> Draw:
-    repo, label = names.pair("repo", "label")
-    labels = [label, *names.some("label", _ROWS - 1, avoid=label)]
+def _draw_tracker_task(names: Names, kind: str, rng: random.Random) -> DrawnTask:
+    repo, label = names.draw_pair("repo", "label")
+    labels = [label, *names.draw_some("label", _ROWS - 1, avoid=label)]
     issues: list[Row] = [
         {"id": issue_id, "repo": repo, "label": name, "status": "open", "assignee": ""}
-        for issue_id, name in zip(names.ids(_ROWS), labels, strict=True)
+        for issue_id, name in zip(names.draw_ids(_ROWS), labels, strict=True)
     ]
     slots: dict[str, str | int] = {"repo": repo, "label": label}
     if kind != "close":
-        slots["user"] = names.one("first")
-    return Draw(slots, {"issue_id": issues[0]["id"]}, (repo, label), {"issues": issues})
+        slots["user"] = names.draw_one("first")
+    return DrawnTask(slots, {"issue_id": issues[0]["id"]}, (repo, label), {"issues": issues})
 
 
-def _find(task: Draw) -> Call:
+def _find_call(task: DrawnTask) -> Call:
     return "find_issues", {"repo": task.slots["repo"], "label": task.slots["label"]}
 
 
-def _assign(task: Draw) -> Call:
+def _assign_call(task: DrawnTask) -> Call:
     return "assign_issue", {"issue_id": task.targets["issue_id"], "user": task.slots["user"]}
 
 
-def _close(task: Draw) -> Call:
+def _close_call(task: DrawnTask) -> Call:
     return "close_issue", {"issue_id": task.targets["issue_id"]}
 
 
@@ -79,32 +79,32 @@ TRACKER = App(
     key="tracker",
     schema=SCHEMA,
     tools=tools_by_name(
-        tool(find_issues, read_only=True, idempotent=True),
-        tool(close_issue, read_only=False, idempotent=True),
-        tool(assign_issue, read_only=False, idempotent=True),
+        define_tool(find_issues, read_only=True, idempotent=True),
+        define_tool(close_issue, read_only=False, idempotent=True),
+        define_tool(assign_issue, read_only=False, idempotent=True),
     ),
     kinds={
-        "close": Kind(
+        "close": TaskKind(
             (
                 "Close the {label} issue in {repo}.",
                 "The {label} issue in the {repo} repo is fixed, close it.",
             ),
-            lambda task: [_find(task), _close(task)],
+            lambda task: [_find_call(task), _close_call(task)],
         ),
-        "assign": Kind(
+        "assign": TaskKind(
             (
                 "Assign the {label} issue in {repo} to {user}.",
                 "{user} should handle the {label} issue in {repo}.",
             ),
-            lambda task: [_find(task), _assign(task)],
+            lambda task: [_find_call(task), _assign_call(task)],
         ),
-        "both": Kind(
+        "both": TaskKind(
             (
                 "Assign the {label} issue in {repo} to {user} and close it.",
                 "{user} fixed the {label} issue in {repo}, assign and close it.",
             ),
-            lambda task: [_find(task), _assign(task), _close(task)],
+            lambda task: [_find_call(task), _assign_call(task), _close_call(task)],
         ),
     },
-    draw=_draw,
+    draw=_draw_tracker_task,
 )

@@ -17,7 +17,7 @@ from typing import Any
 
 import httpx
 
-from environments.oracle import plan
+from environments.oracle import plan_calls
 
 with warnings.catch_warnings():
     # The SDK declares its models in pydantic's old way.
@@ -95,7 +95,7 @@ def solve(
 ) -> None:
     """Make the calls that solve a task, the endpoints taking turns."""
     with httpx.Client(headers={"authorization": f"Bearer {key}"}) as http:
-        calls = plan({"env_id": env_key, "data_id": data_key})
+        calls = plan_calls({"env_id": env_key, "data_id": data_key})
         for index, (name, arguments) in enumerate(calls):
             endpoint = endpoints[index % len(endpoints)]
             reply = call_tool(http, root, name, arguments, endpoint)

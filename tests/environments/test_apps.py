@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from environments.api import ENV_KEYS, Instance, ToolError, open_instance
-from environments.oracle import plan
-from environments.scenario import scenario
+from environments.oracle import plan_calls
+from environments.scenario import draw_scenario
 
 WRITES = {"book_room", "cancel_booking", "close_issue", "assign_issue", "create_order"}
 
@@ -65,7 +65,7 @@ def test_a_wrong_call_is_refused_and_changes_nothing(
 
 
 def test_an_order_of_nothing_is_refused() -> None:
-    of = scenario("shop", "train-000000")
+    of = draw_scenario("shop", "train-000000")
     instance = open_instance("shop", "train-000000")
     with pytest.raises(ToolError, match="at least 1"):
         instance.call("create_order", {**of.targets, "quantity": 0})
@@ -75,14 +75,14 @@ def test_an_order_of_nothing_is_refused() -> None:
 def test_every_lookup_of_a_plan_shows_exactly_one_row(env_key: str) -> None:
     for index in range(100):
         instance = open_instance(env_key, f"train-{index:06d}")
-        reads = [call for call in plan(instance.scenario) if call[0] not in WRITES]
+        reads = [call for call in plan_calls(instance.scenario) if call[0] not in WRITES]
         assert all(len(instance.call(*call)) == 1 for call in reads)
 
 
 @pytest.mark.parametrize("env_key", ENV_KEYS)
 def test_reset_brings_the_seed_back_and_instances_do_not_share_state(env_key: str) -> None:
     instance, other = (open_instance(env_key, "train-000003") for _ in range(2))
-    for call in plan(instance.scenario):
+    for call in plan_calls(instance.scenario):
         instance.call(*call)
     assert state(instance) != instance.snapshot("seed")
     assert state(other) == other.snapshot("seed")
@@ -91,13 +91,14 @@ def test_reset_brings_the_seed_back_and_instances_do_not_share_state(env_key: st
 
 
 def test_ids_are_drawn_anew_for_every_task() -> None:
-    ids = {scenario("shop", f"train-{index:06d}").targets["item_id"] for index in range(400)}
+    ids = {draw_scenario("shop", f"train-{index:06d}").targets["item_id"] for index in range(400)}
     assert len(ids) > 80  # of the 90 numbers of two digits
 
 
 def test_a_scenario_is_the_same_in_every_process() -> None:
     program = (
-        "from environments.scenario import *\nprint([scenario(k, 'heldout-000007') for k in APPS])"
+        "from environments.scenario import *\n"
+        "print([draw_scenario(k, 'heldout-000007') for k in APPS])"
     )
     printed = subprocess.run(
         [sys.executable, "-c", program],
@@ -107,7 +108,7 @@ def test_a_scenario_is_the_same_in_every_process() -> None:
         timeout=30,
         env={"PYTHONPATH": ".", "PYTHONHASHSEED": "7"},
     ).stdout
-    assert printed.strip() == str([scenario(key, "heldout-000007") for key in ENV_KEYS])
+    assert printed.strip() == str([draw_scenario(key, "heldout-000007") for key in ENV_KEYS])
 
 
 @pytest.mark.parametrize(

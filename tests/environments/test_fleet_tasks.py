@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from environments import fleet_tasks
-from environments.fleet_tasks import as_task, main, split
+from environments.fleet_tasks import as_task, main, split_tasks
 from environments.tasks import load_tasks, make_tasks
 from services.env_gateway.tasks.task_format import parse_task
 from tests.environments.fleet_emulator_process import emulating
@@ -76,7 +76,7 @@ def test_an_account_without_tasks_is_an_error_and_no_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("FLEET_API_KEY", "any")
-    monkeypatch.setattr(fleet_tasks, "fetch", lambda *_: [told(verifier=None)])
+    monkeypatch.setattr(fleet_tasks, "fetch_tasks", lambda *_: [told(verifier=None)])
     assert fetched(tmp_path, "--env", "shop") == (1, [], [])
     error = capsys.readouterr().err
     assert "1 tasks lack a verifier or a prompt" in error
@@ -108,13 +108,13 @@ def test_modality_and_difficulty_are_the_tasks_own_where_it_says_them() -> None:
 
 def test_an_added_task_moves_at_most_one_other_to_the_other_side() -> None:
     tasks = list(make_tasks(["shop"], "train", 120))
-    sides = [{task["key"] for task in split(tasks[:count], 20)[1]} for count in (119, 120)]
+    sides = [{task["key"] for task in split_tasks(tasks[:count], 20)[1]} for count in (119, 120)]
     assert len(sides[0] - sides[1]) <= 1
     assert len(sides[1]) == 20
 
 
 def test_a_small_environment_keeps_four_fifths_for_training() -> None:
-    train, heldout = split(list(make_tasks(ENVS, "train", 12)), 20)
+    train, heldout = split_tasks(list(make_tasks(ENVS, "train", 12)), 20)
     assert (len(train), heldout) == (12, [])
-    train, heldout = split(list(make_tasks(ENVS, "train", 30)), 20)
+    train, heldout = split_tasks(list(make_tasks(ENVS, "train", 30)), 20)
     assert (len(train), len(heldout)) == (24, 6)

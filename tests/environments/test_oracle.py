@@ -3,8 +3,8 @@ import random
 import pytest
 
 from environments.api import ENV_KEYS, open_instance
-from environments.oracle import play_randomly, solve
-from environments.scenario import SPLITS, data_id
+from environments.oracle import play_randomly, solve_task
+from environments.scenario import SPLITS, make_data_id
 from environments.tasks import make_task
 from tests.support.verifier_dialect import grade
 
@@ -17,14 +17,14 @@ def test_the_oracle_solves_every_task_of_a_split(split: str) -> None:
         for env_key in ENV_KEYS:
             task = make_task(env_key, split, index)  # pyright: ignore[reportArgumentType]
             instance = open_instance(env_key, task["data_id"])
-            solve(task, instance.call)
+            solve_task(task, instance.call)
             assert grade(task["verifier_func"], instance) == 1
 
 
 def test_the_oracle_says_which_id_a_lookup_did_not_show() -> None:
     task = make_task("tracker", "train", 0)
     with pytest.raises(LookupError, match="which no result has shown"):
-        solve(task, lambda name, arguments: {"ok": True})
+        solve_task(task, lambda name, arguments: {"ok": True})
 
 
 def test_random_calls_with_names_of_the_prompt_pass_less_than_three_percent() -> None:
@@ -33,7 +33,7 @@ def test_random_calls_with_names_of_the_prompt_pass_less_than_three_percent() ->
     for index in range(RANDOM_EPISODES // len(ENV_KEYS)):
         for env_key in ENV_KEYS:
             task = make_task(env_key, "train", index)
-            instance = open_instance(env_key, data_id("train", index))
+            instance = open_instance(env_key, make_data_id("train", index))
             play_randomly(task["prompt"], instance.tools(), instance.call, rng)
             passed += grade(task["verifier_func"], instance)
     assert passed / RANDOM_EPISODES < 0.03

@@ -17,8 +17,8 @@ from mcp.client import Client
 from mcp.types import TextContent
 
 from environments.api import open_instance
-from environments.oracle import plan
-from environments.scenario import scenario
+from environments.oracle import plan_calls
+from environments.scenario import draw_scenario
 
 CALL = {"accept": "application/json, text/event-stream", "content-type": "application/json"}
 
@@ -83,7 +83,7 @@ async def test_an_mcp_client_solves_a_task(http: httpx.Client, mode: Any) -> Non
         assert hints.read_only_hint
         assert tools["close_issue"].input_schema["required"] == ["issue_id"]
         local = open_instance("tracker", "train-000001")
-        for name, arguments in plan(local.scenario):
+        for name, arguments in plan_calls(local.scenario):
             result = await client.call_tool(name, arguments)
             text = result.content[0]
             assert isinstance(text, TextContent)
@@ -129,13 +129,13 @@ async def test_thirty_instances_keep_their_states_apart(url: str, http: httpx.Cl
         body = {"env_key": "shop", "data_key": data_key, "run_id": "test"}
         created = (await client.post("/v1/env/instances", json=body)).json()
         root = created["urls"]["root"]
-        for call in plan(scenario("shop", data_key)):
+        for call in plan_calls(draw_scenario("shop", data_key)):
             reply = await client.post(f"{root}mcp", json=post(*call), headers=CALL)
             assert reply.json()["result"].get("isError") is not True
         sql = {"query": "select customer_id, item_id, quantity from orders"}
         address = f"{root}api/v1/env/resources/sqlite/current/query"
         rows = (await client.post(address, json=sql)).json()["rows"]
-        of = scenario("shop", data_key)
+        of = draw_scenario("shop", data_key)
         return rows == [[of.targets["customer_id"], of.targets["item_id"], of.slots["n"]]]
 
     async with httpx.AsyncClient(base_url=url, timeout=20) as client:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from environments.api import ENV_KEYS
-from environments.scenario import Split, data_id, scenario
+from environments.scenario import Split, draw_scenario, make_data_id
 from environments.tasks import TaskError, load_tasks, make_task, make_tasks, normalize_task
 from environments.words import LISTS, split_pool
 
@@ -16,7 +16,7 @@ TASK = {"key": "k", "prompt": "p", "env_id": "shop"}
 
 
 def pairs(env_key: str, split: Split, count: int = 1500) -> set[tuple[str, str]]:
-    return {scenario(env_key, data_id(split, index)).pair for index in range(count)}
+    return {draw_scenario(env_key, make_data_id(split, index)).pair for index in range(count)}
 
 
 @pytest.mark.parametrize("env_key", ENV_KEYS)
@@ -31,10 +31,10 @@ def test_no_evaluation_pair_is_ever_trained_on_or_demonstrated(env_key: str) -> 
 @pytest.mark.parametrize("env_key", ENV_KEYS)
 def test_unseen_names_are_in_no_training_task(env_key: str) -> None:
     for index in range(300):
-        unseen = scenario(env_key, data_id("unseen_names", index))
+        unseen = draw_scenario(env_key, make_data_id("unseen_names", index))
         assert set(unseen.pair) <= NOVEL
         for split in ("train", "heldout"):
-            words = str(scenario(env_key, data_id(split, index)).tables).split("'")
+            words = str(draw_scenario(env_key, make_data_id(split, index)).tables).split("'")
             assert not set(words) & NOVEL
 
 
@@ -72,7 +72,7 @@ def test_a_task_is_in_the_sdk_vocabulary() -> None:
 
 def test_prompts_name_every_slot() -> None:
     for task in make_tasks(ENV_KEYS, "train", 300):
-        of = scenario(task["env_id"], task["data_id"])
+        of = draw_scenario(task["env_id"], task["data_id"])
         assert all(str(value) in task["prompt"] for value in of.slots.values())
         assert "{" not in task["prompt"]
 

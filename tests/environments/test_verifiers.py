@@ -7,8 +7,8 @@ import pytest
 
 import environments
 from environments.api import Instance, ToolError, open_instance
-from environments.oracle import plan
-from environments.scenario import APPS, Scenario, scenario
+from environments.oracle import plan_calls
+from environments.scenario import APPS, Scenario, draw_scenario
 from environments.tasks import verifier_source
 from environments.verdict import run_verifier
 from tests.support.verifier_dialect import grade
@@ -31,7 +31,7 @@ def examples(env_key: str, kind: str, count: int = 20) -> list[Instance]:
 
 
 def solve(instance: Instance) -> None:
-    for call in plan(instance.scenario):
+    for call in plan_calls(instance.scenario):
         instance.call(*call)
 
 
@@ -60,7 +60,9 @@ def test_a_solved_task_passes_and_an_untouched_one_fails(env_key: str, kind: str
 def test_each_step_of_a_plan_is_needed(env_key: str, kind: str) -> None:
     source = verifier_source(env_key, kind)
     for instance in examples(env_key, kind, 5):
-        writes = [call for call in plan(instance.scenario) if not call[0].startswith(("f", "s"))]
+        writes = [
+            call for call in plan_calls(instance.scenario) if not call[0].startswith(("f", "s"))
+        ]
         for skipped in writes:
             instance.reset()
             for call in writes:
@@ -147,6 +149,6 @@ def test_no_tool_shows_the_facts() -> None:
     instance = open_instance("shop", "train-000000")
     facts = dict(instance.query("seed", "select name, value from task_facts").rows)
     assert facts["kind"] == "order"
-    assert facts["item_id"] == str(scenario("shop", "train-000000").targets["item_id"])
+    assert facts["item_id"] == str(draw_scenario("shop", "train-000000").targets["item_id"])
     with pytest.raises(ToolError, match="not found"):
         instance.call("find_item", {"item": "kind"})

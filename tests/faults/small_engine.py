@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import load_file
 
-from environments.oracle import plan
+from environments.oracle import plan_calls
 from services.rollout.adapters.fake import FakeEngine
 from services.rollout.ports import EngineDead, EngineError, Tokenizer
 from services.rollout.types import Completion, PolicySpan, Publication, Sampling
@@ -68,7 +68,7 @@ class SmallEngine(FakeEngine):
         if QUESTION not in text:
             return "<done>"
         prompt = text.split(QUESTION, 1)[1].split("<|im_end|>", 1)[0]
-        calls = plan(self._tasks[prompt])
+        calls = plan_calls(self._tasks[prompt])
         turn = text.count(ANSWER) - 1
         if turn >= len(calls) or random.Random(seed).random() < 0.5:
             return "<done>"

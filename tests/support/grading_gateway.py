@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
-from environments.oracle import plan
+from environments.oracle import plan_calls
 from services.common.domain.attempts import ToolOutcome
 from services.env_gateway.adapters.embedded.backend import EmbeddedBackend
 from services.env_gateway.config.backends import EmbeddedConfig
@@ -58,7 +58,7 @@ async def embedded_gateway() -> AsyncGenerator[Gateway]:
 
 
 async def solve(gateway: Gateway, session: Session, task: Mapping[str, Any]) -> None:
-    for seq, (name, arguments) in enumerate(plan(task)):
+    for seq, (name, arguments) in enumerate(plan_calls(task)):
         answer, _ = await gateway.call_tool(session, seq, name, json.dumps(arguments), 5.0)
         assert answer.outcome is ToolOutcome.OK, answer
 

@@ -20,7 +20,7 @@ from environments.gsm8k.arithmetic import (
     THINGS,
     Problem,
     Step,
-    problem,
+    make_problem,
 )
 from environments.words import FIRST
 from services.rollout.episodes.prompt import PromptBuilder
@@ -45,7 +45,7 @@ def demonstrations(
 ) -> Iterator[Answered]:
     """`count` answers to problems of the `demo` split from index `first`."""
     for index in range(first, first + count):
-        drawn = problem("demo", index)
+        drawn = make_problem("demo", index)
         yield Answered(drawn, _answer(drawn, habits, rng))
 
 
@@ -87,7 +87,7 @@ def vocabulary_texts() -> Iterator[str]:
         for right in CHANGES:
             yield f"{Step(value, '+', right).text}\n{Step(value, '-', right).text}\n#### {value}"
     for index in range(300):
-        drawn = problem("demo", index)
+        drawn = make_problem("demo", index)
         yield drawn.question
         yield drawn.solution
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from environments.api import ENV_KEYS, Instance, ToolError, ToolSpec, open_instance
-from environments.oracle import plan
-from environments.scenario import Scenario, data_id
+from environments.oracle import plan_calls
+from environments.scenario import Scenario, make_data_id
 from environments.words import LISTS
 from services.rollout.episodes.parsers import ParseError, parse_turn
 from services.rollout.episodes.prompt import PromptBuilder
@@ -33,7 +33,7 @@ class Demonstration:
 def assignment(instance: Instance) -> Assignment:
     """What a demonstrator must know to solve the instance's task."""
     scenario = instance.scenario
-    calls = [Call(*call) for call in plan(scenario)]
+    calls = [Call(*call) for call in plan_calls(scenario)]
     words = dict(scenario.slots)
     for call in calls:
         words |= {name: word for name, word in call.arguments.items() if name[-3:] != "_id"}
@@ -46,7 +46,7 @@ def demonstrations(
     """`count` demonstrations, the environments in turn, of the `demo` split from index `first`."""
     for number in range(count):
         env_key = ENV_KEYS[number % len(ENV_KEYS)]
-        instance = open_instance(env_key, data_id("demo", first + number))
+        instance = open_instance(env_key, make_data_id("demo", first + number))
         told = assignment(instance)
         yield Demonstration(
             instance.scenario, told.tools, demonstrate(told, instance.call, habits, rng)
@@ -61,7 +61,7 @@ def vocabulary_texts() -> Iterator[str]:
     yield "Tools:\nsystem\nuser\nassistant\n"
     yield '{"error": "no tool call found"}'
     for env_key in ENV_KEYS:
-        yield from _tool_texts(open_instance(env_key, data_id("demo", 0)))
+        yield from _tool_texts(open_instance(env_key, make_data_id("demo", 0)))
     count = TEXTS_PER_ENVIRONMENT * len(ENV_KEYS)
     for demonstration in demonstrations(count, first=0, habits=CARELESS, rng=random.Random(0)):
         yield demonstration.scenario.prompt

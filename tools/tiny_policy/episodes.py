@@ -8,7 +8,7 @@ import torch
 from transformers import Qwen3ForCausalLM
 
 from environments.api import Instance, ToolError, open_instance
-from environments.oracle import plan
+from environments.oracle import plan_calls
 from environments.scenario import Scenario
 from services.rollout.episodes.parsers import ParseError, ToolCall, parse_turn
 from services.rollout.episodes.prompt import OK, PromptBuilder
@@ -117,7 +117,7 @@ def solved(instance: Instance) -> bool:
     """Whether the instance's whole state is the one that the right calls lead to."""
     task = instance.scenario
     twin = open_instance(task.env_key, task.data_id, task.data_version)
-    for name, arguments in plan(task):
+    for name, arguments in plan_calls(task):
         twin.call(name, arguments)
     same = all(
         instance.query("current", _all_rows(table)) == twin.query("current", _all_rows(table))

@@ -9,9 +9,9 @@ import torch
 from transformers import Qwen3ForCausalLM
 
 from environments.api import ENV_KEYS
-from environments.gsm8k.arithmetic import problem
+from environments.gsm8k.arithmetic import make_problem
 from environments.gsm8k.verifiers.strict import marked_number
-from environments.scenario import Split, data_id, scenario
+from environments.scenario import Split, draw_scenario, make_data_id
 from services.rollout.adapters.tokenizer import load_tokenizer
 from tools.tiny_policy import arithmetic
 from tools.tiny_policy.episodes import Episode, Player, play
@@ -61,7 +61,7 @@ def evaluate(
 ) -> dict[str, Score]:
     """Scores by environment, and under "all", over the first tasks of a split."""
     drawn = [
-        scenario(env_key, data_id(split, index))
+        draw_scenario(env_key, make_data_id(split, index))
         for index in range(tasks_per_env)
         for env_key in ENV_KEYS
     ]
@@ -76,7 +76,7 @@ def evaluate(
 
 def evaluate_arithmetic(player: Player, problems: int, *, temperature: float, seed: int) -> Score:
     """The share of held-out problems whose marked number is the answer."""
-    asked = [problem("test", index) for index in range(problems)]
+    asked = [make_problem("test", index) for index in range(problems)]
     turns = sample(
         player.model,
         [arithmetic.prompt_ids(player.prompts, one) for one in asked],

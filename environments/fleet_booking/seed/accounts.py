@@ -43,11 +43,11 @@ _SAVED = (
 )
 
 
-def tables() -> dict[str, list[Row]]:
+def build_account_tables() -> dict[str, list[Row]]:
     return {
-        "users": [_user(*person) for person in _PEOPLE],
-        "rewards_program": [_rewards(person[0]) for person in _PEOPLE],
-        "payment_methods": [_card(*card) for card in _CARDS],
+        "users": [_user_row(*person) for person in _PEOPLE],
+        "rewards_program": [_rewards_row(person[0]) for person in _PEOPLE],
+        "payment_methods": [_card_row(*card) for card in _CARDS],
         "wishlist_lists": [
             {"user_id": str(user), "list_name": name, "created_at": at} for user, name, at in _LISTS
         ],
@@ -65,7 +65,7 @@ def tables() -> dict[str, list[Row]]:
     }
 
 
-def _user(number: int, first: str, last: str, email: str, phone: str, born: str) -> Row:
+def _user_row(number: int, first: str, last: str, email: str, phone: str, born: str) -> Row:
     return {
         "id": number,
         "email": email,
@@ -80,7 +80,7 @@ def _user(number: int, first: str, last: str, email: str, phone: str, born: str)
     }
 
 
-def _rewards(user: int) -> Row:
+def _rewards_row(user: int) -> Row:
     """Every third member has Silver, with 5 % off; the others have no discount yet."""
     silver = user % 3 == 1
     return {
@@ -92,7 +92,7 @@ def _rewards(user: int) -> Row:
     }
 
 
-def _card(
+def _card_row(
     user: int, number: int, kind: str, last_four: str, month: int, year: int, code: str
 ) -> Row:
     first, last = next(person[1:3] for person in _PEOPLE if person[0] == user)

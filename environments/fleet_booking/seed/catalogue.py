@@ -28,18 +28,18 @@ _OTHERS = (
 )
 
 
-def tables(hotels: Iterable[Hotel]) -> dict[str, list[Row]]:
+def build_catalogue_tables(hotels: Iterable[Hotel]) -> dict[str, list[Row]]:
     hotels = list(hotels)
     amenity_ids = {name: number for number, name in enumerate(AMENITIES, 1)}
-    rooms = list(_rooms(hotels))
+    rooms = list(_room_rows(hotels))
     return {
-        "locations": _locations(),
-        "hosts": [_host(number) for number in range(1, HOSTS + 1)],
-        "hotels": [_hotel(hotel) for hotel in hotels],
-        "hotel_images": _numbered(_image(hotel) for hotel in hotels),
+        "locations": _location_rows(),
+        "hosts": [_host_row(number) for number in range(1, HOSTS + 1)],
+        "hotels": [_hotel_row(hotel) for hotel in hotels],
+        "hotel_images": _number_rows(_hotel_image_row(hotel) for hotel in hotels),
         "rooms": rooms,
-        "room_images": _numbered(_room_image(room) for room in rooms),
-        "rate_plans": _numbered(_rate_plan(room) for room in rooms),
+        "room_images": _number_rows(_room_image_row(room) for room in rooms),
+        "rate_plans": _number_rows(_rate_plan_row(room) for room in rooms),
         "amenities": [
             {"id": amenity_ids[name], "name": name, "category": category}
             for name, category in AMENITIES.items()
@@ -49,14 +49,16 @@ def tables(hotels: Iterable[Hotel]) -> dict[str, list[Row]]:
             for hotel in hotels
             for name in hotel.has
         ],
-        "facilities": _numbered(
-            _facility(hotel.id, category) for hotel in hotels for category in hotel.facilities
+        "facilities": _number_rows(
+            _facility_row(hotel.id, category) for hotel in hotels for category in hotel.facilities
         ),
-        "property_policies": _numbered(_policy(hotel) for hotel in hotels),
-        "nearby_attractions": _numbered(row for hotel in hotels for row in _attractions(hotel)),
-        "reviews": _numbered(row for hotel in hotels for row in _reviews(hotel)),
-        "featured_hotels": _ranked(FEATURED),
-        "hotel_deals": [{**row, "title": "Early 2026 deal"} for row in _ranked(DEALS)],
+        "property_policies": _number_rows(_policy_row(hotel) for hotel in hotels),
+        "nearby_attractions": _number_rows(
+            row for hotel in hotels for row in _attraction_rows(hotel)
+        ),
+        "reviews": _number_rows(row for hotel in hotels for row in _review_rows(hotel)),
+        "featured_hotels": _rank_hotels(FEATURED),
+        "hotel_deals": [{**row, "title": "Early 2026 deal"} for row in _rank_hotels(DEALS)],
         "trending_destinations": [
             {"position": position, "city": city, "searches_past_month": 20_000 - 1_700 * position}
             for position, city in enumerate(TRENDING, 1)
@@ -64,17 +66,17 @@ def tables(hotels: Iterable[Hotel]) -> dict[str, list[Row]]:
     }
 
 
-def _numbered(rows: Iterable[Row]) -> list[Row]:
+def _number_rows(rows: Iterable[Row]) -> list[Row]:
     return [{"id": number, **row} for number, row in enumerate(rows, 1)]
 
 
-def _ranked(hotel_ids: Iterable[int]) -> list[Row]:
+def _rank_hotels(hotel_ids: Iterable[int]) -> list[Row]:
     return [{"position": position, "hotel_id": id_} for position, id_ in enumerate(hotel_ids, 1)]
 
 
-def _locations() -> list[Row]:
+def _location_rows() -> list[Row]:
     places = [*CITIES.values(), *NEIGHBORHOODS.values()]
-    return _numbered(
+    return _number_rows(
         {
             "name": place.name,
             "type": "neighborhood" if place.city else "city",
@@ -88,7 +90,7 @@ def _locations() -> list[Row]:
     )
 
 
-def _host(number: int) -> Row:
+def _host_row(number: int) -> Row:
     """Hosts 1 to 5 are superhosts, and only hotels that say so have one of them."""
     return {
         "id": number,
@@ -99,9 +101,9 @@ def _host(number: int) -> Row:
     }
 
 
-def _hotel(hotel: Hotel) -> Row:
+def _hotel_row(hotel: Hotel) -> Row:
     centre = NEIGHBORHOODS.get(hotel.area) or CITIES[hotel.city]
-    latitude, longitude = _near(centre, hotel.id)
+    latitude, longitude = _point_near(centre, hotel.id)
     city = CITIES[hotel.city]
     return {
         "id": hotel.id,
@@ -126,8 +128,8 @@ def _hotel(hotel: Hotel) -> Row:
     }
 
 
-def _near(centre: Place, hotel_id: int) -> tuple[float, float]:
-    """A point within about a kilometre of the centre, always the same for a hotel."""
+def _point_near(centre: Place, hotel_id: int) -> tuple[float, float]:
+    """Return a point within about a kilometre of the centre, always the same for a hotel."""
     angle = hotel_id * 2.399963  # the golden angle spreads successive numbers evenly
     radius = 0.002 + (hotel_id % 7) * 0.001
     return (
@@ -137,20 +139,20 @@ def _near(centre: Place, hotel_id: int) -> tuple[float, float]:
 
 
 def distance_km(place: Place, latitude: float, longitude: float) -> float:
-    """Good to a percent within a city: the Earth taken as flat."""
+    """Return the distance, good to a percent within a city: the Earth taken as flat."""
     north = (latitude - place.latitude) * KM_PER_DEGREE
     east = (longitude - place.longitude) * KM_PER_DEGREE * math.cos(math.radians(latitude))
     return math.hypot(north, east)
 
 
-def _rooms(hotels: Iterable[Hotel]) -> Iterable[Row]:
+def _room_rows(hotels: Iterable[Hotel]) -> Iterable[Row]:
     numbers = count(FIRST_ROOM)
     for hotel in hotels:
         for room in hotel.all_rooms:
-            yield _room(hotel.id, room, room.id or next(numbers))
+            yield _room_row(hotel.id, room, room.id or next(numbers))
 
 
-def _room(hotel_id: int, room: Room, number: int) -> Row:
+def _room_row(hotel_id: int, room: Room, number: int) -> Row:
     return {
         "id": number,
         "hotel_id": hotel_id,
@@ -167,7 +169,7 @@ def _room(hotel_id: int, room: Room, number: int) -> Row:
     }
 
 
-def _image(hotel: Hotel) -> Row:
+def _hotel_image_row(hotel: Hotel) -> Row:
     return {
         "hotel_id": hotel.id,
         "url": f"https://images.invalid/hotels/{hotel.id}.jpg",
@@ -176,17 +178,17 @@ def _image(hotel: Hotel) -> Row:
     }
 
 
-def _room_image(room: Row) -> Row:
+def _room_image_row(room: Row) -> Row:
     url = f"https://images.invalid/rooms/{room['id']}.jpg"
     return {"room_id": room["id"], "url": url, "created_at": CREATED}
 
 
-def _rate_plan(room: Row) -> Row:
+def _rate_plan_row(room: Row) -> Row:
     plan = "Standard Rate"
     return {"room_id": room["id"], "name": plan, "cancellation_policy_type": "Moderate"}
 
 
-def _facility(hotel_id: int, category: str) -> Row:
+def _facility_row(hotel_id: int, category: str) -> Row:
     name = FACILITIES[category]
     return {
         "hotel_id": hotel_id,
@@ -197,7 +199,7 @@ def _facility(hotel_id: int, category: str) -> Row:
     }
 
 
-def _policy(hotel: Hotel) -> Row:
+def _policy_row(hotel: Hotel) -> Row:
     hours = {"Flexible": 24, "Moderate": 120}.get(hotel.cancellation)
     return {
         "hotel_id": hotel.id,
@@ -212,7 +214,7 @@ def _policy(hotel: Hotel) -> Row:
     }
 
 
-def _attractions(hotel: Hotel) -> Iterable[Row]:
+def _attraction_rows(hotel: Hotel) -> Iterable[Row]:
     for place in hotel.near:
         yield {
             "hotel_id": hotel.id,
@@ -224,7 +226,7 @@ def _attractions(hotel: Hotel) -> Iterable[Row]:
         }
 
 
-def _reviews(hotel: Hotel) -> Iterable[Row]:
+def _review_rows(hotel: Hotel) -> Iterable[Row]:
     other = _OTHERS[hotel.id % len(_OTHERS)]
     usual = (
         Review(*_USUAL, min(10.0, hotel.rating + 0.3), f"2025-11-{1 + hotel.id % 18:02d}"),

@@ -20,21 +20,21 @@ from environments.state import database_bytes
 DATA_IDS = ("kinesis",)
 
 
-def hotels() -> Iterator[Hotel]:
+def all_hotels() -> Iterator[Hotel]:
     for part in (europe, paris_rome, america, asia):
         yield from part.HOTELS
-    yield from generated.hotels()
+    yield from generated.generate_hotels()
 
 
 @cache
-def seed(data_id: str) -> bytes:
-    """The bytes of a SQLite file. Raises `ValueError` for an unknown data id."""
+def build_seed_database(data_id: str) -> bytes:
+    """Build the SQLite file of a data id. Raises `ValueError` for an unknown data id."""
     if data_id not in DATA_IDS:
         known = ", ".join(DATA_IDS)
         raise ValueError(f"data id {data_id!r} not found: fleet_booking has {known}")
-    tables = catalogue.tables(hotels()) | accounts.tables()
+    tables = catalogue.build_catalogue_tables(all_hotels()) | accounts.build_account_tables()
     rooms: dict[int, list[dict]] = {}
     for room in tables["rooms"]:
         rooms.setdefault(room["hotel_id"], []).append(room)
     users = {user["id"]: user for user in tables["users"]}
-    return database_bytes(SCHEMA, tables | stays.tables(rooms, users))
+    return database_bytes(SCHEMA, tables | stays.build_stay_tables(rooms, users))

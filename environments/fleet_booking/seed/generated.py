@@ -48,16 +48,16 @@ _FACILITIES = ("Bar", "Parking", "Restaurant")
 _CANCELLATIONS = ("Flexible", "Moderate", "Strict")
 
 
-def hotels() -> Iterator[Hotel]:
+def generate_hotels() -> Iterator[Hotel]:
     rng = random.Random("fleet_booking/generated")
     hotel_id = FIRST_ID
     for city in CITIES:
         for _ in range(PER_CITY):
-            yield _hotel(hotel_id, city, rng)
+            yield _draw_hotel(hotel_id, city, rng)
             hotel_id += 1
 
 
-def _hotel(hotel_id: int, city: str, rng: random.Random) -> Hotel:
+def _draw_hotel(hotel_id: int, city: str, rng: random.Random) -> Hotel:
     price = float(rng.randint(85, 240))
     name, kind = rng.choice(_NEAR)
     return Hotel(

@@ -1,4 +1,4 @@
-"""How seed modules write a hotel down."""
+"""Hotels, rooms and reviews as the seed modules write them down."""
 
 from dataclasses import dataclass
 

@@ -57,23 +57,23 @@ STAYS = (
 )  # fmt: skip
 
 
-def tables(rooms: dict[int, list[Row]], users: dict[int, Row]) -> dict[str, list[Row]]:
-    """`rooms` by hotel, `users` by id."""
-    transactions = [row for stay in STAYS for row in _transactions(stay)]
+def build_stay_tables(rooms: dict[int, list[Row]], users: dict[int, Row]) -> dict[str, list[Row]]:
+    """Build the tables of bookings; `rooms` by hotel, `users` by id."""
+    transactions = [row for stay in STAYS for row in _transaction_rows(stay)]
     cancelled = [stay for stay in STAYS if stay.status == "cancelled"]
     for row, number in zip(reversed(transactions), range(LAST_TRANSACTION, 0, -1), strict=False):
         row["id"] = number
     return {
-        "bookings": [_booking(stay, rooms[stay.hotel], users[stay.user]) for stay in STAYS],
+        "bookings": [_booking_row(stay, rooms[stay.hotel], users[stay.user]) for stay in STAYS],
         "transactions": transactions,
         "cancellations": [
-            _cancellation(stay, LAST_CANCELLATION - len(cancelled) + position)
+            _cancellation_row(stay, LAST_CANCELLATION - len(cancelled) + position)
             for position, stay in enumerate(cancelled, 1)
         ],
     }
 
 
-def _booking(stay: Stay, rooms: list[Row], user: Row) -> Row:
+def _booking_row(stay: Stay, rooms: list[Row], user: Row) -> Row:
     base = round(stay.total / (1 + TAX), 2)
     booked = f"{int(stay.check_in[:4]) - 1}-12-01 12:00:00"
     return {
@@ -109,18 +109,18 @@ def _booking(stay: Stay, rooms: list[Row], user: Row) -> Row:
     }
 
 
-def _transactions(stay: Stay) -> list[Row]:
+def _transaction_rows(stay: Stay) -> list[Row]:
     if not stay.paid:
         return []
     booked = f"{int(stay.check_in[:4]) - 1}-12-01 12:00:00"
-    rows = [_transaction(stay, "Payment", f"ch_{stay.id:024d}", booked)]
+    rows = [_transaction_row(stay, "Payment", f"ch_{stay.id:024d}", booked)]
     if stay.refund is not None:
         gateway_id, day = stay.refund
-        rows.append(_transaction(stay, "Refund", gateway_id, f"{day} 10:00:00"))
+        rows.append(_transaction_row(stay, "Refund", gateway_id, f"{day} 10:00:00"))
     return rows
 
 
-def _transaction(stay: Stay, kind: str, gateway_id: str, at: str) -> Row:
+def _transaction_row(stay: Stay, kind: str, gateway_id: str, at: str) -> Row:
     return {
         "id": 0,
         "booking_id": stay.id,
@@ -135,7 +135,7 @@ def _transaction(stay: Stay, kind: str, gateway_id: str, at: str) -> Row:
     }
 
 
-def _cancellation(stay: Stay, number: int) -> Row:
+def _cancellation_row(stay: Stay, number: int) -> Row:
     day = stay.refund[1] if stay.refund else stay.check_in
     return {
         "id": number,

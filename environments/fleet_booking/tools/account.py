@@ -8,8 +8,15 @@ from environments.fleet_booking.clock import NOW, TODAY
 from environments.fleet_booking.pricing import parse_date
 from environments.fleet_booking.seed.accounts import SIGNED_IN
 from environments.fleet_booking.tools import text
-from environments.fleet_booking.tools.rows import first, insert, need, select, update, without
-from environments.toolkit import Tool, ToolError, tool, tools_by_name
+from environments.fleet_booking.tools.rows import (
+    insert_row,
+    omit_columns,
+    require_row,
+    select_first,
+    select_rows,
+    update_row,
+)
+from environments.toolkit import Tool, ToolError, define_tool, tools_by_name
 
 _LONGEST_CARD_YEARS = 30
 
@@ -18,10 +25,10 @@ CardId = Annotated[int, "id of the saved card"]
 
 def get_profile(db: sqlite3.Connection) -> dict[str, Any]:
     """The signed-in user's name, contact details, birthday, address and rewards tier."""
-    rewards = first(db, "select * from rewards_program where user_id = ?", (SIGNED_IN,))
+    rewards = select_first(db, "select * from rewards_program where user_id = ?", (SIGNED_IN,))
     return {
-        **without(need(db, "users", SIGNED_IN), "created_at", "last_active"),
-        "rewards": without(rewards or {}, "user_id", "updated_at"),
+        **omit_columns(require_row(db, "users", SIGNED_IN), "created_at", "last_active"),
+        "rewards": omit_columns(rewards or {}, "user_id", "updated_at"),
         "today": TODAY.isoformat(),
     }
 
@@ -42,8 +49,8 @@ def update_profile(
     changes = {
         "first_name": first_name,
         "last_name": last_name,
-        "email": text.email(email) if email is not None else None,
-        "phone": text.phone(phone) if phone is not None else None,
+        "email": text.normalize_email(email) if email is not None else None,
+        "phone": text.normalize_phone(phone) if phone is not None else None,
         "date_of_birth": date_of_birth,
         "country": country,
         "address": address,
@@ -54,13 +61,13 @@ def update_profile(
     taken = "select 1 from users where email = ? and id != ?"
     if db.execute(taken, (changes.get("email"), SIGNED_IN)).fetchone():
         raise ToolError("another account has that e-mail address")
-    update(db, "users", SIGNED_IN, changes)
+    update_row(db, "users", SIGNED_IN, changes)
     return get_profile(db)
 
 
 def list_payment_methods(db: sqlite3.Connection) -> list[Row]:
     """The signed-in user's saved cards; numbers are not shown, only their last four digits."""
-    return select(
+    return select_rows(
         db,
         """select id, card_type, last_four, expiry_month, expiry_year, cardholder_name,
              billing_address, billing_postal_code, is_default
@@ -97,12 +104,12 @@ def add_payment_method(
         "billing_postal_code": billing_postal_code,
         "is_default": 0,
         "is_saved_for_reuse": int(save_for_reuse),
-        "card_number": text.card_number(card_number),
+        "card_number": text.normalize_card_number(card_number),
         "cvv": cvv,
         "cardholder_name": cardholder_name,
         "created_at": NOW,
     }
-    card_id = insert(db, "payment_methods", row)
+    card_id = insert_row(db, "payment_methods", row)
     if make_default:
         set_default_payment_method(db, card_id)
     return {"payment_method_id": card_id, "card_type": row["card_type"]}
@@ -119,7 +126,7 @@ def _check_expiry(month: int, year: int) -> None:
 
 def set_default_payment_method(db: sqlite3.Connection, payment_method_id: CardId) -> dict[str, Any]:
     """Make a card the default one."""
-    need(db, "payment_methods", payment_method_id, own=True)
+    require_row(db, "payment_methods", payment_method_id, own=True)
     db.execute(
         "update payment_methods set is_default = (id = ?) where user_id = ?",
         (payment_method_id, SIGNED_IN),
@@ -129,7 +136,7 @@ def set_default_payment_method(db: sqlite3.Connection, payment_method_id: CardId
 
 def delete_payment_method(db: sqlite3.Connection, payment_method_id: CardId) -> dict[str, Any]:
     """Remove a card. Bookings that name it keep their payments."""
-    need(db, "payment_methods", payment_method_id, own=True)
+    require_row(db, "payment_methods", payment_method_id, own=True)
     db.execute("delete from payment_methods where id = ?", (payment_method_id,))
     return {"ok": True}
 
@@ -139,7 +146,7 @@ def list_transactions(
     booking_id: Annotated[int | None, "of this booking only"] = None,
 ) -> list[Row]:
     """The signed-in user's payments and refunds, with the gateway's ids and dates."""
-    return select(
+    return select_rows(
         db,
         """select transactions.* from transactions join bookings on bookings.id = booking_id
            where user_id = ? and (? is null or booking_id = ?) order by transactions.id""",
@@ -148,11 +155,11 @@ def list_transactions(
 
 
 TOOLS: dict[str, Tool] = tools_by_name(
-    tool(get_profile, read_only=True, idempotent=True),
-    tool(update_profile, read_only=False, idempotent=True),
-    tool(list_payment_methods, read_only=True, idempotent=True),
-    tool(add_payment_method, read_only=False, idempotent=False),
-    tool(set_default_payment_method, read_only=False, idempotent=True),
-    tool(delete_payment_method, read_only=False, idempotent=False, destructive=True),
-    tool(list_transactions, read_only=True, idempotent=True),
+    define_tool(get_profile, read_only=True, idempotent=True),
+    define_tool(update_profile, read_only=False, idempotent=True),
+    define_tool(list_payment_methods, read_only=True, idempotent=True),
+    define_tool(add_payment_method, read_only=False, idempotent=False),
+    define_tool(set_default_payment_method, read_only=False, idempotent=True),
+    define_tool(delete_payment_method, read_only=False, idempotent=False, destructive=True),
+    define_tool(list_transactions, read_only=True, idempotent=True),
 )

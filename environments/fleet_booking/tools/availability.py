@@ -1,4 +1,4 @@
-"""Which rooms are free for whom and when."""
+"""Free rooms, by party and dates."""
 
 import math
 import sqlite3
@@ -6,14 +6,14 @@ from dataclasses import dataclass
 
 from environments.app import Row
 from environments.fleet_booking.clock import TODAY
-from environments.fleet_booking.pricing import parse_date, stay
-from environments.fleet_booking.tools.rows import select
+from environments.fleet_booking.pricing import count_nights, parse_date
+from environments.fleet_booking.tools.rows import select_rows
 from environments.toolkit import ToolError
 
 
 @dataclass(frozen=True)
 class Party:
-    """Who wants to stay, in how many rooms, and when; without dates, no matter when."""
+    """Guests, the rooms that they want, and their dates; without dates, any time will do."""
 
     adults: int
     children: int
@@ -22,23 +22,23 @@ class Party:
     check_out: str = ""
 
     @classmethod
-    def of(
+    def from_request(
         cls, adults: int, children: int, rooms: int, check_in: str | None, check_out: str | None
     ) -> "Party":
-        """Raises `ToolError` for numbers or dates that nobody can book."""
+        """Make a party. Raises `ToolError` for numbers or dates that nobody can book."""
         if adults < 1 or children < 0 or rooms < 1:
             raise ToolError("adults and rooms must be at least 1, children at least 0")
         if (check_in is None) != (check_out is None):
             raise ToolError("give both check_in_date and check_out_date, or neither")
         if check_in is None or check_out is None:
             return cls(adults, children, rooms)
-        stay(check_in, check_out)
+        count_nights(check_in, check_out)
         if parse_date(check_in, "check_in_date") < TODAY:
             raise ToolError(f"check_in_date is in the past: today is {TODAY.isoformat()}")
         return cls(adults, children, rooms, check_in, check_out)
 
-    def fits(self, room: Row) -> bool:
-        """Whether the rooms take the party when it is spread evenly over them."""
+    def fits_into(self, room: Row) -> bool:
+        """Return True when the rooms take the party, spread evenly over them."""
         adults = math.ceil(self.adults / self.rooms)
         children = math.ceil(self.children / self.rooms)
         return (
@@ -55,7 +55,7 @@ def open_rooms(
 
     `except_booking` is one whose own rooms count as free: it is about to be changed.
     """
-    rooms = select(
+    rooms = select_rows(
         db,
         """select rooms.*, available_count - coalesce((
              select sum(room_count) from bookings
@@ -64,4 +64,4 @@ def open_rooms(
            from rooms where ? is null or hotel_id = ? order by base_price, id""",
         (except_booking, party.check_out, party.check_in, hotel_id, hotel_id),
     )
-    return [room for room in rooms if party.fits(room)]
+    return [room for room in rooms if party.fits_into(room)]

@@ -10,9 +10,9 @@ from environments.fleet_booking.clock import NOW, TOKEN_EXPIRES
 from environments.fleet_booking.seed.accounts import SIGNED_IN
 from environments.fleet_booking.tools import text
 from environments.fleet_booking.tools.availability import Party
-from environments.fleet_booking.tools.orders import order, priced
-from environments.fleet_booking.tools.rows import insert, need, select, update
-from environments.toolkit import Tool, ToolError, tool, tools_by_name
+from environments.fleet_booking.tools.orders import order_columns, price_room
+from environments.fleet_booking.tools.rows import insert_row, require_row, select_rows, update_row
+from environments.toolkit import Tool, ToolError, define_tool, tools_by_name
 
 BookingId = Annotated[int, "id of the booking"]
 RoomId = Annotated[int, "id of the kind of room, from check_availability"]
@@ -43,7 +43,7 @@ def list_bookings(
     status: Annotated[str | None, "confirmed, pending, cancelled, completed or no_show"] = None,
 ) -> list[Row]:
     """The signed-in user's bookings with hotel and room, latest stay first."""
-    return select(
+    return select_rows(
         db,
         """select bookings.*, hotels.name as hotel_name, hotels.city, rooms.room_type
            from bookings join hotels on hotels.id = bookings.hotel_id
@@ -63,13 +63,13 @@ def preview_booking(
     room_count: Rooms = 1,
 ) -> dict[str, Any]:
     """What a booking would cost; holds that price for half an hour."""
-    party = Party.of(adults, children, room_count, check_in_date, check_out_date)
-    room, price = priced(db, room_id, party)
-    row = order(db, room, party, price)
+    party = Party.from_request(adults, children, room_count, check_in_date, check_out_date)
+    room, price = price_room(db, room_id, party)
+    row = order_columns(db, room, party, price)
     number = db.execute("select count(*) from order_tokens").fetchone()[0]
     token = hashlib.sha256(f"{number}/{sorted(row.items())}".encode()).hexdigest()[:32]
     held = {**row, "user_id": SIGNED_IN, "token": token, "expires_at": TOKEN_EXPIRES}
-    insert(db, "order_tokens", {**held, "created_at": NOW})
+    insert_row(db, "order_tokens", {**held, "created_at": NOW})
     return {**row, "order_token": token}
 
 
@@ -93,8 +93,8 @@ def create_booking(
     """Reserve rooms. The booking is pending until it is paid with pay_booking."""
     if purpose_of_trip not in ("Leisure", "Business"):
         raise ToolError("purpose_of_trip must be Leisure or Business")
-    party = Party.of(adults, children, room_count, check_in_date, check_out_date)
-    room, price = priced(db, room_id, party)
+    party = Party.from_request(adults, children, room_count, check_in_date, check_out_date)
+    room, price = price_room(db, room_id, party)
     contact = (
         guest_first_name,
         guest_last_name,
@@ -103,16 +103,16 @@ def create_booking(
         guest_phone_number,
     )
     row = {
-        **order(db, room, party, price),
-        **_guest(db, contact),
+        **order_columns(db, room, party, price),
+        **_guest_columns(db, contact),
         **_PENDING,
         "special_requests": special_requests,
         "purpose_of_trip": purpose_of_trip,
         "rooms_close_together": int(rooms_close_together),
     }
-    row["booking_reference"] = _reference(db, row)
-    booking_id = insert(db, "bookings", row)
-    return {"booking_id": booking_id, **need(db, "bookings", booking_id)}
+    row["booking_reference"] = _make_reference(db, row)
+    booking_id = insert_row(db, "bookings", row)
+    return {"booking_id": booking_id, **require_row(db, "bookings", booking_id)}
 
 
 def pay_booking(
@@ -123,8 +123,8 @@ def pay_booking(
     agree_to_marketing: Annotated[bool, "the user wants news and offers"] = False,
 ) -> dict[str, Any]:
     """Pay for a pending booking, which confirms it."""
-    booking = need(db, "bookings", booking_id, own=True)
-    need(db, "payment_methods", payment_method_id, own=True)
+    booking = require_row(db, "bookings", booking_id, own=True)
+    require_row(db, "payment_methods", payment_method_id, own=True)
     if booking["status"] != "pending":
         raise ToolError(f"booking {booking_id} is {booking['status']}: only a pending one is paid")
     if not agree_to_terms:
@@ -139,7 +139,7 @@ def pay_booking(
         "agreed_to_marketing_at": NOW if agree_to_marketing else None,
         "updated_at": NOW,
     }
-    update(db, "bookings", booking_id, changes)
+    update_row(db, "bookings", booking_id, changes)
     payment: Row = {
         "booking_id": booking_id,
         "payment_method_id": payment_method_id,
@@ -152,14 +152,14 @@ def pay_booking(
     return {
         "status": "confirmed",
         "booking_reference": booking["booking_reference"],
-        "transaction_id": insert(db, "transactions", payment),
+        "transaction_id": insert_row(db, "transactions", payment),
         "amount": booking["total_price"],
     }
 
 
-def _guest(db: sqlite3.Connection, contact: Sequence[str | None]) -> Row:
-    """The guest's columns: what of name and contact is given, else the signed-in user's."""
-    user = need(db, "users", SIGNED_IN)
+def _guest_columns(db: sqlite3.Connection, contact: Sequence[str | None]) -> Row:
+    """Fill the guest's columns with the contact given, else with the signed-in user's."""
+    user = require_row(db, "users", SIGNED_IN)
     number = user["phone"] or ""
     # The account keeps one number; ten digits are the subscriber's, what is before is the country.
     own = (user["first_name"], user["last_name"], user["email"], number[:-10], number[-10:])
@@ -167,21 +167,21 @@ def _guest(db: sqlite3.Connection, contact: Sequence[str | None]) -> Row:
         name: mine if given is None else given
         for name, given, mine in zip(_GUEST, contact, own, strict=True)
     }
-    columns["guest_email"] = text.email(columns["guest_email"])
-    columns["guest_phone_number"] = text.phone(columns["guest_phone_number"])
+    columns["guest_email"] = text.normalize_email(columns["guest_email"])
+    columns["guest_phone_number"] = text.normalize_phone(columns["guest_phone_number"])
     return {**columns, "guest_country": user["country"]}
 
 
-def _reference(db: sqlite3.Connection, row: Row) -> str:
-    """Ten letters and digits that look drawn, and are the same for the same calls."""
+def _make_reference(db: sqlite3.Connection, row: Row) -> str:
+    """Make ten letters and digits that look drawn, and are the same for the same calls."""
     number = db.execute("select coalesce(max(id), 0) from bookings").fetchone()[0]
     digest = hashlib.sha256(f"{number}/{row['room_id']}/{row['check_in_date']}".encode())
     return "BK" + digest.hexdigest()[:10].upper()
 
 
 TOOLS: dict[str, Tool] = tools_by_name(
-    tool(list_bookings, read_only=True, idempotent=True),
-    tool(preview_booking, read_only=False, idempotent=False),
-    tool(create_booking, read_only=False, idempotent=False),
-    tool(pay_booking, read_only=False, idempotent=False),
+    define_tool(list_bookings, read_only=True, idempotent=True),
+    define_tool(preview_booking, read_only=False, idempotent=False),
+    define_tool(create_booking, read_only=False, idempotent=False),
+    define_tool(pay_booking, read_only=False, idempotent=False),
 )

@@ -7,9 +7,9 @@ from typing import Annotated, Any
 from environments.app import Row
 from environments.fleet_booking.clock import NOW, TODAY
 from environments.fleet_booking.tools.availability import Party
-from environments.fleet_booking.tools.orders import priced
-from environments.fleet_booking.tools.rows import first, insert, need, update
-from environments.toolkit import Tool, ToolError, tool, tools_by_name
+from environments.fleet_booking.tools.orders import price_room
+from environments.fleet_booking.tools.rows import insert_row, require_row, select_first, update_row
+from environments.toolkit import Tool, ToolError, define_tool, tools_by_name
 
 BookingId = Annotated[int, "id of the booking"]
 _OPEN = ("confirmed", "pending")
@@ -33,7 +33,7 @@ def modify_booking(
     """Change what is given of a booking; another stay or room is priced anew, and settled there."""
     booking = _open_booking(db, booking_id)
     if payment_method_id is not None:
-        need(db, "payment_methods", payment_method_id, own=True)
+        require_row(db, "payment_methods", payment_method_id, own=True)
     close = None if rooms_close_together is None else int(rooms_close_together)
     stay_changes = {
         "check_in_date": check_in_date,
@@ -48,13 +48,13 @@ def modify_booking(
         "rooms_close_together": close,
         "payment_method_id": payment_method_id,
     }
-    asked = _given({**stay_changes, **others})
+    asked = _drop_none({**stay_changes, **others})
     if not asked:
         raise ToolError("nothing to change: give at least one field")
-    if _given(stay_changes):
-        asked = {**asked, **_priced_anew(db, {**booking, **asked})}
-    update(db, "bookings", booking_id, {**asked, "updated_at": NOW})
-    return need(db, "bookings", booking_id)
+    if _drop_none(stay_changes):
+        asked = {**asked, **_reprice_stay(db, {**booking, **asked})}
+    update_row(db, "bookings", booking_id, {**asked, "updated_at": NOW})
+    return require_row(db, "bookings", booking_id)
 
 
 def cancel_booking(
@@ -67,7 +67,7 @@ def cancel_booking(
     paid = booking["total_price"] if booking["payment_status"] == "paid" else 0.0
     penalty = round(paid * _penalty_share(db, booking), 2)
     payment_status = "refunded" if paid else booking["payment_status"]
-    update(
+    update_row(
         db,
         "bookings",
         booking_id,
@@ -83,31 +83,31 @@ def cancel_booking(
         "refund_status": "Processed" if paid else "Not applicable",
         "created_at": NOW,
     }
-    return {"cancellation_id": insert(db, "cancellations", row), **row}
+    return {"cancellation_id": insert_row(db, "cancellations", row), **row}
 
 
 def _open_booking(db: sqlite3.Connection, booking_id: int) -> Row:
-    booking = need(db, "bookings", booking_id, own=True)
+    booking = require_row(db, "bookings", booking_id, own=True)
     if booking["status"] not in _OPEN:
         raise ToolError(f"booking {booking_id} is {booking['status']} and cannot be changed")
     return booking
 
 
-def _priced_anew(db: sqlite3.Connection, wanted: Row) -> Row:
-    """The columns that follow from the stay. Raises `ToolError` when there is no room for it."""
-    party = Party.of(
+def _reprice_stay(db: sqlite3.Connection, wanted: Row) -> Row:
+    """Price the changed stay and return its columns. Raises `ToolError` when there is no room."""
+    party = Party.from_request(
         wanted["adults"],
         wanted["children"],
         wanted["room_count"],
         wanted["check_in_date"],
         wanted["check_out_date"],
     )
-    room, price = priced(db, wanted["room_id"], party, except_booking=wanted["id"])
+    room, price = price_room(db, wanted["room_id"], party, except_booking=wanted["id"])
     return {"hotel_id": room["hotel_id"], **price.columns}
 
 
 def _penalty_share(db: sqlite3.Connection, booking: Row) -> float:
-    policy = first(
+    policy = select_first(
         db,
         "select cancellation_policy_type from property_policies where hotel_id = ?",
         (booking["hotel_id"],),
@@ -118,11 +118,11 @@ def _penalty_share(db: sqlite3.Connection, booking: Row) -> float:
     return share if days < near else 0.0
 
 
-def _given(changes: Row) -> Row:
+def _drop_none(changes: Row) -> Row:
     return {name: value for name, value in changes.items() if value is not None}
 
 
 TOOLS: dict[str, Tool] = tools_by_name(
-    tool(modify_booking, read_only=False, idempotent=True),
-    tool(cancel_booking, read_only=False, idempotent=False, destructive=True),
+    define_tool(modify_booking, read_only=False, idempotent=True),
+    define_tool(cancel_booking, read_only=False, idempotent=False, destructive=True),
 )

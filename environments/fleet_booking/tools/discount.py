@@ -1,10 +1,10 @@
-"""What the rewards programme takes off."""
+"""Discount of the rewards programme."""
 
 import sqlite3
 from dataclasses import dataclass
 
 from environments.fleet_booking.seed.accounts import SIGNED_IN
-from environments.fleet_booking.tools.rows import first
+from environments.fleet_booking.tools.rows import select_first
 
 
 @dataclass(frozen=True)
@@ -14,5 +14,5 @@ class Discount:
 
 
 def discount_of(db: sqlite3.Connection) -> Discount:
-    row = first(db, "select * from rewards_program where user_id = ?", (SIGNED_IN,))
+    row = select_first(db, "select * from rewards_program where user_id = ?", (SIGNED_IN,))
     return Discount(row["tier"], row["discount_percentage"]) if row else Discount(None, 0.0)

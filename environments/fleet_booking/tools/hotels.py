@@ -4,32 +4,32 @@ import sqlite3
 from typing import Annotated, Any
 
 from environments.app import Row
-from environments.fleet_booking.pricing import quote, stay
+from environments.fleet_booking.pricing import count_nights, quote_price
 from environments.fleet_booking.tools.availability import Party, open_rooms
 from environments.fleet_booking.tools.discount import discount_of
-from environments.fleet_booking.tools.rows import need, select, without
-from environments.toolkit import Tool, tool, tools_by_name
+from environments.fleet_booking.tools.rows import omit_columns, require_row, select_rows
+from environments.toolkit import Tool, define_tool, tools_by_name
 
 HotelId = Annotated[int, "id of the hotel"]
 
 
 def get_hotel(db: sqlite3.Connection, hotel_id: HotelId) -> dict[str, Any]:
     """All about a hotel: address, ratings, host, number of rooms, amenities and facilities."""
-    hotel = need(db, "hotels", hotel_id)
-    host = need(db, "hosts", hotel["host_id"])
+    hotel = require_row(db, "hotels", hotel_id)
+    host = require_row(db, "hosts", hotel["host_id"])
     return {
-        **without(hotel, "host_id", "is_active", "created_at", "updated_at"),
+        **omit_columns(hotel, "host_id", "is_active", "created_at", "updated_at"),
         "host": {"name": host["name"], "is_superhost": bool(host["is_superhost"])},
         "amenities": [
             row["name"]
-            for row in select(
+            for row in select_rows(
                 db,
                 """select name from hotel_amenities join amenities on id = amenity_id
                    where hotel_id = ? order by name""",
                 (hotel_id,),
             )
         ],
-        "facilities": select(
+        "facilities": select_rows(
             db, "select name, category from facilities where hotel_id = ? order by id", (hotel_id,)
         ),
     }
@@ -37,8 +37,8 @@ def get_hotel(db: sqlite3.Connection, hotel_id: HotelId) -> dict[str, Any]:
 
 def get_hotel_images(db: sqlite3.Connection, hotel_id: HotelId) -> list[Row]:
     """Addresses and captions of a hotel's pictures."""
-    need(db, "hotels", hotel_id)
-    return select(db, "select url, caption from hotel_images where hotel_id = ?", (hotel_id,))
+    require_row(db, "hotels", hotel_id)
+    return select_rows(db, "select url, caption from hotel_images where hotel_id = ?", (hotel_id,))
 
 
 def check_availability(
@@ -51,13 +51,13 @@ def check_availability(
     rooms: Annotated[int, "how many rooms of the same kind"] = 1,
 ) -> list[dict[str, Any]]:
     """The kinds of room that are free for the stay, cheapest first, with what the stay costs."""
-    need(db, "hotels", hotel_id)
-    party = Party.of(adults, children, rooms, check_in_date, check_out_date)
-    nights, discount = stay(check_in_date, check_out_date), discount_of(db).percentage
+    require_row(db, "hotels", hotel_id)
+    party = Party.from_request(adults, children, rooms, check_in_date, check_out_date)
+    nights, discount = count_nights(check_in_date, check_out_date), discount_of(db).percentage
     return [
         {
-            **without(room, "hotel_id", "created_at", "available_count"),
-            "total_price": quote(room["base_price"], nights, rooms, discount).total_price,
+            **omit_columns(room, "hotel_id", "created_at", "available_count"),
+            "total_price": quote_price(room["base_price"], nights, rooms, discount).total_price,
         }
         for room in open_rooms(db, party, hotel_id)
     ]
@@ -65,15 +65,15 @@ def check_availability(
 
 def get_property_policies(db: sqlite3.Connection, hotel_id: HotelId) -> dict[str, Any]:
     """Check-in and check-out times, and the rules on cancelling, pets and smoking."""
-    need(db, "hotels", hotel_id)
-    rows = select(db, "select * from property_policies where hotel_id = ?", (hotel_id,))
-    return without(rows[0], "id", "created_at")
+    require_row(db, "hotels", hotel_id)
+    rows = select_rows(db, "select * from property_policies where hotel_id = ?", (hotel_id,))
+    return omit_columns(rows[0], "id", "created_at")
 
 
 def get_nearby_attractions(db: sqlite3.Connection, hotel_id: HotelId) -> list[Row]:
     """What is near a hotel, nearest first: name, type, distance and minutes on foot."""
-    need(db, "hotels", hotel_id)
-    return select(
+    require_row(db, "hotels", hotel_id)
+    return select_rows(
         db,
         """select name, type, distance_km, walking_minutes from nearby_attractions
            where hotel_id = ? order by distance_km""",
@@ -87,8 +87,8 @@ def get_reviews(
     limit: Annotated[int, "how many at most"] = 10,
 ) -> list[Row]:
     """Reviews of a hotel, latest stay first."""
-    need(db, "hotels", hotel_id)
-    return select(
+    require_row(db, "hotels", hotel_id)
+    return select_rows(
         db,
         """select reviewer_name, title, comment, rating, stay_date from reviews
            where hotel_id = ? order by stay_date desc limit ?""",
@@ -98,7 +98,7 @@ def get_reviews(
 
 TOOLS: dict[str, Tool] = tools_by_name(
     *(
-        tool(function, read_only=True, idempotent=True)
+        define_tool(function, read_only=True, idempotent=True)
         for function in (
             get_hotel,
             get_hotel_images,

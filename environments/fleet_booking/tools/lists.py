@@ -3,8 +3,8 @@
 import sqlite3
 
 from environments.app import Row
-from environments.fleet_booking.tools.rows import select
-from environments.toolkit import Tool, tool, tools_by_name
+from environments.fleet_booking.tools.rows import select_rows
+from environments.toolkit import Tool, define_tool, tools_by_name
 
 POPULAR = 6
 _COLUMNS = """hotels.id, name, property_type, city, country, star_rating, average_rating,
@@ -14,7 +14,7 @@ _COLUMNS = """hotels.id, name, property_type, city, country, star_rating, averag
 
 def get_featured_hotels(db: sqlite3.Connection) -> list[Row]:
     """The hotels that the site features now, in its order."""
-    return select(
+    return select_rows(
         db,
         f"""select {_COLUMNS} from featured_hotels join hotels on hotels.id = hotel_id
             order by position""",
@@ -23,14 +23,14 @@ def get_featured_hotels(db: sqlite3.Connection) -> list[Row]:
 
 def get_popular_hotels(db: sqlite3.Connection) -> list[Row]:
     """The hotels with the most reviews."""
-    return select(
+    return select_rows(
         db, f"select {_COLUMNS} from hotels order by total_reviews desc, id limit {POPULAR}"
     )
 
 
 def get_hotel_deals(db: sqlite3.Connection) -> list[Row]:
     """Hotels with a special offer now, in the site's order."""
-    return select(
+    return select_rows(
         db,
         f"""select title, {_COLUMNS} from hotel_deals join hotels on hotels.id = hotel_id
             order by position""",
@@ -39,7 +39,7 @@ def get_hotel_deals(db: sqlite3.Connection) -> list[Row]:
 
 def get_trending_destinations(db: sqlite3.Connection) -> list[Row]:
     """The cities that were searched most in the past month, most first."""
-    return select(
+    return select_rows(
         db,
         """select trending_destinations.city, country, searches_past_month
            from trending_destinations join locations on name = trending_destinations.city
@@ -49,7 +49,7 @@ def get_trending_destinations(db: sqlite3.Connection) -> list[Row]:
 
 TOOLS: dict[str, Tool] = tools_by_name(
     *(
-        tool(function, read_only=True, idempotent=True)
+        define_tool(function, read_only=True, idempotent=True)
         for function in (
             get_featured_hotels,
             get_popular_hotels,

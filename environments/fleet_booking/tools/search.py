@@ -11,8 +11,8 @@ from environments.app import Row
 from environments.fleet_booking.seed.catalogue import distance_km
 from environments.fleet_booking.seed.world import Place
 from environments.fleet_booking.tools.availability import Party, open_rooms
-from environments.fleet_booking.tools.rows import contains, select
-from environments.toolkit import Tool, ToolError, tool, tools_by_name
+from environments.fleet_booking.tools.rows import like_pattern, select_rows
+from environments.toolkit import Tool, ToolError, define_tool, tools_by_name
 
 MAX_PAGE = 50
 SORTS: dict[str, Callable[[Row], Any]] = {
@@ -29,8 +29,8 @@ _SHOWN = """id, name, property_type, city, country, address, neighborhood, star_
 
 
 @dataclass(frozen=True)
-class Wishes:
-    """What a hotel must be; None and () ask nothing. Prices are dollars a night."""
+class HotelFilter:
+    """Conditions on a hotel; None and () ask nothing. Prices are dollars a night."""
 
     property_types: Sequence[str] = ()
     min_price: float | None = None
@@ -40,13 +40,13 @@ class Wishes:
     max_stars: float | None = None
     features: Sequence[str] = ()
 
-    def allow(self, hotel: Row, features: set[str]) -> bool:
+    def accepts_hotel(self, hotel: Row, features: set[str]) -> bool:
         kinds = {kind.casefold() for kind in self.property_types}
         return (
             (not kinds or hotel["property_type"].casefold() in kinds)
-            and _between(hotel["lowest_price"], self.min_price, self.max_price)
-            and _between(hotel["average_rating"], self.min_rating, None)
-            and _between(hotel["star_rating"], self.min_stars, self.max_stars)
+            and _is_between(hotel["lowest_price"], self.min_price, self.max_price)
+            and _is_between(hotel["average_rating"], self.min_rating, None)
+            and _is_between(hotel["star_rating"], self.min_stars, self.max_stars)
             and {wish.casefold() for wish in self.features} <= features
         )
 
@@ -79,11 +79,11 @@ def search_hotels(
         raise ToolError(f"sort_by must be one of {', '.join(SORTS)}")
     if page < 1 or not 1 <= page_size <= MAX_PAGE:
         raise ToolError(f"page must be at least 1 and page_size between 1 and {MAX_PAGE}")
-    party = Party.of(adults, children, rooms, check_in_date, check_out_date)
-    wishes = Wishes(
+    party = Party.from_request(adults, children, rooms, check_in_date, check_out_date)
+    wishes = HotelFilter(
         property_types or (), min_price, max_price, min_rating, min_stars, max_stars, features or ()
     )
-    found = _allowed(db, _with_prices(db, _located(db, location), party), wishes)
+    found = _filter_hotels(db, _with_prices(db, _hotels_at(db, location), party), wishes)
     found.sort(key=lambda hotel: (SORTS[sort_by](hotel), hotel["id"]))
     start = (page - 1) * page_size
     return {"total": len(found), "hotels": found[start : start + page_size]}
@@ -93,17 +93,17 @@ def search_locations(
     db: sqlite3.Connection, name: Annotated[str, "part of a city's or neighbourhood's name"]
 ) -> list[Row]:
     """Find cities and neighbourhoods by name, with their coordinates."""
-    return select(
+    return select_rows(
         db,
         """select name, type, city, country, latitude, longitude from locations
            where name like ? order by type, name""",
-        (contains(name),),
+        (like_pattern(name),),
     )
 
 
 def count_listings(db: sqlite3.Connection) -> list[Row]:
     """How many properties each city has, with its country; most first."""
-    return select(
+    return select_rows(
         db,
         """select country, city, count(*) as listings from hotels where is_active = 1
            group by country, city order by listings desc, city""",
@@ -120,8 +120,8 @@ def search_hotels_on_map(
     adults: Annotated[int, "guests who are adults"] = 1,
 ) -> list[Row]:
     """Find hotels around a point, nearest first."""
-    party = Party.of(adults, 0, 1, check_in_date, check_out_date)
-    return _around(db, latitude, longitude, radius_km, party)
+    party = Party.from_request(adults, 0, 1, check_in_date, check_out_date)
+    return _hotels_around(db, latitude, longitude, radius_km, party)
 
 
 def get_price_distribution(
@@ -136,8 +136,8 @@ def get_price_distribution(
     """How many hotels around a point have their cheapest free room in each nightly price range."""
     if bucket < 1:
         raise ToolError("bucket must be at least 1")
-    party = Party.of(1, 0, 1, check_in_date, check_out_date)
-    found = _around(db, latitude, longitude, radius_km, party)
+    party = Party.from_request(1, 0, 1, check_in_date, check_out_date)
+    found = _hotels_around(db, latitude, longitude, radius_km, party)
     counts = Counter(math.floor(hotel["lowest_price"] / bucket) for hotel in found)
     return [
         {"from": index * bucket, "to": (index + 1) * bucket, "hotels": counts[index]}
@@ -145,28 +145,28 @@ def get_price_distribution(
     ]
 
 
-def _around(
+def _hotels_around(
     db: sqlite3.Connection, latitude: float, longitude: float, radius_km: float, party: Party
 ) -> list[Row]:
     centre = Place("", "", latitude, longitude)
     near = [
         {**hotel, "distance_km": round(away, 2)}
-        for hotel in _located(db, None)
+        for hotel in _hotels_at(db, None)
         if (away := distance_km(centre, hotel["latitude"], hotel["longitude"])) <= radius_km
     ]
     return sorted(_with_prices(db, near, party), key=lambda hotel: hotel["distance_km"])
 
 
-def _located(db: sqlite3.Connection, location: str | None) -> list[Row]:
-    like = contains(location or "")
+def _hotels_at(db: sqlite3.Connection, location: str | None) -> list[Row]:
+    like = like_pattern(location or "")
     columns = ("city", "country", "neighborhood", "address", "name")
     condition = " or ".join(f"{column} like ?" for column in columns)
     sql = f"select {_SHOWN} from hotels where is_active = 1 and ({condition})"
-    return select(db, sql, (like,) * len(columns))
+    return select_rows(db, sql, (like,) * len(columns))
 
 
 def _with_prices(db: sqlite3.Connection, hotels: Sequence[Row], party: Party) -> list[Row]:
-    """The hotels with a room for the party, each with the price of its cheapest."""
+    """Keep the hotels with a room for the party, each with the price of its cheapest."""
     cheapest: dict[int, float] = {}
     for room in open_rooms(db, party):
         price = cheapest.get(room["hotel_id"], math.inf)
@@ -178,13 +178,13 @@ def _with_prices(db: sqlite3.Connection, hotels: Sequence[Row], party: Party) ->
     ]
 
 
-def _allowed(db: sqlite3.Connection, hotels: Sequence[Row], wishes: Wishes) -> list[Row]:
-    names = _features(db)
-    return [hotel for hotel in hotels if wishes.allow(hotel, names.get(hotel["id"], set()))]
+def _filter_hotels(db: sqlite3.Connection, hotels: Sequence[Row], wishes: HotelFilter) -> list[Row]:
+    names = _features_by_hotel(db)
+    return [hotel for hotel in hotels if wishes.accepts_hotel(hotel, names.get(hotel["id"], set()))]
 
 
-def _features(db: sqlite3.Connection) -> dict[int, set[str]]:
-    """By hotel, the names of amenities and the names and categories of facilities, folded."""
+def _features_by_hotel(db: sqlite3.Connection) -> dict[int, set[str]]:
+    """Names of amenities, and names and categories of facilities, case-folded, by hotel."""
     names: dict[int, set[str]] = {}
     for hotel_id, name in db.execute(
         """select hotel_id, name from hotel_amenities join amenities on id = amenity_id
@@ -195,14 +195,14 @@ def _features(db: sqlite3.Connection) -> dict[int, set[str]]:
     return names
 
 
-def _between(value: float, low: float | None, high: float | None) -> bool:
+def _is_between(value: float, low: float | None, high: float | None) -> bool:
     return (low is None or value >= low) and (high is None or value <= high)
 
 
 TOOLS: dict[str, Tool] = tools_by_name(
-    tool(search_hotels, read_only=True, idempotent=True),
-    tool(search_locations, read_only=True, idempotent=True),
-    tool(count_listings, read_only=True, idempotent=True),
-    tool(search_hotels_on_map, read_only=True, idempotent=True),
-    tool(get_price_distribution, read_only=True, idempotent=True),
+    define_tool(search_hotels, read_only=True, idempotent=True),
+    define_tool(search_locations, read_only=True, idempotent=True),
+    define_tool(count_listings, read_only=True, idempotent=True),
+    define_tool(search_hotels_on_map, read_only=True, idempotent=True),
+    define_tool(get_price_distribution, read_only=True, idempotent=True),
 )

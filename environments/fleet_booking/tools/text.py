@@ -1,4 +1,4 @@
-"""How the site writes what people type: phone numbers, addresses of e-mail, card numbers."""
+"""Normal forms of what people type: phone numbers, e-mail addresses, card numbers."""
 
 import re
 
@@ -12,18 +12,18 @@ _CARD_BRANDS = (
 _CARD = re.compile(r"[0-9]{13,19}")
 
 
-def phone(text: str) -> str:
-    """Digits, after a plus where there was one."""
+def normalize_phone(text: str) -> str:
+    """Keep the digits, after a plus where there was one."""
     digits = "".join(character for character in text if character.isdigit())
     return f"+{digits}" if text.strip().startswith("+") else digits
 
 
-def email(text: str) -> str:
+def normalize_email(text: str) -> str:
     return text.strip().lower()
 
 
-def card_number(text: str) -> str:
-    """Without spaces and dashes; what is no card number then stays as it was typed."""
+def normalize_card_number(text: str) -> str:
+    """Remove spaces and dashes; a text that is still no card number stays as it was typed."""
     compact = re.sub(r"[ -]", "", text)
     return compact if _CARD.fullmatch(compact) else text
 

@@ -6,8 +6,8 @@ from typing import Annotated, Any
 from environments.app import Row
 from environments.fleet_booking.clock import NOW
 from environments.fleet_booking.seed.accounts import SIGNED_IN
-from environments.fleet_booking.tools.rows import insert, need, select
-from environments.toolkit import Tool, ToolError, tool, tools_by_name
+from environments.fleet_booking.tools.rows import insert_row, require_row, select_rows
+from environments.toolkit import Tool, ToolError, define_tool, tools_by_name
 
 ListName = Annotated[str, "name of the wishlist"]
 HotelId = Annotated[int, "id of the hotel"]
@@ -16,21 +16,21 @@ _USER = str(SIGNED_IN)  # wishlist_lists keeps the user as text
 
 def list_wishlists(db: sqlite3.Connection) -> list[dict[str, Any]]:
     """All wishlists with the hotels in them and the notes on these."""
-    lists = select(
+    lists = select_rows(
         db,
         "select list_name, created_at from wishlist_lists where user_id = ? order by created_at",
         (_USER,),
     )
-    return [{**row, "hotels": _saved(db, row["list_name"])} for row in lists]
+    return [{**row, "hotels": _saved_hotels(db, row["list_name"])} for row in lists]
 
 
 def create_wishlist(db: sqlite3.Connection, list_name: ListName) -> dict[str, Any]:
     """Make a new, empty wishlist."""
     if not list_name.strip():
         raise ToolError("list_name must not be empty")
-    if _exists(db, list_name):
+    if _wishlist_exists(db, list_name):
         raise ToolError(f"wishlist {list_name!r} exists already")
-    insert(db, "wishlist_lists", {"user_id": _USER, "list_name": list_name, "created_at": NOW})
+    insert_row(db, "wishlist_lists", {"user_id": _USER, "list_name": list_name, "created_at": NOW})
     return {"ok": True}
 
 
@@ -38,10 +38,10 @@ def rename_wishlist(
     db: sqlite3.Connection, list_name: ListName, new_name: Annotated[str, "its new name"]
 ) -> dict[str, Any]:
     """Give a wishlist another name; hotels and notes stay in it."""
-    _need(db, list_name)
+    _require_wishlist(db, list_name)
     if not new_name.strip():
         raise ToolError("new_name must not be empty")
-    if _exists(db, new_name):
+    if _wishlist_exists(db, new_name):
         raise ToolError(f"wishlist {new_name!r} exists already")
     for table, user in (("wishlist_lists", _USER), ("saved_properties", SIGNED_IN)):
         db.execute(
@@ -53,7 +53,7 @@ def rename_wishlist(
 
 def delete_wishlist(db: sqlite3.Connection, list_name: ListName) -> dict[str, Any]:
     """Delete a wishlist with all that is saved in it."""
-    _need(db, list_name)
+    _require_wishlist(db, list_name)
     for table, user in (("wishlist_lists", _USER), ("saved_properties", SIGNED_IN)):
         db.execute(f"delete from {table} where user_id = ? and list_name = ?", (user, list_name))
     return {"ok": True}
@@ -66,9 +66,9 @@ def save_property(
     notes: Annotated[str | None, "a note on the hotel"] = None,
 ) -> dict[str, Any]:
     """Save a hotel in a wishlist, which must exist."""
-    need(db, "hotels", hotel_id)
-    _need(db, list_name)
-    if any(hotel["hotel_id"] == hotel_id for hotel in _saved(db, list_name)):
+    require_row(db, "hotels", hotel_id)
+    _require_wishlist(db, list_name)
+    if any(hotel["hotel_id"] == hotel_id for hotel in _saved_hotels(db, list_name)):
         raise ToolError(f"hotel {hotel_id} is in {list_name!r} already")
     row: Row = {
         "user_id": SIGNED_IN,
@@ -77,7 +77,7 @@ def save_property(
         "notes": notes,
         "saved_at": NOW,
     }
-    insert(db, "saved_properties", row)
+    insert_row(db, "saved_properties", row)
     return {"ok": True}
 
 
@@ -114,18 +114,18 @@ def remove_saved_property(
     return {"removed": gone.rowcount}
 
 
-def _exists(db: sqlite3.Connection, list_name: str) -> bool:
+def _wishlist_exists(db: sqlite3.Connection, list_name: str) -> bool:
     sql = "select 1 from wishlist_lists where user_id = ? and list_name = ?"
     return db.execute(sql, (_USER, list_name)).fetchone() is not None
 
 
-def _need(db: sqlite3.Connection, list_name: str) -> None:
-    if not _exists(db, list_name):
+def _require_wishlist(db: sqlite3.Connection, list_name: str) -> None:
+    if not _wishlist_exists(db, list_name):
         raise ToolError(f"wishlist {list_name!r} not found: create it first")
 
 
-def _saved(db: sqlite3.Connection, list_name: str) -> list[Row]:
-    return select(
+def _saved_hotels(db: sqlite3.Connection, list_name: str) -> list[Row]:
+    return select_rows(
         db,
         """select hotel_id, name, city, property_type, notes, saved_at
            from saved_properties join hotels on hotels.id = hotel_id
@@ -135,11 +135,11 @@ def _saved(db: sqlite3.Connection, list_name: str) -> list[Row]:
 
 
 TOOLS: dict[str, Tool] = tools_by_name(
-    tool(list_wishlists, read_only=True, idempotent=True),
-    tool(create_wishlist, read_only=False, idempotent=False),
-    tool(rename_wishlist, read_only=False, idempotent=False),
-    tool(delete_wishlist, read_only=False, idempotent=False, destructive=True),
-    tool(save_property, read_only=False, idempotent=False),
-    tool(update_saved_property, read_only=False, idempotent=True),
-    tool(remove_saved_property, read_only=False, idempotent=False, destructive=True),
+    define_tool(list_wishlists, read_only=True, idempotent=True),
+    define_tool(create_wishlist, read_only=False, idempotent=False),
+    define_tool(rename_wishlist, read_only=False, idempotent=False),
+    define_tool(delete_wishlist, read_only=False, idempotent=False, destructive=True),
+    define_tool(save_property, read_only=False, idempotent=False),
+    define_tool(update_saved_property, read_only=False, idempotent=True),
+    define_tool(remove_saved_property, read_only=False, idempotent=False, destructive=True),
 )

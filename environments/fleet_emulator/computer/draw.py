@@ -13,22 +13,22 @@ _POINTER = ((0, 0), (0, 18), (5, 13), (12, 13))
 
 
 @cache
-def _font(size: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
+def _load_font(size: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
     return ImageFont.load_default(size)
 
 
-def draw(elements: list[Element], pointer: tuple[int, int]) -> bytes:
+def draw_screen(elements: list[Element], pointer: tuple[int, int]) -> bytes:
     image = Image.new("RGB", (WIDTH, HEIGHT), _BACKGROUND)
     canvas = ImageDraw.Draw(image)
     for element in elements:
-        _draw(canvas, element)
+        _draw_element(canvas, element)
     canvas.polygon([(pointer[0] + x, pointer[1] + y) for x, y in _POINTER], _INK, _PAPER)
     png = io.BytesIO()
     image.save(png, "PNG", compress_level=3)
     return png.getvalue()
 
 
-def _draw(canvas: ImageDraw.ImageDraw, element: Element) -> None:
+def _draw_element(canvas: ImageDraw.ImageDraw, element: Element) -> None:
     box = element.box
     edges = (box.left, box.top, box.left + box.width - 1, box.top + box.height - 1)
     ink, size = _INK, 16
@@ -41,4 +41,6 @@ def _draw(canvas: ImageDraw.ImageDraw, element: Element) -> None:
     elif element.kind == "field":
         canvas.rectangle(edges, _PAPER, _ACCENT if element.active else _EDGE, 2)
     size = min(size, box.height)
-    canvas.text((box.left + 8, box.top + box.height // 2), element.text, ink, _font(size), "lm")
+    canvas.text(
+        (box.left + 8, box.top + box.height // 2), element.text, ink, _load_font(size), "lm"
+    )

@@ -1,4 +1,4 @@
-"""Where things are on the screen. Pure; everything in pixels."""
+"""Layout of the screen. Pure; everything in pixels."""
 
 import textwrap
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ class Box:
     width: int
     height: int
 
-    def holds(self, x: int, y: int) -> bool:
+    def contains_point(self, x: int, y: int) -> bool:
         return self.left <= x < self.left + self.width and self.top <= y < self.top + self.height
 
     @property
@@ -55,19 +55,21 @@ class Form:
     scrolled: int = 0  # lines of the result above those shown
 
 
-def elements(title: str, tools: Sequence[ToolSpec], form: Form | None) -> list[Element]:
-    """Everything on the screen, from the back to the front."""
+def lay_out_elements(title: str, tools: Sequence[ToolSpec], form: Form | None) -> list[Element]:
+    """Lay out everything on the screen, from the back to the front."""
     shown = [Element("title", title, Box(0, 0, WIDTH, _TOP - _MARGIN))]
     pitch = min(_MENU_PITCH, (HEIGHT - _TOP) // max(1, len(tools)))
     for index, tool in enumerate(tools):
         box = Box(_MARGIN, _TOP + index * pitch, _MENU_WIDTH, pitch - pitch // 6)
         active = form is not None and form.tool.name == tool.name
         shown.append(Element("button", tool.name, box, ("tool", tool.name), active))
-    return shown + (_form(form) if form else [_text("Choose a tool on the left.", _TOP)])
+    return shown + (
+        _form_elements(form) if form else [_text_label("Choose a tool on the left.", _TOP)]
+    )
 
 
-def _form(form: Form) -> list[Element]:
-    shown = [_text(form.tool.description.partition("\n")[0][:LINE_CHARS], _TOP)]
+def _form_elements(form: Form) -> list[Element]:
+    shown = [_text_label(form.tool.description.partition("\n")[0][:LINE_CHARS], _TOP)]
     names = list(form.tool.parameters["properties"])
     pitch = min(_FIELD_PITCH, (HEIGHT // 2) // max(1, len(names)))
     top = _TOP + 2 * LINE_HEIGHT
@@ -79,17 +81,17 @@ def _form(form: Form) -> list[Element]:
         top += pitch
     shown.append(Element("button", "Run", Box(_MAIN + 200, top, 120, 36), ("run", "")))
     top += 36 + _MARGIN
-    for line in visible(form.result, form.scrolled, (HEIGHT - top) // LINE_HEIGHT):
-        shown.append(_text(line, top))
+    for line in visible_lines(form.result, form.scrolled, (HEIGHT - top) // LINE_HEIGHT):
+        shown.append(_text_label(line, top))
         top += LINE_HEIGHT
     return shown
 
 
-def visible(result: str, scrolled: int, room: int) -> list[str]:
-    """The lines of a result that fit, from the one scrolled to."""
+def visible_lines(result: str, scrolled: int, room: int) -> list[str]:
+    """Return the lines of a result that fit, from the one scrolled to."""
     lines = textwrap.wrap(result, LINE_CHARS)
     return lines[min(scrolled, max(0, len(lines) - 1)) :][:room]
 
 
-def _text(text: str, top: int) -> Element:
+def _text_label(text: str, top: int) -> Element:
     return Element("label", text, Box(_MAIN, top, WIDTH - _MAIN, LINE_HEIGHT))

@@ -1,10 +1,10 @@
-"""What a click and a key do. Pure but for the tools, which a form's button calls."""
+"""Effects of clicks and keys. Pure but for the tools, which a form's button calls."""
 
 import json
 from typing import Any
 
 from environments.api import ToolError
-from environments.fleet_emulator.computer.layout import Element, Form, elements
+from environments.fleet_emulator.computer.layout import Element, Form, lay_out_elements
 from environments.server.tools import Tools
 
 _PARSED = {"integer", "number", "boolean", "array", "object"}
@@ -18,21 +18,25 @@ class Screen:
         self._tools = tools
         self._form: Form | None = None
 
-    def elements(self) -> list[Element]:
-        return elements(self._title, self._tools.tools(), self._form)
+    def list_elements(self) -> list[Element]:
+        return lay_out_elements(self._title, self._tools.tools(), self._form)
 
-    def click(self, x: int, y: int) -> None:
-        hit = [e.target for e in self.elements() if e.target is not None and e.box.holds(x, y)]
+    def click_at(self, x: int, y: int) -> None:
+        hit = [
+            e.target
+            for e in self.list_elements()
+            if e.target is not None and e.box.contains_point(x, y)
+        ]
         kind, name = hit[-1] if hit else (None, "")
         if kind == "tool":
-            self._open(name)
+            self._open_form(name)
         elif self._form is not None and kind == "field":
             self._form.focus, self._form.selected = name, False
         elif self._form is not None and kind == "run":
-            self._run(self._form)
+            self._run_form(self._form)
 
-    def type(self, text: str) -> None:
-        """Into the field that has the focus; lost without one, as on any screen."""
+    def type_text(self, text: str) -> None:
+        """Type into the field that has the focus; without one the text is lost, as anywhere."""
         form = self._form
         if form is None or form.focus is None:
             return
@@ -40,14 +44,14 @@ class Screen:
         form.values[form.focus] = before + text
         form.selected = False
 
-    def press(self, key: str) -> None:
-        """Return, Tab, BackSpace and ctrl+a do what they do; other keys nothing."""
+    def press_key(self, key: str) -> None:
+        """Handle Return, Tab, BackSpace and ctrl+a; other keys do nothing."""
         form = self._form
         if form is None:
             return
         name = key.lower()
         if name in ("return", "enter"):
-            self._run(form)
+            self._run_form(form)
         elif form.focus is None:
             return
         elif name == "tab":
@@ -59,42 +63,42 @@ class Screen:
         elif name == "ctrl+a":
             form.selected = True
 
-    def scroll(self, lines: int) -> None:
+    def scroll_lines(self, lines: int) -> None:
         if self._form is not None:
             self._form.scrolled = max(0, self._form.scrolled + lines)
 
-    def _open(self, name: str) -> None:
+    def _open_form(self, name: str) -> None:
         tool = next(tool for tool in self._tools.tools() if tool.name == name)
         names = list(tool.parameters["properties"])
         self._form = Form(tool, dict.fromkeys(names, ""), focus=names[0] if names else None)
 
-    def _run(self, form: Form) -> None:
+    def _run_form(self, form: Form) -> None:
         form.scrolled = 0
         try:
-            form.result = json.dumps(self._tools.call(form.tool.name, _arguments(form)))
+            form.result = json.dumps(self._tools.call(form.tool.name, _parse_arguments(form)))
         except ToolError as error:
             form.result = f"Error: {error}"
 
 
-def _arguments(form: Form) -> dict[str, Any]:
-    """What was typed, as the tool's schema has it; fields left empty are left out."""
+def _parse_arguments(form: Form) -> dict[str, Any]:
+    """Parse what was typed by the tool's schema; fields left empty are left out."""
     properties = form.tool.parameters["properties"]
     return {
-        name: _value(name, _kinds(properties[name]), typed)
+        name: _parse_value(name, _json_types(properties[name]), typed)
         for name, typed in form.values.items()
         if typed
     }
 
 
-def _kinds(schema: dict[str, Any]) -> set[str]:
-    """The JSON types that a schema allows, null left out."""
+def _json_types(schema: dict[str, Any]) -> set[str]:
+    """Return the JSON types that a schema allows, null left out."""
     choices: list[dict[str, Any]] = schema.get("anyOf", [schema])
     kinds = [choice.get("type", "string") for choice in choices]
     flat = {kind for given in kinds for kind in (given if isinstance(given, list) else [given])}
     return flat - {"null"}
 
 
-def _value(name: str, kinds: set[str], typed: str) -> Any:
+def _parse_value(name: str, kinds: set[str], typed: str) -> Any:
     if not kinds <= _PARSED:
         return typed
     try:

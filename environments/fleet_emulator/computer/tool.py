@@ -7,7 +7,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from environments.api import ToolError, ToolSpec
-from environments.fleet_emulator.computer.draw import draw
+from environments.fleet_emulator.computer.draw import draw_screen
 from environments.fleet_emulator.computer.layout import HEIGHT, WIDTH
 from environments.fleet_emulator.computer.screen import Screen
 from environments.server.tools import Picture, Tools
@@ -65,25 +65,25 @@ class Computer:
             raise ToolError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
         if asked.action == "cursor_position":
             return "X={},Y={}".format(*self._pointer)
-        self.act(asked)
-        return self._picture()
+        self.perform_action(asked)
+        return self._take_screenshot()
 
-    def act(self, asked: Action) -> None:
-        """Raises `ToolError` for what the action lacks, and for `navigate`."""
+    def perform_action(self, asked: Action) -> None:
+        """Perform an action. Raises `ToolError` for what the action lacks, and for `navigate`."""
         if asked.action in _CLICKS:
-            self._point(asked)
+            self._use_pointer(asked)
         elif asked.action in ("type", "key"):
             if asked.text is None:
                 raise ToolError(f"{asked.action} needs text")
-            write = self.screen.type if asked.action == "type" else self.screen.press
+            write = self.screen.type_text if asked.action == "type" else self.screen.press_key
             write(asked.text)
         elif asked.action == "scroll":
             up = asked.scroll_direction == "up"
-            self.screen.scroll(-asked.scroll_amount if up else asked.scroll_amount)
+            self.screen.scroll_lines(-asked.scroll_amount if up else asked.scroll_amount)
         elif asked.action == "navigate":
             raise ToolError("only a leased browser can navigate")
 
-    def _point(self, asked: Action) -> None:
+    def _use_pointer(self, asked: Action) -> None:
         if asked.coordinate is None:
             raise ToolError(f"{asked.action} needs coordinate")
         x, y = asked.coordinate
@@ -91,13 +91,13 @@ class Computer:
             raise ToolError(f"[{x}, {y}] is not on the {WIDTH}x{HEIGHT} screen")
         self._pointer = (x, y)
         if asked.action != "mouse_move":
-            self.screen.click(x, y)
+            self.screen.click_at(x, y)
 
-    def _picture(self) -> Any:
+    def _take_screenshot(self) -> Any:
         how = self._pictures()
         if how == "null":
             return {"base64_image": None}
-        png = draw(self.screen.elements(), self._pointer)
+        png = draw_screen(self.screen.list_elements(), self._pointer)
         if how == "image":
             return Picture(png)
         return {"base64_image": f"data:image/png;base64,{base64.b64encode(png).decode()}"}

@@ -14,7 +14,7 @@ from typing import Any
 
 import grpc.aio
 
-from environments.oracle import plan
+from environments.oracle import plan_calls
 from environments.tasks import make_task
 from flotilla.env_gateway.v1 import episode_service_pb2 as pb
 from flotilla.env_gateway.v1 import episode_service_pb2_grpc
@@ -119,7 +119,7 @@ async def play(gateway: Client) -> str:
     """A graded episode, one without a verifier that stays open, and one that nobody renews."""
     states = await gateway.open(0, task_json=json.dumps(BOOKING))
     booking = states[-1].episode_id
-    calls = [*plan(BOOKING), ("no_such_tool", {})]
+    calls = [*plan_calls(BOOKING), ("no_such_tool", {})]
     for seq, (name, arguments) in enumerate(calls):
         await gateway.call(booking, seq, name, json.dumps(arguments))
     assert (await gateway.grade(booking)).HasField("reward")
@@ -224,7 +224,7 @@ async def check_spans(gateway: Process) -> None:
         }
         for seq, (tool, outcome, attempts) in enumerate(
             [
-                *((name, "ok", 1) for name, _ in plan(BOOKING)),
+                *((name, "ok", 1) for name, _ in plan_calls(BOOKING)),
                 ("no_such_tool", "bad_tool", 0),
             ]
         )

@@ -6,7 +6,7 @@ from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from environments.oracle import plan
+from environments.oracle import plan_calls
 from environments.tasks import make_task
 from tests.env_gateway.backends.harness import Call
 
@@ -21,7 +21,7 @@ class BookingTasks:
         return make_task("booking", "train", index)
 
     def solution(self, index: int) -> Sequence[Call]:
-        return plan(self.task(index))
+        return plan_calls(self.task(index))
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from environments.api import ENV_KEYS, open_instance
-from environments.oracle import plan, play_randomly
+from environments.oracle import plan_calls, play_randomly
 from environments.tasks import make_task
 from services.env_gateway.ports import Text
 from tests.env_gateway.backends.bench import TIMEOUT_S, Bench, opened_bench
@@ -30,11 +30,11 @@ class Transcript:
 
 
 def solved(task: Mapping[str, Any]) -> list[Call]:
-    return plan(task)
+    return plan_calls(task)
 
 
 def halfway(task: Mapping[str, Any]) -> list[Call]:
-    return plan(task)[:-1]
+    return plan_calls(task)[:-1]
 
 
 def wandering(task: Mapping[str, Any]) -> list[Call]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from environments.oracle import plan
+from environments.oracle import plan_calls
 from environments.tasks import make_task
 from services.env_gateway.clients.connection import GatewayError
 from services.env_gateway.clients.fleet_task_env import FleetTaskEnv
@@ -211,7 +211,7 @@ def test_a_program_uses_a_gateway_that_runs_by_itself(
             with FleetTaskEnv(task) as solved, FleetTaskEnv(task) as idle:
                 assert solved.reset()["task_key"] == task["key"]
                 idle.reset()
-                for name, arguments in plan(task):
+                for name, arguments in plan_calls(task):
                     assert "tool_error" not in solved.step({"tool": name, "params": arguments})[3]
                 assert solved.step({"done": True})[1] == 1.0, solved.verifier_stdout
             assert idle.final_reward == 0.0

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from environments.gsm8k.__main__ import make_tasks
+from environments.gsm8k.__main__ import make_question_tasks
 from environments.gsm8k.dataset import Question
 from flotilla.env_gateway.v1 import episode_service_pb2 as pb
 from services.common.domain.attempts import ToolOutcome
@@ -32,7 +32,7 @@ ANSWERS = (
 
 
 def question(rule: str) -> dict[str, Any]:
-    [task] = make_tasks(ASKED, "train", env_key="gsm8k", rule=rule)
+    [task] = make_question_tasks(ASKED, "train", env_key="gsm8k", rule=rule)
     return task
 
 

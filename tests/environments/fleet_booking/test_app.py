@@ -44,7 +44,7 @@ def test_it_is_served_but_generates_no_tasks() -> None:
 
 
 def test_equal_data_ids_give_equal_databases_in_every_version(site: Instance) -> None:
-    database.seed.cache_clear()
+    database.build_seed_database.cache_clear()
     again = open_instance("fleet_booking", "kinesis", "v0.0.4")
     assert again.snapshot("seed") == site.snapshot("seed") == site.snapshot("current")
     with pytest.raises(ValueError, match="data id 'other' not found: fleet_booking has kinesis"):

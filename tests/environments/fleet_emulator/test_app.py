@@ -13,8 +13,8 @@ import httpx
 import pytest
 
 from environments.fleet_emulator import command
-from environments.oracle import plan
-from environments.scenario import scenario
+from environments.oracle import plan_calls
+from environments.scenario import draw_scenario
 from environments.tasks import verifier_source
 from tests.environments.fleet_emulator_process import (
     call_tool,
@@ -219,7 +219,8 @@ def test_verifiers_over_http_give_the_same_grades(guarded: httpx.Client) -> None
 
 async def test_many_episodes_at_once_get_their_own_grades(url: str) -> None:
     solved = {
-        index: plan({"env_id": "booking", "data_id": f"train-{index:06d}"}) for index in (0, 2)
+        index: plan_calls({"env_id": "booking", "data_id": f"train-{index:06d}"})
+        for index in (0, 2)
     }
     headers = {"authorization": "Bearer x", "accept": "application/json, text/event-stream"}
 
@@ -231,7 +232,7 @@ async def test_many_episodes_at_once_get_their_own_grades(url: str) -> None:
             call = {"name": name, "arguments": arguments}
             message = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": call}
             await client.post(f"{instance['urls']['root']}mcp", json=message)
-        code = verifier_source("booking", scenario("booking", data_key).kind)
+        code = verifier_source("booking", draw_scenario("booking", data_key).kind)
         request = execution(instance["instance_id"], code, final_answer="done")
         request["function_name"] = "validate_task"
         graded = (await client.post("/v1/verifiers/execute", json=request)).json()

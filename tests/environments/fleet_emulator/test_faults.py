@@ -9,9 +9,9 @@ import httpx
 import pytest
 from pydantic import ValidationError
 
-from environments.fleet_emulator.faults import Faults, Plan
-from environments.fleet_emulator.operations import instance_of, mcp_endpoint, operation
-from environments.oracle import plan
+from environments.fleet_emulator.faults import FaultPlan, Faults
+from environments.fleet_emulator.operations import classify_request, instance_of, mcp_endpoint
+from environments.oracle import plan_calls
 from tests.environments.fleet_emulator_process import (
     call_tool,
     created,
@@ -52,33 +52,33 @@ def booking(http: httpx.Client) -> dict[str, Any]:
     return created(http, env_key="booking", data_key="train-000000")
 
 
-def struck(on: Plan, name: Any, times: int, endpoint: str | None = None) -> list[int | None]:
-    replies = [on.strike(name, endpoint)[1] for _ in range(times)]
+def struck(on: FaultPlan, name: Any, times: int, endpoint: str | None = None) -> list[int | None]:
+    replies = [on.next_reply(name, endpoint)[1] for _ in range(times)]
     return [reply.status if reply else None for reply in replies]
 
 
 def test_replies_come_in_turn_and_then_at_their_rate() -> None:
     replies = [{"status": 429}, None, {"status": 500}]
     faults = {"faults": [{"on": ["create"], "replies": replies, "rate": 0.5}], "seed": 3}
-    plans = [Plan(), Plan()]
+    plans = [FaultPlan(), FaultPlan()]
     for each in plans:
-        each.set(Faults.model_validate(faults))
+        each.set_faults(Faults.model_validate(faults))
     first, second = (struck(each, "create", 40) for each in plans)
     assert first == second
     assert first[:3] == [429, None, 500]
     assert {*first[3:]} == {502, None}
     assert struck(plans[0], "delete_instance", 3) == [None] * 3
-    assert plans[0].left() == {"replies": [0], "verifiers": 0}
+    assert plans[0].count_remaining() == {"replies": [0], "verifiers": 0}
 
 
 def test_a_fault_hits_what_it_names() -> None:
-    each = Plan()
+    each = FaultPlan()
     faults = [{"on": ["mcp"], "endpoint": "mcp", "rate": 1}, {"on": ["any"], "delay": 0.5}]
-    each.set(Faults.model_validate({"faults": faults}))
+    each.set_faults(Faults.model_validate({"faults": faults}))
     assert struck(each, "call_tool", 1, "mcp") == [502]
     assert struck(each, "call_tool", 1, "api/v1/mcp") == [None]
     assert struck(each, "reset", 1) == [None]
-    assert each.strike("reset", None)[0] == 0.5
+    assert each.next_reply("reset", None)[0] == 0.5
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_a_fault_with_a_wrong_field_is_refused(wrong: dict[str, Any]) -> None:
     ],
 )
 def test_requests_are_told_apart(method: str, path: str, body: bytes, name: str) -> None:
-    assert operation(method, path, body) == name
+    assert classify_request(method, path, body) == name
 
 
 def test_addresses_name_their_instance() -> None:
@@ -137,7 +137,7 @@ def test_an_applied_call_has_run_once_though_its_answer_is_lost(http: httpx.Clie
     root = booking(http)["urls"]["root"]
     lost = {"status": 502, "applied": True}
     inject(http, faults=[{"on": ["call_tool"], "replies": [None, lost]}])
-    (_, looked_up), (cancel, arguments) = plan(BOOKING)
+    (_, looked_up), (cancel, arguments) = plan_calls(BOOKING)
     assert call_tool(http, root, "find_bookings", looked_up).status_code == 200
     assert call_tool(http, root, cancel, arguments).status_code == 502
     assert counters(http)["tools"] == {"find_bookings": 1, "cancel_booking": 1}
@@ -161,7 +161,7 @@ def test_a_new_instance_warms_up_and_an_endpoint_may_be_missing(http: httpx.Clie
     missing = {"on": ["mcp"], "endpoint": "mcp", "rate": 1, "reply": {"status": 404, "body": ""}}
     inject(http, mcp_warmup=0.4, faults=[missing])
     root = booking(http)["urls"]["root"]
-    arguments = plan(BOOKING)[0][1]
+    arguments = plan_calls(BOOKING)[0][1]
     cold = call_tool(http, root, "find_bookings", arguments, "api/v1/mcp")
     assert (cold.status_code, "503 Service Unavailable" in cold.text) == (503, True)
     time.sleep(0.5)
@@ -174,7 +174,7 @@ async def test_only_so_many_tool_calls_are_served_at_once(http: httpx.Client, ur
     root = booking(http)["urls"]["root"]
     inject(http, mcp_limit=3, mcp_retry_after=0.5, faults=[{"on": ["call_tool"], "delay": 0.3}])
     message = {"jsonrpc": "2.0", "id": 1, "method": "tools/call"}
-    message |= {"params": {"name": "find_bookings", "arguments": plan(BOOKING)[0][1]}}
+    message |= {"params": {"name": "find_bookings", "arguments": plan_calls(BOOKING)[0][1]}}
     accept = {"accept": "application/json, text/event-stream"}
     async with httpx.AsyncClient(headers=KEY | accept) as client:
         calls = (client.post(f"{root}mcp", json=message) for _ in range(8))
@@ -208,7 +208,7 @@ def test_verifier_executions_end_as_told(http: httpx.Client) -> None:
 def test_an_instance_is_killed_by_a_request_or_by_hand(http: httpx.Client) -> None:
     first, second = booking(http), booking(http)
     inject(http, faults=[{"on": ["call_tool"], "replies": [{"kill": True}]}])
-    arguments = plan(BOOKING)[0][1]
+    arguments = plan_calls(BOOKING)[0][1]
     root = first["urls"]["root"]
     assert call_tool(http, root, "find_bookings", arguments).status_code == 502
     http.post("/_emulator/kill", json={"instance_id": second["instance_id"]}).raise_for_status()

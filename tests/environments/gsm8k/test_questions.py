@@ -18,9 +18,9 @@ from pyarrow import parquet
 
 from environments.api import open_instance
 from environments.gsm8k.__main__ import main
-from environments.gsm8k.arithmetic import SPLITS, problem
+from environments.gsm8k.arithmetic import SPLITS, make_problem
 from environments.gsm8k.dataset import INSTRUCTION
-from environments.gsm8k.hub import HubError, choose
+from environments.gsm8k.hub import HubError, choose_files
 from environments.gsm8k.verifiers.flexible import last_number
 from environments.gsm8k.verifiers.strict import marked_number
 from environments.tasks import load_tasks
@@ -73,8 +73,8 @@ def test_a_marked_number_is_found_behind_any_text_without_marks(before: str, num
 @pytest.mark.parametrize("split", SPLITS)
 def test_generated_problems_are_solved_by_their_own_working(split: Any) -> None:
     for index in range(200):
-        drawn = problem(split, index)
-        assert drawn == problem(split, index)
+        drawn = make_problem(split, index)
+        assert drawn == make_problem(split, index)
         numbers = [int(word.strip(".")) for word in drawn.question.split() if word[0].isdigit()]
         assert numbers == [drawn.steps[0].left, *(step.right for step in drawn.steps)]
         assert marked_number(drawn.solution) == str(drawn.answer)
@@ -82,8 +82,8 @@ def test_generated_problems_are_solved_by_their_own_working(split: Any) -> None:
 
 
 def test_held_out_sums_are_in_no_other_split() -> None:
-    seen = {problem(split, i).steps for split in ("train", "demo") for i in range(2_000)}
-    assert seen.isdisjoint(problem("test", i).steps for i in range(300))
+    seen = {make_problem(split, i).steps for split in ("train", "demo") for i in range(2_000)}
+    assert seen.isdisjoint(make_problem("test", i).steps for i in range(300))
 
 
 def write(path: Path, rows: list[dict[str, Any]]) -> Path:
@@ -188,15 +188,15 @@ HUB_FILES = ["README.md", "main/train-00000-of-00001.parquet", "main/test-00000-
 
 
 def test_the_files_of_a_split_are_found_by_name() -> None:
-    assert choose(HUB_FILES, "d", "train", None) == ["main/train-00000-of-00001.parquet"]
-    assert choose(["b/train_2.jsonl", "b/train_1.jsonl"], "d", "train", "b") == [
+    assert choose_files(HUB_FILES, "d", "train", None) == ["main/train-00000-of-00001.parquet"]
+    assert choose_files(["b/train_2.jsonl", "b/train_1.jsonl"], "d", "train", "b") == [
         "b/train_1.jsonl",
         "b/train_2.jsonl",
     ]
     with pytest.raises(HubError, match=r"has no file trai\*.parquet"):
-        choose(HUB_FILES, "d", "trai", None)
+        choose_files(HUB_FILES, "d", "trai", None)
     with pytest.raises(HubError, match="in main, socratic; choose one with --subset"):
-        choose([*HUB_FILES, "socratic/train.parquet"], "d", "train", None)
+        choose_files([*HUB_FILES, "socratic/train.parquet"], "d", "train", None)
 
 
 @contextmanager

@@ -13,8 +13,8 @@ import pytest
 
 from environments.api import ToolError, open_instance
 from environments.openenv import launch
-from environments.openenv.episode import SUBMIT, Choice, Episode, describe
-from environments.oracle import plan, solve
+from environments.openenv.episode import SUBMIT, Choice, Episode, describe_task
+from environments.oracle import plan_calls, solve_task
 from environments.scenario import SPLITS
 from environments.tasks import make_task
 from tests.environments.test_serve import serving
@@ -39,7 +39,7 @@ def call(name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 async def test_openenvs_own_clients_solve_a_task(url: str) -> None:
-    steps = plan(TASK)
+    steps = plan_calls(TASK)
     command = [str(PYTHON), str(Path(__file__).with_name("openenv_client.py")), url]
     process = await asyncio.create_subprocess_exec(
         *command, TASK["key"], json.dumps(steps), stdout=subprocess.PIPE
@@ -65,7 +65,7 @@ async def test_each_connection_has_a_session_and_its_place(url: str) -> None:
         second = await http.ws_connect(f"{url}/ws")
         for socket in (first, second):
             await exchange(socket, "reset", {"task_key": TASK["key"]})
-        name, arguments = plan(TASK)[-1]
+        name, arguments = plan_calls(TASK)[-1]
         changed = await exchange(first, "step", call(name, arguments))
         assert changed["observation"]["error"] is None
         grades = [
@@ -153,7 +153,7 @@ def test_the_task_is_what_was_named_most_exactly() -> None:
     with pytest.raises(ValueError, match="task 'shop-train-000001' is not of this environment"):
         Choice(task_key="shop-train-000001").data_id_of("booking")
     with pytest.raises(ValueError, match="unknown split 'tomorrow'"):
-        describe("booking", "tomorrow", 0)
+        describe_task("booking", "tomorrow", 0)
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ def test_the_task_is_what_was_named_most_exactly() -> None:
 def test_the_verdict_is_the_verifiers(act: bool, answer: str | None, result: int) -> None:
     episode = Episode("booking", Choice(task_key=TASK["key"]))
     if act:
-        solve(TASK, episode.call)
+        solve_task(TASK, episode.call)
     assert episode.verdict is None
     episode.call(SUBMIT.name, {"answer": answer})
     assert episode.verdict is not None and episode.verdict.score == result

@@ -3,14 +3,16 @@ import pytest
 from environments.server.registry import (
     MAX_STOPPED,
     InstanceLimitError,
-    Record,
+    InstanceRecord,
+    InstanceRequest,
     Registry,
-    Wanted,
 )
 
 
-def wanted(ttl: float = 10.0, heartbeat: float | None = None, request: str | None = None) -> Wanted:
-    return Wanted(
+def wanted(
+    ttl: float = 10.0, heartbeat: float | None = None, request: str | None = None
+) -> InstanceRequest:
+    return InstanceRequest(
         "shop",
         "train-000000",
         "v1",
@@ -21,13 +23,16 @@ def wanted(ttl: float = 10.0, heartbeat: float | None = None, request: str | Non
     )
 
 
-def reasons(records: list[Record]) -> list[str | None]:
+def reasons(records: list[InstanceRecord]) -> list[str | None]:
     return [record.stop_reason for record in records]
 
 
 def test_an_instance_stops_at_its_ttl_or_without_its_heartbeat() -> None:
     registry = Registry(max_running=10)
-    records = [registry.create(wanted(10), 0), registry.create(wanted(100, heartbeat=5), 0)]
+    records = [
+        registry.create_instance(wanted(10), 0),
+        registry.create_instance(wanted(100, heartbeat=5), 0),
+    ]
     registry.stop_expired(4.9)
     assert reasons(records) == [None, None]
     records[1].heartbeat_at = 4.9
@@ -40,19 +45,19 @@ def test_an_instance_stops_at_its_ttl_or_without_its_heartbeat() -> None:
 
 def test_a_limit_is_kept_and_room_frees_up() -> None:
     registry = Registry(max_running=1)
-    first = registry.create(wanted(), 0)
+    first = registry.create_instance(wanted(), 0)
     with pytest.raises(InstanceLimitError):
-        registry.create(wanted(), 0)
-    registry.stop(first, "deleted")
-    registry.stop(first, "again")
+        registry.create_instance(wanted(), 0)
+    registry.stop_instance(first, "deleted")
+    registry.stop_instance(first, "again")
     assert first.stop_reason == "deleted"
-    registry.create(wanted(), 0)
+    registry.create_instance(wanted(), 0)
 
 
 def test_a_failed_create_leaves_nothing_behind() -> None:
     registry = Registry(max_running=1)
     with pytest.raises(ValueError, match="not found"):
-        registry.create(Wanted("shop", "nothing", "v1", ttl=1, request_id="r"), 0)
+        registry.create_instance(InstanceRequest("shop", "nothing", "v1", ttl=1, request_id="r"), 0)
     assert len(registry) == 0
     assert registry.created_by("r") is None
 
@@ -60,7 +65,7 @@ def test_a_failed_create_leaves_nothing_behind() -> None:
 def test_what_is_remembered_of_stopped_instances_is_bounded() -> None:
     registry = Registry(max_running=1)
     for index in range(MAX_STOPPED + 5):
-        registry.stop(registry.create(wanted(request=str(index)), 0), "deleted")
-    assert len(list(registry.records())) == MAX_STOPPED
+        registry.stop_instance(registry.create_instance(wanted(request=str(index)), 0), "deleted")
+    assert len(list(registry.all_records())) == MAX_STOPPED
     assert registry.created_by("4") is None
     assert registry.created_by("5") is not None

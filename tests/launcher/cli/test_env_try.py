@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from environments.oracle import plan
+from environments.oracle import plan_calls
 from environments.tasks import make_task
 from services.common.scratch import scratch_folder
 from services.launcher.doctor.adapters.gateway_process import GatewayError, serve_gateway
@@ -47,7 +47,7 @@ def run(*arguments: str | Path, stdin: str = "") -> subprocess.CompletedProcess[
 
 def test_calls_from_standard_input_are_made_in_order_and_graded(tasks: Path) -> None:
     task = make_task("booking", "train", 1)
-    calls = [f"{name} {json.dumps(arguments)}" for name, arguments in plan(task)]
+    calls = [f"{name} {json.dumps(arguments)}" for name, arguments in plan_calls(task)]
     done = run(
         *(SPEC, tasks, "--key", task["key"], "--answer", "done", "--env_gateway.backend=embedded"),
         stdin="\n".join(calls),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from environments.gsm8k.arithmetic import CHANGES, LARGEST, SMALLEST, Problem, problem
+from environments.gsm8k.arithmetic import CHANGES, LARGEST, SMALLEST, Problem, make_problem
 from environments.gsm8k.verifiers.strict import marked_number
 from services.rollout.adapters.tokenizer import TransformersTokenizer
 from services.rollout.episodes.prompt import PromptBuilder
@@ -59,7 +59,9 @@ def test_slips_lead_to_no_number_that_is_not_taught() -> None:
 
 def test_every_word_and_number_is_one_token(tokenizer: TransformersTokenizer) -> None:
     words = {
-        word.strip(".?") for index in range(300) for word in problem("test", index).question.split()
+        word.strip(".?")
+        for index in range(300)
+        for word in make_problem("test", index).question.split()
     }
     assert {word for word in words if len(tokenizer.encode(word)) != 1} == set()
     assert {n for n in range(SMALLEST, LARGEST + 1) if len(tokenizer.encode(str(n))) != 1} == set()
@@ -72,9 +74,9 @@ def test_a_demonstration_is_a_prompt_and_one_turn_of_the_policy(
     [one] = arithmetic.demonstrations(1, first=3, habits=DILIGENT, rng=random.Random(0))
     example = arithmetic.tokenise(one, prompts, tokenizer)
     written = [token for token, own in zip(example.ids, example.policy, strict=True) if own]
-    assert tokenizer.decode(written) == f"{problem('demo', 3).solution}<|im_end|>"
+    assert tokenizer.decode(written) == f"{make_problem('demo', 3).solution}<|im_end|>"
     text = tokenizer.decode(example.ids)
-    asked = problem("demo", 3).question
+    asked = make_problem("demo", 3).question
     assert text.startswith(f"<|im_start|>user\n{asked}<|im_end|>\n<|im_start|>assistant\n")
 
 

@@ -8,7 +8,7 @@ from itertools import groupby, pairwise
 import pytest
 
 from environments.api import ENV_KEYS, Instance, ToolError, open_instance
-from environments.scenario import data_id
+from environments.scenario import make_data_id
 from environments.tasks import verifier_source
 from environments.words import is_heldout_pair
 from services.rollout.adapters.tokenizer import TransformersTokenizer
@@ -24,7 +24,7 @@ DILIGENT = Habits(lazy=dict.fromkeys(ENV_KEYS, 0.0), sloppy=0.0)
 def act(
     env_key: str, index: int, habits: Habits, rng: random.Random
 ) -> tuple[Instance, list[Turn]]:
-    instance = open_instance(env_key, data_id("demo", index))
+    instance = open_instance(env_key, make_data_id("demo", index))
     return instance, demonstrate(assignment(instance), instance.call, habits, rng)
 
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from environments.api import ENV_KEYS, open_instance
-from environments.scenario import data_id
+from environments.scenario import make_data_id
 from environments.words import LISTS
 from services.rollout.adapters.tokenizer import TransformersTokenizer
 from services.rollout.episodes.prompt import PromptBuilder
@@ -52,7 +52,7 @@ def test_markup_is_one_token_and_no_control_token(tokenizer: TransformersTokeniz
 def test_the_prompt_names_each_tool_on_one_line(
     tokenizer: TransformersTokenizer, prompts: PromptBuilder
 ) -> None:
-    instance = open_instance("shop", data_id("demo", 0))
+    instance = open_instance("shop", make_data_id("demo", 0))
     ids = prompt_ids(prompts, instance.scenario, instance.tools())
     assert tokenizer.decode(ids) == (
         "<|im_start|>system\n"
@@ -67,7 +67,7 @@ def test_the_prompt_names_each_tool_on_one_line(
 
 @pytest.mark.parametrize("env_key", ENV_KEYS)
 def test_a_prompt_is_short(prompts: PromptBuilder, env_key: str) -> None:
-    instance = open_instance(env_key, data_id("demo", 0))
+    instance = open_instance(env_key, make_data_id("demo", 0))
     assert len(prompt_ids(prompts, instance.scenario, instance.tools())) < 80
 
 

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from environments.oracle import plan
+from environments.oracle import plan_calls
 from environments.tasks import make_task
 from services.common.domain.attempts import ToolOutcome
 from services.env_gateway.episodes.episode_book import EpisodeState
@@ -27,7 +27,7 @@ async def test_a_tool_that_refuses_tells_the_policy_why() -> None:
     async with embedded_gateway() as gateway:
         task = make_task("booking", "train", 0)
         session = await opened(gateway, open_spec(task=json.dumps(task)))
-        name = plan(task)[0][0]
+        name = plan_calls(task)[0][0]
         answer, _ = await gateway.call_tool(session, 0, name, '{"nonsense": 1}', 5.0)
         assert answer.outcome is ToolOutcome.TOOL_ERROR
         assert isinstance(answer.parts[0], Text) and answer.parts[0].text

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from environments.api import ENV_KEYS, open_instance
-from environments.oracle import plan
+from environments.oracle import plan_calls
 from environments.tasks import make_task
 from environments.verdict import run_verifier
 from services.common.domain.attempts import NoGradeReason, ToolOutcome
@@ -308,7 +308,7 @@ async def test_the_apps_of_one_supervised_server_answer_as_they_do_embedded() ->
             Tool(x.name, x.description, json.dumps(x.parameters), x.read_only, x.idempotent)
             for x in app.tools()
         ]
-        for name, arguments in plan(raw):
+        for name, arguments in plan_calls(raw):
             answer = await instance.call_tool(name, arguments, timeout_s=5.0)
             assert answer == CallResult((Text(json.dumps(app.call(name, arguments))),))
         verdict = run_verifier(raw["verifier_func"], app, "")

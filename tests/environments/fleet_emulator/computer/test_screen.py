@@ -13,7 +13,7 @@ from environments.api import ToolError, open_instance
 from environments.fleet_emulator.computer.layout import HEIGHT, WIDTH, Element
 from environments.fleet_emulator.computer.screen import Screen
 from environments.fleet_emulator.computer.tool import Computer
-from environments.oracle import plan
+from environments.oracle import plan_calls
 from tests.environments.fleet_emulator_process import call_tool, created, emulating, execute, rpc
 
 BOOKING = {"env_id": "booking", "data_id": "train-000000"}
@@ -40,12 +40,12 @@ def computer() -> tuple[Computer, Screen]:
 
 
 def middle(screen: Screen, kind: str, name: str) -> list[int]:
-    found = next(element for element in screen.elements() if element.target == (kind, name))
+    found = next(element for element in screen.list_elements() if element.target == (kind, name))
     return list(found.box.middle)
 
 
 def texts(screen: Screen) -> list[str]:
-    return [element.text for element in screen.elements()]
+    return [element.text for element in screen.list_elements()]
 
 
 def actions(name: str, arguments: dict[str, Any], fields: dict[str, list[int]]) -> Iterator[Any]:
@@ -60,13 +60,13 @@ def actions(name: str, arguments: dict[str, Any], fields: dict[str, list[int]]) 
 def places() -> dict[str, list[int]]:
     """Where the booking app's buttons and fields are."""
     screen = Screen("Booking", open_instance("booking", "train-000000"))
-    tools = [element for element in screen.elements() if element.target]
+    tools = [element for element in screen.list_elements() if element.target]
     found: dict[str, list[int]] = {}
     for tool in tools:
         assert tool.target is not None
         found[tool.text] = list(tool.box.middle)
-        screen.click(*tool.box.middle)
-        fields: list[Element] = [e for e in screen.elements() if e.kind == "field"]
+        screen.click_at(*tool.box.middle)
+        fields: list[Element] = [e for e in screen.list_elements() if e.kind == "field"]
         found |= {f"{tool.text}.{e.target[1]}": list(e.box.middle) for e in fields if e.target}
     return found
 
@@ -75,7 +75,7 @@ def test_a_task_is_solved_on_the_screen() -> None:
     instance = open_instance("booking", "train-000000")
     screen = Screen("Booking", instance)
     user = Computer(screen, lambda: "image")
-    for name, arguments in plan(BOOKING):
+    for name, arguments in plan_calls(BOOKING):
         for action in actions(name, arguments, places()):
             user.call("computer", action)
     assert texts(screen)[-1] == '{"ok": true}'
@@ -101,32 +101,32 @@ def test_the_same_actions_make_the_same_picture() -> None:
 
 def test_fields_are_edited_and_left_by_their_keys() -> None:
     _, screen = computer()
-    screen.type("lost")
-    screen.click(*middle(screen, "tool", "find_bookings"))
-    screen.type("Adam")
-    screen.press("BackSpace")
-    screen.press("Tab")
-    screen.type("x")
-    screen.press("ctrl+a")
-    screen.type("Oslo")
-    assert [e.text for e in screen.elements() if e.kind == "field"] == ["Ada", "Oslo"]
-    screen.click(*middle(screen, "run", ""))
+    screen.type_text("lost")
+    screen.click_at(*middle(screen, "tool", "find_bookings"))
+    screen.type_text("Adam")
+    screen.press_key("BackSpace")
+    screen.press_key("Tab")
+    screen.type_text("x")
+    screen.press_key("ctrl+a")
+    screen.type_text("Oslo")
+    assert [e.text for e in screen.list_elements() if e.kind == "field"] == ["Ada", "Oslo"]
+    screen.click_at(*middle(screen, "run", ""))
     assert texts(screen)[-1] == "Error: not found"
-    screen.click(*middle(screen, "tool", "cancel_booking"))
-    screen.type("first")
-    screen.press("Return")
+    screen.click_at(*middle(screen, "tool", "cancel_booking"))
+    screen.type_text("first")
+    screen.press_key("Return")
     assert texts(screen)[-1] == "Error: booking_id must be of type integer"
 
 
 def test_a_long_result_is_scrolled() -> None:
     screen = Screen("Booking", open_instance("fleet_booking", "kinesis", "v0.0.14"))
-    screen.click(*middle(screen, "tool", "search_hotels"))
-    screen.press("Return")
+    screen.click_at(*middle(screen, "tool", "search_hotels"))
+    screen.press_key("Return")
     before = texts(screen)
-    screen.scroll(1)
+    screen.scroll_lines(1)
     assert before[-2] in texts(screen)
     assert before != texts(screen)
-    screen.scroll(-10_000)
+    screen.scroll_lines(-10_000)
     assert texts(screen) == before
 
 
@@ -157,7 +157,7 @@ def test_an_instance_keeps_its_screen_until_it_is_reset(http: httpx.Client) -> N
     root = instance["urls"]["root"]
     before = screenshot(http, root)
     assert (before["type"], before["mimeType"]) == ("image", "image/png")
-    for name, arguments in plan(BOOKING):
+    for name, arguments in plan_calls(BOOKING):
         for action in actions(name, arguments, places()):
             reply = call_tool(http, root, "computer", action, "api/v1/mcp")
             assert base64.b64decode(reply.json()["result"]["content"][0]["data"])[:8] == PNG
