@@ -12,6 +12,7 @@ from types import FrameType
 
 import grpc.aio
 
+from services.common.concurrency import cancel_tasks
 from services.common.log import get_logger
 from services.common.run_membership import (
     Membership,
@@ -105,8 +106,7 @@ class Lifecycle:
     async def _leave(self) -> None:
         if self._membership is None or self._member is None:
             return
-        self._membership.cancel()
-        await asyncio.gather(self._membership, return_exceptions=True)
+        await cancel_tasks([self._membership])
         if not self._stopped:
             await self._member.send_last_heartbeat()
 

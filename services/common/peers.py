@@ -10,6 +10,7 @@ import grpc
 import grpc.aio
 
 from services.common.channel import CallDefaults, Channel, MetadataSource
+from services.common.concurrency import cancel_tasks
 from services.common.errors import ConfigError
 from services.common.log import get_logger
 from services.common.rpc import DEFAULT_STREAM_TIMEOUT_S, DEFAULT_TIMEOUT_S, plain_channel
@@ -170,8 +171,6 @@ class _Peer:
 
     async def close(self) -> None:
         tasks = [task for task in (self.task, *self._closing) if task is not None]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel_tasks(tasks)
         if self._channel is not None:
             await self._channel.close()

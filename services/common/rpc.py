@@ -26,6 +26,7 @@ from grpc_status import rpc_status
 from services.common import open_files
 from services.common.auth import Authenticator
 from services.common.channel import CallDefaults, Channel, MetadataSource
+from services.common.concurrency import keep_cancellation
 from services.common.errors import ConfigError, ServiceError
 from services.common.health import METHODS as HEALTH_METHODS
 from services.common.health import MOST_WATCHES, Health
@@ -211,19 +212,9 @@ async def serving(
         yield Serving(advertised_address(host, port, advertise), health)
     finally:
         health.set_serving(False)
-        await _stop_server(server, grace_s)
-
-
-async def _stop_server(server: grpc.aio.Server, grace_s: float) -> None:
-    """Stop the server. Raises CancelledError if the task was cancelled meanwhile.
-
-    gRPC waits with `asyncio.wait_for`, which up to Python 3.11 loses a cancellation that comes as
-    the wait ends (python/cpython#86296): the caller would go on."""
-    task = asyncio.current_task()
-    requests = task.cancelling() if task else 0
-    await server.stop(grace_s)
-    if task and task.cancelling() > requests:
-        raise asyncio.CancelledError
+        # gRPC waits by `asyncio.wait_for`.
+        with keep_cancellation():
+            await server.stop(grace_s)
 
 
 def service_error(error: grpc.aio.AioRpcError) -> ServiceError | None:

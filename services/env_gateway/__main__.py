@@ -3,9 +3,10 @@
 import asyncio
 import gc
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING
 
+from services.common.concurrency import running_tasks, wait_unless
 from services.common.run_membership import ReplicaStatus
 from services.common.service_main import RegistryContract, Runtime, run_service_process
 from services.env_gateway.api.alarms import HeartbeatAlarms
@@ -48,20 +49,20 @@ async def serve_gateway(runtime: Runtime[EnvGatewayConfig]) -> None:
         episode_service_pb2_grpc.add_EpisodeServiceServicer_to_server(service, server)
         serving = await stack.enter_async_context(runtime.serving(server))
         alarms = HeartbeatAlarms()
-        keeping = asyncio.create_task(
-            _run_background_loops(gateway, alarms, runtime.hurry_heartbeat)
-        )
-        # What is there now, stays. To search it for garbage would hold the loop for 40 ms, whenever
-        # what strangers send makes Python do so.
-        gc.collect()
-        gc.freeze()
-        serving.set_serving(True)
-        runtime.report_status(lambda: _current_status(runtime, alarms))
-        await runtime.announce(serving.address)
-        runtime.log.info(
-            "serving", address=serving.address, backends=sorted(runtime.config.backend_names)
-        )
-        await _wait_until_drained(runtime, keeping)
+        background = _run_background_loops(gateway, alarms, runtime.hurry_heartbeat)
+        async with running_tasks(background) as (keeping,):
+            # What is there now, stays. To search it for garbage would hold the loop for 40 ms,
+            # whenever what strangers send makes Python do so.
+            gc.collect()
+            gc.freeze()
+            serving.set_serving(True)
+            runtime.report_status(lambda: _current_status(runtime, alarms))
+            await runtime.announce(serving.address)
+            runtime.log.info(
+                "serving", address=serving.address, backends=sorted(runtime.config.backend_names)
+            )
+            if await wait_unless(runtime.drain, keeping):
+                keeping.result()
         serving.set_serving(False)
         await gateway.drain(runtime.config.drain_s)
 
@@ -120,20 +121,6 @@ async def _run_background_loops(
         tasks.create_task(status.measure_loop_lag())
         tasks.create_task(status.export_metrics_forever(gateway))
         tasks.create_task(status.update_alarms_forever(gateway, alarms, hurry))
-
-
-async def _wait_until_drained(
-    runtime: Runtime[EnvGatewayConfig], keeping: asyncio.Task[None]
-) -> None:
-    """Wait for the drain. If a background loop fails first, raise its error."""
-    drained = asyncio.create_task(runtime.drain.wait())
-    done, _ = await asyncio.wait({drained, keeping}, return_when=asyncio.FIRST_COMPLETED)
-    if keeping in done:
-        drained.cancel()
-        keeping.result()
-    keeping.cancel()
-    with suppress(asyncio.CancelledError):
-        await keeping
 
 
 @asynccontextmanager

@@ -16,6 +16,7 @@ import grpc.aio
 
 from flotilla.launcher.v1 import registry_service_pb2_grpc, run_service_pb2_grpc
 from services.common import log, rpc
+from services.common.concurrency import running_tasks
 from services.common.errors import ConfigError
 from services.common.network import advertised_address, is_loopback, split_host_port
 from services.common.private_process import keep_private
@@ -104,16 +105,12 @@ async def serve_launcher(options: ServeOptions) -> None:
         asyncio.get_running_loop().add_signal_handler(number, on_signal)
     await launcher.recover_runs()
     teller = EventPublisher(store, options.hooks.observers)
-    watches = [
-        asyncio.create_task(teller.publish_forever()),
-        asyncio.create_task(launcher.watch_for_leaks()),
-    ]
-    async with _serve_runs(options, launcher):
+    async with (
+        running_tasks(teller.publish_forever(), launcher.watch_for_leaks()),
+        _serve_runs(options, launcher),
+    ):
         await _wait_until_told(stop, launcher, options.idle_exit)
         await launcher.close(_CLOSE_GRACE_S)
-    for watch in watches:
-        watch.cancel()
-    await asyncio.gather(*watches, return_exceptions=True)
     await teller.publish_pending()
     store.close()
 

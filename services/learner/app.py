@@ -7,6 +7,7 @@ from typing import Any
 
 import grpc.aio
 
+from services.common.concurrency import running_tasks, wait_beside
 from services.common.errors import ConfigError
 from services.common.run_membership import RaisedAlarm, ReplicaStatus
 from services.common.runtime import Runtime
@@ -145,37 +146,23 @@ async def _run_with_helpers(
 
     Return True when it is done, False when it was drained."""
     dispatcher, status = state.dispatcher, state.status
-    main = asyncio.create_task(run, name="loop")
-    beside = [
-        asyncio.create_task(
-            _repeat_every(min(1.0, dispatcher.book.rules.ttl_s / 4), dispatcher.expire_overdue)
-        ),
-        asyncio.create_task(_run_when_set(runtime.drain, dispatcher.stop_leasing)),
-        asyncio.create_task(state.journal.wait_until_broken()),
-        asyncio.create_task(state.guard.wait_for_mismatch()),
-        asyncio.create_task(state.uploads.wait_until_fenced()),
-        asyncio.create_task(
-            _export_metrics(
-                make_metrics_exporter(dispatcher, status, runtime.watchdog, state.alarms)
-            )
-        ),
-    ]
-    try:
-        running: set[asyncio.Task[Any]] = {main, *beside}
-        while not main.done():
-            done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
-        return main.result()
-    except Exception as error:
-        status.error = str(error)[:2000]
-        state.alarms.report_failure(status.error or repr(error))
-        status.enter_phase(Phase.FAILED)
-        raise
-    finally:
-        for task in (main, *beside):
-            task.cancel()
-        await asyncio.gather(main, *beside, return_exceptions=True)
+    export_metrics = make_metrics_exporter(dispatcher, status, runtime.watchdog, state.alarms)
+    helpers = running_tasks(
+        _repeat_every(min(1.0, dispatcher.book.rules.ttl_s / 4), dispatcher.expire_overdue),
+        _run_when_set(runtime.drain, dispatcher.stop_leasing),
+        state.journal.wait_until_broken(),
+        state.guard.wait_for_mismatch(),
+        state.uploads.wait_until_fenced(),
+        _export_metrics(export_metrics),
+    )
+    async with helpers as beside, running_tasks(run) as (main,):
+        try:
+            return await wait_beside(main, beside)
+        except Exception as error:
+            status.error = str(error)[:2000]
+            state.alarms.report_failure(status.error or repr(error))
+            status.enter_phase(Phase.FAILED)
+            raise
 
 
 async def _export_metrics(show: Callable[[], None]) -> None:

@@ -70,8 +70,8 @@ async def serve_rollout(runtime: Runtime[RolloutConfig]) -> None:
     """Work until drained; raises what makes going on pointless."""
     from flotilla.rollout.v1 import rollout_service_pb2_grpc
     from services.common import rpc
+    from services.common.concurrency import run_unless, run_until_first
     from services.rollout.ports import EngineDead
-    from services.rollout.work.task_groups import run_unless, run_until_first
 
     runtime.watchdog.limit_s = runtime.config.stall_s
     async with AsyncExitStack() as stack:

@@ -12,6 +12,7 @@ from contextlib import suppress
 from typing import Protocol
 
 from services.common.child_environment import child_environment
+from services.common.concurrency import cancel_tasks, raise_failure
 from services.common.interpreter import tied_command
 from services.common.log import get_logger, redact
 from services.common.text import say
@@ -88,9 +89,8 @@ class SupervisedServer:
             raise BackendError("starting", message, delivered=False) from None
 
     async def close(self) -> None:
-        self._running.cancel()
-        with suppress(asyncio.CancelledError):
-            await self._running
+        await cancel_tasks([self._running])
+        raise_failure([self._running])
 
     async def _keep_running(self) -> None:
         backoff = Backoff(base_s=_BASE_S, cap_s=_CAP_S, rng=random.Random())

@@ -9,7 +9,6 @@ import threading
 import uuid
 from collections.abc import Coroutine
 from concurrent.futures import Future
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -19,6 +18,7 @@ import grpc.aio
 from flotilla.env_gateway.v1 import episode_service_pb2 as pb
 from flotilla.env_gateway.v1 import episode_service_pb2_grpc as pb_grpc
 from services.common import rpc
+from services.common.concurrency import cancel_tasks, raise_failure
 from services.common.log import get_logger
 from services.common.network import check_dial
 from services.common.tls import Tls, read_tls
@@ -99,9 +99,8 @@ class GatewayConnection:
         self._renewing = asyncio.create_task(self._keep_renewing())
 
     async def _stop_loop(self) -> None:
-        self._renewing.cancel()
-        with suppress(asyncio.CancelledError):
-            await self._renewing
+        await cancel_tasks([self._renewing])
+        raise_failure([self._renewing])
         while self._closing:
             await asyncio.wait(self._closing)
         await self._channel.close()

@@ -6,6 +6,7 @@ import random
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import AbstractAsyncContextManager, suppress
 
+from services.common.concurrency import cancel_tasks, wait_for_any
 from services.common.log import get_logger
 from services.env_gateway.config.gateway import EnvGatewayConfig
 from services.env_gateway.episodes.instance_journal import InstanceJournal
@@ -75,17 +76,12 @@ class InstanceDeleter:
         most `timeout_s` after the last deletion. The rest stays in the journal."""
         self._ending.set()
         while self._tasks:
-            done, pending = await asyncio.wait(
-                self._tasks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
-            )
-            if not done:
-                await self._give_up(pending)
+            if not await wait_for_any(self._tasks, timeout_s):
+                await self._give_up(set(self._tasks))
         self._ending.clear()
 
     async def _give_up(self, pending: set[asyncio.Task[None]]) -> None:
-        for task in pending:
-            task.cancel()
-        await asyncio.wait(pending)
+        await cancel_tasks(pending)
         _LOG.warning("instances_left_open", instances=len(pending))
 
     def _start_task(self, work: Coroutine[None, None, None]) -> None:

@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from services.common import log
+from services.common.concurrency import cancel_tasks
 from services.launcher.agent import decisions as watches
 from services.launcher.agent.decisions import (
     EndCause,
@@ -86,9 +87,7 @@ class Watcher:
         try:
             await self._keep_replica()
         finally:
-            for task in background:
-                task.cancel()
-            await asyncio.gather(*background, return_exceptions=True)
+            await cancel_tasks(background)
         await self._send_farewell()
         return self._watch.verdict
 

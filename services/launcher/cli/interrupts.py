@@ -11,6 +11,8 @@ from collections.abc import Coroutine, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+from services.common.concurrency import running_tasks, wait_unless
+
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _SAME_PRESS_S = 0.3
 T = TypeVar("T")
@@ -78,14 +80,7 @@ def _terminal_descriptors() -> Iterator[int]:
 
 
 async def _cancel_on_event(event: asyncio.Event, work: Coroutine[Any, Any, T]) -> T:
-    task = asyncio.create_task(work)
-    interrupt = asyncio.create_task(event.wait())
-    try:
-        await asyncio.wait({task, interrupt}, return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
+    async with running_tasks(work) as (task,):
+        if await wait_unless(event, task):
             return task.result()
         raise InterruptedByUserError
-    finally:
-        interrupt.cancel()
-        task.cancel()
-        await asyncio.gather(task, interrupt, return_exceptions=True)

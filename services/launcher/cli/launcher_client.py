@@ -16,6 +16,7 @@ import grpc.aio
 from flotilla.launcher.v1 import run_service_pb2 as pb
 from flotilla.launcher.v1.run_service_pb2_grpc import RunServiceStub
 from services.common import rpc
+from services.common.concurrency import run_unless
 from services.common.interpreter import python_command
 from services.launcher.cli import hints
 from services.launcher.cli.interrupts import Interrupts
@@ -259,11 +260,7 @@ async def _stop_launcher(own: asyncio.subprocess.Process, interrupts: Interrupts
     which ends them at once."""
     with suppress(ProcessLookupError):
         own.terminate()
-    gone = asyncio.create_task(own.wait())
-    hurry = asyncio.create_task(interrupts.second.wait())
-    await asyncio.wait({gone, hurry}, return_when=asyncio.FIRST_COMPLETED)
-    hurry.cancel()
-    if not gone.done():
+    if await run_unless(interrupts.second, own.wait()) is None:
         with suppress(ProcessLookupError):
             os.kill(own.pid, signal.SIGTERM)
-    await gone
+        await own.wait()

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from services.common import log
+from services.common.concurrency import running_tasks, wait_for_any
 from services.launcher import clock, state
 from services.launcher.agent_protocol import EXIT_PREEMPTED, ReplicaCommand, UnitReport, key_of_node
 from services.launcher.backends.ports import Backend, LaunchSpec
@@ -133,16 +134,9 @@ class Supervisor:
         kept waiting."""
         if self.run.state is not RunState.PREFLIGHT:
             return
-        asking = asyncio.create_task(self._ask_gate())
-        try:
-            while not asking.done() and self.run.state is RunState.PREFLIGHT:
-                change = asyncio.create_task(self.changed.next_change.wait())
-                await asyncio.wait({asking, change}, return_when=asyncio.FIRST_COMPLETED)
-                change.cancel()
-        finally:
-            asking.cancel()
-            # With it ends what it had started.
-            await asyncio.wait({asking})
+        async with running_tasks(self._ask_gate(), self._leave_preflight()) as tasks:
+            await wait_for_any(tasks)
+            asking, _ = tasks
         if self.run.state is not RunState.PREFLIGHT:
             return
         try:
@@ -156,6 +150,11 @@ class Supervisor:
             self.commit_run(run, cause="refused before the start")
         else:
             self.commit_run(transitions.mark_admitted(self.run), cause="preflight passed")
+
+    async def _leave_preflight(self) -> None:
+        """Return when the run has left PREFLIGHT."""
+        while self.run.state is RunState.PREFLIGHT:
+            await self.changed.next_change.wait()
 
     async def _ask_gate(self) -> None:
         launches = tuple(self.launch_spec_for((service, 0)) for service in self.run.wanted)

@@ -13,6 +13,7 @@ import grpc.aio
 
 from services.common import rpc
 from services.common.arguments import TOKEN_VARIABLE
+from services.common.concurrency import running_tasks, wait_for_any
 from services.common.errors import ConfigError
 from services.common.network import is_loopback, split_host_port
 from services.launcher.backends.local.backend import visible_gpus
@@ -131,21 +132,23 @@ async def _until_one_fails(
 ) -> list[_RankReport]:
     """Collect the reports in the order in which ranks ended: all of them, or those up to
     shortly after the first failure. The remaining ranks are cancelled."""
-    tasks = {asyncio.ensure_future(member) for member in members}
-    told: list[_RankReport] = []
-    try:
-        running = tasks
-        while running and not any(each.went_wrong for each in told):
-            ended, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-            told += [task.result() for task in ended]
+    reports: list[_RankReport] = []
+    async with running_tasks(*members) as tasks:
+        running = list(tasks)
+        while running and not any(each.went_wrong for each in reports):
+            await wait_for_any(running)
+            reports += _take_results(running)
         if running:
-            ended, _ = await asyncio.wait(running, timeout=_GRACE_S)
-            told += [task.result() for task in ended]
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-    return told
+            await asyncio.wait(running, timeout=_GRACE_S)
+            reports += _take_results(running)
+    return reports
+
+
+def _take_results(running: list[asyncio.Task[_RankReport]]) -> list[_RankReport]:
+    """Remove the tasks that are done from `running`; return their results."""
+    done = [task for task in running if task.done()]
+    running[:] = [task for task in running if not task.done()]
+    return [task.result() for task in done]
 
 
 async def _judge_reports(

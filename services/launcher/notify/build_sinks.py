@@ -1,11 +1,11 @@
 """Assembly of the notifier, its outbox, and the delivery of its letters."""
 
-import asyncio
 import os
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from services.common.concurrency import running_tasks
 from services.common.errors import ConfigError
 from services.launcher.notify.delivery import DeliveryWorker
 from services.launcher.notify.notifier import Notifier
@@ -37,16 +37,10 @@ async def open_notifier(runs: Path) -> AsyncGenerator[Notifier]:
     outbox = Outbox(runs / "launcher.sqlite")
     post = DeliveryWorker(outbox, make_sink)
     notifier = Notifier(runs, store, outbox, post)
-    tasks = [
-        asyncio.create_task(post.run_delivery()),
-        asyncio.create_task(notifier.watch_metrics()),
-    ]
     try:
-        yield notifier
+        async with running_tasks(post.run_delivery(), notifier.watch_metrics()):
+            yield notifier
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
         await post.close()
         outbox.close()
         store.close()

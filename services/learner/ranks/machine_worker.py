@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 
+from services.common.concurrency import cancel_tasks, running_tasks, wait_unless
 from services.common.log import get_logger
 from services.learner.ports import RankError
 from services.learner.ranks.pending_calls import Answer, RankHandle
@@ -34,17 +35,10 @@ class MachineWorker:
         """Return when the learner has ended in order, or this machine is to go.
 
         Raises TimeoutError without a learner, WrongMachineError when it refuses this machine."""
-        work = asyncio.create_task(self._join_repeatedly())
-        drained = asyncio.create_task(self._drain.wait())
-        try:
-            await asyncio.wait({work, drained}, return_when=asyncio.FIRST_COMPLETED)
+        async with running_tasks(self._join_repeatedly()) as (work,):
             # A learner that has its ranks here is told, and drains first.
-            if work.done() or self._joined:
+            if await wait_unless(self._drain, work) or self._joined:
                 await work
-        finally:
-            for task in (work, drained):
-                task.cancel()
-            await asyncio.gather(work, drained, return_exceptions=True)
 
     async def _join_repeatedly(self) -> None:
         while not await self._join_once():
@@ -94,9 +88,7 @@ class MachineWorker:
                 answering.add(task)
                 task.add_done_callback(answering.discard)
         finally:
-            for task in (leaving, *answering):
-                task.cancel()
-            await asyncio.gather(leaving, *answering, return_exceptions=True)
+            await cancel_tasks((leaving, *answering))
             # They may be waiting for ranks that are gone.
             for rank in ranks:
                 rank.kill()

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
+from services.common.concurrency import cancel_tasks, wait_unless
 from services.common.log import get_logger
 from services.common.watchdog import Watchdog
 from services.learner.config.learner import LearnerConfig
@@ -92,10 +93,7 @@ class EvalSchedule:
         if self._current is None:
             return True
         evaluation, task = self._current
-        drained = asyncio.create_task(drain.wait())
-        await asyncio.wait({task, drained}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-        drained.cancel()
-        if not task.done():
+        if not await wait_unless(drain, task, timeout_s=seconds):
             if drain.is_set():
                 return False
             unfinished = evaluation.unfinished_groups
@@ -108,8 +106,7 @@ class EvalSchedule:
         """Leave the running evaluation for the next start."""
         if self._current:
             _, task = self._current
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+            await cancel_tasks([task])
             self._current = None
 
     async def _run_evaluation(self, evaluation: Evaluation) -> None:

@@ -12,11 +12,11 @@ publication waits for them, so that they see one policy only.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
 
 from services.common import trace
+from services.common.concurrency import run_unless
 from services.common.errors import ConfigError
 from services.common.log import bind_process, get_logger
 from services.common.watchdog import Watchdog
@@ -35,7 +35,6 @@ from services.learner.run.step_trainer import StepTrainer
 from services.learner.run.summary import RunSummary
 from services.learner.types import ModelInfo, StepSettings
 
-T = TypeVar("T")
 _log = get_logger(__name__)
 
 
@@ -90,7 +89,7 @@ class TrainLoop:
             return await self._evaluate_only()
         await self._begin_eval()
         while self._trainer.version < self._config.steps:
-            batch = await self._or_drain(self._collect_batch())
+            batch = await run_unless(self._drain, self._collect_batch())
             if batch is None:
                 return await self._stop_early()
             ruling = await self._judge_batch(batch)
@@ -110,7 +109,7 @@ class TrainLoop:
         await self._evals.load_reports()
         checkpoint = await self._trainer.find_checkpoint()
         with self._watchdog.stage("start ranks"):
-            info = await self._or_drain(self._trainer.start_ranks(checkpoint))
+            info = await run_unless(self._drain, self._trainer.start_ranks(checkpoint))
         if info is None:
             return False
         await self._trainer.check_weights(info)
@@ -137,7 +136,7 @@ class TrainLoop:
         await self._publish_policy(None, train=False)
         await self._begin_eval()
         self._status.enter_phase(Phase.EVALUATING)
-        return await self._or_drain(self._evals.wait_until_done()) is not None
+        return await run_unless(self._drain, self._evals.wait_until_done()) is not None
 
     async def _collect_batch(self) -> Batch:
         phase = Phase.EVALUATING if self._evals.is_running else Phase.SAMPLING
@@ -215,7 +214,7 @@ class TrainLoop:
     async def _evaluate_to_the_end(self, moment: Moment) -> bool:
         await self._evals.begin_evaluation(moment)
         self._status.enter_phase(Phase.EVALUATING)
-        if await self._or_drain(self._evals.wait_until_done()) is None:
+        if await run_unless(self._drain, self._evals.wait_until_done()) is None:
             return await self._stop_early()
         return await self._mark_done()
 
@@ -250,15 +249,3 @@ class TrainLoop:
     def _is_due(self, every: int) -> bool:
         version = self._trainer.version
         return every > 0 and version > 0 and version % every == 0
-
-    async def _or_drain(self, work: Coroutine[Any, Any, T]) -> T | None:
-        """Return the result of `work`, or None if the drain came first."""
-        task = asyncio.create_task(work)
-        drained = asyncio.create_task(self._drain.wait())
-        try:
-            await asyncio.wait({task, drained}, return_when=asyncio.FIRST_COMPLETED)
-            return task.result() if task.done() else None
-        finally:
-            for waiter in (task, drained):
-                waiter.cancel()
-            await asyncio.gather(task, drained, return_exceptions=True)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from services.common.concurrency import cancel_tasks
 from services.common.domain.policy import PolicyId
 from services.common.log import get_logger
 from services.rollout.adapters.vllm_options import (
@@ -29,7 +30,6 @@ from services.rollout.adapters.vllm_options import (
 from services.rollout.config.rollout import EngineConfig
 from services.rollout.ports import EngineDead, EngineError, RequestAborted
 from services.rollout.types import Completion, PolicySpan, Publication, Sampling
-from services.rollout.work.task_groups import cancel_tasks
 
 if TYPE_CHECKING:
     from vllm.outputs import CompletionOutput, RequestOutput

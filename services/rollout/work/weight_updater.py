@@ -9,11 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.common import metrics
+from services.common.concurrency import run_until_first
 from services.common.log import bind_process, get_logger
 from services.common.watchdog import Watchdog
 from services.rollout.ports import Engine, EngineDead, EngineError, PolicyFeed, TransportFailed
 from services.rollout.types import Completion, Publication, UpdateOutcome
-from services.rollout.work.task_groups import run_until_first
 from services.rollout.work.weight_staging import FingerprintMismatch, stage_weights
 
 NO_LOGPROBS = np.zeros(0, np.float32)

@@ -18,6 +18,7 @@ from flotilla.learner.v1 import group_service_pb2 as group_pb
 from flotilla.learner.v1 import group_service_pb2_grpc as group_grpc
 from flotilla.learner.v1 import policy_pb2, trajectory_pb2
 from services.common import rpc
+from services.common.concurrency import run_unless, run_until_first
 from services.common.domain.attempts import AttemptKey
 from services.common.domain.policy import PolicyId
 from services.common.fingerprint import TokenizerDigests
@@ -28,7 +29,6 @@ from services.rollout.episodes.episode import AttemptRunner
 from services.rollout.episodes.prompt import PromptBuilder
 from services.rollout.ports import LearnerRefused, TemplateError
 from services.rollout.types import Completion, OpenRequest, Sampling
-from services.rollout.work.task_groups import run_unless, run_until_first
 from services.rollout.work.worker import Worker, WorkerOptions
 from tests.support.fake_peers import (
     TOKEN,

@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import services
 from services.common.child_environment import child_environment
+from services.common.concurrency import cancel_tasks
 from services.common.interpreter import python_command, tied_command
 from services.common.large_values import run_aside_for
 from services.common.log import get_logger
@@ -189,9 +190,7 @@ class WorkerPool:
         return min(workers, key=lambda worker: worker.instances)
 
     async def close(self) -> None:
-        for keeper in self._keepers:
-            keeper.cancel()
-        await asyncio.gather(*self._keepers, return_exceptions=True)
+        await cancel_tasks(self._keepers)
 
     async def _keep_running(self, slot: int) -> None:
         loop = asyncio.get_running_loop()

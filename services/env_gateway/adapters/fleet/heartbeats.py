@@ -6,6 +6,7 @@ from contextlib import suppress
 from typing import Protocol
 
 from services.common import metrics
+from services.common.concurrency import cancel_tasks, raise_failure
 from services.common.log import get_logger
 from services.env_gateway.adapters.fleet.heartbeat_schedule import HeartbeatSchedule
 from services.env_gateway.ports import BackendError
@@ -69,11 +70,8 @@ class Heartbeats:
         for instance_id in list(self._instances):
             self.forget_instance(instance_id)
         tasks = [task for task in (self._task, *self._beats) if task is not None]
-        for task in tasks:
-            task.cancel()
-        for task in tasks:
-            with suppress(asyncio.CancelledError):
-                await task
+        await cancel_tasks(tasks)
+        raise_failure(tasks)
 
     async def _keep_beating(self) -> None:
         while True:
