@@ -9,7 +9,7 @@ from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from functools import cache
 
-from services.common.secret_values import is_secret_name, secret_values
+from services.common.redaction import is_secret_name, secret_values
 
 # What any program needs to find its files, its language and its way out of a network.
 _ANYBODY = (

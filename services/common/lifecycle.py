@@ -5,10 +5,8 @@ import faulthandler
 import os
 import signal
 import threading
-import time
 from collections.abc import Awaitable, Callable, Generator, Mapping
 from contextlib import contextmanager, suppress
-from types import FrameType
 
 import grpc.aio
 
@@ -20,6 +18,7 @@ from services.common.run_membership import (
     ReplicaIdentity,
     ReplicaStatus,
 )
+from services.common.stop_signals import StopSignals
 
 # What a stop may take before the process is ended without further ado.
 _STOP_GRACE_S = 5.0
@@ -56,13 +55,14 @@ class Lifecycle:
         self._membership: asyncio.Task[None] | None = None
         self._stopped = False
         self._loading = False
-        self._signalled_at: float | None = None
+        self._signals = StopSignals(
+            self._drain_by_signal, lambda number: os._exit(128 + number), same_s=_SAME_SIGNAL_S
+        )
 
     def install_signals(self) -> None:
         """Install signal handlers, not the loop's own: those wait for a loop that may be
         blocked."""
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._on_signal)
+        self._signals.handle_at_once()
         # Stacks of all threads on stderr, for whoever wonders what the process is doing.
         faulthandler.register(signal.SIGUSR1, all_threads=True)
 
@@ -140,17 +140,12 @@ class Lifecycle:
             self._service.cancel()
         _end_in_a_while()
 
-    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
-        now = time.monotonic()
-        if self._signalled_at is None:
-            self._signalled_at = now
-            if self._loading:
-                # Not by the loop alone: imports of vendors' packages block it.
-                _end_in_a_while()
-            with suppress(RuntimeError):  # the loop has closed: the process is ending as it is
-                self._loop.call_soon_threadsafe(self.drain, signal.Signals(number).name)
-        elif now - self._signalled_at > _SAME_SIGNAL_S:
-            os._exit(128 + number)
+    def _drain_by_signal(self, number: int) -> None:
+        if self._loading:
+            # Not by the loop alone: imports of vendors' packages block it.
+            _end_in_a_while()
+        with suppress(RuntimeError):  # the loop has closed: the process is ending as it is
+            self._loop.call_soon_threadsafe(self.drain, signal.Signals(number).name)
 
     def _membership_ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and task.exception() is not None:

@@ -3,22 +3,16 @@
 import json
 import logging
 import os
-import re
 import sys
 from collections.abc import Mapping, MutableMapping
 from typing import Any
 
 import structlog
 
-from services.common.secret_values import MIN_CHARACTERS, secret_values, written_forms
+from services.common.redaction import add_secret, clean_value, secret_values
 from services.common.text import json_line, make_visible
 
 MAX_LINE_BYTES = 16 * 1024
-_MAX_VALUE_CHARACTERS = 4 * 1024
-_SECRET_FIELD = re.compile(r"^(token|authorization|password|secret|.*api_key)$", re.IGNORECASE)
-_BEARER = re.compile(r"(?i)\bbearer\s+[^\s\"'\\,;]+")
-_PASSWORD = re.compile(r"://[^\s:/?#@\"']*:[^\s/?#@\"']+@")
-_HIDDEN = "***"
 # Of our own lines and of those of libraries.
 _SHARED: list[structlog.typing.Processor] = [
     structlog.stdlib.filter_by_level,
@@ -30,9 +24,6 @@ _SHARED: list[structlog.typing.Processor] = [
     structlog.processors.format_exc_info,
 ]
 
-# Processors see this set, not a copy: a secret learnt later is hidden from then on.
-_secrets: set[str] = set()
-_hidden: list[str] = []
 _everywhere: dict[str, object] = {}
 
 
@@ -86,52 +77,11 @@ def bind_process(**values: object) -> None:
     _everywhere.update(values)
 
 
-def add_secret(value: str) -> None:
-    """Never let `value` appear in a log line; too short a value would hide ordinary text."""
-    if len(value) >= MIN_CHARACTERS and value not in _secrets:
-        _secrets.add(value)
-        # The longest first: one may be part of another.
-        _hidden[:] = sorted({*_hidden, *written_forms(value)}, key=len, reverse=True)
-
-
-def redact(text: str) -> str:
-    """Return `text` without secrets: known ones, however they are written, bearer tokens, and
-    passwords of URLs."""
-    for form in _hidden:
-        text = text.replace(form, _HIDDEN)
-    return _PASSWORD.sub(f"://{_HIDDEN}@", _BEARER.sub(f"Bearer {_HIDDEN}", text))
-
-
 def _render_with(render: Any) -> structlog.typing.Processor:
     def process(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> str:
-        return render({key: _clean_value(key, value) for key, value in event.items()})
+        return render({key: clean_value(key, value) for key, value in event.items()})
 
     return process
-
-
-def _clean_value(key: str, value: Any) -> Any:
-    """Make a value fit for a line: secrets are hidden first, for a cut could leave half of one."""
-    if _SECRET_FIELD.match(key):
-        return _HIDDEN
-    if value is None or isinstance(value, bool | int | float):
-        return value
-    if isinstance(value, bytes):
-        value = value[:_MAX_VALUE_CHARACTERS].hex()
-    text = value if isinstance(value, str) else json.dumps(value, default=repr)
-    clean = redact(text)
-    if len(clean) > _MAX_VALUE_CHARACTERS:
-        cut = len(clean) - _MAX_VALUE_CHARACTERS
-        return f"{clean[:_MAX_VALUE_CHARACTERS]}... ({cut} characters cut)"
-    return clean if isinstance(value, str) else _load_cleaned(clean)
-
-
-def _load_cleaned(clean: str) -> Any:
-    """Return the value, or its text where what was hidden is no part of a string: a secret of
-    digits."""
-    try:
-        return json.loads(clean)
-    except ValueError:
-        return clean
 
 
 def _event_to_json(event: Mapping[str, Any]) -> str:

@@ -24,10 +24,10 @@ from services.common.lifecycle import Lifecycle
 from services.common.network import advertised_address, check_dial, check_listen
 from services.common.peers import Peers
 from services.common.private_process import keep_private
+from services.common.redaction import add_secret, find_references, secret_values
 from services.common.rpc import channel
 from services.common.run_membership import RegistryContract, ReplicaIdentity
 from services.common.runtime import Runtime
-from services.common.secret_values import find_references, secret_values
 from services.common.spec import ServiceConfig, SharedConfig, parse_shared
 from services.common.text import say, say_json
 from services.common.tls import Tls, read_tls
@@ -152,7 +152,7 @@ def _make_context(
     run_dir = arguments.run_dir or Path("runs") / run_id
     run_dir.mkdir(parents=True, exist_ok=True)
     log.setup(service, run_id, replica=arguments.replica)
-    log.add_secret(token)
+    add_secret(token)
     contract = registry() if registry is not None and arguments.registry else None
     logger = log.get_logger(f"services.{service}")
     return _ProcessContext(service, arguments, run_id, run_dir, token, tls, contract, logger)
@@ -163,7 +163,7 @@ def _hide_named(section: object) -> None:
     called."""
     named = tuple(find_references(section))
     for value in secret_values(os.environ, also=named):
-        log.add_secret(value)
+        add_secret(value)
 
 
 def _check_addresses(arguments: Arguments, *, encrypted: bool) -> None:

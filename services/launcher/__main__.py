@@ -4,7 +4,6 @@ itself."""
 import argparse
 import asyncio
 import fcntl
-import signal
 import sys
 import time
 from collections.abc import AsyncGenerator, Generator
@@ -20,6 +19,8 @@ from services.common.concurrency import running_tasks
 from services.common.errors import ConfigError
 from services.common.network import advertised_address, is_loopback, split_host_port
 from services.common.private_process import keep_private
+from services.common.redaction import add_secret
+from services.common.stop_signals import StopSignals
 from services.common.text import say
 from services.launcher.api.registry_server import GrpcRegistryHost
 from services.launcher.api.run_service import RegistryService, RunService
@@ -96,13 +97,7 @@ async def serve_launcher(options: ServeOptions) -> None:
         runs, store, LauncherDependencies(options.backends, registries, options.hooks)
     )
 
-    def on_signal() -> None:
-        if stop.is_set():
-            launcher.end_all_now()
-        stop.set()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, on_signal)
+    StopSignals(lambda _number: stop.set(), lambda _number: launcher.end_all_now()).handle_in_loop()
     await launcher.recover_runs()
     teller = EventPublisher(store, options.hooks.observers)
     async with (
@@ -119,7 +114,7 @@ async def serve_launcher(options: ServeOptions) -> None:
 async def _serve_runs(options: ServeOptions, launcher: Launcher) -> AsyncGenerator[None]:
     """Serve RunService, with launcher.json for its clients; beyond loopback under TLS."""
     own = certificates.load_launcher_identity(options.runs)
-    log.add_secret(own.token)
+    add_secret(own.token)
     server = rpc.server(token=own.token)
     run_service_pb2_grpc.add_RunServiceServicer_to_server(RunService(launcher), server)
     alone_here = is_loopback(split_host_port(options.listen, "listen")[0])

@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from services.common import log
+from services.common.redaction import add_secret
 
 
 @pytest.fixture(autouse=True)
@@ -63,7 +64,7 @@ def test_secrets_never_appear(
 ) -> None:
     monkeypatch.setenv("FLEET_API_KEY", 'sk-"quoted"-CANARY')
     log.setup("env_gateway", "run-1", pretty=False)
-    log.add_secret("token-CANARY-0123456")
+    add_secret("token-CANARY-0123456")
     logger = log.get_logger("x")
     logger.info(
         'with sk-"quoted"-CANARY', header="Authorization: Bearer abc.CANARY", token="CANARY"
@@ -81,7 +82,7 @@ def test_a_line_in_which_a_number_was_a_secret_is_written_without_it(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     log.setup("env_gateway", "run-1", pretty=False)
-    log.add_secret("2718281828459")
+    add_secret("2718281828459")
     log.get_logger("x").info("a pin", value={"pin": 2718281828459, "n": 1})
     [line] = lines(capsys)
     assert line["event"] == "a pin" and line["value"] == '{"pin": ***, "n": 1}'

@@ -4,7 +4,7 @@ import os
 import secrets
 
 from services.common.errors import ConfigError
-from services.common.log import add_secret
+from services.common.redaction import add_secret
 from services.env_gateway.adapters.supervised_server import (
     FixedAddress,
     ServerAddress,

@@ -14,7 +14,8 @@ from typing import Protocol
 from services.common.child_environment import child_environment
 from services.common.concurrency import cancel_tasks, raise_failure
 from services.common.interpreter import tied_command
-from services.common.log import get_logger, redact
+from services.common.log import get_logger
+from services.common.redaction import redact
 from services.common.text import say
 from services.env_gateway.ports import BackendError
 from services.env_gateway.tools.retry_policy import Backoff

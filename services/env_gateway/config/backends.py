@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from services.common.config import ConfigModel
 from services.common.number_ranges import Seconds
 from services.common.parsing import TextLimits
-from services.common.secret_values import find_references
+from services.common.redaction import find_references
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 

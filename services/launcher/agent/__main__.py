@@ -5,7 +5,6 @@ import asyncio
 import os
 import shlex
 import shutil
-import signal
 import socket
 import sys
 import time
@@ -20,6 +19,7 @@ from services.common import log, rpc
 from services.common.config import load_spec, parse_config
 from services.common.errors import ConfigError
 from services.common.private_process import keep_private
+from services.common.stop_signals import StopSignals
 from services.common.text import say
 from services.launcher.agent.adapters.launcher_client import AgentIdentity, GrpcLauncherLink
 from services.launcher.agent.agent import Prepare, Watcher, WatcherDependencies
@@ -179,17 +179,11 @@ def _obey_signals(watcher: Watcher) -> None:
 
     A SIGTERM that the launcher did not announce means that somebody else wants the machine and
     does not say when it goes."""
-    first: list[float] = []
-
-    def on_signal() -> None:
-        if not first:
-            first.append(time.monotonic())
-            watcher.lose_machine(UNTOLD_LEFT_S)
-        elif time.monotonic() - first[0] > _SAME_SIGNAL_S:
-            watcher.end_now()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, on_signal)
+    StopSignals(
+        lambda _number: watcher.lose_machine(UNTOLD_LEFT_S),
+        lambda _number: watcher.end_now(),
+        same_s=_SAME_SIGNAL_S,
+    ).handle_in_loop()
 
 
 def main() -> int:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from services.common import log, rpc
 from services.common.errors import ConfigError
+from services.common.redaction import add_secret
 from services.launcher.config.launcher import LauncherConfig
 from services.launcher.security import certificates
 from services.launcher.security.certificates import RunIdentity
@@ -54,7 +55,7 @@ class GrpcRegistryHost:
         if known is None:
             certificates.store_identity(self._runs, member)
         for secret in (member.token, *(tls.to_text() for tls in member.members.values())):
-            log.add_secret(secret)
+            add_secret(secret)
         encrypted = config.backend != "local"
         stack = AsyncExitStack()
         address = await self._serve_registry(stack, run_id, config, member, _port_of(remembered))

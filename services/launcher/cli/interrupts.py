@@ -6,14 +6,13 @@ import asyncio
 import os
 import signal
 import sys
-import time
 from collections.abc import Coroutine, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from services.common.concurrency import running_tasks, wait_unless
+from services.common.stop_signals import STOP_SIGNALS, StopSignals, remove_from_loop
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _SAME_PRESS_S = 0.3
 T = TypeVar("T")
 
@@ -28,31 +27,28 @@ class Interrupts:
     def __init__(self) -> None:
         self.first = asyncio.Event()
         self.second = asyncio.Event()
-        self._noted = 0.0
+        self._signals = StopSignals(
+            lambda _number: self.first.set(),
+            lambda _number: self.second.set(),
+            same_s=_SAME_PRESS_S,
+        )
 
     def note_interrupt(self) -> None:
-        """Record an interrupt. One key press can arrive twice: from the terminal, and from a
-        parent that forwards it."""
-        now = time.monotonic()
-        if self.first.is_set() and now - self._noted > _SAME_PRESS_S:
-            self.second.set()
-        self._noted = now
-        self.first.set()
+        """Record an interrupt."""
+        self._signals.note_signal()
 
     @contextmanager
     def catch_signals(self) -> Generator["Interrupts"]:
         """Handle the signals within this context; none of them raises KeyboardInterrupt."""
-        loop = asyncio.get_running_loop()
-        for number in _SIGNALS:
-            loop.add_signal_handler(number, self.note_interrupt)
+        self._signals.handle_in_loop()
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
             # Now: of a terminal that is gone nobody can say any more that it was one.
-            loop.add_signal_handler(signal.SIGHUP, self._hang_up, [*_terminal_descriptors()])
+            printing = [*_terminal_descriptors()]
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._hang_up, printing)
         try:
             yield self
         finally:
-            for number in (*_SIGNALS, signal.SIGHUP):
-                loop.remove_signal_handler(number)
+            remove_from_loop((*STOP_SIGNALS, signal.SIGHUP))
 
     def _hang_up(self, printing: Sequence[int]) -> None:
         """Redirect output away from the closed terminal, where every print would fail, and

@@ -9,7 +9,6 @@ ring too, and the nodes must reach it: run the doctor on one of them if possible
 import argparse
 import asyncio
 import os
-import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ import grpc
 from services.common import rpc
 from services.common.arguments import read_token
 from services.common.errors import ConfigError
+from services.common.stop_signals import StopSignals
 from services.common.text import say, say_json
 from services.common.tls import Tls, read_tls
 from services.launcher.doctor.ring_rank import (
@@ -53,11 +53,9 @@ async def serve_echo(listen: str, token: str, tls: Tls | None, *, until_eof: boo
     }
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
     over = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for end in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(end, over.set)
+    StopSignals(lambda _number: over.set(), lambda _number: None).handle_in_loop()
     if until_eof:
-        loop.add_reader(sys.stdin.fileno(), over.set)
+        asyncio.get_running_loop().add_reader(sys.stdin.fileno(), over.set)
     async with rpc.serving(server, listen, grace_s=_GRACE_S, tls=tls) as at:
         at.set_serving(True)
         say_json({"address": at.address})

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from services.common.secret_values import secret_values, written_forms
+from services.common.redaction import secret_values, written_forms
 
 
 class Status(StrEnum):

@@ -16,10 +16,11 @@ from services.common.arguments import TOKEN_VARIABLE
 from services.common.concurrency import running_tasks, wait_for_any
 from services.common.errors import ConfigError
 from services.common.network import is_loopback, split_host_port
+from services.common.network_interfaces import own_address
 from services.launcher.backends.local.backend import visible_gpus
 from services.launcher.doctor.echo_server import RING, SERVICE
 from services.launcher.doctor.findings import Finding, fail, ok, warn
-from services.launcher.doctor.network_check import listen_on, own_address
+from services.launcher.doctor.network_check import listen_on
 from services.launcher.doctor.node_echo import IDENTITY_FIX, NO_TOKEN, explain_refusal
 from services.launcher.doctor.probe_process import run_command
 from services.launcher.doctor.ring_rank import (

@@ -13,7 +13,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from services.common.log import redact
+from services.common.redaction import redact
 from services.launcher.notify.messages import Message, MessageKind
 
 _SCHEMA = """

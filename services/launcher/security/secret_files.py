@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from services.common import log
 from services.common.arguments import TOKEN_VARIABLE, read_token
+from services.common.redaction import add_secret
 from services.common.tls import CA_FILE, CERTIFICATE_FILE, KEY_FILE, Tls, read_tls
 
 
@@ -34,7 +34,7 @@ def secrets_in_files() -> Generator[SecretFiles]:
     Raises ConfigError where there is no token, or where a value is no secret of a run."""
     token, tls = read_token(None), read_tls(None)
     del os.environ[TOKEN_VARIABLE]
-    log.add_secret(token)
+    add_secret(token)
     # mkdtemp makes it 0700.
     folder = Path(tempfile.mkdtemp(prefix="flotilla-"))
     try:

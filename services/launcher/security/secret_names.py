@@ -5,7 +5,7 @@ from pathlib import PurePath
 from typing import Any
 
 from services.common.arguments import TOKEN_VARIABLE
-from services.common.secret_values import find_references
+from services.common.redaction import find_references
 from services.common.tls import TLS_VARIABLE
 from services.launcher.config.launcher import LauncherConfig
 from services.launcher.state import GATEWAY, LEARNER, ROLLOUT

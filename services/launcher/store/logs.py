@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from services.common.log import redact
+from services.common.redaction import redact
 
 # As long as a log line may be; what is longer comes in pieces.
 LINE_BYTES = 16 * 1024

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from services.common.log import get_logger, redact
+from services.common.log import get_logger
+from services.common.redaction import redact
 from services.common.text import one_line
 from services.common.watchdog import Standstill
 from services.learner.alarms import event_rules

@@ -20,6 +20,7 @@ from flotilla.learner.v1 import weight_service_pb2 as pb
 from flotilla.learner.v1 import weight_service_pb2_grpc as pb_grpc
 from services.common import log, rpc
 from services.common.errors import ServiceError
+from services.common.redaction import add_secret
 from services.common.text import say_json
 from services.common.tls import from_text
 
@@ -142,7 +143,7 @@ async def serve_weights() -> None:
     lines = await _open_stdin()
     start = WeightServerConfig.from_line(await lines.readline())
     log.setup("weight_server", start.run_id)
-    log.add_secret(start.token)
+    add_secret(start.token)
     tls = from_text(start.tls, where="the learner's TLS") if start.tls else None
     shelf = SnapshotCache()
     server = rpc.server(token=start.token, most_streams=MOST_STREAMS)

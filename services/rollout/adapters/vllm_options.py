@@ -10,7 +10,7 @@ from typing import Any
 
 from services.common.child_environment import child_environment
 from services.common.errors import ConfigError
-from services.common.secret_values import is_secret_name, secret_values
+from services.common.redaction import is_secret_name, secret_values
 from services.common.spec import PolicyConfig
 from services.rollout.config.rollout import EngineConfig
 

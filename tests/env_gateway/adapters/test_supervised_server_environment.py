@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from services.common import log
+from services.common import redaction
 from services.common.errors import ConfigError
+from services.common.redaction import add_secret
 from services.env_gateway.adapters.embedded.pool import WorkerPool
 from services.env_gateway.adapters.fleet_openenv.worker_process import FleetTaskEnvProcess
 from services.env_gateway.adapters.mcp.stdio import McpStdioBackend
@@ -41,8 +42,8 @@ SERVING = (
 def canaries(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name, value in CANARIES.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(log, "_secrets", set[str]())
-    monkeypatch.setattr(log, "_hidden", list[str]())
+    monkeypatch.setattr(redaction, "_secrets", set[str]())
+    monkeypatch.setattr(redaction, "_hidden", list[str]())
     yield
 
 
@@ -121,7 +122,7 @@ async def test_a_worker_of_fleets_environment_gets_only_its_own_key() -> None:
 async def test_what_a_command_says_is_passed_on_without_the_secrets_that_it_was_given(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    log.add_secret(CANARIES["GITHUB_PAT"])
+    add_secret(CANARIES["GITHUB_PAT"])
     says = "import os, sys; sys.stderr.write('x' * 70_000 + os.environ['A'] + '\\nlast words')"
     process = await spawn_process((sys.executable, "-c", says), {"A": CANARIES["GITHUB_PAT"]})
     words = StderrTail(process)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from flotilla.launcher.v1 import run_service_pb2 as pb
-from services.common import log
+from services.common.redaction import add_secret
 from services.launcher.backends.local.backend import MARK_VARIABLE
 from services.launcher.control import prepare_commands
 from services.launcher.security import launcher_address
@@ -68,7 +68,7 @@ async def test_a_submitted_spec_starts_on_a_launcher_that_has_nothing_yet(tmp_pa
 async def test_a_failure_refuses_the_run_with_the_command_and_its_last_words(
     tmp_path: Path,
 ) -> None:
-    log.add_secret("a-secret-of-the-launcher")
+    add_secret("a-secret-of-the-launcher")
     program = "print('a-secret-of-the-launcher'); exit('no luck today')"
     async with serving(tmp_path) as served:
         run_id = await served.start(spec(prepare=[table(tmp_path / "made", program)]))

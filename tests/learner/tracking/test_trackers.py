@@ -13,7 +13,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from services.common.config import parse_config
 from services.common.errors import ConfigError
-from services.common.log import add_secret
+from services.common.redaction import add_secret
 from services.learner.config.tracking import TrackingConfig
 from services.learner.ports import TrackedRun
 from services.learner.tracking.adapters.jsonl import JsonlTracker

@@ -11,13 +11,16 @@ import sys
 from datetime import timedelta
 from typing import Any
 
+from services.common.network_interfaces import (
+    INTERFACE_VARIABLES,
+    choose_interface,
+    interface_names,
+)
 from services.common.text import say
 from services.launcher.doctor.findings import first_line
 from services.launcher.doctor.network_check import (
-    INTERFACES,
     find_unreachable,
     listen_on,
-    select_interface,
     suggest_network_fix,
 )
 from services.launcher.doctor.ring_rank import LIMIT_S, RankAssignment, RankOutcome
@@ -60,7 +63,7 @@ def _test_ring(seat: RankAssignment, listener: int | None) -> str:
     import torch.distributed as dist
 
     torch.set_num_threads(1)
-    own = select_interface(seat.host)
+    own = choose_interface(seat.host)
     if listener is None and (wrong := find_unreachable({0: (seat.host, seat.port)})):
         raise _BlockedError(wrong[0])
     store = _open_store(seat, listener)
@@ -127,8 +130,8 @@ def _pass_around(seat: RankAssignment, backend: str) -> None:
 
 
 def _suggest_interfaces() -> str:
-    names = ", ".join(name for _, name in socket.if_nameindex())
-    said = " and ".join(f"{name} is {os.environ.get(name)!r}" for name in INTERFACES)
+    names = ", ".join(interface_names())
+    said = " and ".join(f"{name} is {os.environ.get(name)!r}" for name in INTERFACE_VARIABLES)
     return f"{said} there; set them to one of {names} that the nodes share, or unset them"
 
 

@@ -4,7 +4,7 @@ import logging
 
 import httpx
 
-from services.common.log import add_secret
+from services.common.redaction import add_secret
 from services.launcher.adapters.http_answers import ask, retry_after
 from services.launcher.notify.adapters.slack import shared_ssl_context
 from services.launcher.notify.messages import Message

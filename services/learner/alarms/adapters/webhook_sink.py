@@ -8,7 +8,8 @@ import time
 import httpx
 
 from services.common.errors import ConfigError
-from services.common.log import add_secret, get_logger
+from services.common.log import get_logger
+from services.common.redaction import add_secret
 from services.learner.alarms.types import Alarm
 
 _log = get_logger(__name__)

@@ -11,8 +11,8 @@ import fsspec
 from fsspec.callbacks import Callback
 from fsspec.core import url_to_fs
 
-from services.common import log
 from services.common.errors import ConfigError
+from services.common.redaction import add_secret, redact
 from services.learner.config.learner import REMOTE_OPTIONS_VARIABLE
 from services.learner.ports import RemoteStoreError, RemoteStoreRefusedError
 
@@ -190,7 +190,7 @@ def _secret_options() -> dict[str, Any]:
     if not isinstance(options, dict):
         raise ConfigError(f"{REMOTE_OPTIONS_VARIABLE} is not a JSON object")
     for value in options.values():
-        log.add_secret(str(value))
+        add_secret(str(value))
     return options
 
 
@@ -200,4 +200,4 @@ def _protocol_names(files: fsspec.AbstractFileSystem) -> tuple[str, ...]:
 
 
 def _error_text(error: Exception) -> str:
-    return log.redact(str(error) or type(error).__name__)
+    return redact(str(error) or type(error).__name__)

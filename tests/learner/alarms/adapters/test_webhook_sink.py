@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 
 from services.common.config import parse_config
 from services.common.errors import ConfigError
-from services.common.log import redact
+from services.common.redaction import redact
 from services.learner.alarms.adapters.webhook_sink import WebhookAlarmSink, webhook_url
 from services.learner.alarms.types import Alarm, AlarmVerdict
 from services.learner.config.alarms import AlarmsConfig

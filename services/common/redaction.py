@@ -1,4 +1,8 @@
-"""Secrets in environment variables: their names, and their forms that a text must not repeat."""
+"""Removal of secrets from logs and from other text that people read.
+
+Secrets become known by the names of environment variables (`secret_values`) or one by one
+(`add_secret`). `redact` hides them in a text, in whatever form they are written, and `clean_value`
+in a field of a log line."""
 
 import base64
 import json
@@ -24,7 +28,57 @@ _ESCAPE = re.compile("%[0-9A-F]{2}")
 _URL_ALPHABET = str.maketrans("+/", "-_")
 _REFERENCE = re.compile(r"\$([A-Z][A-Z0-9_]*)")
 # Less would hide ordinary text.
-MIN_CHARACTERS = 8
+_MIN_CHARACTERS = 8
+_MAX_VALUE_CHARACTERS = 4 * 1024
+_SECRET_FIELD = re.compile(r"^(token|authorization|password|secret|.*api_key)$", re.IGNORECASE)
+_BEARER = re.compile(r"(?i)\bbearer\s+[^\s\"'\\,;]+")
+_PASSWORD = re.compile(r"://[^\s:/?#@\"']*:[^\s/?#@\"']+@")
+_HIDDEN = "***"
+
+# What this process has learnt so far; a secret that it learns later is hidden from then on.
+_secrets: set[str] = set()
+_hidden: list[str] = []
+
+
+def add_secret(value: str) -> None:
+    """Never let `value` appear in a log line; too short a value would hide ordinary text."""
+    if len(value) >= _MIN_CHARACTERS and value not in _secrets:
+        _secrets.add(value)
+        # The longest first: one may be part of another.
+        _hidden[:] = sorted({*_hidden, *written_forms(value)}, key=len, reverse=True)
+
+
+def redact(text: str) -> str:
+    """Return `text` without secrets: known ones, however they are written, bearer tokens, and
+    passwords of URLs."""
+    for form in _hidden:
+        text = text.replace(form, _HIDDEN)
+    return _PASSWORD.sub(f"://{_HIDDEN}@", _BEARER.sub(f"Bearer {_HIDDEN}", text))
+
+
+def clean_value(key: str, value: Any) -> Any:
+    """Make a value fit for a line: secrets are hidden first, for a cut could leave half of one."""
+    if _SECRET_FIELD.match(key):
+        return _HIDDEN
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    if isinstance(value, bytes):
+        value = value[:_MAX_VALUE_CHARACTERS].hex()
+    text = value if isinstance(value, str) else json.dumps(value, default=repr)
+    clean = redact(text)
+    if len(clean) > _MAX_VALUE_CHARACTERS:
+        cut = len(clean) - _MAX_VALUE_CHARACTERS
+        return f"{clean[:_MAX_VALUE_CHARACTERS]}... ({cut} characters cut)"
+    return clean if isinstance(value, str) else _load_cleaned(clean)
+
+
+def _load_cleaned(clean: str) -> Any:
+    """Return the value, or its text where what was hidden is no part of a string: a secret of
+    digits."""
+    try:
+        return json.loads(clean)
+    except ValueError:
+        return clean
 
 
 def is_secret_name(name: str) -> bool:
@@ -67,9 +121,9 @@ def find_credentials(text: str) -> Iterator[str]:
     for user, colon, password in _USER.findall(text):
         secret = password if colon else user
         written = (secret, unquote(secret), f"{user}{colon}{password}@")
-        yield from (each for each in written if len(each) >= MIN_CHARACTERS)
+        yield from (each for each in written if len(each) >= _MIN_CHARACTERS)
     for secret in _SETTING.findall(text):
-        yield from {each for each in (secret, unquote(secret)) if len(each) >= MIN_CHARACTERS}
+        yield from {each for each in (secret, unquote(secret)) if len(each) >= _MIN_CHARACTERS}
 
 
 def written_forms(secret: str) -> frozenset[str]:
@@ -114,7 +168,7 @@ def _parts(name: str, value: str) -> Iterator[str]:
     if os.path.exists(value):
         return
     for text in (value, *_of_object(name, value), *_of_url(value), *find_credentials(value)):
-        if len(text) >= MIN_CHARACTERS:
+        if len(text) >= _MIN_CHARACTERS:
             yield text
 
 
