@@ -30,7 +30,8 @@ from services.launcher.control.budget import meter_cost
 from services.launcher.control.event_publisher import EventPublisher
 from services.launcher.control.launcher import Launcher, LauncherDependencies
 from services.launcher.doctor.start_gate import doctor_gate
-from services.launcher.notify.build_sinks import open_notifier
+from services.launcher.notify.adapters.build_sinks import make_sink
+from services.launcher.notify.assembly import open_notifier
 from services.launcher.ports import LauncherHooks
 from services.launcher.security import certificates, launcher_address
 from services.launcher.store.ledger import Ledger, LedgerError
@@ -130,7 +131,7 @@ async def _serve_runs(options: ServeOptions, launcher: Launcher) -> AsyncGenerat
 
 async def serve_and_notify(options: ServeOptions) -> None:
     """Serve, and notify people of what becomes of the runs, the last message included."""
-    async with open_notifier(options.runs) as notifier:
+    async with open_notifier(options.runs, make_sink) as notifier:
         hooks = replace(options.hooks, observers=(*options.hooks.observers, notifier))
         await serve_launcher(replace(options, hooks=hooks))
 

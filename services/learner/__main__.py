@@ -27,7 +27,7 @@ def _load_learner() -> Callable[[Runtime[LearnerConfig]], Awaitable[None]]:
     from services.learner.checkpoints.adapters.model_assets import tokenizer_digests_of
     from services.learner.checkpoints.model_files import check_model_files
     from services.learner.dependencies import LearnerDependencies
-    from services.learner.tracking.build_trackers import build_trackers
+    from services.learner.tracking.adapters.build_trackers import build_trackers
     from services.learner.weights.weight_server_process import WeightServer, server_config_of
 
     async def run_learner_service(runtime: Runtime[LearnerConfig]) -> None:

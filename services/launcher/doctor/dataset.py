@@ -1,5 +1,5 @@
-"""Probe of the tasks: they can be read, some of them are selected, and their environments and
-data exist where they will run."""
+"""Examination of the tasks: they can be read, some of them are selected, and their environments
+are not misspelled."""
 
 import asyncio
 import json
@@ -12,7 +12,6 @@ from typing import Any
 from services.common.interpreter import python_command
 from services.launcher.doctor.findings import (
     Finding,
-    NotApplicableError,
     Status,
     fail,
     first_line,
@@ -21,7 +20,6 @@ from services.launcher.doctor.findings import (
 from services.launcher.doctor.misnamed_environments import find_misnamed
 from services.launcher.doctor.probe_process import run_command
 from services.launcher.doctor.run_context import RunContext, is_made_later
-from services.launcher.doctor.tcp_ports import used_backends
 from services.launcher.state import GATEWAY, LEARNER
 
 FLEET_OPENENV = "fleet_openenv"
@@ -76,7 +74,9 @@ class TaskSelectionError(Exception):
     """Raised when the learner's selection does not run; the message says how it ended."""
 
 
-async def probe_dataset(subject: RunContext) -> list[Finding]:
+async def examine_tasks(subject: RunContext) -> tuple[list[Finding], list[EnvVersion]]:
+    """Return what is to be said of the run's tasks, and the versions of environments and data
+    that they name."""
     section = subject.get_section(LEARNER)
     findings: list[Finding] = []
     files: dict[str, list[dict[str, Any]]] = {}
@@ -91,7 +91,8 @@ async def probe_dataset(subject: RunContext) -> list[Finding]:
     try:
         used = await select_tasks(subject, section, list(files)) if files else {}
     except TaskSelectionError as error:
-        return [*findings, fail(str(error), "see whether the learner's environment is whole")]
+        findings.append(fail(str(error), "see whether the learner's environment is whole"))
+        return findings, []
     counts: Counter[EnvVersion] = Counter()
     named: list[tuple[str, str]] = []
     for path, (keys, wrong) in used.items():
@@ -106,7 +107,7 @@ async def probe_dataset(subject: RunContext) -> list[Finding]:
         findings.append(ok(_format_counts(counts)))
     if gateway := subject.sections.get(GATEWAY):
         findings += find_misnamed(gateway, named)
-    return [*findings, *await _check_fleet_data(subject, sorted(counts, key=str))]
+    return findings, sorted(counts, key=str)
 
 
 def _task_file_keys(section: Mapping[str, Any]) -> dict[str, str]:
@@ -198,22 +199,3 @@ def _format_counts(counts: Counter[EnvVersion]) -> str:
     for version, count in counts.items():
         envs[version.env_key] += count
     return ", ".join(f"{count} tasks of {env_key}" for env_key, count in sorted(envs.items()))
-
-
-async def _check_fleet_data(subject: RunContext, versions: list[EnvVersion]) -> list[Finding]:
-    gateway = subject.sections.get(GATEWAY)
-    if gateway is None or not versions or not used_backends(subject) & set(FLEET_BACKENDS):
-        return []
-    from services.launcher.doctor.adapters import key_probe
-
-    backend_of = {name: own["backend"] for name, own in gateway["environments"].items()}
-    theirs = [
-        version
-        for version in versions
-        if (backend_of.get(version.env_key) or gateway["backend"]) in FLEET_BACKENDS
-    ]
-    try:
-        return await key_probe.check_fleet_versions(subject, theirs)
-    except NotApplicableError:
-        # An emulator that the gateway starts: the canary episodes ask it.
-        return []

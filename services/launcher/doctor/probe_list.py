@@ -109,7 +109,7 @@ PROBES = (
     Probe(
         "dataset",
         "tasks and their versions",
-        _import_lazily("services.launcher.doctor.dataset:probe_dataset"),
+        _import_lazily("services.launcher.doctor.adapters.dataset_probe:probe_dataset"),
         30.0,
     ),
     Probe(

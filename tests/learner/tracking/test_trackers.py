@@ -16,10 +16,10 @@ from services.common.errors import ConfigError
 from services.common.redaction import add_secret
 from services.learner.config.tracking import TrackingConfig
 from services.learner.ports import TrackedRun
+from services.learner.tracking.adapters.build_trackers import build_trackers
 from services.learner.tracking.adapters.jsonl import JsonlTracker
 from services.learner.tracking.adapters.tensorboard import TensorboardTracker
 from services.learner.tracking.background_tracker import BackgroundTracker
-from services.learner.tracking.build_trackers import build_trackers
 from services.learner.tracking.histograms import build_histogram
 from services.learner.tracking.public_spec import redact_spec
 from services.learner.types import Histogram

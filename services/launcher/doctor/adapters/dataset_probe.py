@@ -1,0 +1,32 @@
+"""Probe of the tasks: they are well, and their environments and data exist where they will run."""
+
+from collections.abc import Sequence
+
+from services.launcher.doctor.adapters.key_probe import check_fleet_versions
+from services.launcher.doctor.dataset import FLEET_BACKENDS, EnvVersion, examine_tasks
+from services.launcher.doctor.findings import Finding, NotApplicableError
+from services.launcher.doctor.run_context import RunContext
+from services.launcher.doctor.tcp_ports import used_backends
+from services.launcher.state import GATEWAY
+
+
+async def probe_dataset(subject: RunContext) -> list[Finding]:
+    findings, versions = await examine_tasks(subject)
+    return [*findings, *await _check_fleet_data(subject, versions)]
+
+
+async def _check_fleet_data(subject: RunContext, versions: Sequence[EnvVersion]) -> list[Finding]:
+    gateway = subject.sections.get(GATEWAY)
+    if gateway is None or not versions or not used_backends(subject) & set(FLEET_BACKENDS):
+        return []
+    backend_of = {name: own["backend"] for name, own in gateway["environments"].items()}
+    theirs = [
+        version
+        for version in versions
+        if (backend_of.get(version.env_key) or gateway["backend"]) in FLEET_BACKENDS
+    ]
+    try:
+        return await check_fleet_versions(subject, theirs)
+    except NotApplicableError:
+        # An emulator that the gateway starts: the canary episodes ask it.
+        return []

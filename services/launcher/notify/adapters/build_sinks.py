@@ -1,0 +1,22 @@
+"""Construction of the sink that delivers to a target. Only a vendor that is used is imported."""
+
+import os
+
+from services.common.errors import ConfigError
+from services.launcher.notify.outbox import DeliveryTarget
+from services.launcher.notify.sinks import Sink
+
+
+def make_sink(target: DeliveryTarget) -> Sink:
+    """Make the sink that delivers to a target, with its secret from this process's environment."""
+    secret = os.environ.get(target.secret_env, "")
+    # Their HTTP client takes a while to import, and most launchers tell nobody.
+    if target.kind == "slack":
+        from services.launcher.notify.adapters.slack import SlackSink
+
+        return SlackSink(target, secret)
+    if target.kind == "webhook":
+        from services.launcher.notify.adapters.webhook import WebhookSink
+
+        return WebhookSink(target, secret)
+    raise ConfigError(f"the outbox has a letter for {target.kind!r}, which is nothing known here")
