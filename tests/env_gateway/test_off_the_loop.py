@@ -17,10 +17,10 @@ from services.env_gateway.adapters import database_dump as dump
 from services.env_gateway.adapters.embedded.backend import EmbeddedInstance
 from services.env_gateway.adapters.fleet.screen import parse_first_screenshot
 from services.env_gateway.adapters.fleet.wire import InitialState, SnapshotCache
-from services.env_gateway.adapters.fleet_openenv.backend import FleetOpenEnvInstance
+from services.env_gateway.adapters.fleet_openenv.instance import FleetOpenEnvInstance
 from services.env_gateway.adapters.mcp.client import McpSession
 from services.env_gateway.adapters.mcp.stdio import StdioInstance
-from services.env_gateway.adapters.openenv.backend import OpenEnvInstance
+from services.env_gateway.adapters.openenv.instance import OpenEnvInstance
 from services.env_gateway.api.episode_service import conversation_of
 from services.env_gateway.config.backends import OpenEnvConfig
 from services.env_gateway.config.gateway import ScreenConfig

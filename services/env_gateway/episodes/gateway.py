@@ -6,11 +6,10 @@ import random
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
-from services.common import trace
 from services.common.log import get_logger
 from services.common.watchdog import Watchdog
 from services.env_gateway.config.gateway import EnvGatewayConfig
-from services.env_gateway.episodes import event_metrics
+from services.env_gateway.episodes.call_replay import CallReplayer
 from services.env_gateway.episodes.counters import GatewayCounts
 from services.env_gateway.episodes.episode_book import (
     EpisodeBook,
@@ -71,6 +70,7 @@ class Gateway:
         self._sessions: dict[str, Session] = {}
         self._by_ticket: dict[Ticket, Session] = {}
         self.caller = ToolCaller(config, rng)
+        self.calls = CallReplayer(self.caller, self.counts, self._watchdog)
         self.opener = EpisodeOpener(
             config,
             self.book,
@@ -156,37 +156,7 @@ class Gateway:
         if episode.state is not EpisodeState.READY:
             raise EpisodeLostError(f"episode {episode.episode_id} is not ready")
         self.book.extend_lease(episode, _now())
-        new = episode.admit_call(call_seq)
-        if new:
-            work = self._execute_call(session, call_seq, name, arguments_json, timeout_s)
-            session.answers[call_seq] = asyncio.create_task(work)
-            for old in episode.forget_old_calls():
-                session.answers.pop(old)
-        task = session.answers[call_seq]
-        try:
-            return await asyncio.shield(task), not new
-        except asyncio.CancelledError:
-            if not task.cancelled():
-                raise
-            raise EpisodeLostError(f"episode {episode.episode_id} {episode.detail}") from None
-
-    async def _execute_call(
-        self, session: Session, call_seq: int, name: str, arguments_json: str, timeout_s: float
-    ) -> CallAnswer:
-        env_key, was_tainted = session.env_key, session.episode.tainted
-        facts = {
-            "episode_id": session.episode.episode_id,
-            "call_seq": call_seq,
-            "env_key": env_key,
-            "tool": name[:100],
-        }
-        with self._watchdog.stage("call tool"), trace.span("call", facts):
-            answer = await self.caller.run_call(session, name, arguments_json, timeout_s)
-            trace.annotate({"outcome": answer.outcome.value, "attempts": answer.attempts})
-        self.counts.count_call(env_key, answer)
-        self.counts.tainted[env_key] += session.episode.tainted and not was_tainted
-        event_metrics.observe_call(env_key, answer)
-        return answer
+        return await self.calls.answer_call(session, call_seq, name, arguments_json, timeout_s)
 
     async def grade_episode(
         self, session: Session, final_answer: str | None, conversation: str | None, timeout_s: float

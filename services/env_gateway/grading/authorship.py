@@ -5,7 +5,6 @@ that the verifier completed; so words are compared, not lines. Doubt counts agai
 policy: doubtful results count for nothing, so writing such words gains nothing."""
 
 import re
-import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from itertools import pairwise
@@ -17,23 +16,25 @@ from services.env_gateway.grading.policy_writings import (
     PolicyWritings,
     decode_readings,
 )
+from services.env_gateway.grading.text_forms import (
+    list_forms,
+    mark_results,
+    normalize_spaces,
+    normalize_words,
+    squeeze_words,
+    strip_signs,
+)
 from services.env_gateway.ports import Submission
 
 _NO_LETTERS = re.compile(r"[^a-z]+")
 # Pieces of words between which other words may stand, such as a tag's.
 _PIECE = re.compile(r"[a-z]{2,}")
-_WORD = re.compile(r"[^\W_]+")
-_GAPS = re.compile(r"[\W_]+([01])(?![^\W_])|[\W_]+")
-_SIGNS = re.compile(r"[^\w\s]+|_+")
+
 _ENDS_AS_A_RESULT = re.compile(r":\s*[01]$")
 # Between two texts of a list, as Python and JSON write it.
 _PARTING = re.compile(r"""["']\s*,\s*["']""")
 _EDGE_CHARS = 20
 _PARTINGS_KEPT = 1000
-# Python does one of them at a time, and other threads wait.
-_SLICE_CHARS = 2**14
-# A few characters stand for whole sentences.
-_LETTERS_OF_ONE = 4
 # Of a longer or deeper one, every word counts as the policy's.
 _CONVERSATION = TextLimits(bytes=2**25, values=2**17)
 
@@ -70,18 +71,18 @@ class Authorship:
             name.strip() in self._joined or " app" in self._written_words
         ):
             return True
-        if any(self._holds(one, value) for one in _forms(f"app {name}: {value}")):
+        if any(self._holds(one, value) for one in list_forms(f"app {name}: {value}")):
             return True
-        if self._says_app and any(piece.startswith(_squeezed(name)) for piece in self._pieces):
+        if self._says_app and any(piece.startswith(squeeze_words(name)) for piece in self._pieces):
             return True
-        lines = [_normalize_spaces(one) for one in _forms(line)]
+        lines = [normalize_spaces(one) for one in list_forms(line)]
         return any(
             one.startswith(self._result_starts) or one.endswith(self._result_ends) for one in lines
         )
 
     def _holds(self, line: str, value: str) -> bool:
         """Whether a line without its value, or without the word App, is in what was written."""
-        marked = _marked(line).removeprefix("app:")
+        marked = mark_results(line).removeprefix("app:")
         name = marked.removesuffix(f":{value}:")
         return bool(name) and (f"app:{name}" in self._marked or f"{name}:{value}:" in self._marked)
 
@@ -101,8 +102,8 @@ class Authorship:
     def _touches_nearest_word(self, text: str, nearest: Callable[[list[str]], str]) -> bool:
         forms = [
             words
-            for one in _forms(text)
-            for words in (normalize_words(one).split(), _tight(one).split())
+            for one in list_forms(text)
+            for words in (normalize_words(one).split(), strip_signs(one).split())
         ]
         if any(words and nearest(words) in self._written_words for words in forms):
             return True
@@ -151,17 +152,19 @@ class Authorship:
 
     @cached_property
     def _forms(self) -> list[str]:
-        return list(dict.fromkeys(form for text in self._all_readings for form in _forms(text)))
+        return list(dict.fromkeys(form for text in self._all_readings for form in list_forms(text)))
 
     @cached_property
     def _written_words(self) -> str:
         return "\n".join(
-            one for text in self._forms for one in (normalize_words(text), _tight(text))
+            one for text in self._forms for one in (normalize_words(text), strip_signs(text))
         )
 
     @cached_property
     def _marked(self) -> str:
-        return "\n".join(_marked(one) for text in self._forms for one in (text, _tight(text)))
+        return "\n".join(
+            mark_results(one) for text in self._forms for one in (text, strip_signs(text))
+        )
 
     @cached_property
     def _shown_words(self) -> str:
@@ -172,17 +175,17 @@ class Authorship:
         """Texts by themselves, of which a verifier may put a line together."""
         places = self._writings.written.items()
         texts = (text for where, texts in places if not where.endswith(KEYS) for text in texts)
-        return {squeezed for text in texts if (squeezed := _squeezed(text))}
+        return {squeezed for text in texts if (squeezed := squeeze_words(text))}
 
     @cached_property
     def _says_app(self) -> bool:
         places = self._writings.written.items()
         texts = (text for where, texts in places if not where.endswith(KEYS) for text in texts)
-        return any(_squeezed(text.rpartition("\n")[2]) == "app" for text in texts)
+        return any(squeeze_words(text.rpartition("\n")[2]) == "app" for text in texts)
 
     @cached_property
     def _written_lines(self) -> set[str]:
-        return {_normalize_spaces(line) for text in self._forms for line in text.splitlines()}
+        return {normalize_spaces(line) for text in self._forms for line in text.splitlines()}
 
     @cached_property
     def _result_starts(self) -> tuple[str, ...]:
@@ -212,65 +215,6 @@ def authorship_of(writings: PolicyWritings, submission: Submission) -> Authorshi
 
 
 NOBODY = Authorship(PolicyWritings())
-
-
-def normalize_words(text: str) -> str:
-    """Reduce a text to its words, case-folded and separated by single spaces, with a space at
-    either end."""
-    # One by one, since a search for all of them at once holds the event loop up from any thread.
-    return f" {' '.join(found[0] for found in _WORD.finditer(folded(text)))} "
-
-
-def folded(text: str) -> str:
-    """In one case and of plain characters. One by one: marks behind a letter would be sorted, in
-    time that grows with the square of their number."""
-    if text.isascii():
-        return text.casefold()
-    plain = {ord(char): _plain_character(char) for char in set(text)}
-    slices = (text[at : at + _SLICE_CHARS] for at in range(0, len(text), _SLICE_CHARS))
-    return "".join(one.translate(plain).casefold() for one in slices)
-
-
-def _plain_character(char: str) -> str:
-    plain = unicodedata.normalize("NFKD", char)
-    return plain if len(plain) <= _LETTERS_OF_ONE else char
-
-
-def _forms(text: str) -> list[str]:
-    """The text folded; and as it is left where all but ASCII is dropped, of accented letters the
-    accent alone or the whole letter."""
-    forms = (folded(text), _ascii(folded(text)), _ascii(text).casefold())
-    return list(dict.fromkeys(forms))
-
-
-def _ascii(text: str) -> str:
-    return text.encode("ascii", "ignore").decode()
-
-
-def _tight(text: str) -> str:
-    """The words of a folded text as they are without its signs."""
-    words = [_SIGNS.sub("", word) for word in text.split()]
-    return f" {' '.join(word for word in words if word)} "
-
-
-def _marked(text: str) -> str:
-    """A folded text without what is between its words, of which a colon is left behind App and
-    before a single 0 or 1."""
-    return _GAPS.sub(_mark, f"\n{text}\n")
-
-
-def _mark(gap: re.Match[str]) -> str:
-    if gap[1]:
-        return f":{gap[1]}:"
-    return ":" if gap.string.endswith("app", 0, gap.start()) else ""
-
-
-def _squeezed(text: str) -> str:
-    return "".join(found[0] for found in _WORD.finditer(folded(text)))
-
-
-def _normalize_spaces(text: str) -> str:
-    return " ".join(text.casefold().split())
 
 
 def _parse_messages(conversation: str | None) -> Iterable[object]:

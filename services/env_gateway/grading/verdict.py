@@ -8,10 +8,7 @@ from dataclasses import dataclass
 
 from services.common.domain.attempts import NoGradeReason
 from services.env_gateway.grading.authorship import NOBODY, Authorship
-from services.env_gateway.grading.printed_results import (
-    PrintedResults,
-    read_printed,
-)
+from services.env_gateway.grading.printed_results import PrintedResults, read_printed
 from services.env_gateway.ports import Execution
 
 # Of rewards, either way: beyond it learners refuse them, lest a mean or a variance overflows.

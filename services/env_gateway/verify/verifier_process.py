@@ -1,39 +1,34 @@
 """One process that runs verifiers, as the gateway sees it: start, questions, answers, kill."""
 
 import asyncio
-import base64
 import json
 import os
 import signal
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from services.common.large_values import dump_json_aside, run_aside_for
+from services.common.large_values import dump_json_aside
 from services.common.log import get_logger
 from services.common.parsing import run_aside
-from services.env_gateway.ports import QueryError, Rows, Text, Verification
+from services.env_gateway.ports import Verification
 from services.env_gateway.verify import cgroup
 from services.env_gateway.verify.protocol import (
     LINE_BYTES,
     MessageBudget,
     ProtocolError,
-    QueryRequest,
-    SnapshotRequest,
-    ToolCallRequest,
     VerifierDone,
     WorkerMessage,
     WorkerReady,
     parse_message,
 )
+from services.env_gateway.verify.request_answers import RequestAnswerer
 
 _LOG = get_logger(__name__)
 _START_S = 30.0
 _END_S = 5.0
 _STDERR_BYTES = 4096
-_ANSWER_CHARS = 2**20
 
 
 class StartError(Exception):
@@ -126,13 +121,13 @@ class VerifierProcess:
                 "arguments": verification.arguments,
             }
         )
-        budget, answers = MessageBudget(), _QuestionAnswerer(verification)
+        budget, answerer = MessageBudget(), RequestAnswerer(verification)
         while True:
             message = await self._receive_message(budget)
             if isinstance(message, VerifierDone):
                 self.busy = False
                 return message
-            await self._send_message(await answers.answer_to(message))
+            await self._send_message(await answerer.answer_to(message))
 
     async def kill(self) -> None:
         """Kill the process; return once it and every other holder of its output are gone."""
@@ -217,57 +212,3 @@ def _readable_descriptor(content: bytes) -> int:
     finally:
         os.close(writer)
     return reader
-
-
-class _QuestionAnswerer:
-    """Answers one verifier's questions. Queries are refused for a database of which the
-    process holds a copy: results from the copy concern only that process."""
-
-    def __init__(self, verification: Verification) -> None:
-        self._verification = verification
-        self._copied: set[str] = set()
-        self._asked: set[str] = set()
-
-    async def answer_to(self, message: WorkerMessage) -> Any:
-        match message:
-            case SnapshotRequest(db) if db not in self._copied:
-                self._copied.add(db)
-                content = await self._verification.snapshot(db)
-                if content is None:
-                    self._asked.add(db)
-                    return None
-                return await run_aside(len(content), lambda: base64.b64encode(content).decode())
-            case QueryRequest(db, sql, args) if db in self._asked:
-                return await self._query_rows(db, sql, args)
-            case ToolCallRequest(name, arguments):
-                return await self._call_tool(name, arguments)
-            case _:
-                raise ProtocolError("the verifier's process asked what it had no reason to")
-
-    async def _call_tool(self, name: str, arguments: dict[str, Any]) -> Any:
-        if self._verification.call is None:
-            return {"error": "there are no tools to call"}
-        try:
-            result = await self._verification.call(name, arguments)
-        except QueryError as error:
-            return {"error": str(error)}
-        text = "\n".join(part.text for part in result.parts if isinstance(part, Text))
-        return {"error" if result.is_error else "text": text[:_ANSWER_CHARS]}
-
-    async def _query_rows(self, db: str, sql: str, args: Sequence[Any]) -> Any:
-        try:
-            rows = await self._verification.query(db, sql, args)
-        except QueryError as error:
-            return {"error": str(error)}
-        return await run_aside_for(rows.rows, lambda: _told(rows))
-
-
-def _told(rows: Rows) -> dict[str, Any]:
-    return {
-        "columns": rows.columns,
-        "rows": [[_to_json_value(v) for v in row] for row in rows.rows],
-    }
-
-
-def _to_json_value(value: Any) -> Any:
-    return value.hex() if isinstance(value, bytes) else value

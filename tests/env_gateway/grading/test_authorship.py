@@ -20,8 +20,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from services.common.domain.attempts import NoGradeReason
-from services.env_gateway.grading.authorship import Authorship, authorship_of, folded
+from services.env_gateway.grading.authorship import Authorship, authorship_of
 from services.env_gateway.grading.policy_writings import PolicyWritings, decode_readings
+from services.env_gateway.grading.text_forms import fold_text
 from services.env_gateway.grading.verdict import Grade, judge_execution
 from services.env_gateway.ports import Execution, Submission
 from services.env_gateway.tasks.task_format import parse_task
@@ -439,7 +440,7 @@ def test_a_list_is_not_counted_where_too_many_texts_may_part_it() -> None:
 
 
 def test_no_character_is_read_as_a_sentence() -> None:
-    assert folded("\ufdfa\u00c4\ufb03") == "\ufdfaa\u0308ffi"
+    assert fold_text("\ufdfa\u00c4\ufb03") == "\ufdfaa\u0308ffi"
 
 
 def test_a_suspicion_is_bounded() -> None:

@@ -9,12 +9,13 @@ import reprlib
 import time
 import uuid
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 import aiohttp
 
 from services.env_gateway.adapters.fleet import wire as fleet_wire
 from services.env_gateway.adapters.fleet.errors import FleetError, classify_error
+from services.env_gateway.adapters.fleet.runner_token import RunnerToken
 from services.env_gateway.adapters.http_client import HttpError, exchange_json
 from services.env_gateway.adapters.supervised_server import ServerAddress
 from services.env_gateway.config.backends import FLEET_URL, FleetConfig
@@ -29,7 +30,6 @@ _POLL_BASE_S, _POLL_CAP_S = 0.1, 2.0
 _MAX_WAIT_S = 3600
 # Fleet answers a creation that it could not finish rather than let the request time out.
 _WAIT_SHARE = 0.9
-_TOKEN_AGE_S = 1.0
 _ENDED = ("stopped", "error")
 
 
@@ -50,7 +50,7 @@ class FleetApi:
         self.limits = config.answer_limits
         self._config = config
         self._address = address
-        self._token = RunnerToken(self)
+        self._token = RunnerToken(self._fetch_runner_token)
         # A creation that failed at Fleet is asked for anew under another request id.
         self._tries: dict[str, int] = {}
 
@@ -227,60 +227,20 @@ class FleetApi:
             body = await self._get_instance(instance_id, _seconds_left(until))
         return body
 
+    async def _fetch_runner_token(self, timeout_s: float) -> Any:
+        return await self.call_control_plane("GET", "/v1/runner-auth/token", timeout_s=timeout_s)
+
     async def _get_instance(self, instance_id: str, timeout_s: float) -> dict[str, Any]:
         path = fleet_wire.instance_path(instance_id)
         return _check_description(await self.call_control_plane("GET", path, timeout_s=timeout_s))
 
 
-class RunnerToken:
-    """The token for instance runners that are gated. It is resolved on first use, and again when a
-    runner refuses it; the absence of a gate (404) is remembered as well."""
-
-    def __init__(self, api: FleetApi) -> None:
-        self._api = api
-        self._token: str | None = None
-        self._resolved_at: float | None = None
-        self._resolving = asyncio.Lock()
-
-    async def get_token(self, timeout_s: float) -> str | None:
-        async with self._resolving:
-            if self._resolved_at is None:
-                await self._resolve_token(timeout_s)
-            return self._token
-
-    async def renew_token(self, refused: str | None, timeout_s: float) -> bool:
-        """Renew the token; return True if it now differs from the `refused` one. Fleet is queried
-        at most once in a while: a runner also answers 404 for an instance that is gone."""
-        async with self._resolving:
-            at = self._resolved_at
-            if self._token == refused and (at is None or _now() - at > _TOKEN_AGE_S):
-                await self._resolve_token(timeout_s)
-            return self._token != refused
-
-    async def _resolve_token(self, timeout_s: float) -> None:
-        try:
-            answer = await self._api.call_control_plane(
-                "GET", "/v1/runner-auth/token", timeout_s=timeout_s
-            )
-        except FleetError as error:
-            if error.status != 404:
-                raise
-            answer = None
-        token = _as_object(answer).get("token")
-        self._token = token.strip() or None if isinstance(token, str) else None
-        self._resolved_at = _now()
-
-
 def _check_description(answer: Any) -> dict[str, Any]:
-    fields = _as_object(answer)
+    fields = fleet_wire.as_object(answer)
     if not isinstance(fields.get("instance_id"), str) or "status" not in fields:
         message = f"Fleet described an instance as {reprlib.repr(answer)}"
         raise BackendError("protocol", message, delivered=None)
     return fields
-
-
-def _as_object(answer: Any) -> dict[str, Any]:
-    return cast("dict[str, Any]", answer) if isinstance(answer, dict) else {}
 
 
 def _seconds_left(until: float) -> float:

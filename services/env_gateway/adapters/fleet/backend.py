@@ -1,60 +1,14 @@
 """Fleet's instances as environments: created, kept alive, called, graded and deleted."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
-from typing import Any
 
-import aiohttp
-
-from services.env_gateway.adapters.fleet import wire as fleet_wire
-from services.env_gateway.adapters.fleet.api import FleetApi
-from services.env_gateway.adapters.fleet.browser import (
-    BrowserClient,
-    BrowserLease,
-    join_id,
-    split_id,
-)
-from services.env_gateway.adapters.fleet.errors import FleetError, classify_error
-from services.env_gateway.adapters.fleet.heartbeats import Heartbeats
-from services.env_gateway.adapters.fleet.screen import (
-    SCREEN_MODALITIES,
-    SCREENSHOT,
-    check_page_opened,
-    image_type,
-    navigate_action,
-    page_url,
-    parse_first_screenshot,
-    tool_endpoints,
-)
-from services.env_gateway.adapters.fleet.tools import FleetTools, RouteCache
-from services.env_gateway.adapters.fleet.verifier import FleetVerifier
-from services.env_gateway.adapters.http_client import HttpError, open_http_session
-from services.env_gateway.adapters.mcp.client import McpSession
+from services.env_gateway.adapters.fleet.connection import FleetConnection
+from services.env_gateway.adapters.fleet.instance import FleetInstance
+from services.env_gateway.adapters.fleet.screen import image_type, page_url
+from services.env_gateway.adapters.http_client import open_http_session
 from services.env_gateway.adapters.server_address import connect_server
-from services.env_gateway.adapters.supervised_server import ServerAddress
 from services.env_gateway.config.backends import FleetConfig
-from services.env_gateway.ports import (
-    BackendError,
-    CallResult,
-    Execution,
-    Orphan,
-    Part,
-    ProvisionRequest,
-    QueryError,
-    Rows,
-    SqlValue,
-    Submission,
-    Tool,
-)
-from services.env_gateway.tools.tool_selection import COMPUTER
-
-# What a proxy answers for an instance that has ended, or that only warms up.
-_MAYBE_ENDED = (404, 502, 503, 504)
-# What every instance has: a 404 for one of them is a fault, and not the statement's.
-_DATABASES = ("seed", "current")
-_CHECK_S = 5.0
+from services.env_gateway.ports import Orphan, ProvisionRequest
 
 
 def build_fleet_backend(config: FleetConfig, *, max_calls: int) -> "FleetBackend":
@@ -62,214 +16,17 @@ def build_fleet_backend(config: FleetConfig, *, max_calls: int) -> "FleetBackend
     address, headers = connect_server(config, where="env_gateway.backends.fleet")
     # Creations take minutes, and each holds a connection: besides calls, they must not keep the
     # heartbeats waiting for one. How many there are, the gateway's limits say.
-    return FleetBackend(config, address, open_http_session(max_connections=0, headers={}), headers)
-
-
-@dataclass(frozen=True, slots=True)
-class _UnconfirmedRun:
-    """A verifier's run that counts once it is known that the instance ran. While that is unknown,
-    it is kept, so that it need not be run again."""
-
-    submission: Submission | None = None
-    execution: Execution | None = None
-
-    def for_submission(self, submission: Submission) -> Execution | None:
-        return self.execution if submission is self.submission else None
-
-
-class FleetInstance:
-    """One instance at Fleet. `instance_id` names the browser besides the instance, where there is
-    one."""
-
-    def __init__(
-        self,
-        backend: "FleetBackend",
-        body: Mapping[str, Any],
-        request: ProvisionRequest,
-        lease: BrowserLease | None,
-        generation: int,
-    ) -> None:
-        self._state = fleet_wire.parse_initial_state(body, request.task)
-        self.env_version = self._state.env[1]
-        self.data_version = self._state.data_version
-        self._id: str = body["instance_id"]
-        self.instance_id = join_id(self._id, lease)
-        self._backend = backend
-        self._generation = generation
-        self._modality = request.task.modality
-        self._region: str | None = body.get("heartbeat_region")
-        root: str = body["urls"]["root"]
-        self._runner = f"{root}api/v1/env"
-        self._page = page_url(body)
-        self._page_shown = lease is None
-        self._tools = backend.make_tools(
-            tool_endpoints(root, self._modality, lease), self._state.env, request
-        )
-        self._ended: str | None = None
-        self._doubted = _UnconfirmedRun()
-
-    async def list_tools(self, *, timeout_s: float) -> Sequence[Tool]:
-        until = _now() + timeout_s
-        async with self._translating_failures(timeout_s):
-            tools = await self._tools.list_tools(timeout_s)
-            if not self._page_shown:
-                await self._show_page(_seconds_left(until))
-        return tools
-
-    async def get_first_observation(self, *, timeout_s: float) -> Sequence[Part]:
-        if self._modality not in SCREEN_MODALITIES:
-            return ()
-        result = await self.call_tool(COMPUTER, SCREENSHOT, timeout_s=timeout_s)
-        return await parse_first_screenshot(result, in_browser=self._modality == "browser_use")
-
-    async def call_tool(
-        self, name: str, arguments: Mapping[str, Any], *, timeout_s: float
-    ) -> CallResult:
-        async with self._translating_failures(timeout_s):
-            return await self._tools.call_tool(name, arguments, timeout_s)
-
-    async def grade_submission(
-        self, submission: Submission, *, timeout_s: float
-    ) -> Execution | None:
-        verifier = self._backend.verifier
-        if verifier is None or submission.task.verifier is None:
-            return None
-        self._require_running()
-        until = _now() + timeout_s
-        execution = self._doubted.for_submission(submission)
-        if execution is None:
-            execution = await self._run_verifier(verifier, submission, until)
-        if execution.error is None and execution.result:
-            return execution
-        # A verifier may also take what an instance that has gone does not answer for a failed
-        # task: its zero is one only of an instance that is known to run.
-        self._doubted = _UnconfirmedRun(submission, execution)
-        await self._update_end_reason(until)
-        self._doubted = _UnconfirmedRun()
-        if self._ended is not None:
-            return Execution(error=self._ended, stdout=execution.stdout, instance_lost=True)
-        return execution
-
-    async def query_database(
-        self, db: str, sql: str, args: Sequence[SqlValue], *, timeout_s: float
-    ) -> Rows:
-        url = fleet_wire.query_url(self._runner, db)
-        body = fleet_wire.query_body(sql, list(args))
-        try:
-            async with self._translating_failures(timeout_s):
-                answer = await self._backend.api.call_runner(
-                    "POST", url, timeout_s=timeout_s, body=body
-                )
-        except FleetError as error:
-            if error.status != 404 or db in _DATABASES:
-                raise
-            raise QueryError(f"no database {db!r}: {error}") from error
-        return fleet_wire.parse_rows(answer)
-
-    async def snapshot_database(self, db: str, *, timeout_s: float) -> bytes | None:
-        ask = lambda name, sql: self.query_database(name, sql, (), timeout_s=timeout_s)  # noqa: E731
-        return await self._backend.snapshots.get_snapshot(db, self._state, ask)
-
-    async def close(self, *, timeout_s: float) -> None:
-        self._backend.heartbeats.forget_instance(self.instance_id)
-        if self._generation == self._backend.address.generation:
-            await self._backend.delete_instance(self.instance_id, timeout_s)
-
-    @property
-    def end_reason(self) -> str | None:
-        return self._ended
-
-    async def send_heartbeat(self, timeout_s: float) -> None:
-        """Send a heartbeat for the instance. Raises BackendError, `lost` when it has ended."""
-        self._require_running()
-        try:
-            await self._backend.api.send_heartbeat(self._id, self._region, timeout_s=timeout_s)
-        except FleetError as error:
-            # What is no fault of the server's, and no matter of too many requests.
-            refused = error.status < 500 and error.kind != "throttled"
-            if refused and await self._is_known_ended(_now() + _CHECK_S):
-                self._require_running()
-            raise
-
-    def mark_ended(self, why: str) -> None:
-        self._ended = self._ended or why
-
-    async def _show_page(self, timeout_s: float) -> None:
-        result = await self._tools.call_tool(COMPUTER, navigate_action(self._page), timeout_s)
-        check_page_opened(self._page, result)
-        self._page_shown = True
-
-    @asynccontextmanager
-    async def _translating_failures(self, timeout_s: float) -> AsyncGenerator[None]:
-        """Distinguish an instance that has ended from one that only fails."""
-        self._require_running()
-        until = _now() + timeout_s
-        try:
-            yield
-        except BackendError as error:
-            if _may_have_ended(error) and await self._is_known_ended(until):
-                self._require_running()
-            if isinstance(error, HttpError):
-                raise classify_error(error) from error
-            if not error.lost:
-                raise
-            # A session says so of a 404, which a proxy gives for a server that is down.
-            raise BackendError("not_found", str(error), delivered=False) from error
-
-    async def _run_verifier(
-        self, verifier: FleetVerifier, submission: Submission, until: float
-    ) -> Execution:
-        try:
-            return await verifier.run_verifier(self._id, submission, _seconds_left(until))
-        except BackendError as error:
-            if error.kind != "throttled" and await self._is_known_ended(until):
-                self._require_running()
-            raise
-
-    async def _is_known_ended(self, until: float) -> bool:
-        """Return True if the instance is certain to have ended."""
-        with suppress(BackendError):
-            await self._update_end_reason(until)
-        return self._ended is not None
-
-    async def _update_end_reason(self, until: float) -> None:
-        """Find out whether the instance has ended. Raises BackendError when that is unknown."""
-        if self._ended is None:
-            left_s = min(_CHECK_S, until - _now())
-            self._ended = await self._backend.find_end_reason(self.instance_id, max(0.001, left_s))
-
-    def _require_running(self) -> None:
-        """Raise BackendError if the instance has ended. It is not delivered: what a call may have
-        done has gone with the rest."""
-        if self._generation != self._backend.address.generation:
-            self._ended = "the emulator was started anew, without this instance"
-        if self._ended is not None:
-            raise BackendError("lost", self._ended, delivered=False, lost=True)
+    http = open_http_session(max_connections=0, headers={})
+    return FleetBackend(FleetConnection(config, address, http, headers))
 
 
 class FleetBackend:
-    """Fleet as a backend. `address` is where the control plane is now; `headers` carry the API
-    key."""
+    """Fleet as a backend."""
 
     isolates_instances = True
 
-    def __init__(
-        self,
-        config: FleetConfig,
-        address: ServerAddress,
-        http: aiohttp.ClientSession,
-        headers: Mapping[str, str],
-    ) -> None:
-        self.address = address
-        self.api = FleetApi(config, address, http, headers)
-        self.verifier = None
-        if config.verify == "remote":
-            self.verifier = FleetVerifier(self.api, config.region)
-        self.snapshots = fleet_wire.SnapshotCache()
-        self.heartbeats = Heartbeats(ttl_s=config.heartbeat_interval_s)
-        self._browsers = BrowserClient(self.api, config)
-        self._memory: RouteCache = {}
-        self._read_only = frozenset(config.read_only_tools)
+    def __init__(self, connection: FleetConnection) -> None:
+        self.connection = connection
 
     def serves_environment(self, env_key: str) -> bool:
         return True
@@ -278,79 +35,43 @@ class FleetBackend:
         self, request: ProvisionRequest, *, timeout_s: float
     ) -> FleetInstance:
         until = _now() + timeout_s
-        await self.address.wait_for_url(timeout_s)
-        generation = self.address.generation
-        body = await self.api.create_instance(
+        await self.connection.address.wait_for_url(timeout_s)
+        generation = self.connection.address.generation
+        body = await self.connection.api.create_instance(
             request, image_type=image_type(request.task.modality), timeout_s=_seconds_left(until)
         )
         lease = None
         if request.task.modality == "browser_use":
-            lease = await self._browsers.lease_browser(
+            lease = await self.connection.browsers.lease_browser(
                 request.episode_id,
                 page_url(body),
                 ttl_s=request.ttl_s,
                 timeout_s=_seconds_left(until),
             )
-        instance = FleetInstance(self, body, request, lease, generation)
-        self.heartbeats.watch_instance(instance.instance_id, instance)
+        instance = FleetInstance(self.connection, body, request, lease, generation)
+        self.connection.heartbeats.watch_instance(instance.instance_id, instance)
         return instance
 
     async def reclaim_orphan(self, orphan: Orphan, *, timeout_s: float) -> None:
         if orphan.instance_id is not None:
-            await self.delete_instance(orphan.instance_id, timeout_s)
+            await self.connection.delete_instance(orphan.instance_id, timeout_s)
         else:
-            await self.api.delete_run_instances(orphan.episode_id, timeout_s=timeout_s)
-
-    async def delete_instance(self, joined: str, timeout_s: float) -> None:
-        """Delete an instance and the browser that was leased for it."""
-        until = _now() + timeout_s
-        instance_id, *leases = split_id(joined)
-        await self.api.delete_instance(instance_id, timeout_s=timeout_s)
-        for lease_id in leases:
-            await self._browsers.release_browser(lease_id, timeout_s=_seconds_left(until))
-
-    async def find_end_reason(self, joined: str, timeout_s: float) -> str | None:
-        """Return why an instance, or its browser, is gone; None while both run. Raises
-        BackendError when that is unknown."""
-        until = _now() + timeout_s
-        instance_id, *leases = split_id(joined)
-        why = await self.api.find_end_reason(instance_id, timeout_s)
-        for lease_id in leases:
-            why = why or await self._browsers.find_end_reason(lease_id, _seconds_left(until))
-        return why
+            await self.connection.api.delete_run_instances(orphan.episode_id, timeout_s=timeout_s)
 
     @property
     def late_count(self) -> int:
-        return self.heartbeats.late_count
+        return self.connection.heartbeats.late_count
 
     @property
     def beating_count(self) -> int:
-        return len(self.heartbeats)
+        return len(self.connection.heartbeats)
 
     @property
     def last_failure(self) -> str:
-        return self.heartbeats.last_failure
+        return self.connection.heartbeats.last_failure
 
     async def close(self) -> None:
-        await self.heartbeats.close()
-        await self.api.http.close()
-        await self.address.close()
-
-    def make_tools(
-        self, urls: Sequence[str], env: tuple[str, str], request: ProvisionRequest
-    ) -> FleetTools:
-        api = self.api
-        sessions = [
-            McpSession(api.http, url, headers=api.headers, limits=api.limits) for url in urls
-        ]
-        key = (*env, request.task.modality)
-        return FleetTools(sessions, key, self._memory, self._read_only)
-
-
-def _may_have_ended(error: BackendError) -> bool:
-    if isinstance(error, HttpError | FleetError):
-        return error.status in _MAYBE_ENDED
-    return error.lost or error.kind in ("connect", "connection")
+        await self.connection.close()
 
 
 def _seconds_left(until: float) -> float:

@@ -7,59 +7,22 @@ what it forgets: it tags its instances and deletes them."""
 import asyncio
 import os
 import sys
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
 
 from services.common.errors import ConfigError
-from services.common.large_values import run_aside_for
-from services.common.parsing import ParseError, TextLimits, parse_json_aside
 from services.env_gateway.adapters.fleet.api import FleetApi
-from services.env_gateway.adapters.fleet_openenv.codec import (
-    parse_parts,
-    parse_tools,
-    to_task_config,
-)
+from services.env_gateway.adapters.fleet_openenv.codec import to_task_config
+from services.env_gateway.adapters.fleet_openenv.instance import FleetOpenEnvInstance, check_answer
 from services.env_gateway.adapters.fleet_openenv.worker_process import FleetTaskEnvProcess
 from services.env_gateway.adapters.http_client import open_http_session
 from services.env_gateway.adapters.server_address import configured_environment, connect_server
 from services.env_gateway.adapters.supervised_server import ServerAddress
 from services.env_gateway.config.backends import FleetConfig, FleetOpenEnvConfig
-from services.env_gateway.ports import (
-    BackendError,
-    CallResult,
-    Execution,
-    Orphan,
-    Part,
-    ProvisionRequest,
-    QueryError,
-    Rows,
-    SqlValue,
-    Submission,
-    Tool,
-)
-from services.env_gateway.verify.check_report import split_report
+from services.env_gateway.ports import Orphan, ProvisionRequest
 
 PATH_VARIABLE = "OPENENV_FORK_PATH"
 _WHERE = "env_gateway.backends.fleet_openenv"
 _PACKAGE = Path("envs") / "fleet_env"
-_CLOSE_S = 5.0
-_CHECK_S = 5.0
-# What Fleet's SDK raises for a request that can never succeed.
-_INVALID = (
-    "FleetAuthenticationError",
-    "FleetBadRequestError",
-    "FleetEnvironmentAccessError",
-    "FleetEnvironmentNotFoundError",
-    "FleetPermissionError",
-    "FleetRegionError",
-    "FleetVersionNotFoundError",
-    "ImportError",
-    "ModuleNotFoundError",
-)
-# A transcript as a worker may send it by default, and a part more.
-_CONVERSATION = TextLimits(bytes=2**25, values=2**18)
-_NO_SUCH_TOOL = "not found on any active MCP endpoint"
 
 
 def build_fleet_openenv_backend(
@@ -85,130 +48,6 @@ def find_fork_folder(config: FleetOpenEnvConfig) -> Path:
         if (folder / _PACKAGE).is_dir():
             return folder
     raise ConfigError(f"{given} holds neither {_PACKAGE} nor src/{_PACKAGE}; check {_WHERE}.path")
-
-
-class FleetOpenEnvInstance:
-    """An instance of FleetTaskEnv. It is lost as soon as its process is, which alone has the
-    state."""
-
-    def __init__(
-        self,
-        api: FleetApi,
-        worker: FleetTaskEnvProcess,
-        created: Mapping[str, Any],
-        request: ProvisionRequest,
-    ) -> None:
-        self.instance_id: str = created["instance_id"]
-        self.env_version: str = created["env_version"]
-        self.data_version: str = created["data_version"]
-        self.pid = worker.pid
-        self._api = api
-        self._worker = worker
-        self._tag = request.episode_id
-        self._leases_browser = request.task.modality == "browser_use"
-        self._first: Mapping[str, Any] | None = None
-
-    async def list_tools(self, *, timeout_s: float) -> Sequence[Tool]:
-        first = await self._read_first_observation(timeout_s)
-        return await run_aside_for(first, lambda: parse_tools(first))
-
-    async def get_first_observation(self, *, timeout_s: float) -> Sequence[Part]:
-        first = await self._read_first_observation(timeout_s)
-        shown = first.get("initial_screenshot")
-        return await run_aside_for(shown, lambda: parse_parts(shown)) if shown else ()
-
-    async def call_tool(
-        self, name: str, arguments: Mapping[str, Any], *, timeout_s: float
-    ) -> CallResult:
-        try:
-            return await self._step_tool(name, arguments, timeout_s)
-        except BackendError as error:
-            # FleetTaskEnv does not tell an instance that has ended from one that only fails.
-            if error.delivered is None and (why := await self._find_end_reason()):
-                raise BackendError("lost", why, delivered=False, lost=True) from error
-            raise
-
-    async def grade_submission(
-        self, submission: Submission, *, timeout_s: float
-    ) -> Execution | None:
-        try:
-            conversation = await parse_json_aside(submission.conversation or "null", _CONVERSATION)
-        except ParseError as error:
-            return Execution(error=f"the transcript cannot be read: {error}")
-        message = {
-            "op": "grade",
-            "answer": submission.final_answer,
-            "conversation": conversation,
-        }
-        try:
-            answer = _check_answer(await self._worker.send_request(message, timeout_s=timeout_s))
-        except BackendError as error:
-            if error.is_refusal:
-                raise
-            timed_out = error.kind == "timeout"
-            return Execution(error=str(error), timed_out=timed_out, instance_lost=error.lost)
-        stdout = answer["stdout"] or ""
-        score, report = split_report(answer["returned"])
-        if answer["reward"] is not None:
-            return Execution(result=answer["reward"], report=report, stdout=stdout)
-        why = await self._find_end_reason()
-        if why is None and score is not None:
-            # It gave no reward for what was printed; here it is known who may have written that.
-            return Execution(result=score, report=report, stdout=stdout)
-        error = why or answer["verifier_error"] or "no reward"
-        return Execution(error=error, stdout=stdout, instance_lost=why is not None)
-
-    async def query_database(
-        self, db: str, sql: str, args: Sequence[SqlValue], *, timeout_s: float
-    ) -> Rows:
-        raise QueryError("FleetTaskEnv shows no database, and verifies at Fleet")
-
-    async def snapshot_database(self, db: str, *, timeout_s: float) -> bytes | None:
-        return None
-
-    async def close(self, *, timeout_s: float) -> None:
-        """Delete all instances with the tag: FleetTaskEnv repeats a creation whose outcome it does
-        not know."""
-        if self._leases_browser and self._first is not None:
-            await self._release_browser()
-        await self._worker.kill()
-        await self._api.delete_run_instances(self._tag, timeout_s=timeout_s)
-
-    async def _step_tool(
-        self, name: str, arguments: Mapping[str, Any], timeout_s: float
-    ) -> CallResult:
-        message = {"op": "step", "tool": name, "params": arguments}
-        answer = _check_answer(await self._worker.send_request(message, timeout_s=timeout_s))
-        info = answer["info"]
-        if "tool_result" in info:
-            error = info.get("tool_error")
-            parts = await run_aside_for(info, lambda: parse_parts(info["tool_result"]))
-            return CallResult(parts, error is not None, done=answer["done"])
-        told = str(info.get("tool_error"))
-        unknown = _NO_SUCH_TOOL in told
-        raise BackendError(
-            "fleet_task_env", told, delivered=False if unknown else None, invalid=unknown
-        )
-
-    async def _find_end_reason(self) -> str | None:
-        """Return why the instance is certainly gone; None when it runs, or that is unknown."""
-        try:
-            return await self._api.find_end_reason(self.instance_id, _CHECK_S)
-        except BackendError:
-            return None
-
-    async def _release_browser(self) -> None:
-        try:
-            await self._worker.send_request({"op": "close"}, timeout_s=_CLOSE_S)
-        except BackendError:
-            # The lease ends by itself; the instance must not wait for it.
-            return
-
-    async def _read_first_observation(self, timeout_s: float) -> Mapping[str, Any]:
-        if self._first is None:
-            answer = _check_answer(await self._worker.read_answer(timeout_s=timeout_s))
-            self._first = cast("Mapping[str, Any]", answer["observation"])
-        return self._first
 
 
 class FleetOpenEnvBackend:
@@ -241,7 +80,7 @@ class FleetOpenEnvBackend:
             "ttl_s": int(request.ttl_s) + 1,
         }
         try:
-            created = _check_answer(await worker.send_request(message, timeout_s=until - _now()))
+            created = check_answer(await worker.send_request(message, timeout_s=until - _now()))
         except BaseException:
             # Also when cancelled: a process that nobody knows of would go on creating.
             await worker.kill()
@@ -263,16 +102,6 @@ class FleetOpenEnvBackend:
         # It refuses to start without a key, where the control plane asks for none.
         own = {"FLEET_BASE_URL": url, "FLEET_API_KEY": key or "none"}
         return {**configured_environment(self._config, where=_WHERE), **own}
-
-
-def _check_answer(answer: dict[str, Any]) -> dict[str, Any]:
-    """Raise BackendError for what FleetTaskEnv raised. The process continues."""
-    if "kind" not in answer:
-        return answer
-    message = f"{answer['kind']}: {answer['error']}"
-    raise BackendError(
-        "fleet_task_env", message, delivered=None, invalid=answer["kind"] in _INVALID
-    )
 
 
 def _now() -> float:

@@ -214,13 +214,13 @@ async def test_instances_live_by_heartbeats_and_end_when_the_gateway_is_gone(
     async with fleet_bench(hasty, heartbeat_interval_s=30) as bench:
         backend = bench.backend
         assert isinstance(backend, fleet.FleetBackend)
-        backend.heartbeats = Heartbeats(ttl_s=0.5)
+        backend.connection.heartbeats = Heartbeats(ttl_s=0.5)
         sessions = [await bench.open(attempt) for attempt in range(3)]
         await asyncio.sleep(1.2)
         assert await bench.running() == 3
         await bench.solve(sessions[0])
         # What is left of a gateway that was killed.
-        await backend.heartbeats.close()
+        await backend.connection.heartbeats.close()
         async with asyncio.timeout(5.0):
             while await bench.running():  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
@@ -252,7 +252,7 @@ async def test_a_worker_that_renews_hears_of_an_instance_that_ended_unheard(
     async with fleet_bench(hasty, heartbeat_interval_s=30) as bench:
         backend = bench.backend
         assert isinstance(backend, fleet.FleetBackend)
-        backend.heartbeats = Heartbeats(ttl_s=0.5)
+        backend.connection.heartbeats = Heartbeats(ttl_s=0.5)
         session = await bench.open()
         held = [session.episode.episode_id]
         assert bench.gateway.renew_leases("rollout-0", held) == []
@@ -276,7 +276,7 @@ async def test_a_supervised_emulator_that_dies_loses_its_instances_and_is_replac
     backend = fleet.build_fleet_backend(FleetConfig(command=command), max_calls=4)
     task = parse_task(json.dumps(make_task("booking", "train", 0)))
     try:
-        address = backend.address
+        address = backend.connection.address
         assert isinstance(address, SupervisedServer)
         first = await backend.provision_instance(
             ProvisionRequest("run.gw.1-1", task, 60.0), timeout_s=30.0

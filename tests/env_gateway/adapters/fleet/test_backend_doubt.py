@@ -71,7 +71,7 @@ async def test_a_wrong_key_does_not_hold_up_a_drain(
         await bench.open()
         backend = bench.backend
         assert isinstance(backend, FleetBackend)
-        monkeypatch.setattr(backend.api, "headers", {"authorization": "Bearer wrong"})
+        monkeypatch.setattr(backend.connection.api, "headers", {"authorization": "Bearer wrong"})
         started = time.monotonic()
         await bench.gateway.drain(0.0)
         assert time.monotonic() - started < 5.0

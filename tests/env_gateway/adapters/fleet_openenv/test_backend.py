@@ -19,10 +19,10 @@ from services.common.errors import ConfigError
 from services.common.parsing import TextLimits
 from services.env_gateway.adapters.fleet_openenv.backend import (
     FleetOpenEnvBackend,
-    FleetOpenEnvInstance,
     build_fleet_openenv_backend,
 )
 from services.env_gateway.adapters.fleet_openenv.codec import parse_parts
+from services.env_gateway.adapters.fleet_openenv.instance import FleetOpenEnvInstance
 from services.env_gateway.adapters.fleet_openenv.worker_process import FleetTaskEnvProcess
 from services.env_gateway.config.backends import FleetOpenEnvConfig
 from services.env_gateway.ports import (

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from services.common.parsing import TextLimits
 from services.env_gateway.adapters.openenv import codec
-from services.env_gateway.adapters.openenv.backend import OpenEnvInstance
+from services.env_gateway.adapters.openenv.instance import OpenEnvInstance
 from services.env_gateway.adapters.openenv.wire import OpenEnvChannel, OpenEnvError, open_channel
 from services.env_gateway.config.backends import OpenEnvConfig
 from services.env_gateway.ports import BackendError, Media, Text

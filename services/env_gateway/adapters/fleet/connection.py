@@ -1,0 +1,81 @@
+"""What all instances at Fleet share: the control plane, heartbeats, browsers, caches."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+
+import aiohttp
+
+from services.env_gateway.adapters.fleet import wire as fleet_wire
+from services.env_gateway.adapters.fleet.api import FleetApi
+from services.env_gateway.adapters.fleet.browser import BrowserClient, split_id
+from services.env_gateway.adapters.fleet.heartbeats import Heartbeats
+from services.env_gateway.adapters.fleet.tools import FleetTools, RouteCache
+from services.env_gateway.adapters.fleet.verifier import FleetVerifier
+from services.env_gateway.adapters.mcp.client import McpSession
+from services.env_gateway.adapters.supervised_server import ServerAddress
+from services.env_gateway.config.backends import FleetConfig
+from services.env_gateway.ports import ProvisionRequest
+
+
+class FleetConnection:
+    """Access to Fleet for a backend and its instances. `address` is where the control plane is
+    now; `headers` carry the API key."""
+
+    def __init__(
+        self,
+        config: FleetConfig,
+        address: ServerAddress,
+        http: aiohttp.ClientSession,
+        headers: Mapping[str, str],
+    ) -> None:
+        self.address = address
+        self.api = FleetApi(config, address, http, headers)
+        self.verifier = None
+        if config.verify == "remote":
+            self.verifier = FleetVerifier(self.api, config.region)
+        self.snapshots = fleet_wire.SnapshotCache()
+        self.heartbeats = Heartbeats(ttl_s=config.heartbeat_interval_s)
+        self.browsers = BrowserClient(self.api, config)
+        self._routes: RouteCache = {}
+        self._read_only = frozenset(config.read_only_tools)
+
+    async def delete_instance(self, joined: str, timeout_s: float) -> None:
+        """Delete an instance and the browser that was leased for it."""
+        until = _now() + timeout_s
+        instance_id, *leases = split_id(joined)
+        await self.api.delete_instance(instance_id, timeout_s=timeout_s)
+        for lease_id in leases:
+            await self.browsers.release_browser(lease_id, timeout_s=_seconds_left(until))
+
+    async def find_end_reason(self, joined: str, timeout_s: float) -> str | None:
+        """Return why an instance, or its browser, is gone; None while both run. Raises
+        BackendError when that is unknown."""
+        until = _now() + timeout_s
+        instance_id, *leases = split_id(joined)
+        why = await self.api.find_end_reason(instance_id, timeout_s)
+        for lease_id in leases:
+            why = why or await self.browsers.find_end_reason(lease_id, _seconds_left(until))
+        return why
+
+    def make_tools(
+        self, urls: Sequence[str], env: tuple[str, str], request: ProvisionRequest
+    ) -> FleetTools:
+        api = self.api
+        sessions = [
+            McpSession(api.http, url, headers=api.headers, limits=api.limits) for url in urls
+        ]
+        key = (*env, request.task.modality)
+        return FleetTools(sessions, key, self._routes, self._read_only)
+
+    async def close(self) -> None:
+        await self.heartbeats.close()
+        await self.api.http.close()
+        await self.address.close()
+
+
+def _seconds_left(until: float) -> float:
+    return max(0.001, until - _now())
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

@@ -1,0 +1,59 @@
+"""Tool calls of an episode, each run once: a repeated one gets the stored answer."""
+
+import asyncio
+
+from services.common import trace
+from services.common.watchdog import Watchdog
+from services.env_gateway.episodes import event_metrics
+from services.env_gateway.episodes.counters import GatewayCounts
+from services.env_gateway.episodes.episode_book import EpisodeLostError
+from services.env_gateway.episodes.session import CallAnswer, Session
+from services.env_gateway.episodes.tool_calls import ToolCaller
+
+
+class CallReplayer:
+    """Runs each call once, whoever asks for it how often. A call continues when its caller
+    disconnects."""
+
+    def __init__(self, caller: ToolCaller, counts: GatewayCounts, watchdog: Watchdog) -> None:
+        self._caller = caller
+        self._counts = counts
+        self._watchdog = watchdog
+
+    async def answer_call(
+        self, session: Session, call_seq: int, name: str, arguments_json: str, timeout_s: float
+    ) -> tuple[CallAnswer, bool]:
+        """Return the call's answer, and True with it if it is a stored one. Raises CallSeqError
+        and EpisodeLostError."""
+        episode = session.episode
+        new = episode.admit_call(call_seq)
+        if new:
+            work = self._execute_call(session, call_seq, name, arguments_json, timeout_s)
+            session.answers[call_seq] = asyncio.create_task(work)
+            for old in episode.forget_old_calls():
+                session.answers.pop(old)
+        task = session.answers[call_seq]
+        try:
+            return await asyncio.shield(task), not new
+        except asyncio.CancelledError:
+            if not task.cancelled():
+                raise
+            raise EpisodeLostError(f"episode {episode.episode_id} {episode.detail}") from None
+
+    async def _execute_call(
+        self, session: Session, call_seq: int, name: str, arguments_json: str, timeout_s: float
+    ) -> CallAnswer:
+        env_key, was_tainted = session.env_key, session.episode.tainted
+        facts = {
+            "episode_id": session.episode.episode_id,
+            "call_seq": call_seq,
+            "env_key": env_key,
+            "tool": name[:100],
+        }
+        with self._watchdog.stage("call tool"), trace.span("call", facts):
+            answer = await self._caller.run_call(session, name, arguments_json, timeout_s)
+            trace.annotate({"outcome": answer.outcome.value, "attempts": answer.attempts})
+        self._counts.count_call(env_key, answer)
+        self._counts.tainted[env_key] += session.episode.tainted and not was_tainted
+        event_metrics.observe_call(env_key, answer)
+        return answer
