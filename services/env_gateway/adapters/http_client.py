@@ -201,12 +201,12 @@ async def _take_sse_line(
 
 def _parse_retry_after(headers: Mapping[str, str]) -> float | None:
     """Parse Retry-After into seconds; a server may also send the moment when they are over."""
-    told = headers.get("Retry-After", "")
+    header = headers.get("Retry-After", "")
     with suppress(ValueError):
-        seconds = float(told)
+        seconds = float(header)
         return max(0.0, seconds) if math.isfinite(seconds) else None
     # A year of twenty digits overflows.
     with suppress(ValueError, OverflowError):
-        moment = parsedate_to_datetime(told).replace(tzinfo=UTC)
+        moment = parsedate_to_datetime(header).replace(tzinfo=UTC)
         return max(0.0, (moment - datetime.now(UTC)).total_seconds())
     return None

@@ -27,7 +27,7 @@ _HEALTHY_S = 60.0
 _GRACE_S = 3.0
 _LINE_BYTES = 2**16
 # What is kept of a command's last words, told of them, and waited for.
-_WORDS_BYTES, _TOLD_CHARS, _WORDS_S = 2**14, 600, 1.0
+_WORDS_BYTES, _SHOWN_CHARS, _WORDS_S = 2**14, 600, 1.0
 
 
 class ServerAddress(Protocol):
@@ -156,7 +156,7 @@ class StderrTail:
         lines = [
             line for line in self._kept.decode("utf-8", "replace").splitlines() if line.strip()
         ]
-        return f"{ended} and said: {lines[-1].strip()[:_TOLD_CHARS]}" if lines else ended
+        return f"{ended} and said: {lines[-1].strip()[:_SHOWN_CHARS]}" if lines else ended
 
     async def close(self) -> None:
         self._reading.cancel()
@@ -173,8 +173,8 @@ class StderrTail:
             self._pass_on(lines + newline)
         self._pass_on(begun)
 
-    def _pass_on(self, said: bytes) -> None:
-        clean = redact(said.decode("utf-8", "replace"))
+    def _pass_on(self, output: bytes) -> None:
+        clean = redact(output.decode("utf-8", "replace"))
         say(clean, end="", file=sys.stderr)
         self._kept = (self._kept + clean.encode())[-_WORDS_BYTES:]
 

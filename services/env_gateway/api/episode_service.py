@@ -63,7 +63,7 @@ class EpisodeService(episode_service_pb2_grpc.EpisodeServiceServicer):
     def __init__(self, gateway: Gateway, request_drain: Callable[[], None]) -> None:
         self._gateway = gateway
         self._request_drain = request_drain
-        self._last_words = RefusedStreamDrain()
+        self._refused_streams = RefusedStreamDrain()
         self._watches = 0
         # Of the transcripts that are on their way.
         self.reading_bytes = 0
@@ -108,11 +108,11 @@ class EpisodeService(episode_service_pb2_grpc.EpisodeServiceServicer):
     ) -> pb.GradeResponse:
         try:
             async with aclosing(read_paced(request_iterator, _STALL_S)) as parts:
-                with _translating_refusals(), self._room() as transcript:
+                with _translating_refusals(), self._reading_transcript() as transcript:
                     header = await self._read_grade_request(parts, transcript)
                     conversation = await conversation_of(transcript) if transcript else None
         except ServiceError:
-            await self._last_words.drain_stream(request_iterator)
+            await self._refused_streams.drain_stream(request_iterator)
             raise
         timeout_s = self._gateway.config.max_budget_s
         if header.HasField("deadline"):
@@ -194,7 +194,7 @@ class EpisodeService(episode_service_pb2_grpc.EpisodeServiceServicer):
         return codec.encode_ready(session, lease_ttl_s=lease_ttl_s, remaining_s=remaining_s)
 
     @contextmanager
-    def _room(self) -> Generator[bytearray]:
+    def _reading_transcript(self) -> Generator[bytearray]:
         """A transcript to be read, which counts among all that are until the block ends."""
         transcript = bytearray()
         try:

@@ -81,9 +81,9 @@ class EpisodeClient:
         ok = response.outcome == pb.TOOL_OUTCOME_OK
         if ok or response.outcome == pb.TOOL_OUTCOME_TOOL_ERROR:
             return ToolAnswer(parts, is_error=not ok, done=response.done)
-        told = " ".join(part.text for part in parts if isinstance(part, Text))
+        shown_text = " ".join(part.text for part in parts if isinstance(part, Text))
         outcome = _enum_name(pb.ToolOutcome, response.outcome, "TOOL_OUTCOME_")
-        return ToolAnswer(failure=told or outcome, done=response.done)
+        return ToolAnswer(failure=shown_text or outcome, done=response.done)
 
     async def grade_episode(
         self, final_answer: str | None, conversation: Sequence[Any] | None, timeout_s: float

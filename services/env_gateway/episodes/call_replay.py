@@ -26,7 +26,7 @@ class CallReplayer:
         """Return the call's answer, and True with it if it is a stored one. Raises CallSeqError
         and EpisodeLostError."""
         episode = session.episode
-        new = episode.admit_call(call_seq)
+        new = episode.register_call(call_seq)
         if new:
             work = self._execute_call(session, call_seq, name, arguments_json, timeout_s)
             session.answers[call_seq] = asyncio.create_task(work)

@@ -82,7 +82,7 @@ class Episode:
         self.state = state
         self.detail = detail
 
-    def admit_call(self, call_seq: int) -> bool:
+    def register_call(self, call_seq: int) -> bool:
         """Register a call. Return True if it is new, False if its answer is kept. Raises
         CallSeqError."""
         if call_seq in self.seqs_kept:

@@ -92,8 +92,8 @@ class VerifierRunner:
         """Grade an episode whose state changes no more. Each run waits at the job's gate. Raises
         nothing for the behaviour of a verifier."""
         job.submission = submission = self._add_environment_verifier(job.submission)
-        said = len(submission.conversation or "") + len(submission.final_answer or "")
-        authorship = await run_aside(said, lambda: authorship_of(job.writings, submission))
+        written_chars = len(submission.conversation or "") + len(submission.final_answer or "")
+        authorship = await run_aside(written_chars, lambda: authorship_of(job.writings, submission))
         try:
             grade = await self._run_until_settled(job, authorship, lambda: self._run_verifier(job))
         except NoVerifierError:

@@ -103,7 +103,7 @@ def _read_lists(stdout: str, authorship: Authorship) -> PrintedResults:
             doubts=_shorten_lines(f"{kind}_ACCUMULATOR: {found[kind]}" for kind in forged)
         )
     lists = {kind: _parse_checks(body) for kind, body in found.items()}
-    checks = {kind: told for kind, (told, _) in lists.items()}
+    checks = {kind: listed for kind, (listed, _) in lists.items()}
     if parted := [kind for kind in checks if authorship.explains_parting(checks[kind])]:
         return PrintedResults(
             doubts=_shorten_lines(f"{kind}_ACCUMULATOR: {found[kind]}" for kind in parted)

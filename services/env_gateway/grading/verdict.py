@@ -101,8 +101,8 @@ def _failure_reason(
         return NoGradeReason.EXECUTION_FAILED, execution.error
     if not _is_reward(execution.result):
         shown = repr(execution.result)[:100]
-        told = f"the verifier returned {shown}; a reward is a number from {-MAX_REWARD:g} to"
-        return NoGradeReason.EXECUTION_FAILED, f"{told} {MAX_REWARD:g}, and 1 is a pass"
+        message = f"the verifier returned {shown}; a reward is a number from {-MAX_REWARD:g} to"
+        return NoGradeReason.EXECUTION_FAILED, f"{message} {MAX_REWARD:g}, and 1 is a pass"
     if printed.judge_error is not None and execution.result == 0:
         return NoGradeReason.JUDGE_ERROR, printed.judge_error
     return None, ""

@@ -31,7 +31,7 @@ def make_verification(
     instance: Instance,
     submission: Submission,
     function: VerifierFunction,
-    asking: "RefusalRetrier",
+    retrier: "RefusalRetrier",
     *,
     trusted: Collection[str],
 ) -> Verification:
@@ -41,12 +41,12 @@ def make_verification(
         source=source,
         run_id=submission.run_id,
         function=function.name,
-        query=_make_query(instance, asking),
-        snapshot=lambda db: asking.ask_patiently(
+        query=_make_query(instance, retrier),
+        snapshot=lambda db: retrier.send_patiently(
             lambda left: instance.snapshot_database(db, timeout_s=left)
         ),
         arguments=_verifier_arguments(function, submission),
-        call=_make_call(instance, submission.readable, asking),
+        call=_make_call(instance, submission.readable, retrier),
         trusted=hashlib.sha256(source.encode()).hexdigest() in trusted,
     )
 
@@ -62,21 +62,21 @@ def _verifier_arguments(
     return arguments
 
 
-def _make_query(instance: Instance, asking: "RefusalRetrier") -> QueryFn:
+def _make_query(instance: Instance, retrier: "RefusalRetrier") -> QueryFn:
     async def ask_database(db: str, sql: str, args: Sequence[SqlValue]) -> Rows:
-        return await asking.ask_patiently(
+        return await retrier.send_patiently(
             lambda left: instance.query_database(db, sql, args, timeout_s=left)
         )
 
     return ask_database
 
 
-def _make_call(instance: Instance, readable: frozenset[str], asking: "RefusalRetrier") -> CallFn:
+def _make_call(instance: Instance, readable: frozenset[str], retrier: "RefusalRetrier") -> CallFn:
     async def call_readable_tool(name: str, arguments: Mapping[str, Any]) -> CallResult:
         # A verifier may run more than once, and on a server that others share.
         if name not in readable:
             raise QueryError(f"a verifier may call tools that only read, and {name!r} is none")
-        return await asking.ask_patiently(
+        return await retrier.send_patiently(
             lambda left: instance.call_tool(name, arguments, timeout_s=left)
         )
 
@@ -93,12 +93,12 @@ class RefusalRetrier:
         self._patient_until = min(_now() + timeout_s / 2, until)
         self._rng = rng
 
-    async def ask_patiently(self, ask: Callable[[float], Awaitable[T]]) -> T:
+    async def send_patiently(self, send: Callable[[float], Awaitable[T]]) -> T:
         """Send one request, retrying refusals. Raises BackendError."""
         backoff = Backoff(base_s=_BASE_S, cap_s=_CAP_S, rng=self._rng)
         while True:
             try:
-                return await ask(_time_left(self._until))
+                return await send(_time_left(self._until))
             except BackendError as error:
                 wait_s = backoff.next_wait_s(error.retry_after_s)
                 if not error.is_refusal or _now() + wait_s >= self._patient_until:

@@ -141,16 +141,16 @@ def _check_texts(task: Task) -> None:
     names = ("key", "prompt", "env_version", "data_key", "data_version", "verifier", "current_date")
     texts = [(name, getattr(task, name) or "") for name in names]
     texts += [("env_variables", text) for pair in task.variables.items() for text in pair]
-    told = 0
+    sent_bytes = 0
     for name, text in texts:
         try:
             size = len(text.encode())
         except UnicodeEncodeError:
             raise TaskError(f"{name} holds a lone surrogate, which is not text") from None
-        told += size if name in _SENT_FIELDS else 0
+        sent_bytes += size if name in _SENT_FIELDS else 0
         if name == "verifier" and size > MAX_SOURCE_BYTES:
             raise TaskError(f"verifier_func has {size} bytes, more than {MAX_SOURCE_BYTES}")
-    if told > _MAX_SENT_BYTES:
+    if sent_bytes > _MAX_SENT_BYTES:
         raise TaskError(
-            f"{' and '.join(_SENT_FIELDS)} take {told} bytes, more than {_MAX_SENT_BYTES}"
+            f"{' and '.join(_SENT_FIELDS)} take {sent_bytes} bytes, more than {_MAX_SENT_BYTES}"
         )

@@ -40,8 +40,8 @@ class Change:
 
     def describe(self, problem: str = "") -> str:
         shown = dict(list(self.values.items())[:10])
-        told = f"{self.kind} in {self.table!r}, row {self.pk!r}: {shown}"
-        return f"{told} ({problem})" if problem else told
+        description = f"{self.kind} in {self.table!r}, row {self.pk!r}: {shown}"
+        return f"{description} ({problem})" if problem else description
 
 
 def field_problem(change: Change, specs: Sequence[Spec], ignore: IgnoreConfig) -> str | None:
@@ -89,8 +89,8 @@ def exact_problems(
         if fields is None:
             continue
         strict = _read_strictness(spec) if change.kind == "modify" else change.kind == "insert"
-        told = "; ".join(_find_mismatches(change, fields, ignore, strict=strict))
-        problems += [change.describe(told)] if told else []
+        mismatches = "; ".join(_find_mismatches(change, fields, ignore, strict=strict))
+        problems += [change.describe(mismatches)] if mismatches else []
     return problems + [f"expected and did not happen: {dict(spec)}" for spec in wanted.values()]
 
 

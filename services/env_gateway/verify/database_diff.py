@@ -110,9 +110,9 @@ class SnapshotDiff:
             return self
         shown = [f"{i}. {problem}" for i, problem in enumerate(problems[:_SHOWN], 1)]
         more = [f"... and {len(problems) - _SHOWN} more"] if len(problems) > _SHOWN else []
-        told = [f"Allowed were {len(allowed)}: {[dict(s) for s in allowed[:3]]}"]
+        lines_shown = [f"Allowed were {len(allowed)}: {[dict(s) for s in allowed[:3]]}"]
         raise AssertionError(
-            "\n".join(["Unexpected database changes detected:", *shown, *more, *told])
+            "\n".join(["Unexpected database changes detected:", *shown, *more, *lines_shown])
         )
 
     def _table_problems(self) -> Iterator[str]:

@@ -89,5 +89,5 @@ async def _look_up_in_process(data: bytes) -> VerifierFunction | str:
             await process.wait()
     if process.returncode:
         return "the verifier does not compile: it takes too much time or memory"
-    told = json.loads(output)
-    return told["error"] if "error" in told else VerifierFunction(**told)
+    answer = json.loads(output)
+    return answer["error"] if "error" in answer else VerifierFunction(**answer)

@@ -126,8 +126,10 @@ class VerifierPool:
             except StartError as error:
                 _LOG.warning("verifier_not_run", error=str(error))
                 digest = hashlib.sha256(verification.source.encode()).hexdigest()
-                told = str(error) if verification.trusted else f"{error} (its SHA-256 is {digest})"
-                return Execution(error=told, retryable=verification.trusted, ran=False)
+                message = (
+                    str(error) if verification.trusted else f"{error} (its SHA-256 is {digest})"
+                )
+                return Execution(error=message, retryable=verification.trusted, ran=False)
             self._running.add(worker)
             try:
                 return await _run_verification(worker, verification, timeout_s)

@@ -95,8 +95,12 @@ class VerifierProcess:
         except (WorkerDiedError, ProtocolError, TimeoutError) as error:
             await worker.kill()
             assert process.stderr is not None
-            told = (await process.stderr.read(_STDERR_BYTES)).decode("utf-8", "replace").strip()
-            raise StartError(told or str(error) or f"not ready after {_START_S} s") from error
+            stderr_text = (
+                (await process.stderr.read(_STDERR_BYTES)).decode("utf-8", "replace").strip()
+            )
+            raise StartError(
+                stderr_text or str(error) or f"not ready after {_START_S} s"
+            ) from error
         except BaseException:
             await worker.kill()
             raise

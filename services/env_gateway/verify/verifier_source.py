@@ -53,10 +53,10 @@ def main() -> None:
     # Its length is checked by whoever sends it.
     source = sys.stdin.buffer.read().decode("utf-8", "replace")
     try:
-        told = asdict(find_verifier(source))
+        answer = asdict(find_verifier(source))
     except VerifierError as error:
-        told = {"error": str(error)[:1000]}
-    say_json(told)
+        answer = {"error": str(error)[:1000]}
+    say_json(answer)
 
 
 def _parse_functions(source: str) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:

@@ -48,8 +48,8 @@ def _choose_pause(error: grpc.aio.AioRpcError, pause: float) -> float:
     """Return the pause that the peer asked for, else a random part of `pause`: callers must not
     come in step."""
     refused = service_error(error)
-    asked = refused.retry_delay_s if refused else None
-    return random.uniform(0.5, 1.0) * pause if asked is None else asked
+    server_delay_s = refused.retry_delay_s if refused else None
+    return random.uniform(0.5, 1.0) * pause if server_delay_s is None else server_delay_s
 
 
 def refusal_reason(error: grpc.aio.AioRpcError) -> str:

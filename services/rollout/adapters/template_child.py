@@ -31,9 +31,9 @@ def main() -> None:
         for line in sys.stdin:
             # Its default action ends this process, in whatever loop it is.
             signal.setitimer(signal.ITIMER_PROF, CPU_S)
-            told = json.dumps(_answer_request(render, json.loads(line)))
+            answer = json.dumps(_answer_request(render, json.loads(line)))
             signal.setitimer(signal.ITIMER_PROF, 0.0)
-            answers.write(told + "\n")
+            answers.write(answer + "\n")
             answers.flush()
 
 
@@ -47,9 +47,9 @@ def _load_renderer() -> Callable[..., Any]:
     return render_jinja_template
 
 
-def _answer_request(render: Callable[..., Any], asked: dict[str, Any]) -> dict[str, str]:
+def _answer_request(render: Callable[..., Any], request: dict[str, Any]) -> dict[str, str]:
     try:
-        text = _render_template(render, asked)
+        text = _render_template(render, request)
     except _NotRendered as error:
         return {"error": str(error)}
     if len(text) > MOST_CHARACTERS:
@@ -57,13 +57,13 @@ def _answer_request(render: Callable[..., Any], asked: dict[str, Any]) -> dict[s
     return {"text": text}
 
 
-def _render_template(render: Callable[..., Any], asked: dict[str, Any]) -> str:
+def _render_template(render: Callable[..., Any], request: dict[str, Any]) -> str:
     try:
-        texts, _ = render(**asked)
+        texts, _ = render(**request)
     except Exception as error:
         # A template raises what it likes.
-        told = str(error)[:_MAX_ERROR_CHARACTERS]
-        raise _NotRendered(told or type(error).__name__) from error
+        reason = str(error)[:_MAX_ERROR_CHARACTERS]
+        raise _NotRendered(reason or type(error).__name__) from error
     return texts[0]
 
 

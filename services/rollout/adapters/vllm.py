@@ -60,7 +60,7 @@ class VllmEngine:
         self._llm = llm
         # Requests wait here and not in vLLM's queue: what waits there keeps a policy's salt and
         # may be begun by the next one's weights.
-        self._room = asyncio.Semaphore(max_num_seqs)
+        self._slots = asyncio.Semaphore(max_num_seqs)
         self._weights_stand = asyncio.Event()
         self._weights_stand.set()
         self._stop = list(stop_token_ids)
@@ -197,13 +197,13 @@ class VllmEngine:
         they write stands on a prefix that the older ones have computed, and is of neither policy.
         Raises TimeoutError when neither is had by `ends`."""
         async with asyncio.timeout_at(ends):
-            await self._room.acquire()
+            await self._slots.acquire()
         try:
             async with asyncio.timeout_at(ends):
                 policy = await self._wait_for_policy()
             yield policy
         finally:
-            self._room.release()
+            self._slots.release()
 
     async def _wait_for_policy(self) -> PolicyId:
         """Return the policy that is served, once no weights are being loaded."""

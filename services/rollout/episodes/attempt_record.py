@@ -24,7 +24,7 @@ class AttemptState:
     counts: Counts = field(default_factory=Counts)
     turns: list[TurnTiming] = field(default_factory=list[TurnTiming])
     messages: list[dict[str, str]] = field(default_factory=list[dict[str, str]])
-    asked: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])
+    calls_made: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])
     info: EpisodeInfo | None = None
     answer: str | None = None
     digests: dict[str, bytes] = field(default_factory=dict[str, bytes])

@@ -290,8 +290,8 @@ class AttemptRunner:
     ) -> tuple[str, bool]:
         counts = state.counts
         counts.tool_calls += 1
-        counts.repeats += (call.name, call.arguments_json) in state.asked
-        state.asked.add((call.name, call.arguments_json))
+        counts.repeats += (call.name, call.arguments_json) in state.calls_made
+        state.calls_made.add((call.name, call.arguments_json))
         result = await episode.call_tool(
             call.name, call.arguments_json, self._limits.call_timeout_s
         )

@@ -144,12 +144,12 @@ class WeightUpdater:
 
     async def _sample_probes(self, publication: Publication) -> Sequence[Completion]:
         """Sample the probes that the learner asks for; nothing when the engine cannot."""
-        asked = [
+        samples = [
             self._engine.generate(probe.token_ids, probe.sampling, probe.max_tokens)
             for probe in publication.probes
         ]
         try:
-            return await asyncio.gather(*asked)
+            return await asyncio.gather(*samples)
         except EngineDead:
             raise
         except EngineError as error:

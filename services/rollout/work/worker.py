@@ -61,7 +61,7 @@ class Worker:
         self._options = options
         self._clock = clock
         self._groups: dict[str, asyncio.Task[None]] = {}
-        self._room = asyncio.Event()
+        self._capacity_freed = asyncio.Event()
         self._interval_s = options.renew_interval_s
         # Attempts of each lease that are running or about to.
         self._live: dict[str, int] = {}
@@ -87,7 +87,7 @@ class Worker:
             policy = self._policy()
             free = self._options.max_attempts - self.running_attempts
             if free < 1 or policy is None:
-                await self._wait_for_room()
+                await self._wait_for_capacity()
                 continue
             with self._watchdog.stage("lease"):
                 lease = await self._learner.lease_group(policy, free)
@@ -96,13 +96,13 @@ class Worker:
             else:
                 self._start_group(lease)
 
-    async def _wait_for_room(self) -> None:
-        self._room.clear()
+    async def _wait_for_capacity(self) -> None:
+        self._capacity_freed.clear()
         try:
             # The policy may arrive without anything else happening here.
             # Not wait_for: that one loses a cancellation which comes together with the event.
             async with asyncio.timeout(0.2):
-                await self._room.wait()
+                await self._capacity_freed.wait()
         except TimeoutError:
             return
 
@@ -117,14 +117,14 @@ class Worker:
     def _group_ended(self, lease: Lease, task: asyncio.Task[None]) -> None:
         del self._groups[lease.lease_id]
         del self._live[lease.lease_id]
-        self._room.set()
+        self._capacity_freed.set()
         error = None if task.cancelled() else task.exception()
         if error is not None:
             log.error("group failed", lease=lease.lease_id, error=repr(error))
 
     def _attempt_ended(self, lease: Lease) -> None:
         self._live[lease.lease_id] -= 1
-        self._room.set()
+        self._capacity_freed.set()
 
     async def _keep_renewing(self) -> None:
         while True:

@@ -133,8 +133,8 @@ def main() -> None:
     for line in requests:
         answer = encode(host.answer_request(line))
         if len(answer) > MAX_ANSWER_BYTES:
-            told = f"it has {len(answer)} bytes, more than {MAX_ANSWER_BYTES}"
-            answer = encode({"too_large": told})
+            reason = f"it has {len(answer)} bytes, more than {MAX_ANSWER_BYTES}"
+            answer = encode({"too_large": reason})
         answers.write(answer)
         answers.flush()
 

@@ -37,14 +37,19 @@ def classify_error(error: HttpError) -> FleetError:
     """Classify an error as the gateway should treat it, with Fleet's explanation as its message."""
     details = list(_find_objects(error.body))
     message = _format_message(error, details)
-    said = _find_retryable(error.body, details)
+    is_retryable = _find_retryable(error.body, details)
     if error.status == 401:
         message += "; check the API key that env_gateway.backends.fleet.api_key_env names"
         return FleetError("auth", message, http=error, invalid=True)
     if _is_over_limit(error, details):
         return FleetError("throttled", message, http=error, invalid=False)
-    if said is not None:
-        return FleetError("retryable" if said else "refused", message, http=error, invalid=not said)
+    if is_retryable is not None:
+        return FleetError(
+            "retryable" if is_retryable else "refused",
+            message,
+            http=error,
+            invalid=not is_retryable,
+        )
     kind = "refused" if error.status in _INVALID else error.kind
     return FleetError(kind, message, http=error, invalid=error.status in _INVALID)
 
@@ -80,8 +85,8 @@ def _walk_value(value: object, depth: int) -> Iterator[Mapping[str, Any]]:
 def _find_retryable(body: str, details: list[Mapping[str, Any]]) -> bool | None:
     """Find out whether the body allows a retry; None when it does not mention any."""
     for fields in details:
-        if isinstance(said := fields.get("retryable"), bool):
-            return said
+        if isinstance(is_retryable := fields.get("retryable"), bool):
+            return is_retryable
         if _PLACEMENT_FAILED in (fields.get("error"), fields.get("error_type")):
             return True
     match = _RETRYABLE.search(body)

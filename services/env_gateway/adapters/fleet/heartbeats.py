@@ -13,7 +13,7 @@ from services.env_gateway.ports import BackendError
 
 _LOG = get_logger(__name__)
 # Failures come by the hundred when a server is down; they are told together.
-_TOLD_EVERY_S = 10.0
+_LOG_INTERVAL_S = 10.0
 # "ok", the kind of error, or "lost" for an instance that ended unheard.
 _heartbeat_results = metrics.event_counter(
     "flotilla_heartbeats", "Heartbeats of instances to their backend", "result"
@@ -43,7 +43,7 @@ class Heartbeats:
         self._task: asyncio.Task[None] | None = None
         self._failures = 0
         self.last_failure = ""
-        self._told_at = -math.inf
+        self._logged_at = -math.inf
 
     def __len__(self) -> int:
         """The number of instances that are kept."""
@@ -84,7 +84,7 @@ class Heartbeats:
                 )
                 self._beats.add(beat)
                 beat.add_done_callback(self._beats.discard)
-            if now - self._told_at >= _TOLD_EVERY_S:
+            if now - self._logged_at >= _LOG_INTERVAL_S:
                 self._log_failures(now)
             self._changed.clear()
             with suppress(TimeoutError):
@@ -129,7 +129,7 @@ class Heartbeats:
             failures=self._failures,
             error=self.last_failure,
         )
-        self._failures, self._told_at = 0, now
+        self._failures, self._logged_at = 0, now
 
     def _drop_lost(self, instance_id: str) -> None:
         why = f"Fleet has confirmed no heartbeat for {self._ttl_s:g} s, and ends the instance"

@@ -83,7 +83,7 @@ class FleetInstance:
             tool_endpoints(root, self._modality, lease), self._state.env, request
         )
         self._ended: str | None = None
-        self._doubted = _UnconfirmedRun()
+        self._unconfirmed = _UnconfirmedRun()
 
     async def list_tools(self, *, timeout_s: float) -> Sequence[Tool]:
         until = _now() + timeout_s
@@ -113,16 +113,16 @@ class FleetInstance:
             return None
         self._require_running()
         until = _now() + timeout_s
-        execution = self._doubted.for_submission(submission)
+        execution = self._unconfirmed.for_submission(submission)
         if execution is None:
             execution = await self._run_verifier(verifier, submission, until)
         if execution.error is None and execution.result:
             return execution
         # A verifier may also take what an instance that has gone does not answer for a failed
         # task: its zero is one only of an instance that is known to run.
-        self._doubted = _UnconfirmedRun(submission, execution)
+        self._unconfirmed = _UnconfirmedRun(submission, execution)
         await self._update_end_reason(until)
-        self._doubted = _UnconfirmedRun()
+        self._unconfirmed = _UnconfirmedRun()
         if self._ended is not None:
             return Execution(error=self._ended, stdout=execution.stdout, instance_lost=True)
         return execution

@@ -130,8 +130,8 @@ def _no_tools_error(
 ) -> BackendError:
     if failed:
         return failed[0]
-    said = "; ".join(
+    reasons = "; ".join(
         f"{session.url}: {answer if isinstance(answer, BackendError) else len(answer)}"
         for session, answer in zip(sessions, found, strict=True)
     )
-    return BackendError("no_tools", f"no tools are served yet ({said})", delivered=False)
+    return BackendError("no_tools", f"no tools are served yet ({reasons})", delivered=False)

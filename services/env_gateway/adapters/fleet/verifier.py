@@ -134,8 +134,11 @@ def parse_execution(answer: Any) -> Execution:
         score, report = split_report(fields.get("result"))
         return Execution(result=score, report=report, stdout=stdout)
     error = fields.get("error")
-    said = cast("dict[str, Any]", error) if isinstance(error, dict) else {"message": error}
-    kind, message = said.get("type"), said.get("message") or "the verifier did not run to its end"
+    details = cast("dict[str, Any]", error) if isinstance(error, dict) else {"message": error}
+    kind, message = (
+        details.get("type"),
+        details.get("message") or "the verifier did not run to its end",
+    )
     return Execution(
         stdout=stdout,
         error=f"{kind}: {message}" if kind else str(message),

@@ -138,10 +138,10 @@ class FleetOpenEnvInstance:
             error = info.get("tool_error")
             parts = await run_aside_for(info, lambda: parse_parts(info["tool_result"]))
             return CallResult(parts, error is not None, done=answer["done"])
-        told = str(info.get("tool_error"))
-        unknown = _NO_SUCH_TOOL in told
+        tool_error = str(info.get("tool_error"))
+        unknown = _NO_SUCH_TOOL in tool_error
         raise BackendError(
-            "fleet_task_env", told, delivered=False if unknown else None, invalid=unknown
+            "fleet_task_env", tool_error, delivered=False if unknown else None, invalid=unknown
         )
 
     async def _find_end_reason(self) -> str | None:

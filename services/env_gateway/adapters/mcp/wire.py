@@ -28,10 +28,10 @@ def parse_result(message: Any, method: str) -> dict[str, Any]:
     if not fields.keys() & {"result", "error"} or not isinstance(fields.get("result") or {}, dict):
         raise BackendError("protocol", f"{method} was answered by no message", delivered=None)
     if error := fields.get("error"):
-        code, told = _parse_answer(method, lambda: (error.get("code"), error.get("message", "")))
+        code, detail = _parse_answer(method, lambda: (error.get("code"), error.get("message", "")))
         raise BackendError(
             "jsonrpc",
-            f"{code}: {told}",
+            f"{code}: {detail}",
             delivered=False if code in _NOT_DISPATCHED else None,
             invalid=code in _NOT_DISPATCHED,
             bad_arguments=code == _INVALID_PARAMS,
