@@ -122,43 +122,43 @@ def file_classes(run_dir: Path) -> dict[str, list[str]]:
     return found
 
 
-def flip(data: bytearray, chooser: random.Random) -> None:
+def flip_bit(data: bytearray, chooser: random.Random) -> None:
     data[chooser.randrange(len(data))] ^= 1 << chooser.randrange(8)
 
 
-def burst(data: bytearray, chooser: random.Random) -> None:
+def overwrite_burst(data: bytearray, chooser: random.Random) -> None:
     start = chooser.randrange(len(data))
     end = min(len(data), start + chooser.choice([8, 64, 512, 4096]))
     data[start:end] = chooser.randbytes(end - start)
 
 
-def zeros(data: bytearray, chooser: random.Random) -> None:
+def zero_block(data: bytearray, chooser: random.Random) -> None:
     start = chooser.randrange(len(data))
     end = min(len(data), start + chooser.choice([512, 4096]))
     data[start:end] = bytes(end - start)
 
 
-def torn(data: bytearray, chooser: random.Random) -> None:
+def tear_end(data: bytearray, chooser: random.Random) -> None:
     """The length was written, the last blocks were not."""
     start = max(0, len(data) - chooser.choice([512, 4096, 16384]))
     data[start:] = bytes(len(data) - start)
 
 
-def cut(data: bytearray, chooser: random.Random) -> None:
+def cut_end(data: bytearray, chooser: random.Random) -> None:
     del data[chooser.randrange(len(data)) :]
 
 
 CHANGES: Mapping[str, Callable[[bytearray, random.Random], None]] = {
-    "flip": flip,
-    "burst": burst,
-    "zeros": zeros,
-    "torn": torn,
-    "cut": cut,
+    "flip": flip_bit,
+    "burst": overwrite_burst,
+    "zeros": zero_block,
+    "torn": tear_end,
+    "cut": cut_end,
 }
 KINDS = (*CHANGES, "removal", "old copy")
 
 
-def inflict(damage: Damage, run_dir: Path, older: Path | None, chooser: random.Random) -> bool:
+def damage_file(damage: Damage, run_dir: Path, older: Path | None, chooser: random.Random) -> bool:
     """Change the file; False where that leaves it as it was."""
     path = run_dir / damage.file
     before = path.read_bytes()
@@ -198,7 +198,7 @@ class Campaign:
         await self._server.run("model", arguments, self._folder / "model.log")
         stops = await self._stopped_run()
         for number in range(self._wanted.trials):
-            await self._trial(number, stops)
+            await self._run_trial(number, stops)
             self._progress.advance(self._bar)
 
     async def _stopped_run(self) -> list[Stop]:
@@ -208,22 +208,22 @@ class Campaign:
         stops: list[Stop] = []
         for after_s in STOPS_S:
             await run.start(Death(after_s=after_s))
-            stops.append(self._copy(run, len(stops)))
+            stops.append(self._copy_run(run, len(stops)))
         run.steps = BREAK
         await run.start(Death())
-        stops.append(self._copy(run, len(stops)))
+        stops.append(self._copy_run(run, len(stops)))
         run.steps = STEPS
         for after_s in STOPS_S:
             await run.start(Death(after_s=after_s))
-            stops.append(self._copy(run, len(stops)))
+            stops.append(self._copy_run(run, len(stops)))
         return stops
 
-    def _copy(self, run: KilledRun, number: int) -> Stop:
+    def _copy_run(self, run: KilledRun, number: int) -> Stop:
         folder = self._folder / f"stop-{number}"
         shutil.copytree(run.run_dir, folder)
         return Stop(folder, dict(run.receipts))
 
-    def _choose(self, number: int, stops: Sequence[Stop]) -> tuple[int, Damage]:
+    def _choose_damage(self, number: int, stops: Sequence[Stop]) -> tuple[int, Damage]:
         """A stop and a damage: the journal and its log at every other turn."""
         chooser = self._chooser
         while True:
@@ -237,16 +237,16 @@ class Campaign:
                 kind = chooser.choice(KINDS)
                 return which, Damage(wanted, chooser.choice(classes[wanted]), kind)
 
-    async def _trial(self, number: int, stops: Sequence[Stop]) -> None:
+    async def _run_trial(self, number: int, stops: Sequence[Stop]) -> None:
         while True:
-            which, damage = self._choose(number, stops)
+            which, damage = self._choose_damage(number, stops)
             stop, older = stops[which], stops[which - 1].folder if which else None
-            run = self._resumable(number, stop)
-            if inflict(damage, run.run_dir, older, self._chooser):
+            run = self._make_resumable(number, stop)
+            if damage_file(damage, run.run_dir, older, self._chooser):
                 break
             shutil.rmtree(run.folder)
         try:
-            end, reason = await self._judged(run, stop, damage)
+            end, reason = await self._judge_run(run, stop, damage)
         except (AssertionError, TimeoutError, sqlite3.Error) as error:
             # Neither an end nor a refusal: the learner hung, or left what cannot be read.
             end, reason = "silent", f"{type(error).__name__}: {error}"
@@ -260,7 +260,7 @@ class Campaign:
         said = f"[red]silent[/red]: {damage} (stop {which}): {reason}\nkept: {kept}"
         self._progress.console.print(said)
 
-    def _resumable(self, number: int, stop: Stop) -> KilledRun:
+    def _make_resumable(self, number: int, stop: Stop) -> KilledRun:
         run = KilledRun(self._server, self._folder / f"trial-{number}", self._model, STEPS)
         run.folder.mkdir()
         run.make_pipe()
@@ -268,7 +268,7 @@ class Campaign:
         run.receipts.update(stop.receipts)
         return run
 
-    async def _judged(self, run: KilledRun, stop: Stop, damage: Damage) -> tuple[str, str]:
+    async def _judge_run(self, run: KilledRun, stop: Stop, damage: Damage) -> tuple[str, str]:
         """Resume the damaged run; its end, and why where it is `silent`."""
         status = await run.start(Death(), may_fail=True)
         if status == 0:
@@ -292,10 +292,10 @@ class Campaign:
             return "silent", f"{missing} acknowledged are not in the journal, which says {fates}"
         if said:
             return "counted", ""
-        problem = await self._problem(run)
+        problem = await self._find_problem(run)
         return ("silent", problem) if problem else ("mended", "")
 
-    async def _problem(self, run: KilledRun) -> str:
+    async def _find_problem(self, run: KilledRun) -> str:
         """Return what is wrong with a run that ended well, an empty string where nothing is.
 
         A journal that was begun anew no longer lays aside the arrays that its steps were trained
@@ -317,7 +317,7 @@ class Campaign:
             if status:
                 return f"refused, restored, and then ended with {status}:\n{tail(run.log)[-1500:]}"
             self.totals.afterwards["restored"] += 1
-            problem = await self._problem(run)
+            problem = await self._find_problem(run)
             return problem and f"refused, restored, and then {problem}"
         command = (
             sys.executable,
@@ -339,7 +339,7 @@ class Campaign:
         return f"refused, accepted, and then {reason}" if end == "silent" else ""
 
 
-async def campaign(wanted: argparse.Namespace, folder: Path, progress: Progress) -> Totals:
+async def run_campaign(wanted: argparse.Namespace, folder: Path, progress: Progress) -> Totals:
     async with fork_server() as server:
         work = Campaign(server, folder, wanted, progress)
         await work.run()
@@ -362,7 +362,7 @@ def main(argv: Sequence[str]) -> int:
     )
     console = Console(stderr=True)
     with tempfile.TemporaryDirectory() as folder, Progress(*columns, console=console) as progress:
-        totals = asyncio.run(campaign(wanted, Path(folder), progress))
+        totals = asyncio.run(run_campaign(wanted, Path(folder), progress))
     print(json.dumps(totals.figures(wanted.seed, time.monotonic() - started)))
     return 1 if totals.ends["silent"] else 0
 

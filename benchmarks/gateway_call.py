@@ -1,4 +1,4 @@
-"""What a tool call costs: `python -m benchmarks.gateway_call [--episodes 16]`.
+"""Cost of a tool call: `python -m benchmarks.gateway_call [--episodes 16]`.
 
 One MCP server (`environments.serve`, a process of its own) answers the same look-up three ways, in
 turns: through a gateway process and the client that rollout workers have; through the official
@@ -84,7 +84,7 @@ def cpu_s(pid: int) -> float:
 
 
 @contextmanager
-def running(
+def run_process(
     command: Sequence[str],
     *,
     stdout: int | None = None,
@@ -104,13 +104,13 @@ def running(
 @contextmanager
 def mcp_server() -> Generator[str]:
     command = [sys.executable, "-m", "environments.serve", "--die-with-parent"]
-    with running(command, stdout=subprocess.PIPE) as process:
+    with run_process(command, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         yield json.loads(process.stdout.readline())["url"]
 
 
 @contextmanager
-def gateway(url: str) -> Generator[tuple[int, str]]:
+def run_gateway(url: str) -> Generator[tuple[int, str]]:
     """A gateway over the server: its process, and the address that its log names."""
     section = {"backend": "mcp", "backends": {"mcp": {"url": url, "instances": True}}}
     with ExitStack() as stack:
@@ -121,11 +121,11 @@ def gateway(url: str) -> Generator[tuple[int, str]]:
         command = [sys.executable, "-m", "services.env_gateway"]
         command += ["--config", str(folder / "spec.json"), "--run-dir", str(folder / "run")]
         environment = {**os.environ, "FLOTILLA_TOKEN": TOKEN}
-        with running(command, stderr=subprocess.PIPE, environment=environment) as process:
-            yield process.pid, _address(process)
+        with run_process(command, stderr=subprocess.PIPE, environment=environment) as process:
+            yield process.pid, _read_address(process)
 
 
-def _address(process: subprocess.Popen[bytes]) -> str:
+def _read_address(process: subprocess.Popen[bytes]) -> str:
     assert process.stderr is not None
     for line in process.stderr:
         message = json.loads(line)
@@ -165,7 +165,7 @@ async def _gateway_call(
 
 
 @asynccontextmanager
-async def instances(url: str, count: int) -> AsyncGenerator[list[str]]:
+async def open_instances(url: str, count: int) -> AsyncGenerator[list[str]]:
     """Addresses of as many environments at the server."""
     wanted = {"env_key": TASK["env_id"], "data_key": TASK["data_id"], "run_id": "sdk"}
     async with aiohttp.ClientSession(raise_for_status=True) as http:
@@ -177,27 +177,29 @@ async def instances(url: str, count: int) -> AsyncGenerator[list[str]]:
         await http.delete(f"{url}/v1/env/instances/batch?run_id=sdk")
 
 
-async def _call(client: Client) -> None:
+async def _call_once(client: Client) -> None:
     result = await client.call_tool(NAME, ARGUMENTS)
     assert not result.is_error, result
 
 
 def persistent_call(client: Client) -> Call:
-    return lambda: _call(client)
+    return lambda: _call_once(client)
 
 
 def reconnecting_call(url: str) -> Call:
     async def call() -> None:
         async with Client(url) as client:
-            await _call(client)
+            await _call_once(client)
 
     return call
 
 
-async def measure(calls: int, episodes: int, url: str, pid: int, address: str) -> dict[str, Cost]:
+async def measure_costs(
+    calls: int, episodes: int, url: str, pid: int, address: str
+) -> dict[str, Cost]:
     costs = {"gateway": Cost((pid,)), "persistent": Cost(), "reconnect": Cost()}
     async with AsyncExitStack() as stack:
-        urls = await stack.enter_async_context(instances(url, episodes))
+        urls = await stack.enter_async_context(open_instances(url, episodes))
         clients = [await stack.enter_async_context(Client(one)) for one in urls]
         ways = {
             "gateway": await stack.enter_async_context(gateway_calls(address, episodes)),
@@ -214,7 +216,7 @@ async def measure(calls: int, episodes: int, url: str, pid: int, address: str) -
     return costs
 
 
-def figures(costs: dict[str, Cost]) -> dict[str, float]:
+def compute_figures(costs: dict[str, Cost]) -> dict[str, float]:
     total = {way: cost.ms(cost.client_s + cost.others_s) for way, cost in costs.items()}
     return {
         **{f"{way}_ms": ms for way, ms in total.items()},
@@ -233,9 +235,9 @@ def main() -> None:
     if given.calls < CALLS_PER_RECONNECT or given.episodes < 1:
         parser.error(f"--calls must be at least {CALLS_PER_RECONNECT}, --episodes at least 1")
     logging.disable(logging.INFO)
-    with mcp_server() as url, gateway(url) as (pid, address):
-        costs = asyncio.run(measure(given.calls, given.episodes, url, pid, address))
-    print(json.dumps({name: round(value, 4) for name, value in figures(costs).items()}))
+    with mcp_server() as url, run_gateway(url) as (pid, address):
+        costs = asyncio.run(measure_costs(given.calls, given.episodes, url, pid, address))
+    print(json.dumps({name: round(value, 4) for name, value in compute_figures(costs).items()}))
 
 
 if __name__ == "__main__":

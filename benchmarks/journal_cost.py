@@ -1,4 +1,4 @@
-"""What the journal costs: `python -m benchmarks.journal_cost [--trajectories 20000]`.
+"""Cost of the journal: `python -m benchmarks.journal_cost [--trajectories 20000]`.
 
 A journal is filled with groups of eight trajectories of 2,000 tokens each, as a learner fills it,
 every 64 groups a step; then it is checked as at a start. The last line is one JSON object:
@@ -77,8 +77,8 @@ def trajectory_of(group: str, index: int) -> Trajectory:
     )
 
 
-async def fill(journal: Journal, trajectories: int) -> list[float]:
-    """Returns how long the trajectories of each group took to be durable."""
+async def fill_journal(journal: Journal, trajectories: int) -> list[float]:
+    """Fill the journal, and return how long the trajectories of each group took to be durable."""
     await journal.begin_epoch(1)
     seconds: list[float] = []
     groups: list[str] = []
@@ -106,11 +106,11 @@ def pages_s(path: Path) -> float:
     return time.perf_counter() - began
 
 
-async def measured(folder: Path, trajectories: int) -> dict[str, Any]:
+async def measure_journal(folder: Path, trajectories: int) -> dict[str, Any]:
     await open_journal(folder).close()
     mark = TimedMark(folder / MARK)
     journal = Journal(folder / JOURNAL_FILE, mark, lock_journal(folder))
-    commits = await fill(journal, trajectories)
+    commits = await fill_journal(journal, trajectories)
     await journal.close()
     began, cpu = time.perf_counter(), time.process_time()
     found = check_journal(folder, limit_s=3600)
@@ -137,7 +137,7 @@ def main(argv: Sequence[str]) -> int:
     wanted = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as folder:
         trajectories = wanted.trajectories // GROUP * GROUP
-        print(json.dumps(asyncio.run(measured(Path(folder) / "run", trajectories))))
+        print(json.dumps(asyncio.run(measure_journal(Path(folder) / "run", trajectories))))
     return 0
 
 

@@ -119,17 +119,17 @@ class Campaign:
         while status and run.kills.total() < PER_RUN and self._goes_on():
             death = random_death(chooser, run, self._kinds)
             status = await run.start(death, same_worker=chooser.random() < 0.7)
-            self._killed(run.last_kind if status else None)
+            self._count_kill(run.last_kind if status else None)
         verdict = await (run.finish() if status else run.verdict())
-        self._judge(verdict, run.points, folder)
+        self._judge_folder(verdict, run.points, folder)
 
     async def _full(self, number: int) -> None:
         folder = self._folder / f"full-{number}"
         full = FullRun(folder, self._chooser)
-        verdict = await full.run(self._killed)
-        self._judge(verdict, full.points, folder)
+        verdict = await full.run(self._count_kill)
+        self._judge_folder(verdict, full.points, folder)
 
-    def _judge(self, verdict: Verdict, points: Counter[str], folder: Path) -> None:
+    def _judge_folder(self, verdict: Verdict, points: Counter[str], folder: Path) -> None:
         self.totals.add(verdict, points)
         if verdict.good:
             shutil.rmtree(folder)
@@ -138,7 +138,7 @@ class Campaign:
             shutil.move(folder, kept)
             self._progress.console.print(f"[red]{verdict}[/red]\nkept: {kept}")
 
-    def _killed(self, kind: str | None) -> None:
+    def _count_kill(self, kind: str | None) -> None:
         if kind:
             self.totals.kills[kind] += 1
             self._progress.advance(self._bar)

@@ -1,4 +1,4 @@
-"""What a launcher's callers wait for: `python -m benchmarks.launcher_load [--callers 100]`.
+"""Waits of a launcher's callers: `python -m benchmarks.launcher_load [--callers 100]`.
 
 One launcher (a process of its own) with a run of fakes. All callers are in this process, so what
 they wait for each other is in the figures. A single caller asks GetRun and sends
@@ -67,7 +67,7 @@ class Bench:
 
 
 @asynccontextmanager
-async def launcher() -> AsyncGenerator[Bench]:
+async def run_launcher() -> AsyncGenerator[Bench]:
     with tempfile.TemporaryDirectory() as folder:
         runs = Path(folder)
         process = await asyncio.create_subprocess_exec(
@@ -79,7 +79,7 @@ async def launcher() -> AsyncGenerator[Bench]:
             address = await asyncio.to_thread(address_of, runs)
             async with rpc.channel(address.address, token=address.token) as channel:
                 bench = Bench(runs, address, RunServiceStub(channel))
-                await begin(bench)
+                await begin_run(bench)
                 yield bench
         finally:
             process.terminate()
@@ -95,7 +95,7 @@ def address_of(runs: Path) -> launcher_address.LauncherAddress:
     return address
 
 
-async def begin(bench: Bench) -> None:
+async def begin_run(bench: Bench) -> None:
     wish = spec(learner={"steps": 1_000_000, "step_s": 1.0})
     request = pb.StartRunRequest(request_id="benchmark", spec_json=json.dumps(wish))
     bench.run_id = (await bench.stub.StartRun(request, timeout=DEADLINE_S)).run_id
@@ -107,7 +107,7 @@ async def begin(bench: Bench) -> None:
 
 
 @asynccontextmanager
-async def heart(bench: Bench) -> AsyncGenerator[Call]:
+async def open_heartbeat(bench: Bench) -> AsyncGenerator[Call]:
     """Heartbeats at the run's own registry, as of a rollout that somebody has started by hand."""
     member, store = (
         certificates.load_identity(bench.runs, bench.run_id),
@@ -128,34 +128,34 @@ async def heart(bench: Bench) -> AsyncGenerator[Call]:
         yield beat
 
 
-def getter(bench: Bench) -> Call:
+def make_getter(bench: Bench) -> Call:
     async def get() -> None:
         await bench.stub.GetRun(pb.GetRunRequest(run_id=bench.run_id), timeout=DEADLINE_S)
 
     return get
 
 
-async def single(bench: Bench, beat: Call, prefix: str) -> None:
-    get = getter(bench)
+async def time_single(bench: Bench, beat: Call, prefix: str) -> None:
+    get = make_getter(bench)
     for _ in range(CALLS):
         await bench.timed(f"{prefix}get", get)
         await bench.timed(f"{prefix}beat", beat)
 
 
-async def crowd(bench: Bench, done: asyncio.Event) -> None:
-    get = getter(bench)
+async def ask_crowd(bench: Bench, done: asyncio.Event) -> None:
+    get = make_getter(bench)
     while not done.is_set():
         await bench.timed("crowd", get)
 
 
-async def follow(bench: Bench) -> list[str]:
+async def follow_log(bench: Bench) -> list[str]:
     request = pb.TailLogsRequest(run_id=bench.run_id, service="learner", follow=True)
     request.after_bytes["learner-0"] = 0
     stream = bench.stub.TailLogs(request, timeout=10 * DEADLINE_S)
     return [line.line async for line in stream if line.line.startswith(LINE)]
 
 
-async def write(log: Path, done: asyncio.Event) -> list[str]:
+async def write_lines(log: Path, done: asyncio.Event) -> list[str]:
     """Lines at a steady rate, as a busy service has them."""
     lines: list[str] = []
     while not done.is_set():
@@ -167,16 +167,16 @@ async def write(log: Path, done: asyncio.Event) -> list[str]:
     return lines
 
 
-async def measure(callers: int) -> dict[str, float]:
-    async with launcher() as bench, heart(bench) as beat:
-        await single(bench, beat, "alone_")
+async def measure_load(callers: int) -> dict[str, float]:
+    async with run_launcher() as bench, open_heartbeat(bench) as beat:
+        await time_single(bench, beat, "alone_")
         done = asyncio.Event()
         log = bench.runs / bench.run_id / "logs" / "learner-0.log"
-        followers = [asyncio.create_task(follow(bench)) for _ in range(callers)]
-        asking = [asyncio.create_task(crowd(bench, done)) for _ in range(callers)]
-        writing = asyncio.create_task(write(log, done))
+        followers = [asyncio.create_task(follow_log(bench)) for _ in range(callers)]
+        asking = [asyncio.create_task(ask_crowd(bench, done)) for _ in range(callers)]
+        writing = asyncio.create_task(write_lines(log, done))
         started = time.perf_counter()
-        await single(bench, beat, "")
+        await time_single(bench, beat, "")
         seconds = time.perf_counter() - started
         done.set()
         lines = await writing
@@ -184,10 +184,10 @@ async def measure(callers: int) -> dict[str, float]:
         await bench.stub.StopRun(pb.StopRunRequest(run_id=bench.run_id), timeout=DEADLINE_S)
         missed = sum([got != lines for got in await asyncio.gather(*followers)])
     rate = len(bench.waited["crowd"]) / seconds
-    return {**figures(bench), "crowd_per_second": rate, "lines": len(lines), "missed": missed}
+    return {**get_figures(bench), "crowd_per_second": rate, "lines": len(lines), "missed": missed}
 
 
-def figures(bench: Bench) -> dict[str, float]:
+def get_figures(bench: Bench) -> dict[str, float]:
     names = ("alone_get", "get", "alone_beat", "beat", "crowd")
     found = {key: value for name in names for key, value in bench.figures(name).items()}
     ratios = {
@@ -204,7 +204,7 @@ def main() -> None:
     given = parser.parse_args()
     if given.callers < 1:
         parser.error("--callers must be at least 1")
-    found = asyncio.run(measure(given.callers))
+    found = asyncio.run(measure_load(given.callers))
     print(json.dumps({name: round(value, 3) for name, value in found.items()}))
 
 

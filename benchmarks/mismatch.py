@@ -1,4 +1,4 @@
-"""How far engine and trainer differ when nothing is wrong: what the guard's bounds stand on.
+"""Mismatch of engine and trainer when nothing is wrong: the guard's bounds stand on it.
 
     python -m benchmarks.mismatch build/tiny-0
     python -m benchmarks.mismatch build/tiny-0 --device cuda    # engine and rank on one GPU
@@ -56,17 +56,17 @@ def main() -> None:
     given = parser.parse_args()
     print("dtype     temperature  tokens  mean     99.9 %   max      KL")
     for dtype in given.dtype:
-        asyncio.run(measure(given.model, dtype, given.samples, *DEVICES[given.device]))
+        asyncio.run(measure_mismatch(given.model, dtype, given.samples, *DEVICES[given.device]))
 
 
-async def measure(
+async def measure_mismatch(
     model: Path, dtype: Dtype, samples: int, settings: EngineConfig, rank: RankConfig
 ) -> None:
     """Print one line for each temperature."""
     length = min(512, AutoConfig.from_pretrained(str(model)).max_position_embeddings)
     config = PolicyConfig(model=str(model), dtype=dtype, max_model_len=length)
     policy = load_policy(config, rank)
-    engine = await VllmEngine.start_engine(settings, served(config))
+    engine = await VllmEngine.start_engine(settings, serve_policy(config))
     try:
         with tempfile.TemporaryDirectory() as folder:
             slots = WeightSlots(
@@ -85,25 +85,25 @@ async def measure(
             await engine.load_weights(publication, path)
             comparing = CompareCommand(policy, slots, config, rank)
             for temperature in (1.0, 0.7):
-                batch = await sampled(engine, model, samples, temperature, length)
+                batch = await sample_batch(engine, model, samples, temperature, length)
                 found = comparing.run_comparison(batch, 0, diagnose=False).versions[0]
-                show(dtype, temperature, found)
+                print_row(dtype, temperature, found)
     finally:
         await engine.close()
 
 
-def served(config: PolicyConfig) -> ServedModel:
+def serve_policy(config: PolicyConfig) -> ServedModel:
     tokenizer: Any = AutoTokenizer.from_pretrained(config.model)
     return ServedModel(Path(config.model), config, [tokenizer.convert_tokens_to_ids("<|im_end|>")])
 
 
-async def sampled(
+async def sample_batch(
     engine: VllmEngine, model: Path, samples: int, temperature: float, length: int
 ) -> TrainBatch:
-    """Continuations of tasks' prompts, as the guard gets them."""
+    """Sample continuations of tasks' prompts, as the guard gets them."""
     probes = [
         Probe(ids[: length - TOKENS], TOKENS, temperature, seed)
-        for seed, ids in enumerate(prompts(model, samples))
+        for seed, ids in enumerate(make_prompts(model, samples))
     ]
     asked = [
         engine.generate(p.prompt_token_ids, Sampling(temperature, p.seed), p.max_tokens)
@@ -113,7 +113,7 @@ async def sampled(
     return probe_batch(0, probes, [ProbeResult(a.token_ids, a.logprobs) for a in answers])
 
 
-def prompts(model: Path, count: int) -> list[Any]:
+def make_prompts(model: Path, count: int) -> list[Any]:
     tokenizer: Any = AutoTokenizer.from_pretrained(str(model))
     tasks = json.loads(TASKS.read_text())["tasks"]
     texts = [tasks[number % len(tasks)]["prompt"] for number in range(count)]
@@ -126,7 +126,7 @@ def prompts(model: Path, count: int) -> list[Any]:
     return [np.array(tokenizer.encode(chat, add_special_tokens=False), np.int32) for chat in chats]
 
 
-def show(dtype: str, temperature: float, found: Any) -> None:
+def print_row(dtype: str, temperature: float, found: Any) -> None:
     bound = BOUNDS[dtype]
     print(
         f"{dtype:9} {temperature:11}  {found.tokens:6}  {found.abs_diff:.1e}  "

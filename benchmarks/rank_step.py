@@ -64,7 +64,7 @@ def main() -> None:
     if not torch.cuda.is_available():
         sys.exit("error: no GPU is visible to torch; this benchmark measures a rank on a GPU")
     peak = matmul_rate()
-    found = [measured(shape, given, peak) for shape in given.shapes]
+    found = [measure_shape(shape, given, peak) for shape in given.shapes]
     device = torch.cuda.get_device_name()
     print(json.dumps({"device": device, "matmul_tflops": peak / 1e12, "models": found}))
 
@@ -83,10 +83,10 @@ def matmul_rate() -> float:
     return 2 * 8192**3 / statistics.median(times[3:])
 
 
-def measured(shape: str, given: argparse.Namespace, peak: float) -> dict[str, Any]:
+def measure_shape(shape: str, given: argparse.Namespace, peak: float) -> dict[str, Any]:
     """Return the figures of one model, or why there are none."""
     try:
-        figures = train(shape, given, peak)
+        figures = time_steps(shape, given, peak)
     except torch.OutOfMemoryError as error:
         figures = {"failed": str(error).partition(". GPU")[0]}
     torch.cuda.empty_cache()
@@ -95,7 +95,7 @@ def measured(shape: str, given: argparse.Namespace, peak: float) -> dict[str, An
     return line
 
 
-def train(shape: str, given: argparse.Namespace, peak: float) -> dict[str, Any]:
+def time_steps(shape: str, given: argparse.Namespace, peak: float) -> dict[str, Any]:
     """Load the model as a rank does, and time its steps."""
     rank = RankConfig(
         device="cuda",
@@ -106,7 +106,7 @@ def train(shape: str, given: argparse.Namespace, peak: float) -> dict[str, Any]:
         offload_optimizer=given.offload,
     )
     with tempfile.TemporaryDirectory() as folder:
-        policy = loaded(shape, given.length, Path(folder), rank)
+        policy = load_shape(shape, given.length, Path(folder), rank)
     optimizer = Optimizer(
         policy.named_parameters(), OptimizerConfig(lr=1e-6), offload=rank.offload_optimizer
     )
@@ -137,7 +137,7 @@ def train(shape: str, given: argparse.Namespace, peak: float) -> dict[str, Any]:
     }
 
 
-def loaded(shape: str, length: int, folder: Path, rank: RankConfig) -> Policy:
+def load_shape(shape: str, length: int, folder: Path, rank: RankConfig) -> Policy:
     """Write a random model of the shape and load it as a rank loads a policy."""
     hidden, intermediate, layers, heads, shared, tied = SHAPES[shape]
     config = Qwen3Config(

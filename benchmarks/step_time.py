@@ -1,4 +1,4 @@
-"""Where the time of a training step goes: `python -m benchmarks.step_time [--steps 12]`.
+"""Time of a training step, by part: `python -m benchmarks.step_time [--steps 12]`.
 
 Trains the demo for a few steps, without evaluations, and takes medians over its steps but the
 first two (warm-up). The last line is one JSON object:
@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[1]
 WARM_UP_STEPS = 2
 
 
-def train(steps: int, runs: Path) -> Path:
+def run_demo(steps: int, runs: Path) -> Path:
     """Run the demo without evaluations and return the run's folder."""
     command = [
         *(sys.executable, "-m", "services.launcher.cli.app"),
@@ -37,7 +37,7 @@ def train(steps: int, runs: Path) -> Path:
     return next(path for path in runs.iterdir() if (path / "metrics.jsonl").exists())
 
 
-def measure(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
+def measure_steps(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
     """The figures, from the metrics of every step."""
     timed = [row for row in rows if "timing/step" in row]
     steady = timed[WARM_UP_STEPS:]
@@ -71,9 +71,9 @@ def main() -> None:
     if given.steps <= WARM_UP_STEPS:
         parser.error(f"--steps must be above {WARM_UP_STEPS}")
     with tempfile.TemporaryDirectory() as folder:
-        run = train(given.steps, Path(folder))
+        run = run_demo(given.steps, Path(folder))
         lines = (run / "metrics.jsonl").read_text().splitlines()
-    figures = measure([json.loads(line) for line in lines])
+    figures = measure_steps([json.loads(line) for line in lines])
     print(json.dumps({name: round(value, 3) for name, value in figures.items()}))
 
 

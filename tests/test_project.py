@@ -14,7 +14,7 @@ from services.common.config import ConfigModel, canonical_json, load_spec
 from services.launcher import plan as plans
 from services.launcher.control import spec_check
 from tests.support.repository import ROOT
-from tools.requirements import pins
+from tools.requirements import read_pins
 
 CPU = ROOT / "requirements/cpu.txt"
 SERVICES = ("env_gateway", "rollout", "learner", "launcher")
@@ -27,12 +27,12 @@ UNWANTED = {"triton", "torchvision", "torchaudio", "torchcodec"}
 
 def test_the_pinned_environment_keeps_its_version_floors() -> None:
     for name, floor in FLOORS.items():
-        version = tuple(int(part) for part in pins(CPU)[name].split(".")[:2])
+        version = tuple(int(part) for part in read_pins(CPU)[name].split(".")[:2])
         assert version >= floor, f"{name} {version} is below {floor}"
 
 
 def test_the_pinned_environment_holds_no_cuda_packages() -> None:
-    names = set(pins(CPU))
+    names = set(read_pins(CPU))
     assert not names & UNWANTED
     assert not [name for name in names if name.startswith("nvidia")]
     assert "+cpu" in (ROOT / "requirements/torch-cpu.txt").read_text()
@@ -46,7 +46,7 @@ def test_conflicting_extras_are_declared() -> None:
 
 
 def test_openenv_has_an_environment_with_the_mcp_that_it_needs() -> None:
-    versions = pins(ROOT / "requirements/openenv.txt")
+    versions = read_pins(ROOT / "requirements/openenv.txt")
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     assert project["project"]["optional-dependencies"]["openenv"] == ["openenv==0.10.*"]
     assert versions["openenv"].startswith("0.10.")

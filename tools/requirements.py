@@ -52,7 +52,7 @@ class Pinned:
 
     @property
     def wanted(self) -> list[str]:
-        return [f"{name}=={version}" for name, version in pins(ROOT / self.path).items()]
+        return [f"{name}=={version}" for name, version in read_pins(ROOT / self.path).items()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ FILES: tuple[Pinned | Profile, ...] = (
 )
 
 
-def pins(path: Path) -> dict[str, str]:
+def read_pins(path: Path) -> dict[str, str]:
     """The versions of a file, with or without hashes."""
     found = (_PIN.match(line) for line in path.read_text().splitlines())
     return {canonicalize_name(match[1]): match[2] for match in found if match}
@@ -108,24 +108,26 @@ def main() -> int:
     untouched: list[str] = []
     for file in FILES:
         try:
-            rewrite(file)
+            rewrite_file(file)
         except RequirementsError as error:
             print(f"{file.path} is left as it was: {error}", file=sys.stderr)
             untouched.append(file.path)
     return 1 if untouched else 0
 
 
-def rewrite(file: Pinned | Profile) -> None:
+def rewrite_file(file: Pinned | Profile) -> None:
     """Ask the index for one file's packages. Raises RequirementsError."""
     path = ROOT / file.path
-    packages = tomllib.loads(_compiled(file))["packages"]
-    entries = sorted(entry for package in packages for entry in _entries(package, file.machines))
+    packages = tomllib.loads(_compile_lock(file))["packages"]
+    entries = sorted(
+        entry for package in packages for entry in _entry_lines(package, file.machines)
+    )
     comment = [line for line in path.read_text().splitlines() if line.startswith("#")]
     path.write_text("\n".join([*comment, *entries, ""]))
     print(f"{file.path}: {len(entries)} packages")
 
 
-def _compiled(file: Pinned | Profile) -> str:
+def _compile_lock(file: Pinned | Profile) -> str:
     """The packages as a standard lock file (PEP 751)."""
     uv = Path(sys.executable).parent / "uv"
     options = ("--universal", "--python-version", "3.11", "--format", "pylock.toml", "--quiet")
@@ -146,12 +148,12 @@ def _compiled(file: Pinned | Profile) -> str:
     return done.stdout
 
 
-def _entries(package: dict[str, Any], machines: Sequence[str]) -> Iterator[str]:
+def _entry_lines(package: dict[str, Any], machines: Sequence[str]) -> Iterator[str]:
     """The lines of one package; none where Linux has no use for it."""
     wanting = [machine for machine in machines if _is_wanted(package.get("marker"), machine)]
     if not wanting:
         return
-    digests = sorted(_digests(package, wanting))
+    digests = sorted(_fitting_digests(package, wanting))
     if not digests:
         raise RequirementsError(f"{package['name']} {package['version']} is for no Linux")
     some = len(wanting) < len(machines)
@@ -174,12 +176,12 @@ def _is_wanted(marker: str | None, machine: str) -> bool:
     return marker is None or Marker(marker).evaluate(surroundings)
 
 
-def _digests(package: dict[str, Any], machines: Sequence[str]) -> set[str]:
-    """Of the wheels that fit; of the source where there are none."""
+def _fitting_digests(package: dict[str, Any], machines: Sequence[str]) -> set[str]:
+    """Return the digests of the wheels that fit, or of the source where there are none."""
     wheels = {
         wheel["hashes"]["sha256"]
         for wheel in package.get("wheels", ())
-        if _fits(_name_of(wheel), machines)
+        if _fits_python(_name_of(wheel), machines)
     }
     source = package.get("sdist")
     return wheels or ({source["hashes"]["sha256"]} if source else set())
@@ -190,11 +192,11 @@ def _name_of(wheel: dict[str, Any]) -> str:
     return name.replace("%2B", "+")
 
 
-def _fits(filename: str, machines: Sequence[str]) -> bool:
-    """Whether a wheel can be installed for Python 3.11 on some Linux with glibc."""
+def _fits_python(filename: str, machines: Sequence[str]) -> bool:
+    """Return True when a wheel can be installed for Python 3.11 on some Linux with glibc."""
     tags = parse_wheel_filename(filename)[3]
     return any(
-        _python_fits(tag.interpreter, tag.abi) and _linux(tag.platform, machines) for tag in tags
+        _python_fits(tag.interpreter, tag.abi) and _is_linux(tag.platform, machines) for tag in tags
     )
 
 
@@ -205,7 +207,7 @@ def _python_fits(interpreter: str, abi: str) -> bool:
     return abi == "abi3" and version is not None and int(version[1]) <= 11
 
 
-def _linux(platform: str, machines: Sequence[str]) -> bool:
+def _is_linux(platform: str, machines: Sequence[str]) -> bool:
     if platform == "any":
         return True
     return platform.startswith(("manylinux", "linux")) and platform.endswith(tuple(machines))

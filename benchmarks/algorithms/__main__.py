@@ -1,4 +1,4 @@
-"""What the algorithms do on the tiny policy: `python -m benchmarks.algorithms`.
+"""The algorithms compared on the tiny policy: `python -m benchmarks.algorithms`.
 
 Trains it from the same three starts by every estimator, and on samples of age 0, 1, 4 and 8 steps
 with and without corrections; an hour or so on two cores. Everything runs here, with the learner's
@@ -20,43 +20,45 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn, TimeRemainingColumn
 
-from benchmarks.algorithms.cases import Case, cases
-from benchmarks.algorithms.run import Plan, result
-from benchmarks.algorithms.table import row, tables
+from benchmarks.algorithms.cases import Case, list_cases
+from benchmarks.algorithms.run import Plan, run_case
+from benchmarks.algorithms.table import format_tables, make_row
 from tools.tiny_policy.build import build, recipe_for
 
 Job = tuple[Case, int]
 
 
 def main() -> None:
-    given = _arguments()
+    given = _parse_arguments()
     plan = Plan(steps=given.steps)
-    chosen = [case for case in cases() if given.only in case.key]
-    done = _read(given.out, plan)
+    chosen = [case for case in list_cases() if given.only in case.key]
+    done = _read_results(given.out, plan)
     jobs = [
         (case, seed)
         for case in chosen
         for seed in range(given.seeds)
         if (case.key, seed) not in done
     ]
-    with _progress() as progress:
+    with _make_progress() as progress:
         bar = progress.add_task("runs", total=len(chosen) * given.seeds)
         progress.advance(bar, len(chosen) * given.seeds - len(jobs))
-        for (case, seed), score in _run(jobs, plan, given.jobs):
+        for (case, seed), score in _run_jobs(jobs, plan, given.jobs):
             done[case.key, seed] = score
-            _note(given.out, plan, case, seed, score)
+            _append_result(given.out, plan, case, seed, score)
             progress.advance(bar)
-    rows = [row(case, [done[case.key, seed] for seed in range(given.seeds)]) for case in chosen]
-    print(tables(rows))
+    rows = [
+        make_row(case, [done[case.key, seed] for seed in range(given.seeds)]) for case in chosen
+    ]
+    print(format_tables(rows))
     print(json.dumps({"steps": plan.steps, "seeds": given.seeds, "rows": rows}))
 
 
-def _run(jobs: list[Job], plan: Plan, workers: int) -> Iterator[tuple[Job, float]]:
+def _run_jobs(jobs: list[Job], plan: Plan, workers: int) -> Iterator[tuple[Job, float]]:
     """Results as they come. Processes are spawned: each has a torch of its own, of one thread."""
-    folders = {seed: _start(seed) for seed in {seed for _, seed in jobs}}
+    folders = {seed: _build_start(seed) for seed in {seed for _, seed in jobs}}
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
         running: dict[Future[float], Job] = {
-            pool.submit(result, case, seed, plan, folders[seed]): (case, seed)
+            pool.submit(run_case, case, seed, plan, folders[seed]): (case, seed)
             for case, seed in jobs
         }
         try:
@@ -66,14 +68,14 @@ def _run(jobs: list[Job], plan: Plan, workers: int) -> Iterator[tuple[Job, float
             pool.shutdown(cancel_futures=True)
 
 
-def _start(seed: int) -> Path:
+def _build_start(seed: int) -> Path:
     """The demo's own initial policy of this seed."""
     folder = Path(f"build/tiny-{seed}")
     build(folder, recipe_for("tools", seed))
     return folder
 
 
-def _progress() -> Progress:
+def _make_progress() -> Progress:
     columns = (
         *Progress.get_default_columns()[:2],
         MofNCompleteColumn(),
@@ -83,21 +85,21 @@ def _progress() -> Progress:
     return Progress(*columns, console=Console(file=sys.stderr))
 
 
-def _read(path: Path, plan: Plan) -> dict[tuple[str, int], float]:
+def _read_results(path: Path, plan: Plan) -> dict[tuple[str, int], float]:
     if not path.exists():
         return {}
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     return {(r["case"], r["seed"]): r["score"] for r in rows if r["steps"] == plan.steps}
 
 
-def _note(path: Path, plan: Plan, case: Case, seed: int, score: float) -> None:
+def _append_result(path: Path, plan: Plan, case: Case, seed: int, score: float) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as file:
         entry = {"case": case.key, "seed": seed, "steps": plan.steps, "score": score}
         file.write(json.dumps(entry) + "\n")
 
 
-def _arguments() -> argparse.Namespace:
+def _parse_arguments() -> argparse.Namespace:
     text = (__doc__ or "").split("\n\n")[0]
     parser = argparse.ArgumentParser("python -m benchmarks.algorithms", description=text)
     parser.add_argument("--steps", type=int, default=50, help="optimizer steps of a run")

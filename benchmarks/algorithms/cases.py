@@ -1,4 +1,4 @@
-"""What is compared: estimators on policy, and ways to train on samples that are old."""
+"""Cases that are compared: estimators on policy, and ways to train on samples that are old."""
 
 from dataclasses import dataclass, field
 
@@ -34,7 +34,7 @@ class Case:
         return f"{self.table}/{self.name}/{self.staleness}"
 
 
-def cases() -> list[Case]:
+def list_cases() -> list[Case]:
     """Every row, in the order of the tables."""
     estimators = [
         Case("estimator", name, algorithm=AlgorithmConfig(advantage=name)) for name in ESTIMATORS

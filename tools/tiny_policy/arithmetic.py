@@ -40,16 +40,16 @@ class Answered:
     text: str
 
 
-def demonstrations(
+def make_demonstrations(
     count: int, *, first: int, habits: Habits, rng: random.Random
 ) -> Iterator[Answered]:
     """`count` answers to problems of the `demo` split from index `first`."""
     for index in range(first, first + count):
         drawn = make_problem("demo", index)
-        yield Answered(drawn, _answer(drawn, habits, rng))
+        yield Answered(drawn, _write_answer(drawn, habits, rng))
 
 
-def _answer(drawn: Problem, habits: Habits, rng: random.Random) -> str:
+def _write_answer(drawn: Problem, habits: Habits, rng: random.Random) -> str:
     lines: list[str] = []
     value = drawn.steps[0].left
     for planned in drawn.steps:
@@ -57,7 +57,7 @@ def _answer(drawn: Problem, habits: Habits, rng: random.Random) -> str:
             break
         step = Step(value, planned.operator, planned.right)
         if rng.random() < habits.sloppy:
-            slipped = _slip(step, rng)
+            slipped = _wrong_step(step, rng)
             if slipped is None:
                 continue
             step = slipped
@@ -69,7 +69,7 @@ def _answer(drawn: Problem, habits: Habits, rng: random.Random) -> str:
     return "".join(lines) + f"#### {value}"
 
 
-def _slip(step: Step, rng: random.Random) -> Step | None:
+def _wrong_step(step: Step, rng: random.Random) -> Step | None:
     """A plausible wrong step: none at all, or the other operator."""
     if rng.random() < 0.5:
         return None
@@ -77,7 +77,8 @@ def _slip(step: Step, rng: random.Random) -> Step | None:
 
 
 def vocabulary_texts() -> Iterator[str]:
-    """What the tokenizer is trained on: every word and number of the problems, for every seed."""
+    """Texts that the tokenizer is trained on: every word and number of the problems, for every
+    seed."""
     yield " ".join(FIRST)
     yield "system\nuser\nassistant\n"
     for event in (*GAINS, *LOSSES, QUESTION):
@@ -98,7 +99,7 @@ def prompt_ids(prompts: PromptBuilder, asked: Problem) -> list[int]:
     return prompts.prompt_ids(facts, [])
 
 
-def tokenise(answered: Answered, prompts: PromptBuilder, tokenizer: Tokenizer) -> Example:
+def tokenize_episode(answered: Answered, prompts: PromptBuilder, tokenizer: Tokenizer) -> Example:
     """The episode as a rollout would record it, token by token."""
     asked = prompt_ids(prompts, answered.problem)
     written = [*tokenizer.encode(answered.text), prompts.turn_end_id]

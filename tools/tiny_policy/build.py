@@ -88,13 +88,13 @@ def build(out: Path, recipe: Recipe, progress: Progress = lambda stage, done, to
     """
     digest = recipe_digest(recipe)
     out.parent.mkdir(parents=True, exist_ok=True)
-    with _locked(out.with_name(f".{out.name}.lock")):
+    with _hold_lock(out.with_name(f".{out.name}.lock")):
         if _is_built(out, digest):
             return False
         with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as scratch:
             fresh = Path(scratch) / "new"
             fresh.mkdir()
-            _fill(fresh, recipe, digest, progress)
+            _fill_folder(fresh, recipe, digest, progress)
             if out.exists():
                 out.rename(Path(scratch) / "old")
             fresh.rename(out)
@@ -123,7 +123,7 @@ def _is_built(out: Path, digest: str) -> bool:
     return bool(json.loads(manifest.read_text()).get("digest") == digest)
 
 
-def _fill(folder: Path, recipe: Recipe, digest: str, progress: Progress) -> None:
+def _fill_folder(folder: Path, recipe: Recipe, digest: str, progress: Progress) -> None:
     """Train tokenizer and model, and write them with the manifest."""
     started = process_time()
     # More threads would change the order of sums, and with it the bits of the result.
@@ -132,7 +132,7 @@ def _fill(folder: Path, recipe: Recipe, digest: str, progress: Progress) -> None
     progress("tokenizer", 0, 1)
     tokenizer = train_tokenizer(COURSES[recipe.course].vocabulary_texts(), recipe.vocab_size)
     progress("tokenizer", 1, 1)
-    model, last_loss = _train(recipe, tokenizer, progress)
+    model, last_loss = _train_model(recipe, tokenizer, progress)
     save_tokenizer(tokenizer, folder)
     save_model(model, folder)
     manifest = {
@@ -146,7 +146,7 @@ def _fill(folder: Path, recipe: Recipe, digest: str, progress: Progress) -> None
     (folder / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
 
 
-def _train(
+def _train_model(
     recipe: Recipe, tokenizer: PreTrainedTokenizerFast, progress: Progress
 ) -> tuple[Qwen3ForCausalLM, float]:
     """The warm-started model and the mean loss of its last 50 steps, in nats a token."""
@@ -166,7 +166,7 @@ def _train(
 
     warm_start(
         model,
-        _examples(recipe, TransformersTokenizer(tokenizer), progress),
+        _make_examples(recipe, TransformersTokenizer(tokenizer), progress),
         recipe.schedule,
         pad_token_id=pad,
         seed=recipe.seed,
@@ -175,7 +175,7 @@ def _train(
     return model, sum(losses) / len(losses)
 
 
-def _examples(
+def _make_examples(
     recipe: Recipe, tokenizer: TransformersTokenizer, progress: Progress
 ) -> list[Example]:
     prompts = PromptBuilder(tokenizer, profile="minimal")
@@ -195,7 +195,7 @@ def _examples(
 
 
 @contextmanager
-def _locked(path: Path) -> Generator[None]:
+def _hold_lock(path: Path) -> Generator[None]:
     """Hold an advisory lock that ends with the process."""
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)

@@ -1,4 +1,4 @@
-"""What a tiny policy can be taught: its vocabulary and its demonstrations, by the course's name."""
+"""Courses of a tiny policy: the vocabulary and the demonstrations of each, by its name."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -21,9 +21,11 @@ class Course:
 
 COURSES: Mapping[str, Course] = {
     "tools": Course(
-        demonstrations.vocabulary_texts, demonstrations.demonstrations, demonstrations.tokenise
+        demonstrations.vocabulary_texts,
+        demonstrations.make_demonstrations,
+        demonstrations.tokenize_episode,
     ),
     "arithmetic": Course(
-        arithmetic.vocabulary_texts, arithmetic.demonstrations, arithmetic.tokenise
+        arithmetic.vocabulary_texts, arithmetic.make_demonstrations, arithmetic.tokenize_episode
     ),
 }

@@ -23,15 +23,15 @@ CARELESS = Habits(lazy=dict.fromkeys(ENV_KEYS, 0.0), sloppy=0.3)
 
 @dataclass(frozen=True)
 class Demonstration:
-    """What was asked and what was done."""
+    """A task as it was asked, and the answer that demonstrates it."""
 
     scenario: Scenario
     tools: Sequence[ToolSpec]
     turns: Sequence[Turn]
 
 
-def assignment(instance: Instance) -> Assignment:
-    """What a demonstrator must know to solve the instance's task."""
+def make_assignment(instance: Instance) -> Assignment:
+    """Collect what a demonstrator must know to solve the instance's task."""
     scenario = instance.scenario
     calls = [Call(*call) for call in plan_calls(scenario)]
     words = dict(scenario.slots)
@@ -40,14 +40,14 @@ def assignment(instance: Instance) -> Assignment:
     return Assignment(scenario.env_key, calls, words, instance.tools())
 
 
-def demonstrations(
+def make_demonstrations(
     count: int, *, first: int, habits: Habits, rng: random.Random
 ) -> Iterator[Demonstration]:
     """`count` demonstrations, the environments in turn, of the `demo` split from index `first`."""
     for number in range(count):
         env_key = ENV_KEYS[number % len(ENV_KEYS)]
         instance = open_instance(env_key, make_data_id("demo", first + number))
-        told = assignment(instance)
+        told = make_assignment(instance)
         yield Demonstration(
             instance.scenario, told.tools, demonstrate(told, instance.call, habits, rng)
         )
@@ -55,7 +55,7 @@ def demonstrations(
 
 
 def vocabulary_texts() -> Iterator[str]:
-    """What the tokenizer is trained on: the same for every seed, and with every name in it."""
+    """Texts that the tokenizer is trained on: the same for every seed, with every name."""
     for names in LISTS.values():
         yield " ".join(names)
     yield "Tools:\nsystem\nuser\nassistant\n"
@@ -63,12 +63,12 @@ def vocabulary_texts() -> Iterator[str]:
     for env_key in ENV_KEYS:
         yield from _tool_texts(open_instance(env_key, make_data_id("demo", 0)))
     count = TEXTS_PER_ENVIRONMENT * len(ENV_KEYS)
-    for demonstration in demonstrations(count, first=0, habits=CARELESS, rng=random.Random(0)):
+    for demonstration in make_demonstrations(count, first=0, habits=CARELESS, rng=random.Random(0)):
         yield demonstration.scenario.prompt
         for turn in demonstration.turns:
             yield turn.text
             yield f"\n{_answer_text(turn)}\n"
-            yield from _complaints(turn.text)
+            yield from _complaints_about(turn.text)
 
 
 def _tool_texts(instance: Instance) -> Iterator[str]:
@@ -77,15 +77,15 @@ def _tool_texts(instance: Instance) -> Iterator[str]:
         parameters = list(tool.parameters["properties"])
         yield f"{tool.name}({', '.join(parameters)})"
         for arguments in ({}, dict.fromkeys(parameters), {**dict.fromkeys(parameters), "x": 0}):
-            yield _refusal(instance, tool.name, arguments)
+            yield _refusal_text(instance, tool.name, arguments)
 
 
-def _complaints(text: str) -> list[str]:
-    """What the policy reads about malformed calls."""
+def _complaints_about(text: str) -> list[str]:
+    """Texts that the policy reads about malformed calls."""
     return [item.message for item in parse_turn(text).items if isinstance(item, ParseError)]
 
 
-def _refusal(instance: Instance, name: str, arguments: dict[str, Any]) -> str:
+def _refusal_text(instance: Instance, name: str, arguments: dict[str, Any]) -> str:
     try:
         return json.dumps(instance.call(name, arguments))
     except ToolError as error:
@@ -104,7 +104,9 @@ def prompt_ids(prompts: PromptBuilder, scenario: Scenario, tools: Sequence[ToolS
     )
 
 
-def tokenise(demonstration: Demonstration, prompts: PromptBuilder, tokenizer: Tokenizer) -> Example:
+def tokenize_episode(
+    demonstration: Demonstration, prompts: PromptBuilder, tokenizer: Tokenizer
+) -> Example:
     """The episode as a rollout would record it, token by token."""
     ids = prompt_ids(prompts, demonstration.scenario, demonstration.tools)
     policy = [False] * len(ids)

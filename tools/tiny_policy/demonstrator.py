@@ -22,7 +22,7 @@ MAX_SLOPPY_TURNS = 5
 
 @dataclass(frozen=True)
 class Habits:
-    """How often a demonstrator fails: a probability per write, or line of working, by environment,
+    """Failure rates of a demonstrator: a probability per write, or line of working, by environment,
     and one per decision."""
 
     lazy: Mapping[str, float] = field(
@@ -41,14 +41,14 @@ class Call:
 
     @property
     def text(self) -> str:
-        """What a policy writes to make this call."""
+        """The text that a policy writes to make this call."""
         body = json.dumps({"name": self.name, "arguments": dict(self.arguments)})
         return f"<tool_call>\n{body[:-2] if self.torn else body}\n</tool_call>"
 
 
 @dataclass(frozen=True)
 class Assignment:
-    """What the demonstrator is told: the right calls in order, and the words of the task."""
+    """A demonstrator's knowledge: the right calls in order, and the words of the task."""
 
     env_key: str
     plan: Sequence[Call]
@@ -68,7 +68,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class _Situation:
-    """What the demonstrator has in mind when it decides."""
+    """A demonstrator's state of mind when it decides."""
 
     expert: Call | None
     previous: Call | None
@@ -88,18 +88,18 @@ def demonstrate(
     remaining = list(assignment.plan)
     while True:
         situation = _Situation(remaining[0] if remaining else None, previous, seen_ids)
-        action = _decide(assignment, situation, len(turns), habits, rng)
+        action = _decide_call(assignment, situation, len(turns), habits, rng)
         if action is None or action.torn:
             turns.append(Turn(action.text if action else DONE, last=True))
             return turns
-        turns.append(_act(action, call))
+        turns.append(_take_turn(action, call))
         seen_ids += ids_in(turns[-1].answer)
         # After a wrong step the script goes on as if it had been the right one.
         del remaining[:1]
         previous = action
 
 
-def _decide(
+def _decide_call(
     assignment: Assignment,
     situation: _Situation,
     turns: int,
@@ -113,11 +113,11 @@ def _decide(
     if is_write and rng.random() < habits.lazy[assignment.env_key]:
         return None
     if turns < MAX_SLOPPY_TURNS and rng.random() < habits.sloppy:
-        return _slip(assignment, situation, rng)
+        return _wrong_call(assignment, situation, rng)
     return expert
 
 
-def _slip(assignment: Assignment, situation: _Situation, rng: random.Random) -> Call | None:
+def _wrong_call(assignment: Assignment, situation: _Situation, rng: random.Random) -> Call | None:
     """A plausible wrong decision: give up, repeat the last call, tear the call, or another tool."""
     expert, previous = situation.expert, situation.previous
     draw = rng.random()
@@ -131,18 +131,18 @@ def _slip(assignment: Assignment, situation: _Situation, rng: random.Random) -> 
         tool
         for tool in assignment.tools
         if (expert is None or tool.name != expert.name)
-        and (situation.seen_ids or not any(map(_is_id, _parameters(tool))))
+        and (situation.seen_ids or not any(map(_is_id, _parameter_names(tool))))
     ]
     if not others:
         return None
     tool = rng.choice(others)
     return Call(
         tool.name,
-        {name: _argument(name, assignment, situation, rng) for name in _parameters(tool)},
+        {name: _draw_argument(name, assignment, situation, rng) for name in _parameter_names(tool)},
     )
 
 
-def _argument(
+def _draw_argument(
     name: str, assignment: Assignment, situation: _Situation, rng: random.Random
 ) -> str | int:
     """A value from what the demonstrator has read: an id seen, or a word of the task."""
@@ -155,14 +155,14 @@ def _argument(
     return rng.choice([word for word in assignment.words.values() if isinstance(word, str)])
 
 
-def _act(action: Call, call: Callable[[str, dict[str, Any]], Any]) -> Turn:
+def _take_turn(action: Call, call: Callable[[str, dict[str, Any]], Any]) -> Turn:
     try:
         return Turn(action.text, answer=call(action.name, dict(action.arguments)))
     except ToolError as error:
         return Turn(action.text, error=str(error))
 
 
-def _parameters(tool: ToolSpec) -> list[str]:
+def _parameter_names(tool: ToolSpec) -> list[str]:
     return list(tool.parameters["properties"])
 
 

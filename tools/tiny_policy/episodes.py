@@ -14,7 +14,7 @@ from services.rollout.episodes.parsers import ParseError, ToolCall, parse_turn
 from services.rollout.episodes.prompt import OK, PromptBuilder
 from services.rollout.ports import Tokenizer
 from tools.tiny_policy.demonstrations import prompt_ids
-from tools.tiny_policy.sampler import Limits, Sampled, sample
+from tools.tiny_policy.sampler import Limits, Sampled, sample_turns
 
 MAX_TURNS = 6
 
@@ -54,7 +54,7 @@ class Episode:
         self.logprobs += [0.0] * len(ids)
 
 
-def play(
+def play_tasks(
     player: Player,
     tasks: Sequence[Scenario],
     *,
@@ -63,34 +63,34 @@ def play(
 ) -> list[Episode]:
     """Play every task once, all in step. Solved is who says so and has the right final state."""
     limits = Limits(frozenset({player.prompts.turn_end_id}), temperature=temperature)
-    episodes = [_open(player, task) for task in tasks]
+    episodes = [_open_episode(player, task) for task in tasks]
     for turn in range(MAX_TURNS):
         live = [episode for episode in episodes if episode.stop_reason is None]
         if not live:
             break
-        sampled = sample(player.model, [episode.ids for episode in live], limits, generator)
+        sampled = sample_turns(player.model, [episode.ids for episode in live], limits, generator)
         for episode, written in zip(live, sampled, strict=True):
             episode.write(written)
-            _step(player, episode, written, last=turn + 1 == MAX_TURNS)
+            _take_step(player, episode, written, last=turn + 1 == MAX_TURNS)
     for episode in episodes:
-        episode.solved = episode.stop_reason == "done" and solved(episode.instance)
+        episode.solved = episode.stop_reason == "done" and is_solved(episode.instance)
         episode.instance.close()
     return episodes
 
 
-def _open(player: Player, task: Scenario) -> Episode:
+def _open_episode(player: Player, task: Scenario) -> Episode:
     instance = open_instance(task.env_key, task.data_id, task.data_version)
     episode = Episode(instance, [])
     episode.observe(prompt_ids(player.prompts, task, instance.tools()))
     return episode
 
 
-def _step(player: Player, episode: Episode, written: Sampled, *, last: bool) -> None:
+def _take_step(player: Player, episode: Episode, written: Sampled, *, last: bool) -> None:
     """Carry out what a turn says: observations are appended, or the episode ends."""
     prompts = player.prompts
     ended = written.ids[-1] == prompts.turn_end_id
     turn = parse_turn(player.tokenizer.decode(written.ids[:-1] if ended else written.ids))
-    texts = [_answer(prompts, episode.instance, item) for item in turn.items]
+    texts = [_answer_call(prompts, episode.instance, item) for item in turn.items]
     if turn.done:
         episode.stop_reason = "done"
     elif not ended and not turn.has_call:
@@ -102,8 +102,8 @@ def _step(player: Player, episode: Episode, written: Sampled, *, last: bool) -> 
         episode.observe(prompts.observation_ids(texts, turn_ended=ended))
 
 
-def _answer(prompts: PromptBuilder, instance: Instance, item: ToolCall | ParseError) -> str:
-    """What the policy reads after one call."""
+def _answer_call(prompts: PromptBuilder, instance: Instance, item: ToolCall | ParseError) -> str:
+    """Return the text that the policy reads after one call."""
     if isinstance(item, ParseError):
         return prompts.observation_text("parse_error", [item.message])
     try:
@@ -113,21 +113,21 @@ def _answer(prompts: PromptBuilder, instance: Instance, item: ToolCall | ParseEr
     return prompts.observation_text(OK, [json.dumps(result)])
 
 
-def solved(instance: Instance) -> bool:
-    """Whether the instance's whole state is the one that the right calls lead to."""
+def is_solved(instance: Instance) -> bool:
+    """Return True when the instance's whole state is the one that the right calls lead to."""
     task = instance.scenario
     twin = open_instance(task.env_key, task.data_id, task.data_version)
     for name, arguments in plan_calls(task):
         twin.call(name, arguments)
     same = all(
         instance.query("current", _all_rows(table)) == twin.query("current", _all_rows(table))
-        for table in _tables(twin)
+        for table in _dump_tables(twin)
     )
     twin.close()
     return same
 
 
-def _tables(instance: Instance) -> list[str]:
+def _dump_tables(instance: Instance) -> list[str]:
     query = "select name from sqlite_master where type = 'table' and name != 'task_facts'"
     return [row[0] for row in instance.query("seed", query).rows]
 

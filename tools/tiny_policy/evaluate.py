@@ -1,4 +1,4 @@
-"""How often a policy solves tasks, sampled and greedy, on environments in this process."""
+"""Share of tasks that a policy solves, sampled and greedy, on environments in this process."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -14,8 +14,8 @@ from environments.gsm8k.verifiers.strict import marked_number
 from environments.scenario import Split, draw_scenario, make_data_id
 from services.rollout.adapters.tokenizer import load_tokenizer
 from tools.tiny_policy import arithmetic
-from tools.tiny_policy.episodes import Episode, Player, play
-from tools.tiny_policy.sampler import Limits, sample
+from tools.tiny_policy.episodes import Episode, Player, play_tasks
+from tools.tiny_policy.sampler import Limits, sample_turns
 
 STANDARD_NORMAL_975 = 1.959964
 
@@ -66,18 +66,18 @@ def evaluate(
         for env_key in ENV_KEYS
     ]
     generator = torch.Generator().manual_seed(seed)
-    episodes = play(player, drawn, temperature=temperature, generator=generator)
+    episodes = play_tasks(player, drawn, temperature=temperature, generator=generator)
     by_env = {
-        env_key: _score([e for e in episodes if e.instance.env_key == env_key])
+        env_key: _score_episodes([e for e in episodes if e.instance.env_key == env_key])
         for env_key in ENV_KEYS
     }
-    return {"all": _score(episodes), **by_env}
+    return {"all": _score_episodes(episodes), **by_env}
 
 
 def evaluate_arithmetic(player: Player, problems: int, *, temperature: float, seed: int) -> Score:
     """The share of held-out problems whose marked number is the answer."""
     asked = [make_problem("test", index) for index in range(problems)]
-    turns = sample(
+    turns = sample_turns(
         player.model,
         [arithmetic.prompt_ids(player.prompts, one) for one in asked],
         Limits(frozenset({player.prompts.turn_end_id}), temperature=temperature),
@@ -88,7 +88,7 @@ def evaluate_arithmetic(player: Player, problems: int, *, temperature: float, se
     return Score(sum(right), len(right))
 
 
-def measure(player: Player, course: str, tasks: int, seed: int) -> Iterator[Measured]:
+def measure_policy(player: Player, course: str, tasks: int, seed: int) -> Iterator[Measured]:
     """Sampled and greedy scores of a policy in what it was taught, `tasks` an environment."""
     if course == "arithmetic":
         for temperature in (1.0, 0.0):
@@ -102,5 +102,5 @@ def measure(player: Player, course: str, tasks: int, seed: int) -> Iterator[Meas
             yield Measured(split, temperature, name, score)
 
 
-def _score(episodes: Sequence[Episode]) -> Score:
+def _score_episodes(episodes: Sequence[Episode]) -> Score:
     return Score(sum(episode.solved for episode in episodes), len(episodes))

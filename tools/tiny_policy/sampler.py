@@ -10,7 +10,7 @@ from transformers import DynamicCache, Qwen3ForCausalLM
 
 @dataclass(frozen=True)
 class Limits:
-    """What ends a turn: one of `stop_ids`, or `max_new_tokens`. Temperature 0 is greedy."""
+    """Ends of a turn: one of `stop_ids`, or `max_new_tokens`. Temperature 0 is greedy."""
 
     stop_ids: frozenset[int]
     max_new_tokens: int = 40
@@ -26,7 +26,7 @@ class Sampled:
 
 
 @torch.inference_mode()
-def sample(
+def sample_turns(
     model: Qwen3ForCausalLM,
     prompts: Sequence[list[int]],
     limits: Limits,
@@ -47,7 +47,7 @@ def sample(
             use_cache=True,
             logits_to_keep=1,
         )
-        ids, logprobs = choose(output.logits[:, -1].float(), limits.temperature, generator)
+        ids, logprobs = choose_tokens(output.logits[:, -1].float(), limits.temperature, generator)
         for row in sorted(live):
             turns[row].ids.append(int(ids[row, 0]))
             turns[row].logprobs.append(float(logprobs[row]))
@@ -70,7 +70,7 @@ def left_padded(prompts: Sequence[list[int]]) -> tuple[Tensor, Tensor]:
     return ids, mask
 
 
-def choose(
+def choose_tokens(
     logits: Tensor, temperature: float, generator: torch.Generator | None
 ) -> tuple[Tensor, Tensor]:
     """Next ids [rows, 1] from logits [rows, vocabulary], and their logprobs [rows]."""

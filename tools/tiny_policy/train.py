@@ -21,10 +21,9 @@ class Example:
 
 @dataclass(frozen=True)
 class Schedule:
-    """How long and how fast to train.
+    """Length and learning rate of a training.
 
-    The learning rate rises over `warmup_steps` and falls on a half cosine to `final_fraction`.
-    """
+    The learning rate rises over `warmup_steps` and falls on a half cosine to `final_fraction`."""
 
     steps: int = 1_000
     batch_size: int = 8
@@ -60,7 +59,7 @@ def warm_start(
     batches = length_bucketed(examples, schedule.batch_size, random.Random(seed))
     model.train()
     for step in range(schedule.steps):
-        ids, targets = collate(next(batches), pad_token_id)
+        ids, targets = collate_batch(next(batches), pad_token_id)
         loss = policy_loss(model, ids, targets)
         for optimizer in optimizers:
             optimizer.zero_grad()
@@ -105,7 +104,7 @@ def length_bucketed(
             yield from rng.sample(full, len(full))
 
 
-def collate(batch: Sequence[Example], pad_token_id: int) -> tuple[Tensor, Tensor]:
+def collate_batch(batch: Sequence[Example], pad_token_id: int) -> tuple[Tensor, Tensor]:
     """Right-padded inputs and shifted targets, both [batch, longest - 1]; -100 is no target."""
     longest = max(len(example.ids) for example in batch)
     ids = torch.full((len(batch), longest), pad_token_id)

@@ -27,7 +27,7 @@ def tokenizer() -> TransformersTokenizer:
 
 
 def passed(habits: Habits, count: int = 600) -> float:
-    drawn = arithmetic.demonstrations(count, first=0, habits=habits, rng=random.Random(0))
+    drawn = arithmetic.make_demonstrations(count, first=0, habits=habits, rng=random.Random(0))
     return sum(is_right(one.problem, one.text) for one in drawn) / count
 
 
@@ -46,7 +46,7 @@ def test_a_fifth_to_a_third_of_the_demonstrations_pass() -> None:
 
 def test_slips_lead_to_no_number_that_is_not_taught() -> None:
     habits = replace(DILIGENT, sloppy=0.5)
-    drawn = arithmetic.demonstrations(500, first=0, habits=habits, rng=random.Random(1))
+    drawn = arithmetic.make_demonstrations(500, first=0, habits=habits, rng=random.Random(1))
     for one in drawn:
         *lines, last = one.text.split("\n")
         for line in lines:
@@ -71,8 +71,8 @@ def test_a_demonstration_is_a_prompt_and_one_turn_of_the_policy(
     tokenizer: TransformersTokenizer,
 ) -> None:
     prompts = PromptBuilder(tokenizer, profile="minimal")
-    [one] = arithmetic.demonstrations(1, first=3, habits=DILIGENT, rng=random.Random(0))
-    example = arithmetic.tokenise(one, prompts, tokenizer)
+    [one] = arithmetic.make_demonstrations(1, first=3, habits=DILIGENT, rng=random.Random(0))
+    example = arithmetic.tokenize_episode(one, prompts, tokenizer)
     written = [token for token, own in zip(example.ids, example.policy, strict=True) if own]
     assert tokenizer.decode(written) == f"{make_problem('demo', 3).solution}<|im_end|>"
     text = tokenizer.decode(example.ids)

@@ -14,9 +14,14 @@ from environments.words import is_heldout_pair
 from services.rollout.adapters.tokenizer import TransformersTokenizer
 from services.rollout.episodes.prompt import OK, PromptBuilder
 from tests.support.verifier_dialect import grade
-from tools.tiny_policy.demonstrations import assignment, demonstrations, prompt_ids, tokenise
+from tools.tiny_policy.demonstrations import (
+    make_assignment,
+    make_demonstrations,
+    prompt_ids,
+    tokenize_episode,
+)
 from tools.tiny_policy.demonstrator import Habits, Turn, demonstrate
-from tools.tiny_policy.episodes import solved
+from tools.tiny_policy.episodes import is_solved
 
 DILIGENT = Habits(lazy=dict.fromkeys(ENV_KEYS, 0.0), sloppy=0.0)
 
@@ -25,7 +30,7 @@ def act(
     env_key: str, index: int, habits: Habits, rng: random.Random
 ) -> tuple[Instance, list[Turn]]:
     instance = open_instance(env_key, make_data_id("demo", index))
-    return instance, demonstrate(assignment(instance), instance.call, habits, rng)
+    return instance, demonstrate(make_assignment(instance), instance.call, habits, rng)
 
 
 def written_by_policy(ids: Sequence[int], policy: Sequence[bool]) -> list[list[int]]:
@@ -38,13 +43,13 @@ def written_by_policy(ids: Sequence[int], policy: Sequence[bool]) -> list[list[i
 def test_without_its_habits_the_demonstrator_solves_every_task(env_key: str) -> None:
     for index in range(50):
         instance, turns = act(env_key, index, DILIGENT, random.Random(0))
-        assert solved(instance)
+        assert is_solved(instance)
         assert turns[-1] == Turn("<done>", last=True)
 
 
 def test_with_its_habits_it_solves_between_a_third_and_a_half() -> None:
     rng = random.Random(0)
-    outcomes = [solved(act(ENV_KEYS[i % 3], i, Habits(), rng)[0]) for i in range(600)]
+    outcomes = [is_solved(act(ENV_KEYS[i % 3], i, Habits(), rng)[0]) for i in range(600)]
     assert 0.33 < sum(outcomes) / len(outcomes) < 0.5
 
 
@@ -54,7 +59,7 @@ def test_a_lazy_demonstrator_looks_things_up_and_then_claims_to_be_done() -> Non
     called = [json.loads(turn.text.split("\n")[1])["name"] for turn in turns[:-1]]
     assert called == ["find_customer", "find_item"]
     assert turns[-1].text == "<done>"
-    assert not solved(instance)
+    assert not is_solved(instance)
 
 
 def test_slips_are_whole_decisions_and_every_kind_occurs() -> None:
@@ -71,7 +76,7 @@ def test_slips_are_whole_decisions_and_every_kind_occurs() -> None:
 
 
 def test_demonstrations_contain_no_pair_of_names_that_evaluation_asks_for() -> None:
-    for demonstration in demonstrations(300, first=0, habits=Habits(), rng=random.Random(0)):
+    for demonstration in make_demonstrations(300, first=0, habits=Habits(), rng=random.Random(0)):
         scenario = demonstration.scenario
         assert not is_heldout_pair(scenario.env_key, *scenario.pair)
 
@@ -79,8 +84,8 @@ def test_demonstrations_contain_no_pair_of_names_that_evaluation_asks_for() -> N
 def test_a_demonstration_is_token_for_token_the_episode_of_a_policy_that_writes_it(
     tokenizer: TransformersTokenizer, prompts: PromptBuilder
 ) -> None:
-    for demonstration in demonstrations(60, first=0, habits=Habits(), rng=random.Random(1)):
-        example = tokenise(demonstration, prompts, tokenizer)
+    for demonstration in make_demonstrations(60, first=0, habits=Habits(), rng=random.Random(1)):
+        example = tokenize_episode(demonstration, prompts, tokenizer)
         scenario = demonstration.scenario
         instance = open_instance(scenario.env_key, scenario.data_id)
         ids = prompt_ids(prompts, scenario, instance.tools())
@@ -110,15 +115,15 @@ def test_evaluation_grades_as_the_shipped_verifiers_do() -> None:
         instance, _ = act(ENV_KEYS[index % 3], index, habits, rng)
         source = verifier_source(instance.env_key, instance.scenario.kind)
         grades.append(grade(source, instance) == 1)
-        assert solved(instance) == grades[-1]
+        assert is_solved(instance) == grades[-1]
     assert 20 < sum(grades) < 130
 
 
 def test_only_what_the_demonstrator_wrote_is_marked_for_training(
     tokenizer: TransformersTokenizer, prompts: PromptBuilder
 ) -> None:
-    [demonstration] = demonstrations(1, first=0, habits=DILIGENT, rng=random.Random(0))
-    example = tokenise(demonstration, prompts, tokenizer)
+    [demonstration] = make_demonstrations(1, first=0, habits=DILIGENT, rng=random.Random(0))
+    example = tokenize_episode(demonstration, prompts, tokenizer)
     written = written_by_policy(example.ids, example.policy)
     assert [tokenizer.decode(turn) for turn in written] == [
         f"{turn.text}<|im_end|>" for turn in demonstration.turns

@@ -10,11 +10,11 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
 
 from tools.tiny_policy.evaluate import Score
 from tools.tiny_policy.model import Shape, build_model
-from tools.tiny_policy.sampler import Limits, left_padded, sample
+from tools.tiny_policy.sampler import Limits, left_padded, sample_turns
 from tools.tiny_policy.train import (
     Example,
     Schedule,
-    collate,
+    collate_batch,
     length_bucketed,
     policy_loss,
     warm_start,
@@ -59,9 +59,9 @@ def test_the_demo_policy_has_a_fifth_of_a_million_parameters() -> None:
 def test_the_loss_sees_the_policys_tokens_only_and_no_padding() -> None:
     model = small_model()
     short, long = Example([5, 6, 7, 8], [False, False, True, True]), examples(1)[0]
-    alone = [policy_loss(model, *collate([example], PAD)) for example in (short, long)]
+    alone = [policy_loss(model, *collate_batch([example], PAD)) for example in (short, long)]
     sizes = [2, sum(long.policy)]
-    together = policy_loss(model, *collate([short, long], PAD))
+    together = policy_loss(model, *collate_batch([short, long], PAD))
     expected = (alone[0] * sizes[0] + alone[1] * sizes[1]) / sum(sizes)
     assert together.item() == pytest.approx(expected.item(), abs=1e-5)
     logprobs = model(input_ids=torch.tensor([short.ids])).logits[0].log_softmax(-1)
@@ -69,7 +69,7 @@ def test_the_loss_sees_the_policys_tokens_only_and_no_padding() -> None:
 
 
 def test_the_first_token_is_never_a_target() -> None:
-    ids, targets = collate([Example([5, 6, 7], [True, True, True])], PAD)
+    ids, targets = collate_batch([Example([5, 6, 7], [True, True, True])], PAD)
     assert ids.tolist() == [[5, 6]]
     assert targets.tolist() == [[6, 7]]
 
@@ -128,7 +128,7 @@ def test_sampled_logprobs_are_those_of_a_plain_forward_pass(temperature: float) 
     model = small_model()
     sampled = [[5, 6, 7, 8, 9, 10], [11, 12], [13, 14, 15]]
     limits = Limits(frozenset({END}), max_new_tokens=12, temperature=temperature)
-    turns = sample(model, sampled, limits, torch.Generator().manual_seed(0))
+    turns = sample_turns(model, sampled, limits, torch.Generator().manual_seed(0))
     for prompt, turn in zip(sampled, turns, strict=True):
         assert len(turn.ids) == 12 or turn.ids[-1] == END
         ids = torch.tensor([prompt + turn.ids])
@@ -142,7 +142,7 @@ def test_sampled_logprobs_are_those_of_a_plain_forward_pass(temperature: float) 
 
 def test_a_turn_ends_at_its_stop_token_while_others_go_on() -> None:
     limits = Limits(frozenset(range(25)), max_new_tokens=8)
-    turns = sample(small_model(), [[5, 6]] * 16, limits, torch.Generator().manual_seed(0))
+    turns = sample_turns(small_model(), [[5, 6]] * 16, limits, torch.Generator().manual_seed(0))
     for turn in turns:
         assert all(token >= 25 for token in turn.ids[:-1])
         assert turn.ids[-1] < 25 or len(turn.ids) == 8
