@@ -17,7 +17,8 @@ from services.rollout.config.rollout import RolloutConfig
 if TYPE_CHECKING:
     from services.common.rpc import Serving
     from services.rollout.adapters.env_gateway import GatewayEnvironment
-    from services.rollout.adapters.learner import GroupClient, WorkerIdentity
+    from services.rollout.adapters.learner import GroupClient
+    from services.rollout.adapters.learner_calls import WorkerIdentity
     from services.rollout.adapters.tokenizer import TransformersTokenizer
     from services.rollout.api.rollout_service import RolloutService
     from services.rollout.episodes.episode import AttemptRunner
@@ -111,7 +112,9 @@ async def _connect_peers(
 ) -> "_WorkerParts":
     from services.common import rpc
     from services.rollout.adapters.env_gateway import GatewayEnvironment
-    from services.rollout.adapters.learner import GroupClient, PolicyClient, RunEpoch
+    from services.rollout.adapters.learner import GroupClient
+    from services.rollout.adapters.learner_calls import RunEpoch
+    from services.rollout.adapters.policy_feed import PolicyClient
     from services.rollout.episodes.episode import AttemptRunner
     from services.rollout.work.weight_updater import WeightUpdater
 
@@ -236,7 +239,7 @@ async def _start_engine(runtime: Runtime[RolloutConfig], model: "_ModelFolder") 
 
 def _make_identity(runtime: Runtime[RolloutConfig], folder: Path) -> "WorkerIdentity":
     from services.common.fingerprint import tokenizer_digests
-    from services.rollout.adapters.learner import WorkerIdentity
+    from services.rollout.adapters.learner_calls import WorkerIdentity
 
     return WorkerIdentity(
         worker_id=runtime.worker_id,

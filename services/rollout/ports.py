@@ -10,17 +10,17 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from services.common.domain.attempts import Grade
     from services.common.domain.policy import PolicyId
+    from services.common.domain.trajectory import Trajectory
     from services.rollout.types import (
         Completion,
         EpisodeInfo,
-        Grade,
         Lease,
         OpenRequest,
         Publication,
         Sampling,
         ToolResult,
-        Trajectory,
         UpdateOutcome,
     )
 

@@ -1,22 +1,15 @@
 """The rollout's own words for its data: arrays and plain values, never protobuf."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from services.common.domain.attempts import (
-    AttemptKey,
-    FailureKind,
-    Purpose,
-    StopReason,
-    ToolOutcome,
-)
+from services.common.domain.attempts import AttemptKey, Purpose, ToolOutcome
 from services.common.domain.policy import PolicyId
-from services.common.domain.trajectory import Counts, Span, TurnTiming
 from services.common.fingerprint import TensorEntry
 
 
@@ -171,38 +164,3 @@ class ToolResult:
     outcome: ToolOutcome
     parts: tuple[str, ...]
     done: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Grade:
-    """A reward, or the reason for its absence. Exactly one of `reward` and `no_grade` is set."""
-
-    reward: float | None
-    no_grade: str = ""
-    detail: str = ""
-    partial_reward: float | None = None
-    checks_passed: tuple[str, ...] = ()
-    checks_failed: tuple[str, ...] = ()
-    suspicion: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Trajectory:
-    """One try at one attempt. Exactly one of `grade.reward`, `grade.no_grade`, `failure` is set."""
-
-    key: AttemptKey
-    token_ids: NDArray[np.int32]
-    spans: tuple[Span, ...]
-    logprobs: NDArray[np.float32]
-    counts: Counts
-    turns: tuple[TurnTiming, ...] = ()
-    grade: Grade | None = None
-    failure: FailureKind | None = None
-    stop_reason: StopReason | None = None
-    detail: str = ""
-    info: EpisodeInfo | None = None
-    digests: Mapping[str, bytes] = field(default_factory=dict[str, bytes])
-
-    @property
-    def is_graded(self) -> bool:
-        return self.grade is not None and self.grade.reward is not None

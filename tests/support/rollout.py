@@ -5,22 +5,14 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import cache
 
-from services.common.domain.attempts import AttemptKey, ToolOutcome
+from services.common.domain.attempts import AttemptKey, Grade, ToolOutcome
 from services.common.domain.policy import PolicyId
 from services.rollout.adapters.fake import FakeEngine, Script
 from services.rollout.adapters.tokenizer import TransformersTokenizer
 from services.rollout.episodes.episode import Attempt, AttemptLimits, AttemptRunner
 from services.rollout.episodes.prompt import Profile, PromptBuilder
 from services.rollout.ports import EnvironmentLost
-from services.rollout.types import (
-    EpisodeInfo,
-    Grade,
-    OpenRequest,
-    PromptFacts,
-    Sampling,
-    Tool,
-    ToolResult,
-)
+from services.rollout.types import EpisodeInfo, OpenRequest, PromptFacts, Sampling, Tool, ToolResult
 from tools.tiny_policy.tokenizer import train_tokenizer
 
 POLICY = PolicyId(1, 3, b"f" * 32)

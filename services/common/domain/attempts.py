@@ -52,6 +52,26 @@ class NoGradeReason(StrEnum):
     TAINTED = "tainted"
 
 
+@dataclass(frozen=True, slots=True)
+class Grade:
+    """A known `reward`, or the `reason` why it is unknown. `suspicion` shows the printed
+    results that the policy may have written; they count for nothing."""
+
+    reward: float | None = None
+    reason: NoGradeReason | None = None
+    detail: str = ""
+    partial_reward: float | None = None
+    checks_passed: tuple[str, ...] = ()
+    checks_failed: tuple[str, ...] = ()
+    stdout: str = ""
+    attempts: int = 1
+    suspicion: str = ""
+
+    @property
+    def is_known(self) -> bool:
+        return self.reward is not None
+
+
 class ToolOutcome(StrEnum):
     """Outcome of a tool call."""
 

@@ -125,6 +125,15 @@ class Trajectory:
     facts: Facts = Facts()
 
     @property
+    def is_graded(self) -> bool:
+        return self.reward is not None
+
+    @property
+    def end_reason(self) -> StopReason | FailureKind:
+        """Reason for the end of the attempt, whether or not its grade became known."""
+        return self.stop_reason or self.failure or FailureKind.NO_GRADE
+
+    @property
     def spans(self) -> tuple[Span, ...]:
         """Spans of all sequences, in order."""
         return tuple(span for sequence in self.sequences for span in sequence.spans)

@@ -2,16 +2,16 @@
 
 from flotilla.env_gateway.v1 import episode_service_pb2 as pb
 from services.common import rpc
-from services.common.domain.attempts import NoGradeReason, ToolOutcome
+from services.common.domain.attempts import Grade
 from services.env_gateway.api import status
 from services.env_gateway.config.gateway import EnvGatewayConfig
 from services.env_gateway.episodes.counters import counts_by_kind
 from services.env_gateway.episodes.episode_book import EpisodeSpec, EpisodeState
 from services.env_gateway.episodes.gateway import Gateway
 from services.env_gateway.episodes.session import CallAnswer, Session
-from services.env_gateway.grading.verdict import Grade
 from services.env_gateway.ports import Media, Part, Text, Tool
 from services.env_gateway.tasks.task_format import TaskError, parse_task
+from services.wire.enums import NO_GRADE_REASONS, TOOL_OUTCOMES
 
 EPISODE_STATES = {
     EpisodeState.QUEUED: pb.EPISODE_STATE_QUEUED,
@@ -19,12 +19,6 @@ EPISODE_STATES = {
     EpisodeState.WARMING: pb.EPISODE_STATE_WARMING,
     EpisodeState.READY: pb.EPISODE_STATE_READY,
     EpisodeState.FAILED: pb.EPISODE_STATE_FAILED,
-}
-_OUTCOMES = {
-    outcome: pb.ToolOutcome.Value(f"TOOL_OUTCOME_{outcome.name}") for outcome in ToolOutcome
-}
-_REASONS = {
-    reason: pb.NoGradeReason.Value(f"NO_GRADE_REASON_{reason.name}") for reason in NoGradeReason
 }
 
 
@@ -71,7 +65,7 @@ def encode_ready(session: Session, *, lease_ttl_s: float, remaining_s: float) ->
 
 def encode_answer(answer: CallAnswer, *, replayed: bool) -> pb.CallToolResponse:
     return pb.CallToolResponse(
-        outcome=_OUTCOMES[answer.outcome],
+        outcome=TOOL_OUTCOMES.encode(answer.outcome),
         parts=[_encode_part(part) for part in answer.parts],
         reward=answer.reward,
         done=answer.done,
@@ -92,7 +86,7 @@ def encode_grade(grade: Grade) -> pb.GradeResponse:
         suspicion=replace_surrogates(grade.suspicion),
     )
     if grade.reason is not None:
-        response.no_grade.reason = _REASONS[grade.reason]
+        response.no_grade.reason = NO_GRADE_REASONS.encode(grade.reason)
         response.no_grade.detail = replace_surrogates(grade.detail[:8192])
     elif grade.reward is not None:
         response.reward = grade.reward

@@ -3,9 +3,8 @@
 from collections import Counter
 from dataclasses import dataclass, field
 
-from services.common.domain.attempts import ToolOutcome
+from services.common.domain.attempts import Grade, ToolOutcome
 from services.env_gateway.episodes.session import CallAnswer
-from services.env_gateway.grading.verdict import Grade
 from services.env_gateway.ports import Media
 
 # The environment is at fault, or the way there; not the policy.

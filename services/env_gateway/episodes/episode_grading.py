@@ -2,7 +2,7 @@
 
 import asyncio
 
-from services.common.domain.attempts import NoGradeReason
+from services.common.domain.attempts import Grade, NoGradeReason
 from services.common.log import get_logger
 from services.common.watchdog import Watchdog
 from services.env_gateway.config.gateway import EnvGatewayConfig
@@ -10,7 +10,7 @@ from services.env_gateway.episodes.counters import GatewayCounts
 from services.env_gateway.episodes.episode_book import EpisodeLostError
 from services.env_gateway.episodes.session import Session
 from services.env_gateway.grading.grader import GradingJob, VerifierRunner
-from services.env_gateway.grading.verdict import Grade, no_grade
+from services.env_gateway.grading.verdict import no_grade
 from services.env_gateway.limits.rate_gates import PacedGate, grade_gate
 from services.env_gateway.ports import Instance, Submission
 

@@ -6,6 +6,7 @@ import random
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
+from services.common.domain.attempts import Grade
 from services.common.log import get_logger
 from services.common.watchdog import Watchdog
 from services.env_gateway.config.gateway import EnvGatewayConfig
@@ -24,7 +25,6 @@ from services.env_gateway.episodes.opening import EpisodeOpener
 from services.env_gateway.episodes.session import CallAnswer, ChangeSignal, Session
 from services.env_gateway.episodes.tool_calls import ToolCaller
 from services.env_gateway.grading.grader import VerifierRunner
-from services.env_gateway.grading.verdict import Grade
 from services.env_gateway.limits.admission import Admission, Ticket
 from services.env_gateway.ports import Backend, SupportsEndReason
 from services.env_gateway.tools.computer_tool import ScaleImage, keep_unscaled

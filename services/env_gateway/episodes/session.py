@@ -8,11 +8,10 @@ from collections.abc import AsyncGenerator, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from services.common.domain.attempts import ToolOutcome
+from services.common.domain.attempts import Grade, ToolOutcome
 from services.common.parsing import run_aside
 from services.env_gateway.episodes.episode_book import Episode, EpisodeLostError, EpisodeState
 from services.env_gateway.grading.policy_writings import PolicyWritings
-from services.env_gateway.grading.verdict import Grade
 from services.env_gateway.limits.admission import Ticket
 from services.env_gateway.ports import Backend, Instance, Media, Part, Text, Tool
 from services.env_gateway.tools.computer_tool import Screen

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 
-from services.common.domain.attempts import NoGradeReason
+from services.common.domain.attempts import Grade, NoGradeReason
 from services.common.log import get_logger
 from services.common.parsing import run_aside
 from services.env_gateway.config.gateway import VerifiersConfig
@@ -14,7 +14,6 @@ from services.env_gateway.grading.authorship import NOBODY, Authorship, authorsh
 from services.env_gateway.grading.policy_writings import PolicyWritings
 from services.env_gateway.grading.untouched_baseline import UntouchedBaseline
 from services.env_gateway.grading.verdict import (
-    Grade,
     cap_partial_reward,
     compute_partial_reward,
     judge_execution,

@@ -6,8 +6,8 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 
+from services.common.domain.attempts import Grade
 from services.common.log import get_logger
-from services.env_gateway.grading.verdict import Grade
 from services.env_gateway.ports import Verification
 from services.env_gateway.tasks.task_format import Task
 

@@ -4,9 +4,8 @@ An unknown grade is never 0: that would push the policy away from a solution tha
 been right."""
 
 from collections.abc import Collection
-from dataclasses import dataclass
 
-from services.common.domain.attempts import NoGradeReason
+from services.common.domain.attempts import Grade, NoGradeReason
 from services.env_gateway.grading.authorship import NOBODY, Authorship
 from services.env_gateway.grading.printed_results import PrintedResults, read_printed
 from services.env_gateway.ports import Execution
@@ -14,26 +13,6 @@ from services.env_gateway.ports import Execution
 # Of rewards, either way: beyond it learners refuse them, lest a mean or a variance overflows.
 MAX_REWARD = 1e6
 _STDOUT_BYTES = 64 * 2**10
-
-
-@dataclass(frozen=True, slots=True)
-class Grade:
-    """A known `reward`, or the `reason` why it is unknown. `suspicion` shows the printed
-    results that the policy may have written; they count for nothing."""
-
-    reward: float | None = None
-    reason: NoGradeReason | None = None
-    detail: str = ""
-    partial_reward: float | None = None
-    checks_passed: tuple[str, ...] = ()
-    checks_failed: tuple[str, ...] = ()
-    stdout: str = ""
-    attempts: int = 1
-    suspicion: str = ""
-
-    @property
-    def is_known(self) -> bool:
-        return self.reward is not None
 
 
 def no_grade(reason: NoGradeReason, detail: str, *, attempts: int = 0) -> Grade:

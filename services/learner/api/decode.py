@@ -1,4 +1,4 @@
-"""Conversion of protobuf into the learner's own types. Everything is checked on the way."""
+"""Assembly of submitted trajectories. Everything is checked on the way."""
 
 import hashlib
 import math
@@ -11,20 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flotilla.learner.v1 import group_service_pb2 as groups_pb
-from flotilla.learner.v1 import policy_pb2, trajectory_pb2
-from services.common.domain.attempts import AttemptKey, FailureKind, StopReason
-from services.common.domain.policy import PolicyId
-from services.common.domain.trajectory import (
-    Author,
-    Counts,
-    Facts,
-    Media,
-    Sequence,
-    Span,
-    Trajectory,
-    TurnTiming,
-)
-from services.common.rpc import to_seconds
+from flotilla.learner.v1 import trajectory_pb2
+from services.common.domain.attempts import AttemptKey, StopReason
+from services.common.domain.trajectory import Author, Sequence, Span, Trajectory
+from services.wire.trajectory import decode_key, decode_media, decode_span, decode_trajectory
 
 _MAX_SEQUENCES = 256
 _MAX_TURNS = 4096
@@ -81,7 +71,7 @@ class TrajectoryAssembler:
         header = self._header
         if header is None:
             raise MalformedRequestError("the stream broke off before its header")
-        return header.lease_id, header.worker_id, _decode_key(header)
+        return header.lease_id, header.worker_id, decode_key(header.key)
 
     @property
     def announced_bytes(self) -> int:
@@ -107,7 +97,9 @@ class TrajectoryAssembler:
                 zip(header.sequences, token_ids, logprobs, strict=True)
             )
         )
-        return _decode_trajectory(header, sequences, self._end)
+        trajectory = decode_trajectory(header, sequences, self._end)
+        _check_trajectory(trajectory)
+        return trajectory
 
     def _read_header(self, header: trajectory_pb2.TrajectoryHeader) -> None:
         count = len(header.sequences)
@@ -145,36 +137,11 @@ class TrajectoryAssembler:
         self._logprobs[chunk.sequence_index].extend(chunk.logprobs)
 
 
-def to_policy_id(message: policy_pb2.PolicyId) -> PolicyId:
-    return PolicyId(message.run_epoch, message.version, message.fingerprint)
-
-
 def to_floats(data: bytes) -> NDArray[np.float32]:
     """Decode little-endian float32. Raises MalformedRequestError."""
     if len(data) % 4:
         raise MalformedRequestError(f"{len(data)} bytes are not a whole number of float32")
     return np.frombuffer(data, dtype="<f4")
-
-
-_AUTHORS = {
-    trajectory_pb2.AUTHOR_PROMPT: Author.PROMPT,
-    trajectory_pb2.AUTHOR_POLICY: Author.POLICY,
-    trajectory_pb2.AUTHOR_ENVIRONMENT: Author.ENVIRONMENT,
-}
-_STOPS = {
-    trajectory_pb2.STOP_REASON_DONE: StopReason.DONE,
-    trajectory_pb2.STOP_REASON_MAX_TURNS: StopReason.MAX_TURNS,
-    trajectory_pb2.STOP_REASON_CONTEXT_OVERFLOW: StopReason.CONTEXT_OVERFLOW,
-    trajectory_pb2.STOP_REASON_GENERATION_LENGTH: StopReason.GENERATION_LENGTH,
-    trajectory_pb2.STOP_REASON_TIMEOUT: StopReason.TIMEOUT,
-}
-_FAILURES = {
-    trajectory_pb2.FAILURE_KIND_ENV_LOST: FailureKind.ENV_LOST,
-    trajectory_pb2.FAILURE_KIND_ENGINE_ERROR: FailureKind.ENGINE_ERROR,
-    trajectory_pb2.FAILURE_KIND_ABORTED: FailureKind.ABORTED,
-    trajectory_pb2.FAILURE_KIND_NO_GRADE: FailureKind.NO_GRADE,
-    trajectory_pb2.FAILURE_KIND_TEMPLATE_ERROR: FailureKind.TEMPLATE_ERROR,
-}
 
 
 def _decode_sequence(
@@ -186,7 +153,7 @@ def _decode_sequence(
 ) -> Sequence:
     if len(ids) != 4 * header.token_count:
         raise MalformedRequestError(f"{where}: {len(ids)} bytes for {header.token_count} token ids")
-    spans = tuple(_decode_span(span, where) for span in header.spans)
+    spans = tuple(_check_span(decode_span(span), where) for span in header.spans)
     covered = sum(span.length for span in spans)
     if covered != header.token_count:
         raise MalformedRequestError(
@@ -207,7 +174,7 @@ def _decode_sequence(
             f"{where}: {len(logprobs)} logprobs for {written} policy tokens"
         )
     _check_logprobs(logprobs, where)
-    return Sequence(token_ids, spans, logprobs, tuple(map(_decode_media, header.media)))
+    return Sequence(token_ids, spans, logprobs, tuple(map(decode_media, header.media)))
 
 
 def _check_logprobs(logprobs: NDArray[np.float32], where: str) -> None:
@@ -226,18 +193,15 @@ def _check_logprobs(logprobs: NDArray[np.float32], where: str) -> None:
         )
 
 
-def _decode_span(span: trajectory_pb2.Span, where: str) -> Span:
-    author = _AUTHORS.get(span.author)
-    if author is None or not span.length:
+def _check_span(span: Span | None, where: str) -> Span:
+    if span is None or not span.length:
         raise MalformedRequestError(f"{where}: a span needs an author and a length")
-    written = author is Author.POLICY
-    if written != span.HasField("policy") or written != span.HasField("temperature"):
+    written = span.author is Author.POLICY
+    if written != (span.policy is not None) or written != (span.temperature is not None):
         raise MalformedRequestError(f"{where}: policy and temperature belong to policy spans alone")
-    if not written:
-        return Span(author, span.length)
-    if not (math.isfinite(span.temperature) and span.temperature >= 0):
+    if span.temperature is not None and not 0 <= span.temperature < math.inf:
         raise MalformedRequestError(f"{where}: temperature {span.temperature}")
-    return Span(author, span.length, to_policy_id(span.policy), span.temperature)
+    return span
 
 
 def _check_order(spans: Items[Span], where: str) -> None:
@@ -247,48 +211,19 @@ def _check_order(spans: Items[Span], where: str) -> None:
             raise MalformedRequestError(f"{where}: the policy goes back to an older one")
 
 
-def _decode_key(header: trajectory_pb2.TrajectoryHeader) -> AttemptKey:
-    return AttemptKey(header.key.group_id, header.key.attempt_index, getattr(header.key, "try"))
-
-
-def _decode_trajectory(
-    header: trajectory_pb2.TrajectoryHeader, sequences: tuple[Sequence, ...], digest: bytes
-) -> Trajectory:
-    reward, failure, no_grade = _decode_outcome(header)
-    stop = _STOPS.get(header.stop_reason)
-    if reward is not None and (stop is None or not sequences):
-        raise MalformedRequestError(
-            "a graded attempt needs a stop reason and at least one sequence"
-        )
-    if reward is not None and stop is not StopReason.CONTEXT_OVERFLOW:
-        # Only where the prompt alone was too long had the policy nothing to say.
-        _check_policy_wrote(sequences)
-    if header.HasField("partial_reward"):
-        _check_reward("partial_reward", header.partial_reward)
-    if len(header.detail) > _MAX_DETAIL:
-        raise MalformedRequestError(
-            f"detail has {len(header.detail)} characters; at most {_MAX_DETAIL}"
-        )
-    if (size := len(header.suspicion)) > _MAX_DETAIL:
-        raise MalformedRequestError(f"suspicion has {size} characters; at most {_MAX_DETAIL}")
-    return Trajectory(
-        key=_decode_key(header),
-        lease_id=header.lease_id,
-        sequences=sequences,
-        content_digest=digest,
-        reward=reward,
-        failure=failure,
-        no_grade=no_grade,
-        detail=header.detail,
-        stop_reason=stop,
-        partial_reward=header.partial_reward if header.HasField("partial_reward") else None,
-        checks_passed=tuple(header.checks_passed),
-        checks_failed=tuple(header.checks_failed),
-        suspicion=header.suspicion,
-        turns=tuple(_decode_turn(turn) for turn in header.turns),
-        counts=_decode_counts(header.counts),
-        facts=_decode_facts(header),
-    )
+def _check_trajectory(trajectory: Trajectory) -> None:
+    if trajectory.reward is not None:
+        _check_reward("reward", trajectory.reward)
+        _check_graded(trajectory)
+    elif trajectory.failure is None:
+        raise MalformedRequestError("exactly one of reward, no_grade and failure must be set")
+    if trajectory.partial_reward is not None:
+        _check_reward("partial_reward", trajectory.partial_reward)
+    for name in ("detail", "suspicion"):
+        if (size := len(getattr(trajectory, name))) > _MAX_DETAIL:
+            raise MalformedRequestError(f"{name} has {size} characters; at most {_MAX_DETAIL}")
+    for name in ("tool_errors", "parse_messages", "unknown_tools"):
+        _check_named_counts(getattr(trajectory.counts, name), name)
 
 
 def _check_reward(name: str, value: float) -> None:
@@ -297,70 +232,20 @@ def _check_reward(name: str, value: float) -> None:
         raise MalformedRequestError(f"{name} {value} is not from {-MAX_REWARD:g} to {MAX_REWARD:g}")
 
 
-def _check_policy_wrote(sequences: Items[Sequence]) -> None:
-    if not any(len(sequence.logprobs) for sequence in sequences):
+def _check_graded(trajectory: Trajectory) -> None:
+    if trajectory.stop_reason is None or not trajectory.sequences:
+        raise MalformedRequestError(
+            "a graded attempt needs a stop reason and at least one sequence"
+        )
+    # Only where the prompt alone was too long had the policy nothing to say.
+    prompt_alone = trajectory.stop_reason is StopReason.CONTEXT_OVERFLOW
+    if not prompt_alone and not trajectory.policy_tokens:
         raise MalformedRequestError("a graded attempt has no token of the policy")
 
 
-def _decode_outcome(
-    header: trajectory_pb2.TrajectoryHeader,
-) -> tuple[float | None, FailureKind | None, str]:
-    kind = header.WhichOneof("outcome")
-    if kind == "reward":
-        _check_reward("reward", header.reward)
-        return header.reward, None, ""
-    if kind == "no_grade":
-        name = trajectory_pb2.NoGradeReason.Name(header.no_grade)
-        return None, FailureKind.NO_GRADE, name.removeprefix("NO_GRADE_REASON_").lower()
-    failure = _FAILURES.get(header.failure)
-    if failure is None:
-        raise MalformedRequestError("exactly one of reward, no_grade and failure must be set")
-    return None, failure, ""
-
-
-def _decode_turn(turn: trajectory_pb2.TurnTiming) -> TurnTiming:
-    spent = (to_seconds(turn.generate), to_seconds(turn.tools))
-    return TurnTiming(*spent, turn.prompt_tokens, turn.generated_tokens)
-
-
-def _decode_counts(counts: trajectory_pb2.TrajectoryCounts) -> Counts:
-    return Counts(
-        turns=counts.turns,
-        tool_calls=counts.tool_calls,
-        tool_errors=_decode_named_counts(counts.tool_errors, "tool_errors"),
-        parse_errors=counts.parse_errors,
-        repeats=counts.repeats,
-        open_s=to_seconds(counts.open),
-        grade_s=to_seconds(counts.grade),
-        tools=counts.tools,
-        malformed_turns=counts.malformed_turns,
-        parse_messages=_decode_named_counts(counts.parse_messages, "parse_messages"),
-        unknown_tools=_decode_named_counts(counts.unknown_tools, "unknown_tools"),
-    )
-
-
-def _decode_named_counts(counts: Mapping[str, int], where: str) -> dict[str, int]:
-    """Decode counts by what a policy wrote: bounded, for they are kept."""
+def _check_named_counts(counts: Mapping[str, int], where: str) -> None:
+    """Refuse more counts by what a policy wrote than are kept."""
     if len(counts) > _MAX_NAMED or any(len(name) > _MAX_NAME for name in counts):
         raise MalformedRequestError(
             f"counts.{where}: {len(counts)} keys; at most {_MAX_NAMED}, of {_MAX_NAME} characters"
         )
-    return dict(counts)
-
-
-def _decode_facts(header: trajectory_pb2.TrajectoryHeader) -> Facts:
-    return Facts(
-        env_key=header.env_key,
-        task_key=header.task_key,
-        env_version=header.env_version,
-        data_version=header.data_version,
-        tool_schema_digest=header.tool_schema_digest.hex(),
-        prompt_digest=header.prompt_digest.hex(),
-        instance_id=header.instance_id,
-        worker_id=header.worker_id,
-    )
-
-
-def _decode_media(item: trajectory_pb2.MediaReference) -> Media:
-    digests = (item.sha256.hex(), item.processor_digest.hex())
-    return Media(digests[0], item.mime, tuple(item.grid), item.token_offset, digests[1])

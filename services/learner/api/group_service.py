@@ -38,6 +38,7 @@ from services.learner.groups.open_groups import LeaseLostError
 from services.learner.journal.attempt_tables import ContentConflictError
 from services.learner.journal.connection import JournalError
 from services.learner.run.status import LearnerStatus
+from services.wire.policy import decode_policy, encode_policy
 
 # How much more memory a header takes than bytes on the wire, at most or nearly.
 _PARSED_SIZE_FACTOR = 8
@@ -78,7 +79,7 @@ class GroupService(group_service_pb2_grpc.GroupServiceServicer):
             request_id=request.request_id,
             worker_id=request.worker_id,
             incarnation=request.incarnation,
-            holding=decode.to_policy_id(request.holding) if request.HasField("holding") else None,
+            holding=decode_policy(request.holding) if request.HasField("holding") else None,
             free_attempts=request.free_attempts,
             capabilities=frozenset(request.capabilities),
         )
@@ -167,7 +168,7 @@ class GroupService(group_service_pb2_grpc.GroupServiceServicer):
             error=status.error,
         )
         if status.policy:
-            response.policy.CopyFrom(encode.policy_message(status.policy))
+            response.policy.CopyFrom(encode_policy(status.policy))
         return response
 
     async def Drain(self, request: pb.DrainRequest, context: Context) -> pb.DrainResponse:

@@ -11,7 +11,7 @@ from services.common.fingerprint import TokenizerDigests
 from services.common.host_identity import host_digest
 from services.common.log import get_logger
 from services.common.rpc import to_duration
-from services.learner.api import decode, encode
+from services.learner.api import decode
 from services.learner.api.request_checks import (
     Context,
     bounded_workers,
@@ -32,6 +32,7 @@ from services.learner.weights.weight_broadcast import (
     WeightBroadcast,
     WeightUpdate,
 )
+from services.wire.policy import decode_policy, encode_manifest, encode_policy
 
 _log = get_logger(__name__)
 
@@ -82,7 +83,7 @@ class PolicyService(policy_service_pb2_grpc.PolicyServiceServicer):
         self, request: pb.ReportPolicyRequest, context: Context
     ) -> pb.ReportPolicyResponse:
         check_epoch(context, self._dispatcher.run_epoch)
-        policy = decode.to_policy_id(request.policy)
+        policy = decode_policy(request.policy)
         applied = request.outcome == pb.UPDATE_OUTCOME_APPLIED
         try:
             if applied:
@@ -112,7 +113,7 @@ class PolicyService(policy_service_pb2_grpc.PolicyServiceServicer):
 
     async def _judge_report(self, request: pb.ReportPolicyRequest) -> bool:
         """Return True if an engine serves what it should."""
-        worker_id, policy = request.worker_id, decode.to_policy_id(request.policy)
+        worker_id, policy = request.worker_id, decode_policy(request.policy)
         self._broadcast.check_attached(worker_id)
         canary = decode.to_floats(request.canary_logprobs)
         results = [_to_probe_result(result) for result in request.probes]
@@ -134,7 +135,7 @@ class PolicyService(policy_service_pb2_grpc.PolicyServiceServicer):
         with bounded_workers():
             book.greet_worker(request.worker_id, request.incarnation, loop_time())
         # What it holds but has not shown here to serve is sent again, to be scored.
-        claimed = decode.to_policy_id(request.holding) if request.HasField("holding") else None
+        claimed = decode_policy(request.holding) if request.HasField("holding") else None
         worker = book.workers[request.worker_id]
         transports = set(request.transports)
         member = AttachedWorker(
@@ -162,8 +163,8 @@ class PolicyService(policy_service_pb2_grpc.PolicyServiceServicer):
         location = str(publication.path) if update.by_shm else self._weight_server or ""
         canary = publication.canary_token_ids.astype("<i4").tobytes()
         message = pb.Update(
-            policy=encode.policy_message(policy),
-            manifest=encode.manifest_message(publication.manifest, publication.total_bytes),
+            policy=encode_policy(policy),
+            manifest=encode_manifest(publication.manifest, publication.total_bytes),
             transport=pb.TRANSPORT_SHM if update.by_shm else pb.TRANSPORT_GRPC,
             location=location,
             canary_token_ids=canary,

@@ -11,6 +11,7 @@ import grpc.aio
 
 from flotilla.env_gateway.v1 import episode_service_pb2 as pb
 from flotilla.env_gateway.v1 import episode_service_pb2_grpc as pb_grpc
+from services.common.domain.attempts import Grade, NoGradeReason
 from services.common.log import get_logger
 from services.common.rpc import read_last_message, to_duration, to_seconds
 from services.rollout.adapters.retried_calls import (
@@ -20,7 +21,7 @@ from services.rollout.adapters.retried_calls import (
 )
 from services.rollout.api.codec import episode_from_pb, grade_from_pb, tool_result_from_pb
 from services.rollout.ports import EnvironmentLost
-from services.rollout.types import EpisodeInfo, Grade, OpenRequest, ToolResult
+from services.rollout.types import EpisodeInfo, OpenRequest, ToolResult
 
 if TYPE_CHECKING:
     from flotilla.env_gateway.v1.episode_service_pb2_grpc import EpisodeServiceAsyncStub
@@ -126,9 +127,9 @@ class GatewayEpisode:
             return grade_from_pb(await call_with_retries(send_grade, timeout_s))
         except grpc.aio.AioRpcError as error:
             if refusal_reason(error) == grpc.StatusCode.DEADLINE_EXCEEDED.name:
-                return Grade(None, no_grade="timeout", detail=describe_error(error))
+                return Grade(reason=NoGradeReason.TIMEOUT, detail=describe_error(error))
             if error.code() is grpc.StatusCode.INVALID_ARGUMENT:
-                return Grade(None, no_grade="execution_failed", detail=describe_error(error))
+                return Grade(reason=NoGradeReason.EXECUTION_FAILED, detail=describe_error(error))
             raise EnvironmentLost(describe_error(error)) from error
 
 

@@ -12,14 +12,15 @@ from flotilla.rollout.v1 import rollout_service_pb2 as pb
 from flotilla.rollout.v1 import rollout_service_pb2_grpc as pb_grpc
 from services.common.domain.attempts import AttemptKey, FailureKind
 from services.common.domain.policy import PolicyId
+from services.common.domain.trajectory import Trajectory
 from services.common.errors import ServiceError
 from services.common.parsing import ParseError, TextLimits, parse_json
-from services.rollout.api.codec import policy_to_pb
 from services.rollout.episodes.episode import Attempt, AttemptRunner
 from services.rollout.ports import EngineError
-from services.rollout.types import Sampling, Trajectory
+from services.rollout.types import Sampling
 from services.rollout.work.weight_updater import WeightUpdater
 from services.rollout.work.worker import Worker
+from services.wire.policy import encode_policy
 
 DOMAIN = "rollout.flotilla"
 MOST_ATTEMPTS = 64
@@ -87,7 +88,7 @@ class RolloutService(pb_grpc.RolloutServiceServicer):
         return pb.GetStatusResponse(
             phase=self.phase,
             worker_id=self._worker_id,
-            policy=None if policy is None else policy_to_pb(policy),
+            policy=None if policy is None else encode_policy(policy),
             running_attempts=self._worker.running_attempts,
             leases=self._worker.lease_count,
             metrics=self.collect_metrics(),
@@ -178,11 +179,8 @@ def _make_event(index: int, kind: str, text: str) -> pb.SampleGroupResponse:
 
 
 def _end_to_pb(trajectory: Trajectory) -> pb.AttemptEnd:
-    grade = trajectory.grade
     return pb.AttemptEnd(
-        reason=trajectory.failure or trajectory.stop_reason or FailureKind.NO_GRADE,
-        reward=grade.reward if grade else None,
-        detail=trajectory.detail,
+        reason=trajectory.end_reason, reward=trajectory.reward, detail=trajectory.detail
     )
 
 

@@ -2,15 +2,21 @@
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from math import inf
+from typing import Any
 
-import numpy as np
-
-from services.common.domain.attempts import AttemptKey, FailureKind, StopReason
-from services.common.domain.trajectory import Counts, TurnTiming
+from services.common.domain.attempts import AttemptKey, FailureKind, Grade, StopReason
+from services.common.domain.trajectory import (
+    Counts,
+    Facts,
+    Sequence,
+    Trajectory,
+    TurnTiming,
+    content_digest,
+)
 from services.rollout.episodes.transcript import Transcript
-from services.rollout.types import EpisodeInfo, Grade, Trajectory
+from services.rollout.types import EpisodeInfo, Lease
 
 MAX_DETAIL = 2_000
 
@@ -27,7 +33,7 @@ class AttemptState:
     calls_made: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])
     info: EpisodeInfo | None = None
     answer: str | None = None
-    digests: dict[str, bytes] = field(default_factory=dict[str, bytes])
+    digests: dict[str, str] = field(default_factory=dict[str, str])
     # When the attempt's time is over, on the clock of `started`.
     ends: float = inf
 
@@ -37,30 +43,37 @@ class AttemptState:
         return self.info is not None and not self.info.tools
 
 
-def compute_digests(info: EpisodeInfo, transcript: Transcript) -> dict[str, bytes]:
+def compute_digests(info: EpisodeInfo, transcript: Transcript) -> dict[str, str]:
     """Digest the tools as the environment gave them, and the prompt's token ids."""
     tools = json.dumps([asdict(tool) for tool in info.tools], sort_keys=True)
     return {
-        "tool_schema": hashlib.sha256(tools.encode()).digest(),
-        "prompt": hashlib.sha256(transcript.token_ids.astype("<i4").tobytes()).digest(),
+        "tool_schema_digest": hashlib.sha256(tools.encode()).hexdigest(),
+        "prompt_digest": hashlib.sha256(transcript.token_ids.astype("<i4").tobytes()).hexdigest(),
     }
 
 
 def make_finished_trajectory(
     key: AttemptKey, state: AttemptState, stop: StopReason, grade: Grade
 ) -> Trajectory:
+    transcript = state.transcript
+    sequences = (Sequence(transcript.token_ids, transcript.spans, transcript.logprobs),)
     return Trajectory(
         key=key,
-        token_ids=state.transcript.token_ids,
-        spans=state.transcript.spans,
-        logprobs=state.transcript.logprobs,
-        counts=state.counts,
-        turns=tuple(state.turns),
-        grade=grade,
-        stop_reason=stop,
+        lease_id="",
+        sequences=sequences,
+        content_digest=content_digest(sequences),
+        reward=grade.reward,
+        failure=None if grade.is_known else FailureKind.NO_GRADE,
+        no_grade=grade.reason or "",
         detail=grade.detail[:MAX_DETAIL],
-        info=state.info,
-        digests=state.digests,
+        stop_reason=stop,
+        partial_reward=grade.partial_reward,
+        checks_passed=grade.checks_passed,
+        checks_failed=grade.checks_failed,
+        suspicion=grade.suspicion,
+        turns=tuple(state.turns),
+        counts=state.counts,
+        facts=_make_facts(state),
     )
 
 
@@ -70,13 +83,44 @@ def make_failed_trajectory(
     """Make the trajectory of a failed try: its counts and timings, without its tokens."""
     return Trajectory(
         key=key,
-        token_ids=np.zeros(0, np.int32),
-        spans=(),
-        logprobs=np.zeros(0, np.float32),
-        counts=state.counts,
-        turns=tuple(state.turns),
+        lease_id="",
+        sequences=(),
+        content_digest=content_digest(()),
         failure=kind,
         detail=detail[:MAX_DETAIL],
-        info=state.info,
-        digests=state.digests,
+        turns=tuple(state.turns),
+        counts=state.counts,
+        facts=_make_facts(state),
+    )
+
+
+def make_submission(trajectory: Trajectory, lease: Lease, worker_id: str) -> Trajectory:
+    """Name the lease, the task and the worker that a try belongs to.
+
+    A try without a grade carries no tokens."""
+    task: dict[str, Any] = json.loads(lease.task_json)
+    sequences = trajectory.sequences if trajectory.is_graded else ()
+    return replace(
+        trajectory,
+        lease_id=lease.lease_id,
+        sequences=sequences,
+        content_digest=content_digest(sequences),
+        facts=replace(
+            trajectory.facts,
+            env_key=str(task.get("env_key") or task.get("env_id") or ""),
+            task_key=str(task.get("task_key") or task.get("key") or ""),
+            worker_id=worker_id,
+        ),
+    )
+
+
+def _make_facts(state: AttemptState) -> Facts:
+    facts, info = Facts(**state.digests), state.info
+    if info is None:
+        return facts
+    return replace(
+        facts,
+        instance_id=info.instance_id,
+        env_version=info.env_version,
+        data_version=info.data_version,
     )

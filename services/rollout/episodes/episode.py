@@ -8,8 +8,15 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from services.common import trace
-from services.common.domain.attempts import AttemptKey, FailureKind, StopReason, ToolOutcome
-from services.common.domain.trajectory import TurnTiming
+from services.common.domain.attempts import (
+    AttemptKey,
+    FailureKind,
+    Grade,
+    NoGradeReason,
+    StopReason,
+    ToolOutcome,
+)
+from services.common.domain.trajectory import Trajectory, TurnTiming
 from services.common.parsing import run_aside
 from services.common.text import one_line
 from services.common.watchdog import Watchdog
@@ -34,7 +41,7 @@ from services.rollout.ports import (
     TemplateError,
     Tokenizer,
 )
-from services.rollout.types import Completion, Grade, OpenRequest, Sampling, Trajectory
+from services.rollout.types import Completion, OpenRequest, Sampling
 
 # Called with `prompt`, `completion` or `observation` and a text, as they happen.
 Observer = Callable[[str, str], None]
@@ -312,7 +319,7 @@ class AttemptRunner:
                 state.answer, lines.encode(), self._limits.grade_timeout_s
             )
         except EnvironmentLost as error:
-            return Grade(None, no_grade="instance_lost", detail=str(error))
+            return Grade(reason=NoGradeReason.INSTANCE_LOST, detail=str(error))
         finally:
             state.counts.grade_s = self._clock() - began
 

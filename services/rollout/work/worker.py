@@ -10,12 +10,13 @@ from services.common import trace
 from services.common.concurrency import cancel_tasks, run_until_first
 from services.common.domain.attempts import AttemptKey, FailureKind, Purpose
 from services.common.domain.policy import PolicyId
+from services.common.domain.trajectory import Trajectory
 from services.common.log import bind, get_logger
 from services.common.watchdog import Watchdog
 from services.rollout.episodes.attempt_record import AttemptState, make_failed_trajectory
 from services.rollout.episodes.episode import Attempt, AttemptRunner
 from services.rollout.ports import Clock, EngineDead, Learner, LearnerRefused, LeaseLost
-from services.rollout.types import Lease, LeasedAttempt, Sampling, Trajectory
+from services.rollout.types import Lease, LeasedAttempt, Sampling
 from services.rollout.work.worker_totals import WorkerTotals
 
 # A learner that answers an empty poll at once must not be asked in a loop.

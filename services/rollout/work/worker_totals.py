@@ -3,8 +3,7 @@
 from collections import Counter
 from dataclasses import dataclass, field
 
-from services.common.domain.attempts import FailureKind
-from services.rollout.types import Trajectory
+from services.common.domain.trajectory import Trajectory
 
 
 @dataclass(slots=True)
@@ -26,4 +25,4 @@ class WorkerTotals:
         self.sampled_tokens += sum(turn.generated_tokens for turn in trajectory.turns)
         self.graded += trajectory.is_graded
         self.failed += not trajectory.is_graded
-        self.stop_reasons[trajectory.failure or trajectory.stop_reason or FailureKind.NO_GRADE] += 1
+        self.stop_reasons[trajectory.end_reason] += 1

@@ -6,14 +6,13 @@ from typing import Any
 
 import pytest
 
-from services.common.domain.attempts import NoGradeReason, ToolOutcome
+from services.common.domain.attempts import Grade, NoGradeReason, ToolOutcome
 from services.env_gateway.adapters.fake import FakeBackend
 from services.env_gateway.adapters.fleet import wire as fleet_wire
 from services.env_gateway.adapters.supervised_server import SupervisedServer
 from services.env_gateway.api import codec
 from services.env_gateway.episodes.episode_book import EpisodeState
 from services.env_gateway.episodes.instance_journal import InstanceJournal
-from services.env_gateway.grading.verdict import Grade
 from services.env_gateway.ports import BackendError, Tool
 from tests.support.fake_gateway import open_spec, opened, running, states, until
 

@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from services.common.domain.attempts import NoGradeReason
+from services.common.domain.attempts import Grade, NoGradeReason
 from services.env_gateway.adapters.fake import FakeBackend, FakeGrader
 from services.env_gateway.adapters.fleet.verifier import parse_execution
 from services.env_gateway.api import codec
 from services.env_gateway.episodes.gateway import Gateway
-from services.env_gateway.grading.verdict import Grade, judge_execution
+from services.env_gateway.grading.verdict import judge_execution
 from services.env_gateway.ports import CallResult, CheckReport, Execution, Media, Text
 from services.env_gateway.verify.protocol import ProtocolError, VerifierDone, parse_message
 from services.env_gateway.verify.verifier_pool import VerifierPool

@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from services.common.domain.attempts import NoGradeReason
+from services.common.domain.attempts import Grade, NoGradeReason
 from services.env_gateway.adapters.fake import FakeBackend, FakeGrader
 from services.env_gateway.config.gateway import VerifiersConfig
 from services.env_gateway.episodes.gateway import Gateway
-from services.env_gateway.grading.verdict import Grade, compute_partial_reward, judge_execution
+from services.env_gateway.grading.verdict import compute_partial_reward, judge_execution
 from services.env_gateway.ports import BackendError, Execution
 from services.env_gateway.verify.verifier_pool import VerifierPool
 from services.env_gateway.verify.verifier_source import VerifierError, find_verifier

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from services.common.domain.attempts import Grade
 from services.common.errors import ConfigError
 from services.env_gateway.adapters.mcp.stdio import McpStdioBackend
 from services.env_gateway.config.backends import McpConfig
 from services.env_gateway.config.gateway import EnvGatewayConfig
 from services.env_gateway.episodes.gateway import Gateway
-from services.env_gateway.grading.verdict import Grade
 from services.env_gateway.grading.verifier_files import load_verifiers
 from tests.support.fake_gateway import open_spec, opened, task_json
 from tests.support.grading_gateway import grading_gateway

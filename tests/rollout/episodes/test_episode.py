@@ -9,15 +9,21 @@ import numpy as np
 import pytest
 
 from services.common.config import parse_config
-from services.common.domain.attempts import FailureKind, StopReason, ToolOutcome
-from services.common.domain.trajectory import Author
+from services.common.domain.attempts import (
+    FailureKind,
+    Grade,
+    NoGradeReason,
+    StopReason,
+    ToolOutcome,
+)
+from services.common.domain.trajectory import Author, Trajectory
 from services.common.errors import ConfigError
 from services.rollout.adapters.fake import FakeEngine
 from services.rollout.config.rollout import RolloutConfig
 from services.rollout.episodes.episode import AttemptRunner
 from services.rollout.episodes.transcript import PrefixBroken, Transcript
 from services.rollout.ports import EngineDead, EngineError, RequestAborted
-from services.rollout.types import Completion, Grade, ToolResult, Trajectory
+from services.rollout.types import Completion, ToolResult
 from tests.support.rollout import (
     OK,
     POLICY,
@@ -39,7 +45,7 @@ OTHER = '<tool_call>{"name": "look", "arguments": {"at": "user"}}</tool_call>'
 
 
 def text(trajectory: Trajectory) -> str:
-    return tokenizer().decode(trajectory.token_ids.tolist())
+    return tokenizer().decode(trajectory.sequences[0].token_ids.tolist())
 
 
 async def test_an_episode_that_is_done_is_graded_and_closed() -> None:
@@ -65,9 +71,9 @@ async def test_tokens_are_those_that_were_sampled_between_template_text() -> Non
     )
     authors = [span.author for span in trajectory.spans]
     assert authors == [Author.PROMPT, Author.POLICY, Author.ENVIRONMENT, Author.POLICY]
-    assert sum(span.length for span in trajectory.spans) == len(trajectory.token_ids)
+    assert sum(span.length for span in trajectory.spans) == len(trajectory.sequences[0].token_ids)
     written = [span for span in trajectory.spans if span.author is Author.POLICY]
-    assert sum(span.length for span in written) == len(trajectory.logprobs)
+    assert sum(span.length for span in written) == len(trajectory.sequences[0].logprobs)
     assert {(span.policy, span.temperature) for span in written} == {(POLICY, 1.0)}
 
 
@@ -178,7 +184,7 @@ async def test_a_turn_cut_without_a_complete_call_ends_the_episode() -> None:
     trajectory = await runner(environment, [LOOK], max_generate_length=5).run_attempt(attempt())
     assert trajectory.stop_reason is StopReason.GENERATION_LENGTH
     assert environment.episodes[0].grades
-    assert len(trajectory.logprobs) == 5
+    assert len(trajectory.sequences[0].logprobs) == 5
 
 
 async def test_a_turn_cut_behind_a_complete_call_goes_on() -> None:
@@ -211,7 +217,7 @@ async def test_the_turn_that_time_cuts_is_kept_as_far_as_it_was_sampled() -> Non
     whole = len(tokenizer().encode(long))
     assert (cut.policy, cut.temperature) == (POLICY, 1.0)
     assert len(tokenizer().encode(LOOK)) < cut.length < whole
-    assert len(trajectory.logprobs) == trajectory.spans[1].length + cut.length
+    assert len(trajectory.sequences[0].logprobs) == trajectory.spans[1].length + cut.length
     assert (trajectory.counts.turns, len(trajectory.turns)) == (2, 2)
     (episode,) = environment.episodes
     assert len(episode.calls) == 1, "there is no time for the call that the cut turn made"
@@ -259,14 +265,14 @@ async def test_an_attempt_in_which_the_policy_wrote_nothing_does_not_count() -> 
     environment = FakeEnvironment()
     stuck = runner(environment, [LOOK], seconds=9.0, attempt_timeout_s=0.05)
     trajectory = await stuck.run_attempt(attempt())
-    assert (trajectory.failure, trajectory.grade) == (FailureKind.ABORTED, None)
+    assert (trajectory.failure, trajectory.reward) == (FailureKind.ABORTED, None)
     assert environment.episodes[0].closed
 
 
 async def test_an_attempt_that_its_group_cuts_short_does_not_count() -> None:
     late = runner(FakeEnvironment(), [LOOK], seconds=0.05, attempt_timeout_s=5.0)
     trajectory = await late.run_attempt(attempt(budget_s=0.7))
-    assert (trajectory.failure, trajectory.grade) == (FailureKind.ABORTED, None)
+    assert (trajectory.failure, trajectory.reward) == (FailureKind.ABORTED, None)
     assert "left of 5 s" in trajectory.detail
 
 
@@ -288,8 +294,8 @@ async def test_a_lost_session_is_a_failure_and_is_closed(outcome: ToolOutcome) -
     environment = FakeEnvironment(lambda *_: ToolResult(outcome, ("gone",)))
     trajectory = await runner(environment, [LOOK]).run_attempt(attempt())
     assert trajectory.failure is FailureKind.ENV_LOST
-    assert trajectory.grade is None
-    assert len(trajectory.token_ids) == 0
+    assert trajectory.reward is None and not trajectory.no_grade
+    assert trajectory.sequences == ()
     assert environment.episodes[0].closed
 
 
@@ -300,7 +306,7 @@ async def test_an_environment_that_does_not_open_is_a_failure() -> None:
 
 
 async def test_a_grade_that_is_not_known_is_no_reward() -> None:
-    environment = FakeEnvironment(grade=Grade(None, no_grade="execution_failed", detail="boom"))
+    environment = FakeEnvironment(grade=Grade(reason=NoGradeReason.EXECUTION_FAILED, detail="boom"))
     trajectory = await runner(environment, ["<done>"]).run_attempt(attempt())
     assert not trajectory.is_graded
     assert trajectory.stop_reason is StopReason.DONE

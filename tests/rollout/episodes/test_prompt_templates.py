@@ -7,12 +7,13 @@ import psutil
 import pytest
 
 from services.common.domain.attempts import FailureKind, StopReason
+from services.common.domain.trajectory import Trajectory
 from services.rollout.adapters.fake import FakeEngine
 from services.rollout.adapters.template_process import TEMPLATES
 from services.rollout.episodes.episode import AttemptRunner
 from services.rollout.episodes.prompt import Profile, PromptBuilder
 from services.rollout.ports import TemplateError
-from services.rollout.types import Tool, Trajectory
+from services.rollout.types import Tool
 from tests.rollout.episodes.templates import AT_MOST_THREE, GEMMA, MISTRAL, chatml, tokenizer_with
 from tests.support.rollout import POLICY, TOOL, FakeEnvironment, attempt, limits, turns
 
@@ -89,7 +90,7 @@ async def test_a_result_that_cannot_be_rendered_later_is_no_failure_like_others(
     bad, environment = await play(AT_MOST_THREE, CALL * 4, "<done>")
     assert bad.failure is FailureKind.TEMPLATE_ERROR
     assert "at most three tool results in a row" in bad.detail
-    assert len(bad.token_ids) == 0
+    assert bad.sequences == ()
     assert environment.episodes[0].closed
     assert not environment.episodes[0].grades
 

@@ -27,11 +27,12 @@ from services.common.fingerprint import (
     compute_fingerprint,
 )
 from services.rollout.adapters.fake import LOGPROB, FakeEngine
-from services.rollout.adapters.learner import PolicyClient, RunEpoch, WorkerIdentity
-from services.rollout.api.codec import policy_to_pb
+from services.rollout.adapters.learner_calls import RunEpoch, WorkerIdentity
+from services.rollout.adapters.policy_feed import PolicyClient
 from services.rollout.ports import EngineDead, EngineError
 from services.rollout.types import Publication
 from services.rollout.work.weight_updater import WeightUpdater
+from services.wire.policy import encode_policy
 from tests.support.fake_peers import TOKEN, FakeLearner, FakeWeights, served, until
 from tests.support.rollout import engine, turns
 
@@ -50,7 +51,7 @@ def publication(path: Path, version: int, **changes: Any) -> policy_pb.Update:
         name="w", dtype="float32", shape=SHAPE, offset_bytes=64, checksum=entry.checksum
     )
     fields: dict[str, Any] = {
-        "policy": policy_to_pb(policy),
+        "policy": encode_policy(policy),
         "manifest": policy_pb2.WeightManifest(tensors=[row], total_bytes=TOTAL),
         "transport": policy_pb.TRANSPORT_SHM,
         "location": str(path),

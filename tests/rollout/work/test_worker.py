@@ -24,7 +24,8 @@ from services.common.domain.policy import PolicyId
 from services.common.fingerprint import TokenizerDigests
 from services.rollout.adapters.env_gateway import GatewayEnvironment
 from services.rollout.adapters.fake import FakeEngine
-from services.rollout.adapters.learner import GroupClient, RunEpoch, WorkerIdentity
+from services.rollout.adapters.learner import GroupClient
+from services.rollout.adapters.learner_calls import RunEpoch, WorkerIdentity
 from services.rollout.episodes.episode import AttemptRunner
 from services.rollout.episodes.prompt import PromptBuilder
 from services.rollout.ports import LearnerRefused, TemplateError

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from environments.tasks import make_task
-from services.common.domain.attempts import NoGradeReason, ToolOutcome
+from services.common.domain.attempts import Grade, NoGradeReason, ToolOutcome
 from services.common.errors import ConfigError
 from services.env_gateway.adapters.fleet import backend as fleet
 from services.env_gateway.adapters.fleet.heartbeats import Heartbeats
@@ -19,7 +19,6 @@ from services.env_gateway.adapters.supervised_server import SupervisedServer
 from services.env_gateway.config.backends import FLEET_URL, FleetConfig
 from services.env_gateway.config.gateway import EnvGatewayConfig
 from services.env_gateway.episodes.session import Session
-from services.env_gateway.grading.verdict import Grade
 from services.env_gateway.ports import BackendError, ProvisionRequest
 from services.env_gateway.tasks.task_format import parse_task
 from tests.env_gateway.backends.bench import TIMEOUT_S, Bench

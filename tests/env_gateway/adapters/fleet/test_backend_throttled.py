@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
-from services.common.domain.attempts import NoGradeReason
+from services.common.domain.attempts import Grade, NoGradeReason
 from services.env_gateway.episodes.gateway import Gateway
 from services.env_gateway.episodes.session import Session
-from services.env_gateway.grading.verdict import Grade
 from tests.env_gateway.backends.fleet_harness import Emulator, fleet_bench
 
 

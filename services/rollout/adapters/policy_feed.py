@@ -1,0 +1,120 @@
+"""New weights as the learner announces and sends them, and reports on them."""
+
+from collections.abc import AsyncGenerator, Callable, Sequence
+from typing import TYPE_CHECKING, cast
+
+import grpc
+import grpc.aio
+import numpy as np
+from numpy.typing import NDArray
+
+from flotilla.learner.v1 import policy_service_pb2 as policy_pb
+from flotilla.learner.v1 import policy_service_pb2_grpc as policy_grpc
+from flotilla.learner.v1 import weight_service_pb2 as weight_pb
+from flotilla.learner.v1 import weight_service_pb2_grpc as weight_grpc
+from services.common.domain.policy import PolicyId
+from services.common.host_identity import host_digest
+from services.common.log import get_logger
+from services.rollout.adapters.learner_calls import RunEpoch, WorkerIdentity
+from services.rollout.adapters.retried_calls import (
+    TRANSIENT,
+    call_with_retries,
+    describe_error,
+    refusal_reason,
+)
+from services.rollout.api.codec import publication_from_pb, report_to_pb
+from services.rollout.ports import LearnerRefused, TransportFailed
+from services.rollout.types import Completion, Publication, UpdateOutcome
+from services.wire.policy import encode_policy
+
+if TYPE_CHECKING:
+    from flotilla.learner.v1.policy_service_pb2_grpc import PolicyServiceAsyncStub
+    from flotilla.learner.v1.weight_service_pb2_grpc import WeightServiceAsyncStub
+
+REPORT_BUDGET_S = 30.0
+
+log = get_logger(__name__)
+
+
+class PolicyClient:
+    """Client of announcements of weights, reports on them, and their bytes over gRPC."""
+
+    def __init__(
+        self,
+        channel: grpc.aio.Channel,
+        identity: WorkerIdentity,
+        epoch: RunEpoch,
+        *,
+        weights: Callable[[str], grpc.aio.Channel],
+    ) -> None:
+        """Take `weights`, which opens a channel to WeightService, wherever the learner says it
+        is."""
+        self._stub = cast("PolicyServiceAsyncStub", policy_grpc.PolicyServiceStub(channel))
+        self._identity = identity
+        self._epoch = epoch
+        self._weights = weights
+
+    async def stream_publications(self, holding: PolicyId | None) -> AsyncGenerator[Publication]:
+        request = policy_pb.AttachRequest(
+            worker_id=self._identity.worker_id,
+            incarnation=self._identity.incarnation,
+            device_count=self._identity.device_count,
+            transports=[policy_pb.TRANSPORT_SHM, policy_pb.TRANSPORT_GRPC],
+            holding=None if holding is None else encode_policy(holding),
+            host_digest=host_digest(),
+            tokenizer_digest=self._identity.tokenizer.whole,
+            tokenizer_json_digest=self._identity.tokenizer.tokenizer_json,
+            chat_template_digest=self._identity.tokenizer.chat_template,
+        )
+        try:
+            async for event in self._stub.Attach(request, metadata=self._epoch.metadata):
+                self._epoch.adopt_epoch(event.run_epoch)
+                if event.HasField("update"):
+                    yield publication_from_pb(event.update)
+        except grpc.aio.AioRpcError as error:
+            stale = refusal_reason(error) == "STALE_EPOCH"
+            if not stale and error.code() not in TRANSIENT:
+                raise LearnerRefused(describe_error(error)) from error
+            self._epoch.adopt_from_refusal(error)
+
+    async def report_update(
+        self,
+        publication: Publication,
+        outcome: UpdateOutcome,
+        canary_logprobs: NDArray[np.float32],
+        detail: str,
+        probed: Sequence[Completion] = (),
+    ) -> bool:
+        request = report_to_pb(
+            self._identity.worker_id, publication, outcome, canary_logprobs, detail, probed
+        )
+        try:
+            answer = await call_with_retries(
+                lambda left: self._epoch.call_with_epoch(
+                    lambda md: self._stub.ReportPolicy(request, timeout=left, metadata=md)
+                ),
+                REPORT_BUDGET_S,
+            )
+        except grpc.aio.AioRpcError as error:
+            # Attaching again tells the learner what is held; it then judges anew.
+            log.warning("policy not reported", reason=describe_error(error))
+            return True
+        return answer.accepted
+
+    async def fetch_weights(self, publication: Publication, offset: int) -> AsyncGenerator[bytes]:
+        """Yield chunks from `offset` on. Raises TransportFailed when the stream breaks."""
+        request = weight_pb.FetchWeightsRequest(
+            policy=encode_policy(publication.policy), offset_bytes=offset
+        )
+        async with self._weights(publication.location) as channel:
+            stub = cast("WeightServiceAsyncStub", weight_grpc.WeightServiceStub(channel))
+            try:
+                async for answer in stub.FetchWeights(request, metadata=self._epoch.metadata):
+                    if answer.offset_bytes != offset:
+                        raise TransportFailed(
+                            f"got bytes at {answer.offset_bytes}, asked for {offset}"
+                        )
+                    offset += len(answer.chunk)
+                    yield answer.chunk
+            except grpc.aio.AioRpcError as error:
+                raise TransportFailed(describe_error(error)) from error

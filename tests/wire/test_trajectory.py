@@ -1,0 +1,266 @@
+"""A trajectory comes out of its messages as it went in, and its bytes stay as they were."""
+
+from dataclasses import asdict, fields, replace
+from pathlib import Path
+from types import UnionType
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+
+import numpy as np
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from flotilla.learner.v1 import group_service_pb2 as pb
+from services.common.domain.attempts import (
+    AttemptKey,
+    FailureKind,
+    Grade,
+    NoGradeReason,
+    Purpose,
+    StopReason,
+)
+from services.common.domain.policy import PolicyId
+from services.common.domain.trajectory import (
+    Author,
+    Counts,
+    Facts,
+    Media,
+    Sequence,
+    Span,
+    Trajectory,
+    TurnTiming,
+    content_digest,
+)
+from services.learner.api.decode import TokenLimits, TrajectoryAssembler
+from services.rollout.episodes.attempt_record import (
+    AttemptState,
+    make_failed_trajectory,
+    make_finished_trajectory,
+    make_submission,
+)
+from services.rollout.episodes.transcript import Transcript
+from services.rollout.types import Completion, EpisodeInfo, Lease, PolicySpan, PromptFacts
+from services.wire.trajectory import CHUNK_BYTES, encode_submission
+
+T = TypeVar("T")
+LIMITS = TokenLimits(vocab_size=100_000, max_tokens=10**6)
+
+# Types of the fields, as far as the contract's own types hold them.
+VALUES: dict[Any, st.SearchStrategy[Any]] = {
+    int: st.integers(0, 2**32 - 1),
+    # Whole nanoseconds in binary.
+    float: st.integers(0, 2**20).map(lambda ticks: ticks / 64),
+    str: st.text(max_size=20),
+    bytes: st.binary(max_size=40),
+}
+HEX = st.binary(max_size=40).map(bytes.hex)
+
+
+def every_field(cls: type[T], **special: st.SearchStrategy[Any]) -> st.SearchStrategy[T]:
+    """Build `cls` with a value drawn for each of its fields, those with a default included."""
+    hints = get_type_hints(cls)
+    drawn = {
+        one.name: special[one.name] if one.name in special else values_of(hints[one.name])
+        for one in fields(cls)  # pyright: ignore[reportArgumentType]
+    }
+    return st.builds(cls, **drawn)
+
+
+def values_of(hint: Any) -> st.SearchStrategy[Any]:
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin in (Union, UnionType):
+        return st.one_of([st.none() if one is type(None) else values_of(one) for one in arguments])
+    if origin is tuple:
+        return st.lists(values_of(arguments[0]), max_size=3).map(tuple)
+    if origin is dict:
+        return st.dictionaries(values_of(arguments[0]), values_of(arguments[1]), max_size=3)
+    return VALUES[hint] if hint in VALUES else st.sampled_from(hint)
+
+
+POLICIES = every_field(
+    PolicyId,
+    run_epoch=st.integers(0, 2**63 - 1),
+    version=st.integers(0, 2**63 - 1),
+)
+MEDIA = every_field(
+    Media,
+    sha256=HEX,
+    processor_digest=HEX,
+    grid=st.lists(st.integers(-(2**31), 2**31 - 1), max_size=3).map(tuple),
+)
+
+
+@st.composite
+def sequences(draw: st.DrawFn) -> Sequence:
+    """One that the learner takes: the prompt first, policies in order, logprobs of float32."""
+    lengths = draw(st.lists(st.integers(1, 4), min_size=2, max_size=5))
+    policies = iter(sorted(draw(st.lists(POLICIES, min_size=5, max_size=5))))
+    temperature = st.floats(0, 100, width=32)
+    spans = [Span(Author.PROMPT, lengths[0])]
+    for length in lengths[1:]:
+        author = draw(st.sampled_from([Author.POLICY, Author.ENVIRONMENT, Author.PROMPT]))
+        if author is Author.POLICY:
+            spans.append(Span(author, length, next(policies), draw(temperature)))
+        else:
+            spans.append(Span(author, length))
+    ids = draw(
+        st.lists(st.integers(0, 99_999), min_size=(n := sum(lengths)), max_size=n).map(
+            lambda some: np.array(some, np.int32)
+        )
+    )
+    written = sum(span.length for span in spans if span.author is Author.POLICY)
+    scores = draw(st.lists(st.integers(0, 512), min_size=written, max_size=written))
+    logprobs = -np.array(scores, np.float32) / 8
+    return draw(
+        every_field(
+            Sequence,
+            token_ids=st.just(ids),
+            spans=st.just(tuple(spans)),
+            logprobs=st.just(logprobs),
+            media=st.lists(MEDIA, max_size=2).map(tuple),
+        )
+    )
+
+
+REWARDS = st.floats(-1e6, 1e6)
+NAMED = st.dictionaries(st.text(max_size=20), VALUES[int], max_size=8)
+
+
+@st.composite
+def trajectories(draw: st.DrawFn) -> Trajectory:
+    graded = draw(st.booleans())
+    failure = None if graded else draw(st.sampled_from(FailureKind))
+    no_grade = failure is FailureKind.NO_GRADE and draw(st.booleans())
+    stop = st.sampled_from(StopReason)
+    held = draw(st.lists(sequences(), min_size=1, max_size=3).map(tuple)) if graded else ()
+    silent = not any(len(sequence.logprobs) for sequence in held)
+    return draw(
+        every_field(
+            Trajectory,
+            key=every_field(AttemptKey),
+            sequences=st.just(held),
+            content_digest=st.just(content_digest(held)),
+            reward=REWARDS if graded else st.none(),
+            failure=st.just(failure),
+            no_grade=st.sampled_from(NoGradeReason).map(str) if no_grade else st.just(""),
+            # Only where the prompt alone was too long does the policy say nothing.
+            stop_reason=st.just(StopReason.CONTEXT_OVERFLOW)
+            if graded and silent
+            else (stop if graded else st.none() | stop),
+            partial_reward=st.none() | REWARDS,
+            turns=st.lists(every_field(TurnTiming), max_size=3).map(tuple),
+            counts=every_field(Counts, tool_errors=NAMED, parse_messages=NAMED),
+            facts=every_field(Facts, tool_schema_digest=HEX, prompt_digest=HEX),
+        )
+    )
+
+
+def sent(trajectory: Trajectory) -> list[bytes]:
+    return [
+        part.SerializeToString(deterministic=True)  # pyright: ignore[reportCallIssue]
+        for part in encode_submission(trajectory)
+    ]
+
+
+def received(messages: list[bytes]) -> Trajectory:
+    assembly = TrajectoryAssembler(LIMITS)
+    for message in messages:
+        assembly.add_part(pb.SubmitTrajectoryRequest.FromString(message))
+    return assembly.build_trajectory()
+
+
+def plain(trajectory: Trajectory) -> dict[str, Any]:
+    """All of it as values that can be compared; policies are equal only with fingerprints."""
+    arrays = [(s.token_ids.tolist(), s.logprobs.tolist()) for s in trajectory.sequences]
+    bare = [replace(s, token_ids=0, logprobs=0) for s in trajectory.sequences]  # pyright: ignore[reportArgumentType]
+    return {**asdict(replace(trajectory, sequences=tuple(bare))), "arrays": arrays}
+
+
+# The comparison names the field that is lost; shrinking what surrounds it takes minutes.
+@settings(max_examples=60, deadline=None, phases=[Phase.generate])
+@given(trajectories())
+def test_a_trajectory_comes_back_with_every_field(trajectory: Trajectory) -> None:
+    assert plain(received(sent(trajectory))) == plain(trajectory)
+
+
+def test_long_arrays_travel_in_chunks() -> None:
+    count = CHUNK_BYTES // 4 + 1
+    spans = (Span(Author.PROMPT, 1), Span(Author.POLICY, count - 1, PolicyId(1, 1), 1.0))
+    sequence = Sequence(np.arange(count) % 1000, spans, -np.ones(count - 1, np.float32))
+    long = Trajectory(
+        *(AttemptKey("g", 0, 0), "l", (sequence,), content_digest((sequence,))),
+        reward=1.0,
+        stop_reason=StopReason.DONE,
+    )
+    messages = sent(long)
+    # Token ids are one more than fits; their logprobs fit.
+    assert len(messages) == 5 and max(map(len, messages)) < CHUNK_BYTES + 100
+    assert plain(received(messages)) == plain(long)
+
+
+def lease(task_json: str) -> Lease:
+    durations = {"group_deadline_s": 1.0, "lease_ttl_s": 1.0}
+    sampling = {"temperature": 0.7, "top_p": 1.0, "top_k": 0, "max_tries": 1}
+    names = {"lease_id": "lease-9", "group_id": "g-1", "task_json": task_json}
+    policies = {"min_policy": None, "exact_policy": None}
+    rest: dict[str, Any] = {**durations, **sampling, **names, **policies}
+    return Lease(attempts=(), purpose=Purpose.TRAIN, **rest)
+
+
+def test_the_bytes_of_a_submission_are_those_recorded() -> None:
+    """The recording was made when rollout and learner had a codec each."""
+    lines = (Path(__file__).parent / "submissions.hex").read_text().splitlines()
+    task = lease('{"env_key": "booking", "task_key": "book-1"}')
+    made = [
+        f"{name} {message.hex()}"
+        for name, trajectory in recorded_tries().items()
+        for message in sent(make_submission(trajectory, task, "worker-4"))
+    ]
+    assert made == lines
+
+
+def recorded_tries() -> dict[str, Trajectory]:
+    grade = Grade(0.75, None, "almost", 0.5, ("a", "b"), ("c",), suspicion="printed RESULT")
+    unknown = Grade(reason=NoGradeReason.JUDGE_ERROR, detail="boom", checks_passed=("a",))
+    failed = make_failed_trajectory(
+        AttemptKey("g-1", 4, 2), AttemptState(0.0), FailureKind.ENV_LOST, "gone"
+    )
+    return {
+        "graded": make_finished_trajectory(
+            AttemptKey("g-1", 2, 1), played_state(), StopReason.MAX_TURNS, grade
+        ),
+        "no_grade": make_finished_trajectory(
+            AttemptKey("g-1", 3, 0), played_state(), StopReason.DONE, unknown
+        ),
+        "failed": failed,
+    }
+
+
+def played_state() -> AttemptState:
+    """An attempt that two policies wrote, with something of everything."""
+    first = PolicyId(3, 7, bytes(range(32)))
+    second = PolicyId(3, 8, bytes(range(32, 64)))
+    transcript = Transcript([5, 6])
+    tokens, logprobs = np.array([70000, 8, 9], np.int32), np.array([-0.5, -1.25, -0.1], np.float32)
+    spans = (PolicySpan(first, 1), PolicySpan(second, 2))
+    transcript.add_completion(Completion(tokens, logprobs, spans, cut=False), 0.7)
+    transcript.add_observation([10])
+    return AttemptState(
+        0.0,
+        transcript=transcript,
+        counts=Counts(
+            turns=2,
+            tool_calls=3,
+            tool_errors={"bad_tool": 1, "tool_error": 2},
+            parse_errors=4,
+            repeats=5,
+            open_s=0.125,
+            grade_s=1.5,
+            tools=6,
+            malformed_turns=7,
+            parse_messages={"no name": 8},
+            unknown_tools={"fly": 9},
+        ),
+        turns=[TurnTiming(0.5, 0.25, 10, 5), TurnTiming(2.000000001, 0.0, 20, 6)],
+        info=EpisodeInfo("e-1", (), PromptFacts("p", "", {}), "i-1", "env-2", "data-3", 60.0),
+        digests={"tool_schema_digest": "01" * 32, "prompt_digest": "02" * 32},
+    )
