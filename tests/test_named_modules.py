@@ -48,6 +48,6 @@ def test_every_module_that_a_string_names_exists() -> None:
 
 
 def test_a_module_or_a_function_that_is_not_there_is_noticed() -> None:
-    probes = "services.launcher.doctor.tcp_ports"
-    assert _exists(f"{probes}:probe_ports") and _exists("services.launcher")
-    assert not _exists(f"{probes}:probe_port") and not _exists("services.launcher.doctor.ports")
+    doctor = "services.launcher.doctor"
+    assert _exists(f"{doctor}.tcp_ports:probe_ports") and _exists("services.launcher")
+    assert not _exists(f"{doctor}.tcp_ports:probe_port") and not _exists(f"{doctor}.ports")
