@@ -19,15 +19,12 @@ from services.common.text import say, say_json
 from services.learner.checkpoints.remote_repair import Restored, cut_metrics, note_loss
 from services.learner.journal.checkpoint_tables import put_checkpoint
 from services.learner.journal.connection import JournalError
+from services.learner.journal.lost_history import JournalBehindError, LostHistoryError
 from services.learner.journal.progress_mark import MARK_FILE as MARK
 from services.learner.journal.progress_mark import ProgressMark
 from services.learner.journal.row_codec import count_fates, replayed_version
 from services.learner.journal.schema import JOURNAL_FILE, LOST_WITH_DISK, CheckpointRow
-from services.learner.journal.startup_check import (
-    JournalBehindError,
-    LostHistoryError,
-    check_journal,
-)
+from services.learner.journal.startup_check import check_journal
 from services.learner.journal.store import create_journal, lock_journal, write_and_reseal
 from services.learner.run_files.checkpoint_manifest import MANIFEST
 from services.learner.run_files.progress_evidence import (

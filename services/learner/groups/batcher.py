@@ -4,7 +4,7 @@ Groups leave oldest first, by their place in the curriculum. How many wait is bo
 lease book's slots.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -13,10 +13,11 @@ import numpy as np
 from services.common.domain.attempts import AttemptKey, FailureKind, StopReason
 from services.common.domain.trajectory import Trajectory
 from services.learner.group_types import GroupSpec
+from services.learner.groups.staleness import StalenessBound, is_stale, keep_fresh
 from services.learner.sampling.difficulty import GroupOutcome
 from services.learner.types import StepSettings, TrainBatch, TrainSequence
 
-ConstantGroups = Literal["mask", "drop", "replace"]
+WithoutSignal = Literal["mask", "drop", "replace"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,18 +56,14 @@ class ReadyGroup:
         versions = [r.oldest_version for r in self.graded if r.oldest_version is not None]
         return min(versions, default=None)
 
-    def is_older_than(self, version: int) -> bool:
-        """Return True if a version older than `version` wrote any of it."""
-        return self.oldest_version is not None and self.oldest_version < version
-
     @property
     def rewards(self) -> list[float]:
         return [r.trajectory.reward for r in self.graded if r.trajectory.reward is not None]
 
     @property
-    def is_constant(self) -> bool:
-        """True if no attempt was better than another: the group has no gradient."""
-        return len(set(self.rewards)) <= 1
+    def has_signal(self) -> bool:
+        """True if an attempt was better than another; otherwise the group has no gradient."""
+        return len(set(self.rewards)) > 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +87,7 @@ class Batch:
     def places_without_signal(self) -> int:
         """Number of the step's places that were taken by groups without signal."""
         unreplaced = (*self.groups, *self.filtered[self.replaced :])
-        return sum(group.is_constant for group in unreplaced)
+        return sum(not group.has_signal for group in unreplaced)
 
     @property
     def outcomes(self) -> list[GroupOutcome]:
@@ -114,13 +111,13 @@ class Batcher:
         *,
         groups_per_step: int,
         max_staleness: int,
-        constant: ConstantGroups = "mask",
+        without_signal: WithoutSignal = "mask",
         max_refill: int = 0,
     ) -> None:
         self._groups_per_step = groups_per_step
-        self._max_staleness = max_staleness
-        self._constant = constant
-        self._most_replaced = max_refill * groups_per_step if constant == "replace" else 0
+        self.staleness = StalenessBound(max_staleness)
+        self._without_signal = without_signal
+        self._most_replaced = max_refill * groups_per_step if without_signal == "replace" else 0
         self._ready: list[ReadyGroup] = []
         self._replaced: list[ReadyGroup] = []
 
@@ -130,7 +127,7 @@ class Batcher:
     def add_group(self, group: ReadyGroup) -> bool:
         """Add a group; return True if it has no signal and another should be sampled in its
         place. It then needs no slot any more."""
-        replace_it = group.is_constant and len(self._replaced) < self._most_replaced
+        replace_it = not group.has_signal and len(self._replaced) < self._most_replaced
         (self._replaced if replace_it else self._ready).append(group)
         return replace_it
 
@@ -145,40 +142,31 @@ class Batcher:
         self._replaced += replaced
         self._ready += [g for g in kept if g not in replaced]
 
-    def oldest_allowed(self, trainer_version: int) -> int:
-        """Return the oldest version that a step from this version on may train on (I7)."""
-        return trainer_version - self._max_staleness
-
     def drop_stale(self, trainer_version: int) -> list[ReadyGroup]:
         """Remove and return the groups that the next step may no longer train on, or count."""
-        bound = self.oldest_allowed(trainer_version)
+        bound = self.staleness.oldest_allowed(trainer_version)
         waiting = (*self._replaced, *self._ready)
-        self._replaced = _keep_younger(self._replaced, bound)
-        self._ready = _keep_younger(self._ready, bound)
-        return [group for group in waiting if group.is_older_than(bound)]
+        self._replaced = keep_fresh(self._replaced, bound)
+        self._ready = keep_fresh(self._ready, bound)
+        return [group for group in waiting if is_stale(group, bound)]
 
     def take_batch(self, trainer_version: int) -> Batch | None:
         """Remove and return one step's groups; return None while there are too few.
 
-        If every group is constant, none is left out: a step always has attempts."""
-        bound = self.oldest_allowed(trainer_version)
-        usable = sorted(_keep_younger(self._ready, bound), key=_draw_order)
+        If no group has signal, none is left out: a step always has attempts."""
+        bound = self.staleness.oldest_allowed(trainer_version)
+        usable = sorted(keep_fresh(self._ready, bound), key=_draw_order)
         taken = usable[: self._groups_per_step]
         if len(taken) < self._groups_per_step:
             return None
         self._ready = [group for group in self._ready if group not in taken]
-        replaced = sorted(_keep_younger(self._replaced, bound), key=_draw_order)
+        replaced = sorted(keep_fresh(self._replaced, bound), key=_draw_order)
         self._replaced = [group for group in self._replaced if group not in replaced]
-        constant = [g for g in taken if g.is_constant]
-        if self._constant == "mask" or len(constant) == len(taken):
-            constant = []
-        groups = tuple(group for group in taken if group not in constant)
-        return Batch(groups, (*replaced, *constant), len(replaced))
-
-
-def _keep_younger(groups: Iterable[ReadyGroup], bound: int) -> list[ReadyGroup]:
-    """Return the groups of which no version before `bound` wrote any."""
-    return [group for group in groups if not group.is_older_than(bound)]
+        without_signal = [group for group in taken if not group.has_signal]
+        if self._without_signal == "mask" or len(without_signal) == len(taken):
+            without_signal = []
+        groups = tuple(group for group in taken if group not in without_signal)
+        return Batch(groups, (*replaced, *without_signal), len(replaced))
 
 
 def _draw_order(group: ReadyGroup) -> tuple[int, int]:
@@ -197,6 +185,13 @@ def make_record(trajectory: Trajectory, dropped: str = "") -> AttemptRecord:
         newest_version=max(versions, default=None),
         dropped=dropped,
     )
+
+
+def make_ended_group(spec: GroupSpec, records: Sequence[AttemptRecord], now: float) -> ReadyGroup:
+    """Make a group of the records that an earlier start left of it."""
+    graded = tuple(r for r in records if r.trajectory.reward is not None and not r.dropped)
+    failed = tuple(record for record in records if record not in graded)
+    return ReadyGroup(spec, graded, failed, leased_at=now, ended_at=now)
 
 
 def build_train_batch(

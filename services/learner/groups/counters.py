@@ -10,6 +10,7 @@ from services.common.text import first_line
 from services.learner.alarms.types import Streak, TemplateError
 from services.learner.group_types import GroupSpec
 from services.learner.groups.batcher import AttemptRecord, ReadyGroup
+from services.learner.groups.staleness import STALE
 
 _log = get_logger(__name__)
 # Attempts whose lengths are compared to see whether dropping is biased.
@@ -81,7 +82,7 @@ class Tally:
         self._counters.dropped_groups[reason] += 1
         records = (*group.graded, *group.failed)
         self._counters.dropped_tokens += sum(record.policy_tokens for record in records)
-        if reason == "stale":
+        if reason == STALE:
             self.stale_lengths.extend(record.policy_tokens for record in group.graded)
 
     def count_given_up(self, spec: GroupSpec) -> None:

@@ -6,7 +6,6 @@ receipt. A crash between two of them leaves a lease that expires, or a trajector
 start finds in the journal."""
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from uuid import uuid4
 
@@ -15,10 +14,10 @@ from services.common.domain.trajectory import Trajectory
 from services.common.errors import ConfigError
 from services.common.log import get_logger
 from services.learner.group_types import GroupSpec, Lease
-from services.learner.groups.background import BackgroundTasks
-from services.learner.groups.batcher import Batch, Batcher, ReadyGroup, make_record
+from services.learner.groups.batcher import Batch, Batcher, make_ended_group, make_record
 from services.learner.groups.counters import Tally
 from services.learner.groups.group_endings import GroupEndings
+from services.learner.groups.lease_answers import LeaseAnswers
 from services.learner.groups.leases import LeaseBook
 from services.learner.groups.messages import (
     DrainingError,
@@ -38,8 +37,6 @@ from services.learner.journal.store import Journal
 from services.learner.sampling.refused_tasks import RefusalHistory
 
 _log = get_logger(__name__)
-
-_REMEMBERED_REQUESTS = 4096
 
 
 class GroupDispatcher:
@@ -83,26 +80,20 @@ class GroupDispatcher:
         self._fresh = fresh
         self._seed = seed
         self._lacking: frozenset[str] = frozenset()
-        # Leases by (worker_id, request_id).
-        self._answers: OrderedDict[tuple[str, str], str] = OrderedDict()
-        self._journaling: dict[str, asyncio.Task[None]] = {}
-        self._writes = BackgroundTasks()
+        self._answers = LeaseAnswers(journal, fresh, run_epoch)
 
     # --- leases
 
     async def lease_group(self, request: LeaseRequest, poll_s: float) -> Lease | None:
         """Wait up to `poll_s` for a group; a repeated request gets the lease it got before."""
         self._greet_worker(request)
-        asked = (request.worker_id, request.request_id)
         try:
             async with asyncio.timeout(poll_s), self.changed:
-                while asked not in self._answers and not self._grant_lease(request):
+                while (lease_id := self._find_or_grant(request)) is None:
                     await self.changed.wait()
         except TimeoutError:
             return None
-        lease_id = self._answers[asked]
-        if writing := self._journaling.get(lease_id):
-            await asyncio.shield(writing)
+        await self._answers.wait_until_journaled(lease_id)
         return self.book.find_lease(lease_id)
 
     def attempt_seeds(self, lease: Lease) -> list[int]:
@@ -218,7 +209,7 @@ class GroupDispatcher:
         if stored.lease:
             lease_id, worker_id, incarnation, request_id = stored.lease
             self.book.restore_lease(lease_id, spec.group_id, (worker_id, incarnation), loop_time())
-            self._remember_answer((worker_id, request_id), lease_id)
+            self._answers.remember_lease(worker_id, request_id, lease_id)
         await self.endings.settle_groups([e for e in ended if e])
 
     async def restore_replaced(self, stored: StoredGroup) -> None:
@@ -229,9 +220,7 @@ class GroupDispatcher:
         records = [make_record(trajectory, dropped) for trajectory, dropped in stored.trajectories]
         for record in records:
             self.endings.records.add_record(record)
-        graded = tuple(r for r in records if r.trajectory.reward is not None and not r.dropped)
-        failed = tuple(r for r in records if r not in graded)
-        self.batcher.add_replaced(ReadyGroup(stored.spec, graded, failed, loop_time(), loop_time()))
+        self.batcher.add_replaced(make_ended_group(stored.spec, records, loop_time()))
 
     async def stop_leasing(self) -> None:
         """Give out no more work."""
@@ -250,7 +239,10 @@ class GroupDispatcher:
         if worker and worker.incarnation == request.incarnation:
             worker.capabilities = request.capabilities
 
-    def _grant_lease(self, request: LeaseRequest) -> bool:
+    def _find_or_grant(self, request: LeaseRequest) -> str | None:
+        return self._answers.find_lease_id(request) or self._grant_lease(request)
+
+    def _grant_lease(self, request: LeaseRequest) -> str | None:
         """Lease something to a polling worker, if there is something for it."""
         if self.draining:
             raise DrainingError("the learner is draining")
@@ -258,35 +250,18 @@ class GroupDispatcher:
         if worker is None:
             self._greet_worker(request)
         elif worker.incarnation != request.incarnation:
-            return False
+            return None
         if request.holding is None:
-            return False
+            return None
         lease_id = uuid4().hex
         lease = self.book.lease_next(
             request.worker_id, request.free_attempts, lease_id, loop_time()
         )
         if lease is None:
-            return False
-        self._remember_answer((request.worker_id, request.request_id), lease_id)
+            return None
         self.endings.records.note_lease(lease.group.group_id, loop_time())
-        task = self._journaling[lease_id] = self._writes.start_task(
-            self._journal_lease(lease, request)
-        )
-        task.add_done_callback(lambda _: self._journaling.pop(lease_id))
-        return True
-
-    async def _journal_lease(self, lease: Lease, request: LeaseRequest) -> None:
-        """Journal a lease, with whatever was drawn before it."""
-        drawn = self._fresh.unjournaled
-        await self._journal.add_lease(
-            lease, request.incarnation, request.request_id, self.run_epoch, drawn
-        )
-        self._fresh.mark_journaled(drawn)
-
-    def _remember_answer(self, asked: tuple[str, str], lease_id: str) -> None:
-        self._answers[asked] = lease_id
-        while len(self._answers) > _REMEMBERED_REQUESTS:
-            self._answers.popitem(last=False)
+        self._answers.answer_request(request, lease)
+        return lease_id
 
     async def _drop_stale(self) -> int:
         """End what the next step may no longer train on; return the trainer's version."""

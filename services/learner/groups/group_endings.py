@@ -13,6 +13,7 @@ from services.learner.groups.messages import loop_time
 from services.learner.groups.open_attempts import OpenAttempts
 from services.learner.groups.open_groups import TEMPLATE_ERROR
 from services.learner.groups.requeue import TaskRequeuer
+from services.learner.groups.staleness import STALE
 from services.learner.groups.task_groups import FreshGroups
 from services.learner.journal.curriculum_tables import CurriculumSnapshot
 from services.learner.journal.integrity import CORRUPT
@@ -85,10 +86,10 @@ class GroupEndings:
 
     def end_stale(self, version: int) -> list[EndedGroup]:
         """End the groups that a step from `version` on may no longer train on."""
-        ended = self._book.drop_stale(self._batcher.oldest_allowed(version))
+        ended = self._book.drop_stale(self._batcher.staleness.oldest_allowed(version))
         for group in self._batcher.drop_stale(version):
             keys = tuple(record.trajectory.key for record in group.graded)
-            ended.append(EndedGroup(group.spec, keys, group.oldest_version or 0, "stale"))
+            ended.append(EndedGroup(group.spec, keys, group.oldest_version or 0, STALE))
         return ended
 
     def forget_groups(self, group_ids: Iterable[str]) -> None:

@@ -23,6 +23,7 @@ from services.learner.groups.open_groups import (
     LeaseRules,
     OpenGroup,
 )
+from services.learner.groups.staleness import STALE, is_stale
 from services.learner.groups.workers import RolloutWorker, WorkerRoster
 
 
@@ -166,9 +167,9 @@ class LeaseBook:
         stale = [
             group.spec.group_id
             for group in self._groups.values()
-            if group.spec.purpose is Purpose.TRAIN and group.is_older_than(oldest_allowed)
+            if group.spec.purpose is Purpose.TRAIN and is_stale(group, oldest_allowed)
         ]
-        return self.drop_groups(stale, "stale")
+        return self.drop_groups(stale, STALE)
 
     def free_groups(self, group_ids: Iterable[str]) -> None:
         """Forget complete groups: trained and published, dropped, filtered or evaluated."""

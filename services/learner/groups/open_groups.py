@@ -53,10 +53,6 @@ class OpenGroup:
         versions = [v for v in (self.oldest_version, oldest_version) if v is not None]
         self.oldest_version = min(versions, default=None)
 
-    def is_older_than(self, version: int) -> bool:
-        """Return True if a version older than `version` wrote any of it."""
-        return self.oldest_version is not None and self.oldest_version < version
-
     @property
     def missing_attempts(self) -> tuple[tuple[int, int], ...]:
         return tuple((i, a.next_try) for i, a in enumerate(self.attempts) if not a.ended)

@@ -40,7 +40,7 @@ async def start_dispatcher(
         Batcher(
             groups_per_step=config.groups_per_step,
             max_staleness=config.max_staleness,
-            constant=config.constant_groups,
+            without_signal=config.constant_groups,
             max_refill=config.max_refill,
         ),
         journal,

@@ -90,14 +90,14 @@ class AttemptTables(TableAccess):
         """Record how groups ended: the dropped ones with the groups that replace them, those
         `filtered` for lack of signal, and the resulting curriculum snapshot."""
         rows = [("dropped", e.reason, e.group.group_id) for e in dropped]
-        constant = [(group_id,) for group_id in filtered]
+        without_signal = [(group_id,) for group_id in filtered]
         specs = list(requeued)
 
         def update_groups(db: sqlite3.Connection) -> None:
             db.executemany("UPDATE groups SET state = ?, reason = ? WHERE group_id = ?", rows)
             db.executemany(
                 "UPDATE groups SET state = 'filtered', reason = 'constant' WHERE group_id = ?",
-                constant,
+                without_signal,
             )
             for spec in specs:
                 put_group(db, spec, leased=False)

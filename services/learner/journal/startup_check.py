@@ -15,6 +15,7 @@ from services.common.domain.attempts import AttemptKey
 from services.learner.journal.connection import JournalError, connect_journal
 from services.learner.journal.consistency import find_contradictions, missing_attempts
 from services.learner.journal.integrity import CORRUPT
+from services.learner.journal.lost_history import DamagedJournalError, JournalBehindError
 from services.learner.journal.progress_mark import MARK_FILE as MARK
 from services.learner.journal.progress_mark import Position, ProgressMark
 from services.learner.journal.schema import JOURNAL_FILE, SCHEMA_VERSION
@@ -32,31 +33,6 @@ from services.learner.run_files import progress_evidence
 LIMIT_S = 60.0
 _STEPS_BETWEEN_LOOKS = 1000
 _NAMED = 5
-
-
-class LostHistoryError(JournalError):
-    """The run has acknowledged more than its journal holds, or the journal's content has changed.
-
-    `acknowledged` and `run_epoch` are the highest values that are known of the run."""
-
-    def __init__(self, problem: str, run_dir: Path, known: Position | None, received: int) -> None:
-        self.run_epoch = known.run_epoch if known else 0
-        self.acknowledged = max(received, known.acknowledged if known else 0)
-        self.step = known.step if known else 0
-        files = f"{JOURNAL_FILE}, {JOURNAL_FILE}-wal and {MARK}"
-        super().__init__(
-            f"{problem}\nNothing was changed. Restore {files} from a copy of the moment when the"
-            f" run stopped; or give up what is lost: flotilla train SPEC --resume {run_dir.name}"
-            " --accept-loss counts it as lost_with_disk and goes on from what is whole"
-        )
-
-
-class JournalBehindError(LostHistoryError):
-    """The journal is intact but ends too early."""
-
-
-class DamagedJournalError(LostHistoryError):
-    """The journal is missing, or rows of it differ from what was written."""
 
 
 @dataclass(slots=True)

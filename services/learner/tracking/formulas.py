@@ -11,6 +11,7 @@ import numpy as np
 
 from services.learner.groups.batcher import AttemptRecord, Batch, ReadyGroup
 from services.learner.groups.counters import StepCounters, Tally
+from services.learner.groups.staleness import STALE
 from services.learner.types import PASS_REWARD
 
 
@@ -57,7 +58,7 @@ def reward_metrics(groups: Sequence[ReadyGroup]) -> dict[str, float]:
         metrics[f"{prefix}/pass_at_n"] = _mean(max(g.rewards) >= PASS_REWARD for g in own)
         metrics[f"{prefix}/pass_at_1"] = _pass_at_1(own)
         metrics[f"{prefix}/variance_per_prompt"] = _mean(float(np.var(g.rewards)) for g in own)
-        metrics[f"{prefix}/signal_ratio"] = _mean(not g.is_constant for g in own)
+        metrics[f"{prefix}/signal_ratio"] = _mean(g.has_signal for g in own)
         metrics[f"{prefix}/mean_positive_reward"] = _mean(positive)
     return metrics
 
@@ -121,7 +122,7 @@ def failure_metrics(counters: StepCounters) -> dict[str, float]:
         metrics[f"failures/group_{reason}"] = float(count)
     metrics["failures/refused_by_gateway"] = float(counters.refused.total())
     metrics["failures/quarantined_tasks"] = float(counters.quarantined)
-    metrics["async/dropped_stale"] = float(counters.dropped_groups["stale"])
+    metrics["async/dropped_stale"] = float(counters.dropped_groups[STALE])
     return metrics
 
 

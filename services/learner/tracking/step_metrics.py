@@ -8,6 +8,7 @@ from services.learner.alarms.types import StepFacts
 from services.learner.groups.batcher import Batch
 from services.learner.groups.counters import StepCounters
 from services.learner.groups.dispatcher import GroupDispatcher
+from services.learner.groups.staleness import STALE
 from services.learner.tracking.formulas import (
     StepTimes,
     cost_metrics,
@@ -49,10 +50,10 @@ def step_facts(
     for group in batch.all_groups:
         env = group.spec.task.env_key
         some, whole = signal.get(env, (0, 0))
-        signal[env] = (some + (not group.is_constant), whole + 1)
+        signal[env] = (some + group.has_signal, whole + 1)
         tokens.setdefault(env, []).extend(record.policy_tokens for record in group.graded)
         attempts.setdefault(env, []).extend(record.trajectory for record in group.graded)
-    stale = counters.dropped_groups["stale"]
+    stale = counters.dropped_groups[STALE]
     envs = signal.keys() | counters.given_up.keys() | counters.refused.keys()
     return StepFacts(
         step=step,

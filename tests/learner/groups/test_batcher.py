@@ -25,7 +25,7 @@ def ready(number: int, rewards: list[float], *, oldest: int = 0, requeues: int =
 
 def make(*groups: ReadyGroup, staleness: int = 1, drop: bool = False) -> Batcher:
     batcher = Batcher(
-        groups_per_step=2, max_staleness=staleness, constant="drop" if drop else "mask"
+        groups_per_step=2, max_staleness=staleness, without_signal="drop" if drop else "mask"
     )
     for group in groups:
         batcher.add_group(group)

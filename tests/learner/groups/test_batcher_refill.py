@@ -25,7 +25,9 @@ REPLACE = {**LONG, "constant_groups": "replace", "groups_per_step": 2, "max_stal
 
 
 def replacing(max_refill: int = 2) -> Batcher:
-    return Batcher(groups_per_step=2, max_staleness=0, constant="replace", max_refill=max_refill)
+    return Batcher(
+        groups_per_step=2, max_staleness=0, without_signal="replace", max_refill=max_refill
+    )
 
 
 def test_a_step_waits_for_groups_with_signal_and_counts_those_without() -> None:
@@ -95,8 +97,8 @@ def test_what_was_replaced_gets_too_old_to_be_counted_like_all_else() -> None:
 def test_signal_is_in_the_rewards_of_graded_attempts_alone() -> None:
     """Not in tokens, attempts that failed, or partial rewards."""
     group = ready(0, [0.5, 0.5])
-    assert group.is_constant
-    assert not ready(1, [0.5, 0.25]).is_constant
+    assert not group.has_signal
+    assert ready(1, [0.5, 0.25]).has_signal
 
 
 async def play(worker: FakeWorker, rewards: Sequence[float]) -> str:

@@ -11,7 +11,7 @@ from services.common.domain.attempts import AttemptKey, Purpose
 from services.common.domain.policy import PolicyId
 from services.common.domain.trajectory import Trajectory
 from services.learner.group_types import EndedGroup, GroupSpec, Lease
-from services.learner.groups.batcher import AttemptRecord, Batcher, ConstantGroups, ReadyGroup
+from services.learner.groups.batcher import AttemptRecord, Batcher, ReadyGroup, WithoutSignal
 from services.learner.groups.leases import LeaseBook
 from services.learner.groups.open_groups import LeaseLostError, LeaseRules
 from services.learner.sampling.tasks import Task
@@ -183,14 +183,17 @@ def test_an_attempt_that_has_ended_takes_no_other_try() -> None:
 class _Run:
     """Random workers, clocks and outcomes around a book and a batcher."""
 
-    def __init__(self, seed: int, *, max_staleness: int, constant: ConstantGroups) -> None:
+    def __init__(self, seed: int, *, max_staleness: int, without_signal: WithoutSignal) -> None:
         self.chooser = random.Random(seed)
         self.groups_per_step = 2
         slots = (max_staleness + 1) * self.groups_per_step
         self.rules = LeaseRules(slots, 2, 10.0, 60.0, 2, 2)
         self.book = make_book(self.rules, size=3)
         self.batcher = Batcher(
-            groups_per_step=2, max_staleness=max_staleness, constant=constant, max_refill=2
+            groups_per_step=2,
+            max_staleness=max_staleness,
+            without_signal=without_signal,
+            max_refill=2,
         )
         self.max_staleness = max_staleness
         self.version, self.now, self.ids = 0, 0.0, count()
@@ -272,7 +275,7 @@ class _Run:
         self.drop_stale()
 
     def drop_stale(self) -> None:
-        bound = self.batcher.oldest_allowed(self.version)
+        bound = self.batcher.staleness.oldest_allowed(self.version)
         self.settle(self.book.drop_stale(bound))
         self.book.free_groups(
             group.spec.group_id for group in self.batcher.drop_stale(self.version)
@@ -287,20 +290,20 @@ def ready(ended: EndedGroup, rewards: Sequence[float]) -> ReadyGroup:
     return ReadyGroup(ended.group, records, ())
 
 
-@pytest.mark.parametrize("constant", ["mask", "drop", "replace"])
+@pytest.mark.parametrize("without_signal", ["mask", "drop", "replace"])
 @pytest.mark.parametrize("max_staleness", [0, 1, 3])
 @pytest.mark.parametrize("seed", range(5))
 def test_slots_never_leak_and_nothing_stale_is_trained(
-    seed: int, max_staleness: int, constant: ConstantGroups
+    seed: int, max_staleness: int, without_signal: WithoutSignal
 ) -> None:
-    run = _Run(seed, max_staleness=max_staleness, constant=constant)
+    run = _Run(seed, max_staleness=max_staleness, without_signal=without_signal)
     for _ in range(3000):
         run.event()
         assert run.book.held_slots() <= run.rules.train_slots
         assert run.book.leased_groups <= run.book.held_slots()
     assert run.version > 3
     assert max(run.trained.values()) == 1
-    assert (run.replaced > 2) == (constant == "replace")
+    assert (run.replaced > 2) == (without_signal == "replace")
     # Everybody leaves: the deadline gives every slot back that is not waiting for a step.
     run.now += 1000.0
     run.expire()

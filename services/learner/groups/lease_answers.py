@@ -1,0 +1,53 @@
+"""Answers to requests for leases: a repeated request gets the lease that it got before."""
+
+import asyncio
+from collections import OrderedDict
+
+from services.learner.group_types import Lease
+from services.learner.groups.background import BackgroundTasks
+from services.learner.groups.messages import LeaseRequest
+from services.learner.groups.task_groups import FreshGroups
+from services.learner.journal.store import Journal
+
+_REMEMBERED_REQUESTS = 4096
+
+
+class LeaseAnswers:
+    """The newest answers, each on its way to the journal or there."""
+
+    def __init__(self, journal: Journal, fresh: FreshGroups, run_epoch: int) -> None:
+        self._journal = journal
+        self._fresh = fresh
+        self._run_epoch = run_epoch
+        # Leases by (worker_id, request_id).
+        self._lease_ids: OrderedDict[tuple[str, str], str] = OrderedDict()
+        self._journaling: dict[str, asyncio.Task[None]] = {}
+        self._writes = BackgroundTasks()
+
+    def find_lease_id(self, request: LeaseRequest) -> str | None:
+        """Return the lease that a request got, if it got one."""
+        return self._lease_ids.get((request.worker_id, request.request_id))
+
+    def remember_lease(self, worker_id: str, request_id: str, lease_id: str) -> None:
+        self._lease_ids[worker_id, request_id] = lease_id
+        while len(self._lease_ids) > _REMEMBERED_REQUESTS:
+            self._lease_ids.popitem(last=False)
+
+    def answer_request(self, request: LeaseRequest, lease: Lease) -> None:
+        """Answer a request with a lease, and begin to journal it."""
+        self.remember_lease(request.worker_id, request.request_id, lease.lease_id)
+        task = self._writes.start_task(self._journal_lease(lease, request))
+        self._journaling[lease.lease_id] = task
+        task.add_done_callback(lambda _: self._journaling.pop(lease.lease_id))
+
+    async def wait_until_journaled(self, lease_id: str) -> None:
+        if writing := self._journaling.get(lease_id):
+            await asyncio.shield(writing)
+
+    async def _journal_lease(self, lease: Lease, request: LeaseRequest) -> None:
+        """Journal a lease, with whatever was drawn before it."""
+        drawn = self._fresh.unjournaled
+        await self._journal.add_lease(
+            lease, request.incarnation, request.request_id, self._run_epoch, drawn
+        )
+        self._fresh.mark_journaled(drawn)

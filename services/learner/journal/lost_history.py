@@ -1,0 +1,33 @@
+"""Errors of a journal that holds less than its run has acknowledged."""
+
+from pathlib import Path
+
+from services.learner.journal.connection import JournalError
+from services.learner.journal.progress_mark import MARK_FILE as MARK
+from services.learner.journal.progress_mark import Position
+from services.learner.journal.schema import JOURNAL_FILE
+
+
+class LostHistoryError(JournalError):
+    """The run has acknowledged more than its journal holds, or the journal's content has changed.
+
+    `acknowledged` and `run_epoch` are the highest values that are known of the run."""
+
+    def __init__(self, problem: str, run_dir: Path, known: Position | None, received: int) -> None:
+        self.run_epoch = known.run_epoch if known else 0
+        self.acknowledged = max(received, known.acknowledged if known else 0)
+        self.step = known.step if known else 0
+        files = f"{JOURNAL_FILE}, {JOURNAL_FILE}-wal and {MARK}"
+        super().__init__(
+            f"{problem}\nNothing was changed. Restore {files} from a copy of the moment when the"
+            f" run stopped; or give up what is lost: flotilla train SPEC --resume {run_dir.name}"
+            " --accept-loss counts it as lost_with_disk and goes on from what is whole"
+        )
+
+
+class JournalBehindError(LostHistoryError):
+    """The journal is intact but ends too early."""
+
+
+class DamagedJournalError(LostHistoryError):
+    """The journal is missing, or rows of it differ from what was written."""
