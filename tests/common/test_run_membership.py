@@ -22,7 +22,7 @@ from tests.support import echo_service
 
 
 @dataclass
-class Member:
+class ObservedReplica:
     """One replica under test and what its membership asked of it."""
 
     registry: FakeRegistry
@@ -45,9 +45,9 @@ async def registry_server() -> AsyncGenerator[tuple[FakeRegistry, grpc.aio.Chann
 
 
 @asynccontextmanager
-async def member() -> AsyncGenerator[Member]:
+async def member() -> AsyncGenerator[ObservedReplica]:
     async with registry_server() as (fake, channel):
-        one = Member(fake)
+        one = ObservedReplica(fake)
         membership = one.membership = Membership(
             ReplicaIdentity("run", "rollout", 1, "i1"),
             contract(),

@@ -133,7 +133,7 @@ async def test_a_peer_beyond_loopback_is_refused_to_who_has_no_tls() -> None:
         await peers.close()
 
 
-class Member:
+class RolloutMember:
     """A rollout's membership, and what it was told to do."""
 
     def __init__(self, channel: grpc.aio.Channel, clock: Callable[[], float]) -> None:
@@ -163,7 +163,7 @@ async def test_a_member_registers_under_tls() -> None:
     async with (
         registry(fake) as at,
         registry_channel(at, run().tls_for("rollout")) as channel,
-        Member(channel, lambda: 0.0).running(),
+        RolloutMember(channel, lambda: 0.0).running(),
     ):
         await until(lambda: bool(fake.heartbeats))
     assert fake.registered[0].address == "192.0.2.9:7"
@@ -176,7 +176,7 @@ async def test_a_member_with_another_runs_certificate_drains_and_says_why() -> N
         registry(fake) as at,
         registry_channel(at, other_run().tls_for("rollout")) as channel,
     ):
-        member = Member(channel, lambda: float(next(times)))
+        member = RolloutMember(channel, lambda: float(next(times)))
         async with asyncio.timeout(15), member.running():
             while not member.drained:  # noqa: ASYNC110 (nobody there to set an event)
                 await asyncio.sleep(0.01)

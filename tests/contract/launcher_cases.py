@@ -14,7 +14,7 @@ from services.common.config import canonical_json
 from services.launcher.backends.fake import FakeBackend
 from services.launcher.store.log_spool import MAX_CHUNK_BYTES
 from tests.contract.test_run_service import units, wish
-from tests.support.launcher import Served
+from tests.support.launcher import ServedLauncher
 
 REFUSED, NOT_FOUND = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND
 EARLY, CONFLICT = grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.ALREADY_EXISTS
@@ -28,7 +28,7 @@ LINES = "first\nsecond\n"
 class World:
     """A launcher over a socket, and a run of it whose rollout has registered and has a log."""
 
-    served: Served
+    served: ServedLauncher
     backend: FakeBackend
     folder: Path
     run_id: str = ""

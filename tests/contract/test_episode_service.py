@@ -22,7 +22,7 @@ from tests.support.fake_gateway import running, task_json, until
 TOKEN = "contract-token-0123456789"
 
 
-class Client:
+class EpisodeClient:
     """The stub, and the messages that these tests send."""
 
     def __init__(
@@ -78,7 +78,7 @@ class Client:
 @asynccontextmanager
 async def serving(
     backend: FakeBackend, grader: FakeGrader | None = None, **changes: Any
-) -> AsyncGenerator[Client]:
+) -> AsyncGenerator[EpisodeClient]:
     drained = asyncio.Event()
     async with running(backend, grader, **changes) as gateway:
         server = rpc.server(token=TOKEN, most_streams=most_streams(gateway.config.limits))
@@ -88,7 +88,7 @@ async def serving(
             rpc.serving(server, "127.0.0.1:0", grace_s=0.1) as at,
             rpc.channel(at.address, token=TOKEN) as channel,
         ):
-            yield Client(channel, gateway, service, drained)
+            yield EpisodeClient(channel, gateway, service, drained)
 
 
 @asynccontextmanager

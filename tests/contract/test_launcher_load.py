@@ -15,7 +15,7 @@ from services.common import rpc
 from services.common.rpc import service_error
 from services.launcher.backends.fake import FakeBackend
 from tests.contract.test_run_service import units, wish
-from tests.support.launcher import TOKEN, Served, serving
+from tests.support.launcher import TOKEN, ServedLauncher, serving
 
 CALLERS = 100
 BURSTS, LINES = 30, 10
@@ -54,7 +54,7 @@ async def write(log: Path) -> list[str]:
     return written
 
 
-async def get(served: Served, run_id: str, done: asyncio.Event) -> int:
+async def get(served: ServedLauncher, run_id: str, done: asyncio.Event) -> int:
     """How many answers there were."""
     for count in itertools.count():
         if done.is_set():
@@ -64,7 +64,7 @@ async def get(served: Served, run_id: str, done: asyncio.Event) -> int:
     raise AssertionError
 
 
-async def beat(served: Served, run_id: str, replica: int, done: asyncio.Event) -> int:
+async def beat(served: ServedLauncher, run_id: str, replica: int, done: asyncio.Event) -> int:
     """As a rollout does that somebody has started by hand; how many answers there were."""
     who: dict[str, Any] = {"run_id": run_id, "service": "rollout", "incarnation": f"{replica}"}
     member = registry_pb.RegisterRequest(**who, replica=replica, address="127.0.0.1:9")

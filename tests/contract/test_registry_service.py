@@ -10,7 +10,7 @@ from flotilla.launcher.v1 import registry_service_pb2, run_service_pb2
 from services.common.rpc import to_seconds
 from services.launcher.backends.fake import FakeBackend
 from tests.contract.test_run_service import refusal, units, wish
-from tests.support.launcher import Served, serving
+from tests.support.launcher import ServedLauncher, serving
 
 PB = registry_service_pb2
 
@@ -19,12 +19,12 @@ def who(run_id: str, service: str = "rollout", replica: int = 0, name: str = "a"
     return {"run_id": run_id, "service": service, "replica": replica, "incarnation": name}
 
 
-async def register(served: Served, identity: dict[str, Any], port: int = 1) -> Any:
+async def register(served: ServedLauncher, identity: dict[str, Any], port: int = 1) -> Any:
     request = PB.RegisterRequest(**identity, address=f"127.0.0.1:{port}", pid=1)
     return await served.registry.Register(request)
 
 
-async def beat(served: Served, identity: dict[str, Any], *, serving: bool = True) -> int:
+async def beat(served: ServedLauncher, identity: dict[str, Any], *, serving: bool = True) -> int:
     request = PB.HeartbeatRequest(**identity, phase="serving", serving=serving)
     return (await served.registry.Heartbeat(request)).command
 
@@ -32,7 +32,7 @@ async def beat(served: Served, identity: dict[str, Any], *, serving: bool = True
 class PeerWatch:
     """Reads a stream of peers in the background."""
 
-    def __init__(self, served: Served, run_id: str, service: str) -> None:
+    def __init__(self, served: ServedLauncher, run_id: str, service: str) -> None:
         request = PB.ResolvePeersRequest(run_id=run_id, service=service)
         self._stream: Any = served.registry.ResolvePeers(request)
 

@@ -22,7 +22,7 @@ from tests.support.rollout import POLICY, FakeEnvironment, engine, limits, promp
 LOOK = '<tool_call>{"name": "look", "arguments": {}}</tool_call>'
 
 
-class Client:
+class RolloutClient:
     def __init__(self, channel: grpc.aio.Channel, engine: FakeEngine, drain: asyncio.Event) -> None:
         self.stub: Any = rollout_service_pb2_grpc.RolloutServiceStub(channel)
         self.engine = engine
@@ -35,7 +35,7 @@ class Client:
 
 
 @asynccontextmanager
-async def client(environment: FakeEnvironment | None = None) -> AsyncGenerator[Client]:
+async def client(environment: FakeEnvironment | None = None) -> AsyncGenerator[RolloutClient]:
     fake = engine(turns(LOOK, "<done>"))
     drain = asyncio.Event()
     runner = AttemptRunner(fake, environment or FakeEnvironment(), tokenizer(), prompts(), limits())
@@ -55,7 +55,7 @@ async def client(environment: FakeEnvironment | None = None) -> AsyncGenerator[C
         rpc.serving(server, "127.0.0.1:0", grace_s=0.0) as serving,
         rpc.channel(serving.address, token=TOKEN) as channel,
     ):
-        yield Client(channel, fake, drain)
+        yield RolloutClient(channel, fake, drain)
 
 
 def kinds(events: list[pb.SampleGroupResponse], index: int = 0) -> list[str | None]:

@@ -13,7 +13,7 @@ from flotilla.launcher.v1 import registry_service_pb2, run_service_pb2
 from services.common.rpc import service_error
 from services.launcher.backends.fake import FakeBackend
 from services.launcher.state import Unit
-from tests.support.launcher import Served, serving, spec
+from tests.support.launcher import ServedLauncher, serving, spec
 
 ACCEPTING = {s: "tests.support.accepting_service" for s in ("learner", "rollout", "env_gateway")}
 
@@ -41,7 +41,7 @@ async def units(backend: FakeBackend, service: str) -> list[Unit]:
     raise AssertionError(f"{service} was never started")
 
 
-async def say(served: Served, run_id: str, service: str, phase: str = "serving") -> int:
+async def say(served: ServedLauncher, run_id: str, service: str, phase: str = "serving") -> int:
     """Register and beat as replica 0 of a service, and return the command."""
     who: dict[str, Any] = {
         "run_id": run_id,
@@ -152,7 +152,7 @@ async def test_a_watch_tells_everything_once_and_goes_on_from_where_it_was(
         assert again == seen[len(seen) // 2 + 1 :]
 
 
-async def watch(served: Served, run_id: str, after: int) -> list[Any]:
+async def watch(served: ServedLauncher, run_id: str, after: int) -> list[Any]:
     """All events until the stream has reached its age."""
     request = run_service_pb2.WatchRunRequest(run_id=run_id, after_event=after)
     events: list[Any] = []
@@ -259,7 +259,7 @@ async def test_log_lines_come_once_from_a_position_and_as_they_are_written(
         assert await followed == ["half a line, then the rest"]
 
 
-async def _collect(served: Served, request: Any) -> list[str]:
+async def _collect(served: ServedLauncher, request: Any) -> list[str]:
     return [line.line async for line in served.runs.TailLogs(request)]
 
 

@@ -7,8 +7,6 @@ the process dies when it comes for the COUNT-th time; `never` lives to the end. 
 
 import asyncio
 import json
-import os
-import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -19,22 +17,10 @@ from services.learner.app import run_learner
 from services.learner.dependencies import LearnerDependencies
 from services.learner.ranks.fake import FakeRanks
 from services.learner.tracking.adapters.jsonl import JsonlTracker
+from tests.faults.killer import Killer
 from tests.support.learner import TOKENIZER, make_config, make_runtime
 
 STEPS = 6
-
-
-class Killer:
-    """Ends the process without any notice."""
-
-    def __init__(self, moment: str, count: int) -> None:
-        self._moment = moment
-        self._left = count
-
-    def __call__(self, moment: str) -> None:
-        self._left -= moment == self._moment
-        if not self._left:
-            os.kill(os.getpid(), signal.SIGKILL)
 
 
 async def main(folder: Path, port: int, moment: str, count: int, changes: str = "{}") -> None:

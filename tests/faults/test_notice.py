@@ -23,7 +23,7 @@ from services.learner.checkpoints.remote_layout import Stamp, stamps
 from services.learner.journal.store import JOURNAL_FILE
 from tests.faults.harness import LIMIT_S, runs, spec
 from tests.faults.watched import MACHINES, NOTICE, OUTPUT
-from tests.support.launcher import TOKEN, Served, serving
+from tests.support.launcher import TOKEN, ServedLauncher, serving
 
 pytestmark = pytest.mark.timeout(400)
 # What only a drain does in these tests: save a checkpoint, and end a lease.
@@ -35,7 +35,7 @@ MODULES = {name: f"tests.faults.watched.{name}" for name in ("learner", "rollout
 class Rented:
     """A run with its learner and its rollout on machines of their own."""
 
-    served: Served
+    served: ServedLauncher
     run_id: str
     machines: Path
     store_url: str

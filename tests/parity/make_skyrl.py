@@ -110,25 +110,28 @@ def policy_loss(
     return with_gradient(loss, given["logprobs"])
 
 
+CORRECTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("token_tis", {"tis_ratio_type": "token", "token_tis_ratio_clip_high": 2.0}),
+    ("sequence_tis", {"tis_ratio_type": "sequence", "sequence_tis_ratio_clip_high": 3.0}),
+    (
+        "token_mask",
+        {"token_mask_is_threshold_low": 0.5, "token_mask_is_threshold_high": 4.0},
+    ),
+    (
+        "sequence_mask_product",
+        {"sequence_mask_metric": "product", "product_mask_low": 0.2, "product_mask_high": 3.0},
+    ),
+    (
+        "sequence_mask_geometric",
+        {"sequence_mask_metric": "geometric", "geo_mask_low": 0.8, "geo_mask_high": 1.15},
+    ),
+)
+
+
 def add_corrections(record: Recorder) -> None:
     record.inputs["mismatch"] = inputs.mismatch()
     given = tensors(record.inputs["mismatch"])
-    for name, settings in (
-        ("token_tis", {"tis_ratio_type": "token", "token_tis_ratio_clip_high": 2.0}),
-        ("sequence_tis", {"tis_ratio_type": "sequence", "sequence_tis_ratio_clip_high": 3.0}),
-        (
-            "token_mask",
-            {"token_mask_is_threshold_low": 0.5, "token_mask_is_threshold_high": 4.0},
-        ),
-        (
-            "sequence_mask_product",
-            {"sequence_mask_metric": "product", "product_mask_low": 0.2, "product_mask_high": 3.0},
-        ),
-        (
-            "sequence_mask_geometric",
-            {"sequence_mask_metric": "geometric", "geo_mask_low": 0.8, "geo_mask_high": 1.15},
-        ),
-    ):
+    for name, settings in CORRECTIONS:
         options = algorithm(off_policy_correction=settings).off_policy_correction
         weights, _, kept = off_policy.compute_off_policy_correction(
             given["trainer"], given["sampler"], given["mask"], options

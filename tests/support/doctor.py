@@ -109,7 +109,7 @@ def says(result: ProbeResult, status: Status, *words: str) -> None:
 def double(handle: Handle) -> Generator[str]:
     """The URL of a server that answers (path, headers, body) by `handle`."""
 
-    class Handler(BaseHTTPRequestHandler):
+    class JsonHandler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             size = int(self.headers.get("content-length") or 0)
             text = self.rfile.read(size) or b"{}"
@@ -132,7 +132,7 @@ def double(handle: Handle) -> Generator[str]:
         def log_message(self, format: str, *args: Any) -> None:
             """Says nothing."""
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), JsonHandler)
     thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     try:

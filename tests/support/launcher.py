@@ -56,7 +56,7 @@ def spec(**sections: Any) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class ServedLauncher:
     """A launcher that serves, and clients of it."""
 
     launcher: Launcher
@@ -116,7 +116,7 @@ async def serving(
     *,
     stream_age_s: float = 60.0,
     hooks: LauncherHooks = NO_HOOKS,
-) -> AsyncGenerator[Served]:
+) -> AsyncGenerator[ServedLauncher]:
     """A launcher over real sockets; its runs are stopped in the end."""
     store, registry = Ledger(folder / "launcher.sqlite"), OneRegistry()
     chosen = backend or LocalBackend(folder)
@@ -135,7 +135,7 @@ async def serving(
         async with rpc.channel(at.address, token=TOKEN) as channel:
             runs: Any = run_service_pb2_grpc.RunServiceStub(channel)
             registry: Any = registry_service_pb2_grpc.RegistryServiceStub(channel)
-            yield Served(launcher, runs, registry, at.address)
+            yield ServedLauncher(launcher, runs, registry, at.address)
             await launcher.close(2.0)
     store.close()
 

@@ -80,7 +80,7 @@ def unreliable(store: RemoteStore, fault: Callable[[str, str], None]) -> Any:
     return Unreliable(store, fault)
 
 
-class Machine:
+class UploadingMachine:
     """A run's folder on one machine, with checkpoints that no ranks have written."""
 
     def __init__(

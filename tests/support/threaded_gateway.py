@@ -20,7 +20,7 @@ TOKEN = "threaded-token-0123456789"
 
 
 @dataclass(slots=True)
-class Served:
+class ServedGateway:
     """`gateway` belongs to the other thread: look at it, and change nothing."""
 
     address: str
@@ -36,9 +36,9 @@ def served(
     tls: Tls | None = None,
     make: Callable[[], Any] = FakeBackend,
     **changes: Any,
-) -> Generator[Served]:
+) -> Generator[ServedGateway]:
     grader = FakeGrader()
-    started: Future[tuple[Served, asyncio.AbstractEventLoop, asyncio.Event]] = Future()
+    started: Future[tuple[ServedGateway, asyncio.AbstractEventLoop, asyncio.Event]] = Future()
 
     async def serve() -> None:
         backend = make()
@@ -48,7 +48,7 @@ def served(
             episode_service_pb2_grpc.add_EpisodeServiceServicer_to_server(service, server)
             async with rpc.serving(server, listen, tls=tls, grace_s=0.1) as at:
                 stop = asyncio.Event()
-                made = Served(at.address, gateway, backend, grader)
+                made = ServedGateway(at.address, gateway, backend, grader)
                 started.set_result((made, asyncio.get_running_loop(), stop))
                 await stop.wait()
         await backend.close()

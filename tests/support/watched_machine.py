@@ -25,7 +25,7 @@ from services.launcher.backends.fake import FakeBackend
 from services.launcher.control.supervisor import Supervisor
 from services.launcher.security.certificates import mint_identity
 from services.launcher.state import SERVICES
-from tests.support.launcher import TOKEN, Served, serving, spec
+from tests.support.launcher import TOKEN, ServedLauncher, serving, spec
 from tests.support.repository import ROOT
 
 WORKER = (sys.executable, "-m", "tests.support.watched_worker")
@@ -34,7 +34,7 @@ WORKER = (sys.executable, "-m", "tests.support.watched_worker")
 class Registry:
     """RegistryService of a launcher, which goes away and comes back at the same port."""
 
-    def __init__(self, served: Served, tls: Tls | None) -> None:
+    def __init__(self, served: ServedLauncher, tls: Tls | None) -> None:
         self._served = served
         self._tls = tls
         self._stack = AsyncExitStack()
@@ -53,11 +53,11 @@ class Registry:
 
 
 @dataclass
-class Machine:
+class WatchedMachine:
     """Where the watcher runs, and the run that it is of."""
 
     folder: Path
-    served: Served
+    served: ServedLauncher
     registry: Registry
     run_id: str
     secrets: dict[str, str]
@@ -171,7 +171,7 @@ async def machine(
     learner: dict[str, Any] | None = None,
     tls: bool = False,
     **launcher: Any,
-) -> AsyncGenerator[Machine]:
+) -> AsyncGenerator[WatchedMachine]:
     """A run whose units no backend starts for real, and a machine for its rollout."""
     runs, here = folder / "runs", folder / "machine"
     runs.mkdir()
@@ -189,7 +189,7 @@ async def machine(
         secrets = {"FLOTILLA_TOKEN": TOKEN}
         if identity is not None:
             secrets["FLOTILLA_TLS"] = identity.tls_for("rollout").to_text()
-        found = Machine(here, served, registry, run_id, secrets, backend)
+        found = WatchedMachine(here, served, registry, run_id, secrets, backend)
         try:
             yield found
         finally:
@@ -202,7 +202,7 @@ async def machine(
 def metadata_server(answers: dict[str, str]) -> Generator[str]:
     """A cloud's metadata server: paths to texts, anything else is 404; may change meanwhile."""
 
-    class Handler(BaseHTTPRequestHandler):
+    class MetadataHandler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             text = answers.get(self.path)
             body = (text or "").encode()
@@ -216,7 +216,7 @@ def metadata_server(answers: dict[str, str]) -> Generator[str]:
         def log_message(self, format: str, *args: object) -> None:
             """Nobody reads it."""
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), MetadataHandler)
     thread = Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:

@@ -20,7 +20,7 @@ from tests.env_gateway.api.held_loop import Held, held_loops
 from tests.env_gateway.api.raw_wire import Wire
 from tests.support.fake_gateway import task_json
 from tests.support.http_server import serving_app
-from tests.support.threaded_gateway import Served, served
+from tests.support.threaded_gateway import ServedGateway, served
 
 _ANY_SIZE = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
 TOOLS = [{"name": "act", "inputSchema": {"type": "object"}}]
@@ -93,7 +93,7 @@ class Hostile:
     wire: Wire
     server: Server
     held: Held
-    served: Served
+    served: ServedGateway
     opened: int = 0
 
     def open(self, task: str) -> pb.OpenEpisodeResponse:

@@ -11,7 +11,7 @@ from flotilla.env_gateway.v1 import episode_service_pb2 as pb
 from services.common import rpc
 from services.common.errors import ServiceError
 from tests.support.fake_gateway import task_json
-from tests.support.threaded_gateway import TOKEN, Served, served, wait_until
+from tests.support.threaded_gateway import TOKEN, ServedGateway, served, wait_until
 
 SERVICE = "flotilla.env_gateway.v1.EpisodeService"
 METHODS = pb.DESCRIPTOR.services_by_name["EpisodeService"].methods_by_name
@@ -35,7 +35,7 @@ class Refused(Exception):
 class Wire:
     """Raw bytes to a gateway, and an episode that is open at it."""
 
-    served: Served
+    served: ServedGateway
     channel: grpc.Channel
     episode_id: str = ""
     calls: int = 0

@@ -19,7 +19,7 @@ from environments.tasks import make_task
 from flotilla.env_gateway.v1 import episode_service_pb2 as pb
 from flotilla.env_gateway.v1 import episode_service_pb2_grpc
 from services.common import rpc
-from tests.contract.test_episode_service import Client
+from tests.contract.test_episode_service import EpisodeClient
 from tests.support.fake_gateway import until
 from tests.support.learner import free_port
 from tests.support.repository import ROOT
@@ -69,7 +69,7 @@ FAMILIES = {"flotilla_event_loop_lag_seconds_count", "flotilla_content_bytes_tot
 class Process:
     """A gateway that serves, and where."""
 
-    client: Client
+    client: EpisodeClient
     address: str
     metrics: str
     folder: Path
@@ -109,13 +109,13 @@ async def process(folder: Path) -> AsyncGenerator[Process]:
         assert await asyncio.wait_for(started.wait(), 30.0) == 0
 
 
-def client(channel: grpc.aio.Channel) -> Client:
-    found = object.__new__(Client)
+def client(channel: grpc.aio.Channel) -> EpisodeClient:
+    found = object.__new__(EpisodeClient)
     found.stub = episode_service_pb2_grpc.EpisodeServiceStub(channel)
     return found
 
 
-async def play(gateway: Client) -> str:
+async def play(gateway: EpisodeClient) -> str:
     """A graded episode, one without a verifier that stays open, and one that nobody renews."""
     states = await gateway.open(0, task_json=json.dumps(BOOKING))
     booking = states[-1].episode_id
@@ -154,7 +154,7 @@ async def test_a_gateway_shows_what_it_does(tmp_path: Path) -> None:
 
 
 @asynccontextmanager
-async def renewed(gateway: Client, episode_id: str) -> AsyncGenerator[None]:
+async def renewed(gateway: EpisodeClient, episode_id: str) -> AsyncGenerator[None]:
     """Keep an episode open meanwhile."""
     request = pb.RenewEpisodesRequest(worker_id="rollout-0", episode_ids=[episode_id])
 

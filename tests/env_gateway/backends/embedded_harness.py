@@ -13,7 +13,7 @@ from tests.env_gateway.backends.apps import BookingTasks, stopped
 from tests.env_gateway.backends.harness import Can
 
 
-class Harness(BookingTasks):
+class EmbeddedHarness(BookingTasks):
     name = "embedded"
     can = frozenset(Can)
 
@@ -46,3 +46,6 @@ class Harness(BookingTasks):
 def _pool(backend: Backend) -> Any:
     assert isinstance(backend, EmbeddedBackend)
     return backend.pool
+
+
+harness = EmbeddedHarness

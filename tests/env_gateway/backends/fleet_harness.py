@@ -80,7 +80,7 @@ class Emulator:
 async def fleet_bench(emulator: Emulator, **settings: Any) -> AsyncGenerator[Bench]:
     """A gateway over an emulator that others may have left faults in; it leaves no instance."""
     await emulator.forget()
-    async with opened_bench(Harness(emulator, **settings)) as bench:
+    async with opened_bench(FleetHarness(emulator, **settings)) as bench:
         try:
             yield bench
         finally:
@@ -89,7 +89,7 @@ async def fleet_bench(emulator: Emulator, **settings: Any) -> AsyncGenerator[Ben
         assert await bench.running() == 0, "instances are left at the emulator"
 
 
-class Harness(BookingTasks):
+class FleetHarness(BookingTasks):
     name = "fleet"
     can = frozenset(Can) - {Can.SHOW_END}
 
@@ -118,3 +118,6 @@ class Harness(BookingTasks):
 
     def frozen(self, backend: Backend) -> AbstractContextManager[None]:
         return stopped([self.emulator.pid])
+
+
+harness = FleetHarness

@@ -18,7 +18,7 @@ from tests.env_gateway.backends.harness import Can
 _PYTHON_VARIABLE = "OPENENV_FORK_PYTHON"
 
 
-class Harness(BookingTasks):
+class FleetOpenEnvHarness(BookingTasks):
     name = "fleet_openenv"
     # It knows no hints about tools, shows no database, and repeats refused creations for minutes.
     can = frozenset({Can.CHECKS, Can.RECLAIM, Can.REFUSE})
@@ -60,3 +60,6 @@ def _stopped(pids: list[int]) -> Generator[None]:
 def _workers() -> list[int]:
     children = psutil.Process().children(recursive=True)
     return [child.pid for child in children if "fleet_openenv_worker" in " ".join(child.cmdline())]
+
+
+harness = FleetOpenEnvHarness

@@ -1,6 +1,6 @@
 """What a backend's harness offers to the contract suite.
 
-A harness is a module `NAME_harness.py` in this folder with a class `Harness`. It starts a real
+A harness is a module `NAME_harness.py` in this folder whose `harness` is a class. It starts a real
 server, names tasks that the server knows, and looks behind the gateway's back. What a backend
 cannot do by its nature is missing from `can`; the cases that need it are then skipped by name.
 """
@@ -79,4 +79,4 @@ def harness_names() -> list[str]:
 
 def load_harness(name: str) -> BackendHarness:
     module = importlib.import_module(f"tests.env_gateway.backends.{name}_harness")
-    return module.Harness()
+    return module.harness()

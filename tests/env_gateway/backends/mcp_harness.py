@@ -16,7 +16,7 @@ from tests.env_gateway.backends.harness import Can
 _COMMAND = (sys.executable, "-m", "environments.serve", "--port", "0", "--die-with-parent")
 
 
-class Harness(BookingTasks):
+class McpHarness(BookingTasks):
     name = "mcp"
     can = frozenset(Can) - {Can.SHOW_END}
 
@@ -44,3 +44,6 @@ class Harness(BookingTasks):
 
     def frozen(self, backend: Backend) -> AbstractContextManager[None]:
         return stopped([self._process.pid])
+
+
+harness = McpHarness

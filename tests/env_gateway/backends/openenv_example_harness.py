@@ -11,7 +11,7 @@ from tests.env_gateway.backends.harness import Call, Can
 from tests.support.openenv_servers import announced, cut, example_command, sessions
 
 
-class Harness:
+class OpenEnvExampleHarness:
     """It rewards messages by their length: 1.0 for ten characters."""
 
     name = "openenv_example"
@@ -46,3 +46,6 @@ class Harness:
 
     def frozen(self, backend: Backend) -> AbstractContextManager[None]:
         return stopped([self._process.pid])
+
+
+harness = OpenEnvExampleHarness

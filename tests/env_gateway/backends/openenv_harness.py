@@ -14,7 +14,7 @@ from tests.support.openenv_servers import announced, cut, sessions
 _COMMAND = (sys.executable, "-m", "environments.serve", "booking", "--openenv", "--die-with-parent")
 
 
-class Harness(BookingTasks):
+class OpenEnvHarness(BookingTasks):
     name = "openenv"
     can = frozenset({Can.CHECKS, Can.REFUSE_DATA, Can.DIE, Can.ANNOTATE, Can.REFUSE, Can.SHOW_END})
 
@@ -39,3 +39,6 @@ class Harness(BookingTasks):
 
     def frozen(self, backend: Backend) -> AbstractContextManager[None]:
         return stopped([self._process.pid])
+
+
+harness = OpenEnvHarness

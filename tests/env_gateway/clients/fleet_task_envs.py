@@ -6,7 +6,7 @@ from typing import Any
 from services.env_gateway.adapters.fake import FakeBackend, FakeGrader
 from services.env_gateway.clients.fleet_task_env import FleetTaskEnv, make_fleet_task_env
 from tests.support.fake_gateway import VERIFIER
-from tests.support.threaded_gateway import TOKEN, Served, wait_until
+from tests.support.threaded_gateway import TOKEN, ServedGateway, wait_until
 
 TASK = {
     "task_key": "task-1",
@@ -33,7 +33,7 @@ TOOLS = [
 class Here:
     """A gateway, and clients of it."""
 
-    served: Served
+    served: ServedGateway
 
     def env(self, **keywords: Any) -> FleetTaskEnv:
         task = {**TASK, **keywords.pop("task", {})}

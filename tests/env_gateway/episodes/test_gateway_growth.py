@@ -11,14 +11,14 @@ from services.common.domain.attempts import ToolOutcome
 from services.env_gateway.adapters.backend_factory import build_backend
 from services.env_gateway.config.gateway import EnvGatewayConfig
 from services.env_gateway.episodes.gateway import Gateway
-from tests.env_gateway.backends.embedded_harness import Harness as Embedded
-from tests.env_gateway.backends.fleet_harness import Harness as Fleet
+from tests.env_gateway.backends.embedded_harness import EmbeddedHarness
+from tests.env_gateway.backends.fleet_harness import FleetHarness
 from tests.env_gateway.backends.harness import BackendHarness
-from tests.env_gateway.backends.mcp_harness import Harness as Mcp
+from tests.env_gateway.backends.mcp_harness import McpHarness
 from tests.support.fake_gateway import open_spec, opened, until
 from tests.support.grading_gateway import grading_gateway
 
-BACKENDS = {"embedded": Embedded, "mcp": Mcp, "fleet": Fleet}
+BACKENDS = {"embedded": EmbeddedHarness, "mcp": McpHarness, "fleet": FleetHarness}
 AT_ONCE = 16
 
 

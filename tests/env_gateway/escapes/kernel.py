@@ -175,10 +175,10 @@ def filter_of_its_own(at):
     """Classic BPF that allows all: needless, but the kernel would check and compile it."""
     line = (ctypes.c_uint16 * 4)(0x06, 0, 0, 0x7FFF)
 
-    class Program(ctypes.Structure):
+    class SystemCallFilter(ctypes.Structure):
         _fields_ = [("count", ctypes.c_ushort), ("lines", ctypes.c_void_p)]
 
-    program = Program(1, ctypes.addressof(line))
+    program = SystemCallFilter(1, ctypes.addressof(line))
     by_prctl = LIBC.prctl(22, 2, ctypes.byref(program), 0, 0) == 0
     return by_prctl or LIBC.syscall(317 if X86 else 277, 1, 0, ctypes.byref(program)) == 0
 

@@ -81,10 +81,10 @@ def filter_of_a_socket(at):
     """Classic BPF of the verifier's own, in the kernel: one instruction, which keeps all."""
     line = (ctypes.c_uint16 * 4)(0x06, 0, 0xFFFF, 0)
 
-    class Program(ctypes.Structure):
+    class SocketFilter(ctypes.Structure):
         _fields_ = [("count", ctypes.c_ushort), ("lines", ctypes.c_void_p)]
 
-    program = Program(1, ctypes.addressof(line))
+    program = SocketFilter(1, ctypes.addressof(line))
     return socket.socketpair()[0].setsockopt(socket.SOL_SOCKET, 26, bytes(program)) is None
 
 

@@ -138,21 +138,21 @@ def statement_of_the_environment(at):
 
 
 def end_that_does_not_end(at):
-    class Lasting:
+    class LastingEnd:
         def __del__(self):
             while True:
                 pass
 
-    Lasting()
+    LastingEnd()
 
 
 def error_that_does_not_end(at):
-    class Lasting(Exception):
+    class LastingError(Exception):
         def __str__(self):
             while True:
                 pass
 
-    sys.stdout.write(str(Lasting()))
+    sys.stdout.write(str(LastingError()))
 
 
 def comparison_that_does_not_end(at):

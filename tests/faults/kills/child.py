@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import signal
 import sqlite3
 from contextlib import closing
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from services.learner.journal.plan_tables import plans_after
 from services.learner.journal.store import JOURNAL_FILE, open_read_only
 from services.learner.journal.trajectory_tables import trajectories_of
 from services.learner.tracking.adapters.jsonl import JsonlTracker
+from tests.faults.killer import Killer
 from tests.faults.kills.ranks import SmallRanks
 from tests.support.learner import TOKENIZER, make_config, make_runtime
 from tests.support.rank_configs import policy_config
@@ -38,19 +38,6 @@ class Life:
     count: int = 1
     # It waits for somebody to open this pipe before it does anything.
     wait: bool = False
-
-
-class Killer:
-    """Ends the process as `kill -9` does."""
-
-    def __init__(self, moment: str, count: int) -> None:
-        self._moment = moment
-        self._left = count
-
-    def __call__(self, moment: str) -> None:
-        self._left -= moment == self._moment
-        if not self._left:
-            os.kill(os.getpid(), signal.SIGKILL)
 
 
 async def live(life: Life) -> None:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable
 
 from tests.faults.sky_kills.machines import Cloud
-from tests.faults.sky_kills.state import Cluster, Document, Machine, Script, State, Task
+from tests.faults.sky_kills.state import Cluster, Document, Machine, ManagedTask, Script, State
 
 
 class Controller:
@@ -28,7 +28,7 @@ class Controller:
             self._look_after(cluster)
         self._end_groups()
 
-    def _advance(self, task: Task) -> None:
+    def _advance(self, task: ManagedTask) -> None:
         passed = time.time() - task.since
         match task.status:
             case "PENDING" if task.submitted_at is None:
@@ -60,7 +60,7 @@ class Controller:
         self.state.infras.setdefault(replica, []).append(infra_of(document))
         return asked > self.script.sold_out
 
-    def _cluster(self, task: Task) -> None:
+    def _cluster(self, task: ManagedTask) -> None:
         self.provision(Cluster(task.cluster, task.document, managed=True))
 
     def provision(self, cluster: Cluster) -> None:
@@ -72,12 +72,12 @@ class Controller:
         now = sum(c.document["name"] == replica for c in state.clusters.values())
         state.most[replica] = max(now, state.most.get(replica, 0))
 
-    def _booted(self, task: Task) -> None:
+    def _booted(self, task: ManagedTask) -> None:
         """SkyPilot calls a job running as soon as it has a machine, which is being set up then."""
         task.becomes("RUNNING")
         task.start_at, task.ready = task.since, False
 
-    def _set_up(self, task: Task) -> None:
+    def _set_up(self, task: ManagedTask) -> None:
         cluster = self.state.clusters.get(task.cluster)
         if cluster is None or task.cluster not in self.state.machines:
             task.becomes("RECOVERING")
@@ -94,7 +94,7 @@ class Controller:
         if not self.script.bare:
             self.state.machines[cluster.name] = self._cloud.boot(cluster.name, cluster.document)
 
-    def _watch(self, task: Task) -> None:
+    def _watch(self, task: ManagedTask) -> None:
         machine = self.state.machines.get(task.cluster)
         recovery = task.document["resources"].get("job_recovery", {})
         wanted = recovery.get("recover_on_exit_codes", [])
@@ -121,7 +121,7 @@ class Controller:
             if all(task.over for task in members if task.primary):
                 self.cancel(members)
 
-    def cancel(self, tasks: Iterable[Task]) -> None:
+    def cancel(self, tasks: Iterable[ManagedTask]) -> None:
         for task in tasks:
             if not task.over and task.status != "CANCELLING":
                 task.becomes("CANCELLING")

@@ -13,7 +13,7 @@ from typing import Any
 from tests.faults.sky_kills import state as states
 from tests.faults.sky_kills.controller import Controller, infra_of
 from tests.faults.sky_kills.machines import Cloud
-from tests.faults.sky_kills.state import Cluster, Document, Task
+from tests.faults.sky_kills.state import Cluster, Document, ManagedTask
 
 _TURN_S = 0.03
 
@@ -140,13 +140,13 @@ class Server:
             if all(task.over for task in state.tasks if task.root == group and task.primary):
                 raise Refusal("ValueError", f"Job group {group} is not running")
             name = documents[0]["name"]
-            state.tasks.append(Task(number, group, name, name, documents[0]))
+            state.tasks.append(ManagedTask(number, group, name, name, documents[0]))
             return [number]
         header, *members = documents
         for document in members:
             primary = document["name"] in header["primary_tasks"]
             name = document["name"]
-            state.tasks.append(Task(number, number, header["name"], name, document, primary))
+            state.tasks.append(ManagedTask(number, number, header["name"], name, document, primary))
         return [number]
 
     def _queue(self, request: Request) -> tuple[str, Any]:
@@ -235,7 +235,7 @@ def _shown(request: Request) -> dict[str, Any]:
     }
 
 
-def _row(task: Task) -> dict[str, Any]:
+def _row(task: ManagedTask) -> dict[str, Any]:
     return {
         "job_id": task.job_id,
         "task_id": 0,

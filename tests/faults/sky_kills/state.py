@@ -11,7 +11,7 @@ OVER = ("SUCCEEDED", "FAILED", "FAILED_SETUP", "CANCELLED")
 
 
 @dataclass(slots=True)
-class Task:
+class ManagedTask:
     """One task of a managed job. `root` is the group that it is in or has joined."""
 
     job_id: int
@@ -68,7 +68,7 @@ class Machine:
 class State:
     """Everything. `asked` counts the requests for machines by the name of the replica."""
 
-    tasks: list[Task] = field(default_factory=list[Task])
+    tasks: list[ManagedTask] = field(default_factory=list[ManagedTask])
     clusters: dict[str, Cluster] = field(default_factory=dict[str, Cluster])
     machines: dict[str, Machine] = field(default_factory=dict[str, Machine])
     asked: dict[str, int] = field(default_factory=dict[str, int])
@@ -86,7 +86,7 @@ def read(file: Path) -> State:
         return State()
     found = json.loads(file.read_text())
     return State(
-        tasks=[Task(**task) for task in found["tasks"]],
+        tasks=[ManagedTask(**task) for task in found["tasks"]],
         clusters={name: Cluster(**each) for name, each in found["clusters"].items()},
         machines={name: Machine(**each) for name, each in found["machines"].items()},
         asked=found["asked"],

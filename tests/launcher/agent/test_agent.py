@@ -15,7 +15,7 @@ from services.launcher.agent.decisions import EXIT_SILENCE
 from services.launcher.agent.preemption import UNTOLD_LEFT_S
 from services.launcher.agent_protocol import EXIT_PREEMPTED, UnitPhase
 from tests.support.launcher import TOKEN
-from tests.support.watched_machine import Machine, machine, metadata_server
+from tests.support.watched_machine import WatchedMachine, machine, metadata_server
 
 AWS = "/latest/meta-data/spot/instance-action"
 _SECRET_FILES = ["ca.pem", "cert.pem", "key.pem", "token"]
@@ -86,7 +86,7 @@ async def test_sigterm_drains_for_as_long_as_schedulers_wait_and_is_told_as_pree
         assert UNTOLD_LEFT_S < SLURM_KILL_WAIT_S
 
 
-def _graces(here: Machine) -> list[float]:
+def _graces(here: WatchedMachine) -> list[float]:
     """What the watcher gave its service each time it had it drain."""
     lines = [json.loads(line) for line in here.output.splitlines() if line.startswith("{")]
     return [line["grace_s"] for line in lines if line["event"] == "draining"]
@@ -266,7 +266,7 @@ async def test_a_further_machine_of_a_learner_obeys_and_logs_but_does_not_speak_
         assert not here.left()
 
 
-async def _ends(here: Machine, process: asyncio.subprocess.Process) -> None:
+async def _ends(here: WatchedMachine, process: asyncio.subprocess.Process) -> None:
     process.send_signal(signal.SIGTERM)
     await asyncio.wait_for(process.wait(), 40)
     assert not here.left()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from flotilla.launcher.v1 import run_service_pb2 as run_pb
-from tests.support.watched_machine import Machine, machine
+from tests.support.watched_machine import WatchedMachine, machine
 
 TAILS = 100
 
@@ -33,11 +33,11 @@ async def test_every_line_arrives_once_over_cuts_and_kills(tmp_path: Path, seed:
         _compare(truth.read_text().splitlines(), _lines(here.log()))
 
 
-async def _begins(here: Machine, number: int) -> None:
+async def _begins(here: WatchedMachine, number: int) -> None:
     await here.until(lambda: here.log().count("count begins") == number)
 
 
-async def _cut_off_now_and_then(here: Machine, rng: random.Random) -> None:
+async def _cut_off_now_and_then(here: WatchedMachine, rng: random.Random) -> None:
     """The launcher's server goes and comes back, with another memory of what it has."""
     for _ in range(3):
         await asyncio.sleep(rng.uniform(0.1, 0.9))
@@ -121,7 +121,7 @@ async def test_a_hundred_followers_of_a_log_see_all_of_it_and_cost_little(tmp_pa
         await asyncio.wait_for(process.wait(), 40)
 
 
-async def _head(here: Machine, request: run_pb.TailLogsRequest) -> list[str]:
+async def _head(here: WatchedMachine, request: run_pb.TailLogsRequest) -> list[str]:
     """The first lines that one follower gets."""
     lines: list[str] = []
     call = here.served.runs.TailLogs(request)

@@ -17,7 +17,7 @@ from services.launcher.state import LifecyclePolicy
 from services.learner.checkpoints.adapters.fsspec_store import open_store
 from tests.support.launcher import spec
 from tests.support.remote_checkpoints import RUN_ID
-from tests.support.remote_checkpoints import Machine as Uploading
+from tests.support.remote_checkpoints import UploadingMachine as Uploading
 from tests.support.watched_machine import machine
 
 POLICY = LifecyclePolicy(max_restarts=1, backoff_s=0.01)
@@ -69,12 +69,12 @@ async def test_a_store_out_of_reach_is_asked_again_and_then_given_up(tmp_path: P
     async def sleep(seconds: float) -> None:
         slept.append(seconds)
 
-    class Away(RunFolder):
+    class UnreachableStore(RunFolder):
         async def _run_restore(self) -> int:
             return 3
 
     found = folder(tmp_path, "s3://bucket/fake-1")
-    away = Away(found.run_dir, found.url, found.spec, found.log)
+    away = UnreachableStore(found.run_dir, found.url, found.spec, found.log)
     with pytest.raises(StoreAwayError, match="out of reach"):
         await away.ensure_ready(True, POLICY, sleep)
     assert slept == [0.01, 0.02]

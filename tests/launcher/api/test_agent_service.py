@@ -13,16 +13,16 @@ from services.common.rpc import service_error, to_seconds
 from services.launcher.agent_protocol import EXIT_PREEMPTED
 from services.launcher.state import Replica
 from services.launcher.store.log_spool import MAX_CHUNK_BYTES
-from tests.support.watched_machine import Machine, machine
+from tests.support.watched_machine import WatchedMachine, machine
 
 
-def report(here: Machine, **fields: Any) -> registry_pb.ReportUnitRequest:
+def report(here: WatchedMachine, **fields: Any) -> registry_pb.ReportUnitRequest:
     who: dict[str, Any] = {"run_id": here.run_id, "service": "rollout", "replica": 0}
     who |= {"incarnation": "a", "phase": registry_pb.UNIT_PHASE_RUNNING, **fields}
     return registry_pb.ReportUnitRequest(**who)
 
 
-def push(here: Machine, **fields: Any) -> registry_pb.PushLogsRequest:
+def push(here: WatchedMachine, **fields: Any) -> registry_pb.PushLogsRequest:
     who: dict[str, Any] = {"run_id": here.run_id, "service": "rollout", "replica": 0}
     who |= {"incarnation": "a", **fields}
     return registry_pb.PushLogsRequest(**who)

@@ -77,32 +77,35 @@ def test_the_held_out_figure_is_not_that_of_training() -> None:
     assert second.split()[-2:] == ["-", "-"]
 
 
+RUN_FIELDS: dict[str, Any] = {
+    "run_id": RUN_ID,
+    "name": "a-spec",
+    "state": "running",
+    "mode": "train",
+    "backend": "local",
+    "created": "2023-11-14T22:13:20Z",
+    "ended": None,
+    "step": 3,
+    "total_steps": 8,
+    "held_out_pass_at_1": 0.5,
+    "training_pass_at_1": 0.75,
+    "outcome": None,
+    "error": "",
+    "unreachable": "",
+    "cleanup": None,
+    "cleanup_detail": "",
+    "cost": {"accrued": 0.0, "per_hour": 0.0},
+    "metrics": {"reward/avg_pass_at_1": 0.75, "eval/all/pass_at_1": 0.5},
+}
+
+
 def test_json_has_the_documented_fields() -> None:
     answer = json.loads(format_status_json([a_run()], attended=True))
     assert (answer["version"], answer["attended"]) == (1, True)
     (run,) = answer["runs"]
     (alarm,), (service,) = run.pop("alarms"), run.pop("services")
     assert run.pop("directory") == f"/data/{RUN_ID}"
-    assert run == {
-        "run_id": RUN_ID,
-        "name": "a-spec",
-        "state": "running",
-        "mode": "train",
-        "backend": "local",
-        "created": "2023-11-14T22:13:20Z",
-        "ended": None,
-        "step": 3,
-        "total_steps": 8,
-        "held_out_pass_at_1": 0.5,
-        "training_pass_at_1": 0.75,
-        "outcome": None,
-        "error": "",
-        "unreachable": "",
-        "cleanup": None,
-        "cleanup_detail": "",
-        "cost": {"accrued": 0.0, "per_hour": 0.0},
-        "metrics": {"reward/avg_pass_at_1": 0.75, "eval/all/pass_at_1": 0.5},
-    }
+    assert run == RUN_FIELDS
     assert alarm == {
         "rule": "no_reward",
         "scope": "shop",

@@ -93,10 +93,10 @@ def uploaded(folder: Path, **sections: Any) -> str:
     import asyncio
 
     from services.learner.checkpoints.adapters.fsspec_store import open_store
-    from tests.support.remote_checkpoints import RUN_ID, Machine
+    from tests.support.remote_checkpoints import RUN_ID, UploadingMachine
 
     store = open_store(f"file://{folder}/elsewhere/{RUN_ID}", {})
-    machine = Machine(folder / "old", store, spec=json.dumps(spec(**sections)))
+    machine = UploadingMachine(folder / "old", store, spec=json.dumps(spec(**sections)))
     asyncio.run(machine.upload(2))
     machine.note(acknowledged=7, step=5)
     return store.url

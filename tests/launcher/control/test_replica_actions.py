@@ -14,7 +14,7 @@ from services.common import rpc
 from services.launcher.backends.fake import FakeBackend
 from services.launcher.backends.ports import BackendUnreachable, LaunchSpec, ResourceOffer
 from services.launcher.state import Unit
-from tests.support.launcher import Served, serving, spec
+from tests.support.launcher import ServedLauncher, serving, spec
 
 
 class SlowBackend(FakeBackend):
@@ -30,7 +30,7 @@ class SlowBackend(FakeBackend):
         return unit
 
 
-async def registered(served: Served, run_id: str) -> None:
+async def registered(served: ServedLauncher, run_id: str) -> None:
     """All replicas serve, as they say themselves."""
     run = await served.get(run_id)
     for replica in run.replicas:
@@ -48,7 +48,9 @@ async def registered(served: Served, run_id: str) -> None:
         )
 
 
-async def told(served: Served, run_id: str, service: str) -> "registry_pb.Command.ValueType":
+async def told(
+    served: ServedLauncher, run_id: str, service: str
+) -> "registry_pb.Command.ValueType":
     """What a replica is told in answer to its heartbeat."""
     answer = await served.registry.Heartbeat(
         registry_pb.HeartbeatRequest(
@@ -58,7 +60,7 @@ async def told(served: Served, run_id: str, service: str) -> "registry_pb.Comman
     return answer.command
 
 
-async def left(served: Served, run_id: str, service: str) -> None:
+async def left(served: ServedLauncher, run_id: str, service: str) -> None:
     """A replica's watcher says its last word."""
     await served.registry.ReportUnit(
         registry_pb.ReportUnitRequest(
@@ -71,7 +73,7 @@ async def left(served: Served, run_id: str, service: str) -> None:
     )
 
 
-async def with_one_to_kill(served: Served, backend: FakeBackend) -> str:
+async def with_one_to_kill(served: ServedLauncher, backend: FakeBackend) -> str:
     """A run with a rollout too many, which does not drain; its id."""
     backend.stubborn = True
     run_id = await served.start(spec(launcher={"rollout": {"replicas": 2}, "drain_s": 0.2}))
@@ -85,14 +87,14 @@ async def with_one_to_kill(served: Served, backend: FakeBackend) -> str:
 async def test_a_kill_that_nobody_answered_is_no_word_on_a_backend_that_answers_since(
     tmp_path: Path, late: bool
 ) -> None:
-    class Away(FakeBackend):
+    class UnreachableAfterKill(FakeBackend):
         async def kill_replica(self, unit: Unit) -> None:
             self.finish_unit(unit)
             await asyncio.sleep(0.2 * late)
             self.killed.append(unit)
             raise BackendUnreachable("nobody answers")
 
-    backend = Away()
+    backend = UnreachableAfterKill()
     async with serving(tmp_path, backend) as served:
         run_id = await with_one_to_kill(served, backend)
         stopped = {"starting", "stopped"}

@@ -4,7 +4,6 @@ tasks, a verifier, and a run spec beside them."""
 import hashlib
 import json
 import sys
-import textwrap
 from pathlib import Path
 
 import pytest
@@ -59,6 +58,32 @@ TASKS = [
 ]
 
 
+SPEC = """
+name = "library"
+[policy]
+model = "{policy}"
+max_model_len = 8192
+[env_gateway]
+backend = "mcp"
+[env_gateway.verifiers]
+digests = "verifiers.sha256"
+[rollout]
+max_attempts = 4
+max_turns = 2
+max_input_length = 4000
+max_generate_length = 40
+[rollout.engine]
+device = "cpu"
+max_num_seqs = 4
+[learner]
+tasks = "{folder}/tasks.json"
+steps = 1
+groups_per_step = 1
+group_size = 2
+[env_gateway.backends.mcp]
+"""
+
+
 def write(
     folder: Path, policy: Path, *, backend: str = "", verifier: str = VERIFIER, listed: bool = True
 ) -> Path:
@@ -73,33 +98,7 @@ def write(
     (folder / "verifiers.sha256").write_text(f"{digest}  lend\n" if listed else "")
     server = backend or f'transport = "stdio"\ncommand = ["python", "{folder}/server.py"]'
     spec = folder / "library.toml"
-    spec.write_text(
-        textwrap.dedent(f"""
-        name = "library"
-        [policy]
-        model = "{policy}"
-        max_model_len = 8192
-        [env_gateway]
-        backend = "mcp"
-        [env_gateway.verifiers]
-        digests = "verifiers.sha256"
-        [rollout]
-        max_attempts = 4
-        max_turns = 2
-        max_input_length = 4000
-        max_generate_length = 40
-        [rollout.engine]
-        device = "cpu"
-        max_num_seqs = 4
-        [learner]
-        tasks = "{folder}/tasks.json"
-        steps = 1
-        groups_per_step = 1
-        group_size = 2
-        [env_gateway.backends.mcp]
-        """)
-        + f"{server}\n"
-    )
+    spec.write_text(SPEC.format(policy=policy, folder=folder) + f"{server}\n")
     return spec
 
 

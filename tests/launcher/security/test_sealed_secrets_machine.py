@@ -14,13 +14,13 @@ import psutil
 
 from services.launcher.security.sealed_secrets import KEY_FILE, load_or_make_key, seal_secrets
 from tests.support.canary import Canaries
-from tests.support.watched_machine import Machine, machine
+from tests.support.watched_machine import WatchedMachine, machine
 
 # What services read by themselves, and so must find.
 OWN = ("FLEET_API_KEY", "WANDB_API_KEY", "HF_TOKEN", "AWS_SECRET_ACCESS_KEY")
 
 
-def give(here: Machine, canaries: Canaries) -> tuple[str, ...]:
+def give(here: WatchedMachine, canaries: Canaries) -> tuple[str, ...]:
     """Its secrets, the run's own of the harness and those of others, sealed as the launcher does
     it; the watcher's options for them."""
     environ = canaries.environ("http://127.0.0.1:9")
@@ -56,7 +56,7 @@ async def test_the_runs_identity_stays_with_the_watcher_and_goes_with_it(
         assert not list(here.temporary.iterdir())
 
 
-def _check_handed_over(here: Machine, argv: list[str]) -> None:
+def _check_handed_over(here: WatchedMachine, argv: list[str]) -> None:
     """Files of a folder that only its owner may look into."""
     folder = Path(argv[argv.index("--tls-dir") + 1])
     assert folder.is_relative_to(here.temporary)

@@ -98,8 +98,8 @@ def test_a_ledger_of_an_earlier_version_goes_on_with_what_it_has(
     store.close()
 
 
-def test_every_transition_is_kept_with_its_cause_and_deadlines_survive(tmp_path: Path) -> None:
-    store = Ledger(tmp_path / "launcher.sqlite")
+def write_a_life(store: Ledger) -> Run:
+    """Write a run that starts, whose learner fails, and that ends; return it as it ended."""
     before = Run("r", "demo", {LEARNER: 1})
     with store.transaction():
         store.begin_run(before, "{}", 1.0, {LEARNER: 2.5})
@@ -126,6 +126,12 @@ def test_every_transition_is_kept_with_its_cause_and_deadlines_survive(tmp_path:
         failed, Outcome.DEADLINE, 10.0, LifecyclePolicy(drain_s=5.0), "enough"
     )
     ledger_writer.write_run_change(store, failed, ended, [], "enough", [])
+    return ended
+
+
+def test_every_transition_is_kept_with_its_cause_and_deadlines_survive(tmp_path: Path) -> None:
+    store = Ledger(tmp_path / "launcher.sqlite")
+    ended = write_a_life(store)
     store.close()
     store = Ledger(tmp_path / "launcher.sqlite")
     stored = store.get_run("r")

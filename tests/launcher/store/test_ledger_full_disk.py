@@ -13,14 +13,16 @@ from services.launcher.control.supervisor import Supervisor
 from services.launcher.state import LEARNER, ROLLOUT, Replica, ReplicaState, RunState
 from services.launcher.store.ledger import Ledger
 from tests.launcher.control.test_replica_actions import registered
-from tests.support.launcher import Served, serving, spec, until
+from tests.support.launcher import ServedLauncher, serving, spec, until
 
 # Of SQLite: as many as there can be.
 _ALL_PAGES = 0xFFFFFFFE
 
 
 @asynccontextmanager
-async def running(folder: Path, backend: FakeBackend) -> AsyncGenerator[tuple[Served, Supervisor]]:
+async def running(
+    folder: Path, backend: FakeBackend
+) -> AsyncGenerator[tuple[ServedLauncher, Supervisor]]:
     async with serving(folder, backend) as served:
         run_id = await served.start(spec(launcher={"max_restarts": 9, "drain_s": 1.0}))
         await served.until(run_id, lambda run: len(run.replicas) == 3)

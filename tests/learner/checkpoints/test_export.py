@@ -28,7 +28,7 @@ from services.learner.ranks.fake import FakeRanks
 from services.learner.run_files.checkpoint_manifest import FileEntry, Manifest, write_manifest
 from tests.support.learner import learner, make_config
 from tests.support.rank_configs import policy_config
-from tests.support.remote_checkpoints import Machine, query, train
+from tests.support.remote_checkpoints import UploadingMachine, query, train
 from tests.support.tiny_ranks import YARN, reference_logprobs, write_model
 
 TOKENIZER = {"tokenizer.json": "{}", "tokenizer_config.json": '{"chat_template": "x"}'}
@@ -183,7 +183,7 @@ async def write_run(folder: Path) -> Path:
     """A run's folder with checkpoints of a real model at steps 5 and 7."""
     saved, policy = make_checkpoint(folder)
     run_dir = folder / "run"
-    machine = Machine(run_dir, store=None)  # pyright: ignore[reportArgumentType]
+    machine = UploadingMachine(run_dir, store=None)  # pyright: ignore[reportArgumentType]
     for step in (5, 7):
         row = await machine.make(step)
         shutil.rmtree(row.directory)

@@ -16,7 +16,7 @@ from services.learner.checkpoints.remote_layout import Marker, Stamp
 from services.learner.checkpoints.remote_restore import RestoreError, restore
 from services.learner.journal.store import JOURNAL_FILE, open_journal
 from services.learner.ports import RemoteStoreError
-from tests.support.remote_checkpoints import RUN_ID, Machine, query
+from tests.support.remote_checkpoints import RUN_ID, UploadingMachine, query
 
 
 def garble(store: FsspecStore, name: str) -> None:
@@ -31,7 +31,7 @@ def files(folder: Path) -> list[str]:
 async def test_the_newest_checkpoint_is_restored_with_journal_spec_and_metrics(
     store: FsspecStore, tmp_path: Path
 ) -> None:
-    machine = Machine(tmp_path / "old", store)
+    machine = UploadingMachine(tmp_path / "old", store)
     await machine.make(10)
     row = await machine.make(20)
     lines = [json.dumps({"step": step}) + "\n" for step in (19, 20, 21)]
@@ -57,7 +57,7 @@ async def test_the_newest_checkpoint_is_restored_with_journal_spec_and_metrics(
 async def test_the_next_start_has_an_epoch_above_every_one_that_ever_began(
     store: FsspecStore, tmp_path: Path
 ) -> None:
-    await Machine(tmp_path / "old", store, run_epoch=3).upload(20)
+    await UploadingMachine(tmp_path / "old", store, run_epoch=3).upload(20)
     marker = Marker(6, "began-and-died", 20)
     store.write(marker.name, marker.encode())
     restore(store, tmp_path / "new", name="test")
@@ -72,12 +72,12 @@ async def test_the_next_start_has_an_epoch_above_every_one_that_ever_began(
 async def test_what_the_disk_took_along_is_counted_over_all_disks(
     store: FsspecStore, tmp_path: Path
 ) -> None:
-    first = Machine(tmp_path / "first", store)
+    first = UploadingMachine(tmp_path / "first", store)
     await first.upload(20)
     first.note(acknowledged=30, step=23)
     restored = restore(store, tmp_path / "second", name="test")
     assert (restored.lost, restored.lost_steps) == (30, 3)
-    second = Machine(tmp_path / "second" / RUN_ID, store, run_epoch=2)
+    second = UploadingMachine(tmp_path / "second" / RUN_ID, store, run_epoch=2)
     # This one sampled 20 tries more, and its disk goes too, before it has uploaded anything.
     second.note(acknowledged=50, step=22)
     assert restore(store, tmp_path / "third", name="test").lost == 50
@@ -89,7 +89,7 @@ async def test_what_the_disk_took_along_is_counted_over_all_disks(
 async def test_a_damaged_checkpoint_is_told_of_and_the_one_before_it_taken(
     store: FsspecStore, tmp_path: Path, what: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    machine = Machine(tmp_path / "old", store)
+    machine = UploadingMachine(tmp_path / "old", store)
     for step in (10, 20):
         await machine.upload(step)
     garble(store, what.format(Stamp(1, 20)))
@@ -101,7 +101,7 @@ async def test_a_damaged_checkpoint_is_told_of_and_the_one_before_it_taken(
 async def test_nothing_is_restored_where_every_checkpoint_is_damaged(
     store: FsspecStore, tmp_path: Path
 ) -> None:
-    machine = Machine(tmp_path / "old", store)
+    machine = UploadingMachine(tmp_path / "old", store)
     for step in (10, 20):
         await machine.upload(step)
     garble(store, f"checkpoints/{Stamp(1, 20)}/spec.json")
@@ -114,7 +114,7 @@ async def test_nothing_is_restored_where_every_checkpoint_is_damaged(
 
 
 async def test_checkpoints_of_a_zombie_are_not_restored(store: FsspecStore, tmp_path: Path) -> None:
-    zombie = Machine(tmp_path / "old", store, run_epoch=3)
+    zombie = UploadingMachine(tmp_path / "old", store, run_epoch=3)
     for step in (20, 30):
         await zombie.upload(step)
     marker = Marker(4, "other", 20)
@@ -125,7 +125,7 @@ async def test_checkpoints_of_a_zombie_are_not_restored(store: FsspecStore, tmp_
 async def test_a_run_that_is_here_already_is_not_overwritten(
     store: FsspecStore, tmp_path: Path
 ) -> None:
-    machine = Machine(tmp_path / RUN_ID, store)
+    machine = UploadingMachine(tmp_path / RUN_ID, store)
     await machine.upload(20)
     await machine.make(30)
     with pytest.raises(RestoreError, match=f"go on with it by `--resume {RUN_ID}`"):
@@ -136,7 +136,7 @@ async def test_a_run_that_is_here_already_is_not_overwritten(
 async def test_two_do_not_restore_the_same_run_to_the_same_folder_at_once(
     store: FsspecStore, tmp_path: Path
 ) -> None:
-    await Machine(tmp_path / "old", store).upload(20)
+    await UploadingMachine(tmp_path / "old", store).upload(20)
     folder = tmp_path / "new" / f".{RUN_ID}.restoring"
     folder.mkdir(parents=True)
     handle = os.open(folder, os.O_RDONLY)
@@ -157,14 +157,14 @@ def edit_manifest(store: FsspecStore, stamp: Stamp, **fields: Any) -> None:
 
 
 async def test_a_journal_of_another_schema_is_refused(store: FsspecStore, tmp_path: Path) -> None:
-    stamp = (await Machine(tmp_path / "old", store).upload(20)).stamp
+    stamp = (await UploadingMachine(tmp_path / "old", store).upload(20)).stamp
     edit_manifest(store, stamp, schema_version="999")
     with pytest.raises(RestoreError, match="its journal has schema 999, this learner reads"):
         restore(store, tmp_path / "new", name="test")
 
 
 async def test_a_run_of_another_spec_is_refused(store: FsspecStore, tmp_path: Path) -> None:
-    await Machine(tmp_path / "old", store).upload(20)
+    await UploadingMachine(tmp_path / "old", store).upload(20)
     with pytest.raises(RestoreError, match="is a run of spec 'test', not of 'mine'"):
         restore(store, tmp_path / "new", name="mine")
     assert os.listdir(tmp_path / "new") == []
@@ -174,14 +174,14 @@ async def test_a_run_of_another_spec_is_refused(store: FsspecStore, tmp_path: Pa
 async def test_a_run_id_that_could_leave_the_folder_is_refused(
     store: FsspecStore, tmp_path: Path, run_id: str
 ) -> None:
-    stamp = (await Machine(tmp_path / "old", store).upload(20)).stamp
+    stamp = (await UploadingMachine(tmp_path / "old", store).upload(20)).stamp
     edit_manifest(store, stamp, run_id=run_id)
     with pytest.raises(RestoreError, match="is no run id"):
         restore(store, tmp_path / "new", name="test")
 
 
 async def test_a_folder_of_runs_is_told_from_a_run(store: FsspecStore, tmp_path: Path) -> None:
-    await Machine(tmp_path / "old", store).upload(20)
+    await UploadingMachine(tmp_path / "old", store).upload(20)
     parent = open_store(store.url.rpartition("/")[0], {})
     with pytest.raises(RestoreError, match=f"holds runs, not one: name it, as in .*/{RUN_ID}"):
         restore(parent, tmp_path / "new", name="test")
@@ -198,7 +198,7 @@ async def test_a_folder_of_runs_is_told_from_a_run(store: FsspecStore, tmp_path:
 async def test_a_journal_without_the_checkpoints_step_is_damage(
     store: FsspecStore, tmp_path: Path
 ) -> None:
-    machine = Machine(tmp_path / "old", store)
+    machine = UploadingMachine(tmp_path / "old", store)
     staged = machine.stage(await machine.make(20))
     with closing(sqlite3.connect(staged.folder / JOURNAL_FILE)) as db, db:
         db.execute("DELETE FROM checkpoints")
@@ -210,7 +210,7 @@ async def test_a_journal_without_the_checkpoints_step_is_damage(
 async def test_a_journal_that_puts_its_checkpoint_elsewhere_is_damage(
     store: FsspecStore, tmp_path: Path
 ) -> None:
-    machine = Machine(tmp_path / "old", store)
+    machine = UploadingMachine(tmp_path / "old", store)
     staged = machine.stage(await machine.make(20))
     with closing(sqlite3.connect(staged.folder / JOURNAL_FILE)) as db, db:
         db.execute("UPDATE checkpoints SET directory = '/runs/run/checkpoints/..'")
@@ -232,7 +232,7 @@ def spec_file(folder: Path, **checkpoint: Any) -> Path:
 async def test_the_command_restores_from_s3_and_says_what(
     s3: FsspecStore, endpoint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    await Machine(tmp_path / "old", s3).upload(20)
+    await UploadingMachine(tmp_path / "old", s3).upload(20)
     spec = spec_file(tmp_path, remote_options={"endpoint_url": endpoint})
     arguments = ["--config", str(spec), "--runs", str(tmp_path / "new")]
     assert command.main([s3.url, *arguments]) == 0

@@ -33,8 +33,8 @@ from services.learner.journal.store import JOURNAL_FILE
 from services.learner.ports import RemoteStoreError, RemoteStoreRefusedError
 from tests.support.remote_checkpoints import (
     RUN_ID,
-    Machine,
     Unreliable,
+    UploadingMachine,
     manifests,
     no_wait,
     unreliable,
@@ -46,7 +46,7 @@ async def test_the_manifest_comes_last_and_names_what_is_there(
 ) -> None:
     order: list[str] = []
     flaky = unreliable(s3, lambda call, what: order.append(f"{call} {what}"))
-    await Machine(tmp_path, flaky).upload(20)
+    await UploadingMachine(tmp_path, flaky).upload(20)
     written = [line for line in order if line.split()[0] in ("write", "upload")]
     assert written[-1].startswith("write manifests/e000001-s000020.json")
     stamp = Stamp(1, 20)
@@ -65,7 +65,7 @@ async def test_the_manifest_comes_last_and_names_what_is_there(
 async def test_files_of_an_interrupted_upload_are_no_checkpoint_and_go_with_the_next(
     s3: FsspecStore, tmp_path: Path
 ) -> None:
-    machine = Machine(tmp_path, s3)
+    machine = UploadingMachine(tmp_path, s3)
     await machine.upload(10)
 
     def die(call: str, what: str) -> None:
@@ -79,7 +79,7 @@ async def test_files_of_an_interrupted_upload_are_no_checkpoint_and_go_with_the_
         cut_off.upload(staged)
     assert any("s000020" in name for name in s3.list_files("checkpoints"))
     assert manifests(s3) == ["e000001-s000010"]
-    later = Machine(tmp_path, s3, run_epoch=2)
+    later = UploadingMachine(tmp_path, s3, run_epoch=2)
     later.uploader.upload(later.stage(await later.make(30)))
     assert manifests(s3) == ["e000001-s000010", "e000002-s000030"]
     assert not [name for name in s3.list_files("checkpoints") if "s000020" in name]
@@ -92,7 +92,7 @@ async def test_parts_of_a_file_that_was_never_completed_are_dropped(
     bucket, prefix, _ = files.split_path(s3._root)  # pyright: ignore[reportPrivateUsage]
     for key in (f"{prefix}/checkpoints/e000001-s000010/ranks/model.bin", "somebody/elses"):
         files.call_s3("create_multipart_upload", Bucket=bucket, Key=key)
-    await Machine(tmp_path, s3).upload(20)
+    await UploadingMachine(tmp_path, s3).upload(20)
     left = [part["Key"] for part in files.list_multipart_uploads(bucket)]
     assert [key for key in left if key.startswith(prefix)] == []
     assert "somebody/elses" in left
@@ -108,7 +108,7 @@ async def test_as_many_are_kept_as_should_be_and_a_manifest_goes_before_its_file
             removed.append(what)
 
     flaky = unreliable(store, note)
-    machine = Machine(tmp_path, flaky)
+    machine = UploadingMachine(tmp_path, flaky)
     for step in (10, 20, 30):
         await machine.upload(step)
     assert manifests(store) == ["e000001-s000020", "e000001-s000030"]
@@ -129,7 +129,7 @@ async def test_a_failed_request_is_repeated_and_one_that_is_refused_is_not(
             raise error
 
     flaky = unreliable(store, fail)
-    await Machine(tmp_path, flaky).upload(10)
+    await UploadingMachine(tmp_path, flaky).upload(10)
     assert manifests(store) == ["e000001-s000010"]
     asked = 0
 
@@ -171,7 +171,7 @@ async def test_what_arrives_changed_is_sent_again(store: FsspecStore, tmp_path: 
                 store.write(name, b"xx")
 
     garbling: Any = Garbling(store, lambda call, what: None)
-    await Machine(tmp_path, garbling).upload(10)
+    await UploadingMachine(tmp_path, garbling).upload(10)
     assert sent == 2
     assert store.read("checkpoints/e000001-s000010/ranks/model.bin") == b"10"
 
@@ -179,7 +179,7 @@ async def test_what_arrives_changed_is_sent_again(store: FsspecStore, tmp_path: 
 async def test_a_file_that_changed_on_the_disk_does_not_replace_a_whole_checkpoint(
     store: FsspecStore, tmp_path: Path
 ) -> None:
-    machine = Machine(tmp_path, store)
+    machine = UploadingMachine(tmp_path, store)
     await machine.upload(10)
     row = await machine.make(20)
     (Path(row.directory) / "model.bin").write_bytes(b"damaged")
@@ -194,7 +194,7 @@ async def test_a_file_that_changed_on_the_disk_does_not_replace_a_whole_checkpoi
 async def test_a_checkpoint_that_is_removed_while_it_waits_is_uploaded_all_the_same(
     store: FsspecStore, tmp_path: Path
 ) -> None:
-    machine = Machine(tmp_path, store)
+    machine = UploadingMachine(tmp_path, store)
     row = await machine.make(10)
     staged = machine.stage(row)
     same = os.stat(Path(row.directory) / "model.bin").st_ino
@@ -207,10 +207,10 @@ async def test_a_checkpoint_that_is_removed_while_it_waits_is_uploaded_all_the_s
 async def test_what_is_there_already_is_not_uploaded_again_by_the_next_start(
     store: FsspecStore, tmp_path: Path
 ) -> None:
-    machine = Machine(tmp_path, store)
+    machine = UploadingMachine(tmp_path, store)
     row = await machine.make(10)
     assert machine.uploader.upload(machine.stage(row)) > 0
-    restarted = Machine(tmp_path, store, run_epoch=2)
+    restarted = UploadingMachine(tmp_path, store, run_epoch=2)
     assert restarted.uploader.upload(restarted.stage(row)) == 0
     assert manifests(store) == ["e000001-s000010"]
 
@@ -218,7 +218,7 @@ async def test_what_is_there_already_is_not_uploaded_again_by_the_next_start(
 async def test_an_older_epoch_uploads_nothing_once_a_later_one_has_begun(
     store: FsspecStore, tmp_path: Path
 ) -> None:
-    zombie = Machine(tmp_path / "old", store, run_epoch=3)
+    zombie = UploadingMachine(tmp_path / "old", store, run_epoch=3)
     await zombie.upload(10)
     store.write(Marker(4, "other", 10).name, Marker(4, "other", 10).encode())
     with pytest.raises(FencedError, match="is at epoch 4, this learner at 3"):
@@ -237,7 +237,7 @@ async def test_an_epoch_that_begins_during_an_upload_keeps_its_manifest_away(
             store.write(marker.name, marker.encode())
 
     flaky = unreliable(store, begin)
-    zombie = Machine(tmp_path, flaky, run_epoch=3)
+    zombie = UploadingMachine(tmp_path, flaky, run_epoch=3)
     with pytest.raises(FencedError):
         await zombie.upload(20)
     assert manifests(store) == []
@@ -252,12 +252,12 @@ def test_readers_ignore_what_an_epoch_made_after_a_later_one_began() -> None:
 async def test_the_newest_epoch_removes_what_a_zombie_slipped_in(
     store: FsspecStore, tmp_path: Path
 ) -> None:
-    zombie = Machine(tmp_path / "old", store, run_epoch=3)
+    zombie = UploadingMachine(tmp_path / "old", store, run_epoch=3)
     for step in (10, 20):
         await zombie.upload(step)
     marker = Marker(4, "other", 10)
     store.write(marker.name, marker.encode())
-    await Machine(tmp_path / "new", store, run_epoch=4).upload(15)
+    await UploadingMachine(tmp_path / "new", store, run_epoch=4).upload(15)
     assert manifests(store) == ["e000003-s000010", "e000004-s000015"]
     assert not [name for name in store.list_files("checkpoints") if "s000020" in name]
 
@@ -265,7 +265,7 @@ async def test_the_newest_epoch_removes_what_a_zombie_slipped_in(
 async def test_the_journal_that_goes_along_is_of_the_moment_it_was_held(
     store: FsspecStore, tmp_path: Path
 ) -> None:
-    machine = Machine(tmp_path, store)
+    machine = UploadingMachine(tmp_path, store)
     await machine.make(10)
     journal = tmp_path / JOURNAL_FILE
     with closing(sqlite3.connect(journal)) as db, db:
@@ -311,7 +311,7 @@ def _receive(db: sqlite3.Connection, group: str, index: int) -> None:
 async def test_a_manifest_that_is_not_one_is_refused(
     store: FsspecStore, tmp_path: Path, change: dict[str, Any], why: str
 ) -> None:
-    stamp = (await Machine(tmp_path, store).upload(10)).stamp
+    stamp = (await UploadingMachine(tmp_path, store).upload(10)).stamp
     fields = {**json.loads(store.read(stamp.manifest) or b""), **change}
     with pytest.raises(LayoutError, match=why):
         decode_manifest(json.dumps(fields).encode(), stamp)
@@ -323,7 +323,7 @@ async def test_a_manifest_that_is_not_one_is_refused(
 async def test_any_file_system_of_fsspec_will_do(scheme: str, tmp_path: Path) -> None:
     root = f"{tmp_path}/elsewhere" if scheme == "file" else f"/{tmp_path.name}"
     store = open_store(f"{scheme}://{root}", {})
-    machine = Machine(tmp_path / "run", store)
+    machine = UploadingMachine(tmp_path / "run", store)
     for step in (10, 20, 30):
         staged = await machine.upload(step)
     assert manifests(store) == ["e000001-s000020", "e000001-s000030"]

@@ -13,7 +13,7 @@ from services.learner.checkpoints.adapters.fsspec_store import FsspecStore
 from services.learner.checkpoints.remote_restore import RestoreError, restore
 from services.learner.journal.schema import CheckpointRow
 from tests.learner.checkpoints.upload_process import PART_BYTES
-from tests.support.remote_checkpoints import Machine, manifests, query
+from tests.support.remote_checkpoints import UploadingMachine, manifests, query
 
 PROGRAM = "tests.learner.checkpoints.upload_process"
 
@@ -46,7 +46,7 @@ async def test_what_a_kill_leaves_is_no_checkpoint_and_the_next_start_mends_it(
         with pytest.raises(RestoreError, match="no run has a checkpoint there"):
             restore(s3, tmp_path / "too-early", name="test")
     (found,) = query(tmp_path / "run", "SELECT step, directory, files FROM checkpoints")
-    again = Machine(tmp_path / "run", s3, run_epoch=2)
+    again = UploadingMachine(tmp_path / "run", s3, run_epoch=2)
     staged = again.stage(CheckpointRow(found[0], found[1], {}))
     again.uploader.upload(staged)
     assert manifests(s3) == ["e000001-s000020" if whole else "e000002-s000020"]

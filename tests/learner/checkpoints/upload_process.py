@@ -12,7 +12,7 @@ from pathlib import Path
 
 from services.learner.checkpoints.adapters import fsspec_store
 from services.learner.checkpoints.remote_upload import Uploader
-from tests.support.remote_checkpoints import Machine, no_wait, s3_store, unreliable
+from tests.support.remote_checkpoints import UploadingMachine, no_wait, s3_store, unreliable
 
 # Three parts of the smallest size that S3 takes.
 PART_BYTES = 5 << 20
@@ -26,7 +26,7 @@ def die() -> None:
 async def main(folder: Path, endpoint: str, prefix: str, moment: str, name: str) -> None:
     fsspec_store._PART_BYTES = PART_BYTES  # pyright: ignore[reportPrivateUsage]
     store = s3_store(endpoint, prefix)
-    machine = Machine(folder, store)
+    machine = UploadingMachine(folder, store)
     row = await machine.make(20, {"a.bin": b"a", "large.bin": bytes(LARGE_BYTES), "z.bin": b"z"})
 
     def fault(call: str, what: str) -> None:

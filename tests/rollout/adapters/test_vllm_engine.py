@@ -114,6 +114,19 @@ async def check_what_time_cuts(
     raise AssertionError("no turn was cut that two policies wrote")
 
 
+async def check_without_update(
+    engine: VllmEngine, model: Qwen3ForCausalLM, policy: PolicyId
+) -> None:
+    """Check logprobs and spans of what one policy samples, and that a seed repeats it."""
+    for temperature in (1.0, 0.7):
+        sampled = await engine.generate(PROMPT, Sampling(temperature, seed=3), 48)
+        whole = np.concatenate([PROMPT, sampled.token_ids])
+        assert difference(reference_logprobs(model, whole, temperature), sampled) < TOLERANCE
+        assert [(s.policy, s.length) for s in sampled.spans] == [(policy, len(sampled.token_ids))]
+    again = await engine.generate(PROMPT, Sampling(0.7, seed=3), 48)
+    assert again.token_ids.tolist() == sampled.token_ids.tolist()
+
+
 async def test_logprobs_follow_the_weights_through_updates(tmp_path: Path) -> None:
     folder = tmp_path / "model"
     model = make_model(folder)
@@ -121,15 +134,7 @@ async def test_logprobs_follow_the_weights_through_updates(tmp_path: Path) -> No
     try:
         first = publish(model, tmp_path / "v1.safetensors", 1)
         await engine.load_weights(first, Path(first.location))
-        for temperature in (1.0, 0.7):
-            sampled = await engine.generate(PROMPT, Sampling(temperature, seed=3), 48)
-            whole = np.concatenate([PROMPT, sampled.token_ids])
-            assert difference(reference_logprobs(model, whole, temperature), sampled) < TOLERANCE
-            assert [(s.policy, s.length) for s in sampled.spans] == [
-                (first.policy, len(sampled.token_ids))
-            ]
-        again = await engine.generate(PROMPT, Sampling(0.7, seed=3), 48)
-        assert again.token_ids.tolist() == sampled.token_ids.tolist()
+        await check_without_update(engine, model, first.policy)
 
         other = perturbed(model, 1)
         second = publish(other, tmp_path / "v2.safetensors", 2)

@@ -249,12 +249,12 @@ async def test_an_engine_that_does_not_keep_time_is_left(monkeypatch: pytest.Mon
 
 
 async def test_time_that_runs_out_in_a_call_ends_it() -> None:
-    class Slow(FakeEpisode):
+    class SlowEpisode(FakeEpisode):
         async def call_tool(self, name: str, arguments_json: str, timeout_s: float) -> ToolResult:
             await asyncio.sleep(9)
             raise AssertionError
 
-    environment = FakeEnvironment(episode=Slow)
+    environment = FakeEnvironment(episode=SlowEpisode)
     run = runner(environment, [LOOK], attempt_timeout_s=0.2)
     trajectory = await asyncio.wait_for(run.run_attempt(attempt()), 2)
     assert trajectory.stop_reason is StopReason.TIMEOUT

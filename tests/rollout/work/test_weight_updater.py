@@ -73,7 +73,7 @@ class RecordingEngine(FakeEngine):
 
 
 @dataclass
-class Setup:
+class UpdaterSetup:
     learner: FakeLearner
     engine: RecordingEngine
     staged: Path
@@ -90,7 +90,7 @@ class Setup:
 
 
 @asynccontextmanager
-async def following(tmp_path: Path, learner: FakeLearner) -> AsyncGenerator[Setup]:
+async def following(tmp_path: Path, learner: FakeLearner) -> AsyncGenerator[UpdaterSetup]:
     fake = engine(turns("x"))
     fake.__class__ = RecordingEngine
     assert isinstance(fake, RecordingEngine)
@@ -108,7 +108,7 @@ async def following(tmp_path: Path, learner: FakeLearner) -> AsyncGenerator[Setu
         follower = WeightUpdater(feed, fake, staged)
         task = asyncio.create_task(follower.keep_updating())
         try:
-            yield Setup(learner, fake, staged, follower, task)
+            yield UpdaterSetup(learner, fake, staged, follower, task)
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
@@ -230,13 +230,13 @@ async def test_a_file_that_a_killed_predecessor_left_is_removed(tmp_path: Path) 
 
 
 async def test_weights_are_settled_only_once_their_canary_is_judged(tmp_path: Path) -> None:
-    class Slow(RecordingEngine):
+    class SlowEngine(RecordingEngine):
         async def compute_logprobs(self, token_ids: NDArray[np.int32]) -> NDArray[np.float32]:
             await asyncio.sleep(0.3)
             return await super().compute_logprobs(token_ids)
 
     async with following(tmp_path, FakeLearner()) as it:
-        it.engine.__class__ = Slow
+        it.engine.__class__ = SlowEngine
         await it.follower.wait_until_judged()
         it.learner.updates.put_nowait(publication(tmp_path / "v1", 1))
         await until(lambda: it.engine.policy is not None)

@@ -49,7 +49,7 @@ IDENTITY = WorkerIdentity("rollout-0", "incarnation", 1, TokenizerDigests(b"d" *
 
 
 @dataclass
-class Setup:
+class WorkerSetup:
     """A worker and what it talks to."""
 
     learner: FakeLearner
@@ -75,7 +75,7 @@ async def setup(
     seconds: float = 0.0,
     max_attempts: int = 4,
     **changes: float,
-) -> AsyncGenerator[Setup]:
+) -> AsyncGenerator[WorkerSetup]:
     gateway = gateway or FakeGateway()
     fake = engine(turns(*texts), seconds)
     drain, settled = asyncio.Event(), asyncio.Event()
@@ -99,7 +99,7 @@ async def setup(
             run_until_first(worker.run_until_drained(drain), environment.keep_renewing())
         )
         try:
-            yield Setup(
+            yield WorkerSetup(
                 learner, gateway, environment, fake, builder, worker, drain, settled, running
             )
         finally:

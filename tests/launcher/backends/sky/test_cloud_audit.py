@@ -40,7 +40,7 @@ class Account:
 def account(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Account]:
     account = Account()
 
-    class Handler(BaseHTTPRequestHandler):
+    class AccountHandler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers.get("content-length", 0))) or "{}")
             known = self.headers["authorization"] == "Bearer the-key"
@@ -54,7 +54,7 @@ def account(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Account
         def log_message(self, format: str, *args: object) -> None:
             """Nobody reads it."""
 
-    server = HTTPServer(("127.0.0.1", 0), Handler)
+    server = HTTPServer(("127.0.0.1", 0), AccountHandler)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     home = tmp_path / "home"

@@ -60,7 +60,7 @@ class Server:
 
 
 def _handler(server: Server) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
+    class AnswersHandler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             status, answer = server.answer(self.path.strip("/"), body)
@@ -73,7 +73,7 @@ def _handler(server: Server) -> type[BaseHTTPRequestHandler]:
         def log_message(self, format: str, *args: object) -> None:
             """Nobody reads it."""
 
-    return Handler
+    return AnswersHandler
 
 
 @pytest.fixture

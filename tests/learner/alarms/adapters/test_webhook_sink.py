@@ -32,7 +32,7 @@ def server(answer: Answer) -> Generator[tuple[str, list[str]]]:
     """Answers its n-th request with the status `answer(n)`; collects the texts it was sent."""
     texts: list[str] = []
 
-    class Handler(BaseHTTPRequestHandler):
+    class WebhookHandler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"]))
             texts.append(json.loads(body)["text"])
@@ -43,7 +43,7 @@ def server(answer: Answer) -> Generator[tuple[str, list[str]]]:
         def log_message(self, format: str, *args: object) -> None:
             """Tests are quiet."""
 
-    http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    http = ThreadingHTTPServer(("127.0.0.1", 0), WebhookHandler)
     http.daemon_threads = True
     thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()

@@ -80,7 +80,7 @@ def _run(run_id: str) -> dict[str, Any]:
 def wandb_server() -> Generator[WandbServer]:
     """One on a port of its own."""
 
-    class Handler(BaseHTTPRequestHandler):
+    class RunHandler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
         def do_POST(self) -> None:
@@ -106,7 +106,7 @@ def wandb_server() -> Generator[WandbServer]:
         def log_message(self, format: str, *args: object) -> None:
             """Tests are quiet."""
 
-    http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    http = ThreadingHTTPServer(("127.0.0.1", 0), RunHandler)
     http.daemon_threads = True
     server = WandbServer(f"http://127.0.0.1:{http.server_port}")
     thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.02})
