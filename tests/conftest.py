@@ -1,4 +1,4 @@
-"""How the process of the tests stands to its surroundings."""
+"""Signals of the test process, and what its children inherit of them."""
 
 import signal
 from types import FrameType

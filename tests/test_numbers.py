@@ -92,7 +92,7 @@ class Number:
     wrap: Callable[[Any], Any]
 
     def refusal(self, value: Any) -> str:
-        """What is said against a value; empty when it is taken."""
+        """Return what is said against a value; empty when it is taken."""
         try:
             parse_config(ROOTS[self.root], self.wrap(value), where="spec", section=self.root)
         except ConfigError as error:

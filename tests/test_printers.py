@@ -47,7 +47,7 @@ ASKED = {"isatty", "flush", "fileno", "encoding"}
 
 
 def names_of(tree: ast.Module) -> dict[str, str]:
-    """What each imported name is."""
+    """Return what each imported name is."""
     found: dict[str, str] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -104,7 +104,7 @@ def _is_annotation(node: ast.AST, parents: dict[ast.AST, ast.AST]) -> bool:
 
 
 def _is_asked(user: ast.AST, parents: dict[ast.AST, ast.AST], names: dict[str, str]) -> bool:
-    """Whether a stream is asked something, or given to `say`."""
+    """Return whether a stream is asked something, or given to `say`."""
     if isinstance(user, ast.keyword) and isinstance(call := parents[user], ast.Call):
         return dotted(call.func, names) == "services.common.text.say"
     return isinstance(user, ast.Attribute) and user.attr in ASKED

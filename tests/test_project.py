@@ -54,7 +54,8 @@ def test_openenv_has_an_environment_with_the_mcp_that_it_needs() -> None:
 
 
 def config_models(service: str) -> Iterator[type[ConfigModel]]:
-    """Those that the modules of a service's `config` name, and those that their fields hold."""
+    """Yield the models that the modules of a service's `config` name, and those that their fields
+    hold."""
     package = importlib.import_module(f"services.{service}.config")
     names = [module.name for module in pkgutil.iter_modules(package.__path__)]
     modules = [importlib.import_module(f"{package.__name__}.{name}") for name in names]

@@ -1,4 +1,4 @@
-"""Where a source file starts processes, and with which environment, read off its syntax."""
+"""Starts of processes in a source file, and their environments, read off its syntax."""
 
 import ast
 from collections.abc import Iterator
@@ -48,7 +48,7 @@ def starts(source: str) -> list[Start]:
 
 
 def _full_names(tree: ast.Module) -> dict[str, str]:
-    """What the names that a file imports are in full."""
+    """Return the full names of what a file imports."""
     names: dict[str, str] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -138,7 +138,7 @@ def _hides_a_start(node: ast.ImportFrom) -> bool:
 
 
 def _assigned(environment: ast.expr, scope: ast.AST) -> list[ast.expr]:
-    """What the names in an expression were set to in the same function."""
+    """Return what the names in an expression were set to in the same function."""
     names = {node.id for node in ast.walk(environment) if isinstance(node, ast.Name)}
     return [
         node.value

@@ -1,4 +1,4 @@
-"""What a child of a process of ours gets to see of its environment."""
+"""The part of its environment that a process of ours shows to its children."""
 
 import os
 from pathlib import Path

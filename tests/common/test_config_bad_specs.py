@@ -16,7 +16,7 @@ from services.common.spec import parse_shared
 
 
 class Optimizer(ConfigModel):
-    """As services have them."""
+    """A nested section, as services have them."""
 
     lr: float = 1e-6
     steps: int = Field(default=1, ge=0)

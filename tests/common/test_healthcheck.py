@@ -1,4 +1,4 @@
-"""What a container engine is told of a service's health."""
+"""The health of a service, as a container engine sees it."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""What a scrape gets."""
+"""The answer to a scrape."""
 
 import urllib.request
 

@@ -160,7 +160,7 @@ LONG = {
 
 @pytest.mark.parametrize("name", LONG)
 async def test_a_long_text_is_parsed_while_the_event_loop_goes_on(name: str) -> None:
-    """In CPU time of the process: of that, next to nothing is spent on other things."""
+    """Measured in CPU time of the process: next to nothing of it is spent on other things."""
     gc.collect()
     gc.freeze()
     longest_s = 0.0

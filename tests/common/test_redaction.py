@@ -1,4 +1,4 @@
-"""Which variables are taken for secrets, and what of them."""
+"""Variables that are taken for secrets, and the secret part of each."""
 
 import base64
 import html

@@ -1,4 +1,4 @@
-"""What grpcio does by default and must not do here, each over real sockets."""
+"""Defaults of grpcio that must not apply here, each over real sockets."""
 
 import asyncio
 import os

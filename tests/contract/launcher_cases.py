@@ -1,4 +1,5 @@
-"""For each rpc that a launcher serves: a call that does what it says, and calls that it refuses."""
+"""Cases for each rpc that a launcher serves: a call that does what it says, and calls that it
+refuses."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field

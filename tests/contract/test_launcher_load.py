@@ -41,7 +41,7 @@ async def follow(stub: Any, run_id: str) -> list[str]:
 
 
 async def write(log: Path) -> list[str]:
-    """As a service does: bursts, and lines that are written in two halves."""
+    """Write a log as a service does: bursts, and lines that are written in two halves."""
     written: list[str] = []
     for burst in range(BURSTS):
         lines = [f"burst {burst} line {line} {'x' * line * 20}" for line in range(LINES)]
@@ -55,7 +55,7 @@ async def write(log: Path) -> list[str]:
 
 
 async def get(served: ServedLauncher, run_id: str, done: asyncio.Event) -> int:
-    """How many answers there were."""
+    """Read the run again and again; return the number of answers."""
     for count in itertools.count():
         if done.is_set():
             return count
@@ -65,7 +65,7 @@ async def get(served: ServedLauncher, run_id: str, done: asyncio.Event) -> int:
 
 
 async def beat(served: ServedLauncher, run_id: str, replica: int, done: asyncio.Event) -> int:
-    """As a rollout does that somebody has started by hand; how many answers there were."""
+    """Send heartbeats of a rollout that was started by hand; return the number of answers."""
     who: dict[str, Any] = {"run_id": run_id, "service": "rollout", "incarnation": f"{replica}"}
     member = registry_pb.RegisterRequest(**who, replica=replica, address="127.0.0.1:9")
     await served.registry.Register(member)

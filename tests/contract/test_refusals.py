@@ -1,4 +1,4 @@
-"""What the gateway refuses, through the rollout's client, in the learner's words."""
+"""Refusals of the gateway, through the rollout's client, in the learner's words."""
 
 import pytest
 
@@ -18,7 +18,7 @@ from tests.support.fake_gateway import running, task_json
 
 
 async def opened(task: str) -> str:
-    """Why an episode could not be opened, in the words that a failed try carries."""
+    """Return why an episode could not be opened, in the words that a failed try carries."""
     async with running(FakeBackend()) as gateway:
         server = rpc.server(token=TOKEN)
         service = EpisodeService(gateway, lambda: None)

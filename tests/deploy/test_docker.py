@@ -36,7 +36,7 @@ def help_of(module: str) -> subprocess.CompletedProcess[str]:
 
 
 def sources(dockerfile: Dockerfile) -> set[str]:
-    """What of the repository a build copies."""
+    """Return the paths of the repository that a build copies."""
     copies = [each.words for each in dockerfile.all("COPY")]
     return {word for words in copies if not words[0].startswith("--") for word in words[:-1]}
 

@@ -1,4 +1,5 @@
-"""What the run specs say of GPU memory, as the doctor computes it from the models' own shapes."""
+"""Statements of the run specs about GPU memory, as the doctor computes it from the models' own
+shapes."""
 
 import json
 from pathlib import Path
@@ -41,7 +42,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 
 async def memory_of(tmp_path: Path, stem: str) -> ProbeResult:
-    """What the doctor says of a spec on the machines that it asks for."""
+    """Return the doctor's findings about the memory of a spec on the machines that it asks for."""
     (tmp_path / "config.json").write_text(json.dumps(SHAPES[stem]))
     spec = load_spec(ROOT / f"deploy/runs/{stem}.toml")
     apply_override(spec, f"--policy.model={tmp_path}")

@@ -30,7 +30,7 @@ EVAL_TASKS = 12
 
 @dataclass(frozen=True, slots=True)
 class FinishedRun:
-    """Where a run that has ended keeps its files, and how the command ended."""
+    """A run that has ended: its files, and how the command ended."""
 
     runs: Path
     exit_code: int
@@ -50,7 +50,7 @@ class FinishedRun:
         return json.loads((self.folder / "summary.json").read_text())
 
     def rows(self, query: str, file: str = "journal.sqlite") -> list[tuple[Any, ...]]:
-        """What a query finds in one of the run's SQLite files."""
+        """Return what a query finds in one of the run's SQLite files."""
         path = self.folder / file
         with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as db:
             return db.execute(query).fetchall()
@@ -118,7 +118,7 @@ def processes_of(runs: Path) -> list[str]:
 
 
 class Scorer:
-    """What a model folder of the Hugging Face layout says about tokens, by transformers alone."""
+    """A model folder of the Hugging Face layout that scores tokens, by transformers alone."""
 
     def __init__(self, folder: Path) -> None:
         self._model = AutoModelForCausalLM.from_pretrained(
@@ -127,7 +127,8 @@ class Scorer:
 
     @torch.no_grad()
     def logprobs(self, token_ids: NDArray[np.int32], temperature: float) -> NDArray[np.float32]:
-        """Of every token given those before it, shape [tokens]; NaN for the first."""
+        """Return the logprob of every token given those before it, shape [tokens]; NaN for the
+        first."""
         ids = torch.tensor(token_ids.tolist())
         logits = self._model(ids[None], use_cache=False).logits[0, :-1]
         scaled = torch.log_softmax(logits / temperature, -1)

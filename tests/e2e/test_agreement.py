@@ -112,7 +112,7 @@ def of_trainer(policy: Policy, token_ids: NDArray[np.int32]) -> NDArray[np.float
 async def sampled_and_checked(
     engine: VllmEngine, policy: Policy, tolerance: float
 ) -> list[Completion]:
-    """What engine and trainer say must be the same, of given tokens and of sampled ones."""
+    """Check that engine and trainer agree, about given tokens and about sampled ones."""
     given = np.abs(await engine.compute_logprobs(GIVEN) - of_trainer(policy, GIVEN))
     assert given[:ORIGINAL_POSITIONS].max() < tolerance
     assert given[ORIGINAL_POSITIONS:].max() < tolerance

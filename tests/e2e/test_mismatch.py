@@ -39,7 +39,7 @@ TEMPERATURE = 0.7
 
 
 def section(folder: Path, dtype: Literal["float32", "bfloat16"], *, yarn: bool) -> PolicyConfig:
-    """With YaRN or without, served up to the same length."""
+    """Return the policy section, with YaRN or without, for the same length."""
     policy = policy_section(folder, dtype).model_copy(update={"max_model_len": LENGTH})
     return policy if yarn else policy.model_copy(update={"rope_scaling": None})
 

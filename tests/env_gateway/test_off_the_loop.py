@@ -1,4 +1,4 @@
-"""What is made of large answers, and what is sent to those who asked, is made off the event loop:
+"""Large answers are read, and sent on to those who asked, off the event loop:
 in CPU time of its thread, which nobody else's work counts in."""
 
 import asyncio

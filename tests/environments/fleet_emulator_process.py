@@ -66,7 +66,7 @@ def emulating(*options: str, **variables: str) -> Generator[str]:
 
 
 async def settled(value: Any) -> Any:
-    """What a call of either SDK returns: the asynchronous one's has to be awaited."""
+    """Return the answer to a call of either SDK: the asynchronous one's has to be awaited."""
     return await value if inspect.isawaitable(value) else value
 
 

@@ -312,7 +312,7 @@ def test_the_server_ends_when_its_standard_input_closes() -> None:
 
 
 def ended(pid: int) -> bool:
-    """Whether a process, not our child, is gone within five seconds."""
+    """Return whether a process, not our child, is gone within five seconds."""
     deadline = time.monotonic() + 5
     while time.monotonic() < deadline:
         try:

@@ -279,7 +279,7 @@ class FaultRun:
 
 
 def runs(process: psutil.Process) -> bool:
-    """Whether it is there and not merely waiting to be noticed as dead."""
+    """Return whether it is there and not merely waiting to be noticed as dead."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

@@ -74,6 +74,6 @@ def agree(ours: Any, theirs: Any, tolerance: float = TOLERANCE) -> None:
 
 
 def differ(ours: Any, theirs: Any) -> bool:
-    """Whether a named difference is one: far beyond the tolerance."""
+    """Return whether a named difference is one: far beyond the tolerance."""
     left, right = (torch.as_tensor(value, dtype=torch.float64) for value in (ours, theirs))
     return bool(((left - right).abs() > 10 * TOLERANCE * right.abs().clamp(min=1e-3)).any())

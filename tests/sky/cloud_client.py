@@ -59,7 +59,8 @@ class Cloud:
         return True
 
     def machines(self) -> list[dict[str, Any]]:
-        """Those that are billed now: `id`, `name`, `ip`, `status`, `region`, `instance_type`."""
+        """Return the machines that are billed now: `id`, `name`, `ip`, `status`, `region`,
+        `instance_type`."""
         return self._ask()["machines"]
 
     def calls(self) -> list[str]:

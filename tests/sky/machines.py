@@ -72,7 +72,7 @@ class Machine:
             return True
 
     def kill(self) -> None:
-        """As a cloud takes a machine away: at once, with everything that ran on it."""
+        """Kill it as a cloud takes a machine away: at once, with everything that ran on it."""
         with self._changing:
             self._killed = True
             if self._process is None:

@@ -44,7 +44,8 @@ class ApiServer:
             time.sleep(0.2)
 
     def stop(self) -> None:
-        """As `sky api stop` does: requests are lost, controllers of jobs end and come back."""
+        """Stop it as `sky api stop` does: requests are lost, controllers of jobs end and come
+        back."""
         with entered(self.layout.namespace(LOGIN)):
             subprocess.run(
                 ["sky", "api", "stop"],

@@ -62,7 +62,7 @@ def _launch(tmp_path: Path, run_id: str, key: ReplicaKey, config: LauncherConfig
 
 
 def _allocations(box: SkySession) -> list[str]:
-    """What Slurm itself says is running: the oracle."""
+    """Return what Slurm itself says is running: the oracle."""
     listed = subprocess.run(
         ("squeue", "--noheader", "--format=%j"),
         env={"SLURM_CONF": str(box.layout.slurm_conf), "PATH": "/usr/bin:/bin"},
@@ -140,7 +140,7 @@ def test_the_doctor_hears_from_skypilot_which_clouds_it_may_use(sky_session: Sky
 
 
 async def _cleaned(backend: SkyBackend, run_id: str) -> None:
-    """As the launcher does: again, until there is evidence."""
+    """Clean up as the launcher does: again, until there is evidence."""
     evidence = await backend.clean_run(run_id)
     for _ in range(4):
         if not evidence.gone:

@@ -29,7 +29,7 @@ def task(run: str, accelerator: str) -> Any:
 
 
 def status(cluster: str) -> list[Any]:
-    """What SkyPilot says of a cluster after it has asked the cloud."""
+    """Return what SkyPilot says of a cluster after it has asked the cloud."""
     sky = import_module("sky")
     force = import_module("sky").StatusRefreshMode.FORCE
     return sky.get(sky.status([cluster], refresh=force))

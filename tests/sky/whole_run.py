@@ -114,7 +114,7 @@ class Site:
         return self.runs.with_name("launcher.log")
 
     async def kill(self) -> None:
-        """As the kernel would, short of memory."""
+        """Kill it as the kernel would, short of memory."""
         assert self._process is not None
         self._process.kill()
         await self._process.wait()
@@ -210,7 +210,7 @@ class WholeRun:
         return run
 
     async def stop(self) -> pb.Run:
-        """As Ctrl-C does; the run as it has ended."""
+        """Stop it as Ctrl-C does; return the run as it has ended."""
         await self._site.stub.StopRun(pb.StopRunRequest(run_id=self.run_id), timeout=UP_S)
         return await self.get()
 
@@ -247,7 +247,7 @@ class WholeRun:
         return self.runs / self.run_id / "logs"
 
     def log(self, replica: str) -> str:
-        """What the launcher has of a replica's log."""
+        """Return what the launcher has of a replica's log."""
         return (self._logs() / f"{replica}.log").read_text()
 
     def steps(self) -> int:
@@ -266,7 +266,8 @@ class WholeRun:
         return [json.loads(line)["step"] for line in lines]
 
     def lose_disk(self) -> None:
-        """Of a learner's node: homes of Slurm are on another machine, and outlive theirs."""
+        """Lose the disk of a learner's node: homes of Slurm are on another machine, and outlive
+        theirs."""
         [journal] = self.session.layout.home.rglob(f"runs/{self.run_id}/{JOURNAL_FILE}")
         shutil.rmtree(journal.parent)
 
@@ -287,7 +288,7 @@ class WholeRun:
                 return []
 
     def allocations(self) -> list[str]:
-        """What Slurm itself says is running: the oracle."""
+        """Return what Slurm itself says is running: the oracle."""
         return self.session.box.jobs()
 
     def nodes(self) -> set[str]:
@@ -295,19 +296,19 @@ class WholeRun:
         return set(self.session.box.slurm("sinfo", "--noheader", "--Node", "--format=%t").split())
 
     def leftovers(self) -> dict[str, Counter[str]]:
-        """By node, what runs there and would not if there had been no run."""
+        """Return, by node, what runs there and would not if there had been no run."""
         now, before = processes(self.session), self._site.daemons
         more = {node: now[node] - before[node] - Counter({"": 1}) for node in now}
         return {node: found for node, found in more.items() if found}
 
     def working(self) -> dict[str, list[str]]:
-        """By node, the services that run there."""
+        """Return, by node, the services that run there."""
         found = {node: _services(self.session, node) for node in self.session.layout.nodes}
         return {node: services for node, services in found.items() if services}
 
 
 def processes(session: SkySession) -> dict[str, Counter[str]]:
-    """By node, all that runs there: how many processes of which program."""
+    """Return, by node, all that runs there: how many processes of which program."""
     layout = session.layout
     return {
         node: Counter(map(_program, processes_in([layout.namespace(node)])))

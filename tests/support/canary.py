@@ -44,7 +44,7 @@ class Canaries:
         }
 
     def add_minted(self, runs: Path, run_id: str) -> None:
-        """What the launcher has made for itself and for a run: tokens and private keys."""
+        """Add what the launcher has made for itself and for a run: tokens and private keys."""
         self.values["the launcher's token"] = json.loads((runs / KEPT[1]).read_text())["token"]
         identity = runs / KEPT[0] / run_id
         self.values["the run's token"] = (identity / "token").read_text()
@@ -61,7 +61,7 @@ class Canaries:
         }
 
     def in_files(self, folder: Path, *, kept: bool = True) -> dict[str, set[str]]:
-        """By file. `kept` leaves out what is for the owner alone."""
+        """Return finds by file. `kept` leaves out what is for the owner alone."""
         found: dict[str, set[str]] = {}
         for path in folder.rglob("*"):
             if not path.is_file() or (kept and path.relative_to(folder).parts[0] in KEPT):
@@ -71,7 +71,7 @@ class Canaries:
         return found
 
     def on_command_lines(self) -> dict[str, set[str]]:
-        """By the command lines of all processes of this machine."""
+        """Return finds by the command lines of all processes of this machine."""
         found: dict[str, set[str]] = {}
         for path in Path("/proc").glob("[0-9]*/cmdline"):
             line = _read(path)
@@ -80,7 +80,7 @@ class Canaries:
         return found
 
     def in_environments(self, processes: Iterable[psutil.Process]) -> dict[int, set[str]]:
-        """By process, as anybody of the same user reads it."""
+        """Return finds by process, as anybody of the same user reads it."""
         return {
             each.pid: self.traces(_read(Path(f"/proc/{each.pid}/environ"))) for each in processes
         }

@@ -57,13 +57,13 @@ def subject(content: Mapping[str, Any], folder: Path, **environ: str) -> RunCont
 
 
 async def probed(name: str, about: RunContext) -> ProbeResult:
-    """What one probe says."""
+    """Return what one probe says."""
     chosen = [probe for probe in PROBES if probe.name == name]
     return (await run_probes(replace(about, sections=sections(about.plan.spec)), chosen))[0]
 
 
 def sections(content: Mapping[str, Any]) -> dict[str, Any]:
-    """As the services print them, without the time that starting them takes."""
+    """Return the sections as the services print them, without the time that starting them takes."""
     classes = {"env_gateway": EnvGatewayConfig, "learner": LearnerConfig, "rollout": RolloutConfig}
     return {
         service: parse_config(cls, content[service], where=service).model_dump(mode="json")

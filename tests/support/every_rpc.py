@@ -30,7 +30,7 @@ class Rpc:
 
 @cache
 def rpcs() -> tuple[Rpc, ...]:
-    """Of all contracts; health is not among them."""
+    """Return the rpcs of all contracts; health is not among them."""
     found: list[Rpc] = []
     for module in pkgutil.walk_packages(flotilla.__path__, "flotilla."):
         if not module.name.endswith("_pb2"):
@@ -45,7 +45,7 @@ def rpcs() -> tuple[Rpc, ...]:
 
 
 def of_service(*names: str) -> tuple[Rpc, ...]:
-    """Those of the services named, as in GroupService."""
+    """Return the rpcs of the services named, as in GroupService."""
     return tuple(rpc for rpc in rpcs() if rpc.path.split("/")[1].rpartition(".")[2] in names)
 
 
@@ -79,7 +79,7 @@ class Recorder:
 async def refusals(
     channel: grpc.aio.Channel, given: Collection[Rpc], *, token: str | None = None
 ) -> dict[str, grpc.StatusCode]:
-    """How each rpc ends that does not end well, when called with an empty message, or a
+    """Return how each rpc ends that does not end well, when called with an empty message, or a
     stream of none."""
     metadata = () if token is None else (("authorization", f"Bearer {token}"),)
     codes: dict[str, grpc.StatusCode] = {}

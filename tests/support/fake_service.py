@@ -15,7 +15,7 @@ ALARM = RaisedAlarm("late_heartbeats", "fleet", "error", 0, "3 of 9 were not hea
 
 
 class FakeConfig(ConfigModel):
-    """How a fake behaves. Steps are kept in a file, so that a restart goes on."""
+    """The behaviour of a fake. Steps are kept in a file, so that a restart goes on."""
 
     steps: int = 3
     step_s: float = 0.05

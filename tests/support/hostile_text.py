@@ -1,4 +1,5 @@
-"""What strangers write to be shown: commands to a terminal, markup, and text that turns around."""
+"""Texts of strangers that are to be shown: commands to a terminal, markup, and text that turns
+around."""
 
 import re
 

@@ -311,14 +311,14 @@ class FakeWorker:
             await self.submit(graded(lease, attempt, policy))
 
     async def work(self) -> None:
-        """For ever: lease a group and play it."""
+        """Lease a group and play it, for ever."""
         await self.updated.wait()
         while True:
             if lease := await self.poll():
                 await self.play(lease)
 
     async def persist(self, step: Callable[[], Awaitable[None]]) -> None:
-        """For ever: do `step`, whatever becomes of the learner in between."""
+        """Do `step` for ever, whatever becomes of the learner in between."""
         while True:
             try:
                 await step()

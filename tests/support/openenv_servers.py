@@ -32,7 +32,8 @@ def announced(process: subprocess.Popen[bytes]) -> str:
 
 
 async def sessions(url: str, backend: Backend) -> int:
-    """How many sessions the server has. It learns of a socket that was dropped a little later."""
+    """Return how many sessions the server has. It learns of a socket that was dropped a little
+    later."""
     expected = len(cast("OpenEnvBackend", backend).channels)
     loop = asyncio.get_running_loop()
     until = loop.time() + 2.0

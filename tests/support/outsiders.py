@@ -31,7 +31,7 @@ def other_run() -> RunIdentity:
 
 @cache
 def same_name() -> RunIdentity:
-    """Of a CA that anybody could have made: the names are right."""
+    """Return the identity of a CA that anybody could have made: the names are right."""
     return certificates.mint_identity(RUN)
 
 
@@ -59,7 +59,8 @@ def beyond_loopback() -> str:
 
 
 def outsiders() -> Mapping[str, Open]:
-    """By what is wrong with each: they all have the right address, and some the right CA."""
+    """Return outsiders by what is wrong with each: they all have the right address, and some the
+    right CA."""
     _, expired, too_early = of_one_authority()
     return {
         "plain text": lambda address, _: grpc.aio.insecure_channel(address, options=_OPTIONS),
@@ -73,7 +74,7 @@ def outsiders() -> Mapping[str, Open]:
 
 
 def member(address: str, service: str) -> grpc.aio.Channel:
-    """As a rollout of the run, without a token."""
+    """Open a channel as a rollout of the run, without a token."""
     return _secure(run().tls_for("rollout"))(address, service)
 
 

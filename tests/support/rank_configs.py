@@ -14,6 +14,6 @@ ALONE = {"index": 0, "count": 1, "rendezvous": "file:///nowhere", "slot": 0, "sl
 
 
 def policy_config(folder: Path, **changes: object) -> PolicyConfig:
-    """Of a tiny float32 model."""
+    """Return the policy section of a tiny float32 model."""
     values = {"model": str(folder), "dtype": "float32", "max_model_len": 128, **changes}
     return PolicyConfig.model_validate(values)

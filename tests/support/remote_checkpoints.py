@@ -122,7 +122,7 @@ class UploadingMachine:
         return staged
 
     def note(self, acknowledged: int, step: int) -> None:
-        """How far the run is, as its learner notes it now and then."""
+        """Note how far the run is, as its learner does now and then."""
         progress = Progress(self.run_epoch, acknowledged, step)
         self.store.write(progress.name, progress.encode())
 

@@ -64,7 +64,7 @@ def served(
 
 
 def wait_until(holds: Callable[[], bool]) -> None:
-    """For what another thread brings about; TimeoutError after 5 s."""
+    """Wait for what another thread brings about; TimeoutError after 5 s."""
     for _ in range(5000):
         if holds():
             return

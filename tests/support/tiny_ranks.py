@@ -103,7 +103,7 @@ def _sequence(
 
 @torch.no_grad()
 def reference_logprobs(policy: Policy, token_ids: np.ndarray, temperature: float) -> np.ndarray:
-    """Of tokens 1..n-1, by the model's own forward pass and a plain log_softmax."""
+    """Return logprobs of tokens 1..n-1, by the model's own forward pass and a plain log_softmax."""
     ids = torch.from_numpy(token_ids.astype(np.int64))
     logits = policy.model(input_ids=ids[None], use_cache=False).logits[0, :-1]
     values = (logits.float() / temperature).log_softmax(-1)
@@ -144,7 +144,7 @@ class Step:
         return self.result.metrics
 
     def gain(self, before: Policy, sequences: Sequence[TrainSequence]) -> float:
-        """By how much likelier the sequences have become, in all."""
+        """Return by how much likelier the sequences have become, in all."""
         return sum(gain(self.policy, before, sequence) for sequence in sequences)
 
 
@@ -175,7 +175,7 @@ def changed(batch: TrainBatch, **values: object) -> TrainBatch:
 
 
 def gain(after: Policy, before: Policy, sequence: TrainSequence) -> float:
-    """By how much the logprobs of the sequence's policy tokens have grown."""
+    """Return by how much the logprobs of the sequence's policy tokens have grown."""
     found = [
         reference_logprobs(policy, sequence.token_ids, sequence.temperature)
         for policy in (after, before)

@@ -54,7 +54,7 @@ class Registry:
 
 @dataclass
 class WatchedMachine:
-    """Where the watcher runs, and the run that it is of."""
+    """A machine on which the watcher runs, and the run that it is of."""
 
     folder: Path
     served: ServedLauncher
@@ -78,7 +78,7 @@ class WatchedMachine:
 
     @property
     def output(self) -> str:
-        """What the watchers themselves have printed."""
+        """Return what the watchers themselves have printed."""
         return (self.folder / "output").read_text()
 
     async def watch(
@@ -115,7 +115,7 @@ class WatchedMachine:
         return path.read_text() if path.exists() else ""
 
     def last(self, service: str = "rollout") -> UnitReport | None:
-        """What its watcher has said last."""
+        """Return what its watcher has said last."""
         return self.supervisor.units.last_report((service, 0))
 
     async def until(self, reached: Callable[[], bool], limit_s: float = 40.0) -> None:
@@ -125,7 +125,7 @@ class WatchedMachine:
             await asyncio.sleep(0.1)
 
     def state(self) -> str:
-        """What people want to see of a test that waits in vain."""
+        """Return what people want to see of a test that waits in vain."""
         return f"waited in vain:\n{self.output[-4000:]}\n{self.log()[-2000:]}"
 
     async def begins(self) -> int:

@@ -6,7 +6,7 @@ from tests.support.fake_service import FakeConfig, registry, serve
 
 
 class SelectingConfig(FakeConfig):
-    """What a workflow may change."""
+    """The fake's settings, and the selection that a workflow may change."""
 
     select: SelectConfig = SelectConfig()
 

@@ -1,4 +1,4 @@
-"""What the workflows say, without a runner."""
+"""The workflow files, read without a runner."""
 
 import re
 import tomllib
@@ -85,7 +85,7 @@ def named_step(name: str) -> dict[str, Any]:
 
 
 def unread(step: dict[str, Any], variables: set[str]) -> set[str]:
-    """Those that the step's script does not name."""
+    """Return the variables that the step's script does not name."""
     script = (ROOT / step["run"]).read_text()
     return {name for name in variables if not re.search(rf"\b{name}\b", script)}
 

@@ -52,7 +52,7 @@ def step(name: str) -> str:
 
 
 def checkout(folder: Path, *, steps: int = 2, flotilla: str = "") -> Path:
-    """What the job has of the repository, with a spec of fakes."""
+    """Make the job's checkout of the repository, with a spec of fakes."""
     for part in (".ci", "deploy/runs", ".venv-sky/bin"):
         (folder / part).mkdir(parents=True)
     shutil.copy(ROOT / ".ci/submit", folder / ".ci/submit")

@@ -46,7 +46,7 @@ FOREVER = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c LIMIT 
 async def copy_of(
     schema: Sequence[Sequence[Any]], rows: Sequence[Sequence[Any]] = ()
 ) -> bytes | None:
-    """What the gateway makes of a server that shows this schema and these rows."""
+    """Return the gateway's copy of a server that shows this schema and these rows."""
 
     async def ask(_db: str, sql: str) -> Rows:
         if sql == dump.SCHEMA_SQL:

@@ -1,4 +1,5 @@
-"""Whether a request that failed may have been executed: over real sockets that fail on purpose."""
+"""Requests that failed, and whether they may have been executed: over real sockets that fail on
+purpose."""
 
 import asyncio
 import json
@@ -98,7 +99,7 @@ async def test_a_server_that_does_not_say_when_to_ask_again_is_no_error(told: st
 
 
 async def refusal(told: str) -> float | None:
-    """What is understood of a Retry-After header."""
+    """Return what is understood of a Retry-After header."""
 
     async def speak(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = f"HTTP/1.1 429 Too Many\r\nretry-after: {told}\r\ncontent-length: 0\r\n\r\n"

@@ -1,4 +1,4 @@
-"""What the gateway's children see of its environment: nothing that is secret, unless the spec gives
+"""The environment of the gateway's children: nothing that is secret, unless the spec gives
 it to them."""
 
 import sys

@@ -1,5 +1,6 @@
-"""How long one callback holds an event loop, in CPU time of its thread: what else runs on the
-machine counts for nothing, nor does the search for garbage, which is mostly that of the tests."""
+"""The time for which one callback holds an event loop, in CPU time of its thread: what else runs on
+the machine counts for nothing, nor does the search for garbage, which is mostly that of the
+tests."""
 
 import asyncio
 import gc
@@ -25,7 +26,7 @@ class Held:
         self.longest_s, self.what = 0.0, ""
 
     def within(self) -> bool:
-        """Whether no loop was held for longer than it may be."""
+        """Return whether no loop was held for longer than it may be."""
         return self.longest_s < MOST_S
 
     def check(self) -> None:
@@ -37,7 +38,7 @@ class Held:
             self.longest_s, self.what = seconds, repr(handle)[:500]
 
     def collected_s(self) -> float:
-        """How long this thread has searched for garbage so far."""
+        """Return how long this thread has searched for garbage so far."""
         return getattr(self._collecting, "total_s", 0.0)
 
     def collecting(self, phase: str, _: dict[str, int]) -> None:

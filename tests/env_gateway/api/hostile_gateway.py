@@ -60,7 +60,7 @@ class Server:
 
 @contextmanager
 def hostile_server() -> Generator[Server]:
-    """In a thread of its own."""
+    """Serve in a thread of its own."""
     started: Future[tuple[str, asyncio.AbstractEventLoop, asyncio.Event]] = Future()
     handler: list[Server] = []
 

@@ -1,4 +1,5 @@
-"""What a gateway process shows: a scrape of its metrics, one span per call, and its status."""
+"""The gateway process as others see it: a scrape of its metrics, one span per call, and its
+status."""
 
 import asyncio
 import json

@@ -56,7 +56,7 @@ class Bench:
         return await self.harness.running(self.backend)
 
     def request(self) -> ProvisionRequest:
-        """For an instance that the gateway knows nothing of."""
+        """Return a request for an instance that the gateway knows nothing of."""
         task = parse_task(json.dumps(self.harness.task(0)))
         return ProvisionRequest(f"run.gw.{uuid.uuid4().hex[:8]}-1", task, ttl_s=60.0)
 

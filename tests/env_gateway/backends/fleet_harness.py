@@ -58,7 +58,7 @@ class Emulator:
             return await answer.json()
 
     async def faults(self, **faults: Any) -> None:
-        """In place of all others; none without arguments."""
+        """Plant faults in place of all others; none without arguments."""
         await self.ask("POST", "/_emulator/faults", faults)
 
     async def forget(self) -> None:

@@ -1,4 +1,4 @@
-"""What a backend's harness offers to the contract suite.
+"""The harness of a backend, as the contract suite uses it.
 
 A harness is a module `NAME_harness.py` in this folder whose `harness` is a class. It starts a real
 server, names tasks that the server knows, and looks behind the gateway's back. What a backend
@@ -59,7 +59,7 @@ class BackendHarness(Protocol):
     def solution(self, index: int) -> Sequence[Call]: ...
 
     async def running(self, backend: Backend) -> int:
-        """How many instances run at the server, whoever made them."""
+        """Return how many instances run at the server, whoever made them."""
         ...
 
     async def kill(self, backend: Backend, instance_id: str) -> None:

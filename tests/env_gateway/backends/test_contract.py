@@ -1,4 +1,4 @@
-"""What every backend keeps to, through the real gateway and with real servers and verifiers."""
+"""The contract of every backend, through the real gateway and with real servers and verifiers."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""What FleetTaskEnv told the programs written for it, the gateway's client tells them."""
+"""The gateway's client in the place of FleetTaskEnv, for programs written for that."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""What a gateway keeps of episodes that are over: nothing that grows with their number."""
+"""Remains of episodes that are over, in a gateway: nothing that grows with their number."""
 
 import asyncio
 import gc
@@ -50,7 +50,7 @@ async def run_episodes(gateway: Gateway, harness: BackendHarness, numbers: range
 
 
 def kept() -> dict[str, int]:
-    """How many objects of the gateway's classes and of asyncio there are."""
+    """Return how many objects of the gateway's classes and of asyncio there are."""
     gc.collect()
     counts: dict[str, int] = {}
     for thing in gc.get_objects():

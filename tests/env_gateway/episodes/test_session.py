@@ -1,4 +1,5 @@
-"""What no adapter foresaw: nobody waits for ever, nothing leaks, nothing is called twice."""
+"""Failures that no adapter foresaw: nobody waits for ever, nothing leaks, nothing is called
+twice."""
 
 import asyncio
 from pathlib import Path

@@ -45,7 +45,7 @@ DOORS: dict[str, dict[str, Any]] = {
 
 @asynccontextmanager
 async def gateway_over(name: Any) -> AsyncGenerator[Gateway]:
-    """With the servers that it starts itself."""
+    """Serve a gateway with the servers that it starts itself."""
     settings = EnvGatewayConfig.model_validate(
         {"backend": name, "backends": {name: DOORS[name]}, "open_timeout_s": 30.0}
     )

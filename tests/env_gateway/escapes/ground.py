@@ -87,7 +87,7 @@ def programs(module: ModuleType) -> list[Program]:
 
 @dataclass
 class Ground:
-    """What the programs are after. `heard` tells whether one got through."""
+    """The things that the programs are after. `heard` tells whether one got through."""
 
     facts: dict[str, Any]
     pool: VerifierPool

@@ -74,7 +74,7 @@ class Page(HTMLParser):
 
 
 def page(text: str) -> str:
-    """What a browser shows of HTML."""
+    """Return what a browser shows of HTML."""
     parser = Page()
     parser.feed(text)
     return "".join(parser.shown)
@@ -189,7 +189,7 @@ def attacks(draw: st.DrawFn) -> str:
 
 
 def wrote(answer: str | None, *calls: Mapping[str, Any], shown: Sequence[str] = ()) -> Authorship:
-    """Of an episode with this answer and these calls of one tool."""
+    """Return the authorship of an episode with this answer and these calls of one tool."""
     writings = PolicyWritings()
     for arguments in calls:
         writings.add_call("add_note", arguments)
@@ -396,7 +396,7 @@ def test_other_threads_go_on_while_long_texts_are_read(text: str) -> None:
 
 
 def longest_hold_s(work: Callable[[], object]) -> float:
-    """How long a thread that works keeps others waiting, in its own CPU time."""
+    """Return how long a thread that works keeps others waiting, in its own CPU time."""
     thread = threading.Thread(target=work)
     thread.start()
     clock, longest, before = time.pthread_getcpuclockid(thread.ident or 0), 0.0, 0.0

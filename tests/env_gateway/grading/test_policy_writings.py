@@ -1,4 +1,4 @@
-"""What a gateway keeps of an episode's words, and how it grades by them."""
+"""Words of an episode that a gateway keeps, and grades that depend on them."""
 
 import json
 from typing import Any

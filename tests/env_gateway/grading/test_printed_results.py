@@ -1,4 +1,4 @@
-"""What verifiers print, however much and of whatever kind, is read in time and to its end."""
+"""Output of verifiers, of any length and kind: read in time and to its end."""
 
 import json
 import time

@@ -1,4 +1,5 @@
-"""From what a verifier printed and returned to a reward, a partial reward, or no grade and why."""
+"""Verdicts: a reward, a partial reward, or no grade and why, by what a verifier printed and
+returned."""
 
 from typing import Any
 

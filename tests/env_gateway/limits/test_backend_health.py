@@ -1,4 +1,4 @@
-"""What is learnt from requests that end, and from those whose callers end them."""
+"""Evidence from requests that end, and from those whose callers end them."""
 
 from services.env_gateway.limits.backend_health import HealthEvidence, RequestObserver, UsualTime
 from services.env_gateway.ports import BackendError

@@ -1,4 +1,4 @@
-"""Which tools a policy is offered, and the gateway's own tool for the final answer."""
+"""Tools that a policy is offered, and the gateway's own tool for the final answer."""
 
 import pytest
 

@@ -126,7 +126,7 @@ def opened(folder: Path, before: State, after: State) -> Generator["Engines"]:
 
 
 def _write(path: Path, state: State) -> None:
-    """With numbers of rows that depend on their keys alone."""
+    """Write numbers of rows that depend on their keys alone."""
     with contextlib.closing(sqlite3.connect(":memory:")) as database:
         database.executescript(SCHEMA)
         for table, rows in state.items():
@@ -166,7 +166,7 @@ class Engines:
         self.local = [local.DatabaseSnapshot(path, name="x") for path in self.paths]
 
     def verdicts(self, method: str, changes: list[dict[str, Any]], ignore: dict[str, Any]) -> Any:
-        """Of ours, of the remote engine, and of the local one."""
+        """Return the verdicts of ours, of the remote engine, and of the local one."""
         ours = verdict(self.ours, method, changes, IgnoreConfig(**ignore))
         ignored = local.IgnoreConfig(**ignore)
         remote = verdict(self.remote, method, changes, ignored)

@@ -123,7 +123,7 @@ async def test_the_group_of_a_process_that_does_not_start_is_removed(tmp_path: P
 
 
 def hierarchy() -> Path | None:
-    """Where groups of version 2 may be made here, if only without controllers."""
+    """Return where groups of version 2 may be made here, if only without controllers."""
     mounts = [line.split() for line in Path("/proc/mounts").read_text().splitlines()]
     found = [Path(mount[1]) for mount in mounts if mount[2] == "cgroup2"]
     return next((path for path in found if os.access(path, os.W_OK)), None)

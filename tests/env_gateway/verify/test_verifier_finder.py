@@ -1,4 +1,4 @@
-"""Which function of a source is the verifier is found without holding the gateway."""
+"""The search for the verifier in a source, which does not hold the gateway."""
 
 import asyncio
 import subprocess

@@ -114,7 +114,7 @@ def steps(draw: st.DrawFn, table: str) -> tuple[str, tuple[Any, ...]]:
 
 
 def result(query: Any, chain: Sequence[tuple[str, tuple[Any, ...]]], end: str, *args: Any) -> Any:
-    """What a chain of calls ends with, or what kind of error."""
+    """Return what a chain of calls ends with, or what kind of error."""
     try:
         for name, arguments in chain:
             query = getattr(query, name)(*arguments)

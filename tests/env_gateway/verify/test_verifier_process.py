@@ -1,4 +1,4 @@
-"""How verifiers' processes are started: ahead, in a sandbox or not at all, and never left alone."""
+"""Starts of verifiers' processes: ahead, in a sandbox or not at all, and never left alone."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""What the tools of fleet_booking refuse, and that no arguments break them."""
+"""Refusals of the tools of fleet_booking, which no arguments break."""
 
 import json
 from typing import Any

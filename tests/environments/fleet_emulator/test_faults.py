@@ -1,4 +1,4 @@
-"""What goes wrong on purpose, and what was counted of it."""
+"""Faults on purpose, and their counts."""
 
 import asyncio
 import time

@@ -109,7 +109,7 @@ def _policy(model: Path) -> PolicyConfig:
 
 
 def run_life(life: Life) -> None:
-    """In the forked process."""
+    """Live one life, in the forked process."""
     if life.wait:
         os.close(os.open(life.folder / GO, os.O_RDONLY))
     asyncio.run(live(life))

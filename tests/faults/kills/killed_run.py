@@ -31,7 +31,7 @@ PATIENCE = 4.0
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """How one start ends, if it gets that far: whichever of these comes first."""
+    """The end of one start, if it gets that far: whichever of these comes first."""
 
     injection: Injection | None = None
     # A moment of the ranks and how often it comes before.
@@ -43,7 +43,7 @@ class Death:
 
 @dataclass(slots=True)
 class Verdict:
-    """What became of one run."""
+    """The end of one run, and what it left."""
 
     # Acknowledged to the worker and not in the journal as it was sent.
     lost: int
@@ -96,7 +96,7 @@ class KilledRun:
         keep_payloads(self.run_dir)
 
     def make_pipe(self) -> None:
-        """What a start that is watched waits for."""
+        """Make the pipe that a watched start waits for."""
         os.mkfifo(self.folder / GO)
 
     async def start(self, death: Death, *, same_worker: bool = True, may_fail: bool = False) -> int:
@@ -139,7 +139,7 @@ class KilledRun:
         return await self.verdict()
 
     async def verdict(self) -> Verdict:
-        """Of a run that is done."""
+        """Return the verdict on a run that is done."""
         with closing(sqlite3.connect(self.run_dir / JOURNAL_FILE)) as db:
             books = audit_journal(db)
             rows = db.execute(
@@ -174,7 +174,7 @@ class KilledRun:
         return late
 
     async def _opened(self, ending: asyncio.Task[int]) -> bool:
-        """Whether the learner came to open its port."""
+        """Return whether the learner came to open its port."""
         async with asyncio.timeout(START_S):
             while not ending.done():
                 with socket.socket() as probe:

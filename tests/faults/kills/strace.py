@@ -33,7 +33,7 @@ _NAMED = re.compile(r"\"([^\"]+)\"")
 
 @cache
 def why_not() -> str:
-    """Why there can be no injection here, "" when there can."""
+    """Return why there can be no injection here, "" when there can."""
     if not shutil.which("strace"):
         return "strace is not installed"
     command = ["strace", "-f", "-e", "trace=write", "-e", "inject=write:signal=SIGKILL:when=1"]

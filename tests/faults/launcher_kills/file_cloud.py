@@ -45,7 +45,7 @@ class FileCloud:
         return [file.stem for file in files if _read(file)["state"] == "running"]
 
     def starts(self, label: str) -> int:
-        """How often a machine for this replica was asked for."""
+        """Return how often a machine for this replica was asked for."""
         log = self._units / f"{label}.asked"
         return len(log.read_text()) if log.exists() else 0
 

@@ -54,7 +54,7 @@ class Runs:
         await self.until(lambda: launcher_address.read_address(self.runs) is not None)
 
     async def kill(self) -> None:
-        """As the kernel would, short of memory."""
+        """Kill it as the kernel would, short of memory."""
         assert self.process is not None
         self.process.kill()
         await self.process.wait()
@@ -154,7 +154,7 @@ class Runs:
         return rpc.channel(address, token=member.token, tls=tls, peer="launcher")
 
     def has_machine(self, service: str) -> bool:
-        """Whether replica 0 is there at all."""
+        """Return whether replica 0 is there at all."""
         return True
 
     def told(self, service: str, command: Any) -> None:
@@ -175,7 +175,7 @@ class Runs:
 
 @dataclass
 class Folder(Runs):
-    """With a cloud in a folder."""
+    """A launcher's runs, with a cloud in a folder."""
 
     cloud: FileCloud = field(kw_only=True)
 

@@ -1,4 +1,4 @@
-"""What a cloud may do to a run: refuse, fail, be away, cost too much, keep something."""
+"""Faults of a cloud: it may refuse, fail, be away, cost too much, keep something."""
 
 import asyncio
 from pathlib import Path

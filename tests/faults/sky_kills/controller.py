@@ -54,7 +54,7 @@ class Controller:
                 return
 
     def ask(self, replica: str, document: Document) -> bool:
-        """Whether there is a machine for a replica now."""
+        """Return whether there is a machine for a replica now."""
         asked = self.state.asked.get(replica, 0) + 1
         self.state.asked[replica] = asked
         self.state.infras.setdefault(replica, []).append(infra_of(document))
@@ -147,7 +147,7 @@ class Controller:
 
 
 def infra_of(document: Document) -> str:
-    """Where a task's machine is: at its first candidate."""
+    """Return where a task's machine is: at its first candidate."""
     resources = document.get("resources", {})
     first = (resources.get("ordered") or resources.get("any_of") or [resources])[0]
     return first.get("infra", "")

@@ -86,7 +86,7 @@ class SkyFolder(Runs):
         return states.read(self.sky / "state.json")
 
     def machines(self) -> list[str]:
-        """What the cloud has."""
+        """Return what the cloud has."""
         return sorted(self.state.machines)
 
     def name(self, service: str, replica: int = 0) -> str:
@@ -94,11 +94,11 @@ class SkyFolder(Runs):
         return names.member_name(names.owner_of(self.runs), self.run_id, key)
 
     def asked(self, service: str) -> int:
-        """How often a machine for replica 0 was asked for."""
+        """Return how often a machine for replica 0 was asked for."""
         return self.state.asked.get(self.name(service), 0)
 
     def statuses(self) -> dict[str, str]:
-        """Of the newest job of each replica, or of its cluster."""
+        """Return the status of the newest job of each replica, or of its cluster."""
         tasks = {task.task: task.status for task in self.state.tasks}
         return tasks or {name: each.job or "" for name, each in self.state.clusters.items()}
 
@@ -126,7 +126,7 @@ class SkyFolder(Runs):
         return running and not self.sets_up(service)
 
     def sets_up(self, service: str) -> bool:
-        """Whether its machine is there, and is being set up."""
+        """Return whether its machine is there, and is being set up."""
         name, state = self.name(service), self.state
         tasks = [task for task in state.tasks if task.task == name]
         if tasks:
@@ -155,7 +155,7 @@ class SkyFolder(Runs):
         return replica is not None and replica.address != "" and replica.phase == "serving"
 
     def news(self, text: str) -> int:
-        """How often people were told something like this."""
+        """Return how often people were told something like this."""
         told = self.ledger("SELECT body FROM events WHERE kind = 'message'")
         return sum(text in body for (body,) in told)
 

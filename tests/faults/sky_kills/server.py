@@ -256,7 +256,7 @@ def _cluster(cluster: Cluster) -> dict[str, Any]:
 
 
 def _place(document: Document) -> dict[str, str]:
-    """As SkyPilot writes it."""
+    """Return the place as SkyPilot writes it."""
     cloud, _, region = infra_of(document).partition("/")
     return {"cloud": cloud.capitalize(), "region": region}
 

@@ -19,7 +19,7 @@ def endpoint() -> Iterator[str]:
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[FsspecStore]:
-    """Of the run of this test, in memory."""
+    """A store of the run of this test, in memory."""
     found = open_store(f"memory://{tmp_path}/{RUN_ID}", {})
     yield found
     found.remove(found.list_files(""))
@@ -27,5 +27,5 @@ def store(tmp_path: Path) -> Iterator[FsspecStore]:
 
 @pytest.fixture
 def s3(endpoint: str, tmp_path: Path) -> FsspecStore:
-    """Of the run of this test, in S3."""
+    """A store of the run of this test, in S3."""
     return s3_store(endpoint, tmp_path.name)

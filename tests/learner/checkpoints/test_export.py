@@ -40,7 +40,8 @@ def one_thread() -> None:
 
 
 def make_checkpoint(folder: Path, *, tied: bool = True, **policy: Any) -> tuple[Path, PolicyConfig]:
-    """Of a random model whose parameters were changed since its folder was written."""
+    """Make a checkpoint of a random model whose parameters were changed since its folder was
+    written."""
     base = write_model(folder / "base", tied=tied)
     for name, text in TOKENIZER.items():
         (base / name).write_text(text)
@@ -60,7 +61,7 @@ def train_checkpoint(folder: Path, base: Path, **policy: Any) -> tuple[Path, Pol
 
 
 def logprobs(folder: Path, dtype: torch.dtype) -> np.ndarray:
-    """By transformers alone, of a fixed sequence."""
+    """Return logprobs of a fixed sequence, by transformers alone."""
     model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
     model.eval()
     ids = canary_token_ids(model.config.vocab_size)

@@ -34,7 +34,7 @@ async def test_vllm_loads_it_and_gives_the_same_logprobs_beyond_the_original_con
 
 
 async def served_logprobs(folder: Path, ids: np.ndarray) -> np.ndarray:
-    """Of tokens 1.. of a prompt, by vLLM with nothing but the folder."""
+    """Return logprobs of tokens 1.. of a prompt, by vLLM with nothing but the folder."""
     program = "tests.learner.checkpoints.serve_process"
     command = [sys.executable, "-m", program, str(folder), json.dumps(ids.tolist())]
     process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)

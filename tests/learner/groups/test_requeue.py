@@ -137,7 +137,8 @@ async def test_a_task_that_the_gateway_refuses_is_not_tried_again(tmp_path: Path
 
 
 async def outcome(tmp_path: Path, details: list[str], *, ends: bool = True, **changes: Any) -> str:
-    """How the learner ends when groups fail with these details, "" standing for a good group."""
+    """Return how the learner ends when groups fail with these details, "" standing for a good
+    group."""
     config = make_config(
         tmp_path,
         tasks=write(tmp_path, {"env0": 500}),

@@ -57,7 +57,7 @@ async def torn_and_mended(dispatcher: GroupDispatcher) -> None:
 
 
 def unused(tmp_path: Path, dispatcher: GroupDispatcher, lease: Lease) -> bool:
-    """Whether the try is dropped, and the attempt waits for its next one."""
+    """Return whether the try is dropped, and the attempt waits for its next one."""
     key = AttemptKey(lease.group.group_id, *lease.attempts[0])
     assert dispatcher.book.waits_for(key)
     return query(tmp_path, "SELECT dropped FROM trajectories") == [("unverified_policy",)]

@@ -26,7 +26,7 @@ def folder(path: Path, *, words: str = "a b", template: str = TEMPLATE) -> Path:
 
 
 async def refusals(tmp_path: Path, theirs: TokenizerDigests) -> list[ServiceError]:
-    """What both services answer to a worker with these digests."""
+    """Return what both services answer to a worker with these digests."""
     own = tokenizer_digests(folder(tmp_path / "own"))
     told: dict[str, Any] = {
         "worker_id": "w0",

@@ -26,7 +26,7 @@ RANK = RankConfig(head_chunk=64)
 
 @dataclass(frozen=True, slots=True)
 class Trainer:
-    """What a rank holds to compare with."""
+    """The model that a rank holds to compare with."""
 
     config: PolicyConfig
     policy: Policy
@@ -46,7 +46,7 @@ class Trainer:
         return self.comparing.run_comparison(batch, batch.step - 1, diagnose=True)
 
     def diagnosis(self, batch: TrainBatch) -> Diagnosis:
-        """Of an engine that must be over the bound."""
+        """Return the diagnosis of an engine that must be over the bound."""
         comparison = self.judged(batch)
         found = comparison.versions[batch.step - 1]
         assert BOUNDS[self.config.dtype].find_excesses(0, found)
@@ -54,7 +54,7 @@ class Trainer:
 
 
 def sampled(engine: Policy, *, temperature: float = TEMPERATURE, version: int = 0) -> TrainBatch:
-    """What an engine says that it sampled; the learner asked for TEMPERATURE."""
+    """Return what an engine says that it sampled; the learner asked for TEMPERATURE."""
     rng = np.random.default_rng(1)
     rows = tuple(_row(engine, rng, index, temperature) for index in range(8))
     return TrainBatch(version + 1, rows)
@@ -80,7 +80,7 @@ def _row(engine: Policy, rng: np.random.Generator, index: int, temperature: floa
 
 @torch.no_grad()
 def scores(engine: Policy, ids: np.ndarray, temperature: float) -> np.ndarray:
-    """By the model's own forward pass, logits and all, in the dtype of its parameters."""
+    """Score by the model's own forward pass, logits and all, in the dtype of its parameters."""
     tokens = torch.from_numpy(ids.astype(np.int64))
     logits = engine.model(input_ids=tokens[None], use_cache=False).logits[0, :-1].float()
     logprobs = (logits / temperature).log_softmax(-1)

@@ -58,14 +58,14 @@ def books(run_dir: Path) -> Audit:
 
 
 def change(run_dir: Path, sql: str) -> None:
-    """As damage on the disk does, not as a learner does."""
+    """Change rows as damage on the disk does, not as a learner does."""
     with closing(sqlite3.connect(run_dir / JOURNAL_FILE)) as db:
         assert db.execute(sql).rowcount, sql
         db.commit()
 
 
 def refused(run_dir: Path, *words: str) -> str:
-    """What a start says that goes on with nothing and changes nothing."""
+    """Return what a start says that goes on with nothing and changes nothing."""
     before = contents(run_dir)
     with pytest.raises(JournalError) as caught:
         open_journal(run_dir)

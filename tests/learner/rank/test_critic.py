@@ -39,7 +39,7 @@ def run(
 
 
 def different(histogram: Histogram) -> int:
-    """How many of its bins hold anything."""
+    """Return how many of its bins hold anything."""
     return sum(count > 0 for count in histogram.counts)
 
 

@@ -124,7 +124,7 @@ def place(index: int, count: int, file: Path) -> RankPlacement:
 def ranks(
     count: int, tmp_path: Path, folder: Path, algorithm: object, change: Change = as_it_is
 ) -> list[Done]:
-    """What each of `count` ranks did. They are forked: torch is loaded once."""
+    """Return what each of `count` ranks did. They are forked: torch is loaded once."""
 
     def task(replicas: Replicas) -> Done:
         return work(folder, algorithm, replicas, change)

@@ -27,7 +27,7 @@ from tests.support.tiny_ranks import VOCAB, YARN, reference_logprobs
 
 
 def own_logprobs(folder: Path, ids: np.ndarray, **changes: object) -> np.ndarray:
-    """By transformers alone, with its own attention."""
+    """Return logprobs by transformers alone, with its own attention."""
     config = Qwen3Config.from_pretrained(folder)
     for key, value in changes.items():
         setattr(config, key, value)

@@ -48,7 +48,8 @@ def drifted(folder: Path, dtype: str = "float32") -> tuple[Policy, ReferencePoli
 
 
 def kl_steps(folder: Path, steps: int, **algorithm: object) -> list[StepResult]:
-    """Of a policy that has drifted, on groups whose rewards are all equal."""
+    """Return the results of steps of a policy that has drifted, on groups whose rewards are all
+    equal."""
     policy, reference = drifted(folder)
     adamw = Optimizer(policy.named_parameters(), OptimizerConfig())
     config = AlgorithmConfig.model_validate(algorithm)

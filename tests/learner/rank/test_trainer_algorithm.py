@@ -46,8 +46,8 @@ def worse(batch: TrainBatch) -> list[TrainSequence]:
 
 
 def moved(batch: TrainBatch, up: float, down: float) -> TrainBatch:
-    """As if the sampler had found better (worse) attempts so much less (more) likely: their log
-    ratios are `up` and `down`."""
+    """Return the batch as if the sampler had found better (worse) attempts so much less (more)
+    likely: their log ratios are `up` and `down`."""
 
     def shifted(s: TrainSequence) -> TrainSequence:
         shift = up if s.reward else down

@@ -28,7 +28,7 @@ def batch(initial: Policy) -> TrainBatch:
 
 
 def off(batch: TrainBatch, log_ratio: float) -> TrainBatch:
-    """As if the sampler had found every token less likely by so much."""
+    """Return the batch as if the sampler had found every token less likely by so much."""
 
     def shifted(s: TrainSequence) -> TrainSequence:
         return replace(s, behaviour_logprobs=s.behaviour_logprobs - log_ratio * s.policy_mask)

@@ -72,7 +72,7 @@ class Naive:
         self.batch, self.config = batch, config
 
     def logprobs(self, model: Any, s: TrainSequence) -> tuple[Tensor, Tensor]:
-        """Of the policy's tokens, and the entropies there."""
+        """Return logprobs of the policy's tokens, and the entropies there."""
         ids = torch.from_numpy(s.token_ids.astype(np.int64))
         written = torch.from_numpy(s.policy_mask[1:])
         logits = model(input_ids=ids[None], use_cache=False).logits[0, :-1]

@@ -61,7 +61,7 @@ async def until(reached: Callable[[], bool], limit_s: float = 20.0) -> None:
 
 
 def left_of(folder: Path) -> list[psutil.Process]:
-    """What runs of a machine whose files are in this folder."""
+    """Return what runs of a machine whose files are in this folder."""
     return [p for p in psutil.process_iter() if str(folder) in _environment(p)]
 
 

@@ -98,8 +98,8 @@ async def test_an_evaluation_reports_a_task_that_cannot_be_rendered_as_missing(
 
 
 async def ends(tmp_path: Path, tasks: int, spoiled: list[bool], *, wait_s: float) -> str:
-    """How the learner ends when groups of different tasks, as long as there are some, are spoiled
-    or played well."""
+    """Return how the learner ends when groups of different tasks, as long as there are some, are
+    spoiled or played well."""
     path = write_tasks(tmp_path / "these.json", tasks, envs=1)
     changes: dict[str, Any] = {**GROUPS, "groups_per_step": 20, "tasks": str(path)}
     try:

@@ -37,7 +37,7 @@ def documented(start: str, end: str) -> Iterator[str]:
 
 
 def pattern(name: str) -> re.Pattern[str]:
-    """Of a name with {placeholders}."""
+    """Return the pattern of a name with {placeholders}."""
     parts = re.split(r"\{\w+\}", name)
     return re.compile("[^/]+".join(re.escape(part) for part in parts))
 

@@ -56,7 +56,7 @@ def check_switch(
 
 
 def first_span_error(completion: Completion, models: list[Qwen3ForCausalLM]) -> float:
-    """How far the tokens of the first policy are from what its weights alone say."""
+    """Return how far the tokens of the first policy are from what its weights alone say."""
     span = completion.spans[0]
     whole = np.concatenate([PROMPT, completion.token_ids[: span.length]])
     reference = reference_logprobs(models[span.policy.version % 2], whole)

@@ -50,7 +50,7 @@ class Layout:
 
     @property
     def nodes(self) -> list[str]:
-        """Those with GPUs first."""
+        """Return the nodes, those with GPUs first."""
         return [f"{self.cluster}{number}" for number in range(1, self.count + 1)]
 
     @property

@@ -77,7 +77,8 @@ def _pids() -> Iterator[int]:
 
 
 def _inode(pid: int) -> int | None:
-    """Of the process's network namespace; None when it has ended, reaped or not."""
+    """Return the inode of the process's network namespace; None when it has ended, reaped or
+    not."""
     try:
         return Path(f"/proc/{pid}/ns/net").stat().st_ino
     except (FileNotFoundError, ProcessLookupError, PermissionError):

@@ -1,4 +1,4 @@
-"""What the fleet backend asks of Fleet, and how it grades: over HTTP against the emulator."""
+"""Requests of the fleet backend to Fleet, and its grades: over HTTP against the emulator."""
 
 import asyncio
 import json

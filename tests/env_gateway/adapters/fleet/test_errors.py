@@ -1,4 +1,4 @@
-"""What Fleet's error bodies mean."""
+"""Meanings of Fleet's error bodies."""
 
 import json
 import time

@@ -36,7 +36,7 @@ async def open_screen(bench: Bench, modality: str, attempt: int = 0) -> Session:
 
 
 async def leases(emulator: Emulator, *lease_ids: str) -> int:
-    """How many of these browsers are there."""
+    """Return how many of these browsers there are."""
     found = 0
     for lease_id in lease_ids:
         try:

@@ -1,4 +1,4 @@
-"""What the scripted solutions of fleet_booking tasks share: the site as a few short methods."""
+"""The site, as the scripted solutions of fleet_booking tasks use it: a few short methods."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -11,7 +11,7 @@ OWN_CARD = 1
 
 
 class Solutions(dict[str, Solution]):
-    """By the second part of a task's key."""
+    """Solutions by the second part of a task's key."""
 
     def of(self, short_id: str) -> Callable[[Solution], Solution]:
         """Decorates the solution of a task."""
@@ -31,7 +31,7 @@ class Site:
         self._prompt = prompt
 
     def quoted(self) -> list[str]:
-        """What the prompt has in quotation marks."""
+        """Return what the prompt has in quotation marks."""
         return re.findall('["“]([^"”]+)["”]', self._prompt)
 
     def do(self, tool: str, **arguments: Any) -> Any:

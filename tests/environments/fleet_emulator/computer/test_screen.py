@@ -58,7 +58,7 @@ def actions(name: str, arguments: dict[str, Any], fields: dict[str, list[int]]) 
 
 
 def places() -> dict[str, list[int]]:
-    """Where the booking app's buttons and fields are."""
+    """Return where the booking app's buttons and fields are."""
     screen = Screen("Booking", open_instance("booking", "train-000000"))
     tools = [element for element in screen.list_elements() if element.target]
     found: dict[str, list[int]] = {}

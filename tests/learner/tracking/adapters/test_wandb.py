@@ -46,7 +46,8 @@ def log(
 
 
 def records(folder: Path) -> Iterator[Any]:
-    """Of all offline files, in the order they were begun: a LevelDB log of protobuf messages."""
+    """Return the records of all offline files, in the order they were begun: a LevelDB log of
+    protobuf messages."""
     for path in sorted((folder / "wandb").glob("offline-run-*/*.wandb")):
         data, position, whole = path.read_bytes(), _HEADER, b""
         while position + _HEADER <= len(data):

@@ -1,4 +1,4 @@
-"""As much of wandb's server as a run needs: it keeps the history lines of each run."""
+"""The part of wandb's server that a run needs: it keeps the history lines of each run."""
 
 import gzip
 import json
@@ -53,7 +53,7 @@ class WandbServer:
         return {}
 
     def _bucket(self, run_id: str) -> dict[str, Any] | None:
-        """What a resumed run is told of what is there."""
+        """Return what a resumed run is told of what is there."""
         history = self.histories.get(run_id)
         if not history:
             return None

@@ -22,7 +22,7 @@ class Task:
 
 
 def get(request: str) -> Any:
-    """What came of a request, once it is over."""
+    """Return what came of a request, once it is over."""
     answer = transport.post("get", {"request": request})
     if answer.get("error"):
         raise exceptions.of(answer["error"])

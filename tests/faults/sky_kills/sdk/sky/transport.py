@@ -36,7 +36,7 @@ def submit(method: str, **arguments: Any) -> str:
 
 
 def parsed(kind: str, value: Any) -> Any:
-    """As SkyPilot's own types look."""
+    """Return a value in the shape of SkyPilot's own types."""
     match kind:
         case "jobs":
             return [_record(each) for each in value], len(value), {}, len(value)
