@@ -23,7 +23,8 @@ from services.common.redaction import add_secret
 from services.common.stop_signals import StopSignals
 from services.common.text import say
 from services.launcher.api.registry_server import GrpcRegistryHost
-from services.launcher.api.run_service import RegistryService, RunService
+from services.launcher.api.registry_service import RegistryService
+from services.launcher.api.run_service import RunService
 from services.launcher.backends.local.backend import LocalBackend
 from services.launcher.backends.ports import Backend, BackendError, BackendFactories
 from services.launcher.control.budget import meter_cost

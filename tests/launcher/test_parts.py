@@ -14,8 +14,9 @@ from flotilla.launcher.v1 import alarm_pb2 as alarm_pb
 from flotilla.launcher.v1 import registry_service_pb2 as registry_pb
 from flotilla.launcher.v1 import run_service_pb2 as pb
 from services.launcher.api import codec
-from services.launcher.backends.local.backend import MARK_VARIABLE, LocalBackend
+from services.launcher.backends.local.backend import LocalBackend
 from services.launcher.backends.local.gpu_slots import GpuSlots
+from services.launcher.backends.local.marked_processes import MARK_VARIABLE
 from services.launcher.backends.ports import BackendError, LaunchSpec
 from services.launcher.cli import report
 from services.launcher.cli.interrupts import Interrupts

@@ -19,8 +19,10 @@ from flotilla.launcher.v1 import (
     run_service_pb2_grpc,
 )
 from services.common import rpc
-from services.launcher.api.run_service import RegistryService, RunService
-from services.launcher.backends.local.backend import MARK_VARIABLE, LocalBackend
+from services.launcher.api.registry_service import RegistryService
+from services.launcher.api.run_service import RunService
+from services.launcher.backends.local.backend import LocalBackend
+from services.launcher.backends.local.marked_processes import MARK_VARIABLE
 from services.launcher.backends.ports import Backend
 from services.launcher.cli.app import app
 from services.launcher.config.launcher import LauncherConfig

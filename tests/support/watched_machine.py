@@ -20,7 +20,7 @@ from flotilla.launcher.v1 import registry_service_pb2_grpc
 from services.common import rpc
 from services.common.tls import Tls
 from services.launcher.agent_protocol import UnitReport
-from services.launcher.api.run_service import RegistryService
+from services.launcher.api.registry_service import RegistryService
 from services.launcher.backends.fake import FakeBackend
 from services.launcher.control.supervisor import Supervisor
 from services.launcher.security.certificates import mint_identity

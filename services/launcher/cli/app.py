@@ -10,7 +10,7 @@ import typer
 from services.common.private_process import keep_private, refuse_core_dumps
 from services.common.text import say
 from services.launcher.cli import env as cli_env
-from services.launcher.cli import remote, tools
+from services.launcher.cli import reading_commands, remote, tools
 from services.launcher.cli.remote import GRACE_S, OVERRIDES, RUNS, Detach, Grace, Runs
 
 Resume = Annotated[
@@ -160,110 +160,8 @@ def plan(
     _exit_with(command.print_plan(spec, runs, list(context.args), out, one_machine=one_machine))
 
 
-@app.command()
-def status(
-    run: Annotated[
-        str | None, typer.Argument(help="Id of a run, or `newest`; all runs when absent.")
-    ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="One JSON object; see docs/running.md.")
-    ] = False,
-    runs: Runs = RUNS,
-) -> None:
-    """Show all runs, or one run with its services and its numbers.
-
-    Those of the launcher that FLOTILLA_LAUNCHER names, as for `submit`; without it, of `--runs`.
-    """
-    from services.launcher.cli import run_commands
-
-    _exit_with(run_commands.show_status(run, runs, as_json=as_json))
-
-
-@app.command()
-def logs(
-    run: Annotated[str, typer.Argument(help="Id of a run, or `newest`.")],
-    service: Annotated[
-        str, typer.Argument(help="env_gateway, learner or rollout; all when absent.")
-    ] = "",
-    follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on until the run ends.")
-    ] = False,
-    lines: Annotated[
-        int, typer.Option("--lines", "-n", min=0, max=1_000_000, help="Last lines to begin with.")
-    ] = 50,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="One JSON object a line, as in a pipe.")
-    ] = False,
-    runs: Runs = RUNS,
-) -> None:
-    """Print what the services of a run have logged.
-
-    At the launcher that FLOTILLA_LAUNCHER names, as for `submit`; without it, in `--runs`.
-    """
-    from services.launcher.cli import run_commands
-
-    _exit_with(
-        run_commands.show_logs(run, service, runs, follow=follow, lines=lines, as_json=as_json)
-    )
-
-
-@app.command()
-def show(
-    run: Annotated[str, typer.Argument(help="Id of a run, or `newest`.")],
-    step: Annotated[
-        int | None, typer.Option("--step", min=0, help="Attempts that this step trained on.")
-    ] = None,
-    env: Annotated[str | None, typer.Option("--env", help="Attempts in this environment.")] = None,
-    group: Annotated[str | None, typer.Option("--group", help="Attempts of this group.")] = None,
-    passed: Annotated[
-        bool | None,
-        typer.Option("--passed/--failed", help="Rewards of at least 1; or everything else."),
-    ] = None,
-    count: Annotated[int, typer.Option("-n", min=1, help="At most so many attempts.")] = 3,
-    policy: Annotated[
-        str | None,
-        typer.Option("--policy", help="Model folder with the tokenizer; the run's own if absent."),
-    ] = None,
-    tasks: Annotated[
-        bool, typer.Option("--tasks", help="Tasks that are parked or quarantined instead.")
-    ] = False,
-    runs: Runs = RUNS,
-) -> None:
-    """Show what the agent did: prompt, turns, observations, reward and checks.
-
-    Attempts whose text is kept come first, the newest before older ones. Checkpoints drop the
-    text of attempts that are trained, but for the first group of each step.
-
-    Reads files of the run, so it works where these are, not by FLOTILLA_LAUNCHER.
-    """
-    from services.launcher.cli import show as command
-
-    chosen = command.AttemptFilter(step, env, group, passed, count)
-    _exit_with(
-        command.show_tasks(run, runs) if tasks else command.show_attempts(run, runs, chosen, policy)
-    )
-
-
-@app.command()
-def export(
-    run: Annotated[str, typer.Argument(help="Id of a run, or `newest`.")],
-    out: Annotated[Path, typer.Option("--out", help="Folder to write; must not be there yet.")],
-    step: Annotated[
-        int | None,
-        typer.Option("--step", min=0, help="Step of a checkpoint; the newest if absent."),
-    ] = None,
-    runs: Runs = RUNS,
-) -> None:
-    """Write the model of a run in Hugging Face's format, for transformers and vLLM.
-
-    With tokenizer, chat template and generation config; `sha256sum -c SHA256SUMS` checks it. A run
-    that is complete has that of its last step in `runs/RUN_ID/model`.
-
-    Reads files of the run, so it works where these are, not by FLOTILLA_LAUNCHER.
-    """
-    from services.launcher.cli import export as command
-
-    _exit_with(command.export_model(run, step, out, runs))
+# Between the commands above and below, for `--help` lists them in this order.
+reading_commands.add_reading_commands(app)
 
 
 @app.command()

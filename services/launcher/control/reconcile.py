@@ -13,7 +13,7 @@ from services.launcher.control.actions import (
     RunAction,
     StartReplica,
 )
-from services.launcher.control.transitions import begin_teardown
+from services.launcher.control.run_end import begin_teardown
 from services.launcher.state import (
     DRAIN_STAGES,
     KILL_AGAIN_S,

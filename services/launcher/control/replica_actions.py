@@ -19,7 +19,7 @@ from services.launcher.backends.ports import (
     SetupError,
     StartLostError,
 )
-from services.launcher.control import transitions
+from services.launcher.control import run_end, transitions
 from services.launcher.control.actions import RunNote
 from services.launcher.control.backend_requests import BackendRequests, replica_label
 from services.launcher.state import (
@@ -181,7 +181,7 @@ class ReplicaController:
             gone, detail = evidence.gone, evidence.detail
             self.note_reachability("")
         await self._intents.conclude_clean(number, gone, detail)
-        run, notes = transitions.record_cleanup(self._book.run, gone, detail, clock.now())
+        run, notes = run_end.record_cleanup(self._book.run, gone, detail, clock.now())
         self._book.commit_run(run, notes, cause=detail)
 
     async def ask_until_answered(self, ask: Callable[[], Awaitable[T]]) -> T:

@@ -14,7 +14,7 @@ from services.launcher import clock, state
 from services.launcher.agent_protocol import EXIT_PREEMPTED, ReplicaCommand, UnitReport, key_of_node
 from services.launcher.backends.ports import Backend, LaunchSpec
 from services.launcher.config.launcher import LauncherConfig
-from services.launcher.control import ledger_writer, transitions
+from services.launcher.control import ledger_writer, run_end, transitions
 from services.launcher.control.actions import (
     CleanRun,
     DrainReplica,
@@ -90,7 +90,7 @@ class Supervisor:
         await self._pass_preflight()
         if self.run.state is RunState.TEARDOWN:
             # While no launcher was there nobody looked for remains.
-            run = transitions.begin_teardown(self.run, clock.now(), self._policy)
+            run = run_end.begin_teardown(self.run, clock.now(), self._policy)
             self.commit_run(run, cause="another launcher looks")
         self.run = transitions.extend_start_deadlines(
             self.run, clock.now(), self.config.silent_after_s
@@ -142,7 +142,7 @@ class Supervisor:
         try:
             asking.result()
         except RunRefusedError as error:
-            run = transitions.end_run(
+            run = run_end.end_run(
                 self.run, state.Outcome.REFUSED, clock.now(), self._policy, str(error)
             )
             # Whoever follows the run is told of it with its end, which comes at once.
@@ -268,13 +268,11 @@ class Supervisor:
 
     def request_stop(self, grace_s: float) -> None:
         """Drain and end the run; a repeat can only shorten the grace."""
-        self.commit_run(
-            transitions.request_stop(self.run, clock.now(), grace_s), cause="asked to stop"
-        )
+        self.commit_run(run_end.request_stop(self.run, clock.now(), grace_s), cause="asked to stop")
 
     def end_now(self) -> None:
         """End the run at once: the launcher must go."""
-        self.commit_run(transitions.hurry_run(self.run, clock.now()), cause="the launcher must go")
+        self.commit_run(run_end.hurry_run(self.run, clock.now()), cause="the launcher must go")
 
     async def wait_until_ended(self) -> None:
         """Return when the run has ended."""
@@ -342,7 +340,7 @@ class Supervisor:
         if verdict is None:
             return run, notes
         if verdict.stop is not None:
-            run = transitions.end_run(run, verdict.stop, now, self._policy, verdict.note)
+            run = run_end.end_run(run, verdict.stop, now, self._policy, verdict.note)
         return run, [*notes, RunNote(verdict.note)] if verdict.note else notes
 
 

@@ -4,12 +4,12 @@ argument."""
 from dataclasses import replace
 
 from services.launcher.control.actions import RunNote
+from services.launcher.control.run_end import end_run
 from services.launcher.state import (
     EXIT_BAD_CONFIG,
     KILL_AGAIN_S,
     LEARNER,
     PHASE_DONE,
-    Cleanup,
     ExitStatus,
     LifecyclePolicy,
     Outcome,
@@ -21,8 +21,6 @@ from services.launcher.state import (
     Unit,
 )
 
-# Between two looks for what an ended run has left: at first, and at last.
-CLEAN_AGAIN_S, CLEAN_AGAIN_MAX_S = 0.5, 30.0
 # A replica's phase while nobody has a machine for it.
 PHASE_NO_CAPACITY = "no_capacity"
 
@@ -135,10 +133,10 @@ def handle_exit(
     if replica.service == LEARNER and not how.code and replica.phase == PHASE_DONE:
         run = run.with_replicas([replace(replica, state=ReplicaState.STOPPED)])
         return end_run(run, Outcome.COMPLETED, now, policy), []
-    return _handle_failure(run, replica, how, now, policy)
+    return _restart_or_give_up(run, replica, how, now, policy)
 
 
-def _handle_failure(
+def _restart_or_give_up(
     run: Run, replica: Replica, how: ExitStatus, now: float, policy: LifecyclePolicy
 ) -> tuple[Run, list[RunNote]]:
     if how.preempted:
@@ -222,61 +220,6 @@ def describe_exit(how: ExitStatus) -> str:
     if how.code < 0:
         return f"was killed by signal {-how.code}"
     return f"exited with code {how.code}"
-
-
-def end_run(
-    run: Run, outcome: Outcome, now: float, policy: LifecyclePolicy, error: str = ""
-) -> Run:
-    """Drain the run towards this outcome; a run that is ending keeps the one it has."""
-    if run.is_ending:
-        return run
-    return _drain_towards(replace(run, error=error), outcome, now + policy.drain_s)
-
-
-def request_stop(run: Run, now: float, grace_s: float) -> Run:
-    """End the run by request. On a draining run this can only shorten what is left."""
-    if run.state is RunState.DRAINING:
-        return replace(run, drain_by=min(run.drain_by, now + grace_s))
-    if run.is_ending:
-        return run
-    return _drain_towards(run, Outcome.STOPPED, now + grace_s)
-
-
-def _drain_towards(run: Run, outcome: Outcome, by: float) -> Run:
-    return replace(run, state=RunState.DRAINING, outcome=outcome, drain_by=by)
-
-
-def begin_teardown(run: Run, now: float, policy: LifecyclePolicy) -> Run:
-    """Begin teardown, as all replicas are over: their machines are given back, and their
-    remains looked for."""
-    return replace(
-        run,
-        state=RunState.TEARDOWN,
-        cleanup=Cleanup.VERIFYING,
-        clean_at=now,
-        clean_by=now + policy.clean_s,
-    )
-
-
-def record_cleanup(run: Run, gone: bool, detail: str, now: float) -> tuple[Run, list[RunNote]]:
-    """Record the result of a look for the run's remains. The run has ended once nothing is
-    left, or when too much time has passed."""
-    run = replace(run, cleanings=run.cleanings + 1, cleanup_detail=detail)
-    goal = run.target_state or RunState.STOPPED
-    if gone:
-        return replace(run, cleanup=Cleanup.VERIFIED, state=goal), []
-    if now >= run.clean_by:
-        text = f"a leak is suspected: {detail or 'nobody could be asked'}"
-        return replace(run, cleanup=Cleanup.LEAK_SUSPECTED, state=goal), [RunNote(text)]
-    delay = min(CLEAN_AGAIN_MAX_S, CLEAN_AGAIN_S * 2 ** (run.cleanings - 1))
-    return replace(run, clean_at=min(now + delay, run.clean_by)), []
-
-
-def hurry_run(run: Run, now: float) -> Run:
-    """Hurry the end of the run, as the launcher must exit: drain no longer, and look for
-    remains once more at most."""
-    run = request_stop(run, now, 0.0)
-    return replace(run, clean_by=min(run.clean_by, now)) if run.clean_by else run
 
 
 def set_unreachable(run: Run, why: str) -> Run:

@@ -12,7 +12,7 @@ import pytest
 
 from flotilla.launcher.v1 import run_service_pb2 as pb
 from services.common.redaction import add_secret
-from services.launcher.backends.local.backend import MARK_VARIABLE
+from services.launcher.backends.local.marked_processes import MARK_VARIABLE
 from services.launcher.control import prepare_commands
 from services.launcher.security import launcher_address
 from services.launcher.state import RunState

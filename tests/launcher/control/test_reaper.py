@@ -14,7 +14,7 @@ import pytest
 
 from services.launcher.api import codec
 from services.launcher.backends.fake import FakeBackend
-from services.launcher.backends.local.backend import MARK_VARIABLE
+from services.launcher.backends.local.marked_processes import MARK_VARIABLE
 from services.launcher.backends.ports import LaunchSpec
 from services.launcher.cli import launcher_client
 from services.launcher.control import reaper

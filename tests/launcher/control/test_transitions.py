@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.launcher.config.launcher import LauncherConfig
-from services.launcher.control import transitions
+from services.launcher.control import run_end, transitions
 from services.launcher.control.actions import (
     CleanRun,
     DrainReplica,
@@ -174,7 +174,7 @@ def test_a_learner_that_is_done_completes_the_run_rollouts_first() -> None:
     run, _ = transitions.handle_exit(run, (GATEWAY, 0), ExitStatus(0), 2.0, POLICY)
     run, actions = reconcile_run(run, 2.0, POLICY)
     assert (run.state, actions) == (RunState.TEARDOWN, [CleanRun()])
-    assert transitions.record_cleanup(run, True, "", 2.0)[0].state is RunState.COMPLETED
+    assert run_end.record_cleanup(run, True, "", 2.0)[0].state is RunState.COMPLETED
 
 
 def test_a_learner_that_exits_before_it_is_done_is_restarted() -> None:
@@ -183,7 +183,7 @@ def test_a_learner_that_exits_before_it_is_done_is_restarted() -> None:
 
 
 def test_a_stop_kills_what_does_not_drain_in_time() -> None:
-    run = transitions.request_stop(running(), 0.0, 10.0)
+    run = run_end.request_stop(running(), 0.0, 10.0)
     run, actions = reconcile_run(run, 0.0, POLICY)
     assert set(actions) == {DrainReplica((ROLLOUT, 0)), DrainReplica((ROLLOUT, 1))}
     run, actions = reconcile_run(run, 5.0, POLICY)
@@ -202,7 +202,7 @@ def test_a_stop_kills_what_does_not_drain_in_time() -> None:
 
 
 def test_the_learner_drains_once_the_rollouts_watchers_say_that_they_ended() -> None:
-    run, _ = reconcile_run(transitions.request_stop(running(), 0.0, 60.0), 0.0, POLICY)
+    run, _ = reconcile_run(run_end.request_stop(running(), 0.0, 60.0), 0.0, POLICY)
     run = transitions.mark_exit_reported(run, (ROLLOUT, 0))
     assert reconcile_run(run, 1.0, POLICY)[1] == []
     run = transitions.mark_exit_reported(run, (ROLLOUT, 1))
@@ -224,10 +224,10 @@ def test_what_is_drained_in_vain_is_killed_even_if_its_backend_never_said_that_i
 
 
 def test_a_second_stop_shortens_the_first() -> None:
-    run, _ = reconcile_run(transitions.request_stop(running(), 0.0, 60.0), 0.0, POLICY)
-    run, actions = reconcile_run(transitions.request_stop(run, 1.0, 0.0), 1.0, POLICY)
+    run, _ = reconcile_run(run_end.request_stop(running(), 0.0, 60.0), 0.0, POLICY)
+    run, actions = reconcile_run(run_end.request_stop(run, 1.0, 0.0), 1.0, POLICY)
     assert {a.key for a in actions if isinstance(a, KillReplica)} == set(run.replicas)
-    assert transitions.request_stop(run, 2.0, 100.0).drain_by == 1.0
+    assert run_end.request_stop(run, 2.0, 100.0).drain_by == 1.0
 
 
 def test_a_replica_that_never_serves_is_killed_and_counts_as_failed() -> None:
@@ -289,21 +289,21 @@ def test_a_rollout_too_many_that_nobody_has_a_machine_for_does_not_fail_the_run(
 
 
 def test_a_run_has_ended_only_with_evidence_or_with_a_suspicion() -> None:
-    run = transitions.begin_teardown(
-        transitions.request_stop(running(), 0.0, 0.0), 0.0, LifecyclePolicy(clean_s=3.0)
+    run = run_end.begin_teardown(
+        run_end.request_stop(running(), 0.0, 0.0), 0.0, LifecyclePolicy(clean_s=3.0)
     )
     now, looks = 0.0, 0
     while not run.state.has_ended:
         run, actions = reconcile_run(run, now, POLICY)
         if actions:
             looks += 1
-            run, _ = transitions.record_cleanup(run, False, "cluster x is up", now)
+            run, _ = run_end.record_cleanup(run, False, "cluster x is up", now)
         assert run.cleanup is not Cleanup.VERIFIED
         now += 0.25
     assert looks == 4, "after 0, 0.5, 1.5 s, and when the time was up"
     assert (run.cleanup, run.cleanup_detail) == (Cleanup.LEAK_SUSPECTED, "cluster x is up")
-    run = transitions.begin_teardown(transitions.request_stop(running(), 0.0, 0.0), 0.0, POLICY)
-    run, _ = transitions.record_cleanup(run, True, "nothing is left", 0.0)
+    run = run_end.begin_teardown(run_end.request_stop(running(), 0.0, 0.0), 0.0, POLICY)
+    run, _ = run_end.record_cleanup(run, True, "nothing is left", 0.0)
     assert (run.state, run.cleanup) == (RunState.STOPPED, Cleanup.VERIFIED)
 
 
@@ -331,7 +331,7 @@ def test_whatever_happens_a_stopped_run_ends_with_nothing_running(
             run = _obey(run, action, now)
         due = next_reconcile_due(run, now)
         assert due is None or due > now
-    run = transitions.request_stop(run, now, 5.0)
+    run = run_end.request_stop(run, now, 5.0)
     for _ in range(20):
         now += 1.0
         run, actions = reconcile_run(run, now, POLICY)
@@ -346,7 +346,7 @@ def _happen(run: Run, fact: str, number: int, now: float) -> Run:
     if fact == "scale" and not run.state.has_ended:
         return transitions.scale_service(run, ROLLOUT, 1 + number)
     if fact in ("stop", "stop-now"):
-        return transitions.request_stop(run, now, 5.0 if fact == "stop" else 0.0)
+        return run_end.request_stop(run, now, 5.0 if fact == "stop" else 0.0)
     if not live:
         return run
     key = live[number % len(live)]
@@ -367,7 +367,7 @@ def _obey(run: Run, action: RunAction, now: float) -> Run:
         case KillReplica(key) if run.replicas[key].unit is not None:
             return transitions.handle_exit(run, key, ExitStatus(-9), now, POLICY)[0]
         case CleanRun():
-            return transitions.record_cleanup(run, True, "", now)[0]
+            return run_end.record_cleanup(run, True, "", now)[0]
         case DrainReplica() | KillReplica() | RunNote():
             return run
 

@@ -20,7 +20,7 @@ from flotilla.launcher.v1 import run_service_pb2 as pb
 from flotilla.launcher.v1.run_service_pb2_grpc import RunServiceStub
 from services.common import rpc
 from services.common.tls import TLS_VARIABLE
-from services.launcher.backends.local.backend import MARK_VARIABLE
+from services.launcher.backends.local.marked_processes import MARK_VARIABLE
 from services.launcher.config.launcher import LauncherConfig
 from services.launcher.security import launcher_address, secret_names
 from services.launcher.security.env_filter import LAUNCHERS_OWN

@@ -14,7 +14,7 @@ from flotilla.launcher.v1 import registry_service_pb2_grpc
 from services.common import rpc
 from services.launcher.api.registry_server import GrpcRegistryHost
 from services.launcher.config.launcher import LauncherConfig
-from services.launcher.control import ledger_writer, transitions
+from services.launcher.control import ledger_writer, run_end, transitions
 from services.launcher.control.actions import RunNote
 from services.launcher.state import (
     LEARNER,
@@ -122,9 +122,7 @@ def write_a_life(store: Ledger) -> Run:
     )
     failed = replace(failed, cost=Cost(1.5, 2.5, {LEARNER: 1.5}), metered=5.0)
     ledger_writer.write_run_change(store, run, failed, [RunNote("x")], "exited with code 1", [])
-    ended = transitions.end_run(
-        failed, Outcome.DEADLINE, 10.0, LifecyclePolicy(drain_s=5.0), "enough"
-    )
+    ended = run_end.end_run(failed, Outcome.DEADLINE, 10.0, LifecyclePolicy(drain_s=5.0), "enough")
     ledger_writer.write_run_change(store, failed, ended, [], "enough", [])
     return ended
 

@@ -7,7 +7,6 @@ import asyncio
 import os
 import secrets
 import signal
-import time
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from pathlib import Path
@@ -17,6 +16,16 @@ import psutil
 from services.common.child_environment import child_environment
 from services.common.shared_memory import remove_folders, shared_name
 from services.launcher.backends.local.gpu_slots import GpuSlots, gpus_of, visible_gpus
+from services.launcher.backends.local.marked_processes import (
+    MARK_VARIABLE,
+    find_members,
+    is_alive,
+    is_running,
+    kill_members,
+    mark_of,
+    start_time_of,
+    wait_until_gone,
+)
 from services.launcher.backends.ports import (
     BackendError,
     CleanupEvidence,
@@ -28,11 +37,7 @@ from services.launcher.security.token_pipe import token_in_pipe
 from services.launcher.state import ExitStatus, Unit
 from services.launcher.store.logs import read_last_lines
 
-# RUNS_FOLDER:RUN_ID/SERVICE-REPLICA#START
-MARK_VARIABLE = "FLOTILLA_UNIT"
 _POLL_S = 0.1
-# Only a process in an uninterruptible system call takes longer to die.
-_KILL_WAIT_S = 5.0
 _NEWEST = Unit("", started=float("inf"))
 
 
@@ -79,12 +84,12 @@ class LocalBackend:
         except asyncio.CancelledError:
             self._gpus.release_gpus(name)
             raise
-        unit = Unit(name, process.pid, _start_time(process.pid))
+        unit = Unit(name, process.pid, start_time_of(process.pid))
         self._processes[unit] = (process, launch.log)
         return unit
 
     async def attach_replica(self, launch: LaunchSpec, unit: Unit) -> bool:
-        if not _is_alive(unit):
+        if not is_alive(unit):
             return False
         if unit not in self._processes:
             self._attached[unit] = launch.log
@@ -94,7 +99,7 @@ class LocalBackend:
     async def find_replica(self, launch: LaunchSpec) -> Unit | None:
         marked = await asyncio.to_thread(self._find_marked)
         found = (unit for name, unit in marked.items() if name.startswith(f"{launch.name}#"))
-        return next(filter(_is_alive, found), None)
+        return next(filter(is_alive, found), None)
 
     async def undo_start(self, launch: LaunchSpec) -> None:
         unit = await self.find_replica(launch)
@@ -117,7 +122,7 @@ class LocalBackend:
 
     async def _wait_for_attached(self, unit: Unit) -> ExitStatus:
         while True:
-            if not _is_alive(unit):
+            if not is_alive(unit):
                 break
             await asyncio.sleep(_POLL_S)
         await self._kill_leftovers(unit)
@@ -127,12 +132,12 @@ class LocalBackend:
 
     async def drain_replica(self, unit: Unit) -> None:
         """Send SIGTERM to the leader alone: it knows in which order its children must end."""
-        if _is_alive(unit):
+        if is_alive(unit):
             with suppress(ProcessLookupError):
                 os.kill(unit.pid, signal.SIGTERM)
 
     async def kill_replica(self, unit: Unit) -> None:
-        if _is_alive(unit):
+        if is_alive(unit):
             with suppress(ProcessLookupError):
                 os.killpg(unit.pid, signal.SIGKILL)
         await self._kill_leftovers(unit)
@@ -145,7 +150,7 @@ class LocalBackend:
     async def end_orphan(self, unit: Unit, grace_s: float) -> None:
         await self.drain_replica(unit)
         # It is not our child, so its end cannot be awaited otherwise.
-        await asyncio.to_thread(_wait_until_gone, unit, grace_s)
+        await asyncio.to_thread(wait_until_gone, unit, grace_s)
         await self.kill_replica(unit)
 
     async def clean_run(self, run_id: str) -> CleanupEvidence:
@@ -180,7 +185,7 @@ class LocalBackend:
 
     async def _kill_leftovers(self, unit: Unit) -> None:
         """Kill whatever a replica started and did not end (SIGKILL), and wait until it is gone."""
-        await asyncio.to_thread(_kill_members, unit, f"{self._owner}:{unit.name}")
+        await asyncio.to_thread(kill_members, unit, f"{self._owner}:{unit.name}")
 
     def _find_running(self, known: Collection[Unit]) -> dict[str, Unit]:
         """Find those known units of which anything still runs.
@@ -190,7 +195,7 @@ class LocalBackend:
         return {
             unit.name: unit
             for unit in known
-            if any(map(_is_running, _find_members(unit, f"{self._owner}:{unit.name}")))
+            if any(map(is_running, find_members(unit, f"{self._owner}:{unit.name}")))
         }
 
     def _find_marked(self) -> dict[str, Unit]:
@@ -198,7 +203,7 @@ class LocalBackend:
         children may lead sessions of their own, as a learner's ranks do."""
         found: dict[str, Unit] = {}
         for process in psutil.process_iter():
-            mark = _mark_of(process)
+            mark = mark_of(process)
             if not mark.startswith(f"{self._owner}:"):
                 continue
             name = mark.removeprefix(f"{self._owner}:")
@@ -213,73 +218,3 @@ class LocalBackend:
 def _run_id_of(name: str) -> str:
     """Return the run id in a replica's name."""
     return name.partition("/")[0]
-
-
-def _wait_until_gone(unit: Unit, limit_s: float) -> None:
-    deadline = time.monotonic() + limit_s
-    while _is_alive(unit) and time.monotonic() < deadline:
-        time.sleep(_POLL_S)
-
-
-def _start_time(pid: int) -> float:
-    try:
-        return psutil.Process(pid).create_time()
-    except psutil.NoSuchProcess:
-        return 0.0
-
-
-def _is_alive(unit: Unit) -> bool:
-    """Return whether that very process runs: its pid alone may be somebody else's by now."""
-    try:
-        process = psutil.Process(unit.pid)
-        same = abs(process.create_time() - unit.started) < 1.0
-        return same and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
-def _kill_members(unit: Unit, mark: str) -> None:
-    members = _find_members(unit, mark)
-    for process in members:
-        with suppress(psutil.NoSuchProcess):
-            process.kill()
-    deadline = time.monotonic() + _KILL_WAIT_S
-    # Not psutil's own wait: it would take the exit code of our children from asyncio.
-    while any(map(_is_running, members)) and time.monotonic() < deadline:
-        time.sleep(_POLL_S / 10)
-
-
-def _is_running(process: psutil.Process) -> bool:
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
-def _find_members(unit: Unit, mark: str) -> list[psutil.Process]:
-    """List all processes in a replica's session or with its mark."""
-    # A stranger that got the leader's pid may lead a session of the same number.
-    ours = _is_alive(unit) or not psutil.pid_exists(unit.pid)
-    return [
-        process
-        for process in psutil.process_iter()
-        if (ours and _session_of(process.pid) == unit.pid) or _mark_of(process) == mark
-    ]
-
-
-def _session_of(pid: int) -> int:
-    try:
-        return os.getsid(pid)
-    except OSError:
-        return -1
-
-
-def _mark_of(process: psutil.Process) -> str:
-    """Empty unless it is this user's: root reads every environment, and anybody may write a mark
-    into their own. A program with its owner's rights has the environment of who called it."""
-    try:
-        ours = set(process.uids()) == {os.geteuid()}
-        return process.environ().get(MARK_VARIABLE, "") if ours else ""
-    except (psutil.Error, OSError):
-        # Somebody else's process, or one that has just ended: not ours to judge.
-        return ""
