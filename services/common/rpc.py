@@ -1,7 +1,6 @@
 """gRPC for every service: channels, servers, serving, and errors across the wire.
 
-grpcio's defaults do not notice a frozen peer, let two servers share one port, leak exception
-texts, and reconnect after seconds; the options here answer each of these, and the tests say which.
+The options are in `rpc_options`, and the steps of every answered call in `rpc_handlers`.
 
 Under TLS: a handshake that fails is UNAVAILABLE like a peer that is away, is tried again for ever
 by a call that waits for ready, and ends it with a bare "Deadline Exceeded"; what the server has
@@ -32,13 +31,22 @@ from services.common.health import METHODS as HEALTH_METHODS
 from services.common.health import MOST_WATCHES, Health
 from services.common.health import WATCH as HEALTH_WATCH
 from services.common.network import advertised_address, check_dial, check_listen
-from services.common.rpc_handlers import Interceptor, abort
+from services.common.rpc_answers import abort
+from services.common.rpc_handlers import Interceptor
+from services.common.rpc_options import (
+    CHANNEL_OPTIONS,
+    MAX_MESSAGE_BYTES,
+    REQUEST_STREAMS,
+    RETRY_POLICY,
+    SERVER_OPTIONS,
+)
 from services.common.tls import Tls, channel_credentials, server_credentials
 
 T = TypeVar("T")
 
 __all__ = [
     "MAX_MESSAGE_BYTES",
+    "REQUEST_STREAMS",
     "Serving",
     "abort",
     "channel",
@@ -50,60 +58,8 @@ __all__ = [
     "to_seconds",
 ]
 
-# Contracts keep messages at or under 1 MiB; the slack is for the fields around a full chunk.
-MAX_MESSAGE_BYTES = 2**20 + 2**16
 DEFAULT_TIMEOUT_S = 60.0
 DEFAULT_STREAM_TIMEOUT_S = 3600.0
-
-_OPTIONS: list[tuple[str, Any]] = [
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-    # A peer that is frozen or cut off is noticed 5 seconds into a call. The keepalive timeout
-    # alone does nothing: what ends the connection is the ping timeout, a minute by default.
-    ("grpc.keepalive_time_ms", 2_000),
-    ("grpc.keepalive_timeout_ms", 3_000),
-    ("grpc.http2.ping_timeout_ms", 3_000),
-    # Both sides ping: a limit below that rate would have healthy calls killed as "too many pings".
-    ("grpc.http2.max_pings_without_data", 0),
-    ("grpc.http2.min_recv_ping_interval_without_data_ms", 500),
-    ("grpc.http2.max_ping_strikes", 0),
-]
-_CHANNEL_OPTIONS = [
-    *_OPTIONS,
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    # This is also how long one attempt to connect may take.
-    ("grpc.min_reconnect_backoff_ms", 1_000),
-    ("grpc.max_reconnect_backoff_ms", 1_000),
-    # Channels with equal options would share one connection, and close it for each other.
-    ("grpc.use_local_subchannel_pool", 1),
-    # Peers are on this machine or of this run: no proxy of the environment is between.
-    ("grpc.enable_http_proxy", 0),
-]
-_SERVER_OPTIONS = [
-    *_OPTIONS,
-    ("grpc.so_reuseport", 0),
-    # What a stream brings unread stays with its caller beyond this; gRPC would measure the network,
-    # and take in megabytes of each.
-    ("grpc.http2.bdp_probe", 0),
-    ("grpc.http2.lookahead_bytes", 2**14),
-]
-
-# Every method may be repeated, so gRPC itself may retry. A server that stops may answer CANCELLED
-# to the calls it was serving. Never RESOURCE_EXHAUSTED: a message too large stays too large.
-_RETRY_POLICY = {
-    "maxAttempts": 5,
-    "initialBackoff": "0.2s",
-    "maxBackoff": "5s",
-    "backoffMultiplier": 2,
-    "retryableStatusCodes": ["UNAVAILABLE", "CANCELLED"],
-}
-# But no stream of requests: gRPC may forget the rest of one when it sends it again (seen in 1.85),
-# and then the call hangs until its deadline. Callers repeat these themselves, from the start.
-REQUEST_STREAMS = [
-    {"service": "flotilla.learner.v1.GroupService", "method": "SubmitTrajectory"},
-    {"service": "flotilla.env_gateway.v1.EpisodeService", "method": "Grade"},
-    {"service": "flotilla.learner.v1.RankService", "method": "Join"},
-]
 
 
 def plain_channel(
@@ -116,10 +72,10 @@ def plain_channel(
     certificate of the run's service `peer`, whatever its address is. Raises ConfigError beyond
     loopback without `tls`."""
     check_dial(address, encrypted=tls is not None)
-    retried = {"name": [{}], "waitForReady": wait_for_ready, "retryPolicy": _RETRY_POLICY}
+    retried = {"name": [{}], "waitForReady": wait_for_ready, "retryPolicy": RETRY_POLICY}
     once = {"name": REQUEST_STREAMS, "waitForReady": wait_for_ready}
     config = json.dumps({"methodConfig": [retried, once]})
-    options = [*_CHANNEL_OPTIONS, ("grpc.service_config", config)]
+    options = [*CHANNEL_OPTIONS, ("grpc.service_config", config)]
     if tls is None:
         return grpc.aio.insecure_channel(address, options=options)
     if not peer:
@@ -163,7 +119,7 @@ def server(
     streams = {HEALTH_WATCH: MOST_WATCHES, **(most_streams or {})}
     interceptor = Interceptor(Authenticator(token), unauthenticated, streams)
     most = ("grpc.max_allowed_incoming_connections", open_files.most_connections())
-    return grpc.aio.server(interceptors=[interceptor], options=[*_SERVER_OPTIONS, most])
+    return grpc.aio.server(interceptors=[interceptor], options=[*SERVER_OPTIONS, most])
 
 
 @dataclass(frozen=True, slots=True)

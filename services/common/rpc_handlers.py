@@ -7,8 +7,6 @@ caller without the token nothing is read at all, and nobody's message is waited 
 from __future__ import annotations  # gRPC's generic classes are so only for type checkers
 
 import inspect
-import secrets
-import time
 from collections.abc import (
     AsyncGenerator,
     AsyncIterator,
@@ -22,23 +20,17 @@ from typing import Any, NoReturn
 
 import grpc
 import grpc.aio
-from google.protobuf import any_pb2, duration_pb2
-from google.rpc import error_details_pb2, status_pb2
-from grpc_status import rpc_status
 
 from services.common import trace
 from services.common.auth import DOMAIN, Authenticator
 from services.common.errors import ServiceError
 from services.common.first_message import FirstMessages
-from services.common.log import get_logger
 from services.common.metrics import rpc_observer
+from services.common.rpc_answers import Answer, Context, make_refusal
 
-Context = grpc.aio.ServicerContext[Any, Any]
 _Code = grpc.StatusCode
 # More watch a service than there are of any of its peers.
 MOST_STREAMS = 512
-_PUSHBACK_HEADER = "grpc-retry-pushback-ms"
-_log = get_logger(__name__)
 
 
 class Interceptor(grpc.aio.ServerInterceptor):
@@ -112,7 +104,7 @@ class _Call:
         """Return a handler that answers with `refusal`, and reads nothing."""
 
         async def refuse(_raw: Any, context: Context) -> NoReturn:
-            async with _Answer(self._method, self._observe, context):
+            async with Answer(self._method, self._observe, context):
                 raise refusal
 
         return grpc.stream_unary_rpc_method_handler(refuse)
@@ -120,14 +112,14 @@ class _Call:
     async def _unary(self, raw: Any, context: Context) -> Any:
         inner = self._inner
         behaviour = inner.stream_unary if inner.request_streaming else inner.unary_unary
-        async with _Answer(self._method, self._observe, context):
+        async with Answer(self._method, self._observe, context):
             with self._continue_trace(context):
                 return await _awaited(behaviour(await self._read_request(raw), context))
 
     async def _stream(self, raw: Any, context: Context) -> AsyncGenerator[Any]:
         inner = self._inner
         behaviour = inner.stream_stream if inner.request_streaming else inner.unary_stream
-        async with _Answer(self._method, self._observe, context):
+        async with Answer(self._method, self._observe, context):
             self._count(context)
             with self._continue_trace(context):
                 result = behaviour(await self._read_request(raw), context)
@@ -142,7 +134,7 @@ class _Call:
         """Count a stream of answers until its call ends; refuse one too many."""
         if self._streams >= self._most_streams:
             message = f"{self._streams} calls of {self._method} run already; call again later"
-            raise _refusal(_Code.RESOURCE_EXHAUSTED, "TOO_MANY_STREAMS", message)
+            raise make_refusal(_Code.RESOURCE_EXHAUSTED, "TOO_MANY_STREAMS", message)
         self._streams += 1
         # Not in a `finally`: a call that is cancelled while it writes leaves a generator suspended.
         context.add_done_callback(self._uncount)  # pyright: ignore[reportArgumentType]
@@ -163,7 +155,9 @@ class _Call:
             return self._parse_stream(raw)
         message = await self._first_messages.read(raw)
         if message is None:
-            raise _refusal(_Code.INVALID_ARGUMENT, "MALFORMED_MESSAGE", "a call without a message")
+            raise make_refusal(
+                _Code.INVALID_ARGUMENT, "MALFORMED_MESSAGE", "a call without a message"
+            )
         return self._parse(message)
 
     async def _parse_stream(self, raw: AsyncIterator[bytes]) -> AsyncIterator[Any]:
@@ -187,96 +181,5 @@ class _Call:
             ) from error
 
 
-class _Answer:
-    """Context of one call: it counts the call, and turns what it raises into a status."""
-
-    __slots__ = ("_context", "_method", "_observe", "_started")
-
-    def __init__(
-        self, method: str, observe: Callable[[str, float], None], context: Context
-    ) -> None:
-        self._method = method
-        self._observe = observe
-        self._context = context
-
-    async def __aenter__(self) -> None:
-        self._started = time.perf_counter()
-
-    async def __aexit__(
-        self, _type: type[BaseException] | None, error: BaseException | None, _traceback: object
-    ) -> None:
-        code = _code_set(self._context) if error is None else _code_of(error, self._context)
-        self._observe(code, time.perf_counter() - self._started)
-        if error is not None:
-            await self._end_with_error(error)
-
-    async def _end_with_error(self, error: BaseException) -> None:
-        if isinstance(error, ServiceError):
-            await abort(self._context, error)
-        if not isinstance(error, Exception) or isinstance(error, grpc.aio.AbortError):
-            return  # goes its own way
-        if isinstance(error, NotImplementedError):
-            message = f"{self._method} is not implemented"
-            await abort(self._context, _refusal(_Code.UNIMPLEMENTED, "UNIMPLEMENTED", message))
-        # The text of an unexpected error may hold secrets: it is for the log, not for the caller.
-        error_id = secrets.token_hex(6)
-        _log.error("a handler failed", method=self._method, error_id=error_id, exc_info=error)
-        message = f"internal error {error_id}; the service's log says more"
-        await abort(self._context, _refusal(_Code.INTERNAL, "INTERNAL", message))
-
-
-async def abort(context: Context, error: ServiceError) -> NoReturn:
-    """End the call with `error`, keeping reason, metadata and retry delay machine-readable."""
-    details = [
-        _packed(
-            error_details_pb2.ErrorInfo(
-                reason=error.reason, domain=error.domain, metadata=error.metadata
-            )
-        )
-    ]
-    pushback: tuple[tuple[str, str], ...] = ()
-    if error.retry_delay_s is not None:
-        delay = duration_pb2.Duration()
-        delay.FromNanoseconds(int(error.retry_delay_s * 1e9))
-        details.append(_packed(error_details_pb2.RetryInfo(retry_delay=delay)))
-        pushback = ((_PUSHBACK_HEADER, str(int(error.retry_delay_s * 1000))),)
-    # Others' words may hold lone surrogates, which no message can.
-    message = error.message.encode("utf-8", "replace").decode()
-    status = status_pb2.Status(code=error.code.value[0], message=message, details=details)
-    rich = rpc_status.to_status(status)
-    await context.abort(rich.code, rich.details, (*rich.trailing_metadata, *pushback))
-
-
-def _packed(message: Any) -> any_pb2.Any:
-    packed = any_pb2.Any()
-    packed.Pack(message)
-    return packed
-
-
-def _refusal(code: grpc.StatusCode, reason: str, message: str) -> ServiceError:
-    return ServiceError(code, reason, message, domain=DOMAIN)
-
-
 async def _awaited(result: Any) -> Any:
     return await result if inspect.isawaitable(result) else result
-
-
-def _code_set(context: Context) -> str:
-    """Return the status that a handler set instead of raising."""
-    code: Any = context.code()
-    if isinstance(code, grpc.StatusCode):
-        return code.name
-    return "OK" if not code else _NAMES.get(code, "UNKNOWN")
-
-
-def _code_of(error: BaseException, context: Context) -> str:
-    if isinstance(error, ServiceError):
-        return error.code.name
-    if isinstance(error, grpc.aio.AbortError):
-        return _code_set(context)
-    if isinstance(error, NotImplementedError):
-        return grpc.StatusCode.UNIMPLEMENTED.name
-    return "INTERNAL" if isinstance(error, Exception) else "CANCELLED"
-
-
-_NAMES = {code.value[0]: code.name for code in grpc.StatusCode}

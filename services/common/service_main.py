@@ -12,14 +12,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-import grpc
 import grpc.aio
 import structlog
 
 from services.common import log, metrics, trace
 from services.common.arguments import TOKEN_VARIABLE, Arguments, parse_arguments, read_token
 from services.common.config import STANDARD_INPUT, ConfigModel, load_spec, parse_config
-from services.common.errors import ConfigError, ServiceError
+from services.common.errors import ConfigError
+from services.common.exit_codes import CONFIG, OK, exit_code_of
 from services.common.lifecycle import Lifecycle
 from services.common.network import advertised_address, check_dial, check_listen
 from services.common.peers import Peers
@@ -34,13 +34,6 @@ from services.common.tls import Tls, read_tls
 from services.common.watchdog import Watchdog
 
 __all__ = ["RegistryContract", "Runtime", "run_service_process"]
-
-OK, FAILED, CONFIG, RETRYABLE = 0, 1, 2, 3
-_RETRYABLE_CODES = {
-    grpc.StatusCode.UNAVAILABLE,
-    grpc.StatusCode.DEADLINE_EXCEEDED,
-    grpc.StatusCode.CANCELLED,
-}
 
 C = TypeVar("C", bound=ConfigModel)
 Service = Callable[[Runtime[C]], Awaitable[None]]
@@ -258,17 +251,9 @@ def _exit_code(around: _ProcessContext, run: Coroutine[Any, Any, None]) -> int:
     except Exception as error:
         # The outermost frame of the process: whatever it was becomes a log line and an exit code.
         around.log.exception("the service failed", error=repr(error))
-        return RETRYABLE if _may_pass(error) else FAILED
+        return exit_code_of(error)
     finally:
         if provider is not None:
             provider.shutdown()
     around.log.info("the service ended", pid=os.getpid())
     return OK
-
-
-def _may_pass(error: Exception) -> bool:
-    if isinstance(error, grpc.aio.AioRpcError):
-        return error.code() in _RETRYABLE_CODES
-    if isinstance(error, ServiceError):
-        return error.code in _RETRYABLE_CODES
-    return isinstance(error, ConnectionError | TimeoutError)

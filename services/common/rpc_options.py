@@ -1,0 +1,59 @@
+"""Options of gRPC channels and servers, and which calls gRPC may repeat by itself.
+
+grpcio's defaults do not notice a frozen peer, let two servers share one port, and reconnect after
+seconds; the options here answer each of these, and tests/common/test_rpc_traps.py says which."""
+
+from typing import Any
+
+# Contracts keep messages at or under 1 MiB; the slack is for the fields around a full chunk.
+MAX_MESSAGE_BYTES = 2**20 + 2**16
+
+_OPTIONS: list[tuple[str, Any]] = [
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    # A peer that is frozen or cut off is noticed 5 seconds into a call. The keepalive timeout
+    # alone does nothing: what ends the connection is the ping timeout, a minute by default.
+    ("grpc.keepalive_time_ms", 2_000),
+    ("grpc.keepalive_timeout_ms", 3_000),
+    ("grpc.http2.ping_timeout_ms", 3_000),
+    # Both sides ping: a limit below that rate would have healthy calls killed as "too many pings".
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 500),
+    ("grpc.http2.max_ping_strikes", 0),
+]
+CHANNEL_OPTIONS = [
+    *_OPTIONS,
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    # This is also how long one attempt to connect may take.
+    ("grpc.min_reconnect_backoff_ms", 1_000),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+    # Channels with equal options would share one connection, and close it for each other.
+    ("grpc.use_local_subchannel_pool", 1),
+    # Peers are on this machine or of this run: no proxy of the environment is between.
+    ("grpc.enable_http_proxy", 0),
+]
+SERVER_OPTIONS = [
+    *_OPTIONS,
+    ("grpc.so_reuseport", 0),
+    # What a stream brings unread stays with its caller beyond this; gRPC would measure the network,
+    # and take in megabytes of each.
+    ("grpc.http2.bdp_probe", 0),
+    ("grpc.http2.lookahead_bytes", 2**14),
+]
+
+# Every method may be repeated, so gRPC itself may retry. A server that stops may answer CANCELLED
+# to the calls it was serving. Never RESOURCE_EXHAUSTED: a message too large stays too large.
+RETRY_POLICY = {
+    "maxAttempts": 5,
+    "initialBackoff": "0.2s",
+    "maxBackoff": "5s",
+    "backoffMultiplier": 2,
+    "retryableStatusCodes": ["UNAVAILABLE", "CANCELLED"],
+}
+# But no stream of requests: gRPC may forget the rest of one when it sends it again (seen in 1.85),
+# and then the call hangs until its deadline. Callers repeat these themselves, from the start.
+REQUEST_STREAMS = [
+    {"service": "flotilla.learner.v1.GroupService", "method": "SubmitTrajectory"},
+    {"service": "flotilla.env_gateway.v1.EpisodeService", "method": "Grade"},
+    {"service": "flotilla.learner.v1.RankService", "method": "Join"},
+]
