@@ -44,11 +44,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = _parser().parse_args(argv)
     folder = given.tls_dir if given.tls_dir and given.tls_dir.exists() else None
     try:
-        reason = asyncio.run(check_health(given.address, read_tls(folder), given.timeout))
+        return report_health(given.address, read_tls(folder), given.timeout)
     except ConfigError as error:
         say(f"error: {error}", file=sys.stderr)
         return WRONG
-    say(f"{given.address}: {reason or 'serving'}")
+
+
+def report_health(address: str, tls: Tls | None, timeout_s: float, *, peer: str = "") -> int:
+    """Ask as `check_health` does, and print the answer; return the exit code."""
+    reason = asyncio.run(check_health(address, tls, timeout_s, peer=peer))
+    say(f"{address}: {reason or 'serving'}")
     return NOT_SERVING if reason else SERVING
 
 

@@ -6,13 +6,12 @@ Address and certificate come from its launcher.json: a launcher mints its certif
 takes no --tls-dir. The exit codes are those of services.common.healthcheck."""
 
 import argparse
-import asyncio
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from services.common.errors import ConfigError
-from services.common.healthcheck import NOT_SERVING, SERVING, WRONG, check_health
+from services.common.healthcheck import NOT_SERVING, WRONG, report_health
 from services.common.text import say
 from services.launcher.security import launcher_address
 from services.launcher.security.certificates import LAUNCHER
@@ -25,14 +24,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         if found is None:
             say(f"no launcher is running for {given.runs}")
             return NOT_SERVING
-        reason = asyncio.run(
-            check_health(found.local_address, found.tls, given.timeout, peer=LAUNCHER)
-        )
+        return report_health(found.local_address, found.tls, given.timeout, peer=LAUNCHER)
     except ConfigError as error:
         say(f"error: {error}", file=sys.stderr)
         return WRONG
-    say(f"{found.local_address}: {reason or 'serving'}")
-    return NOT_SERVING if reason else SERVING
 
 
 def _make_parser() -> argparse.ArgumentParser:

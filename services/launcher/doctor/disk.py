@@ -5,23 +5,15 @@ from services.launcher.doctor.findings import Finding, fail, ok, warn
 from services.launcher.doctor.machine import measure_machine
 from services.launcher.doctor.machine_sizes import list_capacities
 from services.launcher.doctor.memory_estimate import format_gib
-from services.launcher.doctor.model_size import UnknownModelSizeError, read_model_size
-from services.launcher.doctor.policy_files import (
-    NoPolicyError,
-    fetch_policy_folder,
-    report_missing_policy,
-)
+from services.launcher.doctor.policy_size import measure_policy
 from services.launcher.doctor.run_context import RunContext
 from services.launcher.state import LEARNER
 
 
 async def probe_disk(subject: RunContext) -> list[Finding]:
-    try:
-        model = read_model_size(await fetch_policy_folder(subject))
-    except NoPolicyError as error:
-        return [report_missing_policy(subject, error)]
-    except UnknownModelSizeError as error:
-        return [fail(str(error), "fetch the model again")]
+    model = await measure_policy(subject)
+    if isinstance(model, Finding):
+        return [model]
     section, dtype = subject.get_section(LEARNER), subject.shared.policy.dtype
     kept = memory_estimate.checkpoint_bytes(model, dtype, section)
     shared = memory_estimate.weight_slot_bytes(model, dtype)

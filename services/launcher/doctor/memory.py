@@ -8,12 +8,8 @@ from services.launcher.doctor.findings import Finding, Status, fail, ok, warn
 from services.launcher.doctor.machine import MachineResources, measure_machine
 from services.launcher.doctor.machine_sizes import MachineCapacity, list_capacities
 from services.launcher.doctor.memory_estimate import EngineMemory, TrainerMemory, format_gib
-from services.launcher.doctor.model_size import ModelSize, UnknownModelSizeError, read_model_size
-from services.launcher.doctor.policy_files import (
-    NoPolicyError,
-    fetch_policy_folder,
-    report_missing_policy,
-)
+from services.launcher.doctor.model_size import ModelSize
+from services.launcher.doctor.policy_size import measure_policy
 from services.launcher.doctor.run_context import RunContext
 from services.launcher.state import LEARNER, ROLLOUT, SERVICES
 
@@ -34,12 +30,9 @@ _GPUS_OF = {LEARNER: "learner.rank.processes", ROLLOUT: "rollout.engine.tensor_p
 
 
 async def probe_memory(subject: RunContext) -> list[Finding]:
-    try:
-        model = read_model_size(await fetch_policy_folder(subject))
-    except NoPolicyError as error:
-        return [report_missing_policy(subject, error)]
-    except UnknownModelSizeError as error:
-        return [fail(str(error), "fetch the model again")]
+    model = await measure_policy(subject)
+    if isinstance(model, Finding):
+        return [model]
     policy = subject.shared.policy
     trainer = memory_estimate.estimate_trainer(
         model, policy.dtype, policy.max_model_len, subject.get_section(LEARNER)

@@ -1,0 +1,20 @@
+"""The size of a run's policy, or the finding that it cannot be told."""
+
+from services.launcher.doctor.findings import Finding, fail
+from services.launcher.doctor.model_size import ModelSize, UnknownModelSizeError, read_model_size
+from services.launcher.doctor.policy_files import (
+    NoPolicyError,
+    fetch_policy_folder,
+    report_missing_policy,
+)
+from services.launcher.doctor.run_context import RunContext
+
+
+async def measure_policy(subject: RunContext) -> ModelSize | Finding:
+    """Return the size of the policy's model, or why it is not known."""
+    try:
+        return read_model_size(await fetch_policy_folder(subject))
+    except NoPolicyError as error:
+        return report_missing_policy(subject, error)
+    except UnknownModelSizeError as error:
+        return fail(str(error), "fetch the model again")
