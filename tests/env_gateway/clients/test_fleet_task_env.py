@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from services.common.domain.attempts import NoGradeReason, ToolOutcome
-from services.env_gateway.api import codec
 from services.env_gateway.ports import CallResult, Execution, Media, Text, Tool
+from services.wire import enums
 from tests.env_gateway.clients.fleet_task_envs import Here, observation
 
 
@@ -188,8 +188,8 @@ def test_the_conversation_reaches_verifiers_that_ask_for_it(here: Here) -> None:
 def test_a_gateway_newer_than_the_client_is_understood_as_far_as_it_goes(
     here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(codec._OUTCOMES, ToolOutcome.BAD_TOOL, 99)  # pyright: ignore[reportPrivateUsage]
-    monkeypatch.setitem(codec._REASONS, NoGradeReason.NO_VERIFIER, 99)  # pyright: ignore[reportPrivateUsage]
+    monkeypatch.setitem(enums.TOOL_OUTCOMES._twins, ToolOutcome.BAD_TOOL, 99)  # pyright: ignore[reportPrivateUsage]
+    monkeypatch.setitem(enums.NO_GRADE_REASONS._twins, NoGradeReason.NO_VERIFIER, 99)  # pyright: ignore[reportPrivateUsage]
     with here.env(task={"verifier_code": None}) as env:
         env.reset()
         assert env.step({"tool": "nowhere"})[3]["tool_error"] == "unknown tool 'nowhere'"
