@@ -184,13 +184,7 @@ def service_error(error: grpc.aio.AioRpcError) -> ServiceError | None:
     for detail in status.details if status else ():
         info, retry = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo()
         if detail.Unpack(info):
-            found = ServiceError(
-                error.code(),
-                info.reason,
-                status.message,
-                domain=info.domain,
-                metadata=dict(info.metadata),
-            )
+            found = _from_error_info(error.code(), status.message, info)
         elif detail.Unpack(retry):
             retry_delay_s = to_seconds(retry.retry_delay)
     if found is not None:
@@ -229,3 +223,11 @@ def to_duration(seconds: float) -> duration_pb2.Duration:
 def to_seconds(duration: duration_pb2.Duration) -> float:
     """Return a protobuf Duration in seconds."""
     return duration.seconds + duration.nanos / 1e9
+
+
+def _from_error_info(
+    code: grpc.StatusCode, message: str, info: error_details_pb2.ErrorInfo
+) -> ServiceError:
+    return ServiceError(
+        code, info.reason, message, domain=info.domain, metadata=dict(info.metadata)
+    )

@@ -95,25 +95,25 @@ def encode_grade(grade: Grade) -> pb.GradeResponse:
 
 def encode_status(gateway: Gateway) -> pb.GetStatusResponse:
     env_keys = {*gateway.book.count_by_state(), *gateway.counts.env_keys()}
-    limiters = [
-        pb.LimiterStatus(
-            name=one.name,
-            of=one.of,
-            limit=one.limit,
-            in_flight=one.in_flight,
-            waiting=one.waiting,
-        )
-        for one in status.list_limiters(gateway)
-    ]
     return pb.GetStatusResponse(
         phase="draining" if gateway.draining else "serving",
         environments=[_encode_environment(gateway, env_key) for env_key in sorted(env_keys)],
         instances_created=gateway.opener.created,
         instances_closed=gateway.closer.closed,
-        limiters=limiters,
+        limiters=[_encode_limiter(limiter) for limiter in status.list_limiters(gateway)],
         retry_tokens=gateway.caller.budget.tokens,
         delete_backlog=gateway.closer.pending,
         sandbox_limits=gateway.sandbox_limits,
+    )
+
+
+def _encode_limiter(limiter: status.LimiterStatus) -> pb.LimiterStatus:
+    return pb.LimiterStatus(
+        name=limiter.name,
+        of=limiter.of,
+        limit=limiter.limit,
+        in_flight=limiter.in_flight,
+        waiting=limiter.waiting,
     )
 
 

@@ -99,14 +99,7 @@ class EpisodeClient:
             response = await self._connection.stub.Grade(requests, timeout=timeout_s + _SLACK_S)
         except grpc.aio.AioRpcError as error:
             raise GatewayError(explain_rpc_error(error)) from error
-        reason = _enum_name(pb.NoGradeReason, response.no_grade.reason, "NO_GRADE_REASON_")
-        known = response.WhichOneof("grade") == "reward"
-        return EpisodeGrade(
-            reward=response.reward if known else None,
-            partial_reward=response.partial_reward if response.HasField("partial_reward") else None,
-            no_grade="" if known else f"{reason}: {response.no_grade.detail}",
-            stdout=response.stdout,
-        )
+        return _decode_grade(response)
 
     async def close(self) -> None:
         await asyncio.shield(self._connection.start_release(self.episode_id))
@@ -188,3 +181,14 @@ async def _open_once(
         raise GatewayError(last.detail or "the gateway opened no episode")
     connection.hold_lease(last.episode_id, rpc.to_seconds(last.ready.lease_ttl))
     return EpisodeClient(connection, last.episode_id, last.ready)
+
+
+def _decode_grade(response: pb.GradeResponse) -> EpisodeGrade:
+    reason = _enum_name(pb.NoGradeReason, response.no_grade.reason, "NO_GRADE_REASON_")
+    known = response.WhichOneof("grade") == "reward"
+    return EpisodeGrade(
+        reward=response.reward if known else None,
+        partial_reward=response.partial_reward if response.HasField("partial_reward") else None,
+        no_grade="" if known else f"{reason}: {response.no_grade.detail}",
+        stdout=response.stdout,
+    )

@@ -22,26 +22,30 @@ def no_grade(reason: NoGradeReason, detail: str, *, attempts: int = 0) -> Grade:
 def judge_execution(
     execution: Execution, *, attempts: int, authorship: Authorship = NOBODY
 ) -> Grade:
-    """Turn a verifier's run into a grade. A result of None is no grade, never a pass. The
-    partial reward is as reported: checks that pass on the untouched state count.
+    """Turn a verifier's run into a grade. A result of None is no grade, never a pass.
 
     Printed output is read only if the verifier did not return its checks, and without
     anything that the policy may have written by `authorship`."""
     printed = _read_results(execution, authorship)
     reason, detail = _failure_reason(execution, printed)
     reward = None if reason else float(execution.result)
-    share = compute_partial_reward(printed.passed, printed.failed) if printed.countable else None
     return Grade(
         reward=reward,
         reason=reason,
         detail=detail,
-        partial_reward=share if reward is None else cap_partial_reward(share, reward),
+        partial_reward=_reported_partial_reward(printed, reward),
         checks_passed=printed.passed,
         checks_failed=printed.failed,
         stdout=_bounded_stdout(execution.stdout),
         attempts=attempts if execution.ran else 0,
         suspicion="\n".join(printed.doubts) if reward == 0 else "",
     )
+
+
+def _reported_partial_reward(printed: PrintedResults, reward: float | None) -> float | None:
+    """Return the partial reward as reported: checks that pass on the untouched state count."""
+    share = compute_partial_reward(printed.passed, printed.failed) if printed.countable else None
+    return share if reward is None else cap_partial_reward(share, reward)
 
 
 def compute_partial_reward(

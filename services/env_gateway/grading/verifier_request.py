@@ -15,6 +15,7 @@ from services.env_gateway.ports import (
     QueryError,
     QueryFn,
     Rows,
+    SnapshotFn,
     SqlValue,
     Submission,
     Verification,
@@ -42,9 +43,7 @@ def make_verification(
         run_id=submission.run_id,
         function=function.name,
         query=_make_query(instance, retrier),
-        snapshot=lambda db: retrier.send_patiently(
-            lambda left: instance.snapshot_database(db, timeout_s=left)
-        ),
+        snapshot=_make_snapshot(instance, retrier),
         arguments=_verifier_arguments(function, submission),
         call=_make_call(instance, submission.readable, retrier),
         trusted=hashlib.sha256(source.encode()).hexdigest() in trusted,
@@ -69,6 +68,15 @@ def _make_query(instance: Instance, retrier: "RefusalRetrier") -> QueryFn:
         )
 
     return ask_database
+
+
+def _make_snapshot(instance: Instance, retrier: "RefusalRetrier") -> SnapshotFn:
+    async def copy_database(db: str) -> bytes | None:
+        return await retrier.send_patiently(
+            lambda left: instance.snapshot_database(db, timeout_s=left)
+        )
+
+    return copy_database
 
 
 def _make_call(instance: Instance, readable: frozenset[str], retrier: "RefusalRetrier") -> CallFn:

@@ -56,9 +56,7 @@ def parse_task(text: str) -> Task:
     raw_variables = _read_raw_variables(fields.get("env_variables"))
     variables = {name: _as_text(value) for name, value in raw_variables.items()}
     current_date = _to_iso_date(variables.pop(_CURRENT_DATE, ""))
-    env_key = _read_text(fields, "env_id", required=True)
-    if not _ENV_KEY.fullmatch(env_key):
-        raise TaskError(f"env_id {env_key!r} must be letters, digits, '.', '_' or '-'")
+    env_key = _read_env_key(fields)
     task = Task(
         key=_read_text(fields, "key", required=True),
         prompt=_read_text(fields, "prompt", required=True),
@@ -74,6 +72,13 @@ def parse_task(text: str) -> Task:
     )
     _check_texts(task)
     return task
+
+
+def _read_env_key(fields: Mapping[str, Any]) -> str:
+    env_key = _read_text(fields, "env_id", required=True)
+    if not _ENV_KEY.fullmatch(env_key):
+        raise TaskError(f"env_id {env_key!r} must be letters, digits, '.', '_' or '-'")
+    return env_key
 
 
 def load_json_object(text: str, what: str) -> dict[str, Any]:

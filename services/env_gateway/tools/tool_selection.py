@@ -33,13 +33,7 @@ def select_tools(tools: Sequence[Tool], task: Task) -> dict[str, Tool]:
     tool_use task whose prompt asks for it. Raises NothingToOfferError."""
     tools = [_order_schema_keys(tool) for tool in tools]
     if task.modality in _SCREEN_ONLY:
-        chosen = {tool.name: tool for tool in tools if tool.name == COMPUTER}
-        if not chosen:
-            raise NothingToOfferError(
-                f"the task's modality is {task.modality!r} and the environment has no tool "
-                f"{COMPUTER!r} among its {len(tools)}; check the task's modality and env version"
-            )
-        return chosen
+        return _select_computer(tools, task)
     joint = task.modality == "joint"
     chosen = {tool.name: tool for tool in tools if joint or tool.name != COMPUTER}
     if SUBMIT_FINAL_ANSWER.name in task.prompt:
@@ -48,6 +42,16 @@ def select_tools(tools: Sequence[Tool], task: Task) -> dict[str, Tool]:
         raise NothingToOfferError(
             "the environment lists no tool that the policy could call; a task that needs none says "
             'so by "task_modality": "single_turn"'
+        )
+    return chosen
+
+
+def _select_computer(tools: Sequence[Tool], task: Task) -> dict[str, Tool]:
+    chosen = {tool.name: tool for tool in tools if tool.name == COMPUTER}
+    if not chosen:
+        raise NothingToOfferError(
+            f"the task's modality is {task.modality!r} and the environment has no tool "
+            f"{COMPUTER!r} among its {len(tools)}; check the task's modality and env version"
         )
     return chosen
 

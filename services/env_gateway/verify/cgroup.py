@@ -72,10 +72,9 @@ class ControlGroups:
             group = self.make_group()
         except OSError:
             return False
-        command = command_within(group, ("true",))
         try:
             done = subprocess.run(
-                command,
+                command_within(group, ("true",)),
                 capture_output=True,
                 timeout=_PROBE_S,
                 check=False,

@@ -68,12 +68,7 @@ WorkerMessage = WorkerReady | SnapshotRequest | QueryRequest | ToolCallRequest |
 
 def parse_message(line: bytes) -> WorkerMessage:
     """Parse one line. Raises ProtocolError."""
-    try:
-        message: Any = parse_json(line, _LIMITS)
-    except TooLargeError as error:
-        raise ProtocolError(f"the verifier's process wrote too much at once: {error}") from error
-    except ParseError as error:
-        raise ProtocolError("the verifier's process wrote something else than JSON") from error
+    message = _parse_line(line)
     match message:
         case {"ready": True}:
             return WorkerReady()
@@ -88,6 +83,15 @@ def parse_message(line: bytes) -> WorkerMessage:
             return _parse_done(stdout, message["done"])
         case _:
             raise ProtocolError("the verifier's process wrote an unknown message")
+
+
+def _parse_line(line: bytes) -> Any:
+    try:
+        return parse_json(line, _LIMITS)
+    except TooLargeError as error:
+        raise ProtocolError(f"the verifier's process wrote too much at once: {error}") from error
+    except ParseError as error:
+        raise ProtocolError("the verifier's process wrote something else than JSON") from error
 
 
 def _parse_done(stdout: str, done: dict[str, Any]) -> VerifierDone:

@@ -29,13 +29,7 @@ def draw_attempt(attempt: Attempt, decode: Decode) -> Text:
         if len(attempt["sequences"]) > 1:
             _append_field(text, "sequence", str(number), "bold")
         _append_turns(text, sequence, attempt["turns"], decode)
-    for check in attempt["checks_passed"]:
-        _append_field(text, "passed", check, "green")
-    for check in attempt["checks_failed"]:
-        _append_field(text, "failed", check, "red")
-    if attempt["suspicion"]:
-        # Printed by the verifier as a result; the policy may have written it.
-        _append_field(text, "suspect", attempt["suspicion"], "magenta")
+    _append_checks(text, attempt)
     return text
 
 
@@ -96,6 +90,16 @@ def _append_turns(
                 text, f"turn {turn}", _format_turn(parts, timings[turn - 1 : turn]), "dim"
             )
         _append_field(text, label, decode(ids).strip("\n"), _STYLES[author])
+
+
+def _append_checks(text: Text, attempt: Attempt) -> None:
+    for check in attempt["checks_passed"]:
+        _append_field(text, "passed", check, "green")
+    for check in attempt["checks_failed"]:
+        _append_field(text, "failed", check, "red")
+    if attempt["suspicion"]:
+        # Printed by the verifier as a result; the policy may have written it.
+        _append_field(text, "suspect", attempt["suspicion"], "magenta")
 
 
 def _format_turn(parts: Sequence[Any], timing: Sequence[Any]) -> str:

@@ -43,12 +43,15 @@ def print_plan(
         for name, text in found.items():
             say(f"\n# {name}\n{text}", end="")
         return OK
-    head = format_header(path, overrides, out, one_machine=one_machine)
+    _write_files(out, format_header(path, overrides, out, one_machine=one_machine), found)
+    return OK
+
+
+def _write_files(out: Path, head: str, found: Mapping[str, str]) -> None:
     out.mkdir(parents=True, exist_ok=True)
     for name, text in found.items():
         (out / name).write_text(f"{head}{text}", encoding="utf-8")
         say(f"wrote {out / name}")
-    return OK
 
 
 def format_header(path: Path, overrides: Sequence[str], out: Path, *, one_machine: bool) -> str:

@@ -130,16 +130,6 @@ class LiveView:
 
 def draw_board(board: RunBoard) -> Group:
     """Render the board as a rich renderable."""
-    head = Table.grid(padding=(0, 2))
-    left = board.seconds_left
-    head.add_row(
-        Text(
-            STATE_NAMES.get(board.state, "") if not board.phase else board.phase_text, style="bold"
-        ),
-        ProgressBar(total=max(1, board.total_steps), completed=board.step, width=40),
-        f"step {board.step}/{board.total_steps}",
-        "" if left is None else f"{duration_text(left)} left",
-    )
     table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
     cells = format_metrics(board.metrics)
     cells |= {
@@ -151,8 +141,22 @@ def draw_board(board: RunBoard) -> Group:
     services = "  ".join(
         f"{name} {state}" for name, state in sorted(board.replicas.items()) if state != "stopped"
     )
-    shown = [head, table if cells else Text(""), *_draw_alarms(board)]
+    shown = [_draw_progress(board), table if cells else Text(""), *_draw_alarms(board)]
     return Group(*shown, Text(services, style="dim"))
+
+
+def _draw_progress(board: RunBoard) -> Table:
+    head = Table.grid(padding=(0, 2))
+    left = board.seconds_left
+    head.add_row(
+        Text(
+            STATE_NAMES.get(board.state, "") if not board.phase else board.phase_text, style="bold"
+        ),
+        ProgressBar(total=max(1, board.total_steps), completed=board.step, width=40),
+        f"step {board.step}/{board.total_steps}",
+        "" if left is None else f"{duration_text(left)} left",
+    )
+    return head
 
 
 def _draw_alarms(board: RunBoard) -> list[Text]:

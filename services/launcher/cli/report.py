@@ -95,11 +95,7 @@ def metric_series(records: list[dict[str, Any]], metric: str) -> tuple[list[int]
 
 def draw_curve(run_dir: Path) -> Path | None:
     """Draw pass@1 over steps into the run's folder; None when there is nothing to draw."""
-    records = read_metrics(run_dir)
-    lines = {
-        "training tasks": metric_series(records, "reward/avg_pass_at_1"),
-        "held-out tasks": metric_series(records, "eval/all/pass_at_1"),
-    }
+    lines = _read_pass_rates(run_dir)
     if not any(steps for steps, _ in lines.values()):
         return None
     # Costs most of a second, and only a run that has ended needs it.
@@ -115,6 +111,15 @@ def draw_curve(run_dir: Path) -> Path | None:
     path = run_dir / CURVE_FILE
     figure.savefig(path)
     return path
+
+
+def _read_pass_rates(run_dir: Path) -> dict[str, tuple[list[int], list[float]]]:
+    """Read pass@1 by kind of task: steps and values."""
+    records = read_metrics(run_dir)
+    return {
+        "training tasks": metric_series(records, "reward/avg_pass_at_1"),
+        "held-out tasks": metric_series(records, "eval/all/pass_at_1"),
+    }
 
 
 def print_report(run_dir: Path, console: Terminal, *, evaluated: bool = False) -> None:

@@ -124,18 +124,22 @@ def reap_orphans(runs: Path, *, dry_run: bool) -> int:
         except InterruptedByUserError:
             _print_text("Stopping. A launcher that goes on may still end what it has found.")
             return INTERRUPTED
-        for text in found.reaped:
-            _print_text(f"{'would end' if dry_run else 'ended'} {text}")
-        for run_id in found.suspected_run_ids:
-            look = hints.format_command("status", run_id, runs=runs)
-            _print_text(f"run {run_id} may have left something: {look} says what")
-        for text in found.unreachable:
-            _print_text(f"cannot be asked: {text}")
-        if not (found.reaped or found.suspected_run_ids):
-            _print_text("nothing runs of no run")
+        _print_orphans(found, runs, dry_run=dry_run)
         return FAILED if found.suspected_run_ids or found.unreachable else OK
 
     return _with_launcher(runs, reap_and_report, start=not dry_run)
+
+
+def _print_orphans(found: pb.ReapResponse, runs: Path, *, dry_run: bool) -> None:
+    for text in found.reaped:
+        _print_text(f"{'would end' if dry_run else 'ended'} {text}")
+    for run_id in found.suspected_run_ids:
+        look = hints.format_command("status", run_id, runs=runs)
+        _print_text(f"run {run_id} may have left something: {look} says what")
+    for text in found.unreachable:
+        _print_text(f"cannot be asked: {text}")
+    if not (found.reaped or found.suspected_run_ids):
+        _print_text("nothing runs of no run")
 
 
 def _with_launcher(

@@ -138,12 +138,11 @@ def _check_same_spec(
     keep = hints.format_command("train", own, "--resume", run_id, *overrides, runs=runs)
     anew = hints.format_command("train", str(path), *overrides, runs=runs)
     fixed = any(change.fixed_reason for change in found)
-    ways = [f"To keep what the run has:\n  {keep}"]
-    ways.insert(
-        0, f"To begin a new run:\n  {anew}" if fixed else f"To take what the file says:\n  {update}"
-    )
+    take = f"To begin a new run:\n  {anew}" if fixed else f"To take what the file says:\n  {update}"
     told = "\n".join(f"  {change.format_change()}" for change in found)
-    raise ConfigError("\n".join([f"{path} is not what run {run_id} has:", told, *ways]))
+    raise ConfigError(
+        f"{path} is not what run {run_id} has:\n{told}\n{take}\nTo keep what the run has:\n  {keep}"
+    )
 
 
 def _print_spec_changes(

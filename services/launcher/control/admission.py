@@ -67,18 +67,18 @@ class Admission:
             launch = make_launch_spec(
                 run, (service, 0), plan.config, plan.text, run_dir, NO_REGISTRY
             )
-            try:
-                offer = await self._backend(plan.config.backend).offer_resources(launch)
-            except BackendError as error:
-                message = f"launcher.{service}: {error}"
-                raise refusal_error(StatusCode.INVALID_ARGUMENT, "BAD_SPEC", message) from error
-            except BackendUnreachable as error:
-                message = f"the backend cannot be asked: {error}"
-                raise refusal_error(
-                    StatusCode.UNAVAILABLE, "BACKEND_UNREACHABLE", message
-                ) from error
-            offers.append((launch, replicas, offer))
+            offers.append((launch, replicas, await self._offer_resources(launch)))
         return offers
+
+    async def _offer_resources(self, launch: LaunchSpec) -> ResourceOffer:
+        try:
+            return await self._backend(launch.config.backend).offer_resources(launch)
+        except BackendError as error:
+            message = f"launcher.{launch.key[0]}: {error}"
+            raise refusal_error(StatusCode.INVALID_ARGUMENT, "BAD_SPEC", message) from error
+        except BackendUnreachable as error:
+            message = f"the backend cannot be asked: {error}"
+            raise refusal_error(StatusCode.UNAVAILABLE, "BACKEND_UNREACHABLE", message) from error
 
     async def admit_run(
         self, spec_json: str, mode: RunMode, resume: str

@@ -109,14 +109,9 @@ def check_budget(config: LauncherConfig, prices: Mapping[str, float], accrued: f
     left = config.max_cost - accrued
     if hourly <= left and left > 0:
         return
-    parts = [
-        f"{count} {service} at ${prices[service]:,.2f}"
-        for service, count in replicas.items()
-        if prices.get(service)
-    ]
     spent = f", of which ${accrued:,.2f} are spent" if accrued else ""
     raise OverBudgetError(
-        f"launcher.max_cost: one hour costs ${hourly:,.2f} ({', '.join(parts) or 'no prices'});"
+        f"launcher.max_cost: one hour costs ${hourly:,.2f} ({_format_prices(prices, replicas)});"
         f" the run may cost ${config.max_cost:,.2f}{spent}. Raise it, ask for fewer replicas, or"
         " for cheaper machines"
     )
@@ -132,3 +127,12 @@ def cost_metrics(cost: Cost, learner: Mapping[str, float]) -> dict[str, float]:
     if trajectories > 0:
         told["cost/per_1000_trajectories"] = 1000 * cost.accrued / trajectories
     return told
+
+
+def _format_prices(prices: Mapping[str, float], replicas: Mapping[str, int]) -> str:
+    parts = [
+        f"{count} {service} at ${prices[service]:,.2f}"
+        for service, count in replicas.items()
+        if prices.get(service)
+    ]
+    return ", ".join(parts) or "no prices"

@@ -129,9 +129,8 @@ def _advance_drain(run: Run, now: float, policy: LifecyclePolicy) -> tuple[Run, 
             actions += drained
         if now < run.drain_by and not all(replica.exited for replica in live):
             return run, actions
-    if all(replica.state.is_over for replica in run.replicas.values()) or _is_kill_futile(
-        run, now, policy
-    ):
+    all_over = all(replica.state.is_over for replica in run.replicas.values())
+    if all_over or _is_kill_futile(run, now, policy):
         run = begin_teardown(run, now, policy)
         actions.append(CleanRun())
     return run, actions

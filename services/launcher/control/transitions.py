@@ -115,16 +115,7 @@ def handle_exit(
     run: Run, key: ReplicaKey, how: ExitStatus, now: float, policy: LifecyclePolicy
 ) -> tuple[Run, list[RunNote]]:
     """Handle that this replica's process is gone: by request, at its goal, or by a failure."""
-    replica = run.replicas[key]
-    replica = replace(
-        replica,
-        unit=None,
-        price=None,
-        address="",
-        metrics_address="",
-        exited=False,
-        killed=-KILL_AGAIN_S,
-    )
+    replica = _without_unit(run.replicas[key])
     if replica.state is ReplicaState.DRAINING or run.is_ending:
         notes = (
             [RunNote(f"{replica.label} {describe_exit(how)} while draining")] if how.code else []
@@ -134,6 +125,18 @@ def handle_exit(
         run = run.with_replicas([replace(replica, state=ReplicaState.STOPPED)])
         return end_run(run, Outcome.COMPLETED, now, policy), []
     return _restart_or_give_up(run, replica, how, now, policy)
+
+
+def _without_unit(replica: Replica) -> Replica:
+    return replace(
+        replica,
+        unit=None,
+        price=None,
+        address="",
+        metrics_address="",
+        exited=False,
+        killed=-KILL_AGAIN_S,
+    )
 
 
 def _restart_or_give_up(

@@ -1,6 +1,9 @@
 """Probe of the checkpoint store: objects can be uploaded, read back and removed, and uploads
 are configured."""
 
+from collections.abc import Mapping
+from typing import Any
+
 from services.launcher.backends.sky import cost_estimate, resources
 from services.launcher.doctor.findings import Finding, NotApplicableError, fail, warn
 from services.launcher.doctor.probe_process import run_probe_module
@@ -20,16 +23,7 @@ async def probe_store(subject: RunContext) -> list[Finding]:
     section = subject.get_section(LEARNER)
     checkpoint = section["checkpoint"]
     if checkpoint["remote"] is not None:
-        question = {
-            "url": checkpoint["remote"],
-            "options": checkpoint["remote_options"],
-            # What the launcher's own packages lack, those of the services may have.
-            "elsewhere": subject.python is None,
-        }
-        python = subject.find_interpreter("fsspec")
-        found = await run_probe_module(
-            python, "store_probe", question, subject.environ, STORE_VARIABLES
-        )
+        found = await _probe_remote(subject, checkpoint)
         return [*found, *_check_handed_keys(subject, checkpoint["remote"])]
     config = subject.plan.config
     lost = cost_estimate.describe_unkept(section, config)
@@ -38,6 +32,17 @@ async def probe_store(subject: RunContext) -> list[Finding]:
     # There a lost node costs nothing: homes are on a server.
     say = warn if resources.is_on_slurm(config.sky, LEARNER) else fail
     return [say(lost, f"{cost_estimate.KEEP_HINT}; {_LEAVE_OUT}")]
+
+
+async def _probe_remote(subject: RunContext, checkpoint: Mapping[str, Any]) -> list[Finding]:
+    question = {
+        "url": checkpoint["remote"],
+        "options": checkpoint["remote_options"],
+        # What the launcher's own packages lack, those of the services may have.
+        "elsewhere": subject.python is None,
+    }
+    python = subject.find_interpreter("fsspec")
+    return await run_probe_module(python, "store_probe", question, subject.environ, STORE_VARIABLES)
 
 
 def _check_handed_keys(subject: RunContext, url: str) -> list[Finding]:

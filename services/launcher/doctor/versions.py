@@ -48,17 +48,20 @@ async def probe_versions(subject: RunContext) -> list[Finding]:
         return [fail(f"{python} does not run: {said}", "make the environment anew: `make setup`")]
     there = json.loads(output)
     packages: dict[str, str] = there["packages"]
-    problems = [
-        *_check_python(there["python"]),
+    problems = [*_check_python(there["python"]), *_check_packages(packages, subject)]
+    shown = ", ".join(
+        f"{n} {packages[n]}" for n in ("torch", *_VLLM, "transformers") if n in packages
+    )
+    return problems or [ok(f"Python {'.'.join(map(str, there['python']))}, {shown}")]
+
+
+def _check_packages(packages: Mapping[str, str], subject: RunContext) -> list[Finding]:
+    return [
         *(p for service in FLOORS for p in _check_floors(service, packages, subject)),
         *_check_one_engine(packages),
         *_check_cuda_packages(packages),
         *_check_device(packages, subject),
     ]
-    shown = ", ".join(
-        f"{n} {packages[n]}" for n in ("torch", *_VLLM, "transformers") if n in packages
-    )
-    return problems or [ok(f"Python {'.'.join(map(str, there['python']))}, {shown}")]
 
 
 def _check_python(version: list[int]) -> list[Finding]:

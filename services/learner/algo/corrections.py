@@ -60,8 +60,7 @@ def compute_correction(
     min(exp d, token_tis), or min(exp(sum of d over the sequence), sequence_tis). Double-sided
     mask of IcePop, arXiv 2510.18855: a token counts where low <= exp d <= high. Sequence masks:
     the same for exp(sum of d) and for exp(mean of d). Staleness: times staleness_decay ** lag.
-    `ratio_limit` x masks tokens outside [1 / x, x].
-    """
+    `ratio_limit` x masks tokens outside [1 / x, x]."""
     difference = tokens.trainer - tokens.behaviour
     sums = sequence_sums(difference, tokens.sequence, tokens.count)[tokens.sequence]
     means = sequence_means(difference, tokens.sequence, tokens.count)[tokens.sequence]

@@ -77,8 +77,7 @@ def fused_policy_loss(
     carries a gradient, to `hidden` and `weight`. Logits are taken to float32 (float64 for
     float64 input) before the temperature; the head's gradient is accumulated in that type.
     With `entropy_weights` the loss includes their product with the entropies, whose gradient is
-    that of the full distribution and not of the sampled tokens.
-    """
+    that of the full distribution and not of the sampled tokens."""
     plan = _LossPlan(objective, entropy_weights, coupled, chunk)
     loss, logprobs, entropy = _FusedPolicyLoss.apply(hidden, weight, targets, temperature, plan)
     return loss, logprobs, entropy

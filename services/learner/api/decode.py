@@ -85,12 +85,7 @@ class TrajectoryAssembler:
             raise MalformedRequestError("the stream broke off before its end part")
         token_ids = [bytes(array) for array in self._token_ids]
         logprobs = [bytes(array) for array in self._logprobs]
-        digest = hashlib.sha256()
-        for ids, scores in zip(token_ids, logprobs, strict=True):
-            digest.update(ids)
-            digest.update(scores)
-        if digest.digest() != self._end:
-            raise MalformedRequestError("content_digest does not match the chunks received")
+        _check_digest(self._end, token_ids, logprobs)
         sequences = tuple(
             _decode_sequence(item, ids, scores, self._limits, f"sequence {number}")
             for number, (item, ids, scores) in enumerate(
@@ -142,6 +137,15 @@ def to_floats(data: bytes) -> NDArray[np.float32]:
     if len(data) % 4:
         raise MalformedRequestError(f"{len(data)} bytes are not a whole number of float32")
     return np.frombuffer(data, dtype="<f4")
+
+
+def _check_digest(digest: bytes, token_ids: Items[bytes], logprobs: Items[bytes]) -> None:
+    found = hashlib.sha256()
+    for ids, scores in zip(token_ids, logprobs, strict=True):
+        found.update(ids)
+        found.update(scores)
+    if found.digest() != digest:
+        raise MalformedRequestError("content_digest does not match the chunks received")
 
 
 def _decode_sequence(

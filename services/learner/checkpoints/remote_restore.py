@@ -134,17 +134,10 @@ def _manifest(store: RemoteStore, stamp: Stamp) -> RemoteManifest:
 def _restore(
     store: RemoteStore, manifest: RemoteManifest, found: _Found, runs: Path, name: str
 ) -> Restored:
-    run_id = manifest.run_id
-    if not _RUN_ID.fullmatch(run_id):
-        raise RestoreError(f"{store.url}: {run_id!r} is no run id")
-    if manifest.schema_version != SCHEMA_VERSION:
-        raise RestoreError(
-            f"{store.url}: its journal has schema {manifest.schema_version}, this learner reads"
-            f" {SCHEMA_VERSION}: resume it with the version of flotilla that it was made with"
-        )
-    run_dir = runs / run_id
+    _check_manifest(manifest, store.url)
+    run_dir = runs / manifest.run_id
     _refuse_existing(run_dir)
-    with _own_folder(runs / f".{run_id}.restoring") as folder:
+    with _own_folder(runs / f".{manifest.run_id}.restoring") as folder:
         for file_name, file in manifest.files.items():
             source = f"{manifest.stamp.folder}/{file_name}"
             _download(store, source, folder / file_name, file)
@@ -156,6 +149,16 @@ def _restore(
         folder.rename(run_dir)
     sync_path(runs)
     return restored
+
+
+def _check_manifest(manifest: RemoteManifest, url: str) -> None:
+    if not _RUN_ID.fullmatch(manifest.run_id):
+        raise RestoreError(f"{url}: {manifest.run_id!r} is no run id")
+    if manifest.schema_version != SCHEMA_VERSION:
+        raise RestoreError(
+            f"{url}: its journal has schema {manifest.schema_version}, this learner reads"
+            f" {SCHEMA_VERSION}: resume it with the version of flotilla that it was made with"
+        )
 
 
 def _refuse_existing(run_dir: Path) -> None:

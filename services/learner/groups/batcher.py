@@ -11,6 +11,7 @@ from typing import Literal
 import numpy as np
 
 from services.common.domain.attempts import AttemptKey, FailureKind, StopReason
+from services.common.domain.trajectory import Sequence as Sampled
 from services.common.domain.trajectory import Trajectory
 from services.learner.group_types import GroupSpec
 from services.learner.groups.staleness import StalenessBound, is_stale, keep_fresh
@@ -207,22 +208,27 @@ def _train_sequences(step: int, attempt: Trajectory) -> list[TrainSequence]:
         raise ValueError(f"{attempt.key} cannot be trained on: it has no reward or no tokens")
     versions = [policy.version for policy in attempt.policies]
     staleness = step - 1 - min(versions, default=step - 1)
-    rows: list[TrainSequence] = []
-    for sequence in attempt.sequences:
-        mask = sequence.policy_mask
-        logprobs = np.zeros(len(mask), dtype=np.float32)
-        logprobs[mask] = sequence.logprobs
-        temperatures = [s.temperature for s in sequence.spans if s.temperature is not None]
-        row = TrainSequence(
-            group_id=attempt.key.group_id,
-            attempt_index=attempt.key.attempt_index,
-            reward=attempt.reward,
-            token_ids=sequence.token_ids.astype(np.int32),
-            policy_mask=mask,
-            behaviour_logprobs=logprobs,
-            temperature=temperatures[0] if temperatures else 1.0,
-            staleness=staleness,
-            stop_reason=attempt.stop_reason or StopReason.DONE,
-        )
-        rows.append(row)
-    return rows
+    return [
+        _train_sequence(attempt, attempt.reward, sequence, staleness)
+        for sequence in attempt.sequences
+    ]
+
+
+def _train_sequence(
+    attempt: Trajectory, reward: float, sequence: Sampled, staleness: int
+) -> TrainSequence:
+    mask = sequence.policy_mask
+    logprobs = np.zeros(len(mask), dtype=np.float32)
+    logprobs[mask] = sequence.logprobs
+    temperatures = [s.temperature for s in sequence.spans if s.temperature is not None]
+    return TrainSequence(
+        group_id=attempt.key.group_id,
+        attempt_index=attempt.key.attempt_index,
+        reward=reward,
+        token_ids=sequence.token_ids.astype(np.int32),
+        policy_mask=mask,
+        behaviour_logprobs=logprobs,
+        temperature=temperatures[0] if temperatures else 1.0,
+        staleness=staleness,
+        stop_reason=attempt.stop_reason or StopReason.DONE,
+    )

@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, zip_longest
+from itertools import chain, takewhile, zip_longest
 
 import numpy as np
 
@@ -79,11 +79,8 @@ def _to_train_sequence(
 ) -> TrainSequence:
     """Return the sequence up to where other weights took over: what follows was computed on a
     cache that both have filled, which no version alone explains."""
-    end = 0
-    for span in sequence.spans:
-        if span.policy not in (None, first):
-            break
-        end += span.length
+    kept = takewhile(lambda span: span.policy in (None, first), sequence.spans)
+    end = sum(span.length for span in kept)
     mask = sequence.policy_mask
     logprobs = np.zeros(len(mask), np.float32)
     logprobs[mask] = sequence.logprobs

@@ -181,7 +181,7 @@ def _spans_to_dicts(sequence: TokenSequence) -> Iterator[dict[str, Any]]:
         yield shown
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def _parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m services.learner.journal.inspect_command", description=__doc__
     )
@@ -195,7 +195,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     outcome.add_argument("--failed", dest="passed", action="store_false")
     parser.add_argument("--tasks", action="store_true", help="tasks that are parked or quarantined")
     parser.add_argument("-n", type=int, default=3, help="at most so many (3)")
-    chosen = parser.parse_args(argv)
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    chosen = _parse_arguments(argv)
     wanted = AttemptFilter(chosen.step, chosen.env, chosen.group, chosen.passed)
     try:
         found = query_attempts(chosen.journal, wanted, chosen.n)

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable
 
+from prometheus_client.core import Metric
+
 from services.common import metrics
 from services.common.watchdog import Watchdog
 from services.learner.alarms.alarms import Alarms
@@ -35,16 +37,12 @@ def make_metrics_exporter(
 
 
 def _export_gauges(dispatcher: GroupDispatcher, status: LearnerStatus) -> None:
-    book, received = dispatcher.book, dispatcher.tally.received_in_all
-    sizes = (book.leased_groups, book.free_slots, len(dispatcher.batcher))
-    families = [
-        metrics.gauge(name, help, (), {(): float(size)})
-        for (name, help), size in zip(_BOOK.items(), sizes, strict=True)
-    ]
     phase = {(str(status.phase),): 1.0}
+    received = dispatcher.tally.received_in_all
     trajectories = {(purpose,): float(count) for purpose, count in received.items()}
     newest = {(name,): value for name, value in status.shown_metrics.items()}
-    families += [
+    families = [
+        *_make_book_gauges(dispatcher),
         metrics.gauge("flotilla_step", "Optimizer steps done", (), {(): float(status.step)}),
         metrics.gauge("flotilla_steps", "Steps of the run", (), {(): float(status.total_steps)}),
         metrics.gauge("flotilla_phase", "1 for the phase of the run", ("phase",), phase),
@@ -56,3 +54,12 @@ def _export_gauges(dispatcher: GroupDispatcher, status: LearnerStatus) -> None:
         ),
     ]
     metrics.show("learner", families)
+
+
+def _make_book_gauges(dispatcher: GroupDispatcher) -> list[Metric]:
+    book = dispatcher.book
+    sizes = (book.leased_groups, book.free_slots, len(dispatcher.batcher))
+    return [
+        metrics.gauge(name, help, (), {(): float(size)})
+        for (name, help), size in zip(_BOOK.items(), sizes, strict=True)
+    ]

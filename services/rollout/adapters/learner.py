@@ -53,16 +53,7 @@ class GroupClient:
         self._poll: group_pb.LeaseGroupRequest | None = None
 
     async def lease_group(self, holding: PolicyId, free_attempts: int) -> Lease | None:
-        request = group_pb.LeaseGroupRequest(
-            request_id=self._request_id,
-            worker_id=self._identity.worker_id,
-            incarnation=self._identity.incarnation,
-            holding=encode_policy(holding),
-            free_attempts=free_attempts,
-            tokenizer_digest=self._identity.tokenizer.whole,
-            tokenizer_json_digest=self._identity.tokenizer.tokenizer_json,
-            chat_template_digest=self._identity.tokenizer.chat_template,
-        )
+        request = self._lease_request(holding, free_attempts)
         self._poll = request
         answer = await self._call_learner(
             lambda left, md: self._stub.LeaseGroup(
@@ -76,6 +67,19 @@ class GroupClient:
         self._poll, self._request_id = None, uuid.uuid4().hex
         self._epoch.adopt_epoch(answer.run_epoch)
         return lease_from_pb(answer.lease) if answer.HasField("lease") else None
+
+    def _lease_request(self, holding: PolicyId, free_attempts: int) -> group_pb.LeaseGroupRequest:
+        tokenizer = self._identity.tokenizer
+        return group_pb.LeaseGroupRequest(
+            request_id=self._request_id,
+            worker_id=self._identity.worker_id,
+            incarnation=self._identity.incarnation,
+            holding=encode_policy(holding),
+            free_attempts=free_attempts,
+            tokenizer_digest=tokenizer.whole,
+            tokenizer_json_digest=tokenizer.tokenizer_json,
+            chat_template_digest=tokenizer.chat_template,
+        )
 
     async def renew_leases(self, lease_ids: Sequence[str]) -> Collection[str]:
         request = group_pb.RenewLeasesRequest(

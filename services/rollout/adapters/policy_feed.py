@@ -55,17 +55,7 @@ class PolicyClient:
         self._weights = weights
 
     async def stream_publications(self, holding: PolicyId | None) -> AsyncGenerator[Publication]:
-        request = policy_pb.AttachRequest(
-            worker_id=self._identity.worker_id,
-            incarnation=self._identity.incarnation,
-            device_count=self._identity.device_count,
-            transports=[policy_pb.TRANSPORT_SHM, policy_pb.TRANSPORT_GRPC],
-            holding=None if holding is None else encode_policy(holding),
-            host_digest=host_digest(),
-            tokenizer_digest=self._identity.tokenizer.whole,
-            tokenizer_json_digest=self._identity.tokenizer.tokenizer_json,
-            chat_template_digest=self._identity.tokenizer.chat_template,
-        )
+        request = _attach_request(self._identity, holding)
         try:
             async for event in self._stub.Attach(request, metadata=self._epoch.metadata):
                 self._epoch.adopt_epoch(event.run_epoch)
@@ -118,3 +108,17 @@ class PolicyClient:
                     yield answer.chunk
             except grpc.aio.AioRpcError as error:
                 raise TransportFailed(describe_error(error)) from error
+
+
+def _attach_request(identity: WorkerIdentity, holding: PolicyId | None) -> policy_pb.AttachRequest:
+    return policy_pb.AttachRequest(
+        worker_id=identity.worker_id,
+        incarnation=identity.incarnation,
+        device_count=identity.device_count,
+        transports=[policy_pb.TRANSPORT_SHM, policy_pb.TRANSPORT_GRPC],
+        holding=None if holding is None else encode_policy(holding),
+        host_digest=host_digest(),
+        tokenizer_digest=identity.tokenizer.whole,
+        tokenizer_json_digest=identity.tokenizer.tokenizer_json,
+        chat_template_digest=identity.tokenizer.chat_template,
+    )

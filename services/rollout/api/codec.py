@@ -88,13 +88,14 @@ def report_to_pb(
         canary_logprobs=logprobs.astype("<f4").tobytes(),
         outcome=policy_pb.UpdateOutcome.Value(f"UPDATE_OUTCOME_{outcome.upper()}"),
         detail=detail,
-        probes=[
-            policy_pb.ProbeResult(
-                token_ids=sampled.token_ids.astype("<i4").tobytes(),
-                logprobs=sampled.logprobs.astype("<f4").tobytes(),
-            )
-            for sampled in probed
-        ],
+        probes=[_probe_to_pb(completion) for completion in probed],
+    )
+
+
+def _probe_to_pb(completion: Completion) -> policy_pb.ProbeResult:
+    return policy_pb.ProbeResult(
+        token_ids=completion.token_ids.astype("<i4").tobytes(),
+        logprobs=completion.logprobs.astype("<f4").tobytes(),
     )
 
 

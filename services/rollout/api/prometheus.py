@@ -2,15 +2,30 @@
 
 from typing import TYPE_CHECKING
 
+from prometheus_client.core import Metric
+
 from services.common import metrics
 
 if TYPE_CHECKING:
     from services.rollout.work.worker import Worker
+    from services.rollout.work.worker_totals import WorkerTotals
 
 
 def show_worker_metrics(worker: "Worker", policy_version: int) -> None:
     """Show everything that the worker counts or knows at this moment; -1 stands for no policy."""
-    totals = worker.totals
+    gauges = {
+        "flotilla_running_attempts": ("Attempts under way", worker.running_attempts),
+        "flotilla_held_leases": ("Leases held", worker.lease_count),
+        "flotilla_policy_version": ("Version of the weights that are served", policy_version),
+    }
+    families = _make_counters(worker.totals)
+    families += [
+        metrics.gauge(name, help, (), {(): float(value)}) for name, (help, value) in gauges.items()
+    ]
+    metrics.show("rollout", families)
+
+
+def _make_counters(totals: "WorkerTotals") -> list[Metric]:
     ends = {(reason,): float(count) for reason, count in totals.stop_reasons.items()}
     counters = {
         "flotilla_turns": ("Turns of ended attempts", totals.turns),
@@ -18,17 +33,10 @@ def show_worker_metrics(worker: "Worker", policy_version: int) -> None:
         "flotilla_leases": ("Leases taken", totals.leases),
         "flotilla_lost_leases": ("Leases lost", totals.lost_leases),
     }
-    gauges = {
-        "flotilla_running_attempts": ("Attempts under way", worker.running_attempts),
-        "flotilla_held_leases": ("Leases held", worker.lease_count),
-        "flotilla_policy_version": ("Version of the weights that are served", policy_version),
-    }
-    families = [metrics.counter("flotilla_attempts", "Ended attempts", ("end",), ends)]
-    families += [
-        metrics.counter(name, help, (), {(): float(value)})
-        for name, (help, value) in counters.items()
+    return [
+        metrics.counter("flotilla_attempts", "Ended attempts", ("end",), ends),
+        *(
+            metrics.counter(name, help, (), {(): float(value)})
+            for name, (help, value) in counters.items()
+        ),
     ]
-    families += [
-        metrics.gauge(name, help, (), {(): float(value)}) for name, (help, value) in gauges.items()
-    ]
-    metrics.show("rollout", families)

@@ -154,8 +154,7 @@ def _scan_call(
     """The call whose start tag ends at `start`, and where to read on.
 
     The JSON is read first and the end tag looked for behind it: an end tag inside a string
-    argument ends nothing.
-    """
+    argument ends nothing."""
     begin = _skip_space(text, start)
     try:
         value, end = DECODER.raw_decode(text, begin)

@@ -16,7 +16,7 @@ from services.launcher.backends.sky.resources import (
     machines_of,
 )
 from services.launcher.config.launcher import LauncherConfig
-from services.launcher.config.sky import Machine, Machines
+from services.launcher.config.sky import Machine, Machines, SkyConfig
 from services.launcher.security import secret_names
 from services.launcher.state import GATEWAY, LEARNER, ReplicaKey, RunMode
 
@@ -76,11 +76,7 @@ def replica_task(site: RunSite, key: ReplicaKey, attempt: int = 1) -> Document:
     """Return the task of one replica: of a managed job, or in mode `cluster` of a cluster of
     its own."""
     service = key[0]
-    sky = site.config.sky
-    declared = sky.mode == "group" and is_static(key)
-    machines = (machines_for_group if declared else machines_for_attempt)(
-        machines_of(sky, service), attempt
-    )
+    machines = _machines_for_replica(site.config.sky, key, attempt)
     document: Document = {"name": site.replica_name(key)}
     if machines.num_nodes > 1:
         document["num_nodes"] = machines.num_nodes
@@ -88,12 +84,19 @@ def replica_task(site: RunSite, key: ReplicaKey, attempt: int = 1) -> Document:
     document["workdir"] = site.workdir
     wanted = secret_names.required_secrets(site.spec, site.config, service)
     document["secrets"] = dict.fromkeys(wanted)
-    document["setup"] = f"set -e\n{sky.setup}\n"
+    document["setup"] = f"set -e\n{site.config.sky.setup}\n"
     document["run"] = run_script(_watched_replica(site, key))
     limits = _slurm_limits(site, machines)
     if limits:
         document["config"] = limits
     return document
+
+
+def _machines_for_replica(config: SkyConfig, key: ReplicaKey, attempt: int) -> Machines:
+    machines = machines_of(config, key[0])
+    if config.mode == "group" and is_static(key):
+        return machines_for_group(machines, attempt)
+    return machines_for_attempt(machines, attempt)
 
 
 def fill_secrets(document: Document, values: Mapping[str, str]) -> Document:

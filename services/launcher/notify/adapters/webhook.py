@@ -42,6 +42,10 @@ class WebhookSink:
             raise DeliveryDelayedError(
                 f"the webhook cannot be reached: {type(error).__name__}"
             ) from None
+        self._check_answer(answer)
+        return ""
+
+    def _check_answer(self, answer: httpx.Response) -> None:
         if answer.status_code == _TOO_MANY_REQUESTS:
             raise DeliveryDelayedError("the webhook limits the rate", after_s=retry_after(answer))
         if answer.is_server_error:
@@ -51,7 +55,6 @@ class WebhookSink:
                 f"the webhook in {self._target.secret_env} answered HTTP {answer.status_code}:"
                 " check its URL"
             )
-        return ""
 
     async def find_thread(self, letter: Letter) -> str | None:
         return None

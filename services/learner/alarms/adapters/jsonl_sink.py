@@ -3,6 +3,7 @@
 import json
 import time
 from pathlib import Path
+from typing import Any
 
 from services.common.log import get_logger
 from services.learner.alarms.types import Alarm
@@ -18,23 +19,10 @@ class JsonlAlarmSink:
         self._failed = False
 
     def send_alarm(self, alarm: Alarm) -> None:
-        verdict = alarm.verdict
-        line = {
-            "time": round(time.time(), 3),
-            "step": alarm.step,
-            "state": "raised" if alarm.raised else "cleared",
-            "since_step": alarm.since_step,
-            "alarm": verdict.rule,
-            "scope": verdict.scope,
-            "severity": verdict.severity,
-            "value": verdict.value,
-            "limit": verdict.limit,
-            "cause": verdict.cause,
-            "fix": verdict.fix,
-        }
+        line = json.dumps(_alarm_to_json(alarm)) + "\n"
         try:
             with self._path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(line) + "\n")
+                file.write(line)
         except OSError as error:
             # Alarms are in the log too.
             if not self._failed:
@@ -43,3 +31,20 @@ class JsonlAlarmSink:
 
     def close(self) -> None:
         """Do nothing: no resources are held."""
+
+
+def _alarm_to_json(alarm: Alarm) -> dict[str, Any]:
+    verdict = alarm.verdict
+    return {
+        "time": round(time.time(), 3),
+        "step": alarm.step,
+        "state": "raised" if alarm.raised else "cleared",
+        "since_step": alarm.since_step,
+        "alarm": verdict.rule,
+        "scope": verdict.scope,
+        "severity": verdict.severity,
+        "value": verdict.value,
+        "limit": verdict.limit,
+        "cause": verdict.cause,
+        "fix": verdict.fix,
+    }

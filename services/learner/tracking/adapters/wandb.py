@@ -105,17 +105,21 @@ class WandbTracker:
             mode="offline" if mode == "offline" else "online",
             # Offline there is nothing to resume: `wandb sync` puts the parts of an id together.
             resume=None if mode == "offline" else "allow",
-            settings=wandb.Settings(
-                console="off",
-                silent=True,
-                disable_git=True,
-                disable_code=True,
-                init_timeout=_INIT_S,
-                x_disable_stats=True,
-                x_disable_meta=True,
-                x_transaction_log_flush_interval=_FLUSH_S,
-            ),
+            settings=_make_settings(),
         )
+
+
+def _make_settings() -> wandb.Settings:
+    return wandb.Settings(
+        console="off",
+        silent=True,
+        disable_git=True,
+        disable_code=True,
+        init_timeout=_INIT_S,
+        x_disable_stats=True,
+        x_disable_meta=True,
+        x_transaction_log_flush_interval=_FLUSH_S,
+    )
 
 
 def _error_prefix(mode: str) -> str:
