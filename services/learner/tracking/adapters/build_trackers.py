@@ -31,11 +31,11 @@ def build_trackers(
             case "jsonl":
                 tracker: Tracker = JsonlTracker(run_dir / METRICS_FILE)
             case "tensorboard":
-                make = _import_adapter("tensorboard").TensorboardTracker
-                tracker = make(run_dir / "tensorboard")
+                module = _import_adapter("tensorboard")
+                tracker = module.TensorboardTracker(run_dir / "tensorboard")
             case "wandb":
-                make = _import_adapter("wandb").WandbTracker
-                tracker = make(config, run_id, run_dir, redact_spec(spec))
+                module = _import_adapter("wandb")
+                tracker = module.WandbTracker(config, run_id, run_dir, redact_spec(spec))
         return BackgroundTracker(tracker, backend)
 
     return CompositeTracker([build_tracker(backend) for backend in config.backends])
