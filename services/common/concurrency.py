@@ -11,6 +11,8 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
+_LOOK_AGAIN_S = 0.05
+
 
 @asynccontextmanager
 async def running_tasks(*work: Coroutine[Any, Any, T]) -> AsyncGenerator[list[asyncio.Task[T]]]:
@@ -26,13 +28,15 @@ async def cancel_tasks(tasks: Collection[asyncio.Task[Any]]) -> None:
     """Cancel and wait; results and errors of cancelled work are of no use to the caller.
 
     What is cancelled already is left to clean up: a second cancelling would break into that."""
-    for task in tasks:
-        if not task.cancelling():
-            task.cancel()
     cancelled = False
     while pending := [task for task in tasks if not task.done()]:
+        for task in pending:
+            if not task.cancelling():
+                task.cancel()
         try:
-            await asyncio.wait(pending)
+            # Looks again: an `asyncio.timeout` that expires cancels its task, too, and takes it
+            # back a moment later. Such a task goes on, and has to be cancelled then.
+            await asyncio.wait(pending, timeout=_LOOK_AGAIN_S)
         except asyncio.CancelledError:
             # The caller's own; `asyncio.gather` would hand it on to the tasks.
             cancelled = True

@@ -15,8 +15,12 @@ _SIOCGIFADDR = 0x8915
 
 
 def own_address(host: str) -> str:
-    """Return this machine's address in the network in which it reaches `host`. Raises OSError."""
-    family, kind, _, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+    """Return this machine's address in the network in which it reaches `host`. Raises OSError.
+
+    A name with addresses of both families stands for its IPv4 one: only by that is an interface
+    found."""
+    found = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)
+    family, kind, _, _, address = min(found, key=lambda info: info[0] is not socket.AF_INET)
     with socket.socket(family, kind) as probe:
         # Sends nothing: only the route is looked up.
         probe.connect(address)

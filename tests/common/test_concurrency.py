@@ -1,7 +1,9 @@
 """Coroutines beside each other: the first failure ends all, cleanup is whole, no cancel is lost."""
 
 import asyncio
+import time
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -286,3 +288,25 @@ async def test_a_task_that_is_cancelled_already_is_left_to_clean_up() -> None:
     await asyncio.sleep(0)
     await concurrency.cancel_tasks([task])
     assert work.ended == 1
+
+
+async def test_a_task_whose_own_timeout_expires_meanwhile_is_cancelled_all_the_same() -> None:
+    async def pause_again_and_again() -> None:
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(0.01):
+                    await asyncio.Event().wait()
+
+    async def cancel_as_the_pause_ends() -> None:
+        await asyncio.sleep(0)
+        time.sleep(0.02)  # noqa: ASYNC251 - the loop is held up over the end of the pause
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert task.cancelling() == 1, "the timeout has expired, and its task does not know yet"
+        await concurrency.cancel_tasks([task])
+
+    task = asyncio.create_task(pause_again_and_again())
+    ending = asyncio.create_task(cancel_as_the_pause_ends())
+    await asyncio.wait({ending}, timeout=5)
+    assert ending.done() and task.cancelled()
+    await ending

@@ -1,6 +1,7 @@
 """The interface towards a host, and what gloo and NCCL are made to use."""
 
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -33,6 +34,20 @@ def test_the_interface_of_an_address_is_looked_up(monkeypatch: pytest.MonkeyPatc
     assert interface_towards("10.9.9.9") == "there"
     addresses["there"] = "10.1.2.4"
     assert interface_towards("10.9.9.9") is None
+
+
+def test_a_name_with_addresses_of_both_families_stands_for_its_ipv4_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kind = socket.SOCK_DGRAM
+    both = [
+        (socket.AF_INET6, kind, 17, "", ("::1", 9, 0, 0)),
+        (socket.AF_INET, kind, 17, "", ("127.0.0.1", 9)),
+    ]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: both)
+    assert own_address("node-0") == "127.0.0.1"
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: both[:1])
+    assert own_address("node-0") == "::1"
 
 
 def test_gloo_and_nccl_use_it_unless_the_environment_names_one(

@@ -25,6 +25,7 @@ _KEPT = 512
 # A folder with more is no environment's own.
 _MOST_FILES = 4000
 _ROOT = Path(__file__).resolve().parents[3]
+_GATEWAY_SOURCES = [_ROOT / "services" / name for name in ("env_gateway", "wire", "common")]
 
 
 class PlayedEpisodes:
@@ -77,7 +78,7 @@ def key_of_episode(subject: RunContext, canary: Canary) -> str | None:
         server,
         _prompt_inputs(subject),
         # What runs the verifiers, and the gateway.
-        _file_states([_ROOT / "services/env_gateway", _ROOT / "environments/verifiers.sha256"]),
+        _file_states([*_GATEWAY_SOURCES, _ROOT / "environments/verifiers.sha256"]),
         (str(subject.python or sys.executable), _last_install_time()),
         (shutil.which("bwrap"), os.geteuid()),
     ]

@@ -289,7 +289,7 @@ async def test_leases_and_episodes_are_renewed_in_one_call_each() -> None:
 async def test_a_lost_lease_is_dropped_at_once() -> None:
     learner = learner_with(lease("a", 2))
     async with setup(learner, seconds=30.0) as it:
-        await until(lambda: len(it.gateway.open_now) == 2)
+        await until(lambda: it.engine.running == 2)
         learner.lost.add("a")
         await until(lambda: not it.gateway.open_now)
         await until(lambda: it.worker.running_attempts == 0)
@@ -307,7 +307,7 @@ async def test_a_lease_found_lost_at_submission_ends_its_group() -> None:
 async def test_a_drain_gives_work_back_before_episodes_end() -> None:
     learner = learner_with(lease("a", 2))
     async with setup(learner, seconds=30.0) as it:
-        await until(lambda: len(it.gateway.open_now) == 2)
+        await until(lambda: it.engine.running == 2)
         it.drain.set()
         await asyncio.wait_for(it.running, 2.0)
         assert learner.released == ["a"]
@@ -317,7 +317,7 @@ async def test_a_drain_gives_work_back_before_episodes_end() -> None:
 async def test_an_end_of_any_kind_waits_until_slow_environments_are_closed() -> None:
     gateway = FakeGateway(close_seconds=0.3)
     async with setup(learner_with(lease("a", 2)), gateway, seconds=30.0) as it:
-        await until(lambda: len(it.gateway.open_now) == 2)
+        await until(lambda: it.engine.running == 2)
         it.running.cancel()
         await asyncio.wait({it.running}, timeout=30.0)
         assert it.gateway.open_now == set()

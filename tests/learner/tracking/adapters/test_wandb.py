@@ -59,7 +59,7 @@ def records(folder: Path) -> Iterator[Any]:
             whole += data[position + _HEADER : position + _HEADER + length]
             position += _HEADER + length
             if kind in (1, 4):
-                record = Records.InstanceRecord()
+                record = Records.Record()
                 record.ParseFromString(whole)
                 whole = b""
                 yield record
