@@ -1,7 +1,9 @@
-"""Signals of the test process, and what its children inherit of them."""
+"""Signals and logs of the test process, and what its children inherit of them."""
 
 import signal
 from types import FrameType
+
+import structlog
 
 
 def _ignore(_number: int, _frame: FrameType | None) -> None:
@@ -9,6 +11,19 @@ def _ignore(_number: int, _frame: FrameType | None) -> None:
 
 
 def pytest_configure() -> None:
+    _restore_signals()
+    _plain_tracebacks()
+
+
+def _plain_tracebacks() -> None:
+    """Log errors without the drawings of `rich`: one with its locals takes seconds, which hold up
+    the event loop that is tested."""
+    *first, _ = structlog.get_config()["processors"]
+    renderer = structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
+    structlog.configure(processors=[*first, renderer])
+
+
+def _restore_signals() -> None:
     """Have children start with the signals of a terminal, under `nohup` or `&` too.
 
     What is ignored there stays ignored in children, and tests interrupt some of theirs.
