@@ -22,7 +22,7 @@ from services.learner.checkpoints.remote_target import remote_target_of
 from services.learner.checkpoints.remote_upload import Identity
 from services.learner.config.learner import LearnerConfig
 from services.learner.dependencies import LearnerDependencies
-from services.learner.groups.restore import start_dispatcher
+from services.learner.groups.dispatcher_start import start_dispatcher
 from services.learner.journal.connection import JournalError
 from services.learner.journal.store import open_journal
 from services.learner.ranks.machines import dismiss_at_end

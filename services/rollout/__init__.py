@@ -1,0 +1,1 @@
+"""Drives the engine through episodes. Read `work/worker.py`, then `episodes/episode.py`."""

@@ -12,9 +12,10 @@ from services.common.domain.attempts import NoGradeReason
 from services.common.errors import ConfigError
 from services.env_gateway.config.gateway import EnvGatewayConfig
 from services.env_gateway.grading.verdict import compute_partial_reward, judge_execution
+from services.env_gateway.limits.backoff import Backoff
 from services.env_gateway.ports import Execution
 from services.env_gateway.tasks.task_format import TaskError, parse_task
-from services.env_gateway.tools.retry_policy import Backoff, RetryBudget
+from services.env_gateway.tools.call_retries import RetryBudget
 from services.env_gateway.verify.verifier_source import VerifierError, find_verifier
 from tests.support.fake_gateway import printed_checks, task_json
 

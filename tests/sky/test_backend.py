@@ -14,7 +14,7 @@ from services.launcher.backends.sky import names
 from services.launcher.backends.sky.backend import SkyBackend
 from services.launcher.backends.sky.sdk import SkyClient
 from services.launcher.config.launcher import LauncherConfig
-from services.launcher.doctor.adapters.sky_probe import probe_sky
+from services.launcher.doctor.adapters.clouds_probe import probe_sky
 from services.launcher.doctor.findings import Status
 from services.launcher.state import GATEWAY, LEARNER, ROLLOUT, ExitStatus, ReplicaKey
 from tests.sky.box.layout import ROOT

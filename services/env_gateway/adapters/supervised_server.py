@@ -17,8 +17,8 @@ from services.common.interpreter import tied_command
 from services.common.log import get_logger
 from services.common.redaction import redact
 from services.common.text import say
+from services.env_gateway.limits.backoff import Backoff
 from services.env_gateway.ports import BackendError
-from services.env_gateway.tools.retry_policy import Backoff
 
 _LOG = get_logger(__name__)
 _BASE_S, _CAP_S = 0.2, 10.0

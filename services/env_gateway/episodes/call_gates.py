@@ -5,12 +5,9 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 from services.env_gateway.config.gateway import EnvGatewayConfig
 from services.env_gateway.episodes.session import Session
-from services.env_gateway.limits.adaptive_concurrency import (
-    AdaptiveLimit,
-    CircuitBreaker,
-    FixedLimit,
-)
+from services.env_gateway.limits.adaptive_concurrency import AdaptiveLimit, FixedLimit
 from services.env_gateway.limits.backend_health import RequestObserver, UsualTime
+from services.env_gateway.limits.circuit_breaker import CircuitBreaker
 from services.env_gateway.limits.gates import Gate
 
 

@@ -11,9 +11,9 @@ from services.common.log import get_logger
 from services.env_gateway.config.gateway import EnvGatewayConfig
 from services.env_gateway.episodes.instance_journal import InstanceJournal
 from services.env_gateway.episodes.session import Session
+from services.env_gateway.limits.backoff import Backoff
 from services.env_gateway.limits.rate_gates import PacedGate, deletion_gate
 from services.env_gateway.ports import Backend, BackendError, Orphan
-from services.env_gateway.tools.retry_policy import Backoff
 
 _LOG = get_logger(__name__)
 _BASE_S, _CAP_S = 0.5, 10.0

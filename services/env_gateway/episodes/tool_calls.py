@@ -14,6 +14,7 @@ from services.env_gateway.config.gateway import EnvGatewayConfig, RetryConfig
 from services.env_gateway.episodes import event_metrics
 from services.env_gateway.episodes.call_gates import CallGates
 from services.env_gateway.episodes.session import CallAnswer, Session
+from services.env_gateway.limits.backoff import Backoff
 from services.env_gateway.ports import (
     BackendError,
     CallResult,
@@ -23,14 +24,13 @@ from services.env_gateway.ports import (
     Tool,
 )
 from services.env_gateway.tasks.task_format import TaskError, load_json_object
-from services.env_gateway.tools.computer_tool import is_look_only
-from services.env_gateway.tools.retry_policy import (
-    Backoff,
+from services.env_gateway.tools.call_retries import (
     CallVerdict,
     RetryBudget,
     RetryDecision,
     decide_retry,
 )
+from services.env_gateway.tools.computer_tool import is_look_only
 from services.env_gateway.tools.tool_selection import COMPUTER, is_final_answer, parse_final_answer
 
 _LOG = get_logger(__name__)

@@ -20,6 +20,7 @@ from services.env_gateway.grading.verdict import (
     no_grade,
 )
 from services.env_gateway.grading.verifier_request import RefusalRetrier, make_verification
+from services.env_gateway.limits.backoff import Backoff
 from services.env_gateway.limits.rate_gates import PacedGate
 from services.env_gateway.ports import (
     BackendError,
@@ -29,7 +30,6 @@ from services.env_gateway.ports import (
     Submission,
     Verification,
 )
-from services.env_gateway.tools.retry_policy import Backoff
 from services.env_gateway.verify.verifier_finder import VerifierFinder
 from services.env_gateway.verify.verifier_source import VerifierError
 

@@ -7,6 +7,7 @@ import random
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
+from services.env_gateway.limits.backoff import Backoff
 from services.env_gateway.ports import (
     BackendError,
     CallFn,
@@ -20,7 +21,6 @@ from services.env_gateway.ports import (
     Submission,
     Verification,
 )
-from services.env_gateway.tools.retry_policy import Backoff
 from services.env_gateway.verify.verifier_source import VerifierFunction
 
 _BASE_S, _CAP_S = 0.2, 5.0

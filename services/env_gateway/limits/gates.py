@@ -6,12 +6,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import NoReturn
 
-from services.env_gateway.limits.adaptive_concurrency import (
-    BreakerState,
-    CircuitBreaker,
-    ConcurrencyLimit,
-)
+from services.env_gateway.limits.adaptive_concurrency import ConcurrencyLimit
 from services.env_gateway.limits.backend_health import HealthEvidence, RequestObserver
+from services.env_gateway.limits.circuit_breaker import BreakerState, CircuitBreaker
 from services.env_gateway.limits.fair_queue import FairQueue, WeightOf, equal_weight
 from services.env_gateway.ports import BackendError
 

@@ -1,2 +1,2 @@
 """The tools that a policy is offered: their selection, the `computer` tool, and when a failed call
-is retried. Pure."""
+is repeated (`call_retries.py`). Pure."""

@@ -5,8 +5,8 @@ import errno
 import platform
 import struct
 
-from services.env_gateway.verify import syscalls
-from services.env_gateway.verify.syscalls import ArgumentCheckedCall
+from services.env_gateway.verify import allowed_syscalls
+from services.env_gateway.verify.allowed_syscalls import ArgumentCheckedCall
 
 _LOAD, _AND, _EQUAL, _AT_LEAST, _RETURN = 0x20, 0x54, 0x15, 0x35, 0x06
 _ALLOW, _KILL = 0x7FFF0000, 0x80000000
@@ -23,7 +23,7 @@ def build_program(machine: str | None = None) -> bytes | None:
     A forbidden call fails with EPERM, or with ENOSYS where the C library then tries an
     older call: clone3, after which it tries clone, which fails."""
     machine = machine or platform.machine()
-    architecture = syscalls.ARCHITECTURES.get(machine)
+    architecture = allowed_syscalls.ARCHITECTURES.get(machine)
     if architecture is None:
         return None
     lines = [
@@ -34,12 +34,12 @@ def build_program(machine: str | None = None) -> bytes | None:
         _bpf_instruction(_AT_LEAST, _X32, jf=1),
         _bpf_instruction(_RETURN, _ERRNO | errno.EPERM),
     ]
-    for number, call in syscalls.checked_calls(machine):
+    for number, call in allowed_syscalls.checked_calls(machine):
         lines += _for_one_call(number, _check_argument(call))
-    for number in syscalls.plain_calls(machine):
+    for number in allowed_syscalls.plain_calls(machine):
         lines += _for_one_call(number, [_bpf_instruction(_RETURN, _ALLOW)])
     lines += [
-        _bpf_instruction(_AT_LEAST, syscalls.FIRST_YOUNGER_CALL, jf=1),
+        _bpf_instruction(_AT_LEAST, allowed_syscalls.FIRST_YOUNGER_CALL, jf=1),
         _bpf_instruction(_RETURN, _ERRNO | errno.ENOSYS),
         _bpf_instruction(_RETURN, _ERRNO | errno.EPERM),
     ]

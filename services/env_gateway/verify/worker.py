@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import CodeType
 from typing import Any, TextIO
 
-from services.env_gateway.verify.provisions import sort_in_memory, wake_loops_by_pipes
+from services.env_gateway.verify.python_substitutes import sort_in_memory, wake_loops_by_pipes
 from services.env_gateway.verify.verifier_globals import (
     Environment,
     StatementError,

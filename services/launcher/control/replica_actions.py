@@ -19,7 +19,7 @@ from services.launcher.backends.ports import (
     SetupError,
     StartLostError,
 )
-from services.launcher.control import run_end, transitions
+from services.launcher.control import restarts, run_end, transitions
 from services.launcher.control.actions import RunNote
 from services.launcher.control.backend_requests import BackendRequests, replica_label
 from services.launcher.state import (
@@ -216,7 +216,7 @@ class ReplicaController:
         except CapacityError as error:
             await self._undo_start(launch)
             await self._mark_failed(key, str(error))
-            run, notes = transitions.handle_no_capacity(
+            run, notes = restarts.handle_no_capacity(
                 self._book.run, key, str(error), clock.now(), self._means.policy
             )
             self._book.commit_run(run, notes, cause=str(error))

@@ -14,7 +14,7 @@ from services.launcher import clock, state
 from services.launcher.agent_protocol import EXIT_PREEMPTED, ReplicaCommand, UnitReport, key_of_node
 from services.launcher.backends.ports import Backend, LaunchSpec
 from services.launcher.config.launcher import LauncherConfig
-from services.launcher.control import ledger_writer, run_end, transitions
+from services.launcher.control import ledger_writer, restarts, run_end, transitions
 from services.launcher.control.actions import (
     CleanRun,
     DrainReplica,
@@ -24,7 +24,7 @@ from services.launcher.control.actions import (
     StartReplica,
 )
 from services.launcher.control.agent_reports import AgentReports, describe_report
-from services.launcher.control.cost_meter import CostTracker
+from services.launcher.control.cost_tracker import CostTracker
 from services.launcher.control.launch_spec import make_launch_spec
 from services.launcher.control.prepare_commands import prepare_run
 from services.launcher.control.reconcile import command_for, next_reconcile_due, reconcile_run
@@ -203,9 +203,9 @@ class Supervisor:
         self._silent.discard(key)
         self._alarms.drop_alarms(key)
         self._note_progress(self.progress)
-        run, notes = transitions.handle_exit(self.run, key, how, clock.now(), self._policy)
+        run, notes = restarts.handle_exit(self.run, key, how, clock.now(), self._policy)
         self.commit_run(
-            run, notes, cause=how.tail if how.code is None else transitions.describe_exit(how)
+            run, notes, cause=how.tail if how.code is None else restarts.describe_exit(how)
         )
 
     def register_replica(self, member: Member) -> None:

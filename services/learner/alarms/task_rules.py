@@ -4,7 +4,7 @@ steps."""
 from collections import deque
 from collections.abc import Iterable
 
-from services.learner.alarms.conduct import Conduct, find_habits
+from services.learner.alarms.attempt_behavior import Conduct, find_habits
 from services.learner.alarms.moving_windows import RuleMemory, too_high
 from services.learner.alarms.types import AlarmVerdict, Severity, StepFacts
 from services.learner.config.alarms import AlarmsConfig

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from services.learner.alarms.conduct import Conduct
+from services.learner.alarms.attempt_behavior import Conduct
 
 # The scope of what concerns no environment in particular.
 ALL = "all"

@@ -27,7 +27,7 @@ from services.learner.api.request_checks import (
 from services.learner.config.learner import IntakeConfig
 from services.learner.groups.dispatcher import GroupDispatcher
 from services.learner.groups.intake_budget import IntakeBudget, IntakeFullError
-from services.learner.groups.messages import (
+from services.learner.groups.lease_requests import (
     DrainingError,
     LeaseRequest,
     Receipt,

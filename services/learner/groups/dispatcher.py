@@ -18,19 +18,19 @@ from services.learner.groups.batcher import Batch, Batcher, make_ended_group, ma
 from services.learner.groups.counters import Tally
 from services.learner.groups.group_endings import GroupEndings
 from services.learner.groups.lease_answers import LeaseAnswers
-from services.learner.groups.leases import LeaseBook
-from services.learner.groups.messages import (
+from services.learner.groups.lease_requests import (
     DrainingError,
     LeaseRequest,
     Receipt,
     attempt_seed,
     loop_time,
 )
+from services.learner.groups.leases import LeaseBook
 from services.learner.groups.policy_history import PolicyLineage
 from services.learner.groups.provenance import Provenance
-from services.learner.groups.requeue import TaskRequeuer
 from services.learner.groups.task_groups import FreshGroups
 from services.learner.groups.trajectory_intake import TrajectoryIntake
+from services.learner.groups.ungraded_tasks import UngradedTasks
 from services.learner.journal.curriculum_tables import CurriculumSnapshot
 from services.learner.journal.schema import StoredGroup
 from services.learner.journal.store import Journal
@@ -68,7 +68,7 @@ class GroupDispatcher:
         self.changed = asyncio.Condition()
         self.draining = False
         refusals = RefusalHistory(self.curriculum.task_counts, opened)
-        self._giving_up = TaskRequeuer(
+        self._giving_up = UngradedTasks(
             self.curriculum, refusals, self.tally, max_requeues=max_requeues
         )
         self.endings = GroupEndings(

@@ -8,13 +8,13 @@ from services.common.domain.attempts import Purpose
 from services.learner.group_types import EndedGroup, GroupSpec
 from services.learner.groups.batcher import AttemptRecord, Batch, Batcher, ReadyGroup
 from services.learner.groups.counters import Tally
+from services.learner.groups.lease_requests import loop_time
 from services.learner.groups.leases import LeaseBook
-from services.learner.groups.messages import loop_time
-from services.learner.groups.open_attempts import OpenAttempts
 from services.learner.groups.open_groups import TEMPLATE_ERROR
-from services.learner.groups.requeue import TaskRequeuer
+from services.learner.groups.received_attempts import OpenAttempts
 from services.learner.groups.staleness import STALE
 from services.learner.groups.task_groups import FreshGroups
+from services.learner.groups.ungraded_tasks import UngradedTasks
 from services.learner.journal.curriculum_tables import CurriculumSnapshot
 from services.learner.journal.integrity import CORRUPT
 from services.learner.journal.store import Journal
@@ -31,7 +31,7 @@ class GroupEndings:
         batcher: Batcher,
         journal: Journal,
         fresh: FreshGroups,
-        giving_up: TaskRequeuer,
+        giving_up: UngradedTasks,
         tally: Tally,
         changed: asyncio.Condition,
     ) -> None:

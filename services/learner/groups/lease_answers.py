@@ -5,7 +5,7 @@ from collections import OrderedDict
 
 from services.learner.group_types import Lease
 from services.learner.groups.background import BackgroundTasks
-from services.learner.groups.messages import LeaseRequest
+from services.learner.groups.lease_requests import LeaseRequest
 from services.learner.groups.task_groups import FreshGroups
 from services.learner.journal.store import Journal
 

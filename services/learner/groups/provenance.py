@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from services.common.domain.policy import PolicyId
 from services.learner.group_types import GroupSpec
-from services.learner.groups.messages import UnknownPolicyError
+from services.learner.groups.lease_requests import UnknownPolicyError
 from services.learner.groups.policy_history import PolicyLineage, PolicyStanding
 from services.learner.groups.workers import WorkerRoster
 

@@ -11,8 +11,8 @@ from services.learner.group_types import GroupSpec
 from services.learner.groups.background import BackgroundTasks
 from services.learner.groups.batcher import make_record
 from services.learner.groups.group_endings import GroupEndings
+from services.learner.groups.lease_requests import Receipt, check_temperature, loop_time
 from services.learner.groups.leases import LeaseBook
-from services.learner.groups.messages import Receipt, check_temperature, loop_time
 from services.learner.groups.open_groups import LeaseLostError
 from services.learner.groups.provenance import Provenance
 from services.learner.journal import trajectory_codec

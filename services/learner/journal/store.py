@@ -17,9 +17,9 @@ from services.common.log import get_logger
 from services.learner.journal.attempt_tables import AttemptTables
 from services.learner.journal.checkpoint_tables import ResultTables
 from services.learner.journal.connection import JournalError, connect_journal
+from services.learner.journal.damaged_groups import DAMAGED, put_in_quarantine
 from services.learner.journal.progress_mark import MARK_FILE as MARK
 from services.learner.journal.progress_mark import ProgressMark
-from services.learner.journal.quarantine import DAMAGED, put_in_quarantine
 from services.learner.journal.schema import JOURNAL_FILE, SCHEMA_VERSION, TABLES
 from services.learner.journal.seal import current_position, reseal_tables
 from services.learner.journal.startup_check import (

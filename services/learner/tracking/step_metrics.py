@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from services.common.domain.trajectory import Trajectory
-from services.learner.alarms.conduct import sum_attempts
+from services.learner.alarms.attempt_behavior import sum_attempts
 from services.learner.alarms.types import StepFacts
 from services.learner.groups.batcher import Batch
 from services.learner.groups.counters import StepCounters

@@ -17,7 +17,7 @@ from services.env_gateway.adapters.backend_factory import build_backend
 from services.env_gateway.config.gateway import EnvGatewayConfig
 from services.env_gateway.episodes.gateway import Gateway
 from services.env_gateway.episodes.session import CallAnswer, Session
-from services.env_gateway.limits.adaptive_concurrency import BreakerState
+from services.env_gateway.limits.circuit_breaker import BreakerState
 from services.env_gateway.ports import Text
 from tests.env_gateway.episodes.napping_server import TOOL
 from tests.support.fake_gateway import open_spec, opened

@@ -4,12 +4,9 @@ import random
 
 import pytest
 
-from services.env_gateway.limits.adaptive_concurrency import (
-    AdaptiveLimit,
-    BreakerState,
-    CircuitBreaker,
-    TokenBucket,
-)
+from services.env_gateway.limits.adaptive_concurrency import AdaptiveLimit
+from services.env_gateway.limits.circuit_breaker import BreakerState, CircuitBreaker
+from services.env_gateway.limits.token_bucket import TokenBucket
 
 
 def fill(limit: AdaptiveLimit) -> list[int]:

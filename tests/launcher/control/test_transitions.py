@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.launcher.config.launcher import LauncherConfig
-from services.launcher.control import run_end, transitions
+from services.launcher.control import restarts, run_end, transitions
 from services.launcher.control.actions import (
     CleanRun,
     DrainReplica,
@@ -86,7 +86,7 @@ def test_a_run_is_running_when_each_service_has_a_serving_replica() -> None:
 def test_a_crashed_replica_is_restarted_after_a_growing_wait() -> None:
     run = running()
     for failures, delay in ((1, 1.0), (2, 2.0)):
-        run, notes = transitions.handle_exit(run, (ROLLOUT, 0), ExitStatus(1), 50.0, POLICY)
+        run, notes = restarts.handle_exit(run, (ROLLOUT, 0), ExitStatus(1), 50.0, POLICY)
         assert f"restart {failures} of 2 in {delay:g} s" in notes[0].text
         assert reconcile_run(run, 50.0 + delay - 0.1, POLICY)[1] == []
         run, actions = reconcile_run(run, 50.0 + delay, POLICY)
@@ -97,7 +97,7 @@ def test_a_crashed_replica_is_restarted_after_a_growing_wait() -> None:
 def test_failures_long_ago_do_not_count() -> None:
     run = running()
     for now in (0.0, 1_000.0, 2_000.0, 3_000.0):
-        run, _ = transitions.handle_exit(run, (LEARNER, 0), ExitStatus(1), now, POLICY)
+        run, _ = restarts.handle_exit(run, (LEARNER, 0), ExitStatus(1), now, POLICY)
         run, _ = reconcile_run(run, now + 1.0, POLICY)
         assert run.replicas[LEARNER, 0].state is ReplicaState.STARTING
 
@@ -106,7 +106,7 @@ def test_a_learner_that_keeps_crashing_fails_the_run_with_its_last_lines() -> No
     run = running()
     for now in (0.0, 10.0, 20.0):
         how = ExitStatus(-9, "boom\nout of memory")
-        run, notes = transitions.handle_exit(run, (LEARNER, 0), how, now, POLICY)
+        run, notes = restarts.handle_exit(run, (LEARNER, 0), how, now, POLICY)
         run, _ = reconcile_run(run, now + 5.0, POLICY)
     assert run.state is RunState.DRAINING
     assert run.target_state is RunState.FAILED
@@ -118,10 +118,10 @@ def test_a_learner_that_keeps_crashing_fails_the_run_with_its_last_lines() -> No
 def test_of_a_service_that_refuses_only_the_refusal_is_shown() -> None:
     log = '{"event": "a group was dropped"}\nerror: of before\n{"event": "alarm"}'
     how = ExitStatus(EXIT_BAD_CONFIG, f"{log}\nerror: the template\nis wrong")
-    run, _ = transitions.handle_exit(running(), (LEARNER, 0), how, 0.0, POLICY)
+    run, _ = restarts.handle_exit(running(), (LEARNER, 0), how, 0.0, POLICY)
     assert run.error.endswith("Its last lines:\nerror: the template\nis wrong")
     assert "{" not in run.error
-    run, _ = transitions.handle_exit(
+    run, _ = restarts.handle_exit(
         running(), (LEARNER, 0), ExitStatus(EXIT_BAD_CONFIG, "usage: ..."), 0.0, POLICY
     )
     assert run.error.endswith("Its last lines:\nusage: ...")
@@ -130,7 +130,7 @@ def test_of_a_service_that_refuses_only_the_refusal_is_shown() -> None:
 def test_one_lost_rollout_of_two_does_not_fail_the_run() -> None:
     run = running()
     for _ in range(3):
-        run, _ = transitions.handle_exit(run, (ROLLOUT, 0), ExitStatus(1), 0.0, POLICY)
+        run, _ = restarts.handle_exit(run, (ROLLOUT, 0), ExitStatus(1), 0.0, POLICY)
         run, _ = reconcile_run(run, 8.0, POLICY)
     assert run.replicas[ROLLOUT, 0].state is ReplicaState.FAILED
     assert run.state is RunState.RUNNING
@@ -148,14 +148,14 @@ def test_one_that_was_scaled_away_keeps_no_run_whose_last_replica_is_lost(
     run, _ = reconcile_run(transitions.scale_service(running(), ROLLOUT, 1), 0.0, POLICY)
     assert run.replicas[ROLLOUT, 1].state is ReplicaState.DRAINING
     if state is ReplicaState.STOPPED:
-        run, _ = transitions.handle_exit(run, (ROLLOUT, 1), ExitStatus(0), 0.0, POLICY)
-    run, _ = transitions.handle_exit(run, (ROLLOUT, 0), ExitStatus(2, "a bad key"), 0.0, POLICY)
+        run, _ = restarts.handle_exit(run, (ROLLOUT, 1), ExitStatus(0), 0.0, POLICY)
+    run, _ = restarts.handle_exit(run, (ROLLOUT, 0), ExitStatus(2, "a bad key"), 0.0, POLICY)
     assert run.target_state is RunState.FAILED
     assert "a bad key" in run.error
 
 
 def test_a_config_error_is_not_tried_again() -> None:
-    run, _ = transitions.handle_exit(
+    run, _ = restarts.handle_exit(
         running(), (LEARNER, 0), ExitStatus(2, "learner.steps: missing"), 0.0, POLICY
     )
     assert run.target_state is RunState.FAILED
@@ -164,21 +164,21 @@ def test_a_config_error_is_not_tried_again() -> None:
 
 def test_a_learner_that_is_done_completes_the_run_rollouts_first() -> None:
     run = transitions.mark_heartbeat(running(), (LEARNER, 0), "done", serving=True)
-    run, _ = transitions.handle_exit(run, (LEARNER, 0), ExitStatus(0), 0.0, POLICY)
+    run, _ = restarts.handle_exit(run, (LEARNER, 0), ExitStatus(0), 0.0, POLICY)
     run, actions = reconcile_run(run, 0.0, POLICY)
     assert actions == [DrainReplica((ROLLOUT, 0)), DrainReplica((ROLLOUT, 1))]
     for key in ((ROLLOUT, 0), (ROLLOUT, 1)):
-        run, _ = transitions.handle_exit(run, key, ExitStatus(0), 1.0, POLICY)
+        run, _ = restarts.handle_exit(run, key, ExitStatus(0), 1.0, POLICY)
     run, actions = reconcile_run(run, 1.0, POLICY)
     assert actions == [DrainReplica((GATEWAY, 0))]
-    run, _ = transitions.handle_exit(run, (GATEWAY, 0), ExitStatus(0), 2.0, POLICY)
+    run, _ = restarts.handle_exit(run, (GATEWAY, 0), ExitStatus(0), 2.0, POLICY)
     run, actions = reconcile_run(run, 2.0, POLICY)
     assert (run.state, actions) == (RunState.TEARDOWN, [CleanRun()])
     assert run_end.record_cleanup(run, True, "", 2.0)[0].state is RunState.COMPLETED
 
 
 def test_a_learner_that_exits_before_it_is_done_is_restarted() -> None:
-    run, _ = transitions.handle_exit(running(), (LEARNER, 0), ExitStatus(0), 0.0, POLICY)
+    run, _ = restarts.handle_exit(running(), (LEARNER, 0), ExitStatus(0), 0.0, POLICY)
     assert run.replicas[LEARNER, 0].state is ReplicaState.RESTARTING
 
 
@@ -195,7 +195,7 @@ def test_a_stop_kills_what_does_not_drain_in_time() -> None:
         actions
     )
     for key in run.replicas:
-        run, _ = transitions.handle_exit(run, key, ExitStatus(-9), 11.0, POLICY)
+        run, _ = restarts.handle_exit(run, key, ExitStatus(-9), 11.0, POLICY)
     run, actions = reconcile_run(run, 11.0, POLICY)
     assert actions == [CleanRun()]
     assert run.target_state is RunState.STOPPED
@@ -255,14 +255,14 @@ def test_nobody_having_a_machine_is_asked_again_and_then_the_outcome() -> None:
     now = 0.0
     for number, delay in ((1, 120.0), (2, 240.0)):
         assert run.replicas[LEARNER, 0].attempt == number
-        run, notes = transitions.handle_no_capacity(run, (LEARNER, 0), "sold out", now, policy)
+        run, notes = restarts.handle_no_capacity(run, (LEARNER, 0), "sold out", now, policy)
         assert f"in attempt {number} of 3: sold out; next in {delay:g} s" in notes[0].text
         assert reconcile_run(run, now + delay - 1, policy)[1] == []
         now += delay
         run, actions = reconcile_run(run, now, policy)
         assert actions == [StartReplica((LEARNER, 0))]
         assert run.replicas[LEARNER, 0].restarts == 0, "it never ran"
-    run, _ = transitions.handle_no_capacity(run, (LEARNER, 0), "sold out", now, policy)
+    run, _ = restarts.handle_no_capacity(run, (LEARNER, 0), "sold out", now, policy)
     assert (run.outcome, run.target_state) == (Outcome.CAPACITY, RunState.FAILED)
     assert "sold out" in run.error
 
@@ -271,19 +271,19 @@ def test_by_default_a_machine_is_asked_for_four_times_with_2_4_and_8_minutes_bet
     policy = LauncherConfig().to_policy()
     run, now = reconcile_run(new(), 0.0, policy)[0], 0.0
     for delay in (120.0, 240.0, 480.0):
-        run, _ = transitions.handle_no_capacity(run, (LEARNER, 0), "sold out", now, policy)
+        run, _ = restarts.handle_no_capacity(run, (LEARNER, 0), "sold out", now, policy)
         assert run.replicas[LEARNER, 0].due - now == delay
         now += delay
         run, actions = reconcile_run(run, now, policy)
         assert actions == [StartReplica((LEARNER, 0))]
-    run, _ = transitions.handle_no_capacity(run, (LEARNER, 0), "sold out", now, policy)
+    run, _ = restarts.handle_no_capacity(run, (LEARNER, 0), "sold out", now, policy)
     assert (policy.attempts, run.outcome) == (4, Outcome.CAPACITY)
 
 
 def test_a_rollout_too_many_that_nobody_has_a_machine_for_does_not_fail_the_run() -> None:
     policy = LifecyclePolicy(attempts=1)
     run, _ = reconcile_run(transitions.scale_service(running(), ROLLOUT, 3), 0.0, policy)
-    run, _ = transitions.handle_no_capacity(run, (ROLLOUT, 2), "sold out", 0.0, policy)
+    run, _ = restarts.handle_no_capacity(run, (ROLLOUT, 2), "sold out", 0.0, policy)
     assert run.replicas[ROLLOUT, 2].state is ReplicaState.FAILED
     assert run.state is RunState.RUNNING
 
@@ -354,9 +354,9 @@ def _happen(run: Run, fact: str, number: int, now: float) -> Run:
         return transitions.mark_heartbeat(run, key, "serving", serving=True)
     if fact == "done" and key[0] == LEARNER:
         run = transitions.mark_heartbeat(run, key, "done", serving=True)
-        return transitions.handle_exit(run, key, ExitStatus(0), now, POLICY)[0]
+        return restarts.handle_exit(run, key, ExitStatus(0), now, POLICY)[0]
     if fact == "crash":
-        return transitions.handle_exit(run, key, ExitStatus(1), now, POLICY)[0]
+        return restarts.handle_exit(run, key, ExitStatus(1), now, POLICY)[0]
     return run
 
 
@@ -365,7 +365,7 @@ def _obey(run: Run, action: RunAction, now: float) -> Run:
         case StartReplica(key):
             return transitions.mark_started(run, key, Unit("u", 1, now), now, POLICY)
         case KillReplica(key) if run.replicas[key].unit is not None:
-            return transitions.handle_exit(run, key, ExitStatus(-9), now, POLICY)[0]
+            return restarts.handle_exit(run, key, ExitStatus(-9), now, POLICY)[0]
         case CleanRun():
             return run_end.record_cleanup(run, True, "", now)[0]
         case DrainReplica() | KillReplica() | RunNote():
@@ -377,7 +377,7 @@ def test_a_setup_that_fails_has_machines_of_its_own_and_uses_up_no_restart() -> 
     unready = ExitStatus(1, "no space left", unready=True)
     run = all_started(new())
     for number in (1, 2):
-        run, notes = transitions.handle_exit(run, (LEARNER, 0), unready, 10.0 * number, policy)
+        run, notes = restarts.handle_exit(run, (LEARNER, 0), unready, 10.0 * number, policy)
         assert f"setup failed on machine {number} of 3: no space left" in notes[0].text
         run, actions = reconcile_run(run, 10.0 * number + 5, policy)
         assert StartReplica((LEARNER, 0)) in actions
@@ -385,6 +385,6 @@ def test_a_setup_that_fails_has_machines_of_its_own_and_uses_up_no_restart() -> 
     assert run.replicas[LEARNER, 0].restarts == 0
     served = transitions.mark_heartbeat(run, (LEARNER, 0), "serving", serving=True)
     assert served.replicas[LEARNER, 0].setups == 0
-    run, _ = transitions.handle_exit(run, (LEARNER, 0), unready, 30.0, policy)
+    run, _ = restarts.handle_exit(run, (LEARNER, 0), unready, 30.0, policy)
     assert (run.outcome, run.state) == (Outcome.FAILED, RunState.DRAINING)
     assert "setup failed on machine 3 of 3" in run.error

@@ -17,7 +17,7 @@ import pytest
 from environments.tasks import make_task
 from services.common.arguments import TOKEN_VARIABLE
 from services.common.tls import TLS_VARIABLE
-from services.launcher.doctor.adapters.sky_probe import judge_clouds
+from services.launcher.doctor.adapters.clouds_probe import judge_clouds
 from services.launcher.doctor.findings import Status
 from services.launcher.doctor.probe_process import run_probe_module
 from services.launcher.security.certificates import mint_identity

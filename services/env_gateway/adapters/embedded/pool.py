@@ -18,8 +18,8 @@ from services.common.large_values import run_aside_for
 from services.common.log import get_logger
 from services.common.parsing import TextLimits, TooLargeError, parse_json_aside
 from services.env_gateway.adapters.embedded import worker as embedded_worker
+from services.env_gateway.limits.backoff import Backoff
 from services.env_gateway.ports import BackendError
-from services.env_gateway.tools.retry_policy import Backoff
 
 _LOG = get_logger(__name__)
 _BASE_S, _CAP_S = 0.1, 10.0

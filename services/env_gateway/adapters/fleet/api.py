@@ -19,8 +19,8 @@ from services.env_gateway.adapters.fleet.runner_token import RunnerToken
 from services.env_gateway.adapters.http_client import HttpError, exchange_json
 from services.env_gateway.adapters.supervised_server import ServerAddress
 from services.env_gateway.config.backends import FLEET_URL, FleetConfig
+from services.env_gateway.limits.backoff import Backoff
 from services.env_gateway.ports import BackendError, ProvisionRequest
-from services.env_gateway.tools.retry_policy import Backoff
 
 # The client whose wire this is: what Fleet answers may depend on it.
 _SDK = {"x-fleet-sdk-language": "Python", "x-fleet-sdk-version": "0.2.133"}

@@ -1,14 +1,13 @@
-"""Retry policy of failed calls, and the waits between attempts. No I/O; randomness is passed
-in.
+"""Retry policy of failed tool calls. No I/O.
 
 The rule is by phase and class of tool: a request that was certainly not executed may always
 be repeated; one that may have been executed only if the tool is read-only or idempotent. An
 error reported by the tool itself is an answer and is never repeated."""
 
-import random
 from dataclasses import dataclass
 from enum import StrEnum
 
+from services.env_gateway.limits.backoff import Backoff
 from services.env_gateway.ports import BackendError
 
 
@@ -54,20 +53,6 @@ class RetryBudget:
             return False
         self._tokens -= 1
         return True
-
-
-class Backoff:
-    """Decorrelated jitter: each wait is uniform in [base, 3 x the last], at most `cap`."""
-
-    def __init__(self, *, base_s: float, cap_s: float, rng: random.Random) -> None:
-        self._base_s = base_s
-        self._cap_s = cap_s
-        self._rng = rng
-        self._last_s = base_s
-
-    def next_wait_s(self, retry_after_s: float | None = None) -> float:
-        self._last_s = min(self._cap_s, self._rng.uniform(self._base_s, self._last_s * 3))
-        return max(self._last_s, retry_after_s or 0.0)
 
 
 def decide_retry(

@@ -11,7 +11,7 @@ from flotilla.launcher.v1 import run_service_pb2 as pb
 from services.common.rpc import service_error
 from services.launcher.backends.local.backend import LocalBackend
 from services.launcher.backends.ports import LaunchSpec, ResourceOffer
-from services.launcher.control import budget, cost_meter
+from services.launcher.control import budget, cost_tracker
 from services.launcher.ports import LauncherHooks
 from tests.support.launcher import serving, spec
 
@@ -29,7 +29,7 @@ class DearBackend(LocalBackend):
 @pytest.fixture(autouse=True)
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
     """A test does not wait for a minute."""
-    monkeypatch.setattr(cost_meter, "EVERY_S", 0.1)
+    monkeypatch.setattr(cost_tracker, "EVERY_S", 0.1)
 
 
 async def test_a_run_of_which_one_hour_is_too_dear_does_not_start(tmp_path: Path) -> None:

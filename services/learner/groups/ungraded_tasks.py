@@ -6,12 +6,12 @@ from services.learner.group_types import GroupSpec
 from services.learner.groups.batcher import AttemptRecord, ReadyGroup
 from services.learner.groups.counters import Tally
 from services.learner.sampling.curriculum import Curriculum
-from services.learner.sampling.quarantine import SuspectTask, Witnesses
 from services.learner.sampling.refused_tasks import Refusal, RefusalHistory, common_refusal
+from services.learner.sampling.suspect_tasks import SuspectTask, Witnesses
 from services.learner.sampling.template_failures import TemplateFailures
 
 
-class TaskRequeuer:
+class UngradedTasks:
     """Requeues a task `max_requeues` times, then gives it up.
 
     A task that the gateway refuses is given up at once: the gateway answered, and would answer

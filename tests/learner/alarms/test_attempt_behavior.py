@@ -7,7 +7,7 @@ import pytest
 
 from services.common.domain.attempts import AttemptKey, StopReason
 from services.common.domain.trajectory import Counts, Trajectory
-from services.learner.alarms.conduct import sum_attempts
+from services.learner.alarms.attempt_behavior import sum_attempts
 from tests.support.alarm_steps import alarms, facts
 
 

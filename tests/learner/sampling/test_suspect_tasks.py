@@ -2,8 +2,8 @@
 
 from services.common.domain.attempts import AttemptKey, FailureKind
 from services.common.domain.trajectory import Counts, Trajectory
-from services.learner.sampling.quarantine import SuspectTask, Witnesses
 from services.learner.sampling.refused_tasks import Refusal, RefusalHistory, common_refusal
+from services.learner.sampling.suspect_tasks import SuspectTask, Witnesses
 
 INFINITY = float("inf")
 

@@ -1,0 +1,164 @@
+"""Consequences of a replica's end: another start after a pause, another machine, or giving up.
+Pure."""
+
+from dataclasses import replace
+
+from services.launcher.control.actions import RunNote
+from services.launcher.control.run_end import end_run
+from services.launcher.state import (
+    EXIT_BAD_CONFIG,
+    KILL_AGAIN_S,
+    LEARNER,
+    PHASE_DONE,
+    ExitStatus,
+    LifecyclePolicy,
+    Outcome,
+    Replica,
+    ReplicaKey,
+    ReplicaState,
+    Run,
+)
+
+# A replica's phase while nobody has a machine for it.
+PHASE_NO_CAPACITY = "no_capacity"
+
+
+# How a service that refuses begins what it has to say (`services.common.service_main`).
+_REFUSAL = "\nerror: "
+
+
+def handle_no_capacity(
+    run: Run, key: ReplicaKey, error: str, now: float, policy: LifecyclePolicy
+) -> tuple[Run, list[RunNote]]:
+    """Handle that no machine is available for this replica: ask again later, but not for
+    ever."""
+    replica = run.replicas[key]
+    if replica.state is ReplicaState.DRAINING or run.is_ending:
+        return run.with_replicas([replace(replica, state=ReplicaState.STOPPED)]), []
+    number = replica.attempt
+    cause = f"{replica.label} found no machine in attempt {number} of {policy.attempts}: {error}"
+    if number < policy.attempts:
+        delay = policy.attempt_delay_s(number)
+        replica = replace(
+            replica,
+            state=ReplicaState.RESTARTING,
+            phase=PHASE_NO_CAPACITY,
+            attempt=number + 1,
+            due=now + delay,
+        )
+        return run.with_replicas([replica]), [RunNote(f"{cause}; next in {delay:g} s")]
+    return _give_up_replica(run, replica, Outcome.CAPACITY, now, policy, cause)
+
+
+def handle_exit(
+    run: Run, key: ReplicaKey, how: ExitStatus, now: float, policy: LifecyclePolicy
+) -> tuple[Run, list[RunNote]]:
+    """Handle that this replica's process is gone: by request, at its goal, or by a failure."""
+    replica = _without_unit(run.replicas[key])
+    if replica.state is ReplicaState.DRAINING or run.is_ending:
+        notes = (
+            [RunNote(f"{replica.label} {describe_exit(how)} while draining")] if how.code else []
+        )
+        return run.with_replicas([replace(replica, state=ReplicaState.STOPPED)]), notes
+    if replica.service == LEARNER and not how.code and replica.phase == PHASE_DONE:
+        run = run.with_replicas([replace(replica, state=ReplicaState.STOPPED)])
+        return end_run(run, Outcome.COMPLETED, now, policy), []
+    return _restart_or_give_up(run, replica, how, now, policy)
+
+
+def _without_unit(replica: Replica) -> Replica:
+    return replace(
+        replica,
+        unit=None,
+        price=None,
+        address="",
+        metrics_address="",
+        exited=False,
+        killed=-KILL_AGAIN_S,
+    )
+
+
+def _restart_or_give_up(
+    run: Run, replica: Replica, how: ExitStatus, now: float, policy: LifecyclePolicy
+) -> tuple[Run, list[RunNote]]:
+    if how.preempted:
+        return _retry_after_preemption(run, replica, now, policy)
+    if how.unready:
+        return _retry_after_failed_setup(run, replica, how.tail, now, policy)
+    recent = [at for at in replica.failures if now - at < policy.restart_window_s]
+    failures = (*recent, now)
+    replica = replace(replica, failures=failures)
+    cause = f"{replica.label} {describe_exit(how)}"
+    if how.code != EXIT_BAD_CONFIG and len(failures) <= policy.max_restarts:
+        delay = policy.restart_delay_s(len(failures))
+        replica = replace(replica, state=ReplicaState.RESTARTING, due=now + delay)
+        text = f"{cause}; restart {len(failures)} of {policy.max_restarts} in {delay:g} s"
+        return run.with_replicas([replica]), [RunNote(text)]
+    verdict = f"{cause}; gave up after {len(failures)} failures"
+    tail = f". Its last lines:\n{_last_words(how)}" if how.tail and how.began else ""
+    outcome = Outcome.REFUSED if how.code == EXIT_BAD_CONFIG else Outcome.FAILED
+    return _give_up_replica(run, replica, outcome, now, policy, verdict, tail)
+
+
+def _last_words(how: ExitStatus) -> str:
+    """Return the last lines of an exit. A service that refuses states the reason at the end,
+    so the log before that is left out."""
+    at = f"\n{how.tail}".rfind(_REFUSAL) if how.code == EXIT_BAD_CONFIG else -1
+    return how.tail[max(0, at) :]
+
+
+def _give_up_replica(
+    run: Run,
+    replica: Replica,
+    outcome: Outcome,
+    now: float,
+    policy: LifecyclePolicy,
+    verdict: str,
+    tail: str = "",
+) -> tuple[Run, list[RunNote]]:
+    """Give up a replica; the run goes on without it if another one of its service is to
+    stay. Its last output, the `tail`, is told once: now, or as the run's error with its end."""
+    run = run.with_replicas([replace(replica, state=ReplicaState.FAILED)])
+    gone = (ReplicaState.FAILED, ReplicaState.DRAINING, ReplicaState.STOPPED)
+    if not all(other.state in gone for other in run.replicas_of(replica.service)):
+        return run, [RunNote(verdict + tail)]
+    return end_run(run, outcome, now, policy, verdict + tail), [RunNote(verdict)]
+
+
+def _retry_after_failed_setup(
+    run: Run, replica: Replica, why: str, now: float, policy: LifecyclePolicy
+) -> tuple[Run, list[RunNote]]:
+    """Retry a failed setup on another machine. One machine may be broken; if several are,
+    what they are set up with is at fault."""
+    number = replica.setups + 1
+    replica = replace(replica, setups=number)
+    cause = f"{replica.label}: setup failed on machine {number} of {policy.setups}: {why}"
+    if number >= policy.setups:
+        verdict = f"{cause}; see launcher.sky.setup, and SkyPilot's log of it"
+        return _give_up_replica(run, replica, Outcome.FAILED, now, policy, verdict)
+    delay = policy.restart_delay_s(number)
+    replica = replace(replica, state=ReplicaState.RESTARTING, due=now + delay)
+    return run.with_replicas([replica]), [RunNote(f"{cause}; another in {delay:g} s")]
+
+
+def _retry_after_preemption(
+    run: Run, replica: Replica, now: float, policy: LifecyclePolicy
+) -> tuple[Run, list[RunNote]]:
+    """Ask for another machine in place of one that was taken away. However often that
+    happens, a run goes on for as long as it may."""
+    delay = policy.restart_delay_s(1)
+    text = f"{replica.label} has no machine any more; it asks for another in {delay:g} s"
+    replica = replace(replica, state=ReplicaState.RESTARTING, due=now + delay)
+    return run.with_replicas([replica]), [RunNote(text)]
+
+
+def describe_exit(how: ExitStatus) -> str:
+    """Describe an exit: `exited with code 3`, `was killed by signal 9` or `could not be
+    started: WHY`."""
+    if not how.began:
+        return f"could not be started: {how.tail}"
+    if how.code is None:
+        return "ended unseen"
+    if how.code < 0:
+        return f"was killed by signal {-how.code}"
+    return f"exited with code {how.code}"
