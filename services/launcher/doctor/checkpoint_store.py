@@ -42,7 +42,8 @@ async def _probe_remote(subject: RunContext, checkpoint: Mapping[str, Any]) -> l
         "elsewhere": subject.python is None,
     }
     python = subject.find_interpreter("fsspec")
-    return await run_probe_module(python, "store_probe", question, subject.environ, STORE_VARIABLES)
+    module = "services.launcher.doctor.adapters.checkpoint_store_probe"
+    return await run_probe_module(python, module, question, subject.environ, STORE_VARIABLES)
 
 
 def _check_handed_keys(subject: RunContext, url: str) -> list[Finding]:

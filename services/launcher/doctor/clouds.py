@@ -19,6 +19,5 @@ async def probe_clouds(subject: RunContext) -> list[Finding]:
     }
     # SkyPilot lies in the launcher's own environment.
     also = ("SKYPILOT_*", *CLOUD_VARIABLES)
-    return await run_probe_module(
-        sys.executable, "sky_probe", {"wanted": wanted}, subject.environ, also
-    )
+    module = "services.launcher.doctor.adapters.clouds_probe"
+    return await run_probe_module(sys.executable, module, {"wanted": wanted}, subject.environ, also)

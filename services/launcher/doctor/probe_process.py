@@ -14,8 +14,6 @@ from services.common.child_environment import child_environment
 from services.common.text import say_json
 from services.launcher.doctor.findings import Finding, Status, fail, first_line
 
-_ADAPTERS = "services.launcher.doctor.adapters"
-
 
 async def run_command(
     command: Sequence[str],
@@ -55,7 +53,7 @@ async def run_probe_module(
 ) -> list[Finding]:
     """Run a probe's module in another process, where it calls `answer_question`, and return its
     findings."""
-    command = interpreter.python_command("-m", f"{_ADAPTERS}.{module}", executable=python)
+    command = interpreter.python_command("-m", module, executable=python)
     given = json.dumps(question).encode()
     code, output, errors = await run_command(command, given, environ, also=also)
     try:

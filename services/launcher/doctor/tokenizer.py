@@ -35,9 +35,11 @@ async def probe_tokenizer(subject: RunContext) -> list[Finding]:
         python = subject.find_interpreter("tokenizers", "transformers")
     except UnprobedError as error:
         return [*told, error.finding]
-    loaded = await run_probe_module(
-        python, "tokenizer_probe", _make_question(folder, digests), subject.environ
+    module, question = (
+        "services.launcher.doctor.adapters.tokenizer_probe",
+        _make_question(folder, digests),
     )
+    loaded = await run_probe_module(python, module, question, subject.environ)
     bad = [finding for finding in loaded if finding.status is not Status.OK]
     return [*told, *(bad or loaded)]
 

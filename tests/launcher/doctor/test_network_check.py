@@ -137,7 +137,12 @@ async def test_the_api_server_that_skypilots_configuration_names_is_the_one_that
         # SkyPilot's client must not start a server where this one has nothing to say.
         environ["SKYPILOT_DISABLE_LOCAL_API_SERVER"] = "1"
         environ["SKYPILOT_DISABLE_USAGE_COLLECTION"] = "1"
-        (told,) = await run_probe_module(str(SKY_PYTHON), "sky_probe", {"wanted": {}}, environ)
+        (told,) = await run_probe_module(
+            str(SKY_PYTHON),
+            "services.launcher.doctor.adapters.clouds_probe",
+            {"wanted": {}},
+            environ,
+        )
     assert asked[0] == ("/api/health", f"Basic {b64encode(b'ada:a-password').decode()}")
     # A double of a server is well, and knows no cloud; what is said of it is SkyPilot's own.
     wrong = "sky check failed" if status == 200 else f"at {url.replace('//', '//ada:<redacted>@')}:"
