@@ -21,8 +21,6 @@ from services.launcher.state import (
 
 # A replica's phase while nobody has a machine for it.
 PHASE_NO_CAPACITY = "no_capacity"
-
-
 # How a service that refuses begins what it has to say (`services.common.service_main`).
 _REFUSAL = "\nerror: "
 

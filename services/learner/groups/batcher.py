@@ -15,7 +15,7 @@ from services.common.domain.trajectory import Sequence as Sampled
 from services.common.domain.trajectory import Trajectory
 from services.learner.group_types import GroupSpec
 from services.learner.groups.staleness import StalenessBound, is_stale, keep_fresh
-from services.learner.sampling.difficulty import GroupOutcome
+from services.learner.sampling.difficulty import GroupOutcome, has_signal
 from services.learner.types import StepSettings, TrainBatch, TrainSequence
 
 WithoutSignal = Literal["mask", "drop", "replace"]
@@ -63,8 +63,7 @@ class ReadyGroup:
 
     @property
     def has_signal(self) -> bool:
-        """True if an attempt was better than another; otherwise the group has no gradient."""
-        return len(set(self.rewards)) > 1
+        return has_signal(self.rewards)
 
 
 @dataclass(frozen=True, slots=True)

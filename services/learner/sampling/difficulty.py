@@ -15,10 +15,10 @@ class GroupOutcome:
     task: str
     rewards: Sequence[float]
 
-    @property
-    def has_signal(self) -> bool:
-        """True if some attempt was better than another."""
-        return len(set(self.rewards)) > 1
+
+def has_signal(rewards: Sequence[float]) -> bool:
+    """Return True if an attempt was better than another; otherwise its group has no gradient."""
+    return len(set(rewards)) > 1
 
 
 def update_difficulty(
@@ -33,7 +33,7 @@ def update_difficulty(
     passes = sum(reward >= PASS_REWARD for reward in outcome.rewards)
     state.passes = config.decay * state.passes + passes
     state.attempts = config.decay * state.attempts + len(outcome.rewards)
-    if outcome.has_signal or state.groups < config.min_groups:
+    if has_signal(outcome.rewards) or state.groups < config.min_groups:
         return TaskStanding.ACTIVE
     if state.pass_rate >= config.solved:
         return TaskStanding.SOLVED
