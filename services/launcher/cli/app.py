@@ -9,32 +9,19 @@ import typer
 
 from services.common.private_process import keep_private, refuse_core_dumps
 from services.common.text import say
-from services.launcher.cli import env as cli_env
-from services.launcher.cli import reading_commands, remote, tools
-from services.launcher.cli.remote import GRACE_S, OVERRIDES, RUNS, Detach, Grace, Runs
-
-Resume = Annotated[
-    bool,
-    typer.Option(
-        "--resume",
-        help="Go on with the newest run of this spec, with RUN, or from the URL that its"
-        " checkpoints are uploaded to. What the spec says other than the run is named first.",
-    ),
-]
-ResumedRun = Annotated[
-    str | None, typer.Argument(metavar="[RUN|URL]", help="The run to resume: an id, or `newest`.")
-]
-Update = Annotated[
-    bool, typer.Option("--update", help="With --resume: the run takes what the spec says today.")
-]
-AcceptLoss = Annotated[
-    bool,
-    typer.Option(
-        "--accept-loss",
-        help="With --resume: give up what the run's journal has lost, count it as"
-        " lost_with_disk, and go on from what is whole.",
-    ),
-]
+from services.launcher.cli import env_commands, reading_commands, remote_commands, tool_commands
+from services.launcher.cli.options import (
+    GRACE_S,
+    OVERRIDES,
+    RUNS,
+    AcceptLoss,
+    Detach,
+    Grace,
+    Resume,
+    ResumedRun,
+    Runs,
+    Update,
+)
 
 # What these make is no part of a run: whoever may read it is the user's choice.
 _WRITES_FOR_OTHERS = ("export", "tiny", "emulator")
@@ -167,16 +154,16 @@ reading_commands.add_reading_commands(app)
 @app.command()
 def scale(
     run: Annotated[str, typer.Argument(help="Id of a run, or `newest`.")],
-    wishes: Annotated[list[str], typer.Argument(metavar="SERVICE=N...", help="As in rollout=2.")],
+    counts: Annotated[list[str], typer.Argument(metavar="SERVICE=N...", help="As in rollout=2.")],
     runs: Runs = RUNS,
 ) -> None:
     """Set how many replicas a service has, in mid-run. Fewer drain before they stop.
 
     At the launcher that FLOTILLA_LAUNCHER names, as for `submit`; without it, at that of `--runs`.
     """
-    from services.launcher.cli import run_commands
+    from services.launcher.cli import scale as command
 
-    _exit_with(run_commands.scale_services(run, wishes, runs))
+    _exit_with(command.scale_services(run, counts, runs))
 
 
 @app.command()
@@ -189,9 +176,9 @@ def stop(
 
     At the launcher that FLOTILLA_LAUNCHER names, as for `submit`; without it, at that of `--runs`.
     """
-    from services.launcher.cli import run_commands
+    from services.launcher.cli import stop as command
 
-    _exit_with(run_commands.stop_run(run, grace, runs))
+    _exit_with(command.stop_run(run, grace, runs))
 
 
 @app.command(context_settings=OVERRIDES)
@@ -230,9 +217,9 @@ def doctor(
 
 
 # After the commands above, for `--help` lists them in this order.
-cli_env.add_env_commands(app)
-remote.add_remote_commands(app)
-tools.add_tool_commands(app)
+env_commands.add_env_commands(app)
+remote_commands.add_remote_commands(app)
+tool_commands.add_tool_commands(app)
 
 
 def _exit_with(code: int) -> None:

@@ -13,7 +13,7 @@ from services.common.config import canonical_json, did_you_mean, load_spec
 from services.common.errors import ConfigError
 from services.common.text import say_json
 from services.common.tls import read_tls
-from services.launcher.cli.run_commands import report_error
+from services.launcher.cli.command_runner import report_error
 from services.launcher.cli.terminal import Terminal
 from services.launcher.doctor.findings import ProbeResult, Status, combine_findings
 from services.launcher.doctor.findings import fail as failing

@@ -20,7 +20,8 @@ from services.common.errors import ConfigError
 from services.common.network import is_loopback, split_host_port
 from services.common.text import say_json
 from services.common.tls import Tls, read_tls
-from services.launcher.cli.run_commands import NoRunError, find_stored_run, report_error
+from services.launcher.cli.command_runner import report_error
+from services.launcher.cli.run_source import NoRunError, find_stored_run
 from services.launcher.cli.terminal import Terminal
 from services.launcher.security.certificates import LAUNCHER, RunIdentity, load_identity
 from services.launcher.state import GATEWAY

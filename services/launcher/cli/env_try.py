@@ -21,7 +21,7 @@ from services.common import rpc
 from services.common.config import load_spec, parse_config
 from services.common.errors import ConfigError
 from services.common.text import say
-from services.launcher.cli.run_commands import report_error
+from services.launcher.cli.command_runner import report_error
 from services.launcher.cli.terminal import Terminal
 from services.launcher.config.launcher import LauncherConfig
 from services.launcher.doctor.adapters.gateway_process import GatewayError, serve_gateway

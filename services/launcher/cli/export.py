@@ -5,7 +5,8 @@ from pathlib import Path
 
 from services.common.child_environment import child_environment
 from services.common.interpreter import python_command
-from services.launcher.cli.run_commands import NoRunError, find_run_dir, report_error
+from services.launcher.cli.command_runner import report_error
+from services.launcher.cli.run_source import NoRunError, find_run_dir
 
 
 def export_model(run_id: str, step: int | None, out: Path, runs: Path) -> int:

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from services.launcher.cli.remote import RUNS, Runs
+from services.launcher.cli.options import RUNS, Runs
 
 
 def add_reading_commands(app: typer.Typer) -> None:
@@ -26,9 +26,9 @@ def status(
 
     Those of the launcher that FLOTILLA_LAUNCHER names, as for `submit`; without it, of `--runs`.
     """
-    from services.launcher.cli import run_commands
+    from services.launcher.cli import status as command
 
-    raise typer.Exit(run_commands.show_status(run, runs, as_json=as_json))
+    raise typer.Exit(command.show_status(run, runs, as_json=as_json))
 
 
 def logs(
@@ -51,10 +51,10 @@ def logs(
 
     At the launcher that FLOTILLA_LAUNCHER names, as for `submit`; without it, in `--runs`.
     """
-    from services.launcher.cli import run_commands
+    from services.launcher.cli import logs as command
 
     raise typer.Exit(
-        run_commands.show_logs(run, service, runs, follow=follow, lines=lines, as_json=as_json)
+        command.show_logs(run, service, runs, follow=follow, lines=lines, as_json=as_json)
     )
 
 

@@ -1,5 +1,6 @@
 """Sources of runs: the ledger of a local runs folder, or a remote launcher."""
 
+import os
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
@@ -14,9 +15,12 @@ from services.launcher.api import codec
 from services.launcher.cli.interrupts import Interrupts
 from services.launcher.cli.launcher_client import LauncherConnection, connect_to_launcher
 from services.launcher.security import launcher_address
+from services.launcher.security.launcher_address import REMOTE_VARIABLE
 from services.launcher.store.ledger import Ledger, StoredRun
 from services.launcher.store.logs import find_tail_position, list_sources, read_lines
 
+# The learner's, in the folder of a run.
+JOURNAL = "journal.sqlite"
 _CALL_S = 15.0
 _STREAM_S = 60.0
 
@@ -165,3 +169,25 @@ def find_local_run(run_id: str, runs: Path) -> StoredRun:
         if run_id in ("newest", stored.run.run_id):
             return stored
     raise NoRunError(f"there is no run {run_id!r} in {runs}; `flotilla status` lists them")
+
+
+def find_stored_run(run_id: str, runs: Path) -> StoredRun:
+    """Return a stored run whose files are to be read, by its id or `newest`. Raises NoRunError."""
+    try:
+        return find_local_run(run_id, runs)
+    except NoRunError as error:
+        if not os.environ.get(REMOTE_VARIABLE, "").strip():
+            raise
+        message = (
+            f"there is no run {run_id!r} in {runs}, and this command reads a run's files: run it"
+            f" where the launcher that {REMOTE_VARIABLE} names runs, in its folder"
+        )
+        raise NoRunError(message) from error
+
+
+def find_run_dir(run_id: str, runs: Path) -> Path:
+    """Return the folder of a run in the ledger, or of one that was started without a launcher.
+    Raises NoRunError."""
+    if run_id != "newest" and (runs / run_id / JOURNAL).exists():
+        return runs / run_id
+    return runs / find_stored_run(run_id, runs).run.run_id

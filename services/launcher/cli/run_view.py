@@ -120,3 +120,7 @@ def duration_text(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60} min {whole % 60} s"
     return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def format_cleanup(run: pb.Run) -> str:
+    return pb.Cleanup.Name(run.cleanup).removeprefix("CLEANUP_").lower().replace("_", " ")

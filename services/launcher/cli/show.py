@@ -11,7 +11,8 @@ from services.common.child_environment import child_environment
 from services.common.interpreter import python_command
 from services.launcher.cli.adapters.token_text import Decode, NoTokenizerError, load_decoder
 from services.launcher.cli.attempt_text import draw_attempt
-from services.launcher.cli.run_commands import JOURNAL, NoRunError, find_run_dir, report_error
+from services.launcher.cli.command_runner import report_error
+from services.launcher.cli.run_source import JOURNAL, NoRunError, find_run_dir
 from services.launcher.cli.terminal import Terminal
 
 _OK = 0

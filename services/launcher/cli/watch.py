@@ -5,11 +5,11 @@ from pathlib import Path
 
 from flotilla.launcher.v1 import run_service_pb2 as pb
 from services.launcher.cli import hints, report
+from services.launcher.cli.command_runner import report_error, with_run_source
 from services.launcher.cli.follow import MAX_LAUNCHERS, FollowedRun, watch_to_end
 from services.launcher.cli.interrupts import InterruptedByUserError, Interrupts
 from services.launcher.cli.launcher_client import LauncherConnection, LauncherGoneError
 from services.launcher.cli.progress_view import ProgressView, RunConsole, open_view
-from services.launcher.cli.run_commands import report_error, with_run_source
 from services.launcher.cli.run_source import RunSource, find_run
 from services.launcher.cli.run_view import ENDED, STATE_NAMES
 from services.launcher.cli.terminal import Terminal

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from services.launcher.cli import env_status, export, report, run_commands, run_source, show
+from services.launcher.cli import env_status, export, logs, report, run_source, scale, show, status
 from services.launcher.cli.app import app
 from services.launcher.cli.terminal import Terminal
 from tests.launcher.api.test_run_service_remote import a_port, address_of, launcher
@@ -147,9 +147,9 @@ def test_what_is_no_copy_of_launcher_json_is_refused_and_not_shown(
 ) -> None:
     monkeypatch.setenv("FLOTILLA_LAUNCHER", '{"token": "a-secret"}')
     codes = (
-        run_commands.show_status(None, tmp_path),
-        run_commands.show_logs("newest", "", tmp_path, follow=True, lines=1, as_json=False),
-        run_commands.scale_services("newest", ["rollout=2"], tmp_path),
+        status.show_status(None, tmp_path),
+        logs.show_logs("newest", "", tmp_path, follow=True, lines=1, as_json=False),
+        scale.scale_services("newest", ["rollout=2"], tmp_path),
     )
     told = capsys.readouterr().out
     assert (codes, "a-secret" in told) == ((1, 1, 1), False)
@@ -162,7 +162,7 @@ def test_of_a_launcher_that_does_not_answer_it_is_said_what_to_look_at(
     monkeypatch.setattr(run_source, "_CALL_S", 0.5)
     gone = {"address": f"127.0.0.1:{a_port()}", "token": TOKEN}
     monkeypatch.setenv("FLOTILLA_LAUNCHER", json.dumps(gone))
-    assert run_commands.show_status(None, tmp_path / "here") == 1
+    assert status.show_status(None, tmp_path / "here") == 1
     told = capsys.readouterr().out
     assert "the launcher that FLOTILLA_LAUNCHER names does not answer (DEADLINE_EXCEEDED" in told
     assert "see that it runs and is reached from here" in told

@@ -20,9 +20,9 @@ from flotilla.launcher.v1 import alarm_pb2 as alarm_pb
 from flotilla.launcher.v1 import run_service_pb2 as pb
 from services.launcher.cli import doctor, env_status, env_try, show
 from services.launcher.cli.attempt_text import draw_attempt
+from services.launcher.cli.command_runner import report_error
 from services.launcher.cli.log_lines import LogPrinter
 from services.launcher.cli.progress_view import LiveView, PlainView, open_view
-from services.launcher.cli.run_commands import report_error
 from services.launcher.cli.run_view import RunBoard
 from services.launcher.cli.status_json import format_status_json
 from services.launcher.cli.status_text import make_runs_table, print_run, print_table

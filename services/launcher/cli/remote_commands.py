@@ -1,46 +1,11 @@
 """Commands for a launcher elsewhere: `flotilla submit`, `watch`, `cancel` and `reap`."""
 
-import math
-import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-OVERRIDES = {"allow_extra_args": True, "ignore_unknown_options": True}
-RUNS = Path("runs")
-GRACE_S = 60.0
-
-
-def _check_folder(path: Path) -> Path:
-    """Accept a folder that exists or can be made."""
-    there = next((each for each in (path, *path.absolute().parents) if os.path.lexists(each)), path)
-    if not there.is_dir():
-        raise typer.BadParameter(f"{there} is no folder")
-    return path
-
-
-def _seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 <= value <= _GRACE_MAX_S:
-        raise typer.BadParameter(f"{text!r}: give seconds, from 0 to {_GRACE_MAX_S:g}")
-    return value
-
-
-_GRACE_MAX_S = 7 * 86400.0
-Runs = Annotated[
-    Path,
-    typer.Option("--runs", help="Folder of all runs.", show_default=True, callback=_check_folder),
-]
-Grace = Annotated[
-    float, typer.Option("--grace", parser=_seconds, help="Seconds that draining may take.")
-]
-Detach = Annotated[
-    bool, typer.Option("--detach", help="Go as soon as the run has begun; it goes on.")
-]
+from services.launcher.cli.options import GRACE_S, OVERRIDES, RUNS, Detach, Grace, Runs
 
 
 def add_remote_commands(app: typer.Typer) -> None:
@@ -75,8 +40,10 @@ def submit(
     """
     from services.launcher.cli import submit as command
 
-    wish = command.SubmitRequest(spec, list(context.args), request_id, resume, summary, detach)
-    raise typer.Exit(command.submit_run(wish, runs))
+    submission = command.SubmitRequest(
+        spec, list(context.args), request_id, resume, summary, detach
+    )
+    raise typer.Exit(command.submit_run(submission, runs))
 
 
 def watch(
@@ -103,7 +70,7 @@ def cancel(
 
     At the launcher that FLOTILLA_LAUNCHER names, as for `submit`; without it, at that of `--runs`.
     """
-    from services.launcher.cli import submit as command
+    from services.launcher.cli import cancel as command
 
     raise typer.Exit(command.cancel_request(request_id, runs, grace))
 
@@ -120,6 +87,6 @@ def reap(
     Without a launcher one is started, and goes again; but not for `--dry-run`, because launchers
     end at their start what a dead one has left.
     """
-    from services.launcher.cli import submit as command
+    from services.launcher.cli import reap as command
 
     raise typer.Exit(command.reap_orphans(runs, dry_run=dry_run))

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from services.launcher.cli.remote import OVERRIDES, RUNS, Runs
+from services.launcher.cli.options import OVERRIDES, RUNS, Runs
 
 
 def add_env_commands(app: typer.Typer) -> None:

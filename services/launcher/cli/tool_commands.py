@@ -4,7 +4,7 @@ import typer
 
 from services.common.child_environment import child_environment
 from services.common.interpreter import python_command
-from services.launcher.cli.remote import OVERRIDES
+from services.launcher.cli.options import OVERRIDES
 
 
 def add_tool_commands(app: typer.Typer) -> None:
