@@ -43,7 +43,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from services.learner.journal.audit import audit_journal
-from services.learner.journal.integrity import CORRUPT
+from services.learner.journal.record_digests import CORRUPT
 from services.learner.journal.row_codec import count_fates
 from services.learner.journal.schema import JOURNAL_FILE as JOURNAL
 from services.learner.journal.schema import LOST_WITH_DISK

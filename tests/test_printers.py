@@ -1,5 +1,6 @@
-"""Every printer of the services goes through one of two: `say` of `services.common.text`, and the
-`Terminal` of the command line. Both show text of others as text."""
+"""Every printer of the services goes through one of two: `say` of
+`services.common.printable_text`, and the `Terminal` of the command line. Both show text of
+others as text."""
 
 import ast
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ from tests.support.repository import ROOT
 # The two themselves; the log's handler, whose renderers use the first; and a program that imports
 # nothing of ours, of which the gateway reads what it prints, and says it.
 WAISTS = {
-    "services/common/text.py": {"print"},
+    "services/common/printable_text.py": {"print"},
     "services/common/log.py": {"logging.StreamHandler", "sys.stderr"},
     # Flushes; says where a parent is gone; prints where threads stand, but no word of others.
     "services/common/service_main.py": {"sys.stdout", "sys.stderr"},
@@ -106,7 +107,7 @@ def _is_annotation(node: ast.AST, parents: dict[ast.AST, ast.AST]) -> bool:
 def _is_asked(user: ast.AST, parents: dict[ast.AST, ast.AST], names: dict[str, str]) -> bool:
     """Return whether a stream is asked something, or given to `say`."""
     if isinstance(user, ast.keyword) and isinstance(call := parents[user], ast.Call):
-        return dotted(call.func, names) == "services.common.text.say"
+        return dotted(call.func, names) == "services.common.printable_text.say"
     return isinstance(user, ast.Attribute) and user.attr in ASKED
 
 
@@ -148,4 +149,6 @@ def test_everything_that_is_printed_goes_through_one_of_two() -> None:
         for line, called in printers_in(path.read_text()):
             if called not in WAISTS.get(where, set()):
                 found.append(f"{where}:{line}: {called}")
-    assert not found, "use services.common.text.say, or the Terminal:\n" + "\n".join(found)
+    assert not found, "use services.common.printable_text.say, or the Terminal:\n" + "\n".join(
+        found
+    )

@@ -11,7 +11,7 @@ from typing import Any, get_args
 import pytest
 
 from services.common.config import ConfigModel, canonical_json, load_spec
-from services.launcher import plan as plans
+from services.launcher import run_plan as plans
 from services.launcher.control import spec_check
 from tests.support.repository import ROOT
 from tools.requirements import read_pins

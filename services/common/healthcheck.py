@@ -17,8 +17,8 @@ import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from services.common.errors import ConfigError
+from services.common.printable_text import say
 from services.common.rpc import plain_channel
-from services.common.text import say
 from services.common.tls import TLS_VARIABLE, Tls, likely_cause, read_tls
 
 SERVING, NOT_SERVING, WRONG = 0, 1, 2

@@ -9,8 +9,8 @@ from typing import Any
 
 import structlog
 
+from services.common.printable_text import json_line, make_visible
 from services.common.redaction import add_secret, clean_value, secret_values
-from services.common.text import json_line, make_visible
 
 MAX_LINE_BYTES = 16 * 1024
 # Of our own lines and of those of libraries.

@@ -8,7 +8,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from services.common.errors import ConfigError
-from services.common.network import is_loopback, split_host_port
+from services.common.network_addresses import is_loopback, split_host_port
 
 _SECONDS = (0.001, 0.005, 0.025, 0.1, 0.5, 2.5, 10.0, 60.0)
 

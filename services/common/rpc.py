@@ -1,6 +1,7 @@
 """gRPC for every service: channels, servers, serving, and errors across the wire.
 
-The options are in `rpc_options`, and the steps of every answered call in `rpc_handlers`.
+The options are in `rpc_options`, gRPC's own retries in `rpc_retries`, and the steps of every
+answered call in `rpc_handlers`.
 
 Under TLS: a handshake that fails is UNAVAILABLE like a peer that is away, is tried again for ever
 by a call that waits for ready, and ends it with a bare "Deadline Exceeded"; what the server has
@@ -22,7 +23,7 @@ from google.rpc import error_details_pb2
 from grpc_health.v1 import health_pb2_grpc
 from grpc_status import rpc_status
 
-from services.common import open_files
+from services.common import open_file_limit
 from services.common.auth import Authenticator
 from services.common.channel import CallDefaults, Channel, MetadataSource
 from services.common.concurrency import keep_cancellation
@@ -30,16 +31,11 @@ from services.common.errors import ConfigError, ServiceError
 from services.common.health import METHODS as HEALTH_METHODS
 from services.common.health import MOST_WATCHES, Health
 from services.common.health import WATCH as HEALTH_WATCH
-from services.common.network import advertised_address, check_dial, check_listen
+from services.common.network_addresses import advertised_address, check_dial, check_listen
 from services.common.rpc_answers import abort
 from services.common.rpc_handlers import Interceptor
-from services.common.rpc_options import (
-    CHANNEL_OPTIONS,
-    MAX_MESSAGE_BYTES,
-    REQUEST_STREAMS,
-    RETRY_POLICY,
-    SERVER_OPTIONS,
-)
+from services.common.rpc_options import CHANNEL_OPTIONS, MAX_MESSAGE_BYTES, SERVER_OPTIONS
+from services.common.rpc_retries import REQUEST_STREAMS, RETRY_POLICY
 from services.common.tls import Tls, channel_credentials, server_credentials
 
 T = TypeVar("T")
@@ -118,7 +114,7 @@ def server(
     requests must be read by iteration, not by `context.read()`."""
     streams = {HEALTH_WATCH: MOST_WATCHES, **(most_streams or {})}
     interceptor = Interceptor(Authenticator(token), unauthenticated, streams)
-    most = ("grpc.max_allowed_incoming_connections", open_files.most_connections())
+    most = ("grpc.max_allowed_incoming_connections", open_file_limit.most_connections())
     return grpc.aio.server(interceptors=[interceptor], options=[*SERVER_OPTIONS, most])
 
 
@@ -162,7 +158,7 @@ async def serving(
         raise ConfigError(
             f"cannot listen on {listen}: another process has the port; stop it, or use port 0"
         ) from error
-    open_files.raise_file_limit()
+    open_file_limit.raise_file_limit()
     await server.start()
     try:
         yield Serving(advertised_address(host, port, advertise), health)

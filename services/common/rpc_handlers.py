@@ -24,7 +24,7 @@ import grpc.aio
 from services.common import trace
 from services.common.auth import DOMAIN, Authenticator
 from services.common.errors import ServiceError
-from services.common.first_message import FirstMessages
+from services.common.first_message_deadline import FirstMessages
 from services.common.metrics import rpc_observer
 from services.common.rpc_answers import Answer, Context, make_refusal
 

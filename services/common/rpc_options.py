@@ -1,4 +1,4 @@
-"""Options of gRPC channels and servers, and which calls gRPC may repeat by itself.
+"""Options of gRPC channels and servers: message sizes, keepalive, reconnects.
 
 grpcio's defaults do not notice a frozen peer, let two servers share one port, and reconnect after
 seconds; the options here answer each of these, and tests/common/test_rpc_traps.py says which."""
@@ -39,21 +39,4 @@ SERVER_OPTIONS = [
     # and take in megabytes of each.
     ("grpc.http2.bdp_probe", 0),
     ("grpc.http2.lookahead_bytes", 2**14),
-]
-
-# Every method may be repeated, so gRPC itself may retry. A server that stops may answer CANCELLED
-# to the calls it was serving. Never RESOURCE_EXHAUSTED: a message too large stays too large.
-RETRY_POLICY = {
-    "maxAttempts": 5,
-    "initialBackoff": "0.2s",
-    "maxBackoff": "5s",
-    "backoffMultiplier": 2,
-    "retryableStatusCodes": ["UNAVAILABLE", "CANCELLED"],
-}
-# But no stream of requests: gRPC may forget the rest of one when it sends it again (seen in 1.85),
-# and then the call hangs until its deadline. Callers repeat these themselves, from the start.
-REQUEST_STREAMS = [
-    {"service": "flotilla.learner.v1.GroupService", "method": "SubmitTrajectory"},
-    {"service": "flotilla.env_gateway.v1.EpisodeService", "method": "Grade"},
-    {"service": "flotilla.learner.v1.RankService", "method": "Join"},
 ]

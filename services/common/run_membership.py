@@ -12,7 +12,7 @@ import grpc
 import grpc.aio
 
 from services.common.log import get_logger
-from services.common.peers import Peers, RegistryContract
+from services.common.peer_channels import Peers, RegistryContract
 from services.common.rpc import service_error, to_seconds
 from services.common.tls import likely_cause
 

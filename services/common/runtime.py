@@ -12,11 +12,11 @@ import grpc.aio
 import structlog
 
 from services.common.config import ConfigModel
-from services.common.lifecycle import Lifecycle
 from services.common.log import get_logger
-from services.common.peers import Peers
+from services.common.peer_channels import Peers
 from services.common.rpc import Serving, serving
 from services.common.run_membership import ReplicaStatus
+from services.common.service_lifecycle import Lifecycle
 from services.common.spec import SharedConfig
 from services.common.tls import Tls
 from services.common.watchdog import Watchdog

@@ -20,16 +20,16 @@ from services.common.arguments import TOKEN_VARIABLE, Arguments, parse_arguments
 from services.common.config import STANDARD_INPUT, ConfigModel, load_spec, parse_config
 from services.common.errors import ConfigError
 from services.common.exit_codes import CONFIG, OK, exit_code_of
-from services.common.lifecycle import Lifecycle
-from services.common.network import advertised_address, check_dial, check_listen
-from services.common.peers import Peers
+from services.common.network_addresses import advertised_address, check_dial, check_listen
+from services.common.peer_channels import Peers
+from services.common.printable_text import say, say_json
 from services.common.private_process import keep_private
 from services.common.redaction import add_secret, find_references, secret_values
 from services.common.rpc import channel
 from services.common.run_membership import RegistryContract, ReplicaIdentity
 from services.common.runtime import Runtime
+from services.common.service_lifecycle import Lifecycle
 from services.common.spec import ServiceConfig, SharedConfig, parse_shared
-from services.common.text import say, say_json
 from services.common.tls import Tls, read_tls
 from services.common.watchdog import Watchdog
 

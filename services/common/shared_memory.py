@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from glob import escape
 from pathlib import Path
 
-from services.common.scratch import scratch_folder
+from services.common.scratch_folders import scratch_folder
 
 SHARED_MEMORY = Path("/dev/shm")
 

@@ -17,11 +17,11 @@ from flotilla.launcher.v1 import registry_service_pb2_grpc, run_service_pb2_grpc
 from services.common import log, rpc
 from services.common.concurrency import running_tasks
 from services.common.errors import ConfigError
-from services.common.network import advertised_address, is_loopback, split_host_port
+from services.common.network_addresses import advertised_address, is_loopback, split_host_port
+from services.common.printable_text import say
 from services.common.private_process import keep_private
 from services.common.redaction import add_secret
 from services.common.stop_signals import StopSignals
-from services.common.text import say
 from services.launcher.api.registry_server import GrpcRegistryHost
 from services.launcher.api.registry_service import RegistryService
 from services.launcher.api.run_service import RunService

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from services.common.errors import ConfigError
-from services.common.network import split_host_port
+from services.common.network_addresses import split_host_port
 from services.common.service_main import RegistryContract, Runtime, run_service_process
 from services.common.shared_memory import private_folder, shared_name
 from services.common.spec import PolicyConfig
@@ -16,7 +16,7 @@ from services.learner.ports import RemoteStore
 from services.learner.ranks.machine_admission import machine_from_config
 
 if TYPE_CHECKING:
-    from services.learner.ranks.local import LocalRanks
+    from services.learner.ranks.local_ranks import LocalRanks
     from services.learner.ranks.machines import MachineRoster
     from services.learner.ranks.rendezvous import Rendezvous
 
@@ -25,7 +25,7 @@ def _load_learner() -> Callable[[Runtime[LearnerConfig]], Awaitable[None]]:
     from services.learner.alarms.adapters.sinks import build_alarm_sinks
     from services.learner.app import run_learner
     from services.learner.checkpoints.adapters.model_assets import tokenizer_digests_of
-    from services.learner.checkpoints.model_files import check_model_files
+    from services.learner.checkpoints.model_file_checks import check_model_files
     from services.learner.dependencies import LearnerDependencies
     from services.learner.tracking.adapters.build_trackers import build_trackers
     from services.learner.weights.weight_server_process import WeightServer, server_config_of
@@ -69,7 +69,7 @@ def _memory_name(runtime: Runtime[LearnerConfig]) -> str:
 def _build_ranks(
     runtime: Runtime[LearnerConfig], memory: Path, machines: "MachineRoster | None"
 ) -> "LocalRanks":
-    from services.learner.ranks.local import LocalRanks
+    from services.learner.ranks.local_ranks import LocalRanks
 
     log = runtime.run_dir / "logs" / "learner-rank-0.log"
     rendezvous = None if machines is None else _build_rendezvous(runtime, machines)

@@ -14,7 +14,7 @@ from flotilla.launcher.v1 import registry_service_pb2 as pb
 from flotilla.launcher.v1 import registry_service_pb2_grpc as pb_grpc
 from services.common import rpc
 from services.common.errors import ConfigError
-from services.common.peers import Peers
+from services.common.peer_channels import Peers
 from services.common.run_membership import Membership, RaisedAlarm, ReplicaIdentity, ReplicaStatus
 from tests.common.conftest import until
 from tests.common.registry import FakeRegistry, contract, refusal

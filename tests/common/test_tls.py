@@ -7,7 +7,7 @@ import pytest
 
 from services.common import rpc
 from services.common.errors import ConfigError
-from services.common.network import advertised_address, check_dial, check_listen
+from services.common.network_addresses import advertised_address, check_dial, check_listen
 from services.common.tls import TLS_VARIABLE, Tls, from_text, read_tls
 from tests.support import echo_service
 from tests.support.outsiders import beyond_loopback, of_one_authority, other_run, run

@@ -13,7 +13,7 @@ from google.protobuf.wrappers_pb2 import StringValue
 from flotilla.launcher.v1 import registry_service_pb2_grpc as pb_grpc
 from services.common import rpc
 from services.common.errors import ConfigError
-from services.common.peers import Peers
+from services.common.peer_channels import Peers
 from services.common.run_membership import Membership, ReplicaIdentity, ReplicaStatus
 from services.common.tls import Tls, likely_cause
 from tests.common.conftest import until

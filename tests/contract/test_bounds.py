@@ -14,7 +14,7 @@ from google.protobuf.wrappers_pb2 import StringValue
 
 from flotilla.env_gateway.v1 import episode_service_pb2 as episodes_pb
 from flotilla.learner.v1 import group_service_pb2 as groups_pb
-from services.common import open_files, rpc, rpc_handlers
+from services.common import open_file_limit, rpc, rpc_handlers
 from services.env_gateway.adapters.fake import FakeBackend
 from services.launcher.agent_protocol import UnitPhase, UnitReport
 from services.launcher.control.agent_reports import AgentReports
@@ -65,7 +65,7 @@ async def _until_served(repeat: Any) -> None:
 async def test_connections_leave_a_service_files_of_its_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(open_files, "_FILES", 12)
+    monkeypatch.setattr(open_file_limit, "_FILES", 12)
     async with rpc.serving(rpc.server(token=echo_service.TOKEN), "127.0.0.1:0") as at:
         host, _, port = at.address.rpartition(":")
         held = [await asyncio.open_connection(host, int(port)) for _ in range(3)]

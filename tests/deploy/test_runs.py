@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from services.common.config import canonical_json, load_spec
-from services.launcher import plan as plans
-from services.launcher.backends.sky.resources import check_candidates, check_shared_network
+from services.launcher import run_plan as plans
+from services.launcher.backends.sky.machine_candidates import check_candidates, check_shared_network
 from services.launcher.cli.prepare import parse_prepare_tables
 from services.launcher.control import spec_check
-from services.launcher.plan import BadSpecError, RunPlan
+from services.launcher.run_plan import BadSpecError, RunPlan
 from tests.support.repository import ROOT
 
 SPECS = sorted((ROOT / "deploy/runs").glob("*.toml"))

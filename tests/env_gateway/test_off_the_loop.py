@@ -24,7 +24,7 @@ from services.env_gateway.adapters.openenv.instance import OpenEnvInstance
 from services.env_gateway.api.episode_service import conversation_of
 from services.env_gateway.config.backends import OpenEnvConfig
 from services.env_gateway.config.gateway import ScreenConfig
-from services.env_gateway.episodes.session import MediaStore
+from services.env_gateway.episodes.episode_session import MediaStore
 from services.env_gateway.grading import grader
 from services.env_gateway.grading.authorship import NOBODY
 from services.env_gateway.ports import CallResult, Execution, Rows, Submission, Text, Tool

@@ -8,7 +8,7 @@ from services.common.spec import PolicyConfig
 from services.learner.config.learner import LearnerConfig
 from services.learner.groups.batcher import build_train_batch
 from services.learner.journal.store import open_journal
-from services.learner.ranks.local import LocalRanks
+from services.learner.ranks.local_ranks import LocalRanks
 from tests.faults.harness import FaultRun
 
 

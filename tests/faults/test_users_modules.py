@@ -23,7 +23,7 @@ NAMES = (
 )
 # They name the interpreter without running a module or a program of ours by it.
 EXCEPTIONS = {
-    "services/common/interpreter.py",
+    "services/common/python_command.py",
     # A user's command, of which `python` is the first word.
     "services/launcher/control/prepare_commands.py",
     "services/common/tied_child.py",

@@ -18,13 +18,13 @@ from services.launcher.backends.local.backend import LocalBackend
 from services.launcher.backends.local.gpu_slots import GpuSlots
 from services.launcher.backends.local.marked_processes import MARK_VARIABLE
 from services.launcher.backends.ports import BackendError, LaunchSpec
-from services.launcher.cli import report
+from services.launcher.cli import train_report
 from services.launcher.cli.interrupts import Interrupts
 from services.launcher.cli.prepare import PrepareError, run_prepare_commands
 from services.launcher.cli.progress_view import PlainView, draw_board
 from services.launcher.cli.run_view import RunBoard, duration_text
 from services.launcher.cli.terminal import Terminal
-from services.launcher.progress import Alarm
+from services.launcher.run_progress import Alarm
 from services.launcher.security import launcher_address
 from services.launcher.state import Replica, ReplicaState, Run, RunState, Unit
 from services.launcher.store import logs
@@ -230,9 +230,9 @@ def test_the_report_shows_before_and_after_and_draws_the_curve(tmp_path: Path) -
     (tmp_path / "summary.json").write_text(json.dumps(summary))
     record = {"step": 1, "reward/avg_pass_at_1": 0.5, "policy/kl": None}
     (tmp_path / "metrics.jsonl").write_text(json.dumps(record) + '\n{"step": 2, "cut')
-    report.add_total_seconds(tmp_path, 12.34)
+    train_report.add_total_seconds(tmp_path, 12.34)
     console = Terminal(record=True, width=200, file=io.StringIO())
-    report.print_report(tmp_path, console)
+    train_report.print_report(tmp_path, console)
     text = console.export_text()
     assert "25.0% [20.0%, 30.0%]" in text
     assert "95.0%" in text
@@ -282,7 +282,7 @@ def test_an_evaluation_alone_has_a_column_of_its_own(tmp_path: Path) -> None:
     summary = {"eval": {"before": None, "eval_only": {"pass_at_1": 0.5, "ci95": [0.4, 0.6]}}}
     (tmp_path / "summary.json").write_text(json.dumps(summary))
     console = Terminal(record=True, width=200, file=io.StringIO())
-    report.print_report(tmp_path, console, evaluated=True)
+    train_report.print_report(tmp_path, console, evaluated=True)
     text = console.export_text()
     assert "eval only" in text
     assert "50.0% [40.0%, 60.0%]" in text

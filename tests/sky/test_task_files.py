@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from services.launcher.backends.sky import tasks
+from services.launcher.backends.sky import task_documents
+from services.launcher.backends.sky.machine_candidates import NO_PORTS, SINGLE_NODE
 from services.launcher.backends.sky.price_catalog import PriceCatalog
-from services.launcher.backends.sky.resources import NO_PORTS, SINGLE_NODE
 from services.launcher.backends.sky.sdk_prices import SkyPrices
 from services.launcher.config.sky import Machine, Machines
 from services.launcher.state import GATEWAY, LEARNER, ROLLOUT
@@ -89,8 +89,8 @@ def test_a_replica_is_a_valid_task_of_every_cloud(home: Path, infra: str, mode: 
     for service, wish in ((LEARNER, _GPU), (GATEWAY, _CPU), (ROLLOUT, _GPU)):
         machines = {service: {"ordered": [{"infra": infra, **wish}]}}
         replica = launch((service, 0), config(mode=mode, network=network, **machines))
-        site = tasks.site_from_launch(replica, "abc", "10.0.0.5:4000", str(home))
-        document = tasks.replica_task(site, (service, 0))
+        site = task_documents.site_from_launch(replica, "abc", "10.0.0.5:4000", str(home))
+        document = task_documents.replica_task(site, (service, 0))
         task: Any = import_module("sky").Task.from_yaml_config(document)
         (taken,) = task.resources
         assert (str(taken.cloud), taken.region, taken.zone) == _TAKEN[infra]

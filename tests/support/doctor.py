@@ -19,7 +19,7 @@ from services.launcher.doctor.findings import ProbeResult, Status
 from services.launcher.doctor.probe_list import PROBES
 from services.launcher.doctor.run_context import RunContext, make_run_context
 from services.launcher.doctor.run_probes import run_probes
-from services.launcher.plan import parse_spec
+from services.launcher.run_plan import parse_spec
 from services.learner.config.learner import LearnerConfig
 from services.rollout.config.rollout import RolloutConfig
 from tests.support.repository import ROOT

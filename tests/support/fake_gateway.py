@@ -10,9 +10,9 @@ from typing import Any
 from services.env_gateway.adapters.fake import FakeGrader
 from services.env_gateway.config.gateway import EnvGatewayConfig
 from services.env_gateway.episodes.episode_book import EpisodeSpec, EpisodeState
+from services.env_gateway.episodes.episode_session import Session
 from services.env_gateway.episodes.gateway import Gateway
 from services.env_gateway.episodes.instance_journal import InstanceJournal
-from services.env_gateway.episodes.session import Session
 from services.env_gateway.grading.authorship import NOBODY
 from services.env_gateway.grading.grader import VerifierRunner
 from services.env_gateway.grading.printed_results import read_printed

@@ -11,9 +11,9 @@ from services.common.domain.attempts import ToolOutcome
 from services.env_gateway.adapters.embedded.backend import EmbeddedBackend
 from services.env_gateway.config.backends import EmbeddedConfig
 from services.env_gateway.config.gateway import EnvGatewayConfig
+from services.env_gateway.episodes.episode_session import Session
 from services.env_gateway.episodes.gateway import Gateway
 from services.env_gateway.episodes.instance_journal import InstanceJournal
-from services.env_gateway.episodes.session import Session
 from services.env_gateway.grading.grader import VerifierRunner
 from services.env_gateway.grading.verifier_files import load_digests
 from services.env_gateway.ports import Backend

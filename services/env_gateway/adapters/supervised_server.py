@@ -13,10 +13,10 @@ from typing import Protocol
 
 from services.common.child_environment import child_environment
 from services.common.concurrency import cancel_tasks, raise_failure
-from services.common.interpreter import tied_command
 from services.common.log import get_logger
+from services.common.printable_text import say
+from services.common.python_command import tied_command
 from services.common.redaction import redact
-from services.common.text import say
 from services.env_gateway.limits.backoff import Backoff
 from services.env_gateway.ports import BackendError
 

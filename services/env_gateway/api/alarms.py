@@ -4,8 +4,8 @@ argument, in seconds."""
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from services.common.printable_text import one_line
 from services.common.run_membership import RaisedAlarm
-from services.common.text import one_line
 
 LATE_HEARTBEATS = "late_heartbeats"
 # None was late for so long: it is over.

@@ -12,12 +12,12 @@ from flotilla.env_gateway.v1 import episode_service_pb2_grpc
 from services.common import rpc
 from services.common.errors import ServiceError
 from services.common.parsing import run_aside
-from services.common.stream_pacing import RefusedStreamDrain, StalledError, read_paced
+from services.common.stalled_streams import RefusedStreamDrain, StalledError, read_paced
 from services.env_gateway.api import codec
 from services.env_gateway.config.gateway import LimitsConfig
 from services.env_gateway.episodes.episode_book import CallSeqError, EpisodeLostError, EpisodeState
+from services.env_gateway.episodes.episode_session import Session
 from services.env_gateway.episodes.gateway import DrainingError, Gateway, UnknownEnvironmentError
-from services.env_gateway.episodes.session import Session
 from services.env_gateway.limits.admission import OverLimitError, QueueFullError
 from services.env_gateway.tasks.task_format import TaskError
 

@@ -10,8 +10,8 @@ from prometheus_client.core import Metric
 from services.common import metrics
 from services.env_gateway.api.alarms import HeartbeatAlarms, HeartbeatLateness
 from services.env_gateway.episodes.gateway import Gateway
+from services.env_gateway.limits.capacity_gates import Gate
 from services.env_gateway.limits.circuit_breaker import BreakerState
-from services.env_gateway.limits.gates import Gate
 from services.env_gateway.limits.rate_gates import PacedGate
 from services.env_gateway.ports import HeartbeatBackend
 

@@ -20,7 +20,7 @@ from flotilla.env_gateway.v1 import episode_service_pb2_grpc as pb_grpc
 from services.common import rpc
 from services.common.concurrency import cancel_tasks, raise_failure
 from services.common.log import get_logger
-from services.common.network import check_dial
+from services.common.network_addresses import check_dial
 from services.common.tls import Tls, read_tls
 
 if TYPE_CHECKING:

@@ -4,11 +4,11 @@ from collections.abc import AsyncGenerator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 from services.env_gateway.config.gateway import EnvGatewayConfig
-from services.env_gateway.episodes.session import Session
+from services.env_gateway.episodes.episode_session import Session
 from services.env_gateway.limits.adaptive_concurrency import AdaptiveLimit, FixedLimit
 from services.env_gateway.limits.backend_health import RequestObserver, UsualTime
+from services.env_gateway.limits.capacity_gates import Gate
 from services.env_gateway.limits.circuit_breaker import CircuitBreaker
-from services.env_gateway.limits.gates import Gate
 
 
 class CallGates:

@@ -7,7 +7,7 @@ from services.common.watchdog import Watchdog
 from services.env_gateway.episodes import event_metrics
 from services.env_gateway.episodes.counters import GatewayCounts
 from services.env_gateway.episodes.episode_book import EpisodeLostError
-from services.env_gateway.episodes.session import CallAnswer, Session
+from services.env_gateway.episodes.episode_session import CallAnswer, Session
 from services.env_gateway.episodes.tool_calls import ToolCaller
 
 

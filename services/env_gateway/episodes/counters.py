@@ -4,7 +4,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from services.common.domain.attempts import Grade, ToolOutcome
-from services.env_gateway.episodes.session import CallAnswer
+from services.env_gateway.episodes.episode_session import CallAnswer
 from services.env_gateway.ports import Media
 
 # The environment is at fault, or the way there; not the policy.

@@ -8,7 +8,7 @@ from services.common.watchdog import Watchdog
 from services.env_gateway.config.gateway import EnvGatewayConfig
 from services.env_gateway.episodes.counters import GatewayCounts
 from services.env_gateway.episodes.episode_book import EpisodeLostError
-from services.env_gateway.episodes.session import Session
+from services.env_gateway.episodes.episode_session import Session
 from services.env_gateway.grading.grader import GradingJob, VerifierRunner
 from services.env_gateway.grading.verdict import no_grade
 from services.env_gateway.limits.rate_gates import PacedGate, grade_gate

@@ -19,10 +19,10 @@ from services.env_gateway.episodes.episode_book import (
     EpisodeState,
 )
 from services.env_gateway.episodes.episode_grading import EpisodeGrader
+from services.env_gateway.episodes.episode_opening import EpisodeOpener
+from services.env_gateway.episodes.episode_session import CallAnswer, ChangeSignal, Session
 from services.env_gateway.episodes.instance_deletion import InstanceDeleter
 from services.env_gateway.episodes.instance_journal import InstanceJournal
-from services.env_gateway.episodes.opening import EpisodeOpener
-from services.env_gateway.episodes.session import CallAnswer, ChangeSignal, Session
 from services.env_gateway.episodes.tool_calls import ToolCaller
 from services.env_gateway.grading.grader import VerifierRunner
 from services.env_gateway.limits.admission import Admission, Ticket

@@ -9,8 +9,8 @@ from contextlib import AbstractAsyncContextManager, suppress
 from services.common.concurrency import cancel_tasks, wait_for_any
 from services.common.log import get_logger
 from services.env_gateway.config.gateway import EnvGatewayConfig
+from services.env_gateway.episodes.episode_session import Session
 from services.env_gateway.episodes.instance_journal import InstanceJournal
-from services.env_gateway.episodes.session import Session
 from services.env_gateway.limits.backoff import Backoff
 from services.env_gateway.limits.rate_gates import PacedGate, deletion_gate
 from services.env_gateway.ports import Backend, BackendError, Orphan

@@ -13,7 +13,7 @@ from services.common.parsing import run_aside
 from services.env_gateway.config.gateway import EnvGatewayConfig, RetryConfig
 from services.env_gateway.episodes import event_metrics
 from services.env_gateway.episodes.call_gates import CallGates
-from services.env_gateway.episodes.session import CallAnswer, Session
+from services.env_gateway.episodes.episode_session import CallAnswer, Session
 from services.env_gateway.limits.backoff import Backoff
 from services.env_gateway.ports import (
     BackendError,

@@ -16,7 +16,7 @@ from services.env_gateway.grading.policy_writings import (
     PolicyWritings,
     decode_readings,
 )
-from services.env_gateway.grading.text_forms import (
+from services.env_gateway.grading.text_normalization import (
     list_forms,
     mark_results,
     normalize_spaces,

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from services.env_gateway.config.gateway import EnvGatewayConfig
 from services.env_gateway.limits.adaptive_concurrency import AdaptiveLimit
 from services.env_gateway.limits.backend_health import RequestObserver, UsualTime
-from services.env_gateway.limits.gates import Gate
+from services.env_gateway.limits.capacity_gates import Gate
 from services.env_gateway.limits.token_bucket import TokenBucket
 
 # Where refusals come by chance, and not from too much at once, a lower limit helps nobody.

@@ -23,7 +23,7 @@ from services.env_gateway.verify.protocol import (
     WorkerReady,
     parse_message,
 )
-from services.env_gateway.verify.request_answers import RequestAnswerer
+from services.env_gateway.verify.verifier_queries import RequestAnswerer
 
 _LOG = get_logger(__name__)
 _START_S = 30.0

@@ -7,7 +7,7 @@ import sys
 import warnings
 from dataclasses import asdict, dataclass
 
-from services.common.text import one_line, say_json
+from services.common.printable_text import one_line, say_json
 
 _LINE_CHARS = 120
 # A syntax tree takes some hundred times the bytes of its source.

@@ -18,9 +18,9 @@ from typing import Any
 from services.common import log, rpc
 from services.common.config import load_spec, parse_config
 from services.common.errors import ConfigError
+from services.common.printable_text import say
 from services.common.private_process import keep_private
 from services.common.stop_signals import StopSignals
-from services.common.text import say
 from services.launcher.agent.adapters.launcher_client import AgentIdentity, GrpcLauncherLink
 from services.launcher.agent.agent import Prepare, Watcher, WatcherDependencies
 from services.launcher.agent.arguments import Arguments, parse_arguments

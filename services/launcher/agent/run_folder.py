@@ -13,7 +13,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from services.common.child_environment import child_environment
-from services.common.interpreter import python_command
+from services.common.python_command import python_command
 from services.launcher.state import LifecyclePolicy
 from services.launcher.store.logs import read_last_lines
 from services.launcher.store.run_files import JOURNAL, describe_missing

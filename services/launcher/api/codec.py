@@ -10,11 +10,11 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from flotilla.launcher.v1 import alarm_pb2 as alarm_pb
 from flotilla.launcher.v1 import registry_service_pb2 as registry_pb
 from flotilla.launcher.v1 import run_service_pb2 as run_pb
-from services.common.text import one_line
+from services.common.printable_text import one_line
 from services.launcher.backends.ports import LaunchSpec, ResourceOffer
 from services.launcher.control import budget
 from services.launcher.control.ledger_writer import replica_body
-from services.launcher.progress import Alarm, Progress
+from services.launcher.run_progress import Alarm, Progress
 from services.launcher.state import Cleanup, Cost, Outcome, RunMode, RunState
 from services.launcher.store.ledger import RunEvent, StoredRun
 from services.launcher.store.roster import Member

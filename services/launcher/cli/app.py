@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
+from services.common.printable_text import say
 from services.common.private_process import keep_private, refuse_core_dumps
-from services.common.text import say
 from services.launcher.cli import env_commands, reading_commands, remote_commands, tool_commands
 from services.launcher.cli.options import (
     GRACE_S,

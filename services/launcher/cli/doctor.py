@@ -11,7 +11,7 @@ from rich.text import Text
 
 from services.common.config import canonical_json, did_you_mean, load_spec
 from services.common.errors import ConfigError
-from services.common.text import say_json
+from services.common.printable_text import say_json
 from services.common.tls import read_tls
 from services.launcher.cli.command_runner import report_error
 from services.launcher.cli.terminal import Terminal
@@ -20,7 +20,7 @@ from services.launcher.doctor.findings import fail as failing
 from services.launcher.doctor.probe_list import PROBES
 from services.launcher.doctor.run_context import make_run_context
 from services.launcher.doctor.run_probes import SPEC, examine_run, find_unknown_probes
-from services.launcher.plan import BadSpecError, parse_spec
+from services.launcher.run_plan import BadSpecError, parse_spec
 
 _OK, _FAILED = 0, 1
 _COLOURS = {

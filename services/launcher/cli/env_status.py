@@ -17,8 +17,8 @@ from flotilla.env_gateway.v1.episode_service_pb2_grpc import EpisodeServiceStub
 from services.common import rpc
 from services.common.arguments import TOKEN_VARIABLE
 from services.common.errors import ConfigError
-from services.common.network import is_loopback, split_host_port
-from services.common.text import say_json
+from services.common.network_addresses import is_loopback, split_host_port
+from services.common.printable_text import say_json
 from services.common.tls import Tls, read_tls
 from services.launcher.cli.command_runner import report_error
 from services.launcher.cli.run_source import NoRunError, find_stored_run

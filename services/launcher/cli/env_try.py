@@ -20,7 +20,7 @@ from flotilla.env_gateway.v1.episode_service_pb2_grpc import EpisodeServiceStub
 from services.common import rpc
 from services.common.config import load_spec, parse_config
 from services.common.errors import ConfigError
-from services.common.text import say
+from services.common.printable_text import say
 from services.launcher.cli.command_runner import report_error
 from services.launcher.cli.terminal import Terminal
 from services.launcher.config.launcher import LauncherConfig

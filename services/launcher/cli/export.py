@@ -4,7 +4,7 @@ import subprocess
 from pathlib import Path
 
 from services.common.child_environment import child_environment
-from services.common.interpreter import python_command
+from services.common.python_command import python_command
 from services.launcher.cli.command_runner import report_error
 from services.launcher.cli.run_source import NoRunError, find_run_dir
 

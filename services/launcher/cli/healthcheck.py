@@ -12,7 +12,7 @@ from pathlib import Path
 
 from services.common.errors import ConfigError
 from services.common.healthcheck import NOT_SERVING, WRONG, report_health
-from services.common.text import say
+from services.common.printable_text import say
 from services.launcher.security import launcher_address
 from services.launcher.security.certificates import LAUNCHER
 

@@ -17,8 +17,8 @@ from flotilla.launcher.v1 import run_service_pb2 as pb
 from flotilla.launcher.v1.run_service_pb2_grpc import RunServiceStub
 from services.common import rpc
 from services.common.concurrency import run_unless
-from services.common.interpreter import python_command
-from services.launcher.cli import hints
+from services.common.python_command import python_command
+from services.launcher.cli import command_hints
 from services.launcher.cli.interrupts import Interrupts
 from services.launcher.security import launcher_address
 from services.launcher.security.certificates import LAUNCHER
@@ -109,7 +109,7 @@ class LauncherConnection:
 
     def cancel_command(self, request_id: str) -> str:
         """Format the command that ends what a request began."""
-        return hints.format_command("cancel", request_id, runs=self.runs)
+        return command_hints.format_command("cancel", request_id, runs=self.runs)
 
 
 class ReconnectDeadline:

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 from services.common.log import format_event
-from services.common.text import say_json
+from services.common.printable_text import say_json
 from services.launcher.cli.terminal import Terminal
 
 _STYLES = {"warning": "yellow", "error": "red", "critical": "bold red"}

@@ -8,15 +8,15 @@ from typing import Any
 
 from services.common.config import canonical_json, load_spec
 from services.common.errors import ConfigError
-from services.common.text import say
+from services.common.printable_text import say
 from services.launcher.backends.ports import BackendError, LaunchSpec
-from services.launcher.backends.sky import cost_estimate, resources, tasks
+from services.launcher.backends.sky import cost_estimate, machine_candidates, task_documents
 from services.launcher.backends.sky.code_bundle import CODE_FOLDER
 from services.launcher.backends.sky.sdk_prices import choose_price_source
 from services.launcher.backends.sky.single_machine import REMOTE, whole_run_task
 from services.launcher.config.launcher import LauncherConfig
 from services.launcher.control import budget, spec_check
-from services.launcher.plan import BadSpecError, RunPlan, parse_spec
+from services.launcher.run_plan import BadSpecError, RunPlan, parse_spec
 from services.launcher.state import LEARNER, ROLLOUT, SERVICES, ReplicaKey
 from services.launcher.store.run_files import log_path
 
@@ -81,27 +81,33 @@ def make_task_files(
     )
     members = (ROLLOUT,) if read.config.sky.mode == "group" else SERVICES
     texts = {
-        f"{read.name}-{m}.yaml": cost_estimate.dump_yaml([tasks.replica_task(site, (m, 0))])
+        f"{read.name}-{m}.yaml": cost_estimate.dump_yaml(
+            [task_documents.replica_task(site, (m, 0))]
+        )
         for m in members
     }
     if read.config.sky.mode == "cluster":
         return texts
-    group = tasks.job_group_tasks(site, cost_estimate.list_static_keys(read.config))
+    group = task_documents.job_group_tasks(site, cost_estimate.list_static_keys(read.config))
     return {f"{read.name}-group.yaml": cost_estimate.dump_yaml(group), **texts}
 
 
 def _check_resources(read: RunPlan) -> None:
     """Check the requested resources of all services at once, because asking the services
     themselves takes seconds. Raises BadSpecError with all problems."""
-    problems = [text for s in SERVICES for text in resources.check_candidates(read.config.sky, s)]
+    problems = [
+        text for s in SERVICES for text in machine_candidates.check_candidates(read.config.sky, s)
+    ]
     if problems:
         raise BadSpecError("\n".join(problems))
 
 
 def _print_machine(read: RunPlan) -> None:
-    machines = resources.machines_of(read.config.sky, LEARNER)
+    machines = machine_candidates.machines_of(read.config.sky, LEARNER)
     price = choose_price_source().replica_price(machines)
-    shown = ", or ".join(tasks.describe_machine(machine) for machine in machines.candidates)
+    shown = ", or ".join(
+        task_documents.describe_machine(machine) for machine in machines.candidates
+    )
     say(f"{read.name}: all services on one machine: {shown}; {_format_price(price)}")
     if lost := cost_estimate.describe_unkept(read.spec.get(LEARNER, {}), read.config):
         say(

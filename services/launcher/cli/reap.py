@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from flotilla.launcher.v1 import run_service_pb2 as pb
-from services.launcher.cli import hints
+from services.launcher.cli import command_hints
 from services.launcher.cli.command_runner import (
     FAILED,
     INTERRUPTED,
@@ -39,7 +39,7 @@ def _print_orphans(found: pb.ReapResponse, runs: Path, *, dry_run: bool) -> None
     for text in found.reaped:
         print_text(f"{'would end' if dry_run else 'ended'} {text}")
     for run_id in found.suspected_run_ids:
-        look = hints.format_command("status", run_id, runs=runs)
+        look = command_hints.format_command("status", run_id, runs=runs)
         print_text(f"run {run_id} may have left something: {look} says what")
     for text in found.unreachable:
         print_text(f"cannot be asked: {text}")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from services.common.child_environment import child_environment
-from services.common.interpreter import python_command
+from services.common.python_command import python_command
 from services.launcher.cli.terminal import Terminal
 from services.launcher.security.env_filter import STORE_VARIABLES
 

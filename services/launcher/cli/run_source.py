@@ -10,7 +10,7 @@ import grpc.aio
 
 from flotilla.launcher.v1 import run_service_pb2 as pb
 from services.common import rpc
-from services.common.network import split_host_port
+from services.common.network_addresses import split_host_port
 from services.launcher.api import codec
 from services.launcher.cli.interrupts import Interrupts
 from services.launcher.cli.launcher_client import LauncherConnection, connect_to_launcher

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from services.common.text import say
+from services.common.printable_text import say
 from services.launcher.cli.command_runner import OK, with_run_source
 from services.launcher.cli.interrupts import Interrupts
 from services.launcher.cli.launcher_client import (

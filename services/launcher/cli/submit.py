@@ -16,7 +16,7 @@ from services.launcher.cli.command_runner import (
     print_text,
     with_launcher,
 )
-from services.launcher.cli.follow import FollowedRun
+from services.launcher.cli.follow_run import FollowedRun
 from services.launcher.cli.interrupts import InterruptedByUserError, Interrupts
 from services.launcher.cli.launcher_client import (
     LauncherConnection,

@@ -7,7 +7,7 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.text import Text
 
-from services.common.text import make_visible
+from services.common.printable_text import make_visible
 
 
 class Terminal(Console):

@@ -3,7 +3,7 @@
 import typer
 
 from services.common.child_environment import child_environment
-from services.common.interpreter import python_command
+from services.common.python_command import python_command
 from services.launcher.cli.options import OVERRIDES
 
 

@@ -14,9 +14,9 @@ from services.common import rpc
 from services.common.config import canonical_json, load_spec
 from services.common.errors import ConfigError
 from services.common.spec import parse_shared
-from services.launcher.cli import hints, prepare, report
+from services.launcher.cli import command_hints, prepare, train_report
 from services.launcher.cli import restore as restoring
-from services.launcher.cli.follow import FollowOutcome, RunRequest, run_to_end
+from services.launcher.cli.follow_run import FollowOutcome, RunRequest, run_to_end
 from services.launcher.cli.interrupts import InterruptedByUserError, Interrupts
 from services.launcher.cli.launcher_client import LauncherError
 from services.launcher.cli.progress_view import RunConsole
@@ -61,8 +61,8 @@ def train_policy(
 
     def make_request() -> TrainRequest:
         spec = load_spec(path, overrides)
-        anew = hints.format_command("train", str(path), *overrides, runs=runs)
-        again = hints.format_command("train", str(path), "--resume", *overrides, runs=runs)
+        anew = command_hints.format_command("train", str(path), *overrides, runs=runs)
+        again = command_hints.format_command("train", str(path), "--resume", *overrides, runs=runs)
         if not resume:
             return TrainRequest(
                 spec, RunRequest(canonical_json(spec), pb.RUN_MODE_TRAIN), again, anew
@@ -88,7 +88,7 @@ def evaluate_policy(target: str, runs: Path, overrides: Sequence[str]) -> int:
     console = RunConsole()
 
     def make_request() -> TrainRequest:
-        again = hints.format_command("eval", target, *overrides, runs=runs)
+        again = command_hints.format_command("eval", target, *overrides, runs=runs)
         stored = _find_stored_run(runs, target)
         if stored is None and target == NEWEST:
             raise ConfigError(f"there are no runs in {runs}; `flotilla train SPEC` makes one")
@@ -132,11 +132,11 @@ def _check_same_spec(
         return
     run_id = stored.run.run_id
     own = str(runs / run_id / SPEC_FILE)
-    update = hints.format_command(
+    update = command_hints.format_command(
         "train", str(path), "--resume", run_id, "--update", *overrides, runs=runs
     )
-    keep = hints.format_command("train", own, "--resume", run_id, *overrides, runs=runs)
-    anew = hints.format_command("train", str(path), *overrides, runs=runs)
+    keep = command_hints.format_command("train", own, "--resume", run_id, *overrides, runs=runs)
+    anew = command_hints.format_command("train", str(path), *overrides, runs=runs)
     fixed = any(change.fixed_reason for change in found)
     take = f"To begin a new run:\n  {anew}" if fixed else f"To take what the file says:\n  {update}"
     told = "\n".join(f"  {change.format_change()}" for change in found)
@@ -206,12 +206,12 @@ def _print_conclusion(
         return INTERRUPTED
     if request.wish.detach and run.state not in ENDED:
         print_detach_hints(
-            console, run.run_id, runs, hints.format_command("stop", run.run_id, runs=runs)
+            console, run.run_id, runs, command_hints.format_command("stop", run.run_id, runs=runs)
         )
         return OK
     run_dir = runs / run.run_id
     if run.cleanup == pb.CLEANUP_LEAK_SUSPECTED:
-        look = hints.format_command("status", run.run_id, runs=runs)
+        look = command_hints.format_command("status", run.run_id, runs=runs)
         left = f"something of run {run.run_id} may be left: {look} says what"
         console.print(
             f"{left}; its launcher looks again every few minutes, for a day",
@@ -220,11 +220,11 @@ def _print_conclusion(
             soft_wrap=True,
         )
     if run.state == pb.RUN_STATE_COMPLETED:
-        report.add_total_seconds(run_dir, outcome.seconds)
+        train_report.add_total_seconds(run_dir, outcome.seconds)
         evaluated = run.mode == pb.RUN_MODE_EVAL_ONLY
-        report.print_report(run_dir, console, evaluated=evaluated)
+        train_report.print_report(run_dir, console, evaluated=evaluated)
         return OK
-    report.draw_curve(run_dir)
+    train_report.draw_curve(run_dir)
     if run.state == pb.RUN_STATE_FAILED:
         _report_error(console, f"run {run.run_id} failed: {run.error}", FAILED)
     elif run.cleanup == pb.CLEANUP_LEAK_SUSPECTED:

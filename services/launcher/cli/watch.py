@@ -4,9 +4,9 @@ import time
 from pathlib import Path
 
 from flotilla.launcher.v1 import run_service_pb2 as pb
-from services.launcher.cli import hints, report
+from services.launcher.cli import command_hints, train_report
 from services.launcher.cli.command_runner import report_error, with_run_source
-from services.launcher.cli.follow import MAX_LAUNCHERS, FollowedRun, watch_to_end
+from services.launcher.cli.follow_run import MAX_LAUNCHERS, FollowedRun, watch_to_end
 from services.launcher.cli.interrupts import InterruptedByUserError, Interrupts
 from services.launcher.cli.launcher_client import LauncherConnection, LauncherGoneError
 from services.launcher.cli.progress_view import ProgressView, RunConsole, open_view
@@ -30,7 +30,10 @@ def watch_run(run_id: str, runs: Path) -> int:
                 left = not await _follow_to_end(known, followed, view, interrupts)
             if left:
                 print_detach_hints(
-                    console, run.run_id, runs, hints.format_command("stop", run.run_id, runs=runs)
+                    console,
+                    run.run_id,
+                    runs,
+                    command_hints.format_command("stop", run.run_id, runs=runs),
                 )
                 return _INTERRUPTED
             run = await known.get_run(run.run_id)
@@ -78,7 +81,7 @@ def print_detach_hints(console: Terminal, run_id: str, runs: Path, stopping: str
     """Print that the run goes on, and the commands to follow or stop it."""
     lines = (
         f"Run {run_id} goes on.",
-        f"  {hints.format_command('watch', run_id, runs=runs)}   follows it",
+        f"  {command_hints.format_command('watch', run_id, runs=runs)}   follows it",
         f"  {stopping}   stops it",
     )
     for line in lines:
@@ -88,7 +91,7 @@ def print_detach_hints(console: Terminal, run_id: str, runs: Path, stopping: str
 def _print_conclusion(run: pb.Run, runs: Path, console: Terminal) -> int:
     if run.state == pb.RUN_STATE_COMPLETED:
         evaluated = run.mode == pb.RUN_MODE_EVAL_ONLY
-        report.print_report(runs / run.run_id, console, evaluated=evaluated)
+        train_report.print_report(runs / run.run_id, console, evaluated=evaluated)
         return _OK
     if run.state == pb.RUN_STATE_FAILED:
         return report_error(f"run {run.run_id} failed: {run.error}")

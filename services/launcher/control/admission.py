@@ -10,7 +10,7 @@ from grpc import StatusCode
 
 from services.common.config import ConfigError
 from services.common.errors import ServiceError
-from services.launcher import plan as plans
+from services.launcher import run_plan as plans
 from services.launcher.backends.ports import (
     Backend,
     BackendError,
@@ -22,7 +22,7 @@ from services.launcher.control import budget, spec_check
 from services.launcher.control.launch_spec import NO_REGISTRY, make_launch_spec
 from services.launcher.control.recover_from_folder import recover_stored_run
 from services.launcher.control.spec_changes import diff_specs
-from services.launcher.plan import BadSpecError, RunPlan
+from services.launcher.run_plan import BadSpecError, RunPlan
 from services.launcher.state import LEARNER, Run, RunMode, RunState
 from services.launcher.store.ledger import Ledger, StoredRun
 from services.launcher.store.run_files import JOURNAL, describe_missing

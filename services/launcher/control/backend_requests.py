@@ -9,7 +9,7 @@ from typing import TypeVar
 from services.common import log
 from services.launcher.state import ReplicaKey
 from services.launcher.store.ledger import Ledger
-from services.launcher.store.operations import OperationState
+from services.launcher.store.operation_log import OperationState
 
 T = TypeVar("T")
 

@@ -5,10 +5,10 @@ import asyncio
 from collections.abc import Sequence
 
 from services.common import log
-from services.launcher.control.background import run_safely
+from services.launcher.control.background_loops import run_safely
 from services.launcher.ports import RunObserver
 from services.launcher.store.ledger import Ledger
-from services.launcher.store.records import RunEvent, StoredRun
+from services.launcher.store.row_codec import RunEvent, StoredRun
 
 _LOOK_S = 0.5
 _log = log.get_logger(__name__)

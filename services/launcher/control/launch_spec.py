@@ -7,8 +7,8 @@ from pathlib import Path
 
 from services.launcher.backends.ports import LaunchSpec
 from services.launcher.config.launcher import LauncherConfig
-from services.launcher.plan import replica_command
 from services.launcher.ports import Registry
+from services.launcher.run_plan import replica_command
 from services.launcher.security.env_filter import inherited_variables
 from services.launcher.state import ReplicaKey, Run
 from services.launcher.store.run_files import log_path

@@ -13,7 +13,7 @@ from grpc import StatusCode
 from services.common import log
 from services.common.config import ConfigError
 from services.launcher import clock
-from services.launcher import plan as plans
+from services.launcher import run_plan as plans
 from services.launcher.backends.ports import (
     Backend,
     BackendError,
@@ -32,12 +32,12 @@ from services.launcher.control.admission import (
     refusal_error,
     resolve_repeat,
 )
-from services.launcher.control.background import run_safely
+from services.launcher.control.background_loops import run_safely
 from services.launcher.control.reaper import ReapReport
-from services.launcher.control.shared_work import SharedWork, WorkCancelledError
+from services.launcher.control.single_flight import SharedWork, WorkCancelledError
 from services.launcher.control.supervisor import Supervisor, SupervisorDependencies
-from services.launcher.plan import BadSpecError, RunPlan
 from services.launcher.ports import NO_HOOKS, LauncherHooks, RegistryHost
+from services.launcher.run_plan import BadSpecError, RunPlan
 from services.launcher.state import Cleanup, Cost, Run, RunMode, RunState
 from services.launcher.store.ledger import Ledger, StoredRun
 from services.launcher.store.run_files import SPEC_FILE

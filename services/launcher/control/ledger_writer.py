@@ -9,10 +9,10 @@ from typing import Any
 from services.common import log
 from services.launcher import clock
 from services.launcher.control.actions import RunNote
-from services.launcher.progress import Progress
+from services.launcher.run_progress import Progress
 from services.launcher.state import Replica, ReplicaKey, Run
 from services.launcher.store.ledger import Ledger
-from services.launcher.store.records import Transition
+from services.launcher.store.row_codec import Transition
 
 _log = log.get_logger(__name__)
 

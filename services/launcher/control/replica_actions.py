@@ -32,7 +32,7 @@ from services.launcher.state import (
     Unit,
 )
 from services.launcher.store.ledger import Ledger
-from services.launcher.store.operations import OperationState
+from services.launcher.store.operation_log import OperationState
 
 T = TypeVar("T")
 

@@ -4,7 +4,7 @@ import asyncio
 from contextlib import suppress
 
 from services.common.child_environment import child_environment
-from services.launcher.plan import BadSpecError, RunPlan, check_command
+from services.launcher.run_plan import BadSpecError, RunPlan, check_command
 from services.launcher.state import SERVICES
 
 _TIMEOUT_S = 120.0

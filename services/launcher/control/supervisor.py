@@ -30,7 +30,7 @@ from services.launcher.control.prepare_commands import prepare_run
 from services.launcher.control.reconcile import command_for, next_reconcile_due, reconcile_run
 from services.launcher.control.replica_actions import ControllerDependencies, ReplicaController
 from services.launcher.ports import NO_HOOKS, LauncherHooks, PendingRun, Registry, RunRefusedError
-from services.launcher.progress import ChangeSignal, Progress, RaisedAlarms
+from services.launcher.run_progress import ChangeSignal, Progress, RaisedAlarms
 from services.launcher.state import ExitStatus, ReplicaKey, Run, RunState
 from services.launcher.store.ledger import Ledger, StoredRun
 from services.launcher.store.roster import Member, Roster, UnregisteredError

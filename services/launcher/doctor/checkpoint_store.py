@@ -4,7 +4,7 @@ are configured."""
 from collections.abc import Mapping
 from typing import Any
 
-from services.launcher.backends.sky import cost_estimate, resources
+from services.launcher.backends.sky import cost_estimate, machine_candidates
 from services.launcher.doctor.findings import Finding, NotApplicableError, fail, warn
 from services.launcher.doctor.probe_process import run_probe_module
 from services.launcher.doctor.run_context import RunContext
@@ -30,7 +30,7 @@ async def probe_store(subject: RunContext) -> list[Finding]:
     if subject.backend != "sky" or subject.mode is not RunMode.TRAIN or not lost:
         raise NotApplicableError(f"{cost_estimate.REMOTE} is not set: nothing is uploaded")
     # There a lost node costs nothing: homes are on a server.
-    say = warn if resources.is_on_slurm(config.sky, LEARNER) else fail
+    say = warn if machine_candidates.is_on_slurm(config.sky, LEARNER) else fail
     return [say(lost, f"{cost_estimate.KEEP_HINT}; {_LEAVE_OUT}")]
 
 

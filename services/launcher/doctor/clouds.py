@@ -2,7 +2,7 @@
 
 import sys
 
-from services.launcher.backends.sky.resources import machines_of
+from services.launcher.backends.sky.machine_candidates import machines_of
 from services.launcher.doctor.findings import Finding, NotApplicableError
 from services.launcher.doctor.probe_process import run_probe_module
 from services.launcher.doctor.run_context import SERVICES, RunContext

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from services.common.interpreter import python_command
+from services.common.python_command import python_command
 from services.launcher.doctor.findings import (
     Finding,
     Status,

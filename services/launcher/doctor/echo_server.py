@@ -18,8 +18,8 @@ import grpc
 from services.common import rpc
 from services.common.arguments import read_token
 from services.common.errors import ConfigError
+from services.common.printable_text import say, say_json
 from services.common.stop_signals import StopSignals
-from services.common.text import say, say_json
 from services.common.tls import Tls, read_tls
 from services.launcher.doctor.ring_rank import (
     RankAssignment,

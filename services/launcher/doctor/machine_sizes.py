@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from services.launcher.backends.sky.machine_candidates import machines_of, parse_accelerator
 from services.launcher.backends.sky.price_catalog import PriceCatalog
-from services.launcher.backends.sky.resources import machines_of, parse_accelerator
 from services.launcher.config.sky import Machine, SkyConfig
 
 _GIB = 2**30

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from services.launcher.config.launcher import LauncherConfig
 from services.launcher.doctor import memory_estimate
 from services.launcher.doctor.findings import Finding, Status, fail, ok, warn
-from services.launcher.doctor.machine import MachineResources, measure_machine
+from services.launcher.doctor.machine_resources import MachineResources, measure_machine
 from services.launcher.doctor.machine_sizes import MachineCapacity, list_capacities
 from services.launcher.doctor.memory_estimate import EngineMemory, TrainerMemory, format_gib
 from services.launcher.doctor.model_size import ModelSize

@@ -13,7 +13,7 @@ from services.common import rpc
 from services.common.arguments import TOKEN_VARIABLE
 from services.common.child_environment import child_environment
 from services.common.errors import ConfigError
-from services.common.interpreter import python_command
+from services.common.python_command import python_command
 from services.common.tls import TLS_VARIABLE, Tls, likely_cause
 from services.launcher.doctor.echo_server import METHOD, SERVICE
 from services.launcher.doctor.findings import Finding, fail, first_line, ok

@@ -4,7 +4,7 @@ import asyncio
 import json
 from pathlib import Path
 
-from services.common.interpreter import python_command
+from services.common.python_command import python_command
 from services.launcher.doctor.findings import Finding, NotApplicableError, fail, first_line, warn
 from services.launcher.doctor.probe_process import run_command
 from services.launcher.doctor.run_context import RunContext

@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from services.common import interpreter
+from services.common import python_command
 from services.common.child_environment import child_environment
-from services.common.text import say_json
+from services.common.printable_text import say_json
 from services.launcher.doctor.findings import Finding, Status, fail, first_line
 
 
@@ -53,7 +53,7 @@ async def run_probe_module(
 ) -> list[Finding]:
     """Run a probe's module in another process, where it calls `answer_question`, and return its
     findings."""
-    command = interpreter.python_command("-m", module, executable=python)
+    command = python_command.python_command("-m", module, executable=python)
     given = json.dumps(question).encode()
     code, output, errors = await run_command(command, given, environ, also=also)
     try:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from services.common.interpreter import python_command
+from services.common.python_command import python_command
 from services.launcher.doctor.findings import (
     Finding,
     NotApplicableError,

@@ -6,7 +6,7 @@ import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
-from services.common import interpreter
+from services.common import python_command
 from services.launcher.doctor.findings import first_line
 from services.launcher.doctor.probe_process import run_command
 
@@ -78,7 +78,7 @@ async def run_rank(
 ) -> RankOutcome:
     """Run a rank in a process that ends with this call. Rank 0 passes its `listener` on."""
     handed: Sequence[int] = () if listener is None else (listener,)
-    command = interpreter.python_command("-m", _MODULE, *map(str, handed), executable=python)
+    command = python_command.python_command("-m", _MODULE, *map(str, handed), executable=python)
     code, output, errors = await run_command(command, seat.to_bytes(), environ, handed)
     try:
         # Vendors print as well.

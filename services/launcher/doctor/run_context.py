@@ -20,7 +20,7 @@ from services.launcher.doctor.findings import (
     ok,
 )
 from services.launcher.doctor.probe_process import run_command
-from services.launcher.plan import RunPlan, check_command
+from services.launcher.run_plan import RunPlan, check_command
 from services.launcher.state import GATEWAY, LEARNER, ROLLOUT, RunMode
 
 SERVICES = (GATEWAY, LEARNER, ROLLOUT)

@@ -9,8 +9,8 @@ from services.launcher.doctor.findings import Status
 from services.launcher.doctor.probe_list import PROBES
 from services.launcher.doctor.run_context import make_run_context
 from services.launcher.doctor.run_probes import examine_run
-from services.launcher.plan import BadSpecError, parse_spec
 from services.launcher.ports import PendingRun, RunRefusedError
+from services.launcher.run_plan import BadSpecError, parse_spec
 
 
 async def doctor_gate(intent: PendingRun) -> Sequence[str]:

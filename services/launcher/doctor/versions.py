@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from services.common import interpreter
+from services.common import python_command
 from services.launcher.doctor.findings import Finding, NotApplicableError, fail, first_line, ok
 from services.launcher.doctor.probe_process import run_command
 from services.launcher.doctor.run_context import RunContext
@@ -39,7 +39,7 @@ async def probe_versions(subject: RunContext) -> list[Finding]:
         raise NotApplicableError("no service of this project is started")
     python = subject.find_interpreter()
     code, output, errors = await run_command(
-        interpreter.python_command("-c", _LIST_PACKAGES_SCRIPT, executable=python),
+        python_command.python_command("-c", _LIST_PACKAGES_SCRIPT, executable=python),
         b"",
         subject.environ,
     )

@@ -7,7 +7,7 @@ from contextlib import suppress
 
 from services.common.log import get_logger
 from services.common.redaction import redact
-from services.launcher.control.background import run_safely
+from services.launcher.control.background_loops import run_safely
 from services.launcher.notify.outbox import DeliveryTarget, Letter, LetterState, Outbox
 from services.launcher.notify.sinks import DeliveryDelayedError, DeliveryRefusedError, Sink
 

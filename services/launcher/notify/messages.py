@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from services.launcher.control.budget import WARN_SHARE
-from services.launcher.progress import Alarm
+from services.launcher.run_progress import Alarm
 from services.launcher.state import Cleanup, Cost, Outcome, RunMode, RunState
 
 _TEXT_CHARACTERS = 1_500

@@ -17,7 +17,7 @@ from services.launcher.notify import messages, run_facts
 from services.launcher.notify.delivery import DeliveryWorker
 from services.launcher.notify.messages import Message
 from services.launcher.notify.outbox import DeliveryTarget, Outbox
-from services.launcher.progress import Alarm
+from services.launcher.run_progress import Alarm
 from services.launcher.state import RunState
 from services.launcher.store.ledger import Ledger, RunEvent, StoredRun
 

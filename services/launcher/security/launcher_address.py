@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 
 from services.common.errors import ConfigError
-from services.common.network import join_host_port, split_host_port
+from services.common.network_addresses import join_host_port, split_host_port
 from services.common.tls import Tls, from_text
 
 REMOTE_VARIABLE = "FLOTILLA_LAUNCHER"

@@ -11,11 +11,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from services.launcher.progress import Progress
+from services.launcher.run_progress import Progress
 from services.launcher.state import Cleanup, Replica, Run
-from services.launcher.store import records
-from services.launcher.store.operations import OperationLog
-from services.launcher.store.records import RunEvent, StoredRun, Transition
+from services.launcher.store import row_codec
+from services.launcher.store.operation_log import OperationLog
+from services.launcher.store.row_codec import RunEvent, StoredRun, Transition
 from services.launcher.store.schema import LedgerError, prepare_schema
 
 __all__ = ["PROGRESS_KEPT", "Ledger", "LedgerError", "RunEvent", "StoredRun", "Transition"]
@@ -90,21 +90,21 @@ class Ledger:
     def save_run(self, run: Run, replicas: Iterable[Replica], ended: float | None) -> None:
         """Write a run's head and those of its replicas that changed. The time of its end is
         set only once."""
-        columns = ", ".join(f"{column} = ?" for column in records.RUN_COLUMNS)
+        columns = ", ".join(f"{column} = ?" for column in row_codec.RUN_COLUMNS)
         self._db.execute(
             f"UPDATE runs SET {columns},"
             " ended = iif(? IS NULL, NULL, coalesce(ended, ?)) WHERE run_id = ?",
-            (*records.run_to_values(run), ended, ended, run.run_id),
+            (*row_codec.run_to_values(run), ended, ended, run.run_id),
         )
         self._db.executemany(
-            f"INSERT OR REPLACE INTO replicas ({', '.join(records.REPLICA_COLUMNS)})"
-            f" VALUES ({', '.join('?' * len(records.REPLICA_COLUMNS))})",
-            [records.replica_to_values(run.run_id, replica) for replica in replicas],
+            f"INSERT OR REPLACE INTO replicas ({', '.join(row_codec.REPLICA_COLUMNS)})"
+            f" VALUES ({', '.join('?' * len(row_codec.REPLICA_COLUMNS))})",
+            [row_codec.replica_to_values(run.run_id, replica) for replica in replicas],
         )
 
     def save_progress(self, run_id: str, progress: Progress) -> None:
         """Keep the newest of what a learner has reported of itself."""
-        told = (json.dumps(dict(progress.metrics)), records.alarms_to_json(progress.alarms))
+        told = (json.dumps(dict(progress.metrics)), row_codec.alarms_to_json(progress.alarms))
         self._db.execute(
             "UPDATE runs SET metrics_json = ?, alarms_json = ?, step = ?, total_steps = ?"
             " WHERE run_id = ?",
@@ -203,6 +203,6 @@ class Ledger:
 
     def _load_stored_run(self, row: sqlite3.Row) -> StoredRun:
         found = self._db.execute("SELECT * FROM replicas WHERE run_id = ?", (row["run_id"],))
-        return records.stored_run_from_row(
-            row, [records.replica_from_row(replica) for replica in found]
+        return row_codec.stored_run_from_row(
+            row, [row_codec.replica_from_row(replica) for replica in found]
         )

@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from services.common.log import get_logger
+from services.common.printable_text import one_line
 from services.common.redaction import redact
-from services.common.text import one_line
 from services.common.watchdog import Standstill
 from services.learner.alarms import event_rules
 from services.learner.alarms.learning_rules import LearningRules

@@ -10,7 +10,7 @@ from flotilla.learner.v1 import group_service_pb2 as pb
 from flotilla.learner.v1 import group_service_pb2_grpc
 from services.common.errors import ServiceError
 from services.common.fingerprint import TokenizerDigests
-from services.common.stream_pacing import RefusedStreamDrain, StalledError, read_paced
+from services.common.stalled_streams import RefusedStreamDrain, StalledError, read_paced
 from services.learner.api import decode, encode
 from services.learner.api.request_checks import (
     FAILED,
@@ -27,14 +27,11 @@ from services.learner.api.request_checks import (
 from services.learner.config.learner import IntakeConfig
 from services.learner.groups.dispatcher import GroupDispatcher
 from services.learner.groups.intake_budget import IntakeBudget, IntakeFullError
-from services.learner.groups.lease_requests import (
-    DrainingError,
-    LeaseRequest,
-    Receipt,
-    UnknownPolicyError,
-    loop_time,
-)
+from services.learner.groups.lease_clock import loop_time
+from services.learner.groups.lease_requests import DrainingError, LeaseRequest
 from services.learner.groups.open_groups import LeaseLostError
+from services.learner.groups.policy_provenance import UnknownPolicyError
+from services.learner.groups.trajectory_intake import Receipt
 from services.learner.journal.attempt_tables import ContentConflictError
 from services.learner.journal.connection import JournalError
 from services.learner.run.status import LearnerStatus

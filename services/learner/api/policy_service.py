@@ -22,7 +22,7 @@ from services.learner.api.request_checks import (
     refuse,
 )
 from services.learner.groups.dispatcher import GroupDispatcher
-from services.learner.groups.lease_requests import loop_time
+from services.learner.groups.lease_clock import loop_time
 from services.learner.guard.mismatch_guard import MismatchGuard
 from services.learner.guard.probes import Probe, ProbeError, ProbeResult
 from services.learner.weights.weight_broadcast import (

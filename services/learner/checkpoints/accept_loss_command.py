@@ -14,8 +14,8 @@ from pathlib import Path
 
 from services.common import log
 from services.common.durable_files import sha256_of, sync_path
+from services.common.printable_text import say, say_json
 from services.common.private_process import keep_private
-from services.common.text import say, say_json
 from services.learner.checkpoints.remote_repair import Restored, cut_metrics, note_loss
 from services.learner.journal.checkpoint_tables import put_checkpoint
 from services.learner.journal.connection import JournalError

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from services.common.errors import ConfigError
+from services.common.printable_text import say
 from services.common.private_process import refuse_core_dumps
 from services.common.spec import parse_shared
-from services.common.text import say
 from services.learner.checkpoints.adapters.model_assets import assets_of
 from services.learner.checkpoints.export import ExportError, export_model
 from services.learner.journal.connection import JournalError

@@ -11,9 +11,9 @@ from pathlib import Path
 from services.common import log
 from services.common.config import load_spec, parse_config
 from services.common.errors import ConfigError
+from services.common.printable_text import say, say_json
 from services.common.private_process import keep_private
 from services.common.spec import parse_shared
-from services.common.text import say, say_json
 from services.learner.checkpoints.adapters.fsspec_store import open_store
 from services.learner.checkpoints.remote_repair import Restored
 from services.learner.checkpoints.remote_restore import NothingThereError, RestoreError, restore

@@ -14,22 +14,18 @@ from services.common.domain.trajectory import Trajectory
 from services.common.errors import ConfigError
 from services.common.log import get_logger
 from services.learner.group_types import GroupSpec, Lease
+from services.learner.groups.attempt_seeds import attempt_seed
 from services.learner.groups.batcher import Batch, Batcher, make_ended_group, make_record
 from services.learner.groups.counters import Tally
 from services.learner.groups.group_endings import GroupEndings
-from services.learner.groups.lease_answers import LeaseAnswers
-from services.learner.groups.lease_requests import (
-    DrainingError,
-    LeaseRequest,
-    Receipt,
-    attempt_seed,
-    loop_time,
-)
+from services.learner.groups.lease_clock import loop_time
+from services.learner.groups.lease_idempotency import LeaseAnswers
+from services.learner.groups.lease_requests import DrainingError, LeaseRequest
 from services.learner.groups.leases import LeaseBook
 from services.learner.groups.policy_history import PolicyLineage
-from services.learner.groups.provenance import Provenance
+from services.learner.groups.policy_provenance import Provenance
 from services.learner.groups.task_groups import FreshGroups
-from services.learner.groups.trajectory_intake import TrajectoryIntake
+from services.learner.groups.trajectory_intake import Receipt, TrajectoryIntake
 from services.learner.groups.ungraded_tasks import UngradedTasks
 from services.learner.journal.curriculum_tables import CurriculumSnapshot
 from services.learner.journal.schema import StoredGroup

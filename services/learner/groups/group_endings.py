@@ -8,7 +8,7 @@ from services.common.domain.attempts import Purpose
 from services.learner.group_types import EndedGroup, GroupSpec
 from services.learner.groups.batcher import AttemptRecord, Batch, Batcher, ReadyGroup
 from services.learner.groups.counters import Tally
-from services.learner.groups.lease_requests import loop_time
+from services.learner.groups.lease_clock import loop_time
 from services.learner.groups.leases import LeaseBook
 from services.learner.groups.open_groups import TEMPLATE_ERROR
 from services.learner.groups.received_attempts import OpenAttempts
@@ -16,7 +16,7 @@ from services.learner.groups.staleness import STALE
 from services.learner.groups.task_groups import FreshGroups
 from services.learner.groups.ungraded_tasks import UngradedTasks
 from services.learner.journal.curriculum_tables import CurriculumSnapshot
-from services.learner.journal.integrity import CORRUPT
+from services.learner.journal.record_digests import CORRUPT
 from services.learner.journal.store import Journal
 
 

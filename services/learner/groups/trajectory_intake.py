@@ -2,25 +2,35 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+
+import numpy as np
 
 from services.common.domain.attempts import AttemptKey
 from services.common.domain.policy import PolicyId
 from services.common.domain.trajectory import Trajectory
 from services.learner.group_types import GroupSpec
-from services.learner.groups.background import BackgroundTasks
+from services.learner.groups.background_tasks import BackgroundTasks
 from services.learner.groups.batcher import make_record
 from services.learner.groups.group_endings import GroupEndings
-from services.learner.groups.lease_requests import Receipt, check_temperature, loop_time
+from services.learner.groups.lease_clock import loop_time
 from services.learner.groups.leases import LeaseBook
 from services.learner.groups.open_groups import LeaseLostError
-from services.learner.groups.provenance import Provenance
+from services.learner.groups.policy_provenance import Provenance
 from services.learner.journal import trajectory_codec
 from services.learner.journal.attempt_tables import ContentConflictError
 from services.learner.journal.store import Journal
 
 # Why a try is not used whose worker has not shown that it serves what it says.
 _UNVERIFIED = "unverified_policy"
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """Answer to a worker's submission."""
+
+    repeated: bool
+    group_complete: bool
 
 
 class TrajectoryIntake:
@@ -81,7 +91,7 @@ class TrajectoryIntake:
                     f"other content is journaled under {trajectory.key}"
                 ) from None
             return Receipt(repeated=True, group_complete=True)
-        check_temperature(spec, trajectory)
+        _check_temperature(spec, trajectory)
         self._provenance.check_published(trajectory.policies)
         holder = self._book.find_lease(trajectory.lease_id)
         worker_id = holder.worker_id if holder else ""
@@ -126,3 +136,14 @@ class TrajectoryIntake:
             await self._endings.settle_groups([ended])
         complete = self._book.find_lease(trajectory.lease_id) is None
         return Receipt(repeated=not new, group_complete=complete)
+
+
+def _check_temperature(spec: GroupSpec, trajectory: Trajectory) -> None:
+    """Check that every policy token was sampled as the lease said; the trainer scores it so.
+
+    Raises ValueError."""
+    leased = np.float32(spec.temperature)
+    spans = [span for sequence in trajectory.sequences for span in sequence.spans]
+    for span in spans:
+        if span.temperature is not None and np.float32(span.temperature) != leased:
+            raise ValueError(f"sampled at temperature {span.temperature}, the lease says {leased}")

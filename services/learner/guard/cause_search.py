@@ -10,7 +10,7 @@ from services.common.log import get_logger
 from services.common.spec import PolicyConfig
 from services.learner.guard.control_chart import MismatchBound
 from services.learner.guard.diagnosis import diagnose_mismatch
-from services.learner.guard.report import MismatchFinding
+from services.learner.guard.mismatch_report import MismatchFinding
 from services.learner.ports import RankError, Ranks
 from services.learner.types import Comparison, TrainBatch, VersionMismatch
 

@@ -14,11 +14,12 @@ from services.common.domain.policy import PolicyId
 from services.common.log import get_logger
 from services.common.spec import PolicyConfig
 from services.learner.config.learner import LearnerConfig
-from services.learner.groups.background import BackgroundTasks
+from services.learner.groups.background_tasks import BackgroundTasks
 from services.learner.groups.batcher import Batch
 from services.learner.guard.cause_search import CauseSearch, errors_by_worker
 from services.learner.guard.control_chart import ChartVerdict, ControlChart, GuardLevel
 from services.learner.guard.dtype_bounds import rules_of
+from services.learner.guard.mismatch_report import MismatchError, write_report
 from services.learner.guard.probes import (
     EngineReport,
     Probe,
@@ -28,7 +29,6 @@ from services.learner.guard.probes import (
     probe_batch,
     start_probes,
 )
-from services.learner.guard.report import MismatchError, write_report
 from services.learner.guard.rescored_samples import (
     RescoredSample,
     interleave_attempts,

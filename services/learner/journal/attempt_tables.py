@@ -9,7 +9,7 @@ from services.learner.group_types import EndedGroup, GroupSpec, Lease
 from services.learner.journal import trajectory_codec
 from services.learner.journal.curriculum_tables import CurriculumSnapshot, put_snapshot
 from services.learner.journal.damaged_groups import DAMAGED, put_in_quarantine
-from services.learner.journal.integrity import DamagedRecordError
+from services.learner.journal.record_digests import DamagedRecordError
 from services.learner.journal.row_codec import put_group, record_digest
 from services.learner.journal.table_access import TableAccess
 from services.learner.journal.trajectory_tables import (

@@ -22,8 +22,8 @@ import numpy as np
 from services.common.domain.attempts import AttemptKey
 from services.common.domain.trajectory import Author, Trajectory
 from services.common.domain.trajectory import Sequence as TokenSequence
+from services.common.printable_text import say, say_json
 from services.common.private_process import keep_private
-from services.common.text import say, say_json
 from services.learner.journal.connection import JournalError
 from services.learner.journal.curriculum_tables import inactive_tasks
 from services.learner.journal.store import open_read_only

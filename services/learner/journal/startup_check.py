@@ -14,12 +14,12 @@ from pathlib import Path
 from services.common.domain.attempts import AttemptKey
 from services.learner.journal.connection import JournalError, connect_journal
 from services.learner.journal.consistency import find_contradictions, missing_attempts
-from services.learner.journal.integrity import CORRUPT
 from services.learner.journal.lost_history import DamagedJournalError, JournalBehindError
 from services.learner.journal.progress_mark import MARK_FILE as MARK
 from services.learner.journal.progress_mark import Position, ProgressMark
+from services.learner.journal.record_digests import CORRUPT
 from services.learner.journal.schema import JOURNAL_FILE, SCHEMA_VERSION
-from services.learner.journal.seal import (
+from services.learner.journal.table_checksums import (
     SEALED,
     BrokenSealError,
     current_position,

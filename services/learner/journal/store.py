@@ -21,7 +21,6 @@ from services.learner.journal.damaged_groups import DAMAGED, put_in_quarantine
 from services.learner.journal.progress_mark import MARK_FILE as MARK
 from services.learner.journal.progress_mark import ProgressMark
 from services.learner.journal.schema import JOURNAL_FILE, SCHEMA_VERSION, TABLES
-from services.learner.journal.seal import current_position, reseal_tables
 from services.learner.journal.startup_check import (
     CheckedJournal,
     check_journal,
@@ -29,6 +28,7 @@ from services.learner.journal.startup_check import (
     schema_version,
 )
 from services.learner.journal.step_tables import StepTables
+from services.learner.journal.table_checksums import current_position, reseal_tables
 
 T = TypeVar("T")
 

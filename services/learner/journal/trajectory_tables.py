@@ -9,7 +9,7 @@ from typing import Any
 from services.common.domain.attempts import AttemptKey
 from services.common.domain.trajectory import Trajectory
 from services.learner.journal import trajectory_codec
-from services.learner.journal.integrity import DamagedRecordError, array_digest, row_digest
+from services.learner.journal.record_digests import DamagedRecordError, array_digest, row_digest
 
 # As they are sealed, with the arrays last but for the seals.
 _COLUMNS = (

@@ -3,8 +3,8 @@
 Writes that arrive during a commit share the next one: the cost of an fsync is paid once for all
 of them. A write's future is done when its transaction is on disk.
 
-Each transaction is sealed (see `seal`) and, once it is on disk, recorded in the mark (see
-`progress_mark`); only then is it acknowledged.
+Each transaction is sealed (see `table_checksums`) and, once it is on disk, recorded in the mark
+(see `progress_mark`); only then is it acknowledged.
 
 Every transaction first checks that no newer run epoch has begun: a process that slept while
 another took over its run (the lock of the folder is only as good as the file system) is fenced,
@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 
 from services.learner.journal.connection import JournalError, StaleEpochError, connect_journal
 from services.learner.journal.progress_mark import ProgressMark
-from services.learner.journal.seal import BrokenSealError, SealUpdater
+from services.learner.journal.table_checksums import BrokenSealError, SealUpdater
 
 T = TypeVar("T")
 

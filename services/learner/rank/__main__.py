@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Callable
 from typing import BinaryIO
 
-from services.common.text import say
+from services.common.printable_text import say
 from services.learner.ranks import protocol
 
 ORPHANED_EXIT_CODE = 3

@@ -9,7 +9,7 @@ from services.learner.algo.objective import Objective
 from services.learner.algo.registry import load_plugins
 from services.learner.config.algorithm import AlgorithmConfig
 from services.learner.config.rank import RankConfig
-from services.learner.rank import report
+from services.learner.rank import step_report
 from services.learner.rank.critic import Critic
 from services.learner.rank.data_parallel import Replicas
 from services.learner.rank.gradient_accumulator import GradientAccumulator
@@ -18,7 +18,6 @@ from services.learner.rank.model_updates import JointUpdater, UpdateHistory
 from services.learner.rank.optimizer import Optimizer
 from services.learner.rank.packed_rows import Row, RowPacker
 from services.learner.rank.reference import ReferencePolicy
-from services.learner.rank.report import TokenStats
 from services.learner.rank.scoring import score_rows
 from services.learner.rank.step_preparation import (
     BatchPreparer,
@@ -26,6 +25,7 @@ from services.learner.rank.step_preparation import (
     PreparedBatch,
     TrainExample,
 )
+from services.learner.rank.step_report import TokenStats
 from services.learner.types import StepResult, TrainBatch
 
 # The rank's log is what its process prints.
@@ -107,19 +107,19 @@ class Trainer:
     ) -> StepResult:
         examples = {example.row.index: example for example in prepared.examples}
         evidence = self._gather_token_stats(examples, history)
-        metrics = report.policy_metrics(history, len(prepared.mini_batches), lr)
-        metrics |= report.mismatch_metrics(evidence, examples)
+        metrics = step_report.policy_metrics(history, len(prepared.mini_batches), lr)
+        metrics |= step_report.mismatch_metrics(evidence, examples)
         metrics |= self._post_update_metrics(examples, evidence, history)
         if self._algorithm.kl.coefficient > 0:
-            metrics |= report.kl_metrics(history)
+            metrics |= step_report.kl_metrics(history)
         if self.critic is not None:
-            metrics |= report.critic_metrics(history, prepared.examples)
+            metrics |= step_report.critic_metrics(history, prepared.examples)
         return StepResult(
             metrics,
             time.monotonic() - started,
             skipped=len(history.made_outcomes) < len(history.outcomes),
-            histograms=report.step_histograms(batch, prepared, evidence, examples),
-            versions=report.version_mismatches(batch, evidence, examples),
+            histograms=step_report.step_histograms(batch, prepared, evidence, examples),
+            versions=step_report.version_mismatches(batch, evidence, examples),
         )
 
     def _gather_token_stats(
@@ -155,7 +155,7 @@ class Trainer:
             if budget >= 0 or not chosen:
                 chosen.append(row)
         after = score_rows(self._policy, chosen, self._packer, chunk=self._rank.head_chunk)
-        return {"policy/post_update_kl": report.post_update_kl(evidence.logprobs, after)}
+        return {"policy/post_update_kl": step_report.post_update_kl(evidence.logprobs, after)}
 
 
 def _check_algorithm(algorithm: AlgorithmConfig) -> None:

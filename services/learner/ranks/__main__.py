@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 def _load_worker() -> Callable[[Runtime[LearnerConfig]], Awaitable[None]]:
-    from services.learner.checkpoints.model_files import check_model_files
+    from services.learner.checkpoints.model_file_checks import check_model_files
     from services.learner.ranks.adapters.learner_client import GrpcLearnerClient
     from services.learner.ranks.machine_worker import MachineWorker
-    from services.learner.ranks.process import RankProcess, rank_environment
+    from services.learner.ranks.rank_process import RankProcess, rank_environment
 
     async def run_machine(runtime: Runtime[LearnerConfig]) -> None:
         rank = runtime.config.rank

@@ -13,12 +13,12 @@ from services.learner.dependencies import LearnerDependencies
 from services.learner.groups.dispatcher import GroupDispatcher
 from services.learner.guard.mismatch_guard import MismatchGuard, load_guard
 from services.learner.journal.store import Journal
-from services.learner.run.clock import load_clock
 from services.learner.run.engine_resync import EngineResync
 from services.learner.run.eval_report import EvalSet
 from services.learner.run.eval_schedule import EvalSchedule
 from services.learner.run.policy_publisher import PolicyPublisher
 from services.learner.run.result_sinks import ResultSinks
+from services.learner.run.run_clock import load_clock
 from services.learner.run.status import LearnerStatus
 from services.learner.run.step_recorder import StepRecorder, load_alarm_memory, load_tracked_run
 from services.learner.run.step_trainer import StepTrainer

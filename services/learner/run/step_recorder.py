@@ -8,8 +8,8 @@ from services.learner.groups.batcher import Batch
 from services.learner.groups.dispatcher import GroupDispatcher
 from services.learner.journal.store import Journal
 from services.learner.ports import TrackedRun
-from services.learner.run.clock import RunClock
 from services.learner.run.result_sinks import ResultSinks
+from services.learner.run.run_clock import RunClock
 from services.learner.tracking.histograms import step_histograms
 from services.learner.tracking.step_metrics import StepMetrics, step_facts, step_times
 from services.learner.types import StepResult

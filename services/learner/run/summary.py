@@ -8,8 +8,8 @@ from typing import Any
 
 from services.learner.journal.row_codec import count_fates
 from services.learner.journal.store import Journal
-from services.learner.run.clock import RunClock
 from services.learner.run.eval_report import MAIN_SET
+from services.learner.run.run_clock import RunClock
 
 SUMMARY_FILE = "summary.json"
 

@@ -24,11 +24,11 @@ from services.learner.config.learner import LearnerConfig
 from services.learner.groups.batcher import Batch
 from services.learner.groups.dispatcher import GroupDispatcher
 from services.learner.guard.mismatch_guard import MismatchGuard, Ruling
-from services.learner.run.clock import Stopwatch
 from services.learner.run.engine_resync import EngineResync
 from services.learner.run.eval_report import Moment
 from services.learner.run.eval_schedule import EvalSchedule
 from services.learner.run.policy_publisher import PolicyPublisher
+from services.learner.run.run_clock import Stopwatch
 from services.learner.run.status import LearnerStatus, Phase
 from services.learner.run.step_recorder import StepRecorder
 from services.learner.run.step_trainer import StepTrainer

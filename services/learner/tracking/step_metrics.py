@@ -9,7 +9,7 @@ from services.learner.groups.batcher import Batch
 from services.learner.groups.counters import StepCounters
 from services.learner.groups.dispatcher import GroupDispatcher
 from services.learner.groups.staleness import STALE
-from services.learner.tracking.formulas import (
+from services.learner.tracking.metric_formulas import (
     StepTimes,
     cost_metrics,
     environment_metrics,

@@ -8,7 +8,7 @@ from collections import deque
 from statistics import median
 
 from services.learner.groups.counters import StepCounters
-from services.learner.tracking.formulas import StepTimes
+from services.learner.tracking.metric_formulas import StepTimes
 
 # Steps that are looked at together.
 WINDOW = 8

@@ -20,8 +20,8 @@ from flotilla.learner.v1 import weight_service_pb2 as pb
 from flotilla.learner.v1 import weight_service_pb2_grpc as pb_grpc
 from services.common import log, rpc
 from services.common.errors import ServiceError
+from services.common.printable_text import say_json
 from services.common.redaction import add_secret
-from services.common.text import say_json
 from services.common.tls import from_text
 
 DOMAIN = "learner.flotilla"

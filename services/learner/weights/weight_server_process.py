@@ -8,8 +8,8 @@ from typing import Any
 
 from services.common.child_environment import child_environment
 from services.common.domain.policy import PolicyId
-from services.common.interpreter import python_command
-from services.common.network import advertised_address, join_host_port, split_host_port
+from services.common.network_addresses import advertised_address, join_host_port, split_host_port
+from services.common.python_command import python_command
 from services.common.runtime import Runtime
 from services.learner.config.learner import LearnerConfig
 from services.learner.types import Publication

@@ -8,7 +8,7 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from services.rollout.adapters.template_process import TEMPLATES
+from services.rollout.adapters.chat_template_process import TEMPLATES
 from services.rollout.ports import TemplateError
 
 MAX_ERROR_CHARACTERS = 300

@@ -18,7 +18,7 @@ from services.common.domain.attempts import (
 )
 from services.common.domain.trajectory import Trajectory, TurnTiming
 from services.common.parsing import run_aside
-from services.common.text import one_line
+from services.common.printable_text import one_line
 from services.common.watchdog import Watchdog
 from services.rollout.episodes.attempt_record import (
     AttemptState,

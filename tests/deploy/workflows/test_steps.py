@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 from services.common.config import load_spec
-from services.launcher import plan
+from services.launcher import run_plan
 from services.launcher.security import launcher_address
 from services.launcher.state import RunState
 from services.launcher.store.ledger import Ledger, StoredRun
@@ -261,7 +261,7 @@ async def test_clouds_and_the_run_to_go_on_with_are_asked_for_by_name(tmp_path: 
     assert asked[asked.index("--resume") + 1] == "demo-1"
     overrides = [each for each in asked if each.startswith("--launcher.")]
     text = await asyncio.to_thread(load_spec, tmp_path / "job/deploy/runs/fake.toml", overrides)
-    config = plan.parse_spec(json.dumps(text)).config
+    config = run_plan.parse_spec(json.dumps(text)).config
     assert (config.backend, config.sky.cloud) == ("sky", "lambda")
 
 
@@ -274,7 +274,7 @@ async def test_people_are_told_where_the_repository_says(tmp_path: Path, disable
     text = await asyncio.to_thread(load_spec, tmp_path / "job/deploy/runs/fake.toml", overrides)
     told = TrackingConfig.model_validate(text["learner"]["tracking"])
     assert told.backends == ("jsonl", "console", "wandb")
-    notify = plan.parse_spec(json.dumps(text)).config.notify
+    notify = run_plan.parse_spec(json.dumps(text)).config.notify
     assert (notify.slack.channel, notify.disable_slack) == ("#fleet-runs", disabled == "true")
 
 

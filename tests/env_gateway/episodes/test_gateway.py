@@ -16,8 +16,8 @@ from services.env_gateway.episodes.episode_book import (
     EpisodeLostError,
     EpisodeState,
 )
+from services.env_gateway.episodes.episode_session import Session
 from services.env_gateway.episodes.gateway import Gateway
-from services.env_gateway.episodes.session import Session
 from services.env_gateway.ports import BackendError, CallResult, Execution
 from tests.support.fake_gateway import open_spec, opened, running, states, task_json, until
 

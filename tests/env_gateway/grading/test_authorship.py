@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from services.common.domain.attempts import Grade, NoGradeReason
 from services.env_gateway.grading.authorship import Authorship, authorship_of
 from services.env_gateway.grading.policy_writings import PolicyWritings, decode_readings
-from services.env_gateway.grading.text_forms import fold_text
+from services.env_gateway.grading.text_normalization import fold_text
 from services.env_gateway.grading.verdict import judge_execution
 from services.env_gateway.ports import Execution, Submission
 from services.env_gateway.tasks.task_format import parse_task

@@ -21,7 +21,7 @@ from services.common import rpc
 from services.launcher.security import certificates, launcher_address
 from services.launcher.security.certificates import RunIdentity
 from services.launcher.store.ledger import Ledger
-from services.launcher.store.records import StoredRun
+from services.launcher.store.row_codec import StoredRun
 from tests.faults.launcher_kills.file_cloud import FileCloud
 from tests.support.launcher import spec
 from tests.support.repository import ROOT

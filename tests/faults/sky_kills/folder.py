@@ -16,7 +16,7 @@ from flotilla.launcher.v1 import registry_service_pb2 as registry_pb
 from flotilla.launcher.v1 import run_service_pb2 as pb
 from services.launcher.backends.sky import names
 from services.launcher.state import Cleanup, Outcome, ReplicaKey
-from services.launcher.store.records import StoredRun
+from services.launcher.store.row_codec import StoredRun
 from tests.faults.launcher_kills.folder import ACCEPTING, Runs
 from tests.faults.sky_kills import state as states
 from tests.faults.sky_kills.state import State

@@ -16,7 +16,7 @@ import pytest
 
 from environments.oracle import plan_calls
 from environments.tasks import make_task
-from services.common.scratch import scratch_folder
+from services.common.scratch_folders import scratch_folder
 from services.launcher.doctor.adapters.gateway_process import GatewayError, serve_gateway
 from tests.support.repository import ROOT
 

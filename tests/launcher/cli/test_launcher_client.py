@@ -17,8 +17,8 @@ import pytest
 from flotilla.launcher.v1 import run_service_pb2 as pb
 from flotilla.launcher.v1 import run_service_pb2_grpc
 from services.common import rpc
-from services.launcher.cli import follow, launcher_client
-from services.launcher.cli.follow import FollowedRun, FollowOutcome, RunRequest, run_to_end
+from services.launcher.cli import follow_run, launcher_client
+from services.launcher.cli.follow_run import FollowedRun, FollowOutcome, RunRequest, run_to_end
 from services.launcher.cli.interrupts import Interrupts
 from services.launcher.cli.launcher_client import LauncherError
 from services.launcher.cli.progress_view import PlainView
@@ -160,7 +160,7 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launcher_client, "PATIENCE_S", 1.0)
     monkeypatch.setattr(launcher_client, "_ASK_S", 0.3)
     monkeypatch.setattr(launcher_client, "_PAUSE_S", 0.1)
-    monkeypatch.setattr(follow, "_WATCH_S", 0.5)
+    monkeypatch.setattr(follow_run, "_WATCH_S", 0.5)
 
 
 def training(tmp_path: Path, interrupts: Interrupts) -> asyncio.Task[FollowOutcome]:

@@ -13,7 +13,7 @@ import yaml
 
 from services.common.config import canonical_json, load_spec
 from services.launcher.cli import plan as command
-from services.launcher.plan import RunPlan, parse_spec
+from services.launcher.run_plan import RunPlan, parse_spec
 from tests.support.repository import ROOT
 from tests.support.sky_launches import VMS
 

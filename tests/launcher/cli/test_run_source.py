@@ -10,7 +10,16 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from services.launcher.cli import env_status, export, logs, report, run_source, scale, show, status
+from services.launcher.cli import (
+    env_status,
+    export,
+    logs,
+    run_source,
+    scale,
+    show,
+    status,
+    train_report,
+)
 from services.launcher.cli.app import app
 from services.launcher.cli.terminal import Terminal
 from tests.launcher.api.test_run_service_remote import a_port, address_of, launcher
@@ -129,7 +138,7 @@ def test_what_reads_files_of_a_run_says_that_they_are_where_the_launcher_is(
 def test_a_run_that_trained_elsewhere_ends_with_where_its_files_are(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    report.print_report(tmp_path / "far-1", Terminal())
+    train_report.print_report(tmp_path / "far-1", Terminal())
     told = capsys.readouterr().out
     assert told == "The files of run far-1 are where its launcher runs, in runs/far-1\n"
 

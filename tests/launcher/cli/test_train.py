@@ -8,7 +8,7 @@ import pytest
 
 from flotilla.launcher.v1 import run_service_pb2 as pb
 from services.launcher.cli import train
-from services.launcher.cli.follow import RunRequest
+from services.launcher.cli.follow_run import RunRequest
 from services.launcher.cli.terminal import Terminal
 from services.launcher.ports import LauncherHooks, PendingRun, RunRefusedError
 from services.launcher.security import launcher_address

@@ -1,6 +1,6 @@
 """`launcher.sky.cloud` restricts a run to one cloud."""
 
-from services.launcher.backends.sky.resources import check_candidates, machines_of
+from services.launcher.backends.sky.machine_candidates import check_candidates, machines_of
 from services.launcher.config.sky import Machine, Machines, SkyConfig
 from services.launcher.state import LEARNER, ROLLOUT
 

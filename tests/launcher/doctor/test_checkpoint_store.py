@@ -10,8 +10,8 @@ from services.common.config import apply_override, canonical_json
 from services.launcher.doctor import checkpoint_store as probe
 from services.launcher.doctor.findings import Finding, Status, ok
 from services.launcher.doctor.start_gate import doctor_gate
-from services.launcher.plan import parse_spec
 from services.launcher.ports import PendingRun, RunRefusedError
+from services.launcher.run_plan import parse_spec
 from services.launcher.state import Run, RunMode
 from tests.support.doctor import probed, says, spec, subject
 

@@ -18,8 +18,8 @@ from services.launcher.doctor.probe_process import run_command
 from services.launcher.doctor.run_context import RunContext
 from services.launcher.doctor.run_probes import examine_run
 from services.launcher.doctor.start_gate import doctor_gate
-from services.launcher.plan import parse_spec
 from services.launcher.ports import PendingRun, RunRefusedError
+from services.launcher.run_plan import parse_spec
 from services.launcher.state import Run
 from tests.support.doctor import spec, subject
 from tests.support.repository import ROOT

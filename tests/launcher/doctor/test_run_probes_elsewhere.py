@@ -13,8 +13,8 @@ import pytest
 from services.common.config import canonical_json
 from services.launcher.doctor.findings import Status
 from services.launcher.doctor.start_gate import doctor_gate
-from services.launcher.plan import parse_spec
 from services.launcher.ports import PendingRun
+from services.launcher.run_plan import parse_spec
 from services.launcher.state import Run
 from tests.support.doctor import probed, says, spec, subject
 from tests.support.repository import ROOT

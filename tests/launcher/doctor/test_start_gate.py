@@ -13,8 +13,8 @@ from services.launcher.doctor.findings import Finding, Status, combine_findings,
 from services.launcher.doctor.probe_list import Probe
 from services.launcher.doctor.run_context import RunContext
 from services.launcher.doctor.start_gate import doctor_gate
-from services.launcher.plan import parse_spec
 from services.launcher.ports import LauncherHooks, PendingRun, RunRefusedError
+from services.launcher.run_plan import parse_spec
 from services.launcher.state import Run
 from tests.support.doctor import spec
 from tests.support.launcher import serving

@@ -26,7 +26,7 @@ from services.launcher.notify.notifier import Notifier, targets_of
 from services.launcher.notify.outbox import DeliveryTarget, Letter, Outbox
 from services.launcher.notify.run_facts import selected_tasks
 from services.launcher.notify.sinks import Sink
-from services.launcher.progress import Alarm, Progress
+from services.launcher.run_progress import Alarm, Progress
 from services.launcher.state import Cleanup, Cost, Outcome, Run, RunState
 from services.launcher.store.ledger import Ledger
 from tests.launcher.notify.slack_double import CHANNEL_ID, TOKEN, SlackDouble, slack

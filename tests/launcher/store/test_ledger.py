@@ -28,7 +28,7 @@ from services.launcher.state import (
     Unit,
 )
 from services.launcher.store.ledger import Ledger, LedgerError
-from services.launcher.store.operations import OperationState
+from services.launcher.store.operation_log import OperationState
 
 # As the launcher wrote it before its ledger had a number.
 FIRST_VERSION = """

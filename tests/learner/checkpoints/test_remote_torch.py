@@ -11,7 +11,7 @@ from services.common.durable_files import sha256_of
 from services.learner.checkpoints import background_uploads
 from services.learner.checkpoints.adapters.fsspec_store import FsspecStore
 from services.learner.checkpoints.remote_restore import restore
-from services.learner.ranks.local import LocalRanks
+from services.learner.ranks.local_ranks import LocalRanks
 from services.learner.types import Publication
 from tests.support.learner import make_config
 from tests.support.rank_configs import policy_config

@@ -15,7 +15,7 @@ from safetensors.numpy import save_file
 from services.common.config import parse_config
 from services.common.errors import ConfigError
 from services.common.spec import PolicyConfig
-from services.learner.checkpoints.model_files import check_model_files
+from services.learner.checkpoints.model_file_checks import check_model_files
 from services.learner.checkpoints.tensor_files import TensorFileError, check_dtype, read_header
 from services.learner.journal.connection import JournalError
 from services.learner.journal.store import JOURNAL_FILE, open_journal

@@ -15,7 +15,8 @@ from services.common.domain.trajectory import Author, Sequence, Span, Trajectory
 from services.learner.group_types import Lease
 from services.learner.groups.dispatcher import GroupDispatcher
 from services.learner.groups.dispatcher_start import start_dispatcher
-from services.learner.groups.lease_requests import LeaseRequest, loop_time
+from services.learner.groups.lease_clock import loop_time
+from services.learner.groups.lease_requests import LeaseRequest
 from services.learner.journal.store import open_journal
 from services.learner.sampling.tasks import load_tasks
 from tests.learner.run.test_train_loop import query

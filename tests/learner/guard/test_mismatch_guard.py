@@ -11,7 +11,7 @@ import grpc.aio
 import pytest
 
 from services.common import rpc
-from services.learner.guard.report import REPORT_FILE, MismatchError
+from services.learner.guard.mismatch_report import REPORT_FILE, MismatchError
 from services.learner.journal import store
 from services.learner.ranks.fake import FakeRanks
 from services.learner.types import Hypothesis

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 
-from services.common.interpreter import python_command
+from services.common.python_command import python_command
 from services.learner.config.algorithm import AlgorithmConfig
 from services.learner.rank.data_parallel import RankPlacement, Replicas
 from services.learner.types import StepResult, TrainBatch

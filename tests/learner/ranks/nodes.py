@@ -19,7 +19,7 @@ from services.common.spec import PolicyConfig
 from services.common.tls import Tls
 from services.learner.api.rank_service import RankService
 from services.learner.config.learner import LearnerConfig
-from services.learner.ranks.local import LocalRanks
+from services.learner.ranks.local_ranks import LocalRanks
 from services.learner.ranks.machine_admission import machine_from_config
 from services.learner.ranks.machines import MachineRoster
 from services.learner.ranks.rendezvous import MultiMachineRendezvous

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from services.common.network_interfaces import interface_towards
 from services.learner.config.rank import RankConfig
 from services.learner.ports import RankError
-from services.learner.ranks.local import LocalRanks
+from services.learner.ranks.local_ranks import LocalRanks
 from services.learner.types import Publication, StepResult
 from tests.learner.ranks.nodes import HOST, config_of, head, left_of, start_machine, until
 from tests.support.rank_configs import policy_config

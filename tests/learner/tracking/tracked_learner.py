@@ -6,8 +6,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from services.common.lifecycle import Lifecycle
 from services.common.run_membership import ReplicaIdentity
+from services.common.service_lifecycle import Lifecycle
 from services.learner.alarms.ports import AlarmSink
 from services.learner.app import run_learner
 from services.learner.dependencies import LearnerDependencies

@@ -8,8 +8,8 @@ import pytest
 
 from services.common.domain.attempts import FailureKind, StopReason
 from services.common.domain.trajectory import Trajectory
+from services.rollout.adapters.chat_template_process import TEMPLATES
 from services.rollout.adapters.fake import FakeEngine
-from services.rollout.adapters.template_process import TEMPLATES
 from services.rollout.episodes.episode import AttemptRunner
 from services.rollout.episodes.prompt import Profile, PromptBuilder
 from services.rollout.ports import TemplateError
@@ -159,7 +159,7 @@ def test_a_child_that_somebody_killed_is_no_fault_of_the_template() -> None:
     children = [
         child
         for child in psutil.Process().children()
-        if "services.rollout.adapters.template_child" in child.cmdline()
+        if "services.rollout.adapters.chat_template_child" in child.cmdline()
     ]
     assert children
     for child in children:

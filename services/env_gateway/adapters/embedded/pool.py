@@ -13,10 +13,10 @@ from typing import Any, cast
 import services
 from services.common.child_environment import child_environment
 from services.common.concurrency import cancel_tasks
-from services.common.interpreter import python_command, tied_command
 from services.common.large_values import run_aside_for
 from services.common.log import get_logger
 from services.common.parsing import TextLimits, TooLargeError, parse_json_aside
+from services.common.python_command import python_command, tied_command
 from services.env_gateway.adapters.embedded import worker as embedded_worker
 from services.env_gateway.limits.backoff import Backoff
 from services.env_gateway.ports import BackendError

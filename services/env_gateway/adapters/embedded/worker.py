@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, BinaryIO
 
 from environments import api
-from services.common.text import say
+from services.common.printable_text import say
 
 # With the answer's line feed, what the gateway reads of one answer at most.
 MAX_ANSWER_BYTES = 64 * 2**20

@@ -8,7 +8,7 @@ from datetime import datetime
 import httpx
 
 from services.common import log
-from services.launcher.adapters.http_answers import ask, object_of
+from services.launcher.adapters.bounded_http import ask, object_of
 
 # AWS says when it will be; GCP's machines have 30 seconds, less what it took us to ask.
 _GCP_LEFT_S = 25.0

@@ -10,12 +10,12 @@ import httpx
 
 from services.common.errors import ConfigError
 from services.common.parsing import TextLimits
-from services.launcher.adapters.http_answers import ask, object_of
+from services.launcher.adapters.bounded_http import ask, object_of
 from services.launcher.backends.ports import BackendUnreachable, StrayResource
 from services.launcher.backends.sky import cloud_audit_rules, status
 from services.launcher.backends.sky.cloud_audit_rules import BilledMachine, CloudProvider
 from services.launcher.backends.sky.ports import SkyPilotApi
-from services.launcher.plan import BadSpecError, parse_spec
+from services.launcher.run_plan import BadSpecError, parse_spec
 from services.launcher.store.run_files import SPEC_FILE
 
 _LAMBDA_URL = "https://cloud.lambdalabs.com/api/v1"

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
-from services.launcher.backends.sky.resources import cloud_of
+from services.launcher.backends.sky.machine_candidates import cloud_of
 from services.launcher.config.sky import SkyConfig
 
 

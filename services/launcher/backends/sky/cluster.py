@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 from services.launcher.backends.ports import BackendUnreachable, CapacityError
 from services.launcher.backends.sky import status as records
-from services.launcher.backends.sky import tasks
+from services.launcher.backends.sky import task_documents
 from services.launcher.backends.sky.ports import SkyPilotApi
 from services.launcher.backends.sky.prepared_launch import PreparedLaunch
 from services.launcher.backends.sky.status import NO_JOB, Cluster, Place
@@ -29,7 +29,7 @@ class ClusterManager:
     async def start_replica(self, start: PreparedLaunch) -> None:
         """Start the replica; return when its job is on its machine."""
         self._killed.discard(start.name)
-        document = tasks.replica_task(start.site, start.key, start.launch.attempt)
+        document = task_documents.replica_task(start.site, start.key, start.launch.attempt)
         try:
             async with asyncio.timeout(start.limit_s):
                 await self._client.launch_cluster(document, start.secrets)

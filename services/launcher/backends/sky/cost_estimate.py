@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import yaml
 
 from services.launcher.backends.ports import BackendError, LaunchSpec, ResourceOffer
-from services.launcher.backends.sky import resources, tasks
+from services.launcher.backends.sky import machine_candidates, task_documents
 from services.launcher.backends.sky.status import Place
 from services.launcher.config.launcher import LauncherConfig
 from services.launcher.config.sky import Machine, Machines
@@ -40,17 +40,19 @@ class OfferMaker:
         self.check_candidates(launch)
         service = launch.key[0]
         site = self.make_site(launch, code)
-        machines = resources.machines_of(launch.config.sky, service)
+        machines = machine_candidates.machines_of(launch.config.sky, service)
         return ResourceOffer(
             resources=self._describe_machines(machines),
-            task_yaml=dump_yaml([tasks.replica_task(site, launch.key)]),
+            task_yaml=dump_yaml([task_documents.replica_task(site, launch.key)]),
             dollars_per_hour=self.prices.replica_price(machines),
         )
 
     def price_at_place(self, launch: LaunchSpec, place: Place) -> float | None:
         """Return $/h of a replica on the machines that it has got."""
-        machines = resources.machines_of(launch.config.sky, launch.key[0])
-        taken = [resources.narrow_to_place(machine, place) for machine in machines.candidates]
+        machines = machine_candidates.machines_of(launch.config.sky, launch.key[0])
+        taken = [
+            machine_candidates.narrow_to_place(machine, place) for machine in machines.candidates
+        ]
         found = tuple(machine for machine in taken if machine is not None)
         wish = Machines(ordered=found, num_nodes=machines.num_nodes)
         return self.prices.replica_price(wish) if found else None
@@ -58,14 +60,14 @@ class OfferMaker:
     def check_candidates(self, launch: LaunchSpec) -> None:
         """Check the service's candidates. Raises BackendError with everything that is wrong
         with them."""
-        problems = resources.check_candidates(launch.config.sky, launch.key[0])
+        problems = machine_candidates.check_candidates(launch.config.sky, launch.key[0])
         if problems:
             raise BackendError("\n".join(problems))
 
-    def make_site(self, launch: LaunchSpec, code: Path) -> tasks.RunSite:
+    def make_site(self, launch: LaunchSpec, code: Path) -> task_documents.RunSite:
         """Return what the replicas of a launch's run have in common."""
         registry = launch.registry or REGISTRY_TO_COME
-        return tasks.site_from_launch(launch, self.owner, registry, str(code))
+        return task_documents.site_from_launch(launch, self.owner, registry, str(code))
 
     def _describe_machines(self, machines: Machines) -> str:
         each = [self._describe_candidate(machine) for machine in machines.candidates]
@@ -77,18 +79,18 @@ class OfferMaker:
     def _describe_candidate(self, machine: Machine) -> str:
         price = self.prices.machine_price(machine)
         cost = f" (${price:.2f}/h)" if price is not None else ""
-        return f"{tasks.describe_machine(machine)}{cost}"
+        return f"{task_documents.describe_machine(machine)}{cost}"
 
 
 def list_warnings(spec: Mapping[str, Any], config: LauncherConfig) -> list[str]:
     """List what a person should know before money is spent."""
-    found = list(resources.check_shared_network(config.sky))
+    found = list(machine_candidates.check_shared_network(config.sky))
     if lost := describe_unkept(spec.get(LEARNER, {}), config):
         found.append(f"{lost}; {KEEP_HINT}")
     if config.max_hours is None:
         found.append(
             "launcher.max_hours is not set: machines end by themselves only after"
-            f" {tasks.UNLIMITED_HOURS:g} h, or when the launcher is silent"
+            f" {task_documents.UNLIMITED_HOURS:g} h, or when the launcher is silent"
         )
     if config.max_cost is None:
         found.append("launcher.max_cost is not set: nothing bounds what the run may cost")
@@ -107,7 +109,7 @@ def describe_unkept(learner: Mapping[str, Any], config: LauncherConfig) -> str:
     if not trains or (learner.get("checkpoint") or {}).get("remote") is not None:
         return ""
     how = "go with the learner's machine"
-    if resources.is_on_slurm(config.sky, LEARNER):
+    if machine_candidates.is_on_slurm(config.sky, LEARNER):
         # Homes are on a server there: what is lost with a node is found again, until the end.
         how = "are removed by SkyPilot with the folder of their Slurm job when it has ended"
     return f"{REMOTE} is not set: the trained model and all checkpoints {how}"
@@ -142,5 +144,5 @@ def list_static_keys(config: LauncherConfig) -> list[ReplicaKey]:
         (service, index)
         for service in SERVICES
         for index in range(shape[service])
-        if tasks.is_static((service, index))
+        if task_documents.is_static((service, index))
     ]

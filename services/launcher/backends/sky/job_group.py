@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass, field, replace
 
 from services.launcher.backends.ports import BackendError, CapacityError, SetupError, StartLostError
-from services.launcher.backends.sky import names, status, tasks
+from services.launcher.backends.sky import names, status, task_documents
 from services.launcher.backends.sky.job_queue import JobQueue
 from services.launcher.backends.sky.ports import SkyPilotApi
 from services.launcher.backends.sky.prepared_launch import PreparedLaunch
@@ -64,7 +64,7 @@ class JobGroupManager:
         self._recovering.pop(start.name, None)
         self._limits[start.name] = start.limit_s
         deadline = time.monotonic() + start.limit_s
-        if tasks.is_static(start.key):
+        if task_documents.is_static(start.key):
             return await self._wait_until_running(
                 start, await self._submit_declared(start, deadline), deadline
             )
@@ -117,7 +117,7 @@ class JobGroupManager:
         await self._client.cancel_jobs(status.find_live_groups(jobs, site.group_names))
         while status.find_live_groups(await self._board.fresh_jobs(), site.group_names):
             await self._pause_before_deadline(learner, deadline, "its group of before does not end")
-        documents = tasks.job_group_tasks(
+        documents = task_documents.job_group_tasks(
             learner.site, list(gathering.starts), learner.launch.attempt
         )
         by_name = {each.name: each.secrets for each in gathering.starts.values()}
@@ -166,7 +166,7 @@ class JobGroupManager:
         )
 
     async def _join_group(self, start: PreparedLaunch, group: int) -> int:
-        document = tasks.replica_task(start.site, start.key, start.launch.attempt)
+        document = task_documents.replica_task(start.site, start.key, start.launch.attempt)
         try:
             return await self._client.submit_job(document, start.secrets, group)
         except BackendError as error:

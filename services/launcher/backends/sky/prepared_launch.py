@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from services.launcher.backends.ports import LaunchSpec
-from services.launcher.backends.sky import tasks
+from services.launcher.backends.sky import task_documents
 from services.launcher.state import ReplicaKey
 
 
@@ -12,7 +12,7 @@ class PreparedLaunch:
     """A replica's launch with its site and its secrets."""
 
     launch: LaunchSpec
-    site: tasks.RunSite
+    site: task_documents.RunSite
     secrets: dict[str, str] = field(repr=False)
 
     @property

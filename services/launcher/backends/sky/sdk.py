@@ -21,7 +21,7 @@ from services.launcher.backends.sky.blocking_calls import run_in_thread
 from services.launcher.backends.sky.pending_requests import PendingRequests
 from services.launcher.backends.sky.ports import Document
 from services.launcher.backends.sky.status import NO_JOB, Cluster, Job, Place
-from services.launcher.backends.sky.tasks import fill_secrets
+from services.launcher.backends.sky.task_documents import fill_secrets
 
 T = TypeVar("T")
 _NOT_INSTALLED = (

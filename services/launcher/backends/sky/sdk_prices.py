@@ -12,8 +12,8 @@ from typing import Any
 from services.common import log
 from services.launcher.backends.sky.blocking_calls import start_in_thread
 from services.launcher.backends.sky.cost_estimate import PriceSource
+from services.launcher.backends.sky.machine_candidates import cloud_of
 from services.launcher.backends.sky.price_catalog import PriceCatalog, cheapest_price
-from services.launcher.backends.sky.resources import cloud_of
 from services.launcher.config.sky import Machine, Machines
 
 _HOME = Path("~/.sky")

@@ -5,8 +5,8 @@ import shlex
 from collections.abc import Sequence
 from typing import Any
 
-from services.common.interpreter import python_command
-from services.launcher.backends.sky import cost_estimate, resources, tasks
+from services.common.python_command import python_command
+from services.launcher.backends.sky import cost_estimate, machine_candidates, task_documents
 from services.launcher.backends.sky.machine_script import OWN_CODE
 from services.launcher.config.launcher import LauncherConfig
 from services.launcher.security import secret_names
@@ -38,7 +38,7 @@ def whole_run_task(
     Secrets are given by `--secret NAME`; those that are empty here may be left out. `spec` has
     the overrides, the file at `spec_path` has not."""
     sky = config.sky
-    machine = tasks.resources_from_machines(resources.machines_of(sky, LEARNER))
+    machine = task_documents.resources_from_machines(machine_candidates.machines_of(sky, LEARNER))
     machine["autostop"] = {"idle_minutes": sky.idle_minutes, "down": True, "wait_for": "jobs"}
     return {
         "name": spec["name"],
@@ -75,7 +75,7 @@ def _task_script(
     for name, key in CHOICES.items():
         lines.append(f'[ -z "${name}" ] || CHOSEN+=("--{key}={_shell_value(name)}")')
     lines += _warning_lines(spec, config)
-    limit = tasks.hard_limit_s(config)
+    limit = task_documents.hard_limit_s(config)
     flotilla = " ".join(
         python_command("-m", "services.launcher.cli.app", executable=config.sky.python)
     )

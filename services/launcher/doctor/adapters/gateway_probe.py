@@ -13,8 +13,8 @@ import grpc.aio
 from flotilla.env_gateway.v1 import episode_service_pb2 as pb
 from flotilla.env_gateway.v1.episode_service_pb2_grpc import EpisodeServiceStub
 from services.common import rpc
-from services.common.interpreter import python_command
-from services.common.scratch import scratch_folder
+from services.common.python_command import python_command
+from services.common.scratch_folders import scratch_folder
 from services.launcher.doctor.adapters.gateway_process import GatewayError, serve_gateway
 from services.launcher.doctor.adapters.trial_episode import (
     NotOpenedError,

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from services.common.arguments import TOKEN_VARIABLE
 from services.common.child_environment import child_environment
-from services.common.interpreter import python_command, tied_command
-from services.common.scratch import scratch_folder
+from services.common.python_command import python_command, tied_command
+from services.common.scratch_folders import scratch_folder
 
 _START_S = 60.0
 # Draining, and closing what is open.

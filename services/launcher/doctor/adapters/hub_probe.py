@@ -6,7 +6,7 @@ import sys
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
-from services.common.text import say
+from services.common.printable_text import say
 
 # Exit codes: the hub cannot be asked; it says that there is no such model for us.
 UNKNOWN, REFUSED = 1, 2

@@ -10,7 +10,7 @@ from urllib.parse import quote, urlsplit
 import httpx
 
 from services.common.parsing import TextLimits
-from services.launcher.adapters.http_answers import ask, object_of
+from services.launcher.adapters.bounded_http import ask, object_of
 from services.launcher.doctor.dataset import FLEET_BACKENDS, EnvVersion
 from services.launcher.doctor.findings import (
     Finding,

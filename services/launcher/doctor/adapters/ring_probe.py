@@ -16,7 +16,7 @@ from services.common.network_interfaces import (
     choose_interface,
     interface_names,
 )
-from services.common.text import say
+from services.common.printable_text import say
 from services.launcher.doctor.findings import first_line
 from services.launcher.doctor.network_check import (
     find_unreachable,

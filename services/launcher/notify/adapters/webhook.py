@@ -5,7 +5,7 @@ import logging
 import httpx
 
 from services.common.redaction import add_secret
-from services.launcher.adapters.http_answers import ask, retry_after
+from services.launcher.adapters.bounded_http import ask, retry_after
 from services.launcher.notify.adapters.slack import shared_ssl_context
 from services.launcher.notify.messages import Message
 from services.launcher.notify.outbox import DeliveryTarget, Letter

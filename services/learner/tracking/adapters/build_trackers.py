@@ -11,8 +11,8 @@ from services.learner.ports import Tracker
 from services.learner.tracking.adapters.console import ConsoleTracker
 from services.learner.tracking.adapters.jsonl import JsonlTracker
 from services.learner.tracking.background_tracker import BackgroundTracker
+from services.learner.tracking.combined_tracker import CompositeTracker
 from services.learner.tracking.public_spec import redact_spec
-from services.learner.tracking.trackers import CompositeTracker
 
 METRICS_FILE = "metrics.jsonl"
 

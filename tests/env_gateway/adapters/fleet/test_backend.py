@@ -18,7 +18,7 @@ from services.env_gateway.adapters.fleet.heartbeats import Heartbeats
 from services.env_gateway.adapters.supervised_server import SupervisedServer
 from services.env_gateway.config.backends import FLEET_URL, FleetConfig
 from services.env_gateway.config.gateway import EnvGatewayConfig
-from services.env_gateway.episodes.session import Session
+from services.env_gateway.episodes.episode_session import Session
 from services.env_gateway.ports import BackendError, ProvisionRequest
 from services.env_gateway.tasks.task_format import parse_task
 from tests.env_gateway.backends.bench import TIMEOUT_S, Bench

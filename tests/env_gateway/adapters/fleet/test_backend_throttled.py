@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from services.common.domain.attempts import Grade, NoGradeReason
+from services.env_gateway.episodes.episode_session import Session
 from services.env_gateway.episodes.gateway import Gateway
-from services.env_gateway.episodes.session import Session
 from tests.env_gateway.backends.fleet_harness import Emulator, fleet_bench
 
 

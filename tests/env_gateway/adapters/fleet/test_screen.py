@@ -9,7 +9,7 @@ import pytest
 from services.common.domain.attempts import ToolOutcome
 from services.env_gateway.adapters.fleet.screen import parse_first_screenshot
 from services.env_gateway.episodes.episode_book import EpisodeState
-from services.env_gateway.episodes.session import Session
+from services.env_gateway.episodes.episode_session import Session
 from services.env_gateway.ports import (
     BackendError,
     CallResult,

@@ -18,7 +18,7 @@ from services.env_gateway.adapters import http_client
 from services.env_gateway.adapters.http_client import DEFAULT_LIMITS, HttpError
 from services.env_gateway.adapters.mcp import wire as mcp_wire
 from services.env_gateway.api import codec
-from services.env_gateway.episodes.session import CallAnswer, MediaStore
+from services.env_gateway.episodes.episode_session import CallAnswer, MediaStore
 from services.env_gateway.ports import BackendError, Media, Text
 from tests.env_gateway.adapters.mcp.test_client import answer, failing, session_with
 

@@ -7,7 +7,7 @@ import pytest
 
 from services.common.child_environment import child_environment
 from services.launcher.backends.ports import BackendError
-from services.launcher.backends.sky import cost_estimate, tasks
+from services.launcher.backends.sky import cost_estimate, task_documents
 from services.launcher.backends.sky.backend import SkyBackend
 from services.launcher.security import secret_names
 from services.launcher.security.env_filter import (
@@ -142,16 +142,16 @@ async def test_what_a_service_cannot_do_without_still_refuses_the_start(
 def test_a_plan_is_the_same_whatever_is_set_where_it_is_made(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    site = tasks.site_from_launch(launch((LEARNER, 0), spec=WISH), "abc", "h:1", "/code")
-    before = cost_estimate.dump_yaml([tasks.replica_task(site, (LEARNER, 0))])
+    site = task_documents.site_from_launch(launch((LEARNER, 0), spec=WISH), "abc", "h:1", "/code")
+    before = cost_estimate.dump_yaml([task_documents.replica_task(site, (LEARNER, 0))])
     for name in secret_names.SECRET_OWNERS:
         monkeypatch.setenv(name, "set")
-    assert cost_estimate.dump_yaml([tasks.replica_task(site, (LEARNER, 0))]) == before
+    assert cost_estimate.dump_yaml([task_documents.replica_task(site, (LEARNER, 0))]) == before
     assert "AWS" not in before and HUB not in before
 
 
 def test_what_is_submitted_has_a_value_for_each_name_and_a_name_for_each_value() -> None:
     document = {"name": "a", "secrets": {"FLOTILLA_TOKEN": None, "KEY": None}}
-    filled = tasks.fill_secrets(document, {"FLOTILLA_TOKEN": "t", "KEY": "k", HUB: "h"})
+    filled = task_documents.fill_secrets(document, {"FLOTILLA_TOKEN": "t", "KEY": "k", HUB: "h"})
     assert filled == {"name": "a", "secrets": {"FLOTILLA_TOKEN": "t", "KEY": "k", HUB: "h"}}
     assert document["secrets"] == {"FLOTILLA_TOKEN": None, "KEY": None}

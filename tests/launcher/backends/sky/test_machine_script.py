@@ -11,7 +11,7 @@ import pytest
 from services.common.config import canonical_json, load_spec
 from services.launcher.backends.sky.machine_script import WatchedReplica, run_script
 from services.launcher.backends.sky.single_machine import whole_run_task
-from services.launcher.plan import parse_spec
+from services.launcher.run_plan import parse_spec
 from services.launcher.state import ReplicaKey
 from tests.support.repository import ROOT
 

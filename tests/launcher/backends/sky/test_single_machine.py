@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from services.common.config import load_spec
 from services.launcher.cli import app, plan, train
-from services.launcher.plan import RunPlan
+from services.launcher.run_plan import RunPlan
 from services.learner.config.sampling import SelectConfig
 from tests.support.repository import ROOT
 

@@ -9,34 +9,34 @@ import pytest
 import yaml
 
 from services.launcher.agent.arguments import parse_arguments
-from services.launcher.backends.sky import cost_estimate, names, tasks
+from services.launcher.backends.sky import cost_estimate, names, task_documents
 from services.launcher.state import GATEWAY, LEARNER, ROLLOUT, RunMode
 from tests.support.sky_launches import RUN_ID, config, launch
 
 _KEYS = ((LEARNER, 0), (GATEWAY, 0), (ROLLOUT, 3))
 
 
-def _site(**sky: Any) -> tasks.RunSite:
-    return tasks.site_from_launch(
+def _site(**sky: Any) -> task_documents.RunSite:
+    return task_documents.site_from_launch(
         launch((LEARNER, 0), config(**sky)), "abc", "10.0.0.5:4000", "/code"
     )
 
 
 def test_the_learner_is_the_groups_primary_and_rollouts_are_no_part_of_it() -> None:
     site = _site()
-    header, *declared = tasks.job_group_tasks(site, [(GATEWAY, 0), (LEARNER, 0)])
+    header, *declared = task_documents.job_group_tasks(site, [(GATEWAY, 0), (LEARNER, 0)])
     assert header["primary_tasks"] == [declared[0]["name"]] == [site.replica_name((LEARNER, 0))]
     assert header["execution"] == "parallel" and header["inter_connection"] is False
     assert [task["name"] for task in declared] == [
         site.replica_name((LEARNER, 0)),
         site.replica_name((GATEWAY, 0)),
     ]
-    assert not tasks.is_static((ROLLOUT, 0))
+    assert not task_documents.is_static((ROLLOUT, 0))
 
 
 def test_a_group_of_the_learner_alone_has_its_name_because_skypilot_renames_it() -> None:
     site = _site()
-    header, only = tasks.job_group_tasks(site, [(LEARNER, 0)])
+    header, only = task_documents.job_group_tasks(site, [(LEARNER, 0)])
     assert header["name"] == only["name"] == header["primary_tasks"][0]
     assert {header["name"], site.group_name} == set(site.group_names)
 
@@ -48,7 +48,9 @@ def test_secrets_are_named_and_their_values_are_nowhere() -> None:
     }
     for key in _KEYS:
         wish = launch(key, config(secrets=["HF_TOKEN"]), spec)
-        document = tasks.replica_task(tasks.site_from_launch(wish, "abc", "h:1", "/code"), key)
+        document = task_documents.replica_task(
+            task_documents.site_from_launch(wish, "abc", "h:1", "/code"), key
+        )
         assert set(document["secrets"].values()) == {None}
         assert {"FLOTILLA_TOKEN", "FLOTILLA_TLS", "HF_TOKEN"} <= set(document["secrets"])
         assert ("FLEET_API_KEY" in document["secrets"]) == (key[0] == GATEWAY)
@@ -63,7 +65,7 @@ def test_secrets_are_named_and_their_values_are_nowhere() -> None:
 def test_a_machines_script_is_valid_shell_and_ends_by_itself(
     key: tuple[str, int], network: str
 ) -> None:
-    run = tasks.replica_task(_site(network=network), key)["run"]
+    run = task_documents.replica_task(_site(network=network), key)["run"]
     bash = shutil.which("bash")
     assert bash is not None
     subprocess.run((bash, "-n"), input=run, text=True, check=True)
@@ -74,7 +76,7 @@ def test_a_machines_script_is_valid_shell_and_ends_by_itself(
 
 def _several(**sky: Any) -> dict[str, Any]:
     learner = {"ordered": [{"infra": "aws", "accelerators": "H100:8"}], "num_nodes": 2}
-    return tasks.replica_task(_site(learner=learner, **sky), (LEARNER, 0))
+    return task_documents.replica_task(_site(learner=learner, **sky), (LEARNER, 0))
 
 
 def _started(document: dict[str, Any], rank: int) -> list[str]:
@@ -105,20 +107,20 @@ def test_the_first_machine_of_a_learner_runs_it_and_the_others_its_further_ranks
 
 
 def test_a_learner_of_one_machine_is_asked_nothing_of_nodes() -> None:
-    document = tasks.replica_task(_site(), (LEARNER, 0))
+    document = task_documents.replica_task(_site(), (LEARNER, 0))
     assert "num_nodes" not in document
     assert "nodes" not in document["run"] and "SKYPILOT_NODE_RANK" not in document["run"]
 
 
 def test_a_machine_on_a_private_network_listens_on_its_own_address() -> None:
-    run = tasks.replica_task(_site(), (ROLLOUT, 3))["run"]
+    run = task_documents.replica_task(_site(), (ROLLOUT, 3))["run"]
     assert '--listen="$ADDRESS:0"' in run and "--replica 3" in run
 
 
 def test_ports_are_opened_on_a_public_network_for_those_who_are_called() -> None:
     site = _site(network="public", port=4711)
     for key in _KEYS:
-        document = tasks.replica_task(site, key)
+        document = task_documents.replica_task(site, key)
         called = key[0] != ROLLOUT
         opened = {LEARNER: [4711, 4712], GATEWAY: [4711]}.get(key[0])
         assert document["resources"].get("ports") == opened
@@ -127,8 +129,8 @@ def test_ports_are_opened_on_a_public_network_for_those_who_are_called() -> None
 
 
 def test_a_cluster_of_its_own_takes_itself_down_and_a_member_is_replaced() -> None:
-    member = tasks.replica_task(_site(), (ROLLOUT, 3))["resources"]
-    plain = tasks.replica_task(_site(mode="cluster"), (ROLLOUT, 3))["resources"]
+    member = task_documents.replica_task(_site(), (ROLLOUT, 3))["resources"]
+    plain = task_documents.replica_task(_site(mode="cluster"), (ROLLOUT, 3))["resources"]
     assert "autostop" not in member and member["job_recovery"]["max_restarts_on_errors"] == 0
     assert plain["autostop"] == {"idle_minutes": 10, "down": True, "wait_for": "jobs"}
 
@@ -136,24 +138,26 @@ def test_a_cluster_of_its_own_takes_itself_down_and_a_member_is_replaced() -> No
 def test_slurm_itself_ends_an_allocation_when_the_run_has_a_limit() -> None:
     slurm = {"ordered": [{"infra": "slurm/mini/gpu", "accelerators": "H100:1"}]}
     settings = config(learner=slurm)
-    document = tasks.replica_task(_site(learner=slurm), (LEARNER, 0))
+    document = task_documents.replica_task(_site(learner=slurm), (LEARNER, 0))
     assert document["config"] == {"slurm": {"sbatch_options": {"time": "01:11:00"}}}
     # YAML 1.1 reads some of such times as numbers.
     assert yaml.safe_load(cost_estimate.dump_yaml([document])) == document
     endless = launch((LEARNER, 0), settings.model_copy(update={"max_hours": None}))
-    site = tasks.site_from_launch(endless, "abc", "h:1", "/code")
-    assert "config" not in tasks.replica_task(site, (LEARNER, 0))
+    site = task_documents.site_from_launch(endless, "abc", "h:1", "/code")
+    assert "config" not in task_documents.replica_task(site, (LEARNER, 0))
 
 
 def test_evaluation_is_the_learners_mode() -> None:
     wish = replace(launch((LEARNER, 0)), mode=RunMode.EVAL_ONLY)
-    site = tasks.site_from_launch(wish, "abc", "h:1", "/code")
-    assert "--learner.mode=eval" in tasks.replica_task(site, (LEARNER, 0))["run"]
-    assert "--learner.mode=eval" not in tasks.replica_task(site, (ROLLOUT, 0))["run"]
+    site = task_documents.site_from_launch(wish, "abc", "h:1", "/code")
+    assert "--learner.mode=eval" in task_documents.replica_task(site, (LEARNER, 0))["run"]
+    assert "--learner.mode=eval" not in task_documents.replica_task(site, (ROLLOUT, 0))["run"]
 
 
 def test_labels_say_what_a_machine_is_for_in_letters_that_all_clouds_take() -> None:
-    labels = tasks.replica_task(_site(labels={"team": "rl"}), (GATEWAY, 0))["resources"]["labels"]
+    labels = task_documents.replica_task(_site(labels={"team": "rl"}), (GATEWAY, 0))["resources"][
+        "labels"
+    ]
     assert labels["team"] == "rl"
     assert labels["flotilla-run"] == RUN_ID
     assert labels["flotilla-service"] == "env-gateway"
@@ -166,7 +170,7 @@ def test_what_runs_on_a_machine_and_the_machine_itself_carry_the_runs_one_name(
 ) -> None:
     """Trackers, checkpoints and logs are named by the `--run-id` of the service that has them."""
     site = _site(mode=mode)
-    document = tasks.replica_task(site, key)
+    document = task_documents.replica_task(site, key)
     assert document["run"].count(f"--run-id {site.run_id} ") == 2, "the watcher's and the service's"
     labels = document["resources"]["labels"]
     assert labels["flotilla-run"] == names.slugify_run_id(site.run_id)

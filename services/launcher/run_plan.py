@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from services.common.config import canonical_json, parse_config
-from services.common.interpreter import python_command
 from services.common.parsing import ParseError, TextLimits, TooLargeError, parse_json
+from services.common.python_command import python_command
 from services.common.spec import parse_shared
 from services.launcher.config.launcher import LauncherConfig
 from services.launcher.state import LEARNER, ReplicaKey, RunMode

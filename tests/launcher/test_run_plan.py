@@ -11,7 +11,7 @@ from services.common.config import ConfigError
 from services.launcher.cli import prepare
 from services.launcher.cli.interrupts import Interrupts
 from services.launcher.cli.terminal import Terminal
-from services.launcher.plan import BadSpecError, parse_spec
+from services.launcher.run_plan import BadSpecError, parse_spec
 from tests.support.launcher import serving, spec
 
 

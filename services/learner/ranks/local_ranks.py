@@ -14,7 +14,7 @@ from services.learner.ports import RankError
 from services.learner.ranks import protocol
 from services.learner.ranks.comparison_codec import decode_comparison
 from services.learner.ranks.pending_calls import Answer, RankHandle
-from services.learner.ranks.process import RankProcess, rank_environment
+from services.learner.ranks.rank_process import RankProcess, rank_environment
 from services.learner.ranks.rendezvous import Rendezvous, SingleMachineRendezvous
 from services.learner.types import (
     CheckpointFiles,

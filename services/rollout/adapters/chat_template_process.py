@@ -8,11 +8,11 @@ import threading
 from typing import Any
 
 from services.common.child_environment import child_environment
-from services.common.interpreter import python_command
-from services.rollout.adapters.template_child import CPU_S, MEMORY_BYTES
+from services.common.python_command import python_command
+from services.rollout.adapters.chat_template_child import CPU_S, MEMORY_BYTES
 from services.rollout.ports import TemplateError
 
-_COMMAND = python_command("-m", "services.rollout.adapters.template_child")
+_COMMAND = python_command("-m", "services.rollout.adapters.chat_template_child")
 _ENDED = (
     f"it takes more than {CPU_S:g} s or {MEMORY_BYTES >> 30} GiB of memory; correct"
     " chat_template.jinja in the model's folder"

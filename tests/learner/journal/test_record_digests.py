@@ -11,7 +11,7 @@ from flotilla.learner.v1 import group_service_pb2 as pb
 from services.common.domain.attempts import AttemptKey
 from services.learner.journal.audit import audit_journal
 from services.learner.journal.connection import JournalError
-from services.learner.journal.integrity import DamagedRecordError
+from services.learner.journal.record_digests import DamagedRecordError
 from services.learner.journal.schema import Plan
 from services.learner.journal.store import JOURNAL_FILE, Journal, open_journal
 from services.learner.run.step_trainer import ReplayError

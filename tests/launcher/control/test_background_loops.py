@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from services.launcher.control.background import run_safely
+from services.launcher.control.background_loops import run_safely
 from services.launcher.control.event_publisher import EventPublisher
 from services.launcher.state import LEARNER, Run
 from services.launcher.store.ledger import Ledger

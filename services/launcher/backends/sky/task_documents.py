@@ -8,13 +8,13 @@ from typing import Any
 from services.launcher.agent_protocol import EXIT_PREEMPTED
 from services.launcher.backends.ports import LaunchSpec
 from services.launcher.backends.sky import names
-from services.launcher.backends.sky.machine_script import WatchedReplica, run_script, weights_port
-from services.launcher.backends.sky.resources import (
+from services.launcher.backends.sky.machine_candidates import (
     cloud_of,
     machines_for_attempt,
     machines_for_group,
     machines_of,
 )
+from services.launcher.backends.sky.machine_script import WatchedReplica, run_script, weights_port
 from services.launcher.config.launcher import LauncherConfig
 from services.launcher.config.sky import Machine, Machines, SkyConfig
 from services.launcher.security import secret_names

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from services.common.log import format_event
-from services.common.text import first_line, json_line, make_visible, one_line, say
+from services.common.printable_text import first_line, json_line, make_visible, one_line, say
 from tests.support.hostile_text import SURROGATES, assert_harmless
 
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from services.common.scratch import scratch_folder
+from services.common.scratch_folders import scratch_folder
 
 # Says its folder, and lives on in it; with a word, as the child that it has handed the folder to.
 KEEPER = """
 import subprocess, sys, time
-from services.common.scratch import scratch_folder
+from services.common.scratch_folders import scratch_folder
 with scratch_folder() as (folder, keeper):
     (folder / "file").write_text("")
     if sys.argv[1:]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from services.common.child_environment import child_environment
-from services.common.interpreter import python_command
+from services.common.python_command import python_command
 from services.learner.config.rank import RankConfig
 from services.learner.ranks import protocol
 from services.learner.ranks.pending_calls import Answer, PendingCalls, failed_answer

@@ -17,7 +17,7 @@ from services.common.fingerprint import checksum64, compute_fingerprint
 from services.learner.config.learner import LearnerConfig
 from services.learner.ports import RankError
 from services.learner.ranks import protocol
-from services.learner.ranks.local import LocalRanks
+from services.learner.ranks.local_ranks import LocalRanks
 from services.learner.types import TrainBatch
 from tests.support.rank_configs import LEARNER, policy_config
 from tests.support.tiny_ranks import make_batch, rank_pids
@@ -186,9 +186,9 @@ async def test_one_rank_that_dies_is_an_error_of_all_within_seconds(
 ORPHAN = """
 import asyncio, sys
 from pathlib import Path
-from tests.learner.ranks.test_local import several
+from tests.learner.ranks.test_local_ranks import several
 from tests.support.tiny_ranks import policy_config, rank_pids
-from services.learner.ranks.local import LocalRanks
+from services.learner.ranks.local_ranks import LocalRanks
 
 async def main():
     folder = Path(sys.argv[2])

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from services.launcher.backends.sky import resources
-from services.launcher.backends.sky.tasks import describe_machine
+from services.launcher.backends.sky import machine_candidates
+from services.launcher.backends.sky.task_documents import describe_machine
 from services.launcher.config.sky import Machine, Machines
 from services.launcher.state import LEARNER, ROLLOUT
 from tests.support.sky_launches import config
@@ -15,21 +15,22 @@ _A, _B, _C = (Machine(infra=f"aws/{region}") for region in "abc")
 
 def test_the_first_attempt_leaves_the_choice_to_skypilot() -> None:
     machines = Machines(any_of=(_A, _B))
-    assert resources.machines_for_attempt(machines, 1) is machines
+    assert machine_candidates.machines_for_attempt(machines, 1) is machines
 
 
 def test_each_further_attempt_begins_one_candidate_later() -> None:
     machines = Machines(any_of=(_A, _B, _C))
     heads = [
-        resources.machines_for_attempt(machines, attempt).ordered[0] for attempt in (2, 3, 4, 5)
+        machine_candidates.machines_for_attempt(machines, attempt).ordered[0]
+        for attempt in (2, 3, 4, 5)
     ]
     assert heads == [_B, _C, _A, _B]
-    assert resources.machines_for_attempt(machines, 3).ordered == (_C, _A, _B)
+    assert machine_candidates.machines_for_attempt(machines, 3).ordered == (_C, _A, _B)
 
 
 def test_a_single_candidate_is_asked_again() -> None:
     machines = Machines(ordered=(_A,))
-    assert resources.machines_for_attempt(machines, 4) is machines
+    assert machine_candidates.machines_for_attempt(machines, 4) is machines
 
 
 @pytest.mark.parametrize(
@@ -46,31 +47,36 @@ def test_a_wish_that_nobody_fulfils_is_refused_with_its_key_and_the_fix(
     machine: dict[str, Any], settings: dict[str, Any], nodes: int, part: str
 ) -> None:
     learner = {"any_of": [{"infra": "aws"}, machine], "num_nodes": nodes}
-    problems = resources.check_candidates(config(learner=learner, **settings).sky, LEARNER)
+    problems = machine_candidates.check_candidates(config(learner=learner, **settings).sky, LEARNER)
     assert any(p.startswith("launcher.sky.learner.any_of.1: ") and part in p for p in problems)
 
 
 def test_only_a_learner_may_be_several_machines_and_only_in_a_private_network() -> None:
     learner = {"num_nodes": 2, "any_of": [{"infra": "aws"}]}
-    assert resources.check_candidates(config(learner=learner).sky, LEARNER) == []
-    (problem,) = resources.check_candidates(config(learner=learner, network="public").sky, LEARNER)
+    assert machine_candidates.check_candidates(config(learner=learner).sky, LEARNER) == []
+    (problem,) = machine_candidates.check_candidates(
+        config(learner=learner, network="public").sky, LEARNER
+    )
     assert problem.startswith("launcher.sky.learner: num_nodes = 2: ranks of several machines")
     assert 'set launcher.sky.network = "private"' in problem
-    (problem,) = resources.check_candidates(config(rollout={"num_nodes": 2}).sky, ROLLOUT)
+    (problem,) = machine_candidates.check_candidates(config(rollout={"num_nodes": 2}).sky, ROLLOUT)
     assert problem.startswith("launcher.sky.rollout: num_nodes = 2: a replica of rollout is one")
     assert "scale by launcher.rollout.replicas" in problem
 
 
 def test_what_can_be_had_is_not_refused() -> None:
-    assert resources.check_candidates(config().sky, ROLLOUT) == []
+    assert machine_candidates.check_candidates(config().sky, ROLLOUT) == []
 
 
 def test_machines_of_two_clouds_share_no_private_network() -> None:
     elsewhere = {"ordered": [{"infra": "runpod"}]}
-    (warning,) = resources.check_shared_network(config(rollout=elsewhere).sky)
+    (warning,) = machine_candidates.check_shared_network(config(rollout=elsewhere).sky)
     assert "lambda, runpod" in warning and 'network = "public"' in warning
-    assert resources.check_shared_network(config().sky) == []
-    assert resources.check_shared_network(config(rollout=elsewhere, network="public").sky) == []
+    assert machine_candidates.check_shared_network(config().sky) == []
+    assert (
+        machine_candidates.check_shared_network(config(rollout=elsewhere, network="public").sky)
+        == []
+    )
 
 
 def test_a_machine_is_described_with_all_that_was_wished_for() -> None:

@@ -20,7 +20,7 @@ from services.learner.run.eval_report import (
 )
 from services.learner.sampling.tasks import Task
 from services.learner.tracking.adapters.jsonl import JsonlTracker
-from services.learner.tracking.formulas import (
+from services.learner.tracking.metric_formulas import (
     StepTimes,
     environment_metrics,
     failure_metrics,

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from services.common import first_message, rpc
+from services.common import first_message_deadline, rpc
 from tests.support import echo_service
 from tests.support.half_sent_calls import MESSAGE_BYTES, half_sent
 
@@ -29,7 +29,7 @@ async def test_of_a_caller_without_the_token_no_message_is_read(name: str) -> No
 async def test_a_message_that_does_not_end_is_waited_for_within_bounds(
     monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    monkeypatch.setattr(first_message, "_SLOW_S", 0.05)
+    monkeypatch.setattr(first_message_deadline, "_SLOW_S", 0.05)
     server = rpc.server(token=echo_service.TOKEN)
     echo_service.add(server)
     async with rpc.serving(server, "127.0.0.1:0") as at, half_sent(at.address) as connection:
@@ -40,8 +40,8 @@ async def test_a_message_that_does_not_end_is_waited_for_within_bounds(
 async def test_while_many_are_slow_those_who_come_have_a_moment(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(first_message, "_MOST_SLOW", 2)
-    monkeypatch.setattr(first_message, "_MOMENT_S", 0.05)
+    monkeypatch.setattr(first_message_deadline, "_MOST_SLOW", 2)
+    monkeypatch.setattr(first_message_deadline, "_MOMENT_S", 0.05)
     server = rpc.server(token=echo_service.TOKEN)
     echo_service.add(server)
     async with (

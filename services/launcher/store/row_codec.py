@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from services.launcher.progress import Alarm
+from services.launcher.run_progress import Alarm
 from services.launcher.state import (
     Cleanup,
     Cost,

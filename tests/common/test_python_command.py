@@ -8,7 +8,7 @@ from contextlib import suppress
 
 import grpc.aio
 
-from services.common.interpreter import tied_command
+from services.common.python_command import tied_command
 from tests.common.conftest import until
 from tests.support.repository import ROOT
 
@@ -40,7 +40,7 @@ async def test_a_tied_child_hears_of_the_death_of_its_parent() -> None:
     child = "import os, signal, sys; print(os.getpid(), flush=True); signal.pause()"
     parent = (
         "import signal, subprocess, sys\n"
-        "from services.common.interpreter import tied_command\n"
+        "from services.common.python_command import tied_command\n"
         f"subprocess.run(tied_command(signal.SIGTERM, sys.executable, '-c', {child!r}))"
     )
     process = await asyncio.create_subprocess_exec(

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from services.common.parsing import TextLimits
-from services.launcher.adapters.http_answers import (
+from services.launcher.adapters.bounded_http import (
     AnswerError,
     ask,
     json_of,

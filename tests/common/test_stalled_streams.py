@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
-from services.common.stream_pacing import StalledError, read_paced
+from services.common.stalled_streams import StalledError, read_paced
 
 
 class Part:

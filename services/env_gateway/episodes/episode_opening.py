@@ -12,10 +12,10 @@ from services.env_gateway.config.gateway import EnvGatewayConfig
 from services.env_gateway.episodes import event_metrics
 from services.env_gateway.episodes.call_gates import CallGates
 from services.env_gateway.episodes.episode_book import EpisodeBook, EpisodeState
+from services.env_gateway.episodes.episode_session import Session
 from services.env_gateway.episodes.instance_journal import InstanceJournal
-from services.env_gateway.episodes.session import Session
 from services.env_gateway.limits.backoff import Backoff
-from services.env_gateway.limits.gates import NoPlaceError
+from services.env_gateway.limits.capacity_gates import NoPlaceError
 from services.env_gateway.limits.rate_gates import PacedGate, creation_gate
 from services.env_gateway.ports import BackendError, Instance, ProvisionRequest, Tool
 from services.env_gateway.tasks.task_format import SINGLE_TURN

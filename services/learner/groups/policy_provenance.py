@@ -4,9 +4,12 @@ from collections.abc import Sequence
 
 from services.common.domain.policy import PolicyId
 from services.learner.group_types import GroupSpec
-from services.learner.groups.lease_requests import UnknownPolicyError
 from services.learner.groups.policy_history import PolicyLineage, PolicyStanding
 from services.learner.groups.workers import WorkerRoster
+
+
+class UnknownPolicyError(ValueError):
+    """A trajectory names a policy that was never published."""
 
 
 class Provenance:
