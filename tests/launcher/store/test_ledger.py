@@ -27,7 +27,7 @@ from services.launcher.state import (
     RunState,
     Unit,
 )
-from services.launcher.store.ledger import Ledger, LedgerError
+from services.launcher.store.ledger import PROGRESS_KEPT, Ledger, LedgerError
 from services.launcher.store.operation_log import OperationState
 
 # As the launcher wrote it before its ledger had a number.
@@ -201,3 +201,25 @@ async def test_a_run_has_a_token_of_its_own_and_its_successor_the_same_port_and_
         await second.close(run_id, forget=True)
     await first.close("b", forget=True)
     assert list((tmp_path / ".identity").iterdir()) == []
+
+
+def test_the_ledger_gives_back_what_was_written_and_bounds_progress(tmp_path: Path) -> None:
+    store = Ledger(tmp_path / "launcher.sqlite")
+    unit = Unit("r/rollout-0#1", 42, 7.5)
+    addresses = "127.0.0.1:1", "127.0.0.1:2"
+    replica = Replica("rollout", 0, ReplicaState.RUNNING, unit, "serving", *addresses, 2)
+    run = Run("r", "demo", {"rollout": 1}, state=RunState.RUNNING)
+    with store.transaction():
+        store.begin_run(run, "{}", 1.0)
+        store.save_run(run, [replica], None)
+        for step in range(PROGRESS_KEPT + 200):
+            store.add_event("r", 1.0, "progress", {"step": step})
+    store.close()
+    store = Ledger(tmp_path / "launcher.sqlite")
+    stored = store.get_run("r")
+    assert stored is not None
+    assert stored.run.replicas[("rollout", 0)] == replica
+    kept = store.list_events("r", 0, limit=10**6)
+    assert PROGRESS_KEPT <= len(kept) <= PROGRESS_KEPT + 100
+    assert kept[-1].number == PROGRESS_KEPT + 200
+    store.close()

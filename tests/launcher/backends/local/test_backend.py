@@ -5,9 +5,12 @@ from pathlib import Path
 
 import httpx
 import psutil
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from flotilla.launcher.v1 import run_service_pb2 as pb
+from services.launcher.backends.local.backend import LocalBackend
+from services.launcher.backends.ports import BackendError, LaunchSpec
 from tests.support.launcher import left_running, serving, spec
 
 
@@ -148,3 +151,9 @@ async def test_no_service_serves_metrics_unless_the_spec_says_so(tmp_path: Path)
         run_id = await served.start(spec(learner={"steps": 10**6}))
         run = await served.until(run_id, lambda r: {p.state for p in r.replicas} == {"running"})
         assert {each.metrics_address for each in run.replicas} == {""}
+
+
+async def test_a_program_that_is_not_there_is_a_clear_error(tmp_path: Path) -> None:
+    launch = LaunchSpec("run-1", ("rollout", 0), ("/no/such/program",), {}, tmp_path / "log")
+    with pytest.raises(BackendError, match="/no/such/program"):
+        await LocalBackend(tmp_path).start_replica(launch)

@@ -1,0 +1,55 @@
+"""Commands that prepare a run on this machine, some of which mean harm."""
+
+import asyncio
+import contextlib
+import io
+import os
+from pathlib import Path
+
+import pytest
+
+from services.launcher.cli.interrupts import Interrupts
+from services.launcher.cli.prepare import PrepareError, run_prepare_commands
+from services.launcher.cli.terminal import Terminal
+
+
+async def test_a_failed_preparation_shows_what_it_said(tmp_path: Path) -> None:
+    table = {"creates": str(tmp_path / "x"), "command": ["python", "-c", "exit('no luck')"]}
+    console = Terminal(file=io.StringIO())
+    with pytest.raises(PrepareError, match="no luck"):
+        await run_prepare_commands({"prepare": [table]}, console, Interrupts(), refresh=True)
+    table["command"] = ["true"]
+    with pytest.raises(PrepareError, match="did not create"):
+        await run_prepare_commands({"prepare": [table]}, console, Interrupts(), refresh=True)
+
+
+async def test_a_preparation_runs_again_when_what_it_needs_is_newer(tmp_path: Path) -> None:
+    source, made = tmp_path / "source.txt", tmp_path / "made.txt"
+    program = f"open({str(made)!r}, 'a').write('x')"
+    table = {"creates": str(made), "command": ["python", "-c", program], "needs": ["*.txt"]}
+    console = Terminal(file=io.StringIO())
+    source.write_text("1")
+    with contextlib.chdir(tmp_path):
+        await run_prepare_commands({"prepare": [table]}, console, Interrupts(), refresh=True)
+        await run_prepare_commands({"prepare": [table]}, console, Interrupts(), refresh=True)
+        assert made.read_text() == "x"
+        later = made.stat().st_mtime + 10
+        os.utime(source, (later, later))
+        await run_prepare_commands({"prepare": [table]}, console, Interrupts(), refresh=False)
+        assert made.read_text() == "x", "a run that goes on keeps what it began with"
+        await run_prepare_commands({"prepare": [table]}, console, Interrupts(), refresh=True)
+        assert made.read_text() == "xx"
+
+
+async def test_b55_a_preparation_is_no_line_of_a_shell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    arguments = ["$(touch harmful)", "`touch harmful`", "; touch harmful", "$HOME"]
+    program = "import sys, pathlib; pathlib.Path('made').write_text('|'.join(sys.argv[1:]))"
+    table = {"creates": "made", "command": ["python", "-c", program, *arguments]}
+    await run_prepare_commands(
+        {"prepare": [table]}, Terminal(file=io.StringIO()), Interrupts(), refresh=True
+    )
+    assert os.listdir(tmp_path) == ["made"]
+    assert await asyncio.to_thread(Path("made").read_text) == "|".join(arguments)
