@@ -1,4 +1,5 @@
-"""A random Qwen3 of two layers and its tokenizer, made on the spot; and publications of it."""
+"""A random Qwen3 of two layers, dense or sparse, its tokenizer, and publications of it; all of it
+made on the spot."""
 
 import copy
 from pathlib import Path
@@ -8,7 +9,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from safetensors.torch import save_file
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    PreTrainedModel,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 
 from services.common.domain.policy import PolicyId
 from services.common.fingerprint import TensorEntry, checksum64, compute_fingerprint
@@ -23,29 +30,49 @@ DTYPES = {"F32": "float32"}
 
 def make_model(folder: Path) -> Qwen3ForCausalLM:
     """Write a tied-head model and a tokenizer to `folder`; float32."""
-    tokenizer = train_tokenizer(["find book hotel Rome system user assistant Tools"] * 3, 290)
-    save_tokenizer(tokenizer, folder)
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=VOCAB,
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        head_dim=32,
-        max_position_embeddings=1024,
-        tie_word_embeddings=True,
-        initializer_range=0.2,
-        eos_token_id=int(str(tokenizer.convert_tokens_to_ids("<|im_end|>"))),
-        bos_token_id=None,
-    )
-    model = Qwen3ForCausalLM(config).eval()
+    model = Qwen3ForCausalLM(Qwen3Config(**_sizes(folder))).eval()
     model.save_pretrained(folder)
     return model
 
 
-def perturbed(model: Qwen3ForCausalLM, seed: int) -> Qwen3ForCausalLM:
+def make_sparse_model(folder: Path) -> Qwen3MoeForCausalLM:
+    """Write a tied-head model of one dense layer and one of experts, and a tokenizer; float32."""
+    config = Qwen3MoeConfig(
+        **_sizes(folder),
+        num_experts=4,
+        num_experts_per_tok=2,
+        # No multiple of what a CPU's kernel computes at once, which pads it.
+        moe_intermediate_size=48,
+        mlp_only_layers=[0],
+        norm_topk_prob=True,
+    )
+    model = Qwen3MoeForCausalLM(config).eval()
+    model.save_pretrained(folder)
+    return model
+
+
+def _sizes(folder: Path) -> dict[str, Any]:
+    """Return what the models have in common, once their tokenizer is in `folder`."""
+    tokenizer = train_tokenizer(["find book hotel Rome system user assistant Tools"] * 3, 290)
+    save_tokenizer(tokenizer, folder)
+    torch.manual_seed(0)
+    return {
+        "vocab_size": VOCAB,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "max_position_embeddings": 1024,
+        "tie_word_embeddings": True,
+        "initializer_range": 0.2,
+        "eos_token_id": int(str(tokenizer.convert_tokens_to_ids("<|im_end|>"))),
+        "bos_token_id": None,
+    }
+
+
+def perturbed(model: PreTrainedModel, seed: int) -> PreTrainedModel:
     """Another model, near enough to be of the same kind and far enough to be told apart."""
     other = copy.deepcopy(model)
     generator = torch.Generator().manual_seed(seed)
@@ -55,12 +82,12 @@ def perturbed(model: Qwen3ForCausalLM, seed: int) -> Qwen3ForCausalLM:
     return other
 
 
-def publish(model: Qwen3ForCausalLM, path: Path, version: int, **fields: Any) -> Publication:
-    """Write the weights as a learner does and describe them."""
+def publish(model: PreTrainedModel, path: Path, version: int, **fields: Any) -> Publication:
+    """Write the weights as a learner does and describe them; `without` leaves one out."""
     tensors = {
         name: value.detach().clone().contiguous()
         for name, value in model.state_dict().items()
-        if name != "lm_head.weight"
+        if name not in ("lm_head.weight", fields.get("without"))
     }
     save_file(tensors, path)
     data = np.fromfile(path, dtype=np.uint8)
@@ -97,7 +124,7 @@ def _entries(data: NDArray[np.uint8]) -> tuple[TensorEntry, ...]:
 
 
 def reference_logprobs(
-    model: Qwen3ForCausalLM, token_ids: NDArray[np.int32], temperature: float = 1.0
+    model: PreTrainedModel, token_ids: NDArray[np.int32], temperature: float = 1.0
 ) -> NDArray[np.float32]:
     """Logprobs of tokens 1..n-1 given those before them, by transformers."""
     ids = torch.tensor(token_ids.tolist())[None]

@@ -4,7 +4,7 @@ import ctypes
 import logging
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from vllm.model_executor.model_loader.reload import (
     finalize_layerwise_reload,
     initialize_layerwise_reload,
 )
+from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
 # Name, dtype, shape, offset in bytes.
 TensorRow = tuple[str, str, Sequence[int], int]
@@ -21,6 +22,8 @@ TensorRow = tuple[str, str, Sequence[int], int]
 PR_SET_PDEATHSIG = 1
 
 RELOAD_LOGGER = "vllm.model_executor.model_loader.reload.layerwise"
+# It says so of every module without weights of its own too, and names none: _refuse_unloaded does.
+NOT_LOADED = "%s: Failed to load weights"
 
 DTYPES = {
     "float64": torch.float64,
@@ -56,11 +59,13 @@ class WeightLoader:
         """
         worker: Any = self
         model = worker.get_model()
-        # It warns at every update of modules that have no weights of their own to load.
-        logging.getLogger(RELOAD_LOGGER).setLevel(logging.ERROR)
+        logging.getLogger(RELOAD_LOGGER).addFilter(_is_not_of_unloaded)
         with set_current_vllm_config(worker.vllm_config):
+            _forget_packed_experts(model)
+            owned = {name: _weights_of(module) for name, module in model.named_modules()}
             initialize_layerwise_reload(model)
             model.load_weights(_map_tensors(path, total_bytes, rows))
+            _refuse_unloaded(model, owned)
             finalize_layerwise_reload(model, worker.model_config)
             _repack_tied_heads(model)
 
@@ -76,6 +81,49 @@ def _map_tensors(
         for extent in shape:
             length *= extent
         yield name, data[offset : offset + length].view(dtype).view(list(shape))
+
+
+def _is_not_of_unloaded(record: logging.LogRecord) -> bool:
+    return record.msg != NOT_LOADED
+
+
+def _forget_packed_experts(model: torch.nn.Module) -> None:
+    """Have the experts packed once more when their weights have come.
+
+    On a CPU vLLM packs them for its kernel when it makes the kernel; where it has one, reloading
+    leaves them as they came, which the kernel reads as other weights. No graph has captured the
+    kernel there."""
+    for module in model.modules():
+        method: Any = getattr(module, "quant_method", None)
+        if getattr(method, "moe_kernel", None) is not None and _on_cpu(module):
+            method.moe_kernel = None
+
+
+def _on_cpu(module: torch.nn.Module) -> bool:
+    return all(parameter.device.type == "cpu" for parameter in module.parameters())
+
+
+def _weights_of(module: torch.nn.Module) -> frozenset[int]:
+    """Return the identities of a module's own parameters: a tied head has another's."""
+    return frozenset(id(parameter) for parameter in module.parameters(recurse=False))
+
+
+def _refuse_unloaded(model: torch.nn.Module, owned: Mapping[str, frozenset[int]]) -> None:
+    """Raise RuntimeError where a module would keep the old weights, since none have come for it.
+
+    A module whose weights are all another's, which have come, has them from there."""
+    unloaded: list[str] = []
+    come: set[int] = set()
+    for name, module in model.named_modules():
+        info = get_layerwise_info(module)
+        if info.can_load() and info.load_numel == 0:
+            parameters, _ = info.restore_metadata
+            unloaded += [name] if parameters else []
+        else:
+            come |= owned[name]
+    kept = [name for name in unloaded if not owned[name] <= come]
+    if kept:
+        raise RuntimeError(f"no weights have come for {', '.join(kept)}")
 
 
 def _repack_tied_heads(model: torch.nn.Module) -> None:

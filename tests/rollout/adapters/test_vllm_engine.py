@@ -6,15 +6,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from transformers import Qwen3ForCausalLM
+from transformers import PreTrainedModel
 
 from services.common.domain.policy import PolicyId
 from services.common.spec import PolicyConfig
 from services.rollout.adapters.vllm import VllmEngine
 from services.rollout.adapters.vllm_options import ServedModel
 from services.rollout.config.rollout import EngineConfig
+from services.rollout.ports import EngineDead
 from services.rollout.types import Completion, Publication, Sampling
-from tests.support.tiny_model import make_model, perturbed, publish, reference_logprobs
+from tests.support.tiny_model import (
+    make_model,
+    make_sparse_model,
+    perturbed,
+    publish,
+    reference_logprobs,
+)
 
 pytestmark = [
     pytest.mark.engine,
@@ -43,7 +50,7 @@ def difference(
 
 
 def check_switch(
-    completion: Completion, before: PolicyId, after: PolicyId, model: Qwen3ForCausalLM
+    completion: Completion, before: PolicyId, after: PolicyId, model: PreTrainedModel
 ) -> None:
     """The tokens of the first span, and none of the second, are the old weights'."""
     assert [span.policy for span in completion.spans] == [before, after]
@@ -55,7 +62,7 @@ def check_switch(
     assert difference(old, completion, slice(switch, switch + 5)) > 0.01, "the span is not exact"
 
 
-def first_span_error(completion: Completion, models: list[Qwen3ForCausalLM]) -> float:
+def first_span_error(completion: Completion, models: list[PreTrainedModel]) -> float:
     """Return how far the tokens of the first policy are from what its weights alone say."""
     span = completion.spans[0]
     whole = np.concatenate([PROMPT, completion.token_ids[: span.length]])
@@ -85,7 +92,7 @@ async def cut_at(
 
 
 async def check_what_time_cuts(
-    engine: VllmEngine, models: list[Qwen3ForCausalLM], folder: Path, version: int
+    engine: VllmEngine, models: list[PreTrainedModel], folder: Path, version: int
 ) -> None:
     """What vLLM gives back when it aborts is as good to train on as all else. `models` are those
     of even and odd versions."""
@@ -115,7 +122,7 @@ async def check_what_time_cuts(
 
 
 async def check_without_update(
-    engine: VllmEngine, model: Qwen3ForCausalLM, policy: PolicyId
+    engine: VllmEngine, model: PreTrainedModel, policy: PolicyId
 ) -> None:
     """Check logprobs and spans of what one policy samples, and that a seed repeats it."""
     for temperature in (1.0, 0.7):
@@ -127,9 +134,21 @@ async def check_without_update(
     assert again.token_ids.tolist() == sampled.token_ids.tolist()
 
 
+async def check_that_an_update_with_a_hole_ends_it(
+    engine: VllmEngine, model: PreTrainedModel, folder: Path
+) -> None:
+    """Modules whose weights do not come would keep the old ones."""
+    path = folder / "hole.safetensors"
+    torn = publish(model, path, 100, without="model.layers.1.mlp.gate.weight")
+    with pytest.raises(EngineDead, match=r"no weights have come for model\.layers\.1\.mlp\.gate"):
+        await engine.load_weights(torn, path)
+    with pytest.raises(EngineDead):
+        await engine.generate(PROMPT, Sampling(1.0, seed=5), 8)
+
+
 async def test_logprobs_follow_the_weights_through_updates(tmp_path: Path) -> None:
     folder = tmp_path / "model"
-    model = make_model(folder)
+    model = make_sparse_model(folder)
     engine = await started(folder)
     try:
         first = publish(model, tmp_path / "v1.safetensors", 1)
@@ -161,6 +180,7 @@ async def test_logprobs_follow_the_weights_through_updates(tmp_path: Path) -> No
         await check_what_time_cuts(engine, [other, model], tmp_path, version=2)
         fresh = await engine.generate(PROMPT, Sampling(1.0, seed=5), 48)
         assert [span.policy for span in fresh.spans] == [engine.policy]
+        await check_that_an_update_with_a_hole_ends_it(engine, model, tmp_path)
     finally:
         await engine.close()
 
@@ -170,7 +190,7 @@ async def test_what_begins_while_weights_change_is_of_one_policy_to_its_first_sw
     tmp_path: Path,
 ) -> None:
     folder = tmp_path / "model"
-    models = [make_model(folder)]
+    models: list[PreTrainedModel] = [make_model(folder)]
     models.append(perturbed(models[0], 1))
     engine = await started(folder)
     finished: list[Completion] = []
