@@ -160,3 +160,5 @@ class Comparison:
     bands: tuple[PositionBand, ...] = ()
     # Only when asked for; of the sequences that the newest weights wrote.
     hypotheses: tuple[Hypothesis, ...] = ()
+    # The model routes tokens to experts. Only when asked for.
+    experts: bool = False

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import psutil
 import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from services.learner.config.algorithm import AlgorithmConfig
 from services.learner.config.learner import OptimizerConfig
@@ -36,23 +36,34 @@ def rank_pids() -> list[int]:
     return [child.pid for child in children if "services.learner.rank" in child.cmdline()]
 
 
+_SIZES: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 64,
+    "initializer_range": 0.3,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+}
+
+
 def write_model(folder: Path, *, tied: bool = True) -> Path:
     """A random Qwen3 of 2 layers as a Hugging Face folder; its outputs are far from uniform."""
     torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=VOCAB,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        max_position_embeddings=64,
-        tie_word_embeddings=tied,
-        initializer_range=0.3,
-        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+    Qwen3ForCausalLM(Qwen3Config(**_SIZES, tie_word_embeddings=tied)).save_pretrained(folder)
+    return folder
+
+
+def write_sparse_model(folder: Path) -> Path:
+    """The same with experts in both layers."""
+    torch.manual_seed(0)
+    config = Qwen3MoeConfig(
+        **_SIZES, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=48
     )
-    Qwen3ForCausalLM(config).save_pretrained(folder)
+    Qwen3MoeForCausalLM(config).save_pretrained(folder)
     return folder
 
 

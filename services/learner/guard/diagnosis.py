@@ -27,6 +27,11 @@ _FIXES: dict[Setting, str] = {
     "weights": "have the engine load the published weights, and serve nothing before",
 }
 _NO_FIX = "compare the engine's options and its model's config.json with the trainer's"
+_EXPERTS = (
+    "; in a model with experts it is often the MoE expert layout: the engine's kernel reads weights"
+    " that an update left in the checkpoint's layout"
+)
+_EXPERTS_FIX = f"try another rollout.engine.options.moe_backend, or {_NO_FIX}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +53,10 @@ def diagnose_mismatch(
     grows = _describe_growth(comparison.bands)
     if best is None:
         closest = min(comparison.hypotheses, key=lambda h: h.residual, default=None)
-        return Diagnosis(
-            None, f"no single setting explains it{grows}{_describe_closest(closest)}", _NO_FIX
-        )
+        sentence = f"no single setting explains it{grows}{_describe_closest(closest)}"
+        if comparison.experts:
+            return Diagnosis(None, sentence + _EXPERTS, _EXPERTS_FIX)
+        return Diagnosis(None, sentence, _NO_FIX)
     sentence = (
         f"{_describe_cause(best, policy, temperature)} (error then {best.residual:.2g}){grows}"
     )

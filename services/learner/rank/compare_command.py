@@ -36,4 +36,5 @@ class CompareCommand:
         if not diagnose:
             return found
         suspect = SuspectModel(self._policy, self._slots, self._config, self._rank, version)
-        return replace(found, hypotheses=evaluate_hypotheses(suspect, batch))
+        hypotheses = evaluate_hypotheses(suspect, batch)
+        return replace(found, hypotheses=hypotheses, experts=self._policy.has_experts)

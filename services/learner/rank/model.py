@@ -52,6 +52,11 @@ class Policy:
         output: Any = self.model.get_output_embeddings()
         return output.weight
 
+    @property
+    def has_experts(self) -> bool:
+        """The model routes each token to some of its experts."""
+        return any(".experts." in name for name in self.named_parameters())
+
     def named_parameters(self) -> dict[str, nn.Parameter]:
         """Parameters by canonical Hugging Face name, each once: a tied head is left out."""
         return dict(self.model.named_parameters())

@@ -15,6 +15,7 @@ def encode_comparison(comparison: Comparison) -> Message:
         "sequences": list(comparison.sequences),
         "bands": [asdict(band) for band in comparison.bands],
         "hypotheses": [asdict(hypothesis) for hypothesis in comparison.hypotheses],
+        "experts": comparison.experts,
     }
 
 
@@ -24,4 +25,5 @@ def decode_comparison(message: Message) -> Comparison:
         sequences=tuple(message["sequences"]),
         bands=tuple(PositionBand(**band) for band in message["bands"]),
         hypotheses=tuple(Hypothesis(**hypothesis) for hypothesis in message["hypotheses"]),
+        experts=message["experts"],
     )

@@ -93,6 +93,16 @@ def in_dtype(policy: Policy, dtype: torch.dtype) -> Policy:
     return replace(policy, model=model)
 
 
+def with_experts_laid_out_otherwise(policy: Policy) -> Policy:
+    """An engine that reads each expert in blocks of columns, where they lie in rows."""
+    changed = copy.deepcopy(policy.model)
+    with torch.no_grad():
+        for name, parameter in changed.named_parameters():
+            if ".experts." in name:
+                parameter.copy_(parameter.transpose(1, 2).reshape(parameter.shape))
+    return replace(policy, model=changed)
+
+
 def with_other_head(policy: Policy, model: Path) -> Policy:
     """An engine whose output head was left behind when the rest was updated."""
     changed = copy.deepcopy(policy.model)

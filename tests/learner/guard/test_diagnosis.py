@@ -17,10 +17,11 @@ from tests.learner.guard.engines import (
     Trainer,
     in_dtype,
     sampled,
+    with_experts_laid_out_otherwise,
     with_other_head,
 )
 from tests.support.rank_configs import policy_config
-from tests.support.tiny_ranks import YARN, write_model
+from tests.support.tiny_ranks import YARN, write_model, write_sparse_model
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -173,6 +174,19 @@ def test_what_nothing_explains_is_said_so(trainer: Trainer) -> None:
     diagnosis = trainer.diagnosis(batch)
     assert diagnosis.setting is None
     assert "no single setting explains it" in diagnosis.sentence
+    assert "expert" not in diagnosis.sentence + diagnosis.fix
+
+
+def test_the_layout_of_experts_is_named_where_nothing_explains_a_model_that_has_some(
+    tmp_path: Path,
+) -> None:
+    trainer = Trainer.of(write_sparse_model(tmp_path / "model"), tmp_path)
+    diagnosis = trainer.diagnosis(sampled(with_experts_laid_out_otherwise(trainer.policy)))
+    trainer.slots.unlink_slots()
+    assert diagnosis.setting is None
+    assert "no single setting explains it" in diagnosis.sentence
+    assert "MoE expert layout" in diagnosis.sentence
+    assert "rollout.engine.options.moe_backend" in diagnosis.fix
 
 
 @torch.no_grad()
