@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from services.rollout.adapters.tokenizer import TransformersTokenizer
     from services.rollout.api.rollout_service import RolloutService
     from services.rollout.episodes.episode import AttemptRunner
-    from services.rollout.episodes.prompt import PromptBuilder
-    from services.rollout.ports import Engine
+    from services.rollout.ports import Dialect, Engine
     from services.rollout.work.weight_updater import WeightUpdater
     from services.rollout.work.worker import Worker
 
@@ -44,7 +43,7 @@ class _ModelFolder:
 
     folder: Path
     tokenizer: "TransformersTokenizer"
-    prompts: "PromptBuilder"
+    dialect: "Dialect"
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +128,7 @@ async def _connect_peers(
         renew_interval_s=config.renew_interval_s,
     )
     runner = AttemptRunner(
-        engine, environment, model.tokenizer, model.prompts, config.limits, watchdog=watchdog
+        engine, environment, model.tokenizer, model.dialect, config.limits, watchdog=watchdog
     )
     weights = partial(rpc.channel, token=runtime.token, tls=runtime.tls, peer="learner")
     feed = PolicyClient(learner, identity, epoch, weights=weights)
@@ -203,19 +202,19 @@ async def _keep_reporting(parts: "_WorkerParts", engine: "Engine", serving: "Ser
 
 
 def _read_model(runtime: Runtime[RolloutConfig]) -> "_ModelFolder":
+    from services.rollout.adapters.dialect_choice import choose_dialect
     from services.rollout.adapters.tokenizer import load_tokenizer, model_folder
-    from services.rollout.episodes.prompt import PromptBuilder
     from services.rollout.ports import TemplateError
 
-    policy, prompt = runtime.shared.policy, runtime.config.prompt
+    policy, dialect = runtime.shared.policy, runtime.config.dialect
     try:
         folder = model_folder(policy.model, policy.revision)
         tokenizer = load_tokenizer(
             folder,
             trust_remote_code=policy.trust_remote_code,
-            template_options=prompt.template_options,
+            template_options=dialect.options,
         )
-        return _ModelFolder(folder, tokenizer, PromptBuilder(tokenizer, prompt.profile))
+        return _ModelFolder(folder, tokenizer, choose_dialect(policy.model, tokenizer, dialect))
     except (OSError, TemplateError) as error:
         raise ConfigError(f"policy.model: {error}") from error
 
@@ -225,13 +224,13 @@ async def _start_engine(runtime: Runtime[RolloutConfig], model: "_ModelFolder") 
     if config.engine.kind == "fake":
         from services.rollout.adapters.fake import FakeEngine
 
-        return FakeEngine(model.tokenizer, model.prompts.turn_end_id)
+        return FakeEngine(model.tokenizer, model.dialect.stop_ids[0])
     from services.rollout.adapters.vllm import VllmEngine
     from services.rollout.adapters.vllm_options import ServedModel
 
     # Nothing but the policy's own end of turn: a stop at `</tool_call>` would cut thinking and
     # arguments that name the tag, and the policy would never learn to end its turn.
-    stop = [model.prompts.turn_end_id]
+    stop = model.dialect.stop_ids
     return await VllmEngine.start_engine(
         config.engine, ServedModel(model.folder, runtime.shared.policy, stop)
     )

@@ -1,4 +1,4 @@
-"""Ports of a rollout worker: engine, environment, learner and tokenizer, in its own words."""
+"""Ports of a rollout worker: dialect, engine, environment, learner, in its own words."""
 
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -13,13 +13,16 @@ if TYPE_CHECKING:
     from services.common.domain.attempts import Grade
     from services.common.domain.policy import PolicyId
     from services.common.domain.trajectory import Trajectory
+    from services.rollout.dialects.turns import Reply, Turn
     from services.rollout.types import (
         Completion,
         EpisodeInfo,
         Lease,
         OpenRequest,
+        PromptFacts,
         Publication,
         Sampling,
+        Tool,
         ToolResult,
         UpdateOutcome,
     )
@@ -74,6 +77,49 @@ class Tokenizer(Protocol):
         add_generation_prompt: bool,
     ) -> str:
         """Return the conversation as the model reads it, as text. Raises TemplateError."""
+        ...
+
+
+class Dialect(Protocol):
+    """How one family of models is written to and read.
+
+    Token ids that the policy sampled are never made anew: a turn is followed by what the family's
+    template puts there, and nothing before it changes. Methods may be called from any thread."""
+
+    @property
+    def stop_ids(self) -> "Sequence[int]":
+        """Ids that end a turn; the first is what the template itself ends one by."""
+        ...
+
+    def prompt_ids(self, facts: "PromptFacts", tools: "Sequence[Tool]") -> list[int]:
+        """Return the prompt of an episode, with the start of the first turn.
+
+        Raises TemplateError."""
+        ...
+
+    def bridge_ids(
+        self,
+        prompt_ids: "NDArray[np.int32]",
+        completion_ids: "Sequence[int]",
+        replies: "Sequence[Reply]",
+    ) -> list[int]:
+        """Return what follows a turn: its rest, the replies, and the start of the next turn.
+
+        `prompt_ids` are all ids before the turn, and `completion_ids` what the policy sampled.
+        Raises TemplateError."""
+        ...
+
+    def parse_turn(
+        self,
+        prompt_ids: "NDArray[np.int32]",
+        completion_ids: "Sequence[int]",
+        tools: "Sequence[Tool]",
+    ) -> "Turn":
+        """Read a turn. Total: whatever was sampled gives a turn."""
+        ...
+
+    def reply_text(self, reply: "Reply") -> str:
+        """Return a reply as the policy reads it."""
         ...
 
 

@@ -17,7 +17,7 @@ from services.rollout.episodes.episode import AttemptRunner
 from services.rollout.work.weight_updater import WeightUpdater
 from services.rollout.work.worker import Worker, WorkerOptions
 from tests.support.fake_peers import TOKEN
-from tests.support.rollout import POLICY, FakeEnvironment, engine, limits, prompts, tokenizer, turns
+from tests.support.rollout import POLICY, FakeEnvironment, dialect, engine, limits, tokenizer, turns
 
 LOOK = '<tool_call>{"name": "look", "arguments": {}}</tool_call>'
 
@@ -38,7 +38,7 @@ class RolloutClient:
 async def client(environment: FakeEnvironment | None = None) -> AsyncGenerator[RolloutClient]:
     fake = engine(turns(LOOK, "<done>"))
     drain = asyncio.Event()
-    runner = AttemptRunner(fake, environment or FakeEnvironment(), tokenizer(), prompts(), limits())
+    runner = AttemptRunner(fake, environment or FakeEnvironment(), tokenizer(), dialect(), limits())
     unused: Any = None
     service = RolloutService(
         "rollout-0",

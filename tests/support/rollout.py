@@ -4,14 +4,16 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import cache
+from typing import Literal
 
 from services.common.domain.attempts import AttemptKey, Grade, ToolOutcome
 from services.common.domain.policy import PolicyId
+from services.rollout.adapters.dialect_choice import choose_dialect
 from services.rollout.adapters.fake import FakeEngine, Script
 from services.rollout.adapters.tokenizer import TransformersTokenizer
+from services.rollout.config.rollout import DialectConfig
 from services.rollout.episodes.episode import Attempt, AttemptLimits, AttemptRunner
-from services.rollout.episodes.prompt import Profile, PromptBuilder
-from services.rollout.ports import EnvironmentLost
+from services.rollout.ports import Dialect, EnvironmentLost
 from services.rollout.types import EpisodeInfo, OpenRequest, PromptFacts, Sampling, Tool, ToolResult
 from tools.tiny_policy.tokenizer import train_tokenizer
 
@@ -28,8 +30,8 @@ def tokenizer() -> TransformersTokenizer:
     return TransformersTokenizer(train_tokenizer(corpus * 3, 300))
 
 
-def prompts(profile: Profile = "minimal") -> PromptBuilder:
-    return PromptBuilder(tokenizer(), profile)
+def dialect(name: Literal["template", "full"] = "template") -> Dialect:
+    return choose_dialect("", tokenizer(), DialectConfig(name=name))
 
 
 def limits(**changes: float) -> AttemptLimits:
@@ -119,16 +121,16 @@ class FakeEnvironment:
 
 
 def engine(script: Script, seconds: float = 0.0) -> FakeEngine:
-    return FakeEngine(tokenizer(), prompts().turn_end_id, script, seconds=seconds, policy=POLICY)
+    return FakeEngine(tokenizer(), dialect().stop_ids[0], script, seconds=seconds, policy=POLICY)
 
 
 def runner(
     environment: FakeEnvironment,
     texts: Sequence[str],
     *,
-    profile: Profile = "minimal",
+    name: Literal["template", "full"] = "template",
     seconds: float = 0.0,
     **changes: float,
 ) -> AttemptRunner:
     fake = engine(turns(*texts), seconds)
-    return AttemptRunner(fake, environment, tokenizer(), prompts(profile), limits(**changes))
+    return AttemptRunner(fake, environment, tokenizer(), dialect(name), limits(**changes))

@@ -23,7 +23,7 @@ from environments.gsm8k.arithmetic import (
     make_problem,
 )
 from environments.words import FIRST
-from services.rollout.episodes.prompt import PromptBuilder
+from services.rollout.dialects.template import TemplateDialect
 from services.rollout.ports import Tokenizer
 from services.rollout.types import PromptFacts
 from tools.tiny_policy.demonstrator import Habits
@@ -93,14 +93,14 @@ def vocabulary_texts() -> Iterator[str]:
         yield drawn.solution
 
 
-def prompt_ids(prompts: PromptBuilder, asked: Problem) -> list[int]:
+def prompt_ids(dialect: TemplateDialect, asked: Problem) -> list[int]:
     """The prompt that a rollout of this problem starts with."""
     facts = PromptFacts(prompt=asked.question, current_date="", variables={})
-    return prompts.prompt_ids(facts, [])
+    return dialect.prompt_ids(facts, [])
 
 
-def tokenize_episode(answered: Answered, prompts: PromptBuilder, tokenizer: Tokenizer) -> Example:
+def tokenize_episode(answered: Answered, dialect: TemplateDialect, tokenizer: Tokenizer) -> Example:
     """The episode as a rollout would record it, token by token."""
-    asked = prompt_ids(prompts, answered.problem)
-    written = [*tokenizer.encode(answered.text), prompts.turn_end_id]
+    asked = prompt_ids(dialect, answered.problem)
+    written = [*tokenizer.encode(answered.text), dialect.stop_ids[0]]
     return Example(asked + written, [False] * len(asked) + [True] * len(written))

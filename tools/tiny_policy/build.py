@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from services.rollout.adapters.tokenizer import TransformersTokenizer
-from services.rollout.episodes.prompt import PromptBuilder
+from services.rollout.dialects.template import TemplateDialect
 from tools.tiny_policy.courses import COURSES
 from tools.tiny_policy.demonstrator import Habits
 from tools.tiny_policy.model import Shape, build_model, save_model
@@ -40,7 +40,8 @@ SOURCES = (
     "environments/gsm8k/*.py",
     "services/rollout/adapters/tokenizer.py",
     "services/rollout/episodes/parsers.py",
-    "services/rollout/episodes/prompt.py",
+    "services/rollout/dialects/template.py",
+    "services/rollout/dialects/template_turns.py",
     *(
         f"tools/tiny_policy/{module}.py"
         for module in (
@@ -178,7 +179,7 @@ def _train_model(
 def _make_examples(
     recipe: Recipe, tokenizer: TransformersTokenizer, progress: Progress
 ) -> list[Example]:
-    prompts = PromptBuilder(tokenizer, profile="minimal")
+    dialect = TemplateDialect(tokenizer)
     course = COURSES[recipe.course]
     drawn = course.demonstrations(
         recipe.demonstrations,
@@ -189,7 +190,7 @@ def _make_examples(
     )
     examples: list[Example] = []
     for demonstration in drawn:
-        examples.append(course.tokenise(demonstration, prompts, tokenizer))
+        examples.append(course.tokenise(demonstration, dialect, tokenizer))
         progress("demonstrations", len(examples), recipe.demonstrations)
     return examples
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from services.rollout.episodes.prompt import PromptBuilder
+from services.rollout.dialects.template import TemplateDialect
 from services.rollout.ports import Tokenizer
 from tools.tiny_policy import arithmetic, demonstrations
 from tools.tiny_policy.train import Example
@@ -16,7 +16,7 @@ class Course:
 
     vocabulary_texts: Callable[[], Iterator[str]]
     demonstrations: Callable[..., Iterator[Any]]
-    tokenise: Callable[[Any, PromptBuilder, Tokenizer], Example]
+    tokenise: Callable[[Any, TemplateDialect, Tokenizer], Example]
 
 
 COURSES: Mapping[str, Course] = {

@@ -6,12 +6,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from environments.api import ENV_KEYS, Instance, ToolError, ToolSpec, open_instance
 from environments.oracle import plan_calls
 from environments.scenario import Scenario, make_data_id
 from environments.words import LISTS
-from services.rollout.episodes.parsers import ParseError, parse_turn
-from services.rollout.episodes.prompt import PromptBuilder
+from services.rollout.dialects.tagged_calls import parse_turn
+from services.rollout.dialects.template import TemplateDialect
+from services.rollout.dialects.turns import OK, ParseError, Reply
 from services.rollout.ports import Tokenizer
 from services.rollout.types import PromptFacts, Tool
 from tools.tiny_policy.demonstrator import Assignment, Call, Habits, Turn, demonstrate
@@ -92,30 +95,40 @@ def _refusal_text(instance: Instance, name: str, arguments: dict[str, Any]) -> s
         return json.dumps({"error": str(error)})
 
 
-def prompt_ids(prompts: PromptBuilder, scenario: Scenario, tools: Sequence[ToolSpec]) -> list[int]:
+def prompt_ids(
+    dialect: TemplateDialect, scenario: Scenario, tools: Sequence[ToolSpec]
+) -> list[int]:
     """The prompt that a rollout of this task starts with."""
     facts = PromptFacts(
         prompt=scenario.prompt,
         current_date=scenario.variables["CURRENT_DATE"],
         variables=scenario.variables,
     )
-    return prompts.prompt_ids(
+    return dialect.prompt_ids(
         facts, [Tool(t.name, t.description, t.parameters, t.read_only) for t in tools]
     )
 
 
 def tokenize_episode(
-    demonstration: Demonstration, prompts: PromptBuilder, tokenizer: Tokenizer
+    demonstration: Demonstration, dialect: TemplateDialect, tokenizer: Tokenizer
 ) -> Example:
     """The episode as a rollout would record it, token by token."""
-    ids = prompt_ids(prompts, demonstration.scenario, demonstration.tools)
+    ids = prompt_ids(dialect, demonstration.scenario, demonstration.tools)
     policy = [False] * len(ids)
     for turn in demonstration.turns:
-        written = [*tokenizer.encode(turn.text), prompts.turn_end_id]
-        seen = [] if turn.last else prompts.observation_ids([_answer_text(turn)])
+        written = [*tokenizer.encode(turn.text), dialect.stop_ids[0]]
+        seen = [] if turn.last else dialect.bridge_ids(np.array(ids), written, [_make_reply(turn)])
         ids += written + seen
         policy += [True] * len(written) + [False] * len(seen)
     return Example(ids, policy)
+
+
+def _make_reply(turn: Turn) -> Reply:
+    """Make the reply to the turn's only call."""
+    item = parse_turn(turn.text).items[0]
+    if turn.error is not None:
+        return Reply(item, "tool_error", [turn.error])
+    return Reply(item, OK, [json.dumps(turn.answer)])
 
 
 def _answer_text(turn: Turn) -> str:

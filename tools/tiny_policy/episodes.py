@@ -4,14 +4,15 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from transformers import Qwen3ForCausalLM
 
 from environments.api import Instance, ToolError, open_instance
 from environments.oracle import plan_calls
 from environments.scenario import Scenario
-from services.rollout.episodes.parsers import ParseError, ToolCall, parse_turn
-from services.rollout.episodes.prompt import OK, PromptBuilder
+from services.rollout.dialects.template import TemplateDialect
+from services.rollout.dialects.turns import OK, PARSE_ERROR, ParseError, Reply, ToolCall
 from services.rollout.ports import Tokenizer
 from tools.tiny_policy.demonstrations import prompt_ids
 from tools.tiny_policy.sampler import Limits, Sampled, sample_turns
@@ -25,11 +26,11 @@ class Player:
 
     model: Qwen3ForCausalLM
     tokenizer: Tokenizer
-    prompts: PromptBuilder
+    dialect: TemplateDialect
 
     @classmethod
     def of(cls, model: Qwen3ForCausalLM, tokenizer: Tokenizer) -> "Player":
-        return cls(model.eval(), tokenizer, PromptBuilder(tokenizer, profile="minimal"))
+        return cls(model.eval(), tokenizer, TemplateDialect(tokenizer))
 
 
 @dataclass
@@ -62,7 +63,7 @@ def play_tasks(
     generator: torch.Generator | None = None,
 ) -> list[Episode]:
     """Play every task once, all in step. Solved is who says so and has the right final state."""
-    limits = Limits(frozenset({player.prompts.turn_end_id}), temperature=temperature)
+    limits = Limits(frozenset({player.dialect.stop_ids[0]}), temperature=temperature)
     episodes = [_open_episode(player, task) for task in tasks]
     for turn in range(MAX_TURNS):
         live = [episode for episode in episodes if episode.stop_reason is None]
@@ -81,36 +82,34 @@ def play_tasks(
 def _open_episode(player: Player, task: Scenario) -> Episode:
     instance = open_instance(task.env_key, task.data_id, task.data_version)
     episode = Episode(instance, [])
-    episode.observe(prompt_ids(player.prompts, task, instance.tools()))
+    episode.observe(prompt_ids(player.dialect, task, instance.tools()))
     return episode
 
 
 def _take_step(player: Player, episode: Episode, written: Sampled, *, last: bool) -> None:
-    """Carry out what a turn says: observations are appended, or the episode ends."""
-    prompts = player.prompts
-    ended = written.ids[-1] == prompts.turn_end_id
-    turn = parse_turn(player.tokenizer.decode(written.ids[:-1] if ended else written.ids))
-    texts = [_answer_call(prompts, episode.instance, item) for item in turn.items]
+    """Carry out what a turn says: replies are appended, or the episode ends."""
+    dialect, before = player.dialect, np.array(episode.ids[: len(episode.ids) - len(written.ids)])
+    turn = dialect.parse_turn(before, written.ids, ())
+    replies = [_answer_call(episode.instance, item) for item in turn.items]
     if turn.done:
         episode.stop_reason = "done"
-    elif not ended and not turn.has_call:
+    elif not turn.has_call and written.ids[-1] not in dialect.stop_ids:
         episode.stop_reason = "generation_length"
     elif last:
         episode.stop_reason = "max_turns"
     else:
-        texts = texts or [prompts.no_call_text()]
-        episode.observe(prompts.observation_ids(texts, turn_ended=ended))
+        episode.observe(dialect.bridge_ids(before, written.ids, replies))
 
 
-def _answer_call(prompts: PromptBuilder, instance: Instance, item: ToolCall | ParseError) -> str:
-    """Return the text that the policy reads after one call."""
+def _answer_call(instance: Instance, item: ToolCall | ParseError) -> Reply:
+    """Return the reply to one call."""
     if isinstance(item, ParseError):
-        return prompts.observation_text("parse_error", [item.message])
+        return Reply(item, PARSE_ERROR, [item.message])
     try:
         result = instance.call(item.name, json.loads(item.arguments_json))
     except ToolError as error:
-        return prompts.observation_text("tool_error", [str(error)])
-    return prompts.observation_text(OK, [json.dumps(result)])
+        return Reply(item, "tool_error", [str(error)])
+    return Reply(item, OK, [json.dumps(result)])
 
 
 def is_solved(instance: Instance) -> bool:

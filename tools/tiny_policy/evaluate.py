@@ -79,8 +79,8 @@ def evaluate_arithmetic(player: Player, problems: int, *, temperature: float, se
     asked = [make_problem("test", index) for index in range(problems)]
     turns = sample_turns(
         player.model,
-        [arithmetic.prompt_ids(player.prompts, one) for one in asked],
-        Limits(frozenset({player.prompts.turn_end_id}), temperature=temperature),
+        [arithmetic.prompt_ids(player.dialect, one) for one in asked],
+        Limits(frozenset({player.dialect.stop_ids[0]}), temperature=temperature),
         torch.Generator().manual_seed(seed),
     )
     numbers = [marked_number(player.tokenizer.decode(turn.ids)) for turn in turns]

@@ -28,15 +28,17 @@ import base64, json, sys
 from pathlib import Path
 from flotilla.env_gateway.v1 import episode_service_pb2 as pb
 from services.rollout.api import codec
+from services.rollout.adapters.dialect_choice import choose_dialect
 from services.rollout.adapters.tokenizer import load_tokenizer
+from services.rollout.config.rollout import DialectConfig
 from services.rollout.ports import TemplateError
-from services.rollout.episodes.prompt import PromptBuilder
 
 asked = json.load(sys.stdin)
+config = DialectConfig(**asked["dialect"])
 tokenizer = load_tokenizer(
     Path(asked["folder"]),
     trust_remote_code=asked["trust_remote_code"],
-    template_options=asked["template_options"],
+    template_options=config.options,
 )
 told = {}
 for env_key, ready in asked["ready"].items():
@@ -44,7 +46,8 @@ for env_key, ready in asked["ready"].items():
     shown = [part.text for part in ready.initial_observation if part.text]
     try:
         episode = codec.episode_from_pb("", ready, shown)
-        ids = PromptBuilder(tokenizer, asked["profile"]).prompt_ids(episode.facts, episode.tools)
+        dialect = choose_dialect(asked["model"], tokenizer, config)
+        ids = dialect.prompt_ids(episode.facts, episode.tools)
         told[env_key] = [len(ids), ""]
     except (TemplateError, ValueError, TypeError) as error:
         told[env_key] = [0, str(error)]
@@ -75,8 +78,8 @@ async def check_prompts(
     question = {
         "folder": str(folder.resolve()),
         "trust_remote_code": subject.shared.policy.trust_remote_code,
-        "template_options": rollout["prompt"]["template_options"],
-        "profile": rollout["prompt"]["profile"],
+        "model": subject.shared.policy.model,
+        "dialect": rollout["dialect"],
         "ready": {env_key: base64.b64encode(text).decode() for env_key, text in opened.items()},
     }
     command = python_command("-c", _COUNT_SCRIPT, executable=executable)

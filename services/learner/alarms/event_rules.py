@@ -18,7 +18,7 @@ _LOOK_AT = {
     " see logs/env_gateway-0.log",
     "engine_error": "The engine fails on its prompts: see logs/rollout-0.log",
     "template_error": "The chat template of policy.model does not render what its tools answer:"
-    ' set rollout.prompt.profile = "full", or mend the template',
+    ' set rollout.dialect.name = "full", or mend the template',
     "aborted": "Rollout workers give its attempts up: see logs/rollout-0.log",
 }
 _ASIDE = "The learner's log says what happened (logs/learner-0.log)"

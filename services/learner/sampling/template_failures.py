@@ -31,5 +31,5 @@ class TemplateFailures:
             f"rollout: what the policy should read cannot be rendered, in groups of"
             f" {len(self._tasks)} different tasks, the newest of task {task!r}: {detail}. Mend the"
             " chat template of policy.model, or show tool results as user messages with"
-            ' rollout.prompt.profile = "full"'
+            ' rollout.dialect.name = "full"'
         )

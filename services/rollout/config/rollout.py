@@ -12,14 +12,14 @@ from services.rollout.episodes.episode import AttemptLimits
 from services.rollout.work.worker import WorkerOptions
 
 
-class PromptConfig(ConfigModel):
-    """The prompt of the policy."""
+class DialectConfig(ConfigModel):
+    """How the policy's family of models is written to and read."""
 
-    # `full` explains everything in a system message; `minimal` leaves the tools to the chat
-    # template and adds nothing to the task's prompt.
-    profile: Literal["full", "minimal"] = "full"
+    # `auto` goes by policy.model; `template` is the model's own chat template; `full` explains
+    # everything in a system message, for models that have not seen tools.
+    name: Literal["auto", "template", "full"] = "auto"
     # Variables of the chat template, such as enable_thinking = false.
-    template_options: dict[str, Any] = Field(default_factory=dict[str, Any])
+    options: dict[str, Any] = Field(default_factory=dict[str, Any])
 
 
 class EngineConfig(ConfigModel):
@@ -69,7 +69,7 @@ class RolloutConfig(ServiceConfig):
     # A wait for a lease, an engine without an ended turn, or an update of weights that takes longer
     # is reported in the log, with all stacks.
     stall_s: Seconds = 120.0
-    prompt: PromptConfig = PromptConfig()
+    dialect: DialectConfig = DialectConfig()
     engine: EngineConfig = EngineConfig()
 
     def check(self, shared: SharedConfig) -> None:

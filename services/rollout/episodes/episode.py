@@ -20,17 +20,17 @@ from services.common.domain.trajectory import Trajectory, TurnTiming
 from services.common.parsing import run_aside
 from services.common.printable_text import one_line
 from services.common.watchdog import Watchdog
+from services.rollout.dialects.turns import PARSE_ERROR, ParseError, Reply, ToolCall, Turn
 from services.rollout.episodes.attempt_record import (
     AttemptState,
     compute_digests,
     make_failed_trajectory,
     make_finished_trajectory,
 )
-from services.rollout.episodes.parsers import ParseError, ToolCall, Turn, parse_turn
-from services.rollout.episodes.prompt import PromptBuilder
 from services.rollout.episodes.transcript import Transcript
 from services.rollout.ports import (
     Clock,
+    Dialect,
     Engine,
     EngineDead,
     EngineError,
@@ -41,12 +41,14 @@ from services.rollout.ports import (
     TemplateError,
     Tokenizer,
 )
-from services.rollout.types import Completion, OpenRequest, Sampling
+from services.rollout.types import Completion, OpenRequest, Sampling, ToolResult
 
 # Called with `prompt`, `completion` or `observation` and a text, as they happen.
 Observer = Callable[[str, str], None]
 
 _GENERATE = "generate"
+# Outcome of a turn that called nothing.
+NO_CALL = "no_call"
 # Told apart of what a policy writes, and how much of each; the contract bounds both.
 _NAMES, _NAME_CHARACTERS = 8, 200
 # Outcomes after which the state of the environment cannot be known or reached.
@@ -103,7 +105,7 @@ class AttemptRunner:
         engine: Engine,
         environment: Environment,
         tokenizer: Tokenizer,
-        prompts: PromptBuilder,
+        dialect: Dialect,
         limits: AttemptLimits,
         clock: Clock = time.monotonic,
         watchdog: Watchdog | None = None,
@@ -112,7 +114,7 @@ class AttemptRunner:
         self._engine = engine
         self._environment = environment
         self._tokenizer = tokenizer
-        self._prompts = prompts
+        self._dialect = dialect
         self._limits = limits
         self._clock = clock
 
@@ -172,7 +174,7 @@ class AttemptRunner:
         self, attempt: Attempt, episode: Episode, state: AttemptState, observe: Observer
     ) -> StopReason:
         info = episode.info
-        prompt_ids = self._prompts.prompt_ids(info.facts, info.tools)
+        prompt_ids = self._dialect.prompt_ids(info.facts, info.tools)
         state.transcript = Transcript(prompt_ids)
         state.digests = compute_digests(info, state.transcript)
         state.counts.tools = len(info.tools)
@@ -197,23 +199,39 @@ class AttemptRunner:
         state.transcript.add_completion(completion, sampling.temperature)
         state.counts.turns += 1
         sampled = self._clock()
-        turn, ended = await self._read_turn(completion, episode, state, observe)
+        turn = await self._read_turn(completion, shown, episode, state, observe)
         # There is no time left for what a cut turn asks for.
         calls = () if state.is_single_turn or completion.timed_out else turn.items
         async with self._within_time(state):
-            texts, env_done = await self._execute_calls(calls, episode, state)
+            replies, env_done = await self._execute_calls(calls, episode, state)
         state.turns.append(
             TurnTiming(sampled - began, self._clock() - sampled, shown, len(completion.token_ids))
         )
         stop = self._stop_reason(turn, completion, state, env_done=env_done)
         if stop is not None:
             return stop
-        texts = texts or [self._prompts.no_call_text()]
-        state.transcript.add_observation(self._prompts.observation_ids(texts, turn_ended=ended))
+        await self._show_replies(replies, completion, shown, state, observe)
+        return None
+
+    async def _show_replies(
+        self,
+        replies: Sequence[Reply],
+        completion: Completion,
+        shown: int,
+        state: AttemptState,
+        observe: Observer,
+    ) -> None:
+        """Append what the policy reads after its turn, which began behind `shown` tokens."""
+        replies = replies or [Reply(None, NO_CALL, ())]
+        before, written = state.transcript.token_ids[:shown], completion.token_ids.tolist()
+        texts = [self._dialect.reply_text(reply) for reply in replies]
+        ids = await run_aside(
+            sum(map(len, texts)), lambda: self._dialect.bridge_ids(before, written, replies)
+        )
+        state.transcript.add_observation(ids)
         state.messages += [{"role": "tool", "content": text} for text in texts]
         for text in texts:
             observe("observation", text)
-        return None
 
     async def _generate_turn(self, state: AttemptState, sampling: Sampling) -> Completion:
         """Sample one turn, in a stage of its own: the engine stands still when no turn of any
@@ -244,19 +262,23 @@ class AttemptRunner:
             raise OutOfTime from None
 
     async def _read_turn(
-        self, completion: Completion, episode: Episode, state: AttemptState, observe: Observer
-    ) -> tuple[Turn, bool]:
-        """Parse the turn; return it, and whether the policy ended it by itself."""
-        ids = completion.token_ids.tolist()
-        ended = bool(ids) and ids[-1] == self._prompts.turn_end_id
+        self,
+        completion: Completion,
+        shown: int,
+        episode: Episode,
+        state: AttemptState,
+        observe: Observer,
+    ) -> Turn:
+        ids, before = completion.token_ids.tolist(), state.transcript.token_ids[:shown]
+        ended = bool(ids) and ids[-1] in self._dialect.stop_ids
         text = self._tokenizer.decode(ids[:-1] if ended else ids)
         state.messages.append({"role": "assistant", "content": text})
         observe("completion", text)
-        tools, thinking = episode.info.tools, self._prompts.opens_thinking
-        turn = await run_aside(len(text), lambda: parse_turn(text, tools, thinking=thinking))
+        tools = episode.info.tools
+        turn = await run_aside(len(text), lambda: self._dialect.parse_turn(before, ids, tools))
         if turn.done or state.is_single_turn:
             state.answer = turn.answer
-        return turn, ended
+        return turn
 
     def _stop_reason(
         self, turn: Turn, completion: Completion, state: AttemptState, *, env_done: bool
@@ -275,26 +297,24 @@ class AttemptRunner:
 
     async def _execute_calls(
         self, calls: Sequence[ToolCall | ParseError], episode: Episode, state: AttemptState
-    ) -> tuple[list[str], bool]:
-        """Return the observations of all calls in order, and whether the environment ended the
+    ) -> tuple[list[Reply], bool]:
+        """Return the replies to all calls in order, and whether the environment ended the
         episode."""
-        texts: list[str] = []
+        replies: list[Reply] = []
         state.counts.malformed_turns += any(isinstance(item, ParseError) for item in calls)
         for item in calls:
             if isinstance(item, ParseError):
                 state.counts.parse_errors += 1
                 _count_name(state.counts.parse_messages, item.message)
-                texts.append(self._prompts.observation_text("parse_error", [item.message]))
+                replies.append(Reply(item, PARSE_ERROR, [item.message]))
                 continue
-            text, done = await self._call_tool(item, episode, state)
-            texts.append(text)
-            if done:
-                return texts, True
-        return texts, False
+            result = await self._call_tool(item, episode, state)
+            replies.append(Reply(item, result.outcome, result.parts))
+            if result.done:
+                return replies, True
+        return replies, False
 
-    async def _call_tool(
-        self, call: ToolCall, episode: Episode, state: AttemptState
-    ) -> tuple[str, bool]:
+    async def _call_tool(self, call: ToolCall, episode: Episode, state: AttemptState) -> ToolResult:
         counts = state.counts
         counts.tool_calls += 1
         counts.repeats += (call.name, call.arguments_json) in state.calls_made
@@ -308,7 +328,7 @@ class AttemptRunner:
             _count_name(counts.unknown_tools, call.name)
         if result.outcome in LOST_OUTCOMES:
             raise EnvironmentLost(f"{call.name}: {result.outcome}: {' '.join(result.parts)}")
-        return self._prompts.observation_text(result.outcome, result.parts), result.done
+        return result
 
     async def _grade_attempt(self, episode: Episode, state: AttemptState) -> Grade:
         """Return the grade of an attempt that ended by itself or by a limit."""

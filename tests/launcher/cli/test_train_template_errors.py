@@ -44,7 +44,7 @@ async def test_train_ends_with_the_template_error_as_its_reason(tmp_path: Path) 
     reason = "rollout: what the policy should read cannot be rendered, in groups of 3 different"
     assert reason in screen
     assert WORDS in screen
-    assert 'rollout.prompt.profile = "full"' in screen
+    assert 'rollout.dialect.name = "full"' in screen
     assert screen.count(reason) == 1, "the user reads it once"
     assert "alarm: template_error of env0" in output, "before that, after the first group"
     await nothing_left(runs)

@@ -31,9 +31,9 @@ from tests.support.rollout import (
     FakeEnvironment,
     FakeEpisode,
     attempt,
+    dialect,
     engine,
     limits,
-    prompts,
     runner,
     tokenizer,
     turns,
@@ -86,7 +86,7 @@ async def test_several_calls_of_a_turn_are_executed_in_order() -> None:
 
 async def test_what_the_prompt_promises_of_several_calls_is_what_happens() -> None:
     environment = FakeEnvironment()
-    full = runner(environment, [LOOK + OTHER, "<done>"], profile="full")
+    full = runner(environment, [LOOK + OTHER, "<done>"], name="full")
     trajectory = await full.run_attempt(attempt())
     assert "Several calls in one response are executed in order." in text(trajectory)
     assert len(environment.episodes[0].calls) == 2
@@ -151,12 +151,16 @@ async def test_a_call_without_arguments_is_executed_when_its_tool_requires_none(
     assert 'tool call of \\"look\\" needs \\"arguments\\" with \\"at\\"' in text(trajectory)
 
 
-async def test_a_turn_without_a_call_is_told_so() -> None:
-    trajectory = await runner(FakeEnvironment(), ["Hello.", "<done>"]).run_attempt(attempt())
-    assert "no tool call found" in text(trajectory)
-    full = await runner(FakeEnvironment(), ["Hello.", "<done>"], profile="full").run_attempt(
-        attempt()
-    )
+async def test_a_turn_without_a_call_is_the_answer() -> None:
+    environment = FakeEnvironment()
+    trajectory = await runner(environment, ["Hello.", LOOK]).run_attempt(attempt())
+    assert trajectory.stop_reason is StopReason.DONE
+    assert trajectory.counts.turns == 1
+    assert environment.episodes[0].grades[0][0] == "Hello."
+
+
+async def test_a_policy_that_was_told_how_to_end_is_told_of_a_turn_without_a_call() -> None:
+    full = await runner(FakeEnvironment(), ["Hello.", "<done>"], name="full").run_attempt(attempt())
     assert "No tool call found. Use <tool_call>" in text(full)
 
 
@@ -240,9 +244,9 @@ async def test_an_engine_that_does_not_keep_time_is_left(monkeypatch: pytest.Mon
             await asyncio.Event().wait()
             raise AssertionError
 
-    hangs = Hangs(tokenizer(), prompts().turn_end_id, policy=POLICY)
+    hangs = Hangs(tokenizer(), dialect().stop_ids[0], policy=POLICY)
     run = AttemptRunner(
-        hangs, FakeEnvironment(), tokenizer(), prompts(), limits(attempt_timeout_s=0.1)
+        hangs, FakeEnvironment(), tokenizer(), dialect(), limits(attempt_timeout_s=0.1)
     )
     trajectory = await asyncio.wait_for(run.run_attempt(attempt()), 2)
     assert trajectory.failure is FailureKind.ABORTED
@@ -324,7 +328,7 @@ async def test_engine_errors_fail_the_attempt_alone(error: Exception, kind: Fail
         return LOOK
 
     environment = FakeEnvironment()
-    broken = AttemptRunner(engine(write), environment, tokenizer(), prompts(), limits())
+    broken = AttemptRunner(engine(write), environment, tokenizer(), dialect(), limits())
     fine = runner(environment, [LOOK, "<done>"])
     failed, done = await asyncio.gather(
         broken.run_attempt(attempt(0)), fine.run_attempt(attempt(1))
@@ -339,7 +343,7 @@ async def test_a_dead_engine_is_no_fault_of_the_attempt() -> None:
     fake.death.set_result("killed")
     environment = FakeEnvironment()
     with pytest.raises(EngineDead, match="killed"):
-        await AttemptRunner(fake, environment, tokenizer(), prompts(), limits()).run_attempt(
+        await AttemptRunner(fake, environment, tokenizer(), dialect(), limits()).run_attempt(
             attempt()
         )
     assert environment.episodes[0].closed

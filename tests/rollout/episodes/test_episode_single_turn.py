@@ -4,9 +4,9 @@ import pytest
 
 from services.common.domain.attempts import StopReason
 from services.common.domain.trajectory import Author
-from services.rollout.episodes.prompt import system_text
+from services.rollout.dialects.full import system_text
 from services.rollout.types import PromptFacts, Tool
-from tests.support.rollout import FakeEnvironment, attempt, prompts, runner, tokenizer
+from tests.support.rollout import FakeEnvironment, attempt, dialect, runner, tokenizer
 
 TEXT = "7 + 5 = 12\n#### 12"
 
@@ -61,8 +61,7 @@ async def test_a_call_of_a_tool_that_nobody_offered_is_not_made() -> None:
 def test_a_prompt_without_tools_speaks_of_none() -> None:
     asked = PromptFacts("Find it.", "", {})
     texts = [
-        tokenizer().decode(prompts(profile).prompt_ids(asked, []))
-        for profile in ("minimal", "full")
+        tokenizer().decode(dialect(name).prompt_ids(asked, [])) for name in ("template", "full")
     ]
     assert texts == ["<|im_start|>user\nFind it.<|im_end|>\n<|im_start|>assistant\n"] * 2
 

@@ -27,8 +27,7 @@ from services.rollout.adapters.fake import FakeEngine
 from services.rollout.adapters.learner import GroupClient
 from services.rollout.adapters.learner_calls import RunEpoch, WorkerIdentity
 from services.rollout.episodes.episode import AttemptRunner
-from services.rollout.episodes.prompt import PromptBuilder
-from services.rollout.ports import LearnerRefused, TemplateError
+from services.rollout.ports import Dialect, LearnerRefused, TemplateError
 from services.rollout.types import Completion, OpenRequest, Sampling
 from services.rollout.work.worker import Worker, WorkerOptions
 from tests.support.fake_peers import (
@@ -41,7 +40,7 @@ from tests.support.fake_peers import (
     served,
     until,
 )
-from tests.support.rollout import POLICY, engine, limits, prompts, tokenizer, turns
+from tests.support.rollout import POLICY, dialect, engine, limits, tokenizer, turns
 
 LOOK = '<tool_call>{"name": "look", "arguments": {}}</tool_call>'
 DONE = "<done>"
@@ -56,7 +55,7 @@ class WorkerSetup:
     gateway: FakeGateway
     environment: GatewayEnvironment
     engine: FakeEngine
-    prompts: PromptBuilder
+    dialect: Dialect
     worker: Worker
     drain: asyncio.Event
     settled: asyncio.Event
@@ -89,8 +88,8 @@ async def setup(
         environment = GatewayEnvironment(
             channel, run_id="run", worker_id="rollout-0", renew_interval_s=0.1
         )
-        builder = prompts()
-        attempts = AttemptRunner(fake, environment, tokenizer(), builder, limits(**changes))
+        chosen = dialect()
+        attempts = AttemptRunner(fake, environment, tokenizer(), chosen, limits(**changes))
         options = WorkerOptions(max_attempts, 0.1, 0.01, 5.0)
         client = GroupClient(channel, IDENTITY, RunEpoch())
         policy = lambda: fake.policy  # noqa: E731
@@ -100,7 +99,7 @@ async def setup(
         )
         try:
             yield WorkerSetup(
-                learner, gateway, environment, fake, builder, worker, drain, settled, running
+                learner, gateway, environment, fake, chosen, worker, drain, settled, running
             )
         finally:
             drain.set()
@@ -184,14 +183,14 @@ async def test_tries_end_at_max_tries_and_the_lease_is_given_back() -> None:
 async def test_a_template_error_is_handed_in_once_and_ends_its_whole_group() -> None:
     async with setup(learner_with(lease("l1", 3), lease("l2", 1)), seconds=0.2) as it:
         fails = iter([True])
-        encode = it.prompts.observation_ids
+        encode = it.dialect.bridge_ids
 
-        def observation_ids(*args: Any, **named: Any) -> list[int]:
+        def bridge_ids(*args: Any, **named: Any) -> list[int]:
             if next(fails, False):
                 raise TemplateError("roles must alternate")
             return encode(*args, **named)
 
-        it.prompts.observation_ids = observation_ids
+        it.dialect.bridge_ids = bridge_ids
         await until(lambda: len(it.learner.submitted) == 2)
         first, other = it.learner.submitted
         assert first.header.failure == trajectory_pb2.FAILURE_KIND_TEMPLATE_ERROR

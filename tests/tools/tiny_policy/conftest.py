@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from services.rollout.adapters.tokenizer import TransformersTokenizer, load_tokenizer
-from services.rollout.episodes.prompt import PromptBuilder
+from services.rollout.dialects.template import TemplateDialect
 from tools.tiny_policy.build import Recipe, build
 from tools.tiny_policy.train import Schedule
 
@@ -28,5 +28,5 @@ def tokenizer(policy_folder: Path) -> TransformersTokenizer:
 
 
 @pytest.fixture(scope="session")
-def prompts(tokenizer: TransformersTokenizer) -> PromptBuilder:
-    return PromptBuilder(tokenizer, profile="minimal")
+def dialect(tokenizer: TransformersTokenizer) -> TemplateDialect:
+    return TemplateDialect(tokenizer)

@@ -10,7 +10,7 @@ import pytest
 from environments.gsm8k.arithmetic import CHANGES, LARGEST, SMALLEST, Problem, make_problem
 from environments.gsm8k.verifiers.strict import marked_number
 from services.rollout.adapters.tokenizer import TransformersTokenizer
-from services.rollout.episodes.prompt import PromptBuilder
+from services.rollout.dialects.template import TemplateDialect
 from tests.tools.tiny_policy.conftest import MINI
 from tools.tiny_policy import __main__ as cli
 from tools.tiny_policy import arithmetic
@@ -70,9 +70,9 @@ def test_every_word_and_number_is_one_token(tokenizer: TransformersTokenizer) ->
 def test_a_demonstration_is_a_prompt_and_one_turn_of_the_policy(
     tokenizer: TransformersTokenizer,
 ) -> None:
-    prompts = PromptBuilder(tokenizer, profile="minimal")
+    dialect = TemplateDialect(tokenizer)
     [one] = arithmetic.make_demonstrations(1, first=3, habits=DILIGENT, rng=random.Random(0))
-    example = arithmetic.tokenize_episode(one, prompts, tokenizer)
+    example = arithmetic.tokenize_episode(one, dialect, tokenizer)
     written = [token for token, own in zip(example.ids, example.policy, strict=True) if own]
     assert tokenizer.decode(written) == f"{make_problem('demo', 3).solution}<|im_end|>"
     text = tokenizer.decode(example.ids)

@@ -5,6 +5,7 @@ import random
 from collections.abc import Sequence
 from itertools import groupby, pairwise
 
+import numpy as np
 import pytest
 
 from environments.api import ENV_KEYS, Instance, ToolError, open_instance
@@ -12,7 +13,8 @@ from environments.scenario import make_data_id
 from environments.tasks import verifier_source
 from environments.words import is_heldout_pair
 from services.rollout.adapters.tokenizer import TransformersTokenizer
-from services.rollout.episodes.prompt import OK, PromptBuilder
+from services.rollout.dialects.template import TemplateDialect
+from services.rollout.dialects.turns import OK, Reply, ToolCall
 from tests.support.verifier_dialect import grade
 from tools.tiny_policy.demonstrations import (
     make_assignment,
@@ -82,29 +84,31 @@ def test_demonstrations_contain_no_pair_of_names_that_evaluation_asks_for() -> N
 
 
 def test_a_demonstration_is_token_for_token_the_episode_of_a_policy_that_writes_it(
-    tokenizer: TransformersTokenizer, prompts: PromptBuilder
+    tokenizer: TransformersTokenizer, dialect: TemplateDialect
 ) -> None:
     for demonstration in make_demonstrations(60, first=0, habits=Habits(), rng=random.Random(1)):
-        example = tokenize_episode(demonstration, prompts, tokenizer)
+        example = tokenize_episode(demonstration, dialect, tokenizer)
         scenario = demonstration.scenario
         instance = open_instance(scenario.env_key, scenario.data_id)
-        ids = prompt_ids(prompts, scenario, instance.tools())
+        ids = prompt_ids(dialect, scenario, instance.tools())
         turns = written_by_policy(example.ids, example.policy)
         for number, turn in enumerate(turns):
             ids += turn
             if number + 1 < len(turns):
-                ids += prompts.observation_ids([answer(instance, tokenizer.decode(turn), prompts)])
+                reply = answer(instance, tokenizer.decode(turn))
+                ids += dialect.bridge_ids(np.array(ids), turn, [reply])
         assert ids == example.ids
 
 
-def answer(instance: Instance, text: str, prompts: PromptBuilder) -> str:
-    """What a rollout shows a policy that has written `text`."""
+def answer(instance: Instance, text: str) -> Reply:
+    """The reply that a rollout shows a policy that has written `text`."""
     call = json.loads(text.removeprefix("<tool_call>").removesuffix("</tool_call><|im_end|>"))
+    item = ToolCall(call["name"], json.dumps(call["arguments"]))
     try:
         result = instance.call(call["name"], call["arguments"])
     except ToolError as error:
-        return prompts.observation_text("tool_error", [str(error)])
-    return prompts.observation_text(OK, [json.dumps(result)])
+        return Reply(item, "tool_error", [str(error)])
+    return Reply(item, OK, [json.dumps(result)])
 
 
 def test_evaluation_grades_as_the_shipped_verifiers_do() -> None:
@@ -120,10 +124,10 @@ def test_evaluation_grades_as_the_shipped_verifiers_do() -> None:
 
 
 def test_only_what_the_demonstrator_wrote_is_marked_for_training(
-    tokenizer: TransformersTokenizer, prompts: PromptBuilder
+    tokenizer: TransformersTokenizer, dialect: TemplateDialect
 ) -> None:
     [demonstration] = make_demonstrations(1, first=0, habits=DILIGENT, rng=random.Random(0))
-    example = tokenize_episode(demonstration, prompts, tokenizer)
+    example = tokenize_episode(demonstration, dialect, tokenizer)
     written = written_by_policy(example.ids, example.policy)
     assert [tokenizer.decode(turn) for turn in written] == [
         f"{turn.text}<|im_end|>" for turn in demonstration.turns

@@ -2,13 +2,15 @@
 
 import json
 
+import numpy as np
 import pytest
 
 from environments.api import ENV_KEYS, open_instance
 from environments.scenario import make_data_id
 from environments.words import LISTS
 from services.rollout.adapters.tokenizer import TransformersTokenizer
-from services.rollout.episodes.prompt import PromptBuilder
+from services.rollout.dialects.template import TemplateDialect
+from services.rollout.dialects.turns import OK, Reply, ToolCall
 from tools.tiny_policy.demonstrations import prompt_ids
 from tools.tiny_policy.tokenizer import MARKUP_TOKENS
 
@@ -50,10 +52,10 @@ def test_markup_is_one_token_and_no_control_token(tokenizer: TransformersTokeniz
 
 
 def test_the_prompt_names_each_tool_on_one_line(
-    tokenizer: TransformersTokenizer, prompts: PromptBuilder
+    tokenizer: TransformersTokenizer, dialect: TemplateDialect
 ) -> None:
     instance = open_instance("shop", make_data_id("demo", 0))
-    ids = prompt_ids(prompts, instance.scenario, instance.tools())
+    ids = prompt_ids(dialect, instance.scenario, instance.tools())
     assert tokenizer.decode(ids) == (
         "<|im_start|>system\n"
         "Tools:\n"
@@ -66,14 +68,14 @@ def test_the_prompt_names_each_tool_on_one_line(
 
 
 @pytest.mark.parametrize("env_key", ENV_KEYS)
-def test_a_prompt_is_short(prompts: PromptBuilder, env_key: str) -> None:
+def test_a_prompt_is_short(dialect: TemplateDialect, env_key: str) -> None:
     instance = open_instance(env_key, make_data_id("demo", 0))
-    assert len(prompt_ids(prompts, instance.scenario, instance.tools())) < 80
+    assert len(prompt_ids(dialect, instance.scenario, instance.tools())) < 80
 
 
 @pytest.mark.parametrize("observations", [["[]"], ['{"ok": true}', '{"error": "not found"}']])
 def test_tokens_appended_turn_by_turn_equal_the_whole_conversation(
-    tokenizer: TransformersTokenizer, prompts: PromptBuilder, observations: list[str]
+    tokenizer: TransformersTokenizer, dialect: TemplateDialect, observations: list[str]
 ) -> None:
     question = {"role": "user", "content": "Close the crash issue in core."}
     turn = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
@@ -83,8 +85,9 @@ def test_tokens_appended_turn_by_turn_equal_the_whole_conversation(
         *({"role": "tool", "content": text} for text in observations),
     ]
     start = tokenizer.encode(tokenizer.apply_chat_template([question], None, True))
-    written = [*tokenizer.encode(turn), prompts.turn_end_id]
-    seen = prompts.observation_ids(observations)
+    written = [*tokenizer.encode(turn), dialect.stop_ids[0]]
+    replies = [Reply(ToolCall("f", "{}"), OK, [text]) for text in observations]
+    seen = dialect.bridge_ids(np.array(start), written, replies)
     assert start + written + seen == tokenizer.encode(
         tokenizer.apply_chat_template(whole, None, True)
     )

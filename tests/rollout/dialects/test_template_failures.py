@@ -2,6 +2,7 @@
 is given up whole."""
 
 import re
+from typing import Literal
 
 import psutil
 import pytest
@@ -9,44 +10,45 @@ import pytest
 from services.common.domain.attempts import FailureKind, StopReason
 from services.common.domain.trajectory import Trajectory
 from services.rollout.adapters.chat_template_process import TEMPLATES
+from services.rollout.adapters.dialect_choice import choose_dialect
 from services.rollout.adapters.fake import FakeEngine
+from services.rollout.config.rollout import DialectConfig
+from services.rollout.dialects.full import FullDialect
+from services.rollout.dialects.template import TemplateDialect
 from services.rollout.episodes.episode import AttemptRunner
-from services.rollout.episodes.prompt import Profile, PromptBuilder
 from services.rollout.ports import TemplateError
 from services.rollout.types import Tool
-from tests.rollout.episodes.templates import AT_MOST_THREE, GEMMA, MISTRAL, chatml, tokenizer_with
+from tests.rollout.dialects.templates import AT_MOST_THREE, GEMMA, MISTRAL, chatml, tokenizer_with
 from tests.support.rollout import POLICY, TOOL, FakeEnvironment, attempt, limits, turns
 
 CALL = '<tool_call>{"name": "look", "arguments": {"at": "it"}}</tool_call>'
 
 
 async def play(
-    template: str, *texts: str, profile: Profile = "minimal", tool: Tool = TOOL
+    template: str, *texts: str, name: Literal["template", "full"] = "template", tool: Tool = TOOL
 ) -> tuple[Trajectory, FakeEnvironment]:
     tokenizer = tokenizer_with(template)
-    prompts = PromptBuilder(tokenizer, profile)
+    dialect = choose_dialect("", tokenizer, DialectConfig(name=name))
     write = (
         turns(*texts) if "im_start" in template else lambda shown: texts[shown.count("model") - 1]
     )
-    engine = FakeEngine(tokenizer, prompts.turn_end_id, write, policy=POLICY)
+    engine = FakeEngine(tokenizer, dialect.stop_ids[0], write, policy=POLICY)
     environment = FakeEnvironment(tools=(tool,))
-    runner = AttemptRunner(engine, environment, tokenizer, prompts, limits())
+    runner = AttemptRunner(engine, environment, tokenizer, dialect, limits())
     return await runner.run_attempt(attempt()), environment
 
 
-@pytest.mark.parametrize(
-    ("template", "fault"),
-    [(GEMMA, "Conversation roles must alternate"), (MISTRAL, "Tool call IDs should be")],
-)
-def test_a_template_that_refuses_tool_results_is_refused_before_anything_is_played(
-    template: str, fault: str
-) -> None:
+def test_a_template_that_refuses_tool_results_is_refused_before_anything_is_played() -> None:
     with pytest.raises(TemplateError) as refused:
-        PromptBuilder(tokenizer_with(template), "minimal")
+        TemplateDialect(tokenizer_with(GEMMA))
     said = str(refused.value)
-    assert fault in said
+    assert "Conversation roles must alternate" in said
     assert "user, assistant, tool" in said, "it says what could not be rendered"
-    assert 'rollout.prompt.profile = "full"' in said, "and what to do"
+    assert 'rollout.dialect.name = "full"' in said, "and what to do"
+
+
+def test_a_template_that_wants_ids_of_calls_gets_them() -> None:
+    assert TemplateDialect(tokenizer_with(MISTRAL)).stop_ids
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
@@ -56,16 +58,16 @@ def test_results_of_up_to_three_calls_are_rendered_at_the_start(count: int) -> N
         f"{count}" + " %}{{- raise_exception('not ' ~ messages[-1].role) }}{%- endif %}"
     )
     with pytest.raises(TemplateError, match=", ".join(["tool"] * count) + ".*not tool"):
-        PromptBuilder(tokenizer_with(chatml(check)), "minimal")
+        TemplateDialect(tokenizer_with(chatml(check)))
 
 
-def test_no_other_profile_is_recommended_where_none_works() -> None:
+def test_no_other_dialect_is_recommended_where_none_works() -> None:
     check = "{%- if messages | length > 2 %}{{- raise_exception('one turn') }}{%- endif %}"
     with pytest.raises(TemplateError) as refused:
-        PromptBuilder(tokenizer_with(chatml(check)), "minimal")
-    assert "profile" not in str(refused.value)
+        TemplateDialect(tokenizer_with(chatml(check)))
+    assert "rollout.dialect" not in str(refused.value)
     with pytest.raises(TemplateError, match=r"user, assistant, user.*one turn"):
-        PromptBuilder(tokenizer_with(chatml(check)), "full")
+        FullDialect(tokenizer_with(chatml(check)))
 
 
 @pytest.mark.parametrize(
@@ -75,11 +77,11 @@ def test_no_other_profile_is_recommended_where_none_works() -> None:
 def test_whatever_a_template_raises_is_the_templates_fault(fault: str) -> None:
     check = "{%- if message.role == 'tool' %}" + fault + "{%- endif %}"
     with pytest.raises(TemplateError, match="user, assistant, tool"):
-        PromptBuilder(tokenizer_with(chatml(check)), "minimal")
+        TemplateDialect(tokenizer_with(chatml(check)))
 
 
-async def test_the_profile_that_is_recommended_plays_to_the_end() -> None:
-    trajectory, environment = await play(GEMMA, CALL + CALL, "<done>", profile="full")
+async def test_the_dialect_that_is_recommended_plays_to_the_end() -> None:
+    trajectory, environment = await play(GEMMA, CALL + CALL, "<done>", name="full")
     assert trajectory.stop_reason is StopReason.DONE
     assert len(environment.episodes[0].calls) == 2
 
@@ -127,14 +129,14 @@ def test_a_template_without_an_end_is_refused_and_the_next_one_is_rendered(
     bomb: str,
 ) -> None:
     with pytest.raises(TemplateError, match=r"cannot render user: (it takes|MemoryError)"):
-        PromptBuilder(tokenizer_with(chatml(bomb)), "minimal")
-    assert PromptBuilder(tokenizer_with(chatml("")), "minimal").turn_end_id > 0
+        TemplateDialect(tokenizer_with(chatml(bomb)))
+    assert TemplateDialect(tokenizer_with(chatml(""))).stop_ids[0] > 0
 
 
 def test_a_template_that_makes_a_flood_of_text_is_refused() -> None:
     flood = "{%- for a in range(20000) %}{{- 'a' * 1000 }}{%- endfor %}"
     with pytest.raises(TemplateError, match=r"it makes 20000\d+ characters, more than"):
-        PromptBuilder(tokenizer_with(chatml(flood)), "minimal")
+        TemplateDialect(tokenizer_with(chatml(flood)))
 
 
 def test_a_template_that_raises_a_flood_of_text_is_told_in_few_words() -> None:

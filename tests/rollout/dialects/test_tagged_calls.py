@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.rollout.episodes.parsers import ParseError, ToolCall, Turn, parse_turn
+from services.rollout.dialects.tagged_calls import parse_turn
+from services.rollout.dialects.turns import ParseError, ToolCall, Turn
 from services.rollout.types import Tool
 
 TAGS = ["<tool_call>", "</tool_call>", "<think>", "</think>", "<done>", "{", "}", '"', "[", "\\"]

@@ -7,7 +7,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from services.common.parsing import ASIDE_BYTES
-from services.rollout.episodes.parsers import MOST_CALLS, ParseError, ToolCall, Turn, parse_turn
+from services.rollout.dialects.tagged_calls import MOST_CALLS, parse_turn
+from services.rollout.dialects.turns import ParseError, ToolCall, Turn
 
 # Of a text that is parsed on the event loop; longer ones take a thread, and longer in proportion.
 MOST_S = 0.05

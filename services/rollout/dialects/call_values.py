@@ -1,0 +1,83 @@
+"""From a call's JSON value to a call, or to an error that the policy can read."""
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from services.rollout.dialects.turns import ParseError, ToolCall
+from services.rollout.types import Tool
+
+ARGUMENTS = ("arguments", "params")
+# Keys that hold no arguments whatever stands under them.
+OTHERS = ("name", "tool", "id", "type")
+# Characters of the policy's or an environment's names in one message.
+MOST_QUOTED = 100
+
+# Names of tools, and the arguments that each demands.
+Required = Mapping[str, Collection[str]]
+
+
+def required_arguments(tools: Sequence[Tool]) -> Required:
+    """Return the arguments that each tool's schema demands."""
+    return {tool.name: _required(tool) for tool in tools}
+
+
+def make_call(value: Any, required: Required) -> ToolCall | ParseError:
+    """Make a call of `{"name": ..., "arguments": {...}}`."""
+    if not isinstance(value, dict):
+        return ParseError('tool call must be a JSON object with "name" and "arguments"')
+    name = value.get("name", value.get("tool"))
+    if not isinstance(name, str) or not name.strip() or not name.isprintable():
+        return ParseError('tool call needs "name", the name of a tool')
+    arguments = _arguments(value, name, required.get(name, ()))
+    if isinstance(arguments, ParseError):
+        return arguments
+    try:
+        return ToolCall(name, json.dumps(arguments, allow_nan=False))
+    except RecursionError:
+        return ParseError("tool call is nested too deeply")
+    except ValueError as error:
+        return ParseError(
+            f"tool call has arguments that JSON cannot express: {error_reason(error)}"
+        )
+
+
+def _arguments(
+    call: dict[str, Any], name: str, required: Collection[str]
+) -> dict[str, Any] | ParseError:
+    """Return the arguments. Nothing that the policy wrote as such is left out in silence: a call
+    that is executed without them teaches it something wrong."""
+    places = [key for key in ARGUMENTS if key in call]
+    if len(places) > 1:
+        return ParseError(f"tool call has its arguments twice, under {_quoted(places)}")
+    arguments = call[places[0]] if places else {}
+    if not isinstance(arguments, dict):
+        return ParseError('"arguments" of a tool call must be a JSON object')
+    others = [key for key in call if key not in (*ARGUMENTS, *OTHERS)]
+    if places:
+        others = [key for key in others if isinstance(call[key], dict) and not arguments]
+    if others:
+        return ParseError(
+            f'tool call needs its arguments under "arguments", found {_quoted(others)}'
+        )
+    if required and not places:
+        return ParseError(
+            f'tool call of {_quoted([name])} needs "arguments" with {_quoted(required)}'
+        )
+    return arguments
+
+
+def _quoted(names: Collection[str]) -> str:
+    """Quote names as JSON strings: what they hold cannot break the message."""
+    return ", ".join(json.dumps(name) for name in names)[:MOST_QUOTED]
+
+
+def error_reason(error: ValueError) -> str:
+    """Return what is wrong, without the place where JSON stops making sense."""
+    return error.msg if isinstance(error, json.JSONDecodeError) else str(error)
+
+
+def _required(tool: Tool) -> Collection[str]:
+    """Return the arguments that a tool's schema demands."""
+    names = tool.parameters.get("required")
+    return [str(name) for name in names] if isinstance(names, list) else []

@@ -1,0 +1,123 @@
+"""The dialect that explains everything in a system message, for models without tools in theirs."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from services.rollout.dialects.inert_text import InertText
+from services.rollout.dialects.tagged_calls import LENIENT, parse_turn
+from services.rollout.dialects.template import find_stop_ids, join_turn, strip_stop
+from services.rollout.dialects.template_turns import ShownReply, TemplateTurns, make_call_id
+from services.rollout.dialects.thinking import ThinkingMarks
+from services.rollout.dialects.turns import OK, Reply, Turn
+from services.rollout.ports import Tokenizer
+from services.rollout.types import PromptFacts, Tool
+
+CURRENT_DATE = "CURRENT_DATE"
+LABELS = {"LOGGED_IN_USER": "Logged in user ID", "LOGGED_IN_NAME": "Logged in as"}
+NO_CALL = (
+    'No tool call found. Use <tool_call>{"name": "...", "arguments": {...}}</tool_call> format.'
+)
+
+
+class FullDialect:
+    """Dialect of any chat template: tools, date and user in a system message, replies as a user's.
+
+    Raises TemplateError when the template rewrites earlier turns, does not end a turn by a
+    control token, or cannot render a user's message after a turn.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, extra_stop_ids: Iterable[int] = ()) -> None:
+        self._tokenizer = tokenizer
+        self._inert = InertText(tokenizer.control_tokens)
+        self._turns = TemplateTurns(tokenizer, "user", self._inert)
+        self._thinking = ThinkingMarks(tokenizer)
+        self.stop_ids = find_stop_ids(tokenizer, self._turns, extra_stop_ids)
+
+    def prompt_ids(self, facts: PromptFacts, tools: Sequence[Tool]) -> list[int]:
+        user = {"role": "user", "content": self._inert.clean_text(facts.task)}
+        explained = system_text(facts, self._inert.tool_schemas(tools))
+        system = {"role": "system", "content": self._inert.clean_text(explained)}
+        messages = [system, user] if explained else [user]
+        return self._tokenizer.encode(self._tokenizer.apply_chat_template(messages, None, True))
+
+    def bridge_ids(
+        self,
+        prompt_ids: NDArray[np.int32],
+        completion_ids: Sequence[int],
+        replies: Sequence[Reply],
+    ) -> list[int]:
+        text = "\n\n".join(self.reply_text(reply) for reply in replies)
+        shown = ShownReply("", make_call_id(0), self._inert.clean_text(text))
+        return join_turn(self._tokenizer, completion_ids, self._turns.after_turn([shown]))
+
+    def parse_turn(
+        self,
+        prompt_ids: NDArray[np.int32],
+        completion_ids: Sequence[int],
+        tools: Sequence[Tool],
+    ) -> Turn:
+        ids, _ = strip_stop(completion_ids, self.stop_ids)
+        opened = self._thinking.is_open
+        text = self._tokenizer.decode(ids)
+        turn = parse_turn(text, tools, thinking=opened, grammar=LENIENT)
+        thinking = self._thinking.count_tokens(ids, opened=opened)
+        return Turn(turn.items, turn.done, turn.answer, thinking)
+
+    def reply_text(self, reply: Reply) -> str:
+        if reply.item is None:
+            return NO_CALL
+        if reply.outcome == OK:
+            return f"Tool result:\n{reply.text or '(empty)'}"
+        return f"Error: {reply.text or reply.outcome}"
+
+
+def system_text(facts: PromptFacts, schemas: Sequence[Mapping[str, Any]]) -> str:
+    """Return the system message. The date is the environment's, never the host's.
+
+    Without tools it says what the environment knows, which may be nothing.
+    """
+    known = [_date_section(facts.current_date), _context_section(facts.variables)]
+    if not schemas:
+        return "\n\n".join(section for section in known if section)
+    names = [str(schema["function"]["name"]) for schema in schemas]
+    sections = [
+        "You are a helpful agent. Complete the task by calling tools.",
+        *known,
+        "## Available Tools\n" + json.dumps(list(schemas), indent=2, ensure_ascii=False),
+        "## Tool Call Format\n"
+        f"Use the tools listed above by name ({', '.join(names)}):\n"
+        '<tool_call>{"name": "<tool_name_from_above>", "arguments": {...}}</tool_call>\n'
+        "Several calls in one response are executed in order.",
+        "## Error Handling\n"
+        "When a tool call fails, read the error. Do not repeat the same call with identical "
+        "arguments; change your approach.",
+        "## Response Format\n"
+        "Every response must end with a tool call or with <done>. When the task is finished, "
+        "write the final answer first, then <done>. Never answer with only a message, and never "
+        "ask whether there is anything else to do.",
+    ]
+    return "\n\n".join(section for section in sections if section)
+
+
+def _date_section(current_date: str) -> str:
+    if not current_date:
+        return ""
+    return (
+        f"## Current Date\nToday is {current_date}. When a date has no year, assume the current "
+        "or a future year."
+    )
+
+
+def _context_section(variables: Mapping[str, str]) -> str:
+    known = [f"- {label}: {variables[key]}" for key, label in LABELS.items() if key in variables]
+    others = [
+        f"- {key}: {value}"
+        for key, value in variables.items()
+        if key not in LABELS and key != CURRENT_DATE
+    ]
+    lines = [*known, *others]
+    return "\n".join(["## Environment Context", *lines]) if lines else ""

@@ -1,0 +1,132 @@
+"""The dialect of a model's own chat template: native roles, tool schemas and calls."""
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from services.rollout.dialects.inert_text import InertText
+from services.rollout.dialects.tagged_calls import STRICT, CallGrammar, parse_turn
+from services.rollout.dialects.template_turns import (
+    ShownReply,
+    TemplateTurns,
+    advise_full,
+    make_call_id,
+)
+from services.rollout.dialects.thinking import ThinkingMarks
+from services.rollout.dialects.turns import OK, Reply, ToolCall, Turn
+from services.rollout.ports import TemplateError, Tokenizer
+from services.rollout.types import PromptFacts, Tool
+
+# Name under which a malformed call is answered: it need not have one of its own.
+MALFORMED = "malformed_call"
+NO_CALL = {"error": "no tool call found"}
+
+
+class CallReader(Protocol):
+    """Reader of the calls in sampled tokens."""
+
+    def read_turn(self, ids: Sequence[int], tools: Sequence[Tool], *, thinking: bool) -> Turn:
+        """Read one turn without its end-of-turn token; `thinking` when it starts inside it."""
+        ...
+
+
+class TaggedCallReader:
+    """Reader of JSON between `<tool_call>` tags."""
+
+    def __init__(self, tokenizer: Tokenizer, grammar: CallGrammar = STRICT) -> None:
+        self._tokenizer = tokenizer
+        self._grammar = grammar
+
+    def read_turn(self, ids: Sequence[int], tools: Sequence[Tool], *, thinking: bool) -> Turn:
+        text = self._tokenizer.decode(ids)
+        return parse_turn(text, tools, thinking=thinking, grammar=self._grammar)
+
+
+class TemplateDialect:
+    """Dialect of one chat template, whose calls are read by `reader`.
+
+    Raises TemplateError when the template rewrites earlier turns, does not end a turn by a
+    control token, or cannot render what tools answer.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        reader: Callable[[Tokenizer], CallReader] = TaggedCallReader,
+        extra_stop_ids: Iterable[int] = (),
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._inert = InertText(tokenizer.control_tokens)
+        try:
+            self._turns = TemplateTurns(tokenizer, "tool", self._inert)
+        except TemplateError as error:
+            raise advise_full(tokenizer, error) from error
+        self._thinking = ThinkingMarks(tokenizer)
+        self._reader = reader(tokenizer)
+        self.stop_ids = find_stop_ids(tokenizer, self._turns, extra_stop_ids)
+
+    def prompt_ids(self, facts: PromptFacts, tools: Sequence[Tool]) -> list[int]:
+        user = {"role": "user", "content": self._inert.clean_text(facts.task)}
+        schemas = self._inert.tool_schemas(tools)
+        return self._tokenizer.encode(self._tokenizer.apply_chat_template([user], schemas, True))
+
+    def bridge_ids(
+        self,
+        prompt_ids: NDArray[np.int32],
+        completion_ids: Sequence[int],
+        replies: Sequence[Reply],
+    ) -> list[int]:
+        shown = [
+            ShownReply(
+                reply.item.name if isinstance(reply.item, ToolCall) else MALFORMED,
+                (isinstance(reply.item, ToolCall) and reply.item.call_id) or make_call_id(number),
+                self._inert.clean_text(self.reply_text(reply)),
+            )
+            for number, reply in enumerate(replies)
+        ]
+        return join_turn(self._tokenizer, completion_ids, self._turns.after_turn(shown))
+
+    def parse_turn(
+        self,
+        prompt_ids: NDArray[np.int32],
+        completion_ids: Sequence[int],
+        tools: Sequence[Tool],
+    ) -> Turn:
+        ids, ended = strip_stop(completion_ids, self.stop_ids)
+        opened = self._thinking.is_open
+        turn = self._reader.read_turn(ids, tools, thinking=opened)
+        # Who calls nothing and ends the turn has answered.
+        done = turn.done or (ended and not turn.items)
+        return Turn(turn.items, done, turn.answer, self._thinking.count_tokens(ids, opened=opened))
+
+    def reply_text(self, reply: Reply) -> str:
+        if reply.item is None:
+            return json.dumps(NO_CALL)
+        if reply.outcome == OK:
+            return reply.text or "null"
+        return json.dumps({"error": reply.text or reply.outcome})
+
+
+def find_stop_ids(
+    tokenizer: Tokenizer, turns: TemplateTurns, extra: Iterable[int]
+) -> tuple[int, ...]:
+    """Return the ids that end a turn: the template's own first, then those in `extra`."""
+    end = tokenizer.encode(turns.after_turn([ShownReply("look", make_call_id(0), "")]))[:1]
+    return tuple(dict.fromkeys([*end, *extra]))
+
+
+def join_turn(tokenizer: Tokenizer, completion_ids: Sequence[int], tail: str) -> list[int]:
+    """Return the ids of `tail` without its first where the policy has sampled that one itself."""
+    ids = tokenizer.encode(tail)
+    return ids[1:] if len(completion_ids) and completion_ids[-1] == ids[0] else ids
+
+
+def strip_stop(
+    completion_ids: Sequence[int], stop_ids: Sequence[int]
+) -> tuple[Sequence[int], bool]:
+    """Return the ids without the token that ended the turn, and whether there was one."""
+    ended = bool(len(completion_ids)) and completion_ids[-1] in stop_ids
+    return (completion_ids[:-1] if ended else completion_ids), ended

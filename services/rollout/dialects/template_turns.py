@@ -1,0 +1,225 @@
+"""A chat template's own text between one policy turn and the next."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Literal
+
+from services.rollout.dialects.inert_text import InertText
+from services.rollout.ports import TemplateError, Tokenizer
+
+Role = Literal["tool", "user"]
+# Stands for a policy turn in a rendered conversation; no template changes or repeats it.
+TURN = "POLICYTURN"
+QUESTION: Mapping[str, Any] = {"role": "user", "content": "QUESTION"}
+# Numbers of replies in a row that a template must render.
+CHECKED = (1, 2, 3)
+# Replies that a template which filters content would change.
+HOSTILE = (' {"a": "b\\n\\\\"}\n', "\u00e9\u4e2d\U0001f600 'x' <b>&amp;</b>", "")
+# Different frames that are kept: one for each order of tools that were called in one turn.
+MOST_FRAMES = 256
+
+_INSTEAD = (
+    'rollout.dialect.name = "template" shows what tools answer as `tool` messages: set'
+    ' rollout.dialect.name = "full", which shows it as user messages, or give the model a'
+    " chat template that renders them"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ShownReply:
+    """What the policy reads after one call."""
+
+    name: str
+    call_id: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class _CallStyle:
+    """A way to put calls into a message: all of the turn's or one, arguments as object or text.
+
+    A template that takes none of them sees the turn as plain content."""
+
+    all_calls: bool = True
+    as_text: bool = False
+    as_content: bool = False
+
+    def make_message(self, replies: Sequence[ShownReply]) -> dict[str, Any]:
+        if self.as_content:
+            return {"role": "assistant", "content": TURN}
+        arguments: Any = {"mark": TURN}
+        if self.as_text:
+            arguments = json.dumps(arguments)
+        called = replies if self.all_calls else replies[:1]
+        calls = [
+            {
+                "id": reply.call_id,
+                "type": "function",
+                "function": {"name": reply.name, "arguments": arguments},
+            }
+            for reply in called
+        ]
+        return {"role": "assistant", "content": "", "tool_calls": calls}
+
+    def count_marks(self, replies: int) -> int:
+        return replies if self.all_calls and not self.as_content else 1
+
+
+_CALL_STYLES = (
+    _CallStyle(),
+    _CallStyle(as_text=True),
+    _CallStyle(all_calls=False),
+    _CallStyle(all_calls=False, as_text=True),
+)
+_CONTENT = _CallStyle(as_content=True)
+
+
+class TemplateTurns:
+    """Text of one chat template from the end of a policy's turn to the start of its next.
+
+    Replies are spliced into the template's frame where it shows them unchanged, and rendered
+    otherwise. Raises TemplateError when the template rewrites earlier turns, or cannot render what
+    follows a turn.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, role: Role, inert: InertText) -> None:
+        self._tokenizer = tokenizer
+        self._role: Role = role
+        # Several replies are one message of a user.
+        self._counts = CHECKED if role == "tool" else CHECKED[:1]
+        self._start = self._render([QUESTION], generate=False)
+        self._style = self._choose_style()
+        self._frame = lru_cache(MOST_FRAMES)(self._make_frame)
+        frames = [self._frame(_sample_names(count)) for count in self._counts]
+        inert.add_tags(text for frame in frames for text in frame)
+        self.shows_unchanged = self._check_splices()
+
+    def after_turn(self, replies: Sequence[ShownReply]) -> str:
+        """Return what follows a turn, from its end-of-turn token on."""
+        if not self.shows_unchanged:
+            return self._render_tail(self._style, replies)
+        frame = self._frame(tuple((reply.name, reply.call_id) for reply in replies))
+        body = "".join(before + reply.text for before, reply in zip(frame, replies, strict=False))
+        return body + frame[-1]
+
+    @property
+    def renders_calls(self) -> bool:
+        """True when the template renders calls of an assistant's message."""
+        return self._style is not _CONTENT
+
+    def _choose_style(self) -> _CallStyle:
+        """Found later, it would be found by the attempts that come so far, and by no others."""
+        refused: list[str] = []
+        for style in (*(_CALL_STYLES if self._role == "tool" else ()), _CONTENT):
+            try:
+                self._check_style(style)
+            except TemplateError as error:
+                refused.append(str(error))
+            else:
+                return style
+        reasons = dict.fromkeys([refused[-1], refused[0]])
+        raise TemplateError("; and with its calls: ".join(reasons))
+
+    def _check_style(self, style: _CallStyle) -> None:
+        for count in self._counts:
+            self._split_frame(style, _sample_names(count))
+
+    def _make_frame(self, calls: tuple[tuple[str, str], ...]) -> tuple[str, ...]:
+        return self._split_frame(self._style, calls)
+
+    def _split_frame(
+        self, style: _CallStyle, calls: tuple[tuple[str, str], ...]
+    ) -> tuple[str, ...]:
+        """Return the template's text around replies, the end-of-turn token first."""
+        replies = [
+            ShownReply(name, call_id, f"OBSERVATION{number}X")
+            for number, (name, call_id) in enumerate(calls)
+        ]
+        tail = self._render_tail(style, replies)
+        pieces: list[str] = []
+        for reply in replies:
+            piece, found, tail = tail.partition(reply.text)
+            if not found:
+                raise TemplateError(
+                    f"the chat template leaves out a {self._role} message where {len(calls)}"
+                    " follow a turn"
+                )
+            pieces.append(piece)
+        return (*pieces, tail)
+
+    def _check_splices(self) -> bool:
+        """True when replies that filters would change come out as they went in."""
+        names = _sample_names(self._counts[-1])
+        replies = [
+            ShownReply(name, call_id, text)
+            for (name, call_id), text in zip(names, HOSTILE, strict=False)
+        ]
+        frame = self._frame(names)
+        spliced = "".join(piece + reply.text for piece, reply in zip(frame, replies, strict=False))
+        return spliced + frame[-1] == self._render_tail(self._style, replies)
+
+    def _render_tail(self, style: _CallStyle, replies: Sequence[ShownReply]) -> str:
+        turn = style.make_message(replies)
+        marks = style.count_marks(len(replies))
+        shown = [self._make_message(reply) for reply in replies]
+        whole = self._after_marks(self._render([QUESTION, turn, *shown], generate=True), marks)
+        alone = self._after_marks(self._render([QUESTION, turn], generate=False), marks)
+        return whole[self._find_turn_end(whole, alone) :]
+
+    def _make_message(self, reply: ShownReply) -> dict[str, Any]:
+        if self._role == "user":
+            return {"role": "user", "content": reply.text}
+        return {
+            "role": "tool",
+            "content": reply.text,
+            "name": reply.name,
+            "tool_call_id": reply.call_id,
+        }
+
+    def _after_marks(self, text: str, marks: int) -> str:
+        """Return what follows the policy's turn; the start must be as it was before the turn: a
+        template that rewrites what came before cannot be continued token by token."""
+        pieces = text.split(TURN, marks)
+        if not text.startswith(self._start) or len(pieces) != marks + 1:
+            raise TemplateError("the chat template rewrites, repeats or leaves out earlier turns")
+        return pieces[-1]
+
+    def _find_turn_end(self, whole: str, alone: str) -> int:
+        """Return where the turn's end begins; `alone` follows the turn where nothing comes next.
+
+        Some families have no token for it: the next role's token ends the turn."""
+        ended = alone.rstrip()
+        tokens = [token for token in self._tokenizer.control_tokens if ended.endswith(token)]
+        end = max(tokens, key=len, default="")
+        if end and not whole.startswith(ended):
+            raise TemplateError(f"the chat template does not end every turn by {end!r}")
+        follows = whole[len(ended) :].lstrip()
+        if not end and not follows.startswith(tuple(self._tokenizer.control_tokens)):
+            raise TemplateError(
+                "the chat template must end the assistant's turn by a control token of the"
+                f" tokenizer, but ends it by {ended[-40:]!r} and goes on with {follows[:40]!r}"
+            )
+        return len(ended) - len(end)
+
+    def _render(self, messages: Sequence[Mapping[str, Any]], *, generate: bool) -> str:
+        return self._tokenizer.apply_chat_template(messages, None, generate)
+
+
+def advise_full(tokenizer: Tokenizer, error: TemplateError) -> TemplateError:
+    """Return the error with the advice to show replies as user messages, where that works."""
+    try:
+        TemplateTurns(tokenizer, "user", InertText(()))
+    except TemplateError:
+        return error
+    return TemplateError(f"{error}; {_INSTEAD}")
+
+
+def make_call_id(number: int) -> str:
+    """Return an id for the n-th call of a turn in a form that every template takes."""
+    return f"call{number:05d}"
+
+
+def _sample_names(count: int) -> tuple[tuple[str, str], ...]:
+    return tuple(("look", make_call_id(number)) for number in range(count))

@@ -1,0 +1,50 @@
+"""Where a policy's thinking starts and ends in its tokens."""
+
+from collections.abc import Sequence
+
+from services.rollout.ports import Tokenizer
+
+OPEN, CLOSE = "<think>", "</think>"
+
+
+class ThinkingMarks:
+    """The marks around a thinking that comes first in a turn, and ends at their first close."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._open_id = self._find_id(OPEN)
+        self._close_id = self._find_id(CLOSE)
+        start = tokenizer.apply_chat_template([{"role": "user", "content": "QUESTION"}], None, True)
+        # True when the template itself starts the policy's thinking: it then only closes it.
+        self.is_open = start.rfind(OPEN) > start.rfind(CLOSE)
+
+    def count_tokens(self, ids: Sequence[int], *, opened: bool) -> int:
+        """Count the tokens of the thinking, its marks included; all when it is never closed."""
+        if self._open_id is None or self._close_id is None:
+            return self._count_by_text(ids, opened=opened)
+        if not opened and not self._starts_thinking(ids):
+            return 0
+        for position, token in enumerate(ids):
+            if token == self._close_id:
+                return position + 1
+        return len(ids)
+
+    def _starts_thinking(self, ids: Sequence[int]) -> bool:
+        for token in ids:
+            if token == self._open_id:
+                return True
+            if self._tokenizer.decode([token]).strip():
+                return False
+        return False
+
+    def _count_by_text(self, ids: Sequence[int], *, opened: bool) -> int:
+        text = self._tokenizer.decode(ids)
+        if not opened and not text.lstrip().startswith(OPEN):
+            return 0
+        end = text.find(CLOSE)
+        return len(ids) if end < 0 else len(self._tokenizer.encode(text[: end + len(CLOSE)]))
+
+    def _find_id(self, mark: str) -> int | None:
+        """Return the id of a mark that is one token."""
+        ids = self._tokenizer.encode(mark)
+        return ids[0] if len(ids) == 1 else None

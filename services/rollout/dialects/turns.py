@@ -1,0 +1,56 @@
+"""One policy turn as its dialect reads it, and the replies to its calls."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+OK = "ok"
+PARSE_ERROR = "parse_error"
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A well-formed call. `arguments_json` is a JSON object; `call_id` is the policy's, if any."""
+
+    name: str
+    arguments_json: str
+    call_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ParseError:
+    """A malformed call; the policy reads the message."""
+
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """Content of one policy turn.
+
+    `answer` is its text without thinking and calls. `done` is True when the policy says that it
+    has finished. `thinking_tokens` of its first tokens are thinking, marks included.
+    """
+
+    items: tuple[ToolCall | ParseError, ...]
+    done: bool
+    answer: str
+    thinking_tokens: int = 0
+
+    @property
+    def has_call(self) -> bool:
+        return any(isinstance(item, ToolCall) for item in self.items)
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """Answer to one item of a turn; `outcome` is "ok" or a kind of error.
+
+    Without an `item` it answers a turn that called nothing."""
+
+    item: ToolCall | ParseError | None
+    outcome: str
+    parts: Sequence[str]
+
+    @property
+    def text(self) -> str:
+        return "\n".join(self.parts)
