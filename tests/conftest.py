@@ -1,9 +1,11 @@
-"""Signals and logs of the test process, and what its children inherit of them."""
+"""Signals and logs of the test process, what its children inherit of them, and shared fixtures."""
 
 import signal
 from types import FrameType
 
 import structlog
+
+pytest_plugins = ["tests.support.shared_folders", "tests.support.models"]
 
 
 def _ignore(_number: int, _frame: FrameType | None) -> None:

@@ -1,10 +1,12 @@
-"""A policy that passes a few tasks in ten, made in seconds."""
+"""Policies for runs and engines, made once."""
 
 from pathlib import Path
 
 import pytest
 
 from environments.api import ENV_KEYS
+from tests.e2e.wide_model import make_folder
+from tests.support.shared_folders import SharedFolders
 from tools.tiny_policy.build import Recipe, build
 from tools.tiny_policy.demonstrator import Habits
 from tools.tiny_policy.train import Schedule
@@ -19,8 +21,12 @@ QUICK = Recipe(
 
 
 @pytest.fixture(scope="session")
-def quick_policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def quick_policy(shared_folders: SharedFolders) -> Path:
     """A policy folder, the same bits each time."""
-    folder = tmp_path_factory.mktemp("policy") / "quick"
-    assert build(folder, QUICK)
-    return folder
+    return shared_folders.filled_by(lambda path: build(path, QUICK), "quick-policy")
+
+
+@pytest.fixture(scope="session")
+def wide_folder(shared_folders: SharedFolders) -> Path:
+    """The architecture of Qwen3-8B, small."""
+    return shared_folders.filled_by(make_folder, "wide-model")

@@ -26,7 +26,7 @@ from services.rollout.adapters.vllm import VllmEngine
 from services.rollout.adapters.vllm_options import ServedModel
 from services.rollout.config.rollout import EngineConfig
 from services.rollout.types import Completion, Publication, Sampling
-from tests.e2e.wide_model import VOCAB, make_folder, policy_section
+from tests.e2e.wide_model import VOCAB, policy_section
 
 pytestmark = [
     pytest.mark.engine,
@@ -132,12 +132,11 @@ async def sampled_and_checked(
     [("float32", 1e-4), pytest.param("bfloat16", 0.25, marks=pytest.mark.slow)],
 )
 async def test_engine_and_trainer_agree_before_and_after_a_step(
-    dtype: Dtype, tolerance: float, tmp_path: Path
+    dtype: Dtype, tolerance: float, wide_folder: Path, tmp_path: Path
 ) -> None:
-    folder = make_folder(tmp_path / "model")
-    policy = policy_section(folder, dtype)
+    policy = policy_section(wide_folder, dtype)
     config = EngineConfig(device="cpu", max_num_seqs=ATTEMPTS)
-    engine = await VllmEngine.start_engine(config, ServedModel(folder, policy, [TURN_END]))
+    engine = await VllmEngine.start_engine(config, ServedModel(wide_folder, policy, [TURN_END]))
     try:
         with ranked(policy, tmp_path) as (rank, trained):
             first = announced(rank, 0)
@@ -156,10 +155,9 @@ async def test_engine_and_trainer_agree_before_and_after_a_step(
         await engine.close()
 
 
-def test_the_scaling_reaches_every_position(tmp_path: Path) -> None:
+def test_the_scaling_reaches_every_position(wide_folder: Path) -> None:
     """Were it ignored on both sides, they would agree as well."""
-    folder = make_folder(tmp_path)
-    policy = policy_section(folder, "float32")
+    policy = policy_section(wide_folder, "float32")
     plain = policy.model_copy(update={"rope_scaling": None})
     with torch.no_grad():
         scaled, unscaled = (

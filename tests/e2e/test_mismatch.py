@@ -22,7 +22,7 @@ from services.rollout.adapters.vllm import VllmEngine
 from services.rollout.adapters.vllm_options import ServedModel
 from services.rollout.config.rollout import EngineConfig
 from services.rollout.types import Publication, Sampling
-from tests.e2e.wide_model import VOCAB, make_folder, policy_section
+from tests.e2e.wide_model import VOCAB, policy_section
 
 pytestmark = [
     pytest.mark.engine,
@@ -107,11 +107,10 @@ class Trainer:
 
 
 async def test_an_engine_without_the_scaling_and_one_at_another_temperature_are_named(
-    tmp_path: Path,
+    wide_folder: Path, tmp_path: Path
 ) -> None:
-    folder = make_folder(tmp_path / "model")
-    same = Trainer(section(folder, "float32", yarn=False), tmp_path)
-    stretched = Trainer(section(folder, "float32", yarn=True), tmp_path)
+    same = Trainer(section(wide_folder, "float32", yarn=False), tmp_path)
+    stretched = Trainer(section(wide_folder, "float32", yarn=True), tmp_path)
     async with engine_of(same.config, tmp_path) as engine:
         await same.agrees(engine)
         temperature = await same.names(engine, sampled_at=1.0)
@@ -123,11 +122,10 @@ async def test_an_engine_without_the_scaling_and_one_at_another_temperature_are_
 
 
 async def test_with_yarn_an_engine_agrees_beyond_the_original_context_and_its_dtype_is_named(
-    tmp_path: Path,
+    wide_folder: Path, tmp_path: Path
 ) -> None:
-    folder = make_folder(tmp_path / "model")
-    same = Trainer(section(folder, "bfloat16", yarn=True), tmp_path)
-    finer = Trainer(section(folder, "float32", yarn=True), tmp_path)
+    same = Trainer(section(wide_folder, "bfloat16", yarn=True), tmp_path)
+    finer = Trainer(section(wide_folder, "float32", yarn=True), tmp_path)
     async with engine_of(same.config, tmp_path) as engine:
         bands = (await same.agrees(engine)).bands
         assert bands[-1].start == ORIGINAL_POSITIONS

@@ -9,6 +9,7 @@ import pytest
 
 from tests.faults.harness import FaultRun, spec, write_tasks
 from tests.faults.small_policy import write_policy
+from tests.support.shared_folders import SharedFolders
 
 
 @pytest.fixture(scope="session")
@@ -17,10 +18,9 @@ def tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def policy(tasks: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("policy")
-    write_policy(folder, [tasks.read_text()])
-    return folder
+def policy(tasks: Path, shared_folders: SharedFolders) -> Path:
+    corpus = [tasks.read_text()]
+    return shared_folders.filled_by(lambda path: write_policy(path, corpus), "small-policy")
 
 
 @pytest.fixture

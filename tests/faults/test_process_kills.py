@@ -1,5 +1,6 @@
 """kill -9 of any process of a run: the run goes on, and nothing is trained twice or lost."""
 
+import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -44,7 +45,8 @@ async def test_a_run_goes_on_without_its_rollout_its_environments_and_its_gatewa
 async def test_a_killed_learner_ends_with_the_parameters_of_an_undisturbed_one(
     new_run: NewRun, policy: Path, tmp_path: Path
 ) -> None:
-    run = new_run(learner={"steps": 6, "checkpoint": {"every": 3}})
+    own = shutil.copytree(policy, tmp_path / "policy")
+    run = new_run(learner={"steps": 6, "checkpoint": {"every": 3}}, policy={"model": str(own)})
     await run.train()
     await run.step(1)
     run.keep_payloads()
@@ -52,7 +54,7 @@ async def test_a_killed_learner_ends_with_the_parameters_of_an_undisturbed_one(
     run.kill_launcher()
     run.kill(LEARNER, RANK, ROLLOUT, GATEWAY)
     assert await run.exit() == -signal.SIGKILL
-    await _refuses_another_policy(run, policy)
+    await _refuses_another_policy(run, own)
     await run.train("--resume")
     await run.step(5)
     run.kill(LEARNER, RANK)

@@ -16,7 +16,7 @@ from services.learner.rank.reference import ReferencePolicy
 from services.learner.rank.trainer import Trainer
 from services.learner.rank.weight_slots import WeightSlots, checksum64
 from tests.support.rank_configs import policy_config
-from tests.support.tiny_ranks import VOCAB, make_batch, make_trainer, parameters, write_model
+from tests.support.tiny_ranks import VOCAB, make_batch, make_trainer, parameters
 
 pytestmark = [
     pytest.mark.gpu,
@@ -24,16 +24,11 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("model"))
-
-
 @pytest.mark.parametrize("offload", [False, True])
-def test_a_step_is_that_of_the_cpu(folder: Path, offload: bool) -> None:
-    expected_policy, _, expected = make_trainer(folder, eps=1.0)
+def test_a_step_is_that_of_the_cpu(model_folder: Path, offload: bool) -> None:
+    expected_policy, _, expected = make_trainer(model_folder, eps=1.0)
     rank = RankConfig(device="cuda", pack_tokens=256, head_chunk=16, gradient_checkpointing=True)
-    policy = load_policy(policy_config(folder), rank)
+    policy = load_policy(policy_config(model_folder), rank)
     adamw = Optimizer(policy.named_parameters(), OptimizerConfig(lr=1.0, eps=1.0), offload=offload)
     trainer = Trainer(policy, adamw, AlgorithmConfig(), rank)
     assert policy.packable
@@ -44,15 +39,15 @@ def test_a_step_is_that_of_the_cpu(folder: Path, offload: bool) -> None:
         torch.testing.assert_close(parameters(policy)[name].cpu(), value, rtol=0, atol=1e-4)
 
 
-def test_a_reference_and_a_critic_are_those_of_the_cpu(folder: Path) -> None:
+def test_a_reference_and_a_critic_are_those_of_the_cpu(model_folder: Path) -> None:
     chosen = {"advantage": "gae", "kl": {"coefficient": 0.1}, "critic": {"lr": 1e-3}, "epochs": 2}
     algorithm = AlgorithmConfig.model_validate(chosen)
-    _, _, expected = make_trainer(folder, algorithm=algorithm, eps=1.0)
+    _, _, expected = make_trainer(model_folder, algorithm=algorithm, eps=1.0)
     rank = RankConfig(device="cuda", pack_tokens=256, head_chunk=16, offload_reference=True)
-    policy = load_policy(policy_config(folder), rank)
+    policy = load_policy(policy_config(model_folder), rank)
     adamw = Optimizer(policy.named_parameters(), OptimizerConfig(lr=1.0, eps=1.0))
     reference = ReferencePolicy.from_config(
-        policy_config(folder), policy, offload=rank.offload_reference
+        policy_config(model_folder), policy, offload=rank.offload_reference
     )
     trainer = Trainer(policy, adamw, algorithm, rank, reference=reference)
     for step in (1, 2):
@@ -64,11 +59,13 @@ def test_a_reference_and_a_critic_are_those_of_the_cpu(folder: Path) -> None:
     assert frozen.head.device.type == "cpu"
 
 
-def test_bfloat16_is_near_float32_and_published_as_it_is_used(folder: Path, tmp_path: Path) -> None:
+def test_bfloat16_is_near_float32_and_published_as_it_is_used(
+    model_folder: Path, tmp_path: Path
+) -> None:
     ids = canary_token_ids(VOCAB)
     rank = RankConfig(device="cuda")
-    policy = load_policy(policy_config(folder, dtype="bfloat16"), rank)
-    exact = score_tokens(load_policy(policy_config(folder), RankConfig()), ids, chunk=32)
+    policy = load_policy(policy_config(model_folder, dtype="bfloat16"), rank)
+    exact = score_tokens(load_policy(policy_config(model_folder), RankConfig()), ids, chunk=32)
     assert np.abs(score_tokens(policy, ids, chunk=32) - exact).max() < 0.3
     slots = WeightSlots(policy.named_parameters(), torch.bfloat16, tmp_path, "run")
     path, digest, manifest = slots.write_version(0)

@@ -1,5 +1,4 @@
-"""A random Qwen3 of two layers, dense or sparse, its tokenizer, and publications of it; all of it
-made on the spot."""
+"""A random Qwen3 of two layers, dense or sparse, and its tokenizer; and publications of it."""
 
 import copy
 from pathlib import Path
@@ -28,11 +27,14 @@ HEADER_LENGTH_BYTES = 8
 DTYPES = {"F32": "float32"}
 
 
-def make_model(folder: Path) -> Qwen3ForCausalLM:
+def make_model(folder: Path) -> None:
     """Write a tied-head model and a tokenizer to `folder`; float32."""
-    model = Qwen3ForCausalLM(Qwen3Config(**_sizes(folder))).eval()
-    model.save_pretrained(folder)
-    return model
+    Qwen3ForCausalLM(Qwen3Config(**_sizes(folder))).save_pretrained(folder)
+
+
+def load_model(folder: Path) -> Qwen3ForCausalLM:
+    """Return the model that `make_model` wrote, for evaluation."""
+    return Qwen3ForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 
 
 def make_sparse_model(folder: Path) -> Qwen3MoeForCausalLM:

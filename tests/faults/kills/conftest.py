@@ -1,4 +1,4 @@
-"""One fork server and one very small model for all tests of a file."""
+"""One fork server for all tests, and the very small model that they share."""
 
 from collections.abc import AsyncGenerator
 from pathlib import Path
@@ -7,6 +7,7 @@ import pytest
 import pytest_asyncio
 
 from tests.faults.kills.fork_server import ForkServer, fork_server
+from tests.support.shared_folders import SharedFolders
 
 
 @pytest_asyncio.fixture(scope="package", loop_scope="package")
@@ -16,7 +17,11 @@ async def server() -> AsyncGenerator[ForkServer]:
 
 
 @pytest_asyncio.fixture(scope="package", loop_scope="package")
-async def model(server: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("model")
-    await server.run("model", {"folder": folder}, folder / "log")
-    return folder
+async def model(
+    server: ForkServer, shared_folders: SharedFolders, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """`model_folder`, made without an import of torch into this process."""
+    with shared_folders.filling("tied-model") as fresh:
+        if fresh is not None:
+            await server.run("model", {"folder": fresh}, tmp_path_factory.mktemp("model") / "log")
+    return shared_folders.folder("tied-model")

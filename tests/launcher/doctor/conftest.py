@@ -4,14 +4,11 @@ from pathlib import Path
 import pytest
 
 from environments.tasks import make_task
-from tests.support.tiny_model import make_model
 
 
 @pytest.fixture(scope="session")
-def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("policy")
-    make_model(folder)
-    return folder
+def policy(engine_folder: Path) -> Path:
+    return engine_folder
 
 
 @pytest.fixture(scope="session")

@@ -5,6 +5,7 @@ import hashlib
 import json
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,23 +30,24 @@ from services.learner.run_files.checkpoint_manifest import FileEntry, Manifest, 
 from tests.support.learner import learner, make_config
 from tests.support.rank_configs import policy_config
 from tests.support.remote_checkpoints import UploadingMachine, query, train
-from tests.support.tiny_ranks import YARN, reference_logprobs, write_model
+from tests.support.tiny_ranks import YARN, reference_logprobs
 
 TOKENIZER = {"tokenizer.json": "{}", "tokenizer_config.json": '{"chat_template": "x"}'}
+MakeCheckpoint = Callable[..., tuple[Path, PolicyConfig]]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
-def make_checkpoint(folder: Path, *, tied: bool = True, **policy: Any) -> tuple[Path, PolicyConfig]:
+@pytest.fixture
+def make_checkpoint(tmp_path: Path, model_folder: Path, untied_folder: Path) -> MakeCheckpoint:
     """Make a checkpoint of a random model whose parameters were changed since its folder was
     written."""
-    base = write_model(folder / "base", tied=tied)
-    for name, text in TOKENIZER.items():
-        (base / name).write_text(text)
-    return train_checkpoint(folder, base, **policy)
+
+    def make(*, tied: bool = True, **policy: Any) -> tuple[Path, PolicyConfig]:
+        base = shutil.copytree(model_folder if tied else untied_folder, tmp_path / "base")
+        for name, text in TOKENIZER.items():
+            (base / name).write_text(text)
+        return train_checkpoint(tmp_path, base, **policy)
+
+    return make
 
 
 def train_checkpoint(folder: Path, base: Path, **policy: Any) -> tuple[Path, PolicyConfig]:
@@ -73,9 +75,9 @@ def logprobs(folder: Path, dtype: torch.dtype) -> np.ndarray:
 
 @pytest.mark.parametrize(("tied", "scaling"), [(True, None), (False, None), (True, YARN)])
 def test_transformers_loads_it_and_gives_the_same_logprobs(
-    tmp_path: Path, tied: bool, scaling: dict[str, Any] | None
+    tmp_path: Path, make_checkpoint: MakeCheckpoint, tied: bool, scaling: dict[str, Any] | None
 ) -> None:
-    saved, policy = make_checkpoint(tmp_path, tied=tied, rope_scaling=scaling)
+    saved, policy = make_checkpoint(tied=tied, rope_scaling=scaling)
     out = tmp_path / "model"
     export_model(saved, Path(policy.model), policy, out)
     trained = load_policy(policy, RankConfig(), saved)
@@ -91,8 +93,10 @@ def test_transformers_loads_it_and_gives_the_same_logprobs(
         assert config["max_position_embeddings"] == 128
 
 
-def test_its_weights_are_rounded_to_the_dtype_of_the_run_as_torch_rounds(tmp_path: Path) -> None:
-    saved, policy = make_checkpoint(tmp_path, dtype="bfloat16")
+def test_its_weights_are_rounded_to_the_dtype_of_the_run_as_torch_rounds(
+    tmp_path: Path, make_checkpoint: MakeCheckpoint
+) -> None:
+    saved, policy = make_checkpoint(dtype="bfloat16")
     out = tmp_path / "model"
     export_model(saved, Path(policy.model), policy, out)
     before = load_file(saved / "model.safetensors")
@@ -116,8 +120,10 @@ def test_bfloat16_of_every_kind_of_number_is_that_of_torch() -> None:
     assert torch.equal(found[whole].view(torch.int16), expected[whole].view(torch.int16))
 
 
-def test_all_its_files_are_named_with_their_hashes(tmp_path: Path) -> None:
-    saved, policy = make_checkpoint(tmp_path)
+def test_all_its_files_are_named_with_their_hashes(
+    tmp_path: Path, make_checkpoint: MakeCheckpoint
+) -> None:
+    saved, policy = make_checkpoint()
     out = tmp_path / "model"
     export_model(saved, Path(policy.model), policy, out)
     assert sorted(path.name for path in out.iterdir()) == [
@@ -132,8 +138,10 @@ def test_all_its_files_are_named_with_their_hashes(tmp_path: Path) -> None:
     assert checked.returncode == 0
 
 
-def test_code_of_a_model_goes_along_only_where_the_run_trusts_it(tmp_path: Path) -> None:
-    saved, policy = make_checkpoint(tmp_path)
+def test_code_of_a_model_goes_along_only_where_the_run_trusts_it(
+    tmp_path: Path, make_checkpoint: MakeCheckpoint
+) -> None:
+    saved, policy = make_checkpoint()
     assets = Path(policy.model)
     (assets / "modeling_own.py").write_text("")
     (assets / "pytorch_model.bin").write_text("")
@@ -148,8 +156,10 @@ def test_code_of_a_model_goes_along_only_where_the_run_trusts_it(tmp_path: Path)
     assert text == '{"eos_token_id": 5}', "the model's own, not one that was made up"
 
 
-def test_what_cannot_be_written_leaves_what_was_there(tmp_path: Path) -> None:
-    saved, policy = make_checkpoint(tmp_path)
+def test_what_cannot_be_written_leaves_what_was_there(
+    tmp_path: Path, make_checkpoint: MakeCheckpoint
+) -> None:
+    saved, policy = make_checkpoint()
     out = tmp_path / "model"
     out.mkdir()
     (out / "keep").touch()
@@ -180,9 +190,9 @@ async def test_a_run_that_is_done_leaves_its_model_and_one_that_is_drained_does_
     assert calls == []
 
 
-async def write_run(folder: Path) -> Path:
+async def write_run(folder: Path, make_checkpoint: MakeCheckpoint) -> Path:
     """A run's folder with checkpoints of a real model at steps 5 and 7."""
-    saved, policy = make_checkpoint(folder)
+    saved, policy = make_checkpoint()
     run_dir = folder / "run"
     machine = UploadingMachine(run_dir, store=None)  # pyright: ignore[reportArgumentType]
     for step in (5, 7):
@@ -199,9 +209,9 @@ async def write_run(folder: Path) -> Path:
 
 
 async def test_the_command_exports_a_kept_checkpoint_and_refuses_others(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, make_checkpoint: MakeCheckpoint, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run_dir = await write_run(tmp_path)
+    run_dir = await write_run(tmp_path, make_checkpoint)
     assert query(run_dir, "SELECT count(*) FROM checkpoints") == [(2,)]
     out = tmp_path / "out"
     assert command.main([str(run_dir), "--step", "5", "--out", str(out)]) == 0
@@ -227,8 +237,10 @@ async def test_the_command_exports_a_kept_checkpoint_and_refuses_others(
     assert "is not there, so no checkpoint is known" in capsys.readouterr().err
 
 
-def test_shards_of_other_dtypes_stay_as_they_are(tmp_path: Path) -> None:
-    saved, policy = make_checkpoint(tmp_path, dtype="bfloat16")
+def test_shards_of_other_dtypes_stay_as_they_are(
+    tmp_path: Path, make_checkpoint: MakeCheckpoint
+) -> None:
+    saved, policy = make_checkpoint(dtype="bfloat16")
     tensors = {"a": torch.arange(3), "b": torch.full((2, 2), 1 / 3), "c": torch.zeros(0)}
     save_file(tensors, saved / "model.safetensors")
     export_model(saved, Path(policy.model), policy, tmp_path / "model")

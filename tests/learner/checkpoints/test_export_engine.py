@@ -12,17 +12,16 @@ from services.learner.checkpoints.export import export_model
 from services.learner.config.rank import RankConfig
 from services.learner.rank.model import load_policy
 from tests.learner.checkpoints.test_export import train_checkpoint
-from tests.support.tiny_model import VOCAB, make_model
+from tests.support.tiny_model import VOCAB
 from tests.support.tiny_ranks import YARN, reference_logprobs
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(280)]
 
 
 async def test_vllm_loads_it_and_gives_the_same_logprobs_beyond_the_original_context(
-    tmp_path: Path,
+    engine_folder: Path, tmp_path: Path
 ) -> None:
-    make_model(tmp_path / "base")
-    saved, policy = train_checkpoint(tmp_path, tmp_path / "base", rope_scaling=YARN)
+    saved, policy = train_checkpoint(tmp_path, engine_folder, rope_scaling=YARN)
     out = tmp_path / "model"
     export_model(saved, Path(policy.model), policy, out)
     ids = np.random.default_rng(0).integers(0, VOCAB, 120).astype(np.int32)

@@ -16,7 +16,6 @@ from services.learner.types import Publication
 from tests.support.learner import make_config
 from tests.support.rank_configs import policy_config
 from tests.support.remote_checkpoints import RUN_ID, manifests, train
-from tests.support.tiny_ranks import write_model
 
 # Fakes sample: what they say of logprobs has nothing to do with the model.
 CHANGES: dict[str, Any] = {
@@ -36,14 +35,12 @@ class TrustedRanks(LocalRanks):
         return replace(published, canary_logprobs=said)
 
 
-async def run(folder: Path, store: FsspecStore | None, steps: int) -> None:
+async def run(model: Path, folder: Path, store: FsspecStore | None, steps: int) -> None:
     """One start of the run, up to so many steps."""
     shm = folder / "shm"
     shm.mkdir(parents=True, exist_ok=True)
     config = make_config(folder, steps=steps, **CHANGES)
-    ranks = TrustedRanks(
-        RUN_ID, policy_config(folder.parent / "model"), config, folder / "rank.log", shm
-    )
+    ranks = TrustedRanks(RUN_ID, policy_config(model), config, folder / "rank.log", shm)
     try:
         await train(folder, store, ranks, timeout_s=250, steps=steps, **CHANGES)
     finally:
@@ -58,18 +55,17 @@ def weights(folder: Path, step: int) -> dict[str, str]:
 @pytest.mark.slow
 @pytest.mark.timeout(280)
 async def test_parameters_and_optimizer_are_those_of_one_machine_bit_for_bit(
-    s3: FsspecStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    s3: FsspecStore, model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(background_uploads, "BEAT_S", 10.0)
-    write_model(tmp_path / "model")
     old, new, whole = tmp_path / "old", tmp_path / "new", tmp_path / "whole"
-    await run(whole, None, 6)
-    await run(old, s3, 4)
+    await run(model_folder, whole, None, 6)
+    await run(model_folder, old, s3, 4)
     assert manifests(s3) == ["e000001-s000002", "e000001-s000004"]
     new.mkdir()
     restore(s3, new / "runs", name="test")
     (new / "runs" / RUN_ID).rename(new / "run")
-    await run(new, s3, 6)
+    await run(model_folder, new, s3, 6)
     assert set(weights(new, 6)) == {"model.safetensors", "optimizer.safetensors"}
     assert weights(new, 6) == weights(whole, 6)
     assert weights(new, 4) != weights(new, 6)

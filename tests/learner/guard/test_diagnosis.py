@@ -21,30 +21,20 @@ from tests.learner.guard.engines import (
     with_other_head,
 )
 from tests.support.rank_configs import policy_config
-from tests.support.tiny_ranks import YARN, write_model, write_sparse_model
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("model"), tied=False)
+from tests.support.tiny_ranks import YARN, write_sparse_model
 
 
 @pytest.fixture
-def trainer(model: Path, tmp_path: Path) -> Generator[Trainer]:
-    made = Trainer.of(model, tmp_path)
+def trainer(untied_folder: Path, tmp_path: Path) -> Generator[Trainer]:
+    made = Trainer.of(untied_folder, tmp_path)
     yield made
     made.slots.unlink_slots()
 
 
 @pytest.fixture
-def stretched(model: Path, tmp_path: Path) -> Generator[Trainer]:
+def stretched(untied_folder: Path, tmp_path: Path) -> Generator[Trainer]:
     """A trainer with YaRN: sequences go on beyond the 64 positions of the model's own context."""
-    made = Trainer.of(model, tmp_path, rope_scaling=YARN)
+    made = Trainer.of(untied_folder, tmp_path, rope_scaling=YARN)
     yield made
     made.slots.unlink_slots()
 
@@ -83,16 +73,18 @@ def test_an_engine_of_another_dtype_is_named(trainer: Trainer, dtype: torch.dtyp
     assert f"computing in {name} makes it, policy.dtype is float32" in diagnosis.sentence
 
 
-def test_an_engine_without_the_rope_scaling_is_named(stretched: Trainer, model: Path) -> None:
-    plain = load_policy(policy_config(model), RANK)
+def test_an_engine_without_the_rope_scaling_is_named(
+    stretched: Trainer, untied_folder: Path
+) -> None:
+    plain = load_policy(policy_config(untied_folder), RANK)
     diagnosis = stretched.diagnosis(sampled(plain))
     assert diagnosis.setting == "rope"
     assert "without policy.rope_scaling" in diagnosis.sentence
     assert "before position 64" in diagnosis.sentence
 
 
-def test_an_engine_with_another_rope_base_is_named(trainer: Trainer, tmp_path: Path) -> None:
-    other = load_policy(policy_config(write_model(tmp_path / "other", tied=False)), RANK)
+def test_an_engine_with_another_rope_base_is_named(trainer: Trainer, untied_folder: Path) -> None:
+    other = load_policy(policy_config(untied_folder), RANK)
     other.model.load_state_dict(trainer.policy.model.state_dict())
     rotary = other.model.model.rotary_emb
     rotary.config.rope_parameters = {**rotary.config.rope_parameters, "rope_theta": 1e6}
@@ -102,14 +94,18 @@ def test_an_engine_with_another_rope_base_is_named(trainer: Trainer, tmp_path: P
     assert "with rope_theta = 1000000" in diagnosis.sentence
 
 
-def test_an_engine_with_a_head_of_its_own_folder_is_named(trainer: Trainer, model: Path) -> None:
+def test_an_engine_with_a_head_of_its_own_folder_is_named(
+    trainer: Trainer, untied_folder: Path
+) -> None:
     updated(trainer)
-    diagnosis = trainer.diagnosis(sampled(with_other_head(trainer.policy, model), version=1))
+    diagnosis = trainer.diagnosis(
+        sampled(with_other_head(trainer.policy, untied_folder), version=1)
+    )
     assert diagnosis.setting == "head"
     assert "version 0" in diagnosis.sentence or "policy.model" in diagnosis.sentence
 
 
-def test_an_engine_that_serves_the_version_before_is_named(trainer: Trainer, model: Path) -> None:
+def test_an_engine_that_serves_the_version_before_is_named(trainer: Trainer) -> None:
     before = load_policy(trainer.config, RANK)
     updated(trainer)
     diagnosis = trainer.diagnosis(sampled(before, version=1))

@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
 from flotilla.learner.v1 import group_service_pb2 as pb
 from flotilla.learner.v1 import trajectory_pb2
@@ -19,7 +18,7 @@ from tests.learner.rank.test_critic import gae
 from tests.learner.tracking.tracked_learner import run_with
 from tests.support.learner import FakeWorker, failed, graded, write_tasks
 from tests.support.repository import ROOT
-from tests.support.tiny_ranks import make_batch, make_trainer, write_model
+from tests.support.tiny_ranks import make_batch, make_trainer
 
 DOCS = ROOT / "docs" / "metrics.md"
 NAMES, HISTOGRAMS = "## Names", "### Histograms"
@@ -93,13 +92,11 @@ class WorkerThatTells(FakeWorker):
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> StepResult:
+def trained(model_folder: Path) -> StepResult:
     """One real step with a reference and a critic."""
-    torch.set_num_threads(1)
-    folder = write_model(tmp_path_factory.mktemp("model"))
     kl = {"coefficient": 0.1}
     algorithm = type(gae()).model_validate({**gae().model_dump(), "kl": kl})
-    policy, _, trainer = make_trainer(folder, algorithm=algorithm)
+    policy, _, trainer = make_trainer(model_folder, algorithm=algorithm)
     return trainer.train_step(make_batch(policy), 1e-3)
 
 

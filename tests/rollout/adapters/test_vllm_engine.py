@@ -16,7 +16,7 @@ from services.rollout.config.rollout import EngineConfig
 from services.rollout.ports import EngineDead
 from services.rollout.types import Completion, Publication, Sampling
 from tests.support.tiny_model import (
-    make_model,
+    load_model,
     make_sparse_model,
     perturbed,
     publish,
@@ -187,12 +187,11 @@ async def test_logprobs_follow_the_weights_through_updates(tmp_path: Path) -> No
 
 @pytest.mark.slow
 async def test_what_begins_while_weights_change_is_of_one_policy_to_its_first_switch(
-    tmp_path: Path,
+    engine_folder: Path, tmp_path: Path
 ) -> None:
-    folder = tmp_path / "model"
-    models: list[PreTrainedModel] = [make_model(folder)]
+    models: list[PreTrainedModel] = [load_model(engine_folder)]
     models.append(perturbed(models[0], 1))
-    engine = await started(folder)
+    engine = await started(engine_folder)
     finished: list[Completion] = []
 
     async def keep_asking(seed: int) -> None:

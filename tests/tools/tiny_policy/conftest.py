@@ -7,6 +7,7 @@ import pytest
 
 from services.rollout.adapters.tokenizer import TransformersTokenizer, load_tokenizer
 from services.rollout.dialects.template import TemplateDialect
+from tests.support.shared_folders import SharedFolders
 from tools.tiny_policy.build import Recipe, build
 from tools.tiny_policy.train import Schedule
 
@@ -15,11 +16,9 @@ MINI_OTHER_SEED = replace(MINI, seed=1)
 
 
 @pytest.fixture(scope="session")
-def policy_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def policy_folder(shared_folders: SharedFolders) -> Path:
     """A folder built by `MINI`: everything real, but hardly trained."""
-    folder = tmp_path_factory.mktemp("policy") / "mini"
-    assert build(folder, MINI)
-    return folder
+    return shared_folders.filled_by(lambda path: build(path, MINI), "mini-policy")
 
 
 @pytest.fixture(scope="session")
