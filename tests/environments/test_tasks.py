@@ -7,48 +7,10 @@ from typing import Any
 import pytest
 
 from environments.api import ENV_KEYS
-from environments.scenario import Split, draw_scenario, make_data_id
+from environments.scenario import draw_scenario
 from environments.tasks import TaskError, load_tasks, make_task, make_tasks, normalize_task
-from environments.words import LISTS, split_pool
 
-NOVEL = {word for words in LISTS.values() for word in split_pool(words)[1]}
 TASK = {"key": "k", "prompt": "p", "env_id": "shop"}
-
-
-def pairs(env_key: str, split: Split, count: int = 1500) -> set[tuple[str, str]]:
-    return {draw_scenario(env_key, make_data_id(split, index)).pair for index in range(count)}
-
-
-@pytest.mark.parametrize("env_key", ENV_KEYS)
-def test_no_evaluation_pair_is_ever_trained_on_or_demonstrated(env_key: str) -> None:
-    seen = pairs(env_key, "train") | pairs(env_key, "demo")
-    assert not seen & pairs(env_key, "heldout")
-    assert not seen & pairs(env_key, "unseen_names")
-    assert len(pairs(env_key, "unseen_names")) >= 24
-    assert len(pairs(env_key, "heldout")) >= 60
-
-
-@pytest.mark.parametrize("env_key", ENV_KEYS)
-def test_unseen_names_are_in_no_training_task(env_key: str) -> None:
-    for index in range(300):
-        unseen = draw_scenario(env_key, make_data_id("unseen_names", index))
-        assert set(unseen.pair) <= NOVEL
-        for split in ("train", "heldout"):
-            words = str(draw_scenario(env_key, make_data_id(split, index)).tables).split("'")
-            assert not set(words) & NOVEL
-
-
-def test_no_word_is_in_two_lists() -> None:
-    words = [word for words in LISTS.values() for word in words]
-    assert len(words) == len(set(words))
-
-
-def test_fifteen_percent_of_each_list_is_novel() -> None:
-    for words in LISTS.values():
-        train, novel = split_pool(words)
-        assert train + novel == words
-        assert len(set(words)) == len(words)
-        assert 0.1 < len(novel) / len(words) <= 0.15
 
 
 def test_a_task_is_in_the_sdk_vocabulary() -> None:
