@@ -23,7 +23,7 @@ from tests.support.tiny_ranks import make_batch, make_trainer
 DOCS = ROOT / "docs" / "metrics.md"
 NAMES, HISTOGRAMS = "## Names", "### Histograms"
 # No upload ends within the test, and no launcher tells of prices: tests/learner/checkpoints and
-# tests/learner/tracking/test_recorder.py have them.
+# tests/learner/run/test_step_recorder.py have them.
 ELSEWHERE = ("with `checkpoint.remote`", "with machines whose price is known")
 
 
