@@ -30,7 +30,7 @@ from pathlib import Path
 import aiohttp
 from mcp import Client
 
-from environments.oracle import plan_calls
+from environments.reference_policies import plan_calls
 from environments.tasks import make_task
 from services.common import rpc
 from services.common.domain.attempts import AttemptKey

@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from environments.app import DataApp
+from environments.database import Rows, build_seed, open_database, run_query
 from environments.fleet_booking.app import FLEET_BOOKING
-from environments.gsm8k.state import SINGLE_TURN_KEYS
-from environments.scenario import APPS, Scenario, draw_scenario
-from environments.state import Rows, build_seed, open_database, run_query
+from environments.gsm8k.data_ids import SINGLE_TURN_KEYS
+from environments.task_generator import APPS, Scenario, draw_scenario
 from environments.toolkit import Tool, ToolError, ToolSpec
 
 __all__ = [

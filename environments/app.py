@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from environments.name_lists import Names
 from environments.toolkit import Tool
-from environments.words import Names
 
 Row = dict[str, Any]
 Call = tuple[str, dict[str, Any]]

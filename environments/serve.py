@@ -23,7 +23,7 @@ from starlette.types import ASGIApp
 
 from environments.api import ALL_KEYS, ENV_KEYS
 from environments.openenv.launch import NotInstalledError, ensure_openenv
-from environments.server.serving import (
+from environments.server.http_process import (
     HOST_HEADERS,
     TOKEN_VARIABLE,
     add_options,
@@ -85,7 +85,7 @@ def _check_options(parser: argparse.ArgumentParser, options: argparse.Namespace)
 # Each application needs another version of mcp, so that only one of the two can be imported.
 def _fleet_app(options: argparse.Namespace) -> ASGIApp:
     from environments.server.app import build_app
-    from environments.server.registry import Registry
+    from environments.server.instance_registry import Registry
 
     return build_app(
         Registry(options.max_instances),

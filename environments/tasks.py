@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
-from environments.scenario import APPS, SPLITS, Split, draw_scenario, make_data_id
+from environments.task_generator import APPS, SPLITS, Split, draw_scenario, make_data_id
 
 VERSION = "v1"
 _ALIASES = {

@@ -8,7 +8,7 @@ import pytest
 
 from services.common.config import load_spec, parse_config
 from services.env_gateway.config.gateway import EnvGatewayConfig
-from services.env_gateway.grading.verifier_files import load_digests
+from services.env_gateway.grading.trusted_verifiers import load_digests
 from services.env_gateway.tasks.task_format import parse_task
 from services.learner.config.learner import LearnerConfig
 from services.rollout.config.rollout import RolloutConfig

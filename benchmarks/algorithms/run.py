@@ -11,7 +11,7 @@ import torch
 
 from benchmarks.algorithms.cases import Case
 from environments.api import ENV_KEYS
-from environments.scenario import Scenario, draw_scenario, make_data_id
+from environments.task_generator import Scenario, draw_scenario, make_data_id
 from services.common.domain.attempts import StopReason
 from services.common.spec import PolicyConfig
 from services.learner.config.learner import OptimizerConfig

@@ -4,11 +4,11 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from environments.fleet_emulator.counters import Counters
+from environments.fleet_emulator.fault_injection import ADMIN
 from environments.fleet_emulator.faults import FaultPlan, Faults, Strict
-from environments.fleet_emulator.inject import ADMIN
+from environments.fleet_emulator.request_counters import Counters
 from environments.server.codec import ApiError, parse_body
-from environments.server.registry import Registry
+from environments.server.instance_registry import Registry
 
 
 class Kill(Strict):

@@ -19,20 +19,20 @@ from environments.fleet_emulator.admin import Admin
 from environments.fleet_emulator.auth import FleetAuth
 from environments.fleet_emulator.browser import Browsers
 from environments.fleet_emulator.codec import problems_body
-from environments.fleet_emulator.control import FleetControlPlane
-from environments.fleet_emulator.counters import Counters
+from environments.fleet_emulator.control_plane import FleetControlPlane
+from environments.fleet_emulator.fault_injection import FaultInjector
 from environments.fleet_emulator.faults import FaultPlan
-from environments.fleet_emulator.inject import FaultInjector
-from environments.fleet_emulator.lookup import FleetLookup, UpstreamError
+from environments.fleet_emulator.instance_lookup import FleetLookup, UpstreamError
 from environments.fleet_emulator.mcp import Desks, FleetRunner, InstanceTools
-from environments.fleet_emulator.tasks import SessionStore, TaskStore
+from environments.fleet_emulator.request_counters import Counters
+from environments.fleet_emulator.task_catalogue import SessionStore, TaskStore
 from environments.fleet_emulator.verifier_pool import VerifierPool
 from environments.fleet_emulator.verifiers import Verifiers
 from environments.server.app import answer_error
 from environments.server.codec import ApiError, InvalidBodyError
-from environments.server.registry import Registry
-from environments.server.serving import HOST_HEADERS
-from environments.server.tools import ToolEndpoint
+from environments.server.http_process import HOST_HEADERS
+from environments.server.instance_registry import Registry
+from environments.server.mcp_tools import ToolEndpoint
 
 MAX_BODY_BYTES = 64 * 2**20  # a verifier's arguments hold the transcript of an episode
 

@@ -6,8 +6,8 @@ import re
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from environments.fleet_emulator.fault_injection import ADMIN
 from environments.fleet_emulator.faults import FaultPlan
-from environments.fleet_emulator.inject import ADMIN
 
 _RUNNER = re.compile(r"/[^/]+/api/v1/env(/|$)")
 

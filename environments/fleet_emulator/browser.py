@@ -16,9 +16,9 @@ from environments.api import ToolError, ToolSpec
 from environments.fleet_emulator.computer.screen import Screen
 from environments.fleet_emulator.computer.tool import Action, Computer, Pictures
 from environments.fleet_emulator.faults import BAD_GATEWAY
-from environments.fleet_emulator.lookup import UpstreamError
+from environments.fleet_emulator.instance_lookup import UpstreamError
 from environments.server.codec import ApiError, parse_body
-from environments.server.tools import ToolEndpoint
+from environments.server.mcp_tools import ToolEndpoint
 
 MCP_PATH = "/browsers/{lease_id}/mcp"
 _PATH = "/v1/browser"

@@ -8,9 +8,9 @@ from typing import Any
 
 from pydantic import BaseModel, Field
 
-from environments.scenario import APPS, make_data_id
 from environments.server.codec import ApiError
-from environments.server.registry import ENVIRONMENT_VERSION, InstanceRequest
+from environments.server.instance_registry import ENVIRONMENT_VERSION, InstanceRequest
+from environments.task_generator import APPS, make_data_id
 
 REGIONS = ("us-west-1", "us-east-1", "eu-west-2")
 TEAM, PROFILE = "local", "local-profile"

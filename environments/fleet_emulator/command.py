@@ -19,7 +19,7 @@ from typing import Any
 
 from environments.api import ALL_KEYS, ENV_KEYS
 from environments.fleet_emulator.app import Options, build_app
-from environments.server.serving import TOKEN_VARIABLE, add_options, open_listener, serve_app
+from environments.server.http_process import TOKEN_VARIABLE, add_options, open_listener, serve_app
 from environments.tasks import TaskError, load_tasks, make_tasks
 
 DEFAULT_TASKS = 100

@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from environments.fleet_emulator.operations import MCP_OPERATIONS, Operation
+from environments.fleet_emulator.operation_names import MCP_OPERATIONS, Operation
 
 BAD_GATEWAY = "<html><body><h1>502 Bad Gateway</h1></body></html>"
 

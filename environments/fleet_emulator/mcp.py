@@ -11,12 +11,12 @@ from starlette.types import Receive, Scope, Send
 from environments.api import ToolSpec
 from environments.fleet_emulator.computer.screen import Screen
 from environments.fleet_emulator.computer.tool import Computer, WithComputer
-from environments.fleet_emulator.counters import Counters
 from environments.fleet_emulator.faults import FaultPlan
-from environments.fleet_emulator.lookup import FleetLookup, UpstreamError
-from environments.server.registry import Registry
-from environments.server.runner import PREFIX, Runner
-from environments.server.tools import ToolEndpoint, Tools
+from environments.fleet_emulator.instance_lookup import FleetLookup, UpstreamError
+from environments.fleet_emulator.request_counters import Counters
+from environments.server.instance_registry import Registry
+from environments.server.instance_runner import PREFIX, Runner
+from environments.server.mcp_tools import ToolEndpoint, Tools
 
 WARMING_UP = "<html><body><h1>503 Service Unavailable</h1></body></html>"
 

@@ -20,13 +20,13 @@ from starlette.routing import Route
 
 from environments.api import DATABASES, Instance
 from environments.fleet_emulator.codec import ExecuteFunction, ExecuteVerifier, StructuredDiff
-from environments.fleet_emulator.counters import Counters
 from environments.fleet_emulator.faults import FaultPlan, VerifierOutcome
-from environments.fleet_emulator.lookup import FleetLookup
-from environments.fleet_emulator.tasks import TaskStore
+from environments.fleet_emulator.instance_lookup import FleetLookup
+from environments.fleet_emulator.request_counters import Counters
+from environments.fleet_emulator.task_catalogue import TaskStore
 from environments.fleet_emulator.verifier_pool import Answer, VerifierPool
 from environments.server.codec import ApiError, instance_body, parse_body
-from environments.server.runner import PREFIX
+from environments.server.instance_runner import PREFIX
 
 MAX_BUNDLES = 1_024
 MAX_CODE_BYTES = 2**20

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from environments.gsm8k.data_ids import make_question_id
 from environments.gsm8k.dataset import (
     GENERATED,
     GENERATED_COUNT,
@@ -20,7 +21,6 @@ from environments.gsm8k.dataset import (
     Question,
     load_questions,
 )
-from environments.gsm8k.state import make_question_id
 
 VERSION = "v1"
 RULES = ("strict", "flexible")

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from environments.words import FIRST
+from environments.name_lists import FIRST
 
 Split = Literal["train", "test", "demo"]
 

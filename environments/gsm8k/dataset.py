@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from environments.gsm8k import arithmetic, hub
-from environments.gsm8k.state import NUMBER
+from environments.gsm8k.data_ids import NUMBER
 from environments.gsm8k.verifiers.strict import marked_number
 
 INSTRUCTION = 'Let\'s think step by step and output the final answer after "####".'

@@ -34,8 +34,8 @@ from starlette.types import ASGIApp
 
 from environments import api
 from environments.openenv.episode import TASKS_PER_SPLIT, Choice, Episode, describe_task
-from environments.scenario import SPLITS
 from environments.server.auth import BearerToken
+from environments.task_generator import SPLITS
 
 _PREVIEW = 100
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from environments.api import ToolError, ToolSpec, open_instance
-from environments.scenario import SPLITS, Split, draw_scenario, make_data_id
+from environments.local_verifier import Verdict, run_verifier
+from environments.task_generator import SPLITS, Split, draw_scenario, make_data_id
 from environments.tasks import verifier_source
-from environments.verdict import Verdict, run_verifier
 
 TASKS_PER_SPLIT = 10**9
 SUBMIT = ToolSpec(

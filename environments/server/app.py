@@ -14,11 +14,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from environments.server.auth import BearerToken
 from environments.server.codec import ApiError
-from environments.server.control import ControlPlane
-from environments.server.lookup import InstanceLookup
-from environments.server.registry import Registry
-from environments.server.runner import Runner
-from environments.server.tools import ToolEndpoint
+from environments.server.control_plane import ControlPlane
+from environments.server.instance_lookup import InstanceLookup
+from environments.server.instance_registry import Registry
+from environments.server.instance_runner import Runner
+from environments.server.mcp_tools import ToolEndpoint
 
 MAX_BODY_BYTES = 2**20
 

@@ -10,7 +10,11 @@ from pydantic import BaseModel, Field, ValidationError, field_validator
 from starlette.requests import Request
 
 from environments.api import Rows, tools_of
-from environments.server.registry import ENVIRONMENT_VERSION, InstanceRecord, InstanceRequest
+from environments.server.instance_registry import (
+    ENVIRONMENT_VERSION,
+    InstanceRecord,
+    InstanceRequest,
+)
 
 M = TypeVar("M", bound=BaseModel)
 

@@ -5,8 +5,8 @@ import sqlite3
 from typing import Annotated, Any
 
 from environments.app import App, Call, DrawnTask, Row, TaskKind
+from environments.name_lists import Names
 from environments.toolkit import ToolError, define_tool, tools_by_name
-from environments.words import Names
 
 SCHEMA = """
 create table customers(id integer primary key, name text not null);

@@ -1,4 +1,7 @@
-"""The life of a service process, from the first signal or command to its end."""
+"""The life of a service process, from the first signal or command to its end.
+
+How long a drain may take is `launcher.drain_s` of the run spec, which the launcher enforces
+(`services/launcher/control/reconcile.py`)."""
 
 import asyncio
 import faulthandler

@@ -79,7 +79,8 @@ async def _build_gateway(runtime: Runtime[EnvGatewayConfig], stack: AsyncExitSta
     from services.env_gateway.episodes.gateway import Gateway
     from services.env_gateway.episodes.instance_journal import InstanceJournal
     from services.env_gateway.grading.grader import VerifierRunner
-    from services.env_gateway.grading.verifier_files import load_digests, load_verifiers
+    from services.env_gateway.grading.trusted_verifiers import load_digests
+    from services.env_gateway.grading.verifier_files import load_verifiers
     from services.env_gateway.verify.verifier_pool import VerifierPool
 
     config = runtime.config

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM
 
 from environments.api import ENV_KEYS
-from environments.scenario import Split
+from environments.task_generator import Split
 from environments.tasks import make_tasks
 from services.common.domain.trajectory import Author, Sequence, Trajectory
 from services.learner.journal.store import open_read_only

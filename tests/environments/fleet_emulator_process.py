@@ -17,7 +17,7 @@ from typing import Any
 
 import httpx
 
-from environments.oracle import plan_calls
+from environments.reference_policies import plan_calls
 
 with warnings.catch_warnings():
     # The SDK declares its models in pydantic's old way.

@@ -17,8 +17,8 @@ from mcp.client import Client
 from mcp.types import TextContent
 
 from environments.api import open_instance
-from environments.oracle import plan_calls
-from environments.scenario import draw_scenario
+from environments.reference_policies import plan_calls
+from environments.task_generator import draw_scenario
 
 CALL = {"accept": "application/json, text/event-stream", "content-type": "application/json"}
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from environments.api import ENV_KEYS
-from environments.scenario import draw_scenario
+from environments.task_generator import draw_scenario
 from environments.tasks import TaskError, load_tasks, make_task, make_tasks, normalize_task
 
 TASK = {"key": "k", "prompt": "p", "env_id": "shop"}

@@ -7,10 +7,10 @@ import pytest
 
 import environments
 from environments.api import Instance, ToolError, open_instance
-from environments.oracle import plan_calls
-from environments.scenario import APPS, Scenario, draw_scenario
+from environments.local_verifier import run_verifier
+from environments.reference_policies import plan_calls
+from environments.task_generator import APPS, Scenario, draw_scenario
 from environments.tasks import verifier_source
-from environments.verdict import run_verifier
 from tests.support.verifier_dialect import grade
 
 ROOT = Path(environments.__file__).parent

@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil
 
-from environments.scenario import APPS
+from environments.task_generator import APPS
 from environments.tasks import make_tasks
 from services.common.shared_memory import SHARED_MEMORY
 from services.launcher.security import launcher_address

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import load_file
 
-from environments.oracle import plan_calls
+from environments.reference_policies import plan_calls
 from services.rollout.adapters.fake import FakeEngine
 from services.rollout.ports import EngineDead, EngineError, Tokenizer
 from services.rollout.types import Completion, PolicySpan, Publication, Sampling

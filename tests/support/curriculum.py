@@ -12,7 +12,7 @@ from services.learner.sampling.curriculum_changes import (
     StoredCurriculum,
     TaskState,
 )
-from services.learner.sampling.difficulty import GroupOutcome
+from services.learner.sampling.group_signal import GroupOutcome
 from services.learner.sampling.tasks import Task
 
 

@@ -12,7 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from environments.server.serving import TOKEN_VARIABLE as EMULATOR_KEY
+from environments.server.http_process import TOKEN_VARIABLE as EMULATOR_KEY
 from services.common.config import apply_override, canonical_json, parse_config
 from services.env_gateway.config.gateway import EnvGatewayConfig
 from services.launcher.doctor.findings import ProbeResult, Status

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
-from environments.oracle import plan_calls
+from environments.reference_policies import plan_calls
 from services.common.domain.attempts import ToolOutcome
 from services.env_gateway.adapters.embedded.backend import EmbeddedBackend
 from services.env_gateway.config.backends import EmbeddedConfig
@@ -15,7 +15,7 @@ from services.env_gateway.episodes.episode_session import Session
 from services.env_gateway.episodes.gateway import Gateway
 from services.env_gateway.episodes.instance_journal import InstanceJournal
 from services.env_gateway.grading.grader import VerifierRunner
-from services.env_gateway.grading.verifier_files import load_digests
+from services.env_gateway.grading.trusted_verifiers import load_digests
 from services.env_gateway.ports import Backend
 from services.env_gateway.verify.verifier_pool import VerifierPool
 from tests.support.fake_gateway import open_spec, opened

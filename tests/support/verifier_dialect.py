@@ -1,7 +1,7 @@
-"""Grades with a task's verifier, as `environments.verdict` runs it."""
+"""Grades with a task's verifier, as `environments.local_verifier` runs it."""
 
 from environments.api import Instance
-from environments.verdict import run_verifier
+from environments.local_verifier import run_verifier
 
 
 def grade(source: str, instance: Instance, final_answer: str | None = "") -> int:

@@ -22,7 +22,7 @@ from environments.gsm8k.arithmetic import (
     Step,
     make_problem,
 )
-from environments.words import FIRST
+from environments.name_lists import FIRST
 from services.rollout.dialects.template import TemplateDialect
 from services.rollout.ports import Tokenizer
 from services.rollout.types import PromptFacts

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from environments.api import ToolError, ToolSpec
-from environments.oracle import ids_in
+from environments.reference_policies import ids_in
 from tools.tiny_policy.tokenizer import DONE
 
 MAX_SLOPPY_TURNS = 5

@@ -9,8 +9,8 @@ import torch
 from transformers import Qwen3ForCausalLM
 
 from environments.api import Instance, ToolError, open_instance
-from environments.oracle import plan_calls
-from environments.scenario import Scenario
+from environments.reference_policies import plan_calls
+from environments.task_generator import Scenario
 from services.rollout.dialects.template import TemplateDialect
 from services.rollout.dialects.turns import OK, PARSE_ERROR, ParseError, Reply, ToolCall
 from services.rollout.ports import Tokenizer

@@ -11,7 +11,7 @@ from transformers import Qwen3ForCausalLM
 from environments.api import ENV_KEYS
 from environments.gsm8k.arithmetic import make_problem
 from environments.gsm8k.verifiers.strict import marked_number
-from environments.scenario import Split, draw_scenario, make_data_id
+from environments.task_generator import Split, draw_scenario, make_data_id
 from services.rollout.adapters.tokenizer import load_tokenizer
 from tools.tiny_policy import arithmetic
 from tools.tiny_policy.episodes import Episode, Player, play_tasks

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from functools import cache
 
+from environments.database import database_bytes
 from environments.fleet_booking.schema import SCHEMA
 from environments.fleet_booking.seed import (
     accounts,
@@ -15,7 +16,6 @@ from environments.fleet_booking.seed import (
     stays,
 )
 from environments.fleet_booking.seed.model import Hotel
-from environments.state import database_bytes
 
 DATA_IDS = ("kinesis",)
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from environments.api import ToolError
 from environments.fleet_emulator.computer.layout import Element, Form, lay_out_elements
-from environments.server.tools import Tools
+from environments.server.mcp_tools import Tools
 
 _PARSED = {"integer", "number", "boolean", "array", "object"}
 

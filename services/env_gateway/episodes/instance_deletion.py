@@ -1,4 +1,7 @@
-"""Deletes instances in the background until they are gone: closing always happens."""
+"""Deletion of instances in the background until they are gone: closing always happens.
+
+Includes the orphans that a dead gateway left in the journal. Orphaned replicas and machines are
+the launcher's (`launcher/control/reaper.py`)."""
 
 import asyncio
 import math

@@ -161,7 +161,7 @@ class VerifierRunner:
         function = await self._finder.find_function(source)
         retrier = RefusalRetrier(job.until, self._config.timeout_s, self._rng)
         return make_verification(
-            job.instance, job.submission, function, retrier, trusted=self._digests
+            job.instance, job.submission, function, retrier, digests=self._digests
         )
 
     async def _add_partial_reward(self, grade: Grade, job: GradingJob) -> Grade:

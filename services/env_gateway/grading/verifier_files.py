@@ -1,36 +1,8 @@
-"""Files that the operator names: digests of trusted verifiers, and verifiers of environments."""
-
-import re
-from pathlib import Path
+"""Verifiers that the operator names for environments, read from their files."""
 
 from services.common.errors import ConfigError
 from services.env_gateway.config.gateway import EnvGatewayConfig
 from services.env_gateway.verify.verifier_source import find_verifier
-
-_DIGESTS = "env_gateway.verifiers.digests"
-_OWN_DIGESTS = Path(__file__).parents[3] / "environments/verifiers.sha256"
-_SHA256 = re.compile(r"[0-9a-f]{64}")
-
-
-def load_digests(path: Path | None) -> frozenset[str]:
-    """Load the SHA-256 digests listed in a file, in the format of `sha256sum`. None stands for
-    the repository's own file, if it is installed. Raises ConfigError if the file cannot be
-    read or lists anything else."""
-    if path is None and not _OWN_DIGESTS.exists():
-        return frozenset()
-    try:
-        lines = (path or _OWN_DIGESTS).read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            f"{_DIGESTS}: {path}: {error}; it is looked for beside the spec, then in {Path.cwd()}."
-            " Write the SHA-256 of each verifier's source there, one a line, or take the key out"
-        ) from error
-    digests = [line.split()[0].lower() for line in lines if line.strip()]
-    if wrong := next((word for word in digests if not _SHA256.fullmatch(word)), None):
-        raise ConfigError(
-            f"{_DIGESTS}: {path}: {wrong!r} is no SHA-256; write it as sha256sum does"
-        )
-    return frozenset(digests)
 
 
 def load_verifiers(config: EnvGatewayConfig) -> dict[str, str]:

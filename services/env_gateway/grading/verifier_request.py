@@ -2,11 +2,11 @@
 state."""
 
 import asyncio
-import hashlib
 import random
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
+from services.env_gateway.grading.trusted_verifiers import is_trusted
 from services.env_gateway.limits.backoff import Backoff
 from services.env_gateway.ports import (
     BackendError,
@@ -34,9 +34,10 @@ def make_verification(
     function: VerifierFunction,
     retrier: "RefusalRetrier",
     *,
-    trusted: Collection[str],
+    digests: Collection[str],
 ) -> Verification:
-    """Build the run of the submission's verifier; `trusted` are digests."""
+    """Build the run of the submission's verifier; those with one of `digests` are
+    trusted."""
     source = submission.task.verifier or ""
     return Verification(
         source=source,
@@ -46,7 +47,7 @@ def make_verification(
         snapshot=_make_snapshot(instance, retrier),
         arguments=_verifier_arguments(function, submission),
         call=_make_call(instance, submission.readable, retrier),
-        trusted=hashlib.sha256(source.encode()).hexdigest() in trusted,
+        trusted=is_trusted(source, digests),
     )
 
 

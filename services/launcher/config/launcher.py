@@ -1,4 +1,6 @@
-"""The launcher's own part of a run spec: `[launcher]`."""
+"""The launcher's own part of a run spec: `[launcher]`.
+
+`drain_s` bounds the drain that `services/common/service_lifecycle.py` begins in a service."""
 
 from typing import Literal
 

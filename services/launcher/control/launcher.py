@@ -26,14 +26,13 @@ from services.launcher.backends.ports import (
 from services.launcher.config.launcher import LauncherConfig
 from services.launcher.control import reaper
 from services.launcher.control.admission import (
-    CANCELLED_DIGEST,
     Admission,
     check_scale,
     refusal_error,
-    resolve_repeat,
 )
 from services.launcher.control.background_loops import run_safely
 from services.launcher.control.reaper import ReapReport
+from services.launcher.control.repeated_requests import CANCELLED_DIGEST, resolve_repeat
 from services.launcher.control.single_flight import SharedWork, WorkCancelledError
 from services.launcher.control.supervisor import Supervisor, SupervisorDependencies
 from services.launcher.ports import NO_HOOKS, LauncherHooks, RegistryHost

@@ -1,4 +1,7 @@
-"""Orphaned resources: terminated when a launcher starts, then scanned for periodically."""
+"""Orphaned resources: terminated when a launcher starts, then scanned for periodically.
+
+The orphans are replicas and machines of dead runs, found by each backend's `list_orphans`. Those
+of environments are deleted by the gateway (`env_gateway/episodes/instance_deletion.py`)."""
 
 import asyncio
 from collections.abc import Callable, Collection, Iterable

@@ -1,2 +1,3 @@
-"""Notifications about runs: `messages.py` writes them, `outbox.py` keeps them, `delivery.py` sends
-them. Equal alarms are folded where they are raised, in the learner."""
+"""Notifications about runs: `notifier.py` decides which events become messages, `messages.py`
+writes them, `outbox.py` keeps them, `delivery.py` sends them. Equal alarms are folded where they
+are raised, in the learner."""

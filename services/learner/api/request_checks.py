@@ -1,4 +1,4 @@
-"""What every call of the learner is checked for, and how it is refused."""
+"""Checks of every call of the learner, and its refusals."""
 
 from collections.abc import Generator
 from contextlib import contextmanager

@@ -15,7 +15,7 @@ from services.common.domain.trajectory import Sequence as Sampled
 from services.common.domain.trajectory import Trajectory
 from services.learner.group_types import GroupSpec
 from services.learner.groups.staleness import StalenessBound, is_stale, keep_fresh
-from services.learner.sampling.difficulty import GroupOutcome, has_signal
+from services.learner.sampling.group_signal import GroupOutcome, has_signal
 from services.learner.types import StepSettings, TrainBatch, TrainSequence
 
 WithoutSignal = Literal["mask", "drop", "replace"]

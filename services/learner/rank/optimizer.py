@@ -1,4 +1,4 @@
-"""AdamW with a learning rate that is a function of the step, and steps that can be refused."""
+"""AdamW, with updates that can be refused. Its rate is scheduled in `learning_rate`."""
 
 import math
 from collections.abc import Mapping
@@ -9,22 +9,6 @@ from torch import Tensor, nn
 
 from services.learner.config.learner import OptimizerConfig
 from services.learner.rank.data_parallel import Replicas
-
-
-def learning_rate(config: OptimizerConfig, step: int, total_steps: int) -> float:
-    """The rate of step 1..total_steps: a linear rise over the warm-up, then the schedule.
-
-    `linear` and `cosine` would reach 0 one step after the last, so that no step is lost.
-    """
-    if step <= config.warmup_steps:
-        return config.lr * step / config.warmup_steps
-    if config.schedule == "constant":
-        return config.lr
-    span = max(1, total_steps - config.warmup_steps)
-    done = min(1.0, (step - config.warmup_steps - 1) / span)
-    if config.schedule == "linear":
-        return config.lr * (1.0 - done)
-    return config.lr * 0.5 * (1.0 + math.cos(math.pi * done))
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from services.learner.rank.batch_transfer import make_batch_source
 from services.learner.rank.compare_command import CompareCommand
+from services.learner.rank.learning_rate import learning_rate
 from services.learner.rank.model import canary_token_ids, score_tokens
-from services.learner.rank.optimizer import learning_rate
 from services.learner.rank.rank_setup import RankModels, RankSetup, load_models
 from services.learner.rank.rendezvous_store import Store, host_store
 from services.learner.rank.weight_slots import WeightSlots

@@ -24,6 +24,7 @@ from services.learner.config.learner import LearnerConfig
 from services.learner.groups.batcher import Batch
 from services.learner.groups.dispatcher import GroupDispatcher
 from services.learner.guard.mismatch_guard import MismatchGuard, Ruling
+from services.learner.run.checkpoint_schedule import is_checkpoint_due
 from services.learner.run.engine_resync import EngineResync
 from services.learner.run.eval_report import Moment
 from services.learner.run.eval_schedule import EvalSchedule
@@ -173,7 +174,7 @@ class TrainLoop:
             if not await self._evals.wait_at_most(self._config.eval.hold_s, self._drain):
                 return False
         await self._publish_policy(batch)
-        if self._is_due(self._config.checkpoint.every):
+        if is_checkpoint_due(self._trainer.version, self._config.checkpoint):
             await self._save_checkpoint()
         lap = self._stopwatch.end_lap()
         await self._recorder.record_step(batch, result, lap, sync, base=base)
@@ -243,9 +244,3 @@ class TrainLoop:
 
     async def _write_summary(self) -> None:
         await self._summary.write_summary(self._evals.reports, steps=self._trainer.version)
-
-    # --- small things
-
-    def _is_due(self, every: int) -> bool:
-        version = self._trainer.version
-        return every > 0 and version > 0 and version % every == 0

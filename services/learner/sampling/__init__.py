@@ -1,1 +1,1 @@
-"""Order of the tasks: selection, curriculum, quarantine."""
+"""Order of the tasks: selection, curriculum, quarantine. Start reading at `curriculum.py`."""

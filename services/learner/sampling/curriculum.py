@@ -22,8 +22,9 @@ from services.learner.sampling.curriculum_changes import (
     TaskStanding,
     TaskState,
 )
-from services.learner.sampling.difficulty import GroupOutcome, update_difficulty
+from services.learner.sampling.difficulty import update_difficulty
 from services.learner.sampling.environment_mix import EnvironmentMix
+from services.learner.sampling.group_signal import GroupOutcome
 from services.learner.sampling.task_passes import TaskPasses
 from services.learner.sampling.tasks import Task
 

@@ -1,24 +1,9 @@
 """Difficulty of tasks: those that the policy can learn nothing from now."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-
 from services.learner.config.sampling import DifficultyConfig
 from services.learner.sampling.curriculum_changes import TaskStanding, TaskState
+from services.learner.sampling.group_signal import GroupOutcome, has_signal
 from services.learner.types import PASS_REWARD
-
-
-@dataclass(frozen=True, slots=True)
-class GroupOutcome:
-    """The rewards of one group's graded attempts."""
-
-    task: str
-    rewards: Sequence[float]
-
-
-def has_signal(rewards: Sequence[float]) -> bool:
-    """Return True if an attempt was better than another; otherwise its group has no gradient."""
-    return len(set(rewards)) > 1
 
 
 def update_difficulty(

@@ -1,4 +1,6 @@
-"""Weight updates in each vLLM worker process. vLLM imports this module by name."""
+"""Weight updates in each vLLM worker process. vLLM imports this module by name.
+
+`services/rollout/work/weight_updater.py` decides when they are made."""
 
 import ctypes
 import logging

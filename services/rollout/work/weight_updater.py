@@ -1,4 +1,5 @@
-"""Updates that keep the engine on the newest policy."""
+"""Updates that keep the engine on the newest policy: when it takes weights. How vLLM loads them is
+in `adapters/vllm_weights.py`."""
 
 import asyncio
 import time

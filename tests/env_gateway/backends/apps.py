@@ -6,7 +6,7 @@ from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from environments.oracle import plan_calls
+from environments.reference_policies import plan_calls
 from environments.tasks import make_task
 from tests.env_gateway.backends.harness import Call
 

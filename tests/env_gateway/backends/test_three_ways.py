@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from environments.api import ENV_KEYS, open_instance
-from environments.oracle import plan_calls, play_randomly
+from environments.reference_policies import plan_calls, play_randomly
 from environments.tasks import make_task
 from services.env_gateway.ports import Text
 from tests.env_gateway.backends.bench import TIMEOUT_S, Bench, opened_bench

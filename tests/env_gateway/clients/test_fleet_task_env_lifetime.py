@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from environments.oracle import plan_calls
+from environments.reference_policies import plan_calls
 from environments.tasks import make_task
 from services.env_gateway.clients.connection import GatewayError
 from services.env_gateway.clients.fleet_task_env import FleetTaskEnv

@@ -13,8 +13,8 @@ import httpx
 import pytest
 
 from environments.fleet_emulator import command
-from environments.oracle import plan_calls
-from environments.scenario import draw_scenario
+from environments.reference_policies import plan_calls
+from environments.task_generator import draw_scenario
 from environments.tasks import verifier_source
 from tests.environments.fleet_emulator_process import (
     call_tool,

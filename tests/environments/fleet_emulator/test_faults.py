@@ -10,8 +10,8 @@ import pytest
 from pydantic import ValidationError
 
 from environments.fleet_emulator.faults import FaultPlan, Faults
-from environments.fleet_emulator.operations import classify_request, instance_of, mcp_endpoint
-from environments.oracle import plan_calls
+from environments.fleet_emulator.operation_names import classify_request, instance_of, mcp_endpoint
+from environments.reference_policies import plan_calls
 from tests.environments.fleet_emulator_process import (
     call_tool,
     created,

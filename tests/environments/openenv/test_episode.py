@@ -14,8 +14,8 @@ import pytest
 from environments.api import ToolError, open_instance
 from environments.openenv import launch
 from environments.openenv.episode import SUBMIT, Choice, Episode, describe_task
-from environments.oracle import plan_calls, solve_task
-from environments.scenario import SPLITS
+from environments.reference_policies import plan_calls, solve_task
+from environments.task_generator import SPLITS
 from environments.tasks import make_task
 from tests.environments.test_serve import serving
 

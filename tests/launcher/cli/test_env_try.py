@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from environments.oracle import plan_calls
+from environments.reference_policies import plan_calls
 from environments.tasks import make_task
 from services.common.scratch_folders import scratch_folder
 from services.launcher.doctor.adapters.gateway_process import GatewayError, serve_gateway

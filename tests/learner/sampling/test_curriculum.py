@@ -17,7 +17,7 @@ from services.learner.sampling.curriculum_changes import (
     TaskStanding,
     TaskState,
 )
-from services.learner.sampling.difficulty import GroupOutcome
+from services.learner.sampling.group_signal import GroupOutcome
 from services.learner.sampling.tasks import Task
 from tests.support.curriculum import Run, config, made_up, tasks_of
 

@@ -1,7 +1,7 @@
 """What a step says of the mixture, by hand."""
 
 from services.learner.groups.batcher import Batch
-from services.learner.sampling.difficulty import GroupOutcome
+from services.learner.sampling.group_signal import GroupOutcome
 from services.learner.tracking.sampling_metrics import sampling_metrics
 from tests.learner.tracking.test_metric_formulas import group
 from tests.support.curriculum import Run, config, tasks_of

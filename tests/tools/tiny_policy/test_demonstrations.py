@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from environments.api import ENV_KEYS, Instance, ToolError, open_instance
-from environments.scenario import make_data_id
+from environments.name_lists import is_heldout_pair
+from environments.task_generator import make_data_id
 from environments.tasks import verifier_source
-from environments.words import is_heldout_pair
 from services.rollout.adapters.tokenizer import TransformersTokenizer
 from services.rollout.dialects.template import TemplateDialect
 from services.rollout.dialects.turns import OK, Reply, ToolCall

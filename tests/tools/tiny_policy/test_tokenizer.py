@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from environments.api import ENV_KEYS, open_instance
-from environments.scenario import make_data_id
-from environments.words import LISTS
+from environments.name_lists import LISTS
+from environments.task_generator import make_data_id
 from services.rollout.adapters.tokenizer import TransformersTokenizer
 from services.rollout.dialects.template import TemplateDialect
 from services.rollout.dialects.turns import OK, Reply, ToolCall

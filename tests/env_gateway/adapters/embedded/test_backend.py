@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from environments.oracle import plan_calls
+from environments.reference_policies import plan_calls
 from environments.tasks import make_task
 from services.common.domain.attempts import ToolOutcome
 from services.env_gateway.episodes.episode_book import EpisodeState

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from environments.api import ENV_KEYS, open_instance
-from environments.oracle import plan_calls
+from environments.local_verifier import run_verifier
+from environments.reference_policies import plan_calls
 from environments.tasks import make_task
-from environments.verdict import run_verifier
 from services.common.domain.attempts import NoGradeReason, ToolOutcome
 from services.env_gateway.adapters.openenv.backend import OpenEnvBackend, build_openenv_backend
 from services.env_gateway.adapters.openenv.instance import OpenEnvInstance

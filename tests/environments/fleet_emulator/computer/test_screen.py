@@ -13,7 +13,7 @@ from environments.api import ToolError, open_instance
 from environments.fleet_emulator.computer.layout import HEIGHT, WIDTH, Element
 from environments.fleet_emulator.computer.screen import Screen
 from environments.fleet_emulator.computer.tool import Computer
-from environments.oracle import plan_calls
+from environments.reference_policies import plan_calls
 from tests.environments.fleet_emulator_process import call_tool, created, emulating, execute, rpc
 
 BOOKING = {"env_id": "booking", "data_id": "train-000000"}

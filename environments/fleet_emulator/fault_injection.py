@@ -6,9 +6,9 @@ from collections.abc import Callable
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from environments.fleet_emulator.counters import Counters
 from environments.fleet_emulator.faults import FaultPlan, Reply
-from environments.fleet_emulator.operations import classify_request, instance_of, mcp_endpoint
+from environments.fleet_emulator.operation_names import classify_request, instance_of, mcp_endpoint
+from environments.fleet_emulator.request_counters import Counters
 
 ADMIN = "/_emulator"
 

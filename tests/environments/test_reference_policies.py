@@ -3,8 +3,8 @@ import random
 import pytest
 
 from environments.api import ENV_KEYS, open_instance
-from environments.oracle import play_randomly, solve_task
-from environments.scenario import SPLITS, make_data_id
+from environments.reference_policies import play_randomly, solve_task
+from environments.task_generator import SPLITS, make_data_id
 from environments.tasks import make_task
 from tests.support.verifier_dialect import grade
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from environments.api import ToolError, ToolSpec
 from environments.app import Call
-from environments.scenario import APPS, Scenario, draw_scenario
-from environments.words import LISTS
+from environments.name_lists import LISTS
+from environments.task_generator import APPS, Scenario, draw_scenario
 
 _NAMES = frozenset(word for words in LISTS.values() for word in words)
 

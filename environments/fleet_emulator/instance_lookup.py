@@ -4,7 +4,7 @@ from starlette.requests import Request
 
 from environments.api import Instance
 from environments.fleet_emulator.faults import BAD_GATEWAY
-from environments.server.lookup import InstanceLookup
+from environments.server.instance_lookup import InstanceLookup
 
 
 class UpstreamError(Exception):

@@ -4,7 +4,7 @@ from starlette.requests import Request
 
 from environments.api import Instance
 from environments.server.codec import ApiError
-from environments.server.registry import InstanceRecord, Registry
+from environments.server.instance_registry import InstanceRecord, Registry
 
 
 class InstanceLookup:

@@ -6,7 +6,7 @@ import pytest
 
 from services.common.errors import ConfigError
 from services.env_gateway.config.gateway import VerifiersConfig
-from services.env_gateway.grading.verifier_files import load_digests
+from services.env_gateway.grading.trusted_verifiers import load_digests
 from tests.support.repository import ROOT
 
 OWN = ROOT / "environments/verifiers.sha256"

@@ -10,7 +10,7 @@ from starlette.routing import Route
 
 from environments.api import DATABASES, DatabaseName, Instance
 from environments.server.codec import ApiError, RunQuery, failed_query_body, parse_body, rows_body
-from environments.server.lookup import InstanceLookup
+from environments.server.instance_lookup import InstanceLookup
 
 PREFIX = "/{instance_id}/api/v1/env"
 

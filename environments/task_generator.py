@@ -11,10 +11,10 @@ from typing import Literal
 
 from environments.app import App, Scenario
 from environments.booking.app import BOOKING
-from environments.gsm8k.state import SINGLE_TURN_KEYS, question_scenario
+from environments.gsm8k.data_ids import SINGLE_TURN_KEYS, question_scenario
+from environments.name_lists import Names, Pool
 from environments.shop.app import SHOP
 from environments.tracker.app import TRACKER
-from environments.words import Names, Pool
 
 __all__ = ["APPS", "DATA_VERSIONS", "SPLITS", "Scenario", "Split", "draw_scenario", "make_data_id"]
 

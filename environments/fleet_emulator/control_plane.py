@@ -10,13 +10,13 @@ from starlette.routing import Route
 
 from environments.api import Instance, open_instance
 from environments.fleet_emulator.codec import PROFILE, REGIONS, TEAM, MakeInstance
-from environments.fleet_emulator.counters import Counters
 from environments.fleet_emulator.faults import FaultPlan
-from environments.fleet_emulator.tasks import TaskStore
+from environments.fleet_emulator.request_counters import Counters
+from environments.fleet_emulator.task_catalogue import TaskStore
 from environments.server.codec import ApiError, environment_body, parse_body
-from environments.server.control import ControlPlane
-from environments.server.lookup import InstanceLookup
-from environments.server.registry import (
+from environments.server.control_plane import ControlPlane
+from environments.server.instance_lookup import InstanceLookup
+from environments.server.instance_registry import (
     ENVIRONMENT_VERSION,
     InstanceRecord,
     InstanceRequest,

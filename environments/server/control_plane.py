@@ -18,8 +18,8 @@ from environments.server.codec import (
     instance_body,
     parse_body,
 )
-from environments.server.lookup import InstanceLookup
-from environments.server.registry import (
+from environments.server.instance_lookup import InstanceLookup
+from environments.server.instance_registry import (
     ENVIRONMENT_VERSION,
     InstanceLimitError,
     InstanceRecord,
