@@ -36,8 +36,8 @@ KILLED = """
 import asyncio
 from pathlib import Path
 from services.common.config import canonical_json, load_spec
-from services.launcher import plan; from services.launcher.control import spec_check
-asyncio.run(spec_check.check_spec(plan.parse_spec(canonical_json(load_spec(Path({spec!r}))))))
+from services.launcher import run_plan; from services.launcher.control import spec_check
+asyncio.run(spec_check.check_spec(run_plan.parse_spec(canonical_json(load_spec(Path({spec!r}))))))
 """
 
 
