@@ -72,7 +72,7 @@ class Membership:
     """Registration of an address, and heartbeats.
 
     It calls `drain(reason)` when told to, or when no heartbeat has got through for `orphan_after`,
-    and `stop(reason)` when told to stop or replaced by another incarnation. `told` gets the
+    and `stop(reason)` when told to stop or replaced by another incarnation. `on_metrics` gets the
     metrics that the launcher sends along. `status` is asked at each heartbeat."""
 
     def __init__(
@@ -84,7 +84,7 @@ class Membership:
         status: Callable[[], ReplicaStatus],
         drain: Callable[[str], None],
         stop: Callable[[str], None],
-        told: Callable[[Mapping[str, float]], None] | None = None,
+        on_metrics: Callable[[Mapping[str, float]], None] | None = None,
         metrics_address: str = "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -94,7 +94,7 @@ class Membership:
         self._status = status
         self._drain = drain
         self._stop = stop
-        self._told = told
+        self._on_metrics = on_metrics
         self._metrics_address = metrics_address
         self._clock = clock
         self._interval_s = _INTERVAL_S
@@ -155,8 +155,8 @@ class Membership:
             self._orphan_after_s = to_seconds(response.orphan_after) or _ORPHAN_AFTER_S
             self._registered = True
         response = await self._stub.Heartbeat(self._make_heartbeat(), timeout=_CALL_TIMEOUT_S)
-        if self._told is not None and response.metrics:
-            self._told(dict(response.metrics))
+        if self._on_metrics is not None and response.metrics:
+            self._on_metrics(dict(response.metrics))
         if response.command == self._messages.COMMAND_DRAIN:
             self._drain("the launcher said so")
         if response.command == self._messages.COMMAND_STOP:

@@ -74,7 +74,7 @@ class Runtime(Generic[C]):
     @property
     def launcher_metrics(self) -> Mapping[str, float]:
         """Metrics that the launcher knows and this process does not: `cost/*`."""
-        return {} if self.lifecycle is None else self.lifecycle.told
+        return {} if self.lifecycle is None else self.lifecycle.launcher_metrics
 
     def loading(self) -> AbstractContextManager[None]:
         """Mark a long block before anything is in hand: a drain ends the process there."""

@@ -47,7 +47,7 @@ class Lifecycle:
         # Where this process serves Prometheus, if it does.
         self.metrics_address = ""
         # The newest metrics that the launcher has sent.
-        self.told: Mapping[str, float] = {}
+        self.launcher_metrics: Mapping[str, float] = {}
         self._drain = drain
         self._identity = identity
         self._contract = contract
@@ -91,7 +91,7 @@ class Lifecycle:
             status=lambda: self.status(),
             drain=self.drain,
             stop=self.stop,
-            told=self._keep_launcher_metrics,
+            on_metrics=self._keep_launcher_metrics,
             metrics_address=self.metrics_address,
         )
         self._membership = asyncio.create_task(membership.run(address), name="membership")
@@ -104,7 +104,7 @@ class Lifecycle:
                 self._loop.call_soon_threadsafe(self._member.hurry_heartbeat)
 
     def _keep_launcher_metrics(self, metrics: Mapping[str, float]) -> None:
-        self.told = metrics
+        self.launcher_metrics = metrics
 
     async def _leave(self) -> None:
         if self._membership is None or self._member is None:

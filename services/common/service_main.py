@@ -65,12 +65,12 @@ def run_service_process(
         if arguments.print_config:
             say_json(json.loads(config.model_dump_json()))
             sys.exit(OK)
-        surroundings = _make_context(service, arguments, shared, registry)
+        context = _make_context(service, arguments, shared, registry)
         _hide_named(spec.get(service, {}))
     except ConfigError as error:
         say(f"error: {error}", file=sys.stderr)
         sys.exit(CONFIG)
-    _exit_at_once(_exit_code(surroundings, _run(surroundings, spec, shared, config, load)))
+    _exit_at_once(_exit_code(context, _run(context, spec, shared, config, load)))
 
 
 def _exit_at_once(code: int) -> NoReturn:
@@ -169,35 +169,35 @@ def _check_addresses(arguments: Arguments, *, encrypted: bool) -> None:
 
 
 async def _run(
-    around: _ProcessContext,
+    context: _ProcessContext,
     spec: dict[str, Any],
     shared: SharedConfig,
     config: C,
     load: Callable[[], Service[C]],
 ) -> None:
-    arguments = around.arguments
-    registry = _registry_channel(around, arguments.registry) if arguments.registry else None
-    peers = _peers(around, registry)
+    arguments = context.arguments
+    registry = _registry_channel(context, arguments.registry) if arguments.registry else None
+    peers = _peers(context, registry)
     runtime = Runtime(
-        service=around.service,
+        service=context.service,
         config=config,
         shared=shared,
         spec=spec,
-        run_id=around.run_id,
-        run_dir=around.run_dir,
-        token=around.token,
-        tls=around.tls,
+        run_id=context.run_id,
+        run_dir=context.run_dir,
+        token=context.token,
+        tls=context.tls,
         peers=peers,
         replica=arguments.replica,
         listen=arguments.listen,
         advertise=arguments.advertise,
-        watchdog=Watchdog(dump_folder=around.run_dir / "stacks"),
-        log=around.log,
+        watchdog=Watchdog(dump_folder=context.run_dir / "stacks"),
+        log=context.log,
     )
     identity = ReplicaIdentity(
-        around.run_id, around.service, arguments.replica, runtime.incarnation
+        context.run_id, context.service, arguments.replica, runtime.incarnation
     )
-    lifecycle = Lifecycle(runtime.drain, identity, around.contract, registry)
+    lifecycle = Lifecycle(runtime.drain, identity, context.contract, registry)
     runtime.lifecycle = lifecycle
     try:
         await _serve(runtime, lifecycle, arguments, load)
@@ -207,23 +207,23 @@ async def _run(
             await registry.close()
 
 
-def _peers(around: _ProcessContext, registry: grpc.aio.Channel | None) -> Peers:
+def _peers(context: _ProcessContext, registry: grpc.aio.Channel | None) -> Peers:
     return Peers(
-        token=around.token,
-        run_id=around.run_id,
-        replica=around.arguments.replica,
-        fixed=around.arguments.peers,
-        registry=around.contract,
+        token=context.token,
+        run_id=context.run_id,
+        replica=context.arguments.replica,
+        fixed=context.arguments.peers,
+        registry=context.contract,
         registry_channel=registry,
-        tls=around.tls,
+        tls=context.tls,
     )
 
 
-def _registry_channel(around: _ProcessContext, address: str) -> grpc.aio.Channel:
+def _registry_channel(context: _ProcessContext, address: str) -> grpc.aio.Channel:
     # Not waiting for ready under TLS: a call that waits never says why a handshake fails.
-    tls = around.tls
+    tls = context.tls
     waits = tls is None
-    return channel(address, token=around.token, wait_for_ready=waits, tls=tls, peer="launcher")
+    return channel(address, token=context.token, wait_for_ready=waits, tls=tls, peer="launcher")
 
 
 async def _serve(
@@ -241,8 +241,8 @@ async def _serve(
         await lifecycle.run(service(runtime))
 
 
-def _exit_code(around: _ProcessContext, run: Coroutine[Any, Any, None]) -> int:
-    provider = trace.setup(around.service, around.run_id, around.run_dir / "traces")
+def _exit_code(context: _ProcessContext, run: Coroutine[Any, Any, None]) -> int:
+    provider = trace.setup(context.service, context.run_id, context.run_dir / "traces")
     try:
         asyncio.run(run)
     except ConfigError as error:
@@ -250,10 +250,10 @@ def _exit_code(around: _ProcessContext, run: Coroutine[Any, Any, None]) -> int:
         return CONFIG
     except Exception as error:
         # The outermost frame of the process: whatever it was becomes a log line and an exit code.
-        around.log.exception("the service failed", error=repr(error))
+        context.log.exception("the service failed", error=repr(error))
         return exit_code_of(error)
     finally:
         if provider is not None:
             provider.shutdown()
-    around.log.info("the service ended", pid=os.getpid())
+    context.log.info("the service ended", pid=os.getpid())
     return OK

@@ -101,14 +101,14 @@ async def serve_launcher(options: ServeOptions) -> None:
 
     StopSignals(lambda _number: stop.set(), lambda _number: launcher.end_all_now()).handle_in_loop()
     await launcher.recover_runs()
-    teller = EventPublisher(store, options.hooks.observers)
+    publisher = EventPublisher(store, options.hooks.observers)
     async with (
-        running_tasks(teller.publish_forever(), launcher.watch_for_leaks()),
+        running_tasks(publisher.publish_forever(), launcher.watch_for_leaks()),
         _serve_runs(options, launcher),
     ):
-        await _wait_until_told(stop, launcher, options.idle_exit)
+        await _wait_until_stopped_or_idle(stop, launcher, options.idle_exit)
         await launcher.close(_CLOSE_GRACE_S)
-    await teller.publish_pending()
+    await publisher.publish_pending()
     store.close()
 
 
@@ -157,7 +157,7 @@ def _make_sky_backend(runs: Path) -> Backend:
     return SkyBackend(runs, root=root, client=SkyClient())
 
 
-async def _wait_until_told(
+async def _wait_until_stopped_or_idle(
     stop: asyncio.Event, launcher: Launcher, idle_exit: float | None
 ) -> None:
     while not stop.is_set():

@@ -55,7 +55,7 @@ async def member() -> AsyncGenerator[ObservedReplica]:
             status=lambda: one.status,
             drain=one.drained.append,
             stop=one.stopped.append,
-            told=one.told.append,
+            on_metrics=one.told.append,
         )
         task = asyncio.create_task(membership.run("127.0.0.1:7"))
         yield one

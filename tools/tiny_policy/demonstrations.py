@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from environments.api import ENV_KEYS, Instance, ToolError, ToolSpec, open_instance
+from environments.name_lists import LISTS
 from environments.reference_policies import plan_calls
 from environments.task_generator import Scenario, make_data_id
-from environments.name_lists import LISTS
 from services.rollout.dialects.tagged_calls import parse_turn
 from services.rollout.dialects.template import TemplateDialect
 from services.rollout.dialects.turns import OK, ParseError, Reply

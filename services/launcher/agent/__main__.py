@@ -84,19 +84,19 @@ def _uses_spot(config: SkyConfig, service: str) -> bool:
     return any(machine.use_spot for machine in candidates)
 
 
-async def watch_replica(wish: AgentSpec, secrets: SecretFiles) -> int:
+async def watch_replica(agent_spec: AgentSpec, secrets: SecretFiles) -> int:
     """See the replica through; return the exit code."""
-    await _end_leftovers(wish)
-    async with _open_watcher(wish, secrets) as watcher:
+    await _end_leftovers(agent_spec)
+    async with _open_watcher(agent_spec, secrets) as watcher:
         _obey_signals(watcher)
         ending = await watcher.watch_to_end()
-    say(f"{wish.arguments.here[0]} ended with code {ending.code}", file=sys.stderr)
+    say(f"{agent_spec.arguments.here[0]} ended with code {ending.code}", file=sys.stderr)
     return ending.shell_code
 
 
 @asynccontextmanager
-async def _open_watcher(wish: AgentSpec, secrets: SecretFiles) -> AsyncGenerator[Watcher]:
-    given, config = wish.arguments, wish.config
+async def _open_watcher(agent_spec: AgentSpec, secrets: SecretFiles) -> AsyncGenerator[Watcher]:
+    given, config = agent_spec.arguments, agent_spec.config
     incarnation = uuid.uuid4().hex
     channel = rpc.channel(
         given.registry,
@@ -110,22 +110,22 @@ async def _open_watcher(wish: AgentSpec, secrets: SecretFiles) -> AsyncGenerator
         sender = AgentIdentity(given.run_id, given.key, incarnation, given.node)
         launcher = GrpcLauncherLink(channel, sender)
         beside = SideLogs(given.run_dir / "logs", given.key, given.node)
-        outbox = LogUploader(launcher, wish.folder, given.label, incarnation, beside)
+        outbox = LogUploader(launcher, agent_spec.folder, given.label, incarnation, beside)
         launch = LaunchSpec(
             run_id=given.run_id,
             key=given.here,
             command=(*given.command, *secrets.arguments),
             secrets={},
             log=outbox.log,
-            inherits=wish.inherits,
+            inherits=agent_spec.inherits,
         )
         parts = WatcherDependencies(
             launch=launch,
-            processes=LocalBackend(wish.folder),
+            processes=LocalBackend(agent_spec.folder),
             launcher=launcher,
-            notices=await _open_notices(wish, stack),
+            notices=await _open_notices(agent_spec, stack),
             outbox=outbox,
-            prepare=_make_prepare(wish, outbox.log, config.to_policy()),
+            prepare=_make_prepare(agent_spec, outbox.log, config.to_policy()),
             hostname=socket.gethostname(),
             resume=given.resume,
         )
@@ -134,41 +134,41 @@ async def _open_watcher(wish: AgentSpec, secrets: SecretFiles) -> AsyncGenerator
         )
 
 
-async def _end_leftovers(wish: AgentSpec) -> None:
+async def _end_leftovers(agent_spec: AgentSpec) -> None:
     """End what a watcher that was killed left running of this very replica."""
-    processes = LocalBackend(wish.folder)
-    name = f"{wish.arguments.run_id}/{wish.arguments.label}"
+    processes = LocalBackend(agent_spec.folder)
+    name = f"{agent_spec.arguments.run_id}/{agent_spec.arguments.label}"
     for unit in await processes.list_orphans([]):
         if unit.name.startswith(f"{name}#"):
             await processes.end_orphan(unit, _LEFT_GRACE_S)
 
 
-def _clean_up(wish: AgentSpec, secrets: SecretFiles) -> None:
+def _clean_up(agent_spec: AgentSpec, secrets: SecretFiles) -> None:
     """Clean up after a watcher that was killed: its processes and its secrets."""
-    asyncio.run(_end_leftovers(wish))
+    asyncio.run(_end_leftovers(agent_spec))
     shutil.rmtree(secrets.folder, ignore_errors=True)
 
 
-async def _open_notices(wish: AgentSpec, stack: AsyncExitStack) -> PreemptionNotices:
+async def _open_notices(agent_spec: AgentSpec, stack: AsyncExitStack) -> PreemptionNotices:
     sources: list[PreemptionNotices] = []
-    if wish.arguments.notice_file is not None:
-        sources.append(FileNotices(wish.arguments.notice_file))
-    if _uses_spot(wish.config.sky, wish.arguments.key[0]):
+    if agent_spec.arguments.notice_file is not None:
+        sources.append(FileNotices(agent_spec.arguments.notice_file))
+    if _uses_spot(agent_spec.config.sky, agent_spec.arguments.key[0]):
         from services.launcher.agent.adapters.spot_notice import MetadataNotices
 
-        metadata = MetadataNotices(wish.arguments.metadata_url)
+        metadata = MetadataNotices(agent_spec.arguments.metadata_url)
         stack.push_async_callback(metadata.close)
         sources.append(metadata)
     return AnyNotices(sources)
 
 
-def _make_prepare(wish: AgentSpec, log_path: Path, policy: LifecyclePolicy) -> Prepare:
-    given = wish.arguments
-    folder = RunFolder(given.run_dir, wish.url, given.config, log_path, wish.inherits)
+def _make_prepare(agent_spec: AgentSpec, log_path: Path, policy: LifecyclePolicy) -> Prepare:
+    given = agent_spec.arguments
+    folder = RunFolder(given.run_dir, agent_spec.url, given.config, log_path, agent_spec.inherits)
 
     async def prepare_folder(begun: bool) -> None:
         # Its further machines have no files of the run.
-        if wish.arguments.here[0] == LEARNER:
+        if agent_spec.arguments.here[0] == LEARNER:
             await folder.ensure_ready(begun, policy)
 
     return prepare_folder
@@ -191,17 +191,17 @@ def main() -> int:
     arguments = parse_arguments(sys.argv[1:])
     service, replica = arguments.key
     try:
-        wish = read_agent_spec(arguments)
+        agent_spec = read_agent_spec(arguments)
         handed = unseal_secrets(os.environ, arguments.seal_key)
         # What came sealed is for this service, whatever it is for.
-        wish = replace(wish, inherits=(*wish.inherits, *handed))
+        agent_spec = replace(agent_spec, inherits=(*agent_spec.inherits, *handed))
         with (
             secrets_in_files() as secrets,
-            cleaned_up_after_death(lambda: _clean_up(wish, secrets)),
+            cleaned_up_after_death(lambda: _clean_up(agent_spec, secrets)),
         ):
             log.setup(f"unit-{service}", arguments.run_id, replica=replica)
             log.get_logger(__name__).info("watching", command=shlex.join(arguments.command))
-            return asyncio.run(watch_replica(wish, secrets))
+            return asyncio.run(watch_replica(agent_spec, secrets))
     except ConfigError as error:
         say(f"error: {error}", file=sys.stderr)
         return EXIT_BAD_CONFIG

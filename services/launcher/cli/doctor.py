@@ -47,12 +47,12 @@ def run_doctor(
         return report_error(f"--skip {wrong[0]}: no such probe{did_you_mean(wrong[0], names)}")
     try:
         plan = parse_spec(canonical_json(load_spec(spec, overrides)))
-        subject = make_run_context(plan, runs, os.environ)
-        subject = replace(subject, nodes=tuple(nodes), tls=read_tls(tls_dir))
+        context = make_run_context(plan, runs, os.environ)
+        context = replace(context, nodes=tuple(nodes), tls=read_tls(tls_dir))
     except (ConfigError, BadSpecError) as error:
         results = [combine_findings(SPEC, [failing(str(error), "correct the spec")])]
     else:
-        results = asyncio.run(examine_run(subject, skip))
+        results = asyncio.run(examine_run(context, skip))
     if as_json:
         say_json([result.to_dict() for result in results])
     else:

@@ -71,7 +71,7 @@ class FollowedRun:
 
 
 async def run_to_end(
-    runs: Path, wish: RunRequest, console: Terminal, interrupts: Interrupts
+    runs: Path, run_request: RunRequest, console: Terminal, interrupts: Interrupts
 ) -> FollowOutcome:
     """Start the requested run and watch it to its end; if its launcher dies, continue under
     another one. Raises LauncherError, AioRpcError."""
@@ -82,7 +82,7 @@ async def run_to_end(
         for _ in range(MAX_LAUNCHERS):
             try:
                 run = await _run_under_one_launcher(
-                    runs, wish, request_id, followed, console, interrupts
+                    runs, run_request, request_id, followed, console, interrupts
                 )
                 break
             except LauncherGoneError:
@@ -98,7 +98,7 @@ async def run_to_end(
 
 async def _run_under_one_launcher(
     runs: Path,
-    wish: RunRequest,
+    run_request: RunRequest,
     request_id: str,
     followed: FollowedRun,
     console: Terminal,
@@ -106,10 +106,10 @@ async def _run_under_one_launcher(
 ) -> pb.Run:
     async with connect_to_launcher(runs, interrupts, start=True) as connection:
         if not followed.run_id:
-            began = _begin_run(connection, wish, request_id, followed, console, interrupts)
+            began = _begin_run(connection, run_request, request_id, followed, console, interrupts)
             run_id = followed.run_id = await began
             console.print(f"Run {run_id} in {runs / run_id}", soft_wrap=True)
-        if not wish.detach:
+        if not run_request.detach:
             await _follow_run(connection, followed, console, interrupts)
         request = pb.GetRunRequest(run_id=followed.run_id)
         return (await connection.await_answer(connection.stub.GetRun(request))).run
@@ -117,7 +117,7 @@ async def _run_under_one_launcher(
 
 async def _begin_run(
     connection: LauncherConnection,
-    wish: RunRequest,
+    run_request: RunRequest,
     request_id: str,
     followed: FollowedRun,
     console: Terminal,
@@ -126,7 +126,9 @@ async def _begin_run(
     """Start the run. On an interrupt, a launcher that this command owns exits with it and ends
     what it began; any other launcher is asked to cancel the request."""
     try:
-        return await interrupts.unless_interrupted(_start_or_resume(connection, wish, request_id))
+        return await interrupts.unless_interrupted(
+            _start_or_resume(connection, run_request, request_id)
+        )
     except InterruptedByUserError:
         if connection.own is None:
             console.print("Stopping what may have begun. Ctrl-C again stops waiting.")
@@ -158,24 +160,24 @@ async def _cancel_request(
 
 
 async def _start_or_resume(
-    connection: LauncherConnection, wish: RunRequest, request_id: str
+    connection: LauncherConnection, run_request: RunRequest, request_id: str
 ) -> str:
     """Start or resume the run; one that is already active under a launcher is only followed."""
     try:
-        return await start_run(connection, _to_start_request(wish, request_id))
+        return await start_run(connection, _to_start_request(run_request, request_id))
     except grpc.aio.AioRpcError as error:
         known = service_error(error)
-        if known is None or known.reason != "RUN_ACTIVE" or wish.spec_json:
+        if known is None or known.reason != "RUN_ACTIVE" or run_request.spec_json:
             raise
-        return wish.resume
+        return run_request.resume
 
 
-def _to_start_request(wish: RunRequest, request_id: str) -> pb.StartRunRequest:
+def _to_start_request(run_request: RunRequest, request_id: str) -> pb.StartRunRequest:
     return pb.StartRunRequest(
         request_id=request_id,
-        spec_json=wish.spec_json,
-        mode=wish.mode,
-        resume_run_id=wish.resume,
+        spec_json=run_request.spec_json,
+        mode=run_request.mode,
+        resume_run_id=run_request.resume,
     )
 
 

@@ -28,7 +28,7 @@ async def run_prepare_commands(
     config = parse_config(
         LauncherConfig, spec.get("launcher", {}), where="spec", section="launcher"
     )
-    around = CommandOptions(inherits=variables_of_any_service(spec, config))
+    options = CommandOptions(inherits=variables_of_any_service(spec, config))
     for prepare in parse_prepare_tables(spec):
         if prepare.is_done() and not (refresh and prepare.is_outdated()):
             continue
@@ -36,7 +36,7 @@ async def run_prepare_commands(
         if console.is_terminal:
             # A text, or it would be taken for markup.
             with console.status(Text(message)):
-                await interrupts.unless_interrupted(execute_command(prepare, around))
+                await interrupts.unless_interrupted(execute_command(prepare, options))
         else:
             console.print(message, soft_wrap=True)
-            await interrupts.unless_interrupted(execute_command(prepare, around))
+            await interrupts.unless_interrupted(execute_command(prepare, options))

@@ -39,7 +39,7 @@ class TrainRequest:
     another run."""
 
     spec: dict[str, Any]
-    wish: RunRequest
+    run_request: RunRequest
     again: str
     anew: str
 
@@ -96,13 +96,13 @@ def evaluate_policy(target: str, runs: Path, overrides: Sequence[str]) -> int:
             spec = load_spec(Path(target), overrides)
             stored = _find_newest_run(runs, parse_shared(spec, where=target).name)
             if stored is None:
-                wish = RunRequest(canonical_json(spec), pb.RUN_MODE_EVAL_ONLY)
-                return TrainRequest(spec, wish, again, again)
+                run_request = RunRequest(canonical_json(spec), pb.RUN_MODE_EVAL_ONLY)
+                return TrainRequest(spec, run_request, again, again)
             _print_spec_changes(stored, spec, overrides, console)
         text = canonical_json(_apply_overrides(stored, overrides)) if overrides else ""
         spec = json.loads(text or stored.spec_json)
-        wish = RunRequest(text, pb.RUN_MODE_EVAL_ONLY, stored.run.run_id)
-        return TrainRequest(spec, wish, again, again)
+        run_request = RunRequest(text, pb.RUN_MODE_EVAL_ONLY, stored.run.run_id)
+        return TrainRequest(spec, run_request, again, again)
 
     return _run_command(make_request, runs, console)
 
@@ -161,7 +161,7 @@ def _run_command(request: Any, runs: Path, console: Terminal, *, detach: bool = 
     """Carry out the request, and turn errors into a message and an exit code."""
     try:
         asked = request()
-        asked = replace(asked, wish=replace(asked.wish, detach=detach))
+        asked = replace(asked, run_request=replace(asked.run_request, detach=detach))
         return _run_async(_run_request(asked, runs, console))
     except ConfigError as error:
         return _report_error(console, str(error), BAD_SPEC)
@@ -188,12 +188,12 @@ async def _run_request(request: TrainRequest, runs: Path, console: Terminal) -> 
     interrupts = Interrupts()
     with interrupts.catch_signals():
         try:
-            fresh = not request.wish.resume
+            fresh = not request.run_request.resume
             await prepare.run_prepare_commands(request.spec, console, interrupts, refresh=fresh)
         except InterruptedByUserError:
             console.print("Interrupted before the run began; the same command starts over.")
             return INTERRUPTED
-        outcome = await run_to_end(runs, request.wish, console, interrupts)
+        outcome = await run_to_end(runs, request.run_request, console, interrupts)
         return _print_conclusion(outcome, request, runs, console)
 
 
@@ -204,7 +204,7 @@ def _print_conclusion(
     if run is None:
         console.print("Interrupted before the run began; the same command starts over.")
         return INTERRUPTED
-    if request.wish.detach and run.state not in ENDED:
+    if request.run_request.detach and run.state not in ENDED:
         print_detach_hints(
             console, run.run_id, runs, command_hints.format_command("stop", run.run_id, runs=runs)
         )

@@ -122,11 +122,11 @@ def cost_metrics(cost: Cost, learner: Mapping[str, float]) -> dict[str, float]:
     without a price."""
     if not cost.accrued and not cost.per_hour:
         return {}
-    told = {"cost/accrued": cost.accrued, "cost/per_hour": cost.per_hour}
+    metrics = {"cost/accrued": cost.accrued, "cost/per_hour": cost.per_hour}
     trajectories = learner.get(TRAJECTORIES_METRIC, 0.0)
     if trajectories > 0:
-        told["cost/per_1000_trajectories"] = 1000 * cost.accrued / trajectories
-    return told
+        metrics["cost/per_1000_trajectories"] = 1000 * cost.accrued / trajectories
+    return metrics
 
 
 def _format_prices(prices: Mapping[str, float], replicas: Mapping[str, int]) -> str:

@@ -234,14 +234,14 @@ class Launcher:
         run_id = stored.run.run_id
         registry = await self._equipment.registries.open_registry(run_id, config, stored.registry)
         self.store.save_registry(run_id, registry.address)
-        around = SupervisorDependencies(
+        dependencies = SupervisorDependencies(
             self.get_backend(config.backend),
             self.store,
             self.folder / run_id,
             registry,
             self._equipment.hooks,
         )
-        supervisor = Supervisor(stored, config, around)
+        supervisor = Supervisor(stored, config, dependencies)
         self._active[run_id] = supervisor
         task = asyncio.create_task(self._supervise_to_end(supervisor), name=f"run {run_id}")
         self._tasks[run_id] = task

@@ -83,31 +83,31 @@ class CommandOptions:
     limit_s: float | None = None
 
 
-async def execute_command(prepare: PrepareCommand, around: CommandOptions) -> None:
+async def execute_command(prepare: PrepareCommand, options: CommandOptions) -> None:
     """Run the command. Raises PrepareError. If cancelled, end all processes of the command."""
     # `python` is the one that runs this, wherever PATH leads.
     program, *rest = prepare.command
     program = sys.executable if program == "python" else program
     shown = redact(" ".join(prepare.command))
-    mark = {MARK_VARIABLE: around.mark} if around.mark else {}
+    mark = {MARK_VARIABLE: options.mark} if options.mark else {}
     try:
         process = await asyncio.create_subprocess_exec(
             *(program, *rest),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
-            env={**child_environment(*around.inherits, ours=True), **mark},
-            pass_fds=around.descriptors,
+            env={**child_environment(*options.inherits, ours=True), **mark},
+            pass_fds=options.descriptors,
             start_new_session=True,
         )
     except OSError as error:
         raise PrepareError(f"`{shown}` cannot be run: {error}") from error
     try:
-        async with asyncio.timeout(around.limit_s):
-            tail = await _forward_output(process, around.write)
+        async with asyncio.timeout(options.limit_s):
+            tail = await _forward_output(process, options.write)
             code = await process.wait()
     except TimeoutError as error:
-        raise PrepareError(f"`{shown}` took longer than {around.limit_s:g} s") from error
+        raise PrepareError(f"`{shown}` took longer than {options.limit_s:g} s") from error
     finally:
         if process.returncode is None:
             with suppress(ProcessLookupError):

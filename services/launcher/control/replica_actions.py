@@ -69,11 +69,11 @@ class ControllerDependencies:
 class ReplicaController:
     """Controller of the replicas of one run."""
 
-    def __init__(self, book: RunOwner, means: ControllerDependencies) -> None:
+    def __init__(self, book: RunOwner, dependencies: ControllerDependencies) -> None:
         self._book = book
-        self._means = means
-        self._backend = means.backend
-        self._intents = BackendRequests(means.store, book.run.run_id)
+        self._dependencies = dependencies
+        self._backend = dependencies.backend
+        self._intents = BackendRequests(dependencies.store, book.run.run_id)
         # Starts that a drain or a kill may still prevent.
         self._starting: dict[ReplicaKey, asyncio.Task[Any]] = {}
         # Those that are being killed, or were just now, and how often each was.
@@ -217,7 +217,7 @@ class ReplicaController:
             await self._undo_start(launch)
             await self._mark_failed(key, str(error))
             run, notes = restarts.handle_no_capacity(
-                self._book.run, key, str(error), clock.now(), self._means.policy
+                self._book.run, key, str(error), clock.now(), self._dependencies.policy
             )
             self._book.commit_run(run, notes, cause=str(error))
         except SetupError as error:
@@ -270,7 +270,7 @@ class ReplicaController:
         return await self.ask_until_answered(find_or_start)
 
     async def _request_start(self, launch: LaunchSpec) -> Unit:
-        limit = self._means.start_limit_s
+        limit = self._dependencies.start_limit_s
         try:
             async with asyncio.timeout(limit):
                 return await self._backend.start_replica(launch)
@@ -291,7 +291,9 @@ class ReplicaController:
                 return self._book.record_exit(key, how)
 
     async def _note_started(self, key: ReplicaKey, unit: Unit, cause: str) -> None:
-        run = transitions.mark_started(self._book.run, key, unit, clock.now(), self._means.policy)
+        run = transitions.mark_started(
+            self._book.run, key, unit, clock.now(), self._dependencies.policy
+        )
         self._book.commit_run(run, cause=cause)
         await self._intents.mark_start(key, OperationState.DONE, unit.name)
 

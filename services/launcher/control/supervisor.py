@@ -60,7 +60,7 @@ class Supervisor:
     Everything happens on one event loop."""
 
     def __init__(
-        self, stored: StoredRun, config: LauncherConfig, around: SupervisorDependencies
+        self, stored: StoredRun, config: LauncherConfig, dependencies: SupervisorDependencies
     ) -> None:
         self.run = stored.run
         self.config = config
@@ -71,13 +71,17 @@ class Supervisor:
         self._alarms = RaisedAlarms(stored.alarms)
         self.changed = ChangeSignal()
         self._spec_json = stored.spec_json
-        self._around = around
+        self._dependencies = dependencies
         self._policy = config.to_policy()
         limit = config.sky.provision.timeout_s if config.backend == "sky" else None
-        means = ControllerDependencies(around.backend, around.store, self._policy, limit)
-        self._carrier = ReplicaController(self, means)
-        self._scribe = ledger_writer.LedgerWriter(around.store, stored.run)
-        self._metering = CostTracker(around.hooks.meter, config, stored.prices, stored.begun)
+        controller_dependencies = ControllerDependencies(
+            dependencies.backend, dependencies.store, self._policy, limit
+        )
+        self._controller = ReplicaController(self, controller_dependencies)
+        self._ledger_writer = ledger_writer.LedgerWriter(dependencies.store, stored.run)
+        self._cost_tracker = CostTracker(
+            dependencies.hooks.meter, config, stored.prices, stored.begun
+        )
         self._wake = asyncio.Event()
         self._progress_at = 0.0
         self._silent: set[ReplicaKey] = set()
@@ -98,7 +102,7 @@ class Supervisor:
         async with asyncio.TaskGroup() as tasks:
             for replica in self.run.replicas.values():
                 if not replica.state.is_over and replica.state is not state.ReplicaState.RESTARTING:
-                    self._spawn_work(tasks, self._carrier.take_over_replica(replica.key))
+                    self._spawn_work(tasks, self._controller.take_over_replica(replica.key))
             while not self.run.state.has_ended:
                 self._wake.clear()
                 run, actions = reconcile_run(self.run, clock.now(), self._policy)
@@ -109,7 +113,7 @@ class Supervisor:
                     # What it costs meanwhile is counted all the same.
                     self._try_commit(self.run, [])
                 while self._moved:
-                    self._spawn_work(tasks, self._carrier.update_price(self._moved.pop()))
+                    self._spawn_work(tasks, self._controller.update_price(self._moved.pop()))
                 self._report_silence()
                 await self._sleep_until_due()
             for carried in self._carried:
@@ -122,7 +126,7 @@ class Supervisor:
     @property
     def is_behind(self) -> bool:
         """True if the ledger lacks something of the run."""
-        return self._scribe.behind
+        return self._ledger_writer.behind
 
     def _spawn_work(self, tasks: asyncio.TaskGroup, work: Coroutine[Any, Any, None]) -> None:
         task = tasks.create_task(work)
@@ -158,7 +162,7 @@ class Supervisor:
 
     async def _ask_gate(self) -> None:
         launches = tuple(self.launch_spec_for((service, 0)) for service in self.run.wanted)
-        run_dir, gate = self._around.run_dir, self._around.hooks.gate
+        run_dir, gate = self._dependencies.run_dir, self._dependencies.hooks.gate
         intent = PendingRun(self.run, run_dir, self._spec_json, self.config, launches)
         await prepare_run(intent, lambda text: self.commit_run(self.run, [RunNote(text)]))
         if gate is not None and (told := await gate(intent)):
@@ -166,7 +170,7 @@ class Supervisor:
 
     async def _sleep_until_due(self) -> None:
         now = clock.now()
-        dues = [next_reconcile_due(self.run, now), self._metering.next_count_due(self.run)]
+        dues = [next_reconcile_due(self.run, now), self._cost_tracker.next_count_due(self.run)]
         patience = min([_LOOK_AROUND_S, *(due - now for due in dues if due is not None)])
         with suppress(TimeoutError):
             async with asyncio.timeout(patience):
@@ -175,20 +179,20 @@ class Supervisor:
     async def _perform_action(self, action: RunAction, tasks: asyncio.TaskGroup) -> None:
         match action:
             case StartReplica(key):
-                self._spawn_work(tasks, self._carrier.run_replica(key))
+                self._spawn_work(tasks, self._controller.run_replica(key))
             case DrainReplica(key):
-                self._spawn_work(tasks, self._carrier.drain_replica(key))
+                self._spawn_work(tasks, self._controller.drain_replica(key))
             case KillReplica(key):
-                self._spawn_work(tasks, self._carrier.kill_replica(key))
+                self._spawn_work(tasks, self._controller.kill_replica(key))
             case CleanRun():
-                await self._carrier.clean_run()
+                await self._controller.clean_run()
             case RunNote():
                 return
 
     def launch_spec_for(self, key: ReplicaKey) -> LaunchSpec:
-        around = self._around
+        dependencies = self._dependencies
         return make_launch_spec(
-            self.run, key, self.config, self._spec_json, around.run_dir, around.registry
+            self.run, key, self.config, self._spec_json, dependencies.run_dir, dependencies.registry
         )
 
     def record_exit(self, key: ReplicaKey, how: ExitStatus) -> None:
@@ -258,9 +262,9 @@ class Supervisor:
     def has_trained(self) -> bool:
         """Tell whether the run must never begin anew: its learner has reported a step, or
         has left its journal here."""
-        around = self._around
-        here = (around.run_dir / JOURNAL).exists()
-        return here or around.store.has_trained(self.run.run_id)
+        dependencies = self._dependencies
+        here = (dependencies.run_dir / JOURNAL).exists()
+        return here or dependencies.store.has_trained(self.run.run_id)
 
     def scale_service(self, service: str, replicas: int) -> None:
         run = transitions.scale_service(self.run, service, replicas)
@@ -290,7 +294,9 @@ class Supervisor:
             return
         now = self._progress_at = clock.now()
         try:
-            ledger_writer.write_progress(self._around.store, self.run.run_id, known, progress, now)
+            ledger_writer.write_progress(
+                self._dependencies.store, self.run.run_id, known, progress, now
+            )
         except sqlite3.Error as error:
             # The next is written with all that this one said.
             self.progress = known
@@ -323,7 +329,7 @@ class Supervisor:
         before = self.run
         if before == run and not notes and not self.is_behind:
             return True
-        written = self._scribe.write_change(run, notes, cause, starts)
+        written = self._ledger_writer.write_change(run, notes, cause, starts)
         if not written and starts:
             return False
         self.run = run
@@ -336,7 +342,7 @@ class Supervisor:
     def _count_cost(self, run: Run, notes: list[RunNote]) -> tuple[Run, list[RunNote]]:
         """Count the cost of the run up to now; drain a run that costs too much."""
         now = clock.now()
-        run, verdict = self._metering.count_cost(self.run, run, now)
+        run, verdict = self._cost_tracker.count_cost(self.run, run, now)
         if verdict is None:
             return run, notes
         if verdict.stop is not None:

@@ -52,16 +52,16 @@ class Canary:
     verifier: str
 
 
-async def choose_canaries(subject: RunContext) -> tuple[list[Canary], list[Finding]]:
+async def choose_canaries(context: RunContext) -> tuple[list[Canary], list[Finding]]:
     """Choose one canary for each environment of the tasks that the run uses, and report
     verifiers that do not compile. Environments that the run does not use get none, because
     an instance costs money."""
-    section = subject.get_section(GATEWAY)
+    section = context.get_section(GATEWAY)
     by_env: dict[str, list[Canary]] = {}
-    for task in await _list_used_tasks(subject):
+    for task in await _list_used_tasks(context):
         canary = _make_canary(section, task)
         by_env.setdefault(canary.env_key, []).append(canary)
-    wrong = await _check_verifiers(subject, [each for env in by_env.values() for each in env])
+    wrong = await _check_verifiers(context, [each for env in by_env.values() for each in env])
     findings: list[Finding] = []
     found: list[Canary] = []
     for env_key in sorted(by_env):
@@ -75,18 +75,18 @@ async def choose_canaries(subject: RunContext) -> tuple[list[Canary], list[Findi
     return found, findings
 
 
-async def _list_used_tasks(subject: RunContext) -> list[Mapping[str, Any]]:
+async def _list_used_tasks(context: RunContext) -> list[Mapping[str, Any]]:
     """Return the tasks that are trained or evaluated on. Raises NotApplicableError."""
-    section = subject.get_section(LEARNER)
+    section = context.get_section(LEARNER)
     sets = [each["tasks"] for each in section["eval"]["sets"]]
-    trained = [section["tasks"]] if subject.mode is RunMode.TRAIN or not sets else []
+    trained = [section["tasks"]] if context.mode is RunMode.TRAIN or not sets else []
     paths = list(dict.fromkeys([*trained, *sets]))
-    here = [path for path in paths if not comes_later(subject, path)]
+    here = [path for path in paths if not comes_later(context, path)]
     if not here:
-        raise NotApplicableError(comes_later(subject, paths[0]))
+        raise NotApplicableError(comes_later(context, paths[0]))
     try:
         files = {path: read_tasks(Path(path)) for path in here}
-        used = await select_tasks(subject, section, here)
+        used = await select_tasks(context, section, here)
     except (TaskFileError, TaskSelectionError) as error:
         raise NotApplicableError(f"there is no task to open: {error}") from error
     wrong = next((said for _, said in used.values() if said), "")
@@ -109,14 +109,14 @@ def _make_canary(section: Mapping[str, Any], task: Mapping[str, Any]) -> Canary:
     return Canary(env_key, backend, task, verifier)
 
 
-async def _check_verifiers(subject: RunContext, found: Sequence[Canary]) -> dict[str, str]:
+async def _check_verifiers(context: RunContext, found: Sequence[Canary]) -> dict[str, str]:
     """Return the gateway's objections to verifiers, by source digest. No verifier is executed."""
     sources = {_source_digest(each.verifier): each.verifier for each in found if each.verifier}
     given = dict(list(sources.items())[:_MOST_VERIFIERS])
     if not given:
         return {}
     command = python_command("-c", _CHECK_SCRIPT)
-    code, output, errors = await run_command(command, json.dumps(given).encode(), subject.environ)
+    code, output, errors = await run_command(command, json.dumps(given).encode(), context.environ)
     if code != 0:
         last = first_line("\n".join(reversed(errors.strip().splitlines())))
         raise NotApplicableError(f"the gateway's own check of verifiers ended with {code}: {last}")

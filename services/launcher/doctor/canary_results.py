@@ -59,10 +59,10 @@ class PlayedEpisodes:
             return {}
 
 
-def key_of_episode(subject: RunContext, canary: Canary) -> str | None:
+def key_of_episode(context: RunContext, canary: Canary) -> str | None:
     """Return a digest of all that an episode's grade depends on; None if that cannot be
     determined, as for a server that a third party runs."""
-    section = subject.get_section(GATEWAY)
+    section = context.get_section(GATEWAY)
     server = _server_identity(section, canary)
     if server is None:
         return None
@@ -76,19 +76,19 @@ def key_of_episode(subject: RunContext, canary: Canary) -> str | None:
         section,
         [_file_digest(Path(path)) for path in files if path],
         server,
-        _prompt_inputs(subject),
+        _prompt_inputs(context),
         # What runs the verifiers, and the gateway.
         _file_states([*_GATEWAY_SOURCES, _ROOT / "environments/verifiers.sha256"]),
-        (str(subject.python or sys.executable), _last_install_time()),
+        (str(context.python or sys.executable), _last_install_time()),
         (shutil.which("bwrap"), os.geteuid()),
     ]
     text = json.dumps(parts, sort_keys=True, default=str)
     return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()
 
 
-def _prompt_inputs(subject: RunContext) -> object:
+def _prompt_inputs(context: RunContext) -> object:
     """Return the inputs that determine the prompt's length and its limit."""
-    policy, rollout = subject.shared.policy, subject.sections.get(ROLLOUT, {})
+    policy, rollout = context.shared.policy, context.sections.get(ROLLOUT, {})
     keys = ("prompt", "max_input_length", "max_generate_length")
     files = ("tokenizer.json", "chat_template.jinja", "tokenizer_config.json")
     return (

@@ -19,38 +19,38 @@ _LEAVE_OUT = (
 )
 
 
-async def probe_store(subject: RunContext) -> list[Finding]:
-    section = subject.get_section(LEARNER)
+async def probe_store(context: RunContext) -> list[Finding]:
+    section = context.get_section(LEARNER)
     checkpoint = section["checkpoint"]
     if checkpoint["remote"] is not None:
-        found = await _probe_remote(subject, checkpoint)
-        return [*found, *_check_handed_keys(subject, checkpoint["remote"])]
-    config = subject.plan.config
+        found = await _probe_remote(context, checkpoint)
+        return [*found, *_check_handed_keys(context, checkpoint["remote"])]
+    config = context.plan.config
     lost = cost_estimate.describe_unkept(section, config)
-    if subject.backend != "sky" or subject.mode is not RunMode.TRAIN or not lost:
+    if context.backend != "sky" or context.mode is not RunMode.TRAIN or not lost:
         raise NotApplicableError(f"{cost_estimate.REMOTE} is not set: nothing is uploaded")
     # There a lost node costs nothing: homes are on a server.
     say = warn if machine_candidates.is_on_slurm(config.sky, LEARNER) else fail
     return [say(lost, f"{cost_estimate.KEEP_HINT}; {_LEAVE_OUT}")]
 
 
-async def _probe_remote(subject: RunContext, checkpoint: Mapping[str, Any]) -> list[Finding]:
+async def _probe_remote(context: RunContext, checkpoint: Mapping[str, Any]) -> list[Finding]:
     question = {
         "url": checkpoint["remote"],
         "options": checkpoint["remote_options"],
         # What the launcher's own packages lack, those of the services may have.
-        "elsewhere": subject.python is None,
+        "elsewhere": context.python is None,
     }
-    python = subject.find_interpreter("fsspec")
+    python = context.find_interpreter("fsspec")
     module = "services.launcher.doctor.adapters.checkpoint_store_probe"
-    return await run_probe_module(python, module, question, subject.environ, STORE_VARIABLES)
+    return await run_probe_module(python, module, question, context.environ, STORE_VARIABLES)
 
 
-def _check_handed_keys(subject: RunContext, url: str) -> list[Finding]:
+def _check_handed_keys(context: RunContext, url: str) -> list[Finding]:
     """Warn if machines are handed no credentials: a test with a credentials file of this
     machine says little about them."""
-    handed = any(subject.environ.get(name) for name in _CREDENTIALS)
-    if subject.backend != "sky" or not url.startswith("s3") or handed:
+    handed = any(context.environ.get(name) for name in _CREDENTIALS)
+    if context.backend != "sky" or not url.startswith("s3") or handed:
         return []
     what = f"neither {' nor '.join(_CREDENTIALS)} is set, so that machines are handed no key"
     return [warn(what, "export AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or give them a role")]

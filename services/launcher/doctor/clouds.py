@@ -9,10 +9,10 @@ from services.launcher.doctor.run_context import SERVICES, RunContext
 from services.launcher.security.env_filter import CLOUD_VARIABLES
 
 
-async def probe_clouds(subject: RunContext) -> list[Finding]:
-    if subject.backend != "sky":
+async def probe_clouds(context: RunContext) -> list[Finding]:
+    if context.backend != "sky":
         raise NotApplicableError("the run stays on this machine")
-    sky = subject.plan.config.sky
+    sky = context.plan.config.sky
     wanted = {
         service: [candidate.infra for candidate in machines_of(sky, service).candidates]
         for service in SERVICES
@@ -20,4 +20,4 @@ async def probe_clouds(subject: RunContext) -> list[Finding]:
     # SkyPilot lies in the launcher's own environment.
     also = ("SKYPILOT_*", *CLOUD_VARIABLES)
     module = "services.launcher.doctor.adapters.clouds_probe"
-    return await run_probe_module(sys.executable, module, {"wanted": wanted}, subject.environ, also)
+    return await run_probe_module(sys.executable, module, {"wanted": wanted}, context.environ, also)

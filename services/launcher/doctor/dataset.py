@@ -74,22 +74,22 @@ class TaskSelectionError(Exception):
     """Raised when the learner's selection does not run; the message says how it ended."""
 
 
-async def examine_tasks(subject: RunContext) -> tuple[list[Finding], list[EnvVersion]]:
+async def examine_tasks(context: RunContext) -> tuple[list[Finding], list[EnvVersion]]:
     """Return what is to be said of the run's tasks, and the versions of environments and data
     that they name."""
-    section = subject.get_section(LEARNER)
+    section = context.get_section(LEARNER)
     findings: list[Finding] = []
     files: dict[str, list[dict[str, Any]]] = {}
     for path, key in _task_file_keys(section).items():
         try:
-            if later := comes_later(subject, path):
+            if later := comes_later(context, path):
                 findings.append(Finding(Status.SKIPPED, later))
             else:
                 files[path] = await asyncio.to_thread(read_tasks, Path(path))
         except TaskFileError as error:
             findings.append(fail(f"{key}: {error}", _FILE_FIX.format(key=key)))
     try:
-        used = await select_tasks(subject, section, list(files)) if files else {}
+        used = await select_tasks(context, section, list(files)) if files else {}
     except TaskSelectionError as error:
         findings.append(fail(str(error), "see whether the learner's environment is whole"))
         return findings, []
@@ -105,7 +105,7 @@ async def examine_tasks(subject: RunContext) -> tuple[list[Finding], list[EnvVer
         named += [(key_of(task), env_key_of(task)) for task in left]
     if counts:
         findings.append(ok(_format_counts(counts)))
-    if gateway := subject.sections.get(GATEWAY):
+    if gateway := context.sections.get(GATEWAY):
         findings += find_misnamed(gateway, named)
     return findings, sorted(counts, key=str)
 
@@ -118,17 +118,17 @@ def _task_file_keys(section: Mapping[str, Any]) -> dict[str, str]:
     return paths
 
 
-def comes_later(subject: RunContext, path: str) -> str:
+def comes_later(context: RunContext, path: str) -> str:
     """Explain why a file rightly cannot be checked yet; "" if it should be here."""
-    if is_made_later(subject, path):
+    if is_made_later(context, path):
         return f"{path} is made by [[prepare]] first"
-    if subject.backend == "sky" and "://" in path:
+    if context.backend == "sky" and "://" in path:
         return f"{path} is fetched by the machines"
     return ""
 
 
 async def select_tasks(
-    subject: RunContext, section: Mapping[str, Any], paths: list[str]
+    context: RunContext, section: Mapping[str, Any], paths: list[str]
 ) -> dict[str, tuple[set[str], str]]:
     """Return, by file, the keys of the tasks that the run uses and the learner's objection to
     the file. Raises TaskSelectionError."""
@@ -137,11 +137,11 @@ async def select_tasks(
         "tasks": section["tasks"],
         "sets": [each["tasks"] for each in section["eval"]["sets"]],
         "select": section["select"],
-        "seed": subject.shared.seed,
+        "seed": context.shared.seed,
     }
     command = python_command("-c", _SELECT_SCRIPT)
     code, output, errors = await run_command(
-        command, json.dumps(question).encode(), subject.environ
+        command, json.dumps(question).encode(), context.environ
     )
     if code != 0:
         last = first_line("\n".join(reversed(errors.strip().splitlines())))

@@ -10,11 +10,11 @@ from services.launcher.doctor.run_context import RunContext
 from services.launcher.state import LEARNER
 
 
-async def probe_disk(subject: RunContext) -> list[Finding]:
-    model = await measure_policy(subject)
+async def probe_disk(context: RunContext) -> list[Finding]:
+    model = await measure_policy(context)
     if isinstance(model, Finding):
         return [model]
-    section, dtype = subject.get_section(LEARNER), subject.shared.policy.dtype
+    section, dtype = context.get_section(LEARNER), context.shared.policy.dtype
     kept = memory_estimate.checkpoint_bytes(model, dtype, section)
     shared = memory_estimate.weight_slot_bytes(model, dtype)
     keep = section["checkpoint"]["keep"]
@@ -22,18 +22,18 @@ async def probe_disk(subject: RunContext) -> list[Finding]:
         f"checkpoints take {format_gib(kept)} ({keep} kept), weights in /dev/shm"
         f" {format_gib(shared)}"
     )
-    if subject.backend == "local":
-        return [told, *await _check_here(subject, kept, shared)]
-    return [told, *_check_candidates(subject, kept)]
+    if context.backend == "local":
+        return [told, *await _check_here(context, kept, shared)]
+    return [told, *_check_candidates(context, kept)]
 
 
-async def _check_here(subject: RunContext, kept: int, shared: int) -> list[Finding]:
-    here = await measure_machine(subject.folder)
+async def _check_here(context: RunContext, kept: int, shared: int) -> list[Finding]:
+    here = await measure_machine(context.folder)
     findings: list[Finding] = []
     if kept > here.disk:
         what = (
             f"checkpoints take {format_gib(kept)}, {format_gib(here.disk)} are free for"
-            f" {subject.folder}"
+            f" {context.folder}"
         )
         lower = "free some, give another folder by --runs, or lower learner.checkpoint.keep"
         findings.append(fail(what, lower))
@@ -48,8 +48,8 @@ async def _check_here(subject: RunContext, kept: int, shared: int) -> list[Findi
     return findings
 
 
-def _check_candidates(subject: RunContext, kept: int) -> list[Finding]:
-    found = list(list_capacities(subject.plan.config.sky, LEARNER, subject.sky_home))
+def _check_candidates(context: RunContext, kept: int) -> list[Finding]:
+    found = list(list_capacities(context.plan.config.sky, LEARNER, context.sky_home))
     small = [room for room in found if room.disk < kept]
     if not small:
         return []

@@ -29,24 +29,24 @@ _LESS_ENGINE = (
 _GPUS_OF = {LEARNER: "learner.rank.processes", ROLLOUT: "rollout.engine.tensor_parallel"}
 
 
-async def probe_memory(subject: RunContext) -> list[Finding]:
-    model = await measure_policy(subject)
+async def probe_memory(context: RunContext) -> list[Finding]:
+    model = await measure_policy(context)
     if isinstance(model, Finding):
         return [model]
-    policy = subject.shared.policy
+    policy = context.shared.policy
     trainer = memory_estimate.estimate_trainer(
-        model, policy.dtype, policy.max_model_len, subject.get_section(LEARNER)
+        model, policy.dtype, policy.max_model_len, context.get_section(LEARNER)
     )
     engine = memory_estimate.estimate_engine(
-        model, policy.dtype, policy.max_model_len, subject.get_section(ROLLOUT)
+        model, policy.dtype, policy.max_model_len, context.get_section(ROLLOUT)
     )
-    told = ok(_format_needs(model, trainer, engine))
-    if subject.backend == "local":
-        here = await measure_machine(subject.folder)
-        config, shared = subject.plan.config, memory_estimate.weight_slot_bytes(model, policy.dtype)
+    estimate = ok(_format_needs(model, trainer, engine))
+    if context.backend == "local":
+        here = await measure_machine(context.folder)
+        config, shared = context.plan.config, memory_estimate.weight_slot_bytes(model, policy.dtype)
         found = _check_here(here, trainer, engine, config.replica_counts()[ROLLOUT], shared)
-        return [told, *found, *_check_gpus_here(here, trainer, engine, config)]
-    return [told, *_check_candidates(subject, trainer, engine)]
+        return [estimate, *found, *_check_gpus_here(here, trainer, engine, config)]
+    return [estimate, *_check_candidates(context, trainer, engine)]
 
 
 def _format_needs(model: ModelSize, trainer: TrainerMemory, engine: EngineMemory) -> str:
@@ -124,10 +124,10 @@ def _gpu_keys(trainer: TrainerMemory, engine: EngineMemory) -> list[tuple[str, b
 
 
 def _check_candidates(
-    subject: RunContext, trainer: TrainerMemory, engine: EngineMemory
+    context: RunContext, trainer: TrainerMemory, engine: EngineMemory
 ) -> Iterator[Finding]:
     """Check, for each service, that at least one of its candidates is large enough."""
-    sky, home = subject.plan.config.sky, subject.sky_home
+    sky, home = context.plan.config.sky, context.sky_home
     for service in (LEARNER, ROLLOUT):
         judged = [
             list(_check_candidate(service, room, trainer, engine))

@@ -33,26 +33,26 @@ NO_TOKEN = fail(
 _OLD_VERSION_FIX = "start the echo there anew, with the version that is here"
 
 
-async def probe_echo(subject: RunContext) -> list[Finding]:
-    if subject.nodes:
-        token = subject.environ.get(TOKEN_VARIABLE, "")
+async def probe_echo(context: RunContext) -> list[Finding]:
+    if context.nodes:
+        token = context.environ.get(TOKEN_VARIABLE, "")
         if not token:
             return [NO_TOKEN]
-        calls = [_call_echo(node, LEARNER, token, subject.tls) for node in subject.nodes]
+        calls = [_call_echo(node, LEARNER, token, context.tls) for node in context.nodes]
         return list(await asyncio.gather(*calls))
-    return await _call_own_echoes(subject)
+    return await _call_own_echoes(context)
 
 
-async def _call_own_echoes(subject: RunContext) -> list[Finding]:
+async def _call_own_echoes(context: RunContext) -> list[Finding]:
     """Call echo processes in place of gateway and learner, as a rollout would."""
     token = secrets.token_urlsafe(32)
     members: dict[str, Tls] = {}
-    if subject.backend != "local":
+    if context.backend != "local":
         from services.launcher.security.certificates import mint_identity
 
         members = dict(mint_identity("doctor").members)
     async with AsyncExitStack() as stack:
-        servers = [_serve_echo(subject, token, members.get(service)) for service in _SERVERS]
+        servers = [_serve_echo(context, token, members.get(service)) for service in _SERVERS]
         try:
             addresses = [await stack.enter_async_context(server) for server in servers]
         except ConfigError as error:
@@ -65,7 +65,7 @@ async def _call_own_echoes(subject: RunContext) -> list[Finding]:
 
 
 @asynccontextmanager
-async def _serve_echo(subject: RunContext, token: str, tls: Tls | None) -> AsyncGenerator[str]:
+async def _serve_echo(context: RunContext, token: str, tls: Tls | None) -> AsyncGenerator[str]:
     """Run an echo in a process of its own and yield its address. Raises ConfigError."""
     secret = {TOKEN_VARIABLE: token, **({TLS_VARIABLE: tls.to_text()} if tls else {})}
     process = await asyncio.create_subprocess_exec(
@@ -73,7 +73,7 @@ async def _serve_echo(subject: RunContext, token: str, tls: Tls | None) -> Async
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
-        env={**child_environment(ours=True, environ=subject.environ), **secret},
+        env={**child_environment(ours=True, environ=context.environ), **secret},
     )
     assert process.stdout is not None and process.stderr is not None
     try:

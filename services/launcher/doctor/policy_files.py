@@ -24,14 +24,14 @@ class NoPolicyError(Exception):
         self.refused = refused
 
 
-async def fetch_policy_folder(subject: RunContext) -> Path:
+async def fetch_policy_folder(context: RunContext) -> Path:
     """Return a folder with the policy's configuration and tokenizer; a model on the hub is
     downloaded without its weights. Raises NoPolicyError, NotApplicableError."""
-    policy = subject.shared.policy
+    policy = context.shared.policy
     for service in (LEARNER, ROLLOUT):
         # Other implementations may make nothing of a policy.
-        subject.get_section(service)
-    if subject.is_policy_made_later():
+        context.get_section(service)
+    if context.is_policy_made_later():
         raise NotApplicableError(
             f"{policy.model} is not there yet: [[prepare]] makes it before the run"
         )
@@ -42,7 +42,7 @@ async def fetch_policy_folder(subject: RunContext) -> Path:
     # A download that hangs can be ended only in a process of its own.
     command = python_command("-m", "services.launcher.doctor.adapters.hub_probe")
     code, output, errors = await run_command(
-        command, question.encode(), subject.environ, also=(HUB_VARIABLE,)
+        command, question.encode(), context.environ, also=(HUB_VARIABLE,)
     )
     if code != 0:
         raise NoPolicyError(
@@ -53,9 +53,9 @@ async def fetch_policy_folder(subject: RunContext) -> Path:
     return Path(output.strip())
 
 
-def report_missing_policy(subject: RunContext, error: NoPolicyError) -> Finding:
+def report_missing_policy(context: RunContext, error: NoPolicyError) -> Finding:
     """Report a policy that is not available from here. Rented machines may reach what this one
     does not."""
     fix = "correct policy.model, or set HF_TOKEN for a gated model"
-    say = fail if subject.backend == "local" or error.refused else warn
+    say = fail if context.backend == "local" or error.refused else warn
     return say(str(error), fix)

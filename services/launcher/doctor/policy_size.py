@@ -10,11 +10,11 @@ from services.launcher.doctor.policy_files import (
 from services.launcher.doctor.run_context import RunContext
 
 
-async def measure_policy(subject: RunContext) -> ModelSize | Finding:
+async def measure_policy(context: RunContext) -> ModelSize | Finding:
     """Return the size of the policy's model, or why it is not known."""
     try:
-        return read_model_size(await fetch_policy_folder(subject))
+        return read_model_size(await fetch_policy_folder(context))
     except NoPolicyError as error:
-        return report_missing_policy(subject, error)
+        return report_missing_policy(context, error)
     except UnknownModelSizeError as error:
         return fail(str(error), "fetch the model again")

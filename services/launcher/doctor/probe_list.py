@@ -26,8 +26,8 @@ def _import_lazily(path: str) -> ProbeFunction:
     """Return the probe at `module:function`, which is imported when it is needed: vendors are slow
     to import and may not be installed."""
 
-    async def run_probe(subject: RunContext) -> list[Finding]:
-        return await pkgutil.resolve_name(path)(subject)
+    async def run_probe(context: RunContext) -> list[Finding]:
+        return await pkgutil.resolve_name(path)(context)
 
     return run_probe
 

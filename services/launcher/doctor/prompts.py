@@ -60,31 +60,31 @@ class UncountedError(Exception):
 
 
 async def check_prompts(
-    subject: RunContext, opened: Mapping[str, bytes], single_turn: frozenset[str]
+    context: RunContext, opened: Mapping[str, bytes], single_turn: frozenset[str]
 ) -> dict[str, Finding]:
     """Return one finding per environment; none if the probe `tokenizer` already reports the
     cause. `opened` are the gateway's EpisodeReady messages, as received. Raises
     UncountedError."""
-    rollout = subject.sections.get(ROLLOUT)
+    rollout = context.sections.get(ROLLOUT)
     if rollout is None or not opened:
         return {}
     try:
-        folder = await fetch_policy_folder(subject)
-        executable = subject.find_interpreter("tokenizers", "transformers")
+        folder = await fetch_policy_folder(context)
+        executable = context.find_interpreter("tokenizers", "transformers")
     except NotApplicableError as error:
         raise UncountedError(str(error)) from error
     except (NoPolicyError, UnprobedError):
         return {}
     question = {
         "folder": str(folder.resolve()),
-        "trust_remote_code": subject.shared.policy.trust_remote_code,
-        "model": subject.shared.policy.model,
+        "trust_remote_code": context.shared.policy.trust_remote_code,
+        "model": context.shared.policy.model,
         "dialect": rollout["dialect"],
         "ready": {env_key: base64.b64encode(text).decode() for env_key, text in opened.items()},
     }
     command = python_command("-c", _COUNT_SCRIPT, executable=executable)
     code, output, errors = await run_command(
-        command, json.dumps(question).encode(), subject.environ
+        command, json.dumps(question).encode(), context.environ
     )
     if code != 0:
         last = first_line("\n".join(reversed(errors.strip().splitlines())))

@@ -55,12 +55,12 @@ class _RankReport:
         return self.refused is not None or self.outcome.wrong != ""
 
 
-async def probe_ring(subject: RunContext) -> list[Finding]:
-    nodes = tuple(dict.fromkeys(subject.nodes))
-    subject = replace(subject, nodes=nodes)
-    if nodes and not subject.environ.get(TOKEN_VARIABLE):
+async def probe_ring(context: RunContext) -> list[Finding]:
+    nodes = tuple(dict.fromkeys(context.nodes))
+    context = replace(context, nodes=nodes)
+    if nodes and not context.environ.get(TOKEN_VARIABLE):
         return [NO_TOKEN]
-    gpus, python = _assign_gpus(subject, nodes), subject.find_interpreter("torch")
+    gpus, python = _assign_gpus(context, nodes), context.find_interpreter("torch")
     try:
         host = await asyncio.to_thread(_host_towards, nodes)
         door = listen_on(host)
@@ -68,25 +68,29 @@ async def probe_ring(subject: RunContext) -> list[Finding]:
         return [fail(f"{', '.join(nodes) or _HOST}: {error}", _ADDRESSES)]
     with door:
         at = door.getsockname()[1]
-        seats = [RankAssignment(rank, len(gpus), host, at, gpu) for rank, gpu in enumerate(gpus)]
-        members = [_run_here(python, subject, seats[0], door.fileno())]
+        assignments = [
+            RankAssignment(rank, len(gpus), host, at, gpu) for rank, gpu in enumerate(gpus)
+        ]
+        members = [_run_here(python, context, assignments[0], door.fileno())]
         if nodes:
-            members += [_run_on_node(*each, subject) for each in zip(nodes, seats[1:], strict=True)]
+            members += [
+                _run_on_node(*each, context) for each in zip(nodes, assignments[1:], strict=True)
+            ]
         else:
-            members += [_run_here(python, subject, seat) for seat in seats[1:]]
+            members += [_run_here(python, context, assignment) for assignment in assignments[1:]]
         started = time.monotonic()
-        told = await _until_one_fails(members)
+        rank_reports = await _until_one_fails(members)
         took = time.monotonic() - started
-    return await _judge_reports(told, seats[0], took, python, subject)
+    return await _judge_reports(rank_reports, assignments[0], took, python, context)
 
 
-def _assign_gpus(subject: RunContext, nodes: Sequence[str]) -> list[int | None]:
+def _assign_gpus(context: RunContext, nodes: Sequence[str]) -> list[int | None]:
     """Assign a GPU to each rank if GPUs are wanted: all on this machine, or one on every node."""
-    rank = subject.get_section(LEARNER)["rank"]
+    rank = context.get_section(LEARNER)["rank"]
     wanted = rank["device"] == "cuda"
     if nodes:
         return [0 if wanted else None] * (len(nodes) + 1)
-    planned = rank["processes"] + subject.plan.config.replica_counts()[ROLLOUT]
+    planned = rank["processes"] + context.plan.config.replica_counts()[ROLLOUT]
     world = max(_LEAST, min(_MOST, planned))
     seen = len(visible_gpus()) if wanted else 0
     return list(range(min(world, seen))) if seen >= _LEAST else [None] * world
@@ -100,25 +104,27 @@ def _host_towards(nodes: Sequence[str]) -> str:
 
 
 async def _run_here(
-    python: str, subject: RunContext, seat: RankAssignment, listener: int | None = None
+    python: str, context: RunContext, assignment: RankAssignment, listener: int | None = None
 ) -> _RankReport:
-    who = f"rank {seat.rank}{' here' if subject.nodes else ''}"
-    return _RankReport(who, await run_rank(python, seat, subject.environ, listener))
+    who = f"rank {assignment.rank}{' here' if context.nodes else ''}"
+    return _RankReport(who, await run_rank(python, assignment, context.environ, listener))
 
 
-async def _run_on_node(node: str, seat: RankAssignment, subject: RunContext) -> _RankReport:
+async def _run_on_node(node: str, assignment: RankAssignment, context: RunContext) -> _RankReport:
     """Run a rank on a node, by its echo."""
-    who, nothing = f"rank {seat.rank} on {node}", RankOutcome()
+    who, nothing = f"rank {assignment.rank} on {node}", RankOutcome()
     try:
         async with rpc.channel(
             node,
-            token=subject.environ[TOKEN_VARIABLE],
-            tls=subject.tls,
+            token=context.environ[TOKEN_VARIABLE],
+            tls=context.tls,
             peer=LEARNER,
             wait_for_ready=False,
         ) as channel:
             call: Any = channel.unary_unary(f"/{SERVICE}/{RING}")
-            return _RankReport(who, parse_outcome(await call(seat.to_bytes(), timeout=_CALL_S)))
+            return _RankReport(
+                who, parse_outcome(await call(assignment.to_bytes(), timeout=_CALL_S))
+            )
     except ConfigError as error:
         return _RankReport(who, nothing, fail(f"{node}: {error}", IDENTITY_FIX))
     except grpc.aio.AioRpcError as error:
@@ -153,48 +159,48 @@ def _take_results(running: list[asyncio.Task[_RankReport]]) -> list[_RankReport]
 
 
 async def _judge_reports(
-    told: Sequence[_RankReport],
+    rank_reports: Sequence[_RankReport],
     first: RankAssignment,
     took: float,
     python: str,
-    subject: RunContext,
+    context: RunContext,
 ) -> list[Finding]:
-    refused = [each.refused for each in told if each.refused is not None]
+    refused = [each.refused for each in rank_reports if each.refused is not None]
     if refused:
         return refused
-    wrong = [each for each in told if each.went_wrong]
+    wrong = [each for each in rank_reports if each.went_wrong]
     if not wrong:
-        what = f"{told[0].outcome.how} ring of {first.world} processes"
-        where = f", here and on {', '.join(subject.nodes)}," if subject.nodes else ""
+        what = f"{rank_reports[0].outcome.how} ring of {first.world} processes"
+        where = f", here and on {', '.join(context.nodes)}," if context.nodes else ""
         passed = ok(f"{what}{where} passed a tensor around in {took:.1f} s")
-        return [passed, *_compare_torch_versions(told)]
-    found = _find_causes(wrong, first, subject)
-    own = [await _report_own_torch(python, subject)] if subject.nodes else []
-    return [*found, *_compare_torch_versions([*told, *own])]
+        return [passed, *_compare_torch_versions(rank_reports)]
+    found = _find_causes(wrong, first, context)
+    own = [await _report_own_torch(python, context)] if context.nodes else []
+    return [*found, *_compare_torch_versions([*rank_reports, *own])]
 
 
 def _find_causes(
-    wrong: Sequence[_RankReport], first: RankAssignment, subject: RunContext
+    wrong: Sequence[_RankReport], first: RankAssignment, context: RunContext
 ) -> list[Finding]:
     """Return the causes: blocked connections, if there are any, because other errors follow
     from them; else the first error."""
     causes = [each for each in wrong if each.outcome.blocked] or wrong[:1]
     name = f"{'gloo' if first.gpu is None else 'nccl'} ring of {first.world}"
-    if len(subject.nodes) > 1:
-        seated = (f"rank {rank} on {node}" for rank, node in enumerate(subject.nodes, 1))
+    if len(context.nodes) > 1:
+        seated = (f"rank {rank} on {node}" for rank, node in enumerate(context.nodes, 1))
         name = f"{name} of {', '.join(['rank 0 here', *seated])}"
     return [fail(f"{name}: {each.who}: {each.outcome.wrong}", each.outcome.fix) for each in causes]
 
 
-async def _report_own_torch(python: str, subject: RunContext) -> _RankReport:
+async def _report_own_torch(python: str, context: RunContext) -> _RankReport:
     """Report the torch version of rank 0, which may have been ended before it reported."""
-    code, output, _ = await run_command((python, "-c", _TORCH), b"", subject.environ)
+    code, output, _ = await run_command((python, "-c", _TORCH), b"", context.environ)
     return _RankReport("rank 0 here", RankOutcome(torch=output.strip() if code == 0 else ""))
 
 
-def _compare_torch_versions(told: Sequence[_RankReport]) -> list[Finding]:
+def _compare_torch_versions(rank_reports: Sequence[_RankReport]) -> list[Finding]:
     """Warn of differing torch versions; builds for CPU and for CUDA may be one version."""
-    versions = {each.who: each.outcome.torch for each in told if each.outcome.torch}
+    versions = {each.who: each.outcome.torch for each in rank_reports if each.outcome.torch}
     if len({version.partition("+")[0] for version in versions.values()}) < 2:
         return []
     listed = ", ".join(f"{who} has {version}" for who, version in sorted(versions.items()))

@@ -55,14 +55,17 @@ def parse_assignment(text: bytes) -> RankAssignment:
     """Parse the assignment sent by a remote caller, which never takes rank 0 itself. Raises
     ValueError."""
     try:
-        seat = RankAssignment(**json.loads(text))
+        assignment = RankAssignment(**json.loads(text))
         # Raises for what is no address: no rank looks up a stranger's names.
-        ipaddress.ip_address(seat.host)
-        if not 0 < seat.rank < seat.world <= _MOST_RANKS or not 0 < seat.port < 2**16:
+        ipaddress.ip_address(assignment.host)
+        if (
+            not 0 < assignment.rank < assignment.world <= _MOST_RANKS
+            or not 0 < assignment.port < 2**16
+        ):
             raise ValueError("no seat of a ring")
     except TypeError as error:
         raise ValueError(str(error)) from error
-    return seat
+    return assignment
 
 
 def parse_outcome(text: bytes | str) -> RankOutcome:
@@ -74,12 +77,12 @@ def parse_outcome(text: bytes | str) -> RankOutcome:
 
 
 async def run_rank(
-    python: str, seat: RankAssignment, environ: Mapping[str, str], listener: int | None = None
+    python: str, assignment: RankAssignment, environ: Mapping[str, str], listener: int | None = None
 ) -> RankOutcome:
     """Run a rank in a process that ends with this call. Rank 0 passes its `listener` on."""
     handed: Sequence[int] = () if listener is None else (listener,)
     command = python_command.python_command("-m", _MODULE, *map(str, handed), executable=python)
-    code, output, errors = await run_command(command, seat.to_bytes(), environ, handed)
+    code, output, errors = await run_command(command, assignment.to_bytes(), environ, handed)
     try:
         # Vendors print as well.
         return parse_outcome(output.strip().splitlines()[-1])

@@ -83,9 +83,9 @@ class RunContext:
         return is_made_later(self, self.shared.policy.model)
 
 
-def is_made_later(subject: RunContext, path: str) -> bool:
+def is_made_later(context: RunContext, path: str) -> bool:
     """Return whether one of the spec's [[prepare]] commands makes this file, and has not yet."""
-    tables = subject.plan.spec.get("prepare", [])
+    tables = context.plan.spec.get("prepare", [])
     made = {str(table.get("creates")) for table in tables if isinstance(table, Mapping)}
     return path in made and not Path(path).exists()
 
@@ -99,23 +99,23 @@ def make_run_context(plan: RunPlan, folder: Path, environ: Mapping[str, str]) ->
     return RunContext(plan, parse_shared(plan.spec, where="spec"), environ, folder, python)
 
 
-async def read_sections(subject: RunContext) -> tuple[dict[str, Mapping[str, Any]], list[Finding]]:
+async def read_sections(context: RunContext) -> tuple[dict[str, Mapping[str, Any]], list[Finding]]:
     """Return each service's view of its part of the spec, and its objections."""
-    read = await asyncio.gather(*(_read_section(subject, service) for service in SERVICES))
+    read = await asyncio.gather(*(_read_section(context, service) for service in SERVICES))
     sections = {service: section for service, section, _ in read if section is not None}
     findings = [finding for _, _, finding in read if finding is not None]
     return sections, findings or [ok(f"valid for {', '.join(sections) or 'the launcher'}")]
 
 
 async def _read_section(
-    subject: RunContext, service: str
+    context: RunContext, service: str
 ) -> tuple[str, Mapping[str, Any] | None, Finding | None]:
-    if service in subject.plan.config.modules:
+    if service in context.plan.config.modules:
         # Whatever it would print, its keys are not those that the probes know.
         return service, None, None
     command = (*check_command({}, service)[:-1], "--print-config")
-    given = subject.plan.text.encode()
-    code, output, errors = await run_command(command, given, subject.environ)
+    given = context.plan.text.encode()
+    code, output, errors = await run_command(command, given, context.environ)
     if code != 0:
         said = errors.strip() or f"exited with code {code}"
         return service, None, fail(f"{service}: {said}", "correct the spec")

@@ -23,36 +23,36 @@ _SKIPPED = "left out, as --skip or launcher.skip_probes asks"
 
 
 async def examine_run(
-    subject: RunContext, skip: Collection[str] = (), probes: Sequence[Probe] = PROBES
+    context: RunContext, skip: Collection[str] = (), probes: Sequence[Probe] = PROBES
 ) -> list[ProbeResult]:
     """Return one result for each probe, in their order, after that of the spec itself."""
     try:
         async with asyncio.timeout(_SPEC_LIMIT_S):
-            sections, findings = await read_sections(subject)
+            sections, findings = await read_sections(context)
     except TimeoutError:
         sections, findings = {}, [_make_timeout_finding(_SPEC_LIMIT_S)]
-    if wrong := find_unknown_probes(subject.plan.config.skip_probes):
+    if wrong := find_unknown_probes(context.plan.config.skip_probes):
         what = f"launcher.skip_probes: there is no probe {wrong[0]!r}"
         findings = [*findings, fail(what, f"there are {', '.join(p.name for p in PROBES)}")]
     # A spec that is wrong is no matter of taste: it cannot be left out.
-    about_spec = _redact_result(combine_findings(SPEC, findings), subject)
-    return [about_spec, *await run_probes(replace(subject, sections=sections), probes, skip)]
+    about_spec = _redact_result(combine_findings(SPEC, findings), context)
+    return [about_spec, *await run_probes(replace(context, sections=sections), probes, skip)]
 
 
 async def run_probes(
-    subject: RunContext, probes: Sequence[Probe], skip: Collection[str] = ()
+    context: RunContext, probes: Sequence[Probe], skip: Collection[str] = ()
 ) -> list[ProbeResult]:
     """Return one result for each of these probes, for a context whose sections are known."""
-    left_out = {*skip, *subject.plan.config.skip_probes}
-    return list(await asyncio.gather(*(_run_probe(probe, subject, left_out) for probe in probes)))
+    left_out = {*skip, *context.plan.config.skip_probes}
+    return list(await asyncio.gather(*(_run_probe(probe, context, left_out) for probe in probes)))
 
 
-async def _run_probe(probe: Probe, subject: RunContext, left_out: Collection[str]) -> ProbeResult:
+async def _run_probe(probe: Probe, context: RunContext, left_out: Collection[str]) -> ProbeResult:
     if probe.name in left_out:
         return combine_findings(probe.name, [Finding(Status.SKIPPED, _SKIPPED)])
     try:
         async with asyncio.timeout(probe.limit_s):
-            findings = await probe.run(subject)
+            findings = await probe.run(context)
     except TimeoutError:
         findings = [_make_timeout_finding(probe.limit_s)]
     except NotApplicableError as error:
@@ -64,7 +64,7 @@ async def _run_probe(probe: Probe, subject: RunContext, left_out: Collection[str
         findings = [
             fail(f"the probe itself failed: {error!r}", f"leave it out: {_skip_flag(probe)}")
         ]
-    return _redact_result(combine_findings(probe.name, findings), subject)
+    return _redact_result(combine_findings(probe.name, findings), context)
 
 
 def _skip_flag(probe: Probe) -> str:
@@ -77,11 +77,11 @@ def _make_timeout_finding(limit_s: float) -> Finding:
     )
 
 
-def _redact_result(result: ProbeResult, subject: RunContext) -> ProbeResult:
-    config = subject.plan.config
+def _redact_result(result: ProbeResult, context: RunContext) -> ProbeResult:
+    config = context.plan.config
     named = (config.notify.slack.token_env, config.notify.webhook_env or "", *config.sky.secrets)
     hidden = (
-        replace(f, detail=hide_secrets(f.detail, subject.environ, named)) for f in result.findings
+        replace(f, detail=hide_secrets(f.detail, context.environ, named)) for f in result.findings
     )
     return replace(result, findings=tuple(hidden))
 

@@ -17,13 +17,13 @@ async def doctor_gate(intent: PendingRun) -> Sequence[str]:
     """Run the doctor as `ports.Gate`: all probes before machines are rented, the quick ones for
     this machine."""
     try:
-        subject = make_run_context(parse_spec(intent.spec_json), intent.run_dir.parent, os.environ)
+        context = make_run_context(parse_spec(intent.spec_json), intent.run_dir.parent, os.environ)
     except (BadSpecError, ConfigError) as error:
         raise RunRefusedError(str(error)) from error
-    subject = replace(subject, mode=intent.run.mode)
+    context = replace(context, mode=intent.run.mode)
     everything = intent.config.backend != "local"
     probes = [probe for probe in PROBES if everything or probe.local]
-    results = await examine_run(subject, probes=probes)
+    results = await examine_run(context, probes=probes)
     warned = [told for result in results for told in result.format_findings(Status.WARN)]
     failed = [told for result in results for told in result.format_findings(Status.FAIL)]
     if failed:

@@ -16,39 +16,39 @@ _CONNECT_S = 5.0
 _LOOPBACK = "127.0.0.1"
 
 
-async def probe_ports(subject: RunContext) -> list[Finding]:
+async def probe_ports(context: RunContext) -> list[Finding]:
     taken = [
-        finding for what, port in _list_fixed_ports(subject) if (finding := _check_free(what, port))
+        finding for what, port in _list_fixed_ports(context) if (finding := _check_free(what, port))
     ]
-    advertised = await _check_advertised(subject)
+    advertised = await _check_advertised(context)
     problems = [*taken, *advertised]
     if problems:
         return problems
-    fixed = ", ".join(f"{port} ({what})" for what, port in _list_fixed_ports(subject))
+    fixed = ", ".join(f"{port} ({what})" for what, port in _list_fixed_ports(context))
     return [ok(f"free: {fixed}" if fixed else "nothing is bound to a fixed port")]
 
 
-def _list_fixed_ports(subject: RunContext) -> Iterator[tuple[str, int]]:
+def _list_fixed_ports(context: RunContext) -> Iterator[tuple[str, int]]:
     """Yield the ports of this machine that the spec names."""
-    sky = subject.plan.config.sky
-    if subject.backend == "sky":
+    sky = context.plan.config.sky
+    if context.backend == "sky":
         if sky.registry_port:
             yield "launcher.sky.registry_port", sky.registry_port
         return
-    backends: Any = subject.sections.get(GATEWAY, {}).get("backends", {})
-    for name in sorted(used_backends(subject)):
+    backends: Any = context.sections.get(GATEWAY, {}).get("backends", {})
+    for name in sorted(used_backends(context)):
         command = (backends.get(name) or {}).get("command") or ()
         for option, value in pairwise(command):
             if option == "--port" and value.isdecimal() and int(value):
                 yield f"env_gateway.backends.{name}.command", int(value)
     # WeightService's own; 0 is any.
-    if port := subject.sections.get(LEARNER, {}).get("weights", {}).get("port"):
+    if port := context.sections.get(LEARNER, {}).get("weights", {}).get("port"):
         yield "learner.weights.port", port
 
 
-def used_backends(subject: RunContext) -> set[str]:
+def used_backends(context: RunContext) -> set[str]:
     """Return the backends that the gateway's environments use; none if that is not known."""
-    section = subject.sections.get(GATEWAY)
+    section = context.sections.get(GATEWAY)
     if section is None:
         return set()
     own = {e["backend"] for e in section["environments"].values() if e["backend"]}
@@ -66,10 +66,10 @@ def _check_free(what: str, port: int) -> Finding | None:
     return None
 
 
-async def _check_advertised(subject: RunContext) -> list[Finding]:
+async def _check_advertised(context: RunContext) -> list[Finding]:
     """Check that a connection to the advertised address arrives at this machine."""
-    sky = subject.plan.config.sky
-    if subject.backend != "sky" or sky.advertise is None:
+    sky = context.plan.config.sky
+    if context.backend != "sky" or sky.advertise is None:
         return []
     word = secrets.token_bytes(16)
 
@@ -115,12 +115,12 @@ async def _read_greeting(host: str, port: int, size: int) -> bytes | OSError:
         return error
 
 
-async def probe_webhook(subject: RunContext) -> list[Finding]:
+async def probe_webhook(context: RunContext) -> list[Finding]:
     """Check that the webhook's host accepts a connection; nothing is posted."""
-    variable = subject.plan.config.notify.webhook_env
+    variable = context.plan.config.notify.webhook_env
     if variable is None:
         raise NotApplicableError("no webhook is told")
-    url = urlsplit(subject.environ.get(variable, ""))
+    url = urlsplit(context.environ.get(variable, ""))
     if url.scheme not in ("http", "https") or not url.hostname:
         fix = f"export {variable}=https://..., or take launcher.notify.webhook_env out"
         return [fail(f"{variable} is not set to a URL", fix)]

@@ -14,32 +14,32 @@ from services.launcher.doctor.probe_process import run_probe_module
 from services.launcher.doctor.run_context import RunContext
 
 
-async def probe_tokenizer(subject: RunContext) -> list[Finding]:
+async def probe_tokenizer(context: RunContext) -> list[Finding]:
     """Compare both sides: the learner relies on digests of the files, rollouts render with what
     transformers loads."""
     try:
-        folder = await fetch_policy_folder(subject)
+        folder = await fetch_policy_folder(context)
         digests = tokenizer_digests(folder)
         second = _check_second_template(folder)
     except NoPolicyError as error:
-        return [report_missing_policy(subject, error)]
+        return [report_missing_policy(context, error)]
     except FileNotFoundError:
         fix = (
             "choose a model with a fast tokenizer, or save one: AutoTokenizer(...).save_pretrained"
         )
-        return [fail(f"{subject.shared.policy.model} has no tokenizer.json", fix)]
+        return [fail(f"{context.shared.policy.model} has no tokenizer.json", fix)]
     except ValueError as error:
         return [fail(f"tokenizer_config.json is no JSON: {error}", "fetch the model again")]
-    told = [ok(f"digest {digests.whole.hex()[:16]}"), *second, *_check_pinned(subject)]
+    told = [ok(f"digest {digests.whole.hex()[:16]}"), *second, *_check_pinned(context)]
     try:
-        python = subject.find_interpreter("tokenizers", "transformers")
+        python = context.find_interpreter("tokenizers", "transformers")
     except UnprobedError as error:
         return [*told, error.finding]
     module, question = (
         "services.launcher.doctor.adapters.tokenizer_probe",
         _make_question(folder, digests),
     )
-    loaded = await run_probe_module(python, module, question, subject.environ)
+    loaded = await run_probe_module(python, module, question, context.environ)
     bad = [finding for finding in loaded if finding.status is not Status.OK]
     return [*told, *(bad or loaded)]
 
@@ -63,11 +63,11 @@ def _check_second_template(folder: Path) -> list[Finding]:
     ]
 
 
-def _check_pinned(subject: RunContext) -> list[Finding]:
+def _check_pinned(context: RunContext) -> list[Finding]:
     """Warn of a missing revision: machines download on their own, days apart, and may get
     different ones."""
-    policy = subject.shared.policy
-    if subject.backend == "local" or policy.revision or Path(policy.model).is_dir():
+    policy = context.shared.policy
+    if context.backend == "local" or policy.revision or Path(policy.model).is_dir():
         return []
     fix = "set policy.revision to a commit of the hub"
     return [warn("policy.revision is not set: each machine takes what is newest then", fix)]

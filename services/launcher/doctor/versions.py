@@ -34,33 +34,33 @@ print(json.dumps({"python": list(sys.version_info[:3]), "packages": found}))
 """
 
 
-async def probe_versions(subject: RunContext) -> list[Finding]:
-    if not subject.sections:
+async def probe_versions(context: RunContext) -> list[Finding]:
+    if not context.sections:
         raise NotApplicableError("no service of this project is started")
-    python = subject.find_interpreter()
+    python = context.find_interpreter()
     code, output, errors = await run_command(
         python_command.python_command("-c", _LIST_PACKAGES_SCRIPT, executable=python),
         b"",
-        subject.environ,
+        context.environ,
     )
     if code != 0:
         said = first_line(errors) or f"code {code}"
         return [fail(f"{python} does not run: {said}", "make the environment anew: `make setup`")]
     there = json.loads(output)
     packages: dict[str, str] = there["packages"]
-    problems = [*_check_python(there["python"]), *_check_packages(packages, subject)]
+    problems = [*_check_python(there["python"]), *_check_packages(packages, context)]
     shown = ", ".join(
         f"{n} {packages[n]}" for n in ("torch", *_VLLM, "transformers") if n in packages
     )
     return problems or [ok(f"Python {'.'.join(map(str, there['python']))}, {shown}")]
 
 
-def _check_packages(packages: Mapping[str, str], subject: RunContext) -> list[Finding]:
+def _check_packages(packages: Mapping[str, str], context: RunContext) -> list[Finding]:
     return [
-        *(p for service in FLOORS for p in _check_floors(service, packages, subject)),
+        *(p for service in FLOORS for p in _check_floors(service, packages, context)),
         *_check_one_engine(packages),
         *_check_cuda_packages(packages),
-        *_check_device(packages, subject),
+        *_check_device(packages, context),
     ]
 
 
@@ -73,12 +73,12 @@ def _check_python(version: list[int]) -> list[Finding]:
     ]
 
 
-def _check_floors(service: str, packages: Mapping[str, str], subject: RunContext) -> list[Finding]:
-    if service not in ("all", *subject.sections):
+def _check_floors(service: str, packages: Mapping[str, str], context: RunContext) -> list[Finding]:
+    if service not in ("all", *context.sections):
         return []
     problems: list[Finding] = []
     for name, floor in FLOORS[service].items():
-        if name == "vllm" and _engine_section(subject).get("kind") == "fake":
+        if name == "vllm" and _engine_section(context).get("kind") == "fake":
             continue
         names = _VLLM if name == "vllm" else (name,)
         have = next((packages[each] for each in names if each in packages), None)
@@ -91,8 +91,8 @@ def _check_floors(service: str, packages: Mapping[str, str], subject: RunContext
     return problems
 
 
-def _engine_section(subject: RunContext) -> Mapping[str, Any]:
-    return subject.sections.get(ROLLOUT, {}).get("engine", {})
+def _engine_section(context: RunContext) -> Mapping[str, Any]:
+    return context.sections.get(ROLLOUT, {}).get("engine", {})
 
 
 def _check_one_engine(packages: Mapping[str, str]) -> list[Finding]:
@@ -112,13 +112,13 @@ def _check_cuda_packages(packages: Mapping[str, str]) -> list[Finding]:
     return [fail(what, f"pip uninstall {' '.join(wrong)}")]
 
 
-def _check_device(packages: Mapping[str, str], subject: RunContext) -> list[Finding]:
-    rank: Mapping[str, Any] = subject.sections.get(LEARNER, {}).get("rank", {})
+def _check_device(packages: Mapping[str, str], context: RunContext) -> list[Finding]:
+    rank: Mapping[str, Any] = context.sections.get(LEARNER, {}).get("rank", {})
     asked = {"learner.rank.device": rank.get("device") == "cuda"}
-    asked["rollout.engine.device"] = _engine_section(subject).get("device") == "cuda"
+    asked["rollout.engine.device"] = _engine_section(context).get("device") == "cuda"
     keys = [key for key, gpu in asked.items() if gpu]
     # Machines elsewhere make an environment of their own: that here says nothing of their torch.
-    if subject.backend != "local" or not keys or "+cpu" not in packages.get("torch", ""):
+    if context.backend != "local" or not keys or "+cpu" not in packages.get("torch", ""):
         return []
     what = f"{' and '.join(keys)} ask for a GPU, torch {packages['torch']} is for CPUs"
     return [fail(what, "install the `rollout` and `learner` extras with torch for CUDA")]

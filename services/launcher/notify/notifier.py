@@ -101,12 +101,14 @@ class Notifier:
         )
         # A run that is resumed is warned of its limits again.
         limit = f"limit/{stored.begun:.0f}"
-        told = {f"{limit}/{name}": said for name, said in messages.spending_messages(known).items()}
+        found_messages = {
+            f"{limit}/{name}": said for name, said in messages.spending_messages(known).items()
+        }
         if state is not None:
             resumed = self._outbox.has_begun_before(run_id, key)
             said = messages.state_messages(state, known, resumed=resumed)
-            told |= {f"{key}/{number}": message for number, message in enumerate(said)}
-        return told
+            found_messages |= {f"{key}/{number}": message for number, message in enumerate(said)}
+        return found_messages
 
     def _note_evaluation(self, stored: StoredRun) -> None:
         run_id, metrics = stored.run.run_id, stored.metrics

@@ -35,7 +35,7 @@ async def run_with(
     if told is not None:
         identity = ReplicaIdentity("run", "learner", 0, "i1")
         runtime.lifecycle = Lifecycle(runtime.drain, identity, None, None)
-        runtime.lifecycle.told = told
+        runtime.lifecycle.launcher_metrics = told
     ranks = ranks or FakeRanks(tmp_path / "weights")
     sinks = [heard] if heard else []
     vendors = LearnerDependencies(ranks, tracker, TOKENIZER, alarm_sinks=sinks)

@@ -48,11 +48,11 @@ class LambdaCloud:
         return [BilledMachine(each["id"], each.get("name") or "") for each in billed]
 
     async def terminate_machines(self, machines: Iterable[BilledMachine]) -> None:
-        wish = {"instance_ids": [machine.identity for machine in machines]}
-        await self._request_list("POST", "/instance-operations/terminate", wish)
+        body = {"instance_ids": [machine.identity for machine in machines]}
+        await self._request_list("POST", "/instance-operations/terminate", body)
 
     async def _request_list(
-        self, method: str, path: str, wish: object = None
+        self, method: str, path: str, body: object = None
     ) -> list[dict[str, str]]:
         lines = [line.partition("=") for line in self._keys.read_text().splitlines()]
         keys = {name.strip(): value.strip() for name, _, value in lines}
@@ -60,7 +60,7 @@ class LambdaCloud:
             async with httpx.AsyncClient(timeout=_REQUEST_S) as http:
                 headers = {"Authorization": f"Bearer {keys.get('api_key', '')}"}
                 answer = await ask(
-                    http, method, self._url + path, json=wish, headers=headers, limits=_MACHINES
+                    http, method, self._url + path, json=body, headers=headers, limits=_MACHINES
                 )
                 answer.raise_for_status()
                 return _listed(await object_of(answer, _MACHINES))

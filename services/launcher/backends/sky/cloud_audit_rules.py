@@ -42,8 +42,12 @@ class CloudProvider(Protocol):
 
 def list_clouds(sky: SkyConfig) -> set[str]:
     """Return the clouds where a run's machines may be; the empty name is any cloud."""
-    wishes = (sky.learner, sky.env_gateway, sky.rollout)
-    return {sky.cloud or cloud_of(machine) for wish in wishes for machine in wish.candidates}
+    by_service = (sky.learner, sky.env_gateway, sky.rollout)
+    return {
+        sky.cloud or cloud_of(machine)
+        for requested in by_service
+        for machine in requested.candidates
+    }
 
 
 def find_forgotten(

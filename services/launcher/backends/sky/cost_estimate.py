@@ -54,8 +54,8 @@ class OfferMaker:
             machine_candidates.narrow_to_place(machine, place) for machine in machines.candidates
         ]
         found = tuple(machine for machine in taken if machine is not None)
-        wish = Machines(ordered=found, num_nodes=machines.num_nodes)
-        return self.prices.replica_price(wish) if found else None
+        allocated = Machines(ordered=found, num_nodes=machines.num_nodes)
+        return self.prices.replica_price(allocated) if found else None
 
     def check_candidates(self, launch: LaunchSpec) -> None:
         """Check the service's candidates. Raises BackendError with everything that is wrong

@@ -19,18 +19,18 @@ NO_PORTS = frozenset({"slurm", "hyperbolic", "mithril", "verda"})
 
 def machines_of(config: SkyConfig, service: str) -> Machines:
     """Return the machines that a service asks for, at the one cloud if the spec names one."""
-    wish, cloud = _service_machines(config, service), config.cloud
+    requested, cloud = _service_machines(config, service), config.cloud
     if cloud is None:
-        return wish
-    there = [machine for machine in wish.candidates if cloud_of(machine) in ("", cloud)]
+        return requested
+    there = [machine for machine in requested.candidates if cloud_of(machine) in ("", cloud)]
     # Where there is none, `check` has refused.
     kept = [m if m.infra else m.model_copy(update={"infra": cloud}) for m in there or [Machine()]]
-    return wish.model_copy(update={"ordered" if wish.ordered else "any_of": tuple(kept)})
+    return requested.model_copy(update={"ordered" if requested.ordered else "any_of": tuple(kept)})
 
 
 def _service_machines(config: SkyConfig, service: str) -> Machines:
-    wishes = {LEARNER: config.learner, GATEWAY: config.env_gateway, ROLLOUT: config.rollout}
-    return wishes[service]
+    by_service = {LEARNER: config.learner, GATEWAY: config.env_gateway, ROLLOUT: config.rollout}
+    return by_service[service]
 
 
 def cloud_of(machine: Machine) -> str:

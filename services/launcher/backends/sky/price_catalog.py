@@ -88,22 +88,24 @@ def _matches_machine(row: Mapping[str, str], machine: Machine) -> bool:
     has = (name, _parse_number(row, "AcceleratorCount")) if name else None
     if has != parse_accelerator(machine.accelerators):
         return False
-    wishes = ((machine.cpus, "vCPUs"), (machine.memory, "MemoryGiB"))
-    return all(_is_enough(_parse_number(row, column), wish) for wish, column in wishes)
+    requirements = ((machine.cpus, "vCPUs"), (machine.memory, "MemoryGiB"))
+    return all(
+        _is_enough(_parse_number(row, column), required) for required, column in requirements
+    )
 
 
-def _is_enough(has: float | None, wish: str | None) -> bool:
-    least = _parse_least(wish)
+def _is_enough(has: float | None, required: str | None) -> bool:
+    least = _parse_least(required)
     if least is None:
         return True
     if has is None:
         return False
-    return has >= least if (wish or "").endswith("+") else has == least
+    return has >= least if (required or "").endswith("+") else has == least
 
 
-def _parse_least(wish: str | None) -> float | None:
+def _parse_least(required: str | None) -> float | None:
     """Parse 4 of `4+`. SkyPilot also knows `4x`, per CPU, which does not give the sum."""
-    text = (wish or "").removesuffix("+")
+    text = (required or "").removesuffix("+")
     try:
         return float(text)
     except ValueError:

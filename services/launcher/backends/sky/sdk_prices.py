@@ -73,6 +73,6 @@ class SkyPrices:
 
 
 def _compute_price(sky: Any, machine: Machine) -> float | None:
-    wish = sky.Resources(**machine.model_dump(exclude_defaults=True))
-    feasible = wish.cloud.get_feasible_launchable_resources(wish)
+    requested = sky.Resources(**machine.model_dump(exclude_defaults=True))
+    feasible = requested.cloud.get_feasible_launchable_resources(requested)
     return min((each.get_cost(_HOUR_S) for each in feasible.resources_list), default=None)

@@ -10,14 +10,14 @@ from services.launcher.doctor.tcp_ports import used_backends
 from services.launcher.state import GATEWAY
 
 
-async def probe_dataset(subject: RunContext) -> list[Finding]:
-    findings, versions = await examine_tasks(subject)
-    return [*findings, *await _check_fleet_data(subject, versions)]
+async def probe_dataset(context: RunContext) -> list[Finding]:
+    findings, versions = await examine_tasks(context)
+    return [*findings, *await _check_fleet_data(context, versions)]
 
 
-async def _check_fleet_data(subject: RunContext, versions: Sequence[EnvVersion]) -> list[Finding]:
-    gateway = subject.sections.get(GATEWAY)
-    if gateway is None or not versions or not used_backends(subject) & set(FLEET_BACKENDS):
+async def _check_fleet_data(context: RunContext, versions: Sequence[EnvVersion]) -> list[Finding]:
+    gateway = context.sections.get(GATEWAY)
+    if gateway is None or not versions or not used_backends(context) & set(FLEET_BACKENDS):
         return []
     backend_of = {name: own["backend"] for name, own in gateway["environments"].items()}
     theirs = [
@@ -26,7 +26,7 @@ async def _check_fleet_data(subject: RunContext, versions: Sequence[EnvVersion])
         if (backend_of.get(version.env_key) or gateway["backend"]) in FLEET_BACKENDS
     ]
     try:
-        return await check_fleet_versions(subject, theirs)
+        return await check_fleet_versions(context, theirs)
     except NotApplicableError:
         # An emulator that the gateway starts: the canary episodes ask it.
         return []

@@ -53,12 +53,12 @@ _PERMANENT_REASONS = (
 )
 
 
-async def probe_episodes(subject: RunContext) -> list[Finding]:
-    found, findings = await choose_canaries(subject)
-    played, keys = PlayedEpisodes(subject.folder), {}
+async def probe_episodes(context: RunContext) -> list[Finding]:
+    found, findings = await choose_canaries(context)
+    played, keys = PlayedEpisodes(context.folder), {}
     due: list[Canary] = []
     for canary in found:
-        key = keys[canary.env_key] = key_of_episode(subject, canary)
+        key = keys[canary.env_key] = key_of_episode(context, canary)
         at = played.played_at(key, current_time()) if key else None
         if at is None:
             due.append(canary)
@@ -68,12 +68,12 @@ async def probe_episodes(subject: RunContext) -> list[Finding]:
     if not due:
         return findings
     opened: dict[str, bytes] = {}
-    by_env = await _play_canaries(subject, due, opened)
+    by_env = await _play_canaries(context, due, opened)
     single = frozenset(c.env_key for c in due if c.task.get("task_modality") == _SINGLE_TURN)
     # What cannot be played is named at once: counting takes seconds of its own.
     whole = {env: text for env, text in opened.items() if by_env[env].status is not Status.FAIL}
     try:
-        counted = await check_prompts(subject, whole, single)
+        counted = await check_prompts(context, whole, single)
     except UncountedError:
         # Once there is something to count by, the episodes are played again.
         return [*findings, *by_env.values()]
@@ -84,23 +84,23 @@ async def probe_episodes(subject: RunContext) -> list[Finding]:
 
 
 async def _play_canaries(
-    subject: RunContext, due: Sequence[Canary], opened: dict[str, bytes]
+    context: RunContext, due: Sequence[Canary], opened: dict[str, bytes]
 ) -> dict[str, Finding]:
     """Return the finding of each environment's episode; the key "" concerns all of them.
     `opened` receives the EpisodeReady of each that could be played."""
-    command = python_command("-m", "services.env_gateway", executable=_gateway_interpreter(subject))
+    command = python_command("-m", "services.env_gateway", executable=_gateway_interpreter(context))
     lines: list[str] = []
     with scratch_folder() as (folder, _):
         spec = folder / "spec.json"
-        spec.write_text(subject.plan.text)
+        spec.write_text(context.plan.text)
         try:
             async with serve_gateway(
                 *(spec, (), lines.append),
                 command=command,
-                environ=subject.environ,
-                inherits=inherited_variables(subject.plan.spec, subject.plan.config, GATEWAY),
+                environ=context.environ,
+                inherits=inherited_variables(context.plan.spec, context.plan.config, GATEWAY),
             ) as (address, token):
-                return await _play_all(address, token, subject.get_section(GATEWAY), due, opened)
+                return await _play_all(address, token, context.get_section(GATEWAY), due, opened)
         except GatewayError as error:
             return {"": _explain_failed_start(_last_line(str(error)))}
 
@@ -112,16 +112,16 @@ def _explain_failed_start(said: str) -> Finding:
     return fail(said, "correct [env_gateway]")
 
 
-def _gateway_interpreter(subject: RunContext) -> str:
+def _gateway_interpreter(context: RunContext) -> str:
     """Return the gateway's interpreter. The launcher's own suffices if it has the gateway's
     packages, but not for processes that backends start. Raises UnprobedError."""
-    backends = subject.get_section(GATEWAY)["backends"]
-    for name in sorted(used_backends(subject)) if subject.python is None else ():
+    backends = context.get_section(GATEWAY)["backends"]
+    for name in sorted(used_backends(context)) if context.python is None else ():
         if name == FLEET_OPENENV or (backends.get(name) or {}).get("command"):
-            raise subject.make_unprobed_error(
+            raise context.make_unprobed_error(
                 f"env_gateway.backends.{name} starts processes of its packages"
             )
-    return subject.find_interpreter(*_PACKAGES)
+    return context.find_interpreter(*_PACKAGES)
 
 
 async def _play_all(

@@ -42,8 +42,8 @@ class _RefusedError(Exception):
     """Raised when an answer cannot be used; the message says why."""
 
 
-async def probe_fleet(subject: RunContext) -> list[Finding]:
-    url, variable, key = _fleet_access(subject)
+async def probe_fleet(context: RunContext) -> list[Finding]:
+    url, variable, key = _fleet_access(context)
     if not key:
         return [fail(f"{variable} is not set", f"export {variable}, or correct api_key_env")]
     async with _make_client(key) as http:
@@ -58,41 +58,41 @@ async def probe_fleet(subject: RunContext) -> list[Finding]:
     if answer.status_code != 200:
         what = f"{url}/v1/account answered {answer.status_code}: {first_line(answer.text, 100)}"
         return [fail(what, "see whether the backend's url is Fleet's control plane")]
-    return await _judge_account(answer, url, subject)
+    return await _judge_account(answer, url, context)
 
 
-async def _judge_account(answer: httpx.Response, url: str, subject: RunContext) -> list[Finding]:
+async def _judge_account(answer: httpx.Response, url: str, context: RunContext) -> list[Finding]:
     body = await _json_object(answer)
     limit, used = body.get("instance_limit"), body.get("instance_count", 0)
     told = ok(f"{url} knows the key, of {body.get('team_name') or 'a team without a name'}")
-    rollout = subject.sections.get(ROLLOUT)
+    rollout = context.sections.get(ROLLOUT)
     if rollout is None or not isinstance(limit, int) or not isinstance(used, int):
         return [told]
-    wanted = rollout["max_attempts"] * subject.plan.config.replica_counts()[ROLLOUT]
+    wanted = rollout["max_attempts"] * context.plan.config.replica_counts()[ROLLOUT]
     if wanted <= limit - used:
         return [told]
     what = f"{wanted} attempts at once, but Fleet allows {limit} instances, {used} of them in use"
     return [told, warn(what, "lower rollout.max_attempts, or end what else uses instances")]
 
 
-def _fleet_access(subject: RunContext) -> tuple[str, str, str]:
+def _fleet_access(context: RunContext) -> tuple[str, str, str]:
     """Return Fleet's URL, the variable of the key, and the key. Raises NotApplicableError."""
-    section = subject.get_section(GATEWAY)
-    used = [name for name in FLEET_BACKENDS if name in used_backends(subject)]
+    section = context.get_section(GATEWAY)
+    used = [name for name in FLEET_BACKENDS if name in used_backends(context)]
     if not used:
         raise NotApplicableError("no environment is Fleet's")
     config = section["backends"][used[0]]
     if config["command"]:
         raise NotApplicableError("the gateway starts an emulator of Fleet, which takes any key")
     variable = config["api_key_env"] or "FLEET_API_KEY"
-    return config["url"].rstrip("/"), variable, subject.environ.get(variable, "").strip()
+    return config["url"].rstrip("/"), variable, context.environ.get(variable, "").strip()
 
 
 async def check_fleet_versions(
-    subject: RunContext, versions: Sequence[EnvVersion]
+    context: RunContext, versions: Sequence[EnvVersion]
 ) -> list[Finding]:
     """Check that Fleet has these environments, in these versions, with this data."""
-    url, variable, key = _fleet_access(subject)
+    url, variable, key = _fleet_access(context)
     if not key:
         raise NotApplicableError(f"{variable} is not set")
     findings: list[Finding] = []
@@ -144,15 +144,15 @@ async def _check_data(
     return [warn(what, "see what the probe `episodes` says, which opens one")]
 
 
-async def probe_wandb(subject: RunContext) -> list[Finding]:
-    tracking = subject.get_section(LEARNER)["tracking"]
+async def probe_wandb(context: RunContext) -> list[Finding]:
+    tracking = context.get_section(LEARNER)["tracking"]
     if "wandb" not in tracking["backends"]:
         raise NotApplicableError("learner.tracking.backends does not name wandb")
-    if tracking["mode"] == "offline" or subject.environ.get("WANDB_MODE") == "offline":
+    if tracking["mode"] == "offline" or context.environ.get("WANDB_MODE") == "offline":
         raise NotApplicableError("wandb is offline by configuration")
     say = fail if tracking["mode"] == "online" else warn
-    url = subject.environ.get("WANDB_BASE_URL", _WANDB_URL).rstrip("/")
-    key = subject.environ.get("WANDB_API_KEY", "").strip() or _read_netrc_key(url, subject.environ)
+    url = context.environ.get("WANDB_BASE_URL", _WANDB_URL).rstrip("/")
+    key = context.environ.get("WANDB_API_KEY", "").strip() or _read_netrc_key(url, context.environ)
     if not key:
         return [say("no key of wandb: the run would go offline", "export WANDB_API_KEY")]
     try:
@@ -200,12 +200,12 @@ def _read_netrc_key(url: str, environ: Mapping[str, str]) -> str:
     return found[2] or "" if found else ""
 
 
-async def probe_slack(subject: RunContext) -> list[Finding]:
-    notify = subject.plan.config.notify
+async def probe_slack(context: RunContext) -> list[Finding]:
+    notify = context.plan.config.notify
     if notify.slack.channel is None or notify.disable_slack:
         raise NotApplicableError("no message goes to Slack")
     variable = notify.slack.token_env
-    token = subject.environ.get(variable, "").strip()
+    token = context.environ.get(variable, "").strip()
     if not token:
         fix = f"export {variable}, or set launcher.notify.disable_slack"
         return [fail(f"{variable} is not set", fix)]

@@ -36,18 +36,20 @@ class _BlockedError(Exception):
     """Raised when another rank cannot be reached."""
 
 
-def join_ring(seat: RankAssignment, listener: int | None) -> RankOutcome:
+def join_ring(assignment: RankAssignment, listener: int | None) -> RankOutcome:
     """Meet the other ranks, try each connection by itself, then join the group."""
     version = ""
     try:
         import torch
 
         version = str(torch.__version__)
-        how = _test_ring(seat, listener)
+        how = _test_ring(assignment, listener)
     except ImportError as error:
         return RankOutcome(str(error), "pip install 'flotilla[learner]' there, or `make setup`")
     except _BlockedError as error:
-        return RankOutcome(str(error), suggest_network_fix(seat.host), blocked=True, torch=version)
+        return RankOutcome(
+            str(error), suggest_network_fix(assignment.host), blocked=True, torch=version
+        )
     # What torch raises is a RuntimeError, whichever backend it is from.
     except (RuntimeError, ValueError, OSError) as error:
         return RankOutcome(
@@ -56,40 +58,46 @@ def join_ring(seat: RankAssignment, listener: int | None) -> RankOutcome:
     return RankOutcome(how=how, torch=version)
 
 
-def _test_ring(seat: RankAssignment, listener: int | None) -> str:
+def _test_ring(assignment: RankAssignment, listener: int | None) -> str:
     """Return the backend, with a remark if it is not the expected one. Raises _BlockedError,
     and what torch raises."""
     import torch
     import torch.distributed as dist
 
     torch.set_num_threads(1)
-    own = choose_interface(seat.host)
-    if listener is None and (wrong := find_unreachable({0: (seat.host, seat.port)})):
+    own = choose_interface(assignment.host)
+    if listener is None and (wrong := find_unreachable({0: (assignment.host, assignment.port)})):
         raise _BlockedError(wrong[0])
-    store = _open_store(seat, listener)
+    store = _open_store(assignment, listener)
     with listen_on(own) as door:
-        facts = _exchange_facts(store, seat, own, door)
+        facts = _exchange_facts(store, assignment, own, door)
         peers = {rank: (fact["host"], fact["port"]) for rank, fact in facts.items()}
-        if wrong := find_unreachable({rank: at for rank, at in peers.items() if rank != seat.rank}):
+        if wrong := find_unreachable(
+            {rank: at for rank, at in peers.items() if rank != assignment.rank}
+        ):
             raise _BlockedError(", ".join(wrong))
         without = [str(rank) for rank, fact in sorted(facts.items()) if not fact["gpu"]]
-        backend = _NCCL if seat.gpu is not None and not without else _GLOO
+        backend = _NCCL if assignment.gpu is not None and not without else _GLOO
         dist.init_process_group(
-            backend, store=store, rank=seat.rank, world_size=seat.world, timeout=_JOIN_TIMEOUT
+            backend,
+            store=store,
+            rank=assignment.rank,
+            world_size=assignment.world,
+            timeout=_JOIN_TIMEOUT,
         )
-        _pass_around(seat, backend)
+        _pass_around(assignment, backend)
         dist.destroy_process_group()
-    if seat.gpu is None or backend == _NCCL:
+    if assignment.gpu is None or backend == _NCCL:
         return backend
     return f"{backend}, not {_NCCL}, for no GPU is seen by rank {', '.join(without)}"
 
 
-def _open_store(seat: RankAssignment, listener: int | None) -> Any:
+def _open_store(assignment: RankAssignment, listener: int | None) -> Any:
     from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
     return TCPStore(
-        seat.host,
-        seat.port,
+        assignment.host,
+        assignment.port,
         is_master=listener is not None,
         master_listen_fd=listener,
         wait_for_workers=False,
@@ -98,26 +106,29 @@ def _open_store(seat: RankAssignment, listener: int | None) -> Any:
 
 
 def _exchange_facts(
-    store: Any, seat: RankAssignment, own: str, door: socket.socket
+    store: Any, assignment: RankAssignment, own: str, door: socket.socket
 ) -> dict[int, dict[str, Any]]:
     """Publish this rank's facts and return those of all ranks, once all have."""
     import torch
 
-    has_gpu = seat.gpu is not None and torch.cuda.device_count() > seat.gpu
+    has_gpu = assignment.gpu is not None and torch.cuda.device_count() > assignment.gpu
     fact = {"host": own, "port": door.getsockname()[1], "gpu": has_gpu}
-    store.set(f"rank {seat.rank}", json.dumps(fact))
-    return {rank: json.loads(store.get(f"rank {rank}")) for rank in range(seat.world)}
+    store.set(f"rank {assignment.rank}", json.dumps(fact))
+    return {rank: json.loads(store.get(f"rank {rank}")) for rank in range(assignment.world)}
 
 
-def _pass_around(seat: RankAssignment, backend: str) -> None:
+def _pass_around(assignment: RankAssignment, backend: str) -> None:
     """Receive from the previous rank, send to the next, then add up over all ranks."""
     import torch
     import torch.distributed as dist
 
-    device = torch.device("cuda", seat.gpu or 0) if backend == _NCCL else None
-    given = torch.full((_ELEMENTS,), float(seat.rank), device=device)
+    device = torch.device("cuda", assignment.gpu or 0) if backend == _NCCL else None
+    given = torch.full((_ELEMENTS,), float(assignment.rank), device=device)
     taken = torch.empty_like(given)
-    following, before = (seat.rank + 1) % seat.world, (seat.rank - 1) % seat.world
+    following, before = (
+        (assignment.rank + 1) % assignment.world,
+        (assignment.rank - 1) % assignment.world,
+    )
     for work in dist.batch_isend_irecv(
         [dist.P2POp(dist.isend, given, following), dist.P2POp(dist.irecv, taken, before)]
     ):
@@ -125,7 +136,7 @@ def _pass_around(seat: RankAssignment, backend: str) -> None:
     if not bool((taken == float(before)).all()):
         raise ValueError(f"got other numbers than rank {before} sent")
     dist.all_reduce(given)
-    if not bool((given == float(sum(range(seat.world)))).all()):
+    if not bool((given == float(sum(range(assignment.world)))).all()):
         raise ValueError("the sum over all ranks is wrong")
 
 
@@ -138,9 +149,9 @@ def _suggest_interfaces() -> str:
 def main() -> None:
     # Whatever hangs, and whoever asked and is gone: a rank does not stay.
     signal.alarm(LIMIT_S)
-    seat = RankAssignment(**json.load(sys.stdin))
+    assignment = RankAssignment(**json.load(sys.stdin))
     listener = int(sys.argv[1]) if len(sys.argv) > 1 else None
-    say(join_ring(seat, listener).to_bytes().decode())
+    say(join_ring(assignment, listener).to_bytes().decode())
 
 
 if __name__ == "__main__":
