@@ -225,13 +225,13 @@ async def _start_engine(runtime: Runtime[RolloutConfig], model: "_ModelFolder") 
         from services.rollout.adapters.fake import FakeEngine
 
         return FakeEngine(model.tokenizer, model.dialect.stop_ids[0])
-    from services.rollout.adapters.vllm import VllmEngine
+    from services.rollout.adapters.vllm import start_engines
     from services.rollout.adapters.vllm_options import ServedModel
 
     # Nothing but the policy's own end of turn: a stop at `</tool_call>` would cut thinking and
     # arguments that name the tag, and the policy would never learn to end its turn.
     stop = model.dialect.stop_ids
-    return await VllmEngine.start_engine(
+    return await start_engines(
         config.engine, ServedModel(model.folder, runtime.shared.policy, stop)
     )
 
@@ -243,7 +243,7 @@ def _make_identity(runtime: Runtime[RolloutConfig], folder: Path) -> "WorkerIden
     return WorkerIdentity(
         worker_id=runtime.worker_id,
         incarnation=runtime.incarnation,
-        device_count=runtime.config.engine.tensor_parallel,
+        device_count=runtime.config.engine.workers,
         tokenizer=tokenizer_digests(folder),
     )
 

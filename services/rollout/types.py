@@ -81,6 +81,12 @@ class Completion:
     timed_out: bool = False
 
 
+# What a policy had no time for.
+OUT_OF_TIME = Completion(
+    np.zeros(0, np.int32), np.zeros(0, np.float32), (), cut=False, timed_out=True
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Probe:
     """A continuation that the learner asks for to judge the engine."""

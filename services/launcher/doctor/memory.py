@@ -106,15 +106,19 @@ def _check_gpus_here(
         share = each[service] or there
         if wanted > share:
             given = f"launcher.{service}.gpus gives" if each[service] else "this machine has"
-            yield _too_few_gpus(service, wanted, share, given)
+            yield _too_few_gpus(_gpus_key(service, engine), service, wanted, share, given)
     asked = sum(each[service] * replicas[service] for service in SERVICES)
     if asked > there:
         what = f"launcher.SERVICE.gpus come to {asked} for all replicas, this machine has {there}"
         yield fail(what, "lower them or launcher.rollout.replicas, or set them to 0 to share")
 
 
-def _too_few_gpus(service: str, wanted: int, there: int, given: str) -> Finding:
-    key = _GPUS_OF[service]
+def _gpus_key(service: str, engine: EngineMemory) -> str:
+    several = service == ROLLOUT and engine.engines > 1
+    return _GPUS_OF[service] + (" * data_parallel" if several else "")
+
+
+def _too_few_gpus(key: str, service: str, wanted: int, there: int, given: str) -> Finding:
     what = f"{given} {there} GPU{'s' if there > 1 else ''} for {key} = {wanted}"
     return fail(what, f"lower {key}, or give each replica of {service} more GPUs")
 
@@ -154,7 +158,8 @@ def _check_candidate(
     if wanted and room.gpus == 0 and room.sized:
         yield fail(f"{where} has no GPU", f"name accelerators in launcher.sky.{service}")
     if 0 < room.gpus < wanted:
-        yield _too_few_gpus(service, wanted, room.gpus, f"{where} has")
+        key = _gpus_key(service, engine)
+        yield _too_few_gpus(key, service, wanted, room.gpus, f"{where} has")
     if wanted and room.gpu_memory:
         only = (trainer, None) if service == LEARNER else (None, engine)
         yield from check_gpu(*only, room.gpu_memory, where)

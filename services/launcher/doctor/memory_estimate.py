@@ -91,7 +91,7 @@ def head_bytes(model: ModelSize, rank: Mapping[str, Any]) -> int:
 @dataclass(frozen=True, slots=True)
 class EngineMemory:
     """Memory of one rollout replica: weights on each of its devices, and what is left for the
-    KV cache."""
+    KV cache. On a CPU each worker counts as a device."""
 
     weights: int
     # Keys and values of one sequence of full length, on each device.
@@ -100,12 +100,15 @@ class EngineMemory:
     # None: what `share` of the device leaves.
     cache: int | None
     share: float
-    # 0 on a CPU.
-    gpus: int
+    uses_gpu: bool
+    engines: int
+    # Of one engine.
+    workers: int
 
     @property
-    def uses_gpu(self) -> bool:
-        return self.gpus > 0
+    def gpus(self) -> int:
+        """0 on a CPU."""
+        return self.engines * self.workers if self.uses_gpu else 0
 
     def kv_cache_bytes(self, device_bytes: int) -> int:
         """Return the bytes left for the KV cache; negative if the weights alone are too large."""
@@ -116,8 +119,9 @@ class EngineMemory:
     @property
     def host(self) -> int:
         """Bytes of the machine's own memory."""
-        own = self.weights if self.uses_gpu else self.weights + (self.cache or 0)
-        return own + _PROCESS_BYTES
+        held = self.workers * (self.weights + (self.cache or 0))
+        own = self.weights if self.uses_gpu else self.engines * held
+        return own + self.engines * _PROCESS_BYTES
 
 
 def estimate_engine(
@@ -135,7 +139,9 @@ def estimate_engine(
         max_num_seqs=options["max_num_seqs"],
         cache=cache if cache is not None or gpu else _CPU_KV_BYTES,
         share=options["gpu_memory_utilization"],
-        gpus=parallel if gpu else 0,
+        uses_gpu=gpu,
+        engines=options["data_parallel"],
+        workers=parallel,
     )
 
 

@@ -7,7 +7,7 @@ by policy, and weights change only while the scheduler stands still.
 
 import asyncio
 import multiprocessing
-import uuid
+import os
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from math import inf
@@ -20,6 +20,8 @@ from numpy.typing import NDArray
 from services.common.concurrency import cancel_tasks
 from services.common.domain.policy import PolicyId
 from services.common.log import get_logger
+from services.rollout.adapters.engine_group import EngineGroup
+from services.rollout.adapters.vllm_answers import check_completion, sampled_logprobs
 from services.rollout.adapters.vllm_options import (
     ServedModel,
     engine_options,
@@ -27,28 +29,39 @@ from services.rollout.adapters.vllm_options import (
     refuse_foreign_torchvision,
     set_environment,
 )
+from services.rollout.adapters.vllm_requests import run_request
 from services.rollout.config.rollout import EngineConfig
-from services.rollout.ports import EngineDead, EngineError, RequestAborted
-from services.rollout.types import Completion, PolicySpan, Publication, Sampling
+from services.rollout.ports import Engine, EngineDead, EngineError, RequestAborted
+from services.rollout.types import OUT_OF_TIME, Completion, PolicySpan, Publication, Sampling
 
 if TYPE_CHECKING:
-    from vllm.outputs import CompletionOutput, RequestOutput
+    from vllm.outputs import CompletionOutput
     from vllm.v1.engine.async_llm import AsyncLLM
 
 HEALTH_INTERVAL_S = 0.5
-ABORT_INTERVAL_S = 0.05
 # No request is under way for longer than so many updates.
 POLICIES_KEPT = 256
 # Of a request that each time was begun by weights newer than it was meant for.
 MAX_REQUEST_STARTS = 4
 # Odd, so that different lengths give one attempt different seeds.
 SEED_STRIDE = 0x9E3779B97F4A7C15
-# What a policy had no time for.
-EMPTY_COMPLETION = Completion(
-    np.zeros(0, np.int32), np.zeros(0, np.float32), (), cut=False, timed_out=True
-)
 
 log = get_logger(__name__)
+
+
+async def start_engines(config: EngineConfig, model: ServedModel) -> Engine:
+    """Load the model, once for each engine of the replica; raises what vLLM raises."""
+    if config.data_parallel == 1:
+        return await VllmEngine.start_engine(config, model)
+    engines: list[VllmEngine] = []
+    try:
+        # One after another: what vLLM makes its processes from is global to this one.
+        for index in range(config.data_parallel):
+            engines.append(await VllmEngine.start_engine(config, model, index))
+    except BaseException:
+        await asyncio.gather(*(engine.close() for engine in engines))
+        raise
+    return EngineGroup(engines, max_num_seqs=config.max_num_seqs, dtype=model.policy.dtype)
 
 
 class VllmEngine:
@@ -70,12 +83,16 @@ class VllmEngine:
         self.policy: PolicyId | None = None
 
     @classmethod
-    async def start_engine(cls, config: EngineConfig, model: ServedModel) -> "VllmEngine":
-        """Load the model. Takes seconds to minutes; raises what vLLM raises."""
+    async def start_engine(
+        cls, config: EngineConfig, model: ServedModel, index: int = 0
+    ) -> "VllmEngine":
+        """Load the model into one engine, the `index`th of its replica.
+
+        Takes seconds to minutes; raises what vLLM raises."""
         if config.device == "cpu":
             refuse_foreign_torchvision(installed_versions())
         set_environment(config, local=model.folder.exists())
-        options = engine_options(config, model)
+        options = engine_options(config, model, index)
         try:
             llm = await asyncio.to_thread(_create_llm, options)
         except asyncio.CancelledError:
@@ -83,7 +100,8 @@ class VllmEngine:
             for child in multiprocessing.active_children():
                 child.kill()
             raise
-        await llm.collective_rpc("end_with_parent")
+        between = [child.pid for child in multiprocessing.active_children()]
+        await llm.collective_rpc("end_with_rollout", args=(os.getpid(), between))
         return cls(
             llm, model.stop_token_ids, seeded=config.seeded, max_num_seqs=config.max_num_seqs
         )
@@ -114,15 +132,17 @@ class VllmEngine:
         for _ in range(MAX_REQUEST_STARTS):
             try:
                 async with self._take_slot(ends) as policy:
-                    answer, over = await self._run_request(policy, token_ids, params, ends)
+                    answer, over = await run_request(
+                        self._llm, token_ids, params, salt=policy.label, ends=ends
+                    )
             except TimeoutError:
-                return EMPTY_COMPLETION
+                return OUT_OF_TIME
             completion = self._make_completion(answer.outputs[0], over=over)
             if not completion.spans or completion.spans[0].policy == policy:
                 return completion
             log.debug("begun by other weights than asked", policy=policy.label)
             if completion.timed_out:
-                return EMPTY_COMPLETION
+                return OUT_OF_TIME
         raise RequestAborted(f"the weights changed {MAX_REQUEST_STARTS} times before it was begun")
 
     async def compute_logprobs(self, token_ids: NDArray[np.int32]) -> NDArray[np.float32]:
@@ -136,9 +156,10 @@ class VllmEngine:
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
-        scored, _ = await self._run_request(await self._wait_for_policy(), token_ids, params, inf)
+        policy = await self._wait_for_policy()
+        scored, _ = await run_request(self._llm, token_ids, params, salt=policy.label, ends=inf)
         # Nothing comes before the first token.
-        return _sampled_logprobs(scored.prompt_logprobs)[1:]
+        return sampled_logprobs(scored.prompt_logprobs)[1:]
 
     async def load_weights(self, publication: Publication, path: Path) -> None:
         rows = [
@@ -214,55 +235,6 @@ class VllmEngine:
             raise EngineError("no policy is loaded")
         return self.policy
 
-    async def _run_request(
-        self, policy: PolicyId, token_ids: NDArray[np.int32], params: Any, ends: float
-    ) -> tuple["RequestOutput", bool]:
-        """Return the answer as it is at `ends`, and whether it was cut there."""
-        from vllm import TokensPrompt
-        from vllm.exceptions import VLLMError
-        from vllm.v1.engine.exceptions import EngineDeadError
-
-        prompt = TokensPrompt(prompt_token_ids=token_ids.tolist(), cache_salt=policy.label)
-        request_id = uuid.uuid4().hex
-        last: RequestOutput | None = None
-        try:
-            async with self._abort_at(ends, request_id) as aborts:
-                async for output in self._llm.generate(prompt, params, request_id=request_id):
-                    last = output
-        except EngineDeadError as error:
-            raise EngineDead("vLLM's engine process has ended") from error
-        except VLLMError as error:
-            raise EngineError(f"{type(error).__name__}: {error}") from error
-        if last is None:
-            raise EngineError("vLLM ended the request without an output")
-        return last, bool(aborts)
-
-    @asynccontextmanager
-    async def _abort_at(
-        self, ends: float, request_id: str
-    ) -> AsyncGenerator[list[asyncio.Task[None]]]:
-        """Have vLLM end a request at `ends`: it then answers with what it has sampled.
-
-        Yields what is done for it, nothing before that.
-        """
-        aborts: list[asyncio.Task[None]] = []
-
-        def begin_abort() -> None:
-            aborts.append(asyncio.create_task(self._keep_aborting(request_id)))
-
-        timer = asyncio.get_running_loop().call_at(ends, begin_abort)
-        try:
-            yield aborts
-        finally:
-            timer.cancel()
-            await cancel_tasks(aborts)
-
-    async def _keep_aborting(self, request_id: str) -> None:
-        # vLLM may not know the request yet, and then takes no notice.
-        while True:
-            await self._llm.abort(request_id)
-            await asyncio.sleep(ABORT_INTERVAL_S)
-
     def _make_completion(self, output: "CompletionOutput", *, over: bool) -> Completion:
         """Make a completion; `over` says that its time is: an abort is ours then."""
         aborted = output.finish_reason == "abort"
@@ -271,7 +243,7 @@ class VllmEngine:
         return check_completion(
             Completion(
                 token_ids=np.array(output.token_ids, np.int32),
-                logprobs=_sampled_logprobs(output.logprobs),
+                logprobs=sampled_logprobs(output.logprobs),
                 spans=self._make_spans(output),
                 cut=output.finish_reason == "length",
                 timed_out=aborted,
@@ -295,32 +267,8 @@ def _do_nothing() -> None:
     """Stand in for a shutdown that has happened."""
 
 
-def check_completion(completion: Completion) -> Completion:
-    """Raise EngineError unless every token has a logprob and a policy.
-
-    What is wrong here would be trained on, or refused by the learner without saying whose fault it
-    is."""
-    tokens = len(completion.token_ids)
-    spanned = sum(span.length for span in completion.spans)
-    if not tokens == len(completion.logprobs) == spanned:
-        counts = f"{tokens} tokens, {len(completion.logprobs)} logprobs, policies of {spanned}"
-        raise EngineError(f"vLLM answered with {counts}")
-    if not np.isfinite(completion.logprobs).all():
-        raise EngineError("vLLM answered with a logprob that is no number")
-    return completion
-
-
 def _create_llm(options: dict[str, Any]) -> "AsyncLLM":
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
 
     return AsyncLLM.from_engine_args(AsyncEngineArgs(**options))
-
-
-def _sampled_logprobs(flat: Any) -> NDArray[np.float32]:
-    """Return the logprobs of the first token named at each position, which is the sampled one.
-
-    A logprob that rounding has put above 0 is 0."""
-    values = np.array(flat.logprobs, np.float32)
-    first = np.array(flat.start_indices, np.int64)
-    return np.minimum(values[first[first < len(values)]], np.float32(0.0))

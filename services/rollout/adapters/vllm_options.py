@@ -24,6 +24,8 @@ CPU_ENVIRONMENT = {
     # Keeps the model in the engine's process instead of starting a third one.
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
 }
+# By itself vLLM binds each worker to cores of its own, and does not start where they are too few.
+CPU_PARALLEL_ENVIRONMENT = {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 # A model of the hub may be gated.
 _HUB_TOKEN = "HF_TOKEN"
 CPU_KV_CACHE_BYTES = 1 << 28
@@ -39,8 +41,8 @@ class ServedModel:
     stop_token_ids: Sequence[int]
 
 
-def engine_options(config: EngineConfig, model: ServedModel) -> dict[str, Any]:
-    """Return the arguments of vLLM's AsyncEngineArgs."""
+def engine_options(config: EngineConfig, model: ServedModel, index: int = 0) -> dict[str, Any]:
+    """Return the arguments of vLLM's AsyncEngineArgs for the `index`th engine of a replica."""
     options: dict[str, Any] = {
         "model": str(model.folder),
         "dtype": model.policy.dtype,
@@ -62,6 +64,9 @@ def engine_options(config: EngineConfig, model: ServedModel) -> dict[str, Any]:
     else:
         options["gpu_memory_utilization"] = config.gpu_memory_utilization
         options["enforce_eager"] = bool(config.enforce_eager)
+    if config.device == "cuda" and config.data_parallel > 1:
+        first = index * config.tensor_parallel
+        options["device_ids"] = list(range(first, first + config.tensor_parallel))
     given = {
         "max_num_batched_tokens": config.max_num_batched_tokens,
         "kv_cache_memory_bytes": config.kv_cache_memory_bytes,
@@ -127,6 +132,8 @@ def set_environment(config: EngineConfig, *, local: bool) -> None:
     defaults = dict(ENVIRONMENT)
     if config.device == "cpu":
         defaults |= CPU_ENVIRONMENT
+    if config.device == "cpu" and config.workers > 1:
+        defaults |= CPU_PARALLEL_ENVIRONMENT
     if local:
         defaults["HF_HUB_OFFLINE"] = "1"
     for name, value in defaults.items():

@@ -4,9 +4,13 @@
 
 import ctypes
 import logging
+import os
+import select
 import signal
 import sys
+import threading
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -42,16 +46,20 @@ DTYPES = {
 class WeightLoader:
     """Mixed into vLLM's worker class (`worker_extension_cls`), hence without state of its own."""
 
-    def end_with_parent(self) -> None:
-        """Have the kernel end this process when its parent dies, however it dies.
+    def end_with_rollout(self, rollout: int, between: Sequence[int]) -> None:
+        """End this process when the rollout ends, however it ends; with it the processes `between`.
 
-        A killed rollout would otherwise leave an engine that holds its memory and serves nobody.
+        A killed rollout would otherwise leave engines that hold their memory and serve nobody.
         """
         if sys.platform != "linux":
             return
         libc = ctypes.CDLL(None, use_errno=True)
         if libc.prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0) != 0:
             raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
+        if os.getppid() != rollout:
+            # Nothing ends the engine's core, this one's parent, where workers are its children.
+            watched = [os.pidfd_open(pid) for pid in (rollout, *between)]
+            threading.Thread(target=_end_after, args=watched, daemon=True).start()
 
     def load_flotilla_weights(self, path: str, total_bytes: int, rows: Sequence[TensorRow]) -> None:
         """Replace the model's weights by those in the file; between two engine steps only.
@@ -70,6 +78,17 @@ class WeightLoader:
             _refuse_unloaded(model, owned)
             finalize_layerwise_reload(model, worker.model_config)
             _repack_tied_heads(model)
+
+
+def _end_after(rollout: int, *others: int) -> None:
+    """Kill processes when another has ended; all are file descriptors."""
+    ended = select.poll()
+    ended.register(rollout, select.POLLIN)
+    ended.poll()
+    for other in others:
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(other, signal.SIGKILL)
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _map_tensors(

@@ -29,6 +29,10 @@ class EngineConfig(ConfigModel):
     device: Literal["cpu", "cuda"] = "cuda"
     # GPUs that hold one copy of the model.
     tensor_parallel: int = Field(default=1, ge=1, le=1024)
+    # Engines of one replica, each with a copy of the model on GPUs of its own. They start one after
+    # another, take every update at once, and go together when one dies.
+    data_parallel: int = Field(default=1, ge=1, le=1024)
+    # Requests that run at once in each engine.
     max_num_seqs: Count = 256
     # Tokens computed in one engine step; absent: the engine's choice on a GPU, and enough for one
     # whole prompt on a CPU, where a prompt split in pieces and a seed would kill the engine.
@@ -45,6 +49,11 @@ class EngineConfig(ConfigModel):
     seeded: bool = True
     # Added to the engine process's environment before it starts.
     env: dict[str, str] = Field(default_factory=dict[str, str])
+
+    @property
+    def workers(self) -> int:
+        """GPUs, or processes on a CPU, that compute."""
+        return self.tensor_parallel * self.data_parallel
 
 
 class RolloutConfig(ServiceConfig):

@@ -110,6 +110,10 @@ def two_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             "this machine has 2 GPUs for rollout.engine.tensor_parallel = 4",
         ),
         (
+            ("rollout.engine.tensor_parallel=2", "rollout.engine.data_parallel=2"),
+            "this machine has 2 GPUs for rollout.engine.tensor_parallel * data_parallel = 4",
+        ),
+        (
             ("learner.rank.processes=2", "launcher.learner.gpus=1"),
             "launcher.learner.gpus gives 1 GPU for learner.rank.processes = 2",
         ),

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from services.common.errors import ConfigError
-from services.rollout.adapters.vllm import check_completion
+from services.rollout.adapters.vllm_answers import check_completion
 from services.rollout.adapters.vllm_options import refuse_foreign_torchvision
 from services.rollout.ports import EngineError
 from services.rollout.types import Completion, PolicySpan

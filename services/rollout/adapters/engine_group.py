@@ -1,0 +1,75 @@
+"""Several engines of one replica behind one port, each with a copy of the model."""
+
+import asyncio
+from collections.abc import Sequence
+from math import inf
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from services.common.concurrency import running_tasks, wait_for_any
+from services.common.domain.policy import PolicyId
+from services.rollout.adapters.engine_slots import EngineSlots
+from services.rollout.ports import Engine, EngineError
+from services.rollout.types import OUT_OF_TIME, Completion, Publication, Sampling
+
+# What arithmetic in another order may change about a logprob.
+TOLERANCE = {"float32": 1e-3, "bfloat16": 0.25}
+
+
+class EngineGroup:
+    """The Engine port over engines that know nothing of each other; one that dies ends them all."""
+
+    def __init__(self, engines: Sequence[Engine], *, max_num_seqs: int, dtype: str) -> None:
+        self._engines = engines
+        self._slots = EngineSlots(len(engines), max_num_seqs)
+        self._tolerance = TOLERANCE[dtype]
+
+    @property
+    def policy(self) -> PolicyId | None:
+        """The oldest policy that is served: an update reaches one engine before another."""
+        served = [engine.policy for engine in self._engines]
+        known = [policy for policy in served if policy is not None]
+        return min(known) if len(known) == len(served) else None
+
+    async def generate(
+        self,
+        token_ids: NDArray[np.int32],
+        sampling: Sampling,
+        max_tokens: int,
+        timeout_s: float = inf,
+    ) -> Completion:
+        loop = asyncio.get_running_loop()
+        ends = loop.time() + timeout_s
+        async with self._slots.take_slot(sampling.seed, ends) as index:
+            if index is None:
+                return OUT_OF_TIME
+            left = ends - loop.time()
+            return await self._engines[index].generate(token_ids, sampling, max_tokens, left)
+
+    async def load_weights(self, publication: Publication, path: Path) -> None:
+        await asyncio.gather(*(each.load_weights(publication, path) for each in self._engines))
+
+    async def compute_logprobs(self, token_ids: NDArray[np.int32]) -> NDArray[np.float32]:
+        """Score by every engine: a canary of one of them would tell nothing of the others.
+
+        Raises EngineError where they differ: they hold other weights."""
+        scored = await asyncio.gather(*(each.compute_logprobs(token_ids) for each in self._engines))
+        for index, logprobs in enumerate(scored):
+            off = float(np.abs(logprobs - scored[0]).max(initial=0.0))
+            if not off <= self._tolerance:
+                raise EngineError(
+                    f"engine {index} of this replica differs from engine 0 by {off:.2g} on the"
+                    f" same tokens, above {self._tolerance:g}"
+                )
+        return scored[0]
+
+    async def wait_until_dead(self) -> str:
+        async with running_tasks(*(each.wait_until_dead() for each in self._engines)) as waits:
+            await wait_for_any(waits)
+            dead = next(index for index, wait in enumerate(waits) if wait.done())
+            return f"engine {dead} of this replica: {waits[dead].result()}"
+
+    async def close(self) -> None:
+        await asyncio.gather(*(each.close() for each in self._engines))

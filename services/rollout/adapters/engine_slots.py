@@ -1,0 +1,51 @@
+"""Slots of the engines that one replica runs side by side (`rollout.engine.data_parallel`)."""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+
+# Attempts whose engine is remembered: many more than run at once.
+HOMES_KEPT = 16384
+
+
+class EngineSlots:
+    """Slots of running requests, so many in each engine.
+
+    An attempt's turns go to one engine, whose cache holds its prefix, unless that one is full
+    while another is not: to compute a prefix once more takes less time than to wait."""
+
+    def __init__(self, engines: int, each: int) -> None:
+        self.engines = engines
+        self._each = each
+        self._free = asyncio.Semaphore(engines * each)
+        self._running = [0] * engines
+        # By the seed of the attempt's sampling, the latest last.
+        self._homes: OrderedDict[int, int] = OrderedDict()
+
+    @asynccontextmanager
+    async def take_slot(self, seed: int, ends: float) -> AsyncGenerator[int | None]:
+        """Take a slot for a turn; yield the index of its engine, or None when none is had by
+        `ends`."""
+        try:
+            async with asyncio.timeout_at(ends):
+                await self._free.acquire()
+        except TimeoutError:
+            yield None
+            return
+        engine = self._choose_engine(seed)
+        self._running[engine] += 1
+        try:
+            yield engine
+        finally:
+            self._running[engine] -= 1
+            self._free.release()
+
+    def _choose_engine(self, seed: int) -> int:
+        home = self._homes.pop(seed, None)
+        if home is None or self._running[home] >= self._each:
+            home = min(range(self.engines), key=self._running.__getitem__)
+        self._homes[seed] = home
+        if len(self._homes) > HOMES_KEPT:
+            self._homes.popitem(last=False)
+        return home

@@ -1,0 +1,33 @@
+"""Checks of what vLLM answers, once, at its boundary."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from services.rollout.ports import EngineError
+from services.rollout.types import Completion
+
+
+def check_completion(completion: Completion) -> Completion:
+    """Raise EngineError unless every token has a logprob and a policy.
+
+    What is wrong here would be trained on, or refused by the learner without saying whose fault it
+    is."""
+    tokens = len(completion.token_ids)
+    spanned = sum(span.length for span in completion.spans)
+    if not tokens == len(completion.logprobs) == spanned:
+        counts = f"{tokens} tokens, {len(completion.logprobs)} logprobs, policies of {spanned}"
+        raise EngineError(f"vLLM answered with {counts}")
+    if not np.isfinite(completion.logprobs).all():
+        raise EngineError("vLLM answered with a logprob that is no number")
+    return completion
+
+
+def sampled_logprobs(flat: Any) -> NDArray[np.float32]:
+    """Return the logprobs of the first token named at each position, which is the sampled one.
+
+    A logprob that rounding has put above 0 is 0."""
+    values = np.array(flat.logprobs, np.float32)
+    first = np.array(flat.start_indices, np.int64)
+    return np.minimum(values[first[first < len(values)]], np.float32(0.0))
