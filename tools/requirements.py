@@ -30,6 +30,8 @@ requires-python = ">=3.11"
 
 [tool.uv]
 environments = {}
+# What the renderers want brings the same module as vLLM's oss-harmony, and overwrites it.
+override-dependencies = ["openai-harmony; sys_platform == 'never'"]
 """
 _PIN = re.compile(r"([A-Za-z0-9._-]+)(?:\[[a-z,]+\])?==([^\s;\\]+)")
 

@@ -102,6 +102,7 @@ class Dialect(Protocol):
         prompt_ids: "NDArray[np.int32]",
         completion_ids: "Sequence[int]",
         replies: "Sequence[Reply]",
+        tools: "Sequence[Tool]",
     ) -> list[int]:
         """Return what follows a turn: its rest, the replies, and the start of the next turn.
 

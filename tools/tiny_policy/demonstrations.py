@@ -117,7 +117,9 @@ def tokenize_episode(
     policy = [False] * len(ids)
     for turn in demonstration.turns:
         written = [*tokenizer.encode(turn.text), dialect.stop_ids[0]]
-        seen = [] if turn.last else dialect.bridge_ids(np.array(ids), written, [_make_reply(turn)])
+        seen = (
+            [] if turn.last else dialect.bridge_ids(np.array(ids), written, [_make_reply(turn)], ())
+        )
         ids += written + seen
         policy += [True] * len(written) + [False] * len(seen)
     return Example(ids, policy)

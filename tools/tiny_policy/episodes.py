@@ -98,7 +98,7 @@ def _take_step(player: Player, episode: Episode, written: Sampled, *, last: bool
     elif last:
         episode.stop_reason = "max_turns"
     else:
-        episode.observe(dialect.bridge_ids(before, written.ids, replies))
+        episode.observe(dialect.bridge_ids(before, written.ids, replies, ()))
 
 
 def _answer_call(instance: Instance, item: ToolCall | ParseError) -> Reply:

@@ -27,6 +27,11 @@ class TransformersTokenizer:
         added = tokenizer.added_tokens_decoder.values()
         self.control_tokens: Sequence[str] = [str(token) for token in added if token.special]
 
+    @property
+    def fast(self) -> PreTrainedTokenizerFast:
+        """The tokenizer itself, for adapters of libraries that take it."""
+        return self._tokenizer
+
     def encode(self, text: str) -> list[int]:
         try:
             return list(self._tokenizer.encode(text, add_special_tokens=False))

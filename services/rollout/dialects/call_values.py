@@ -42,6 +42,24 @@ def make_call(value: Any, required: Required) -> ToolCall | ParseError:
         )
 
 
+def check_call_keys(raw: str, name: str, required: Required) -> ParseError | None:
+    """Return what is wrong with a call that was read as one without arguments.
+
+    `raw` is the call as it was written: arguments under a key that no reader looks at must not
+    become a call without any."""
+    try:
+        value = json.loads(raw)
+    except (ValueError, RecursionError):
+        value = None
+    if isinstance(value, dict):
+        made = make_call({"name": name, **value}, required)
+        return made if isinstance(made, ParseError) else None
+    demanded = required.get(name, ())
+    if not demanded:
+        return None
+    return ParseError(f"tool call of {_quoted([name])} needs arguments: {_quoted(demanded)}")
+
+
 def _arguments(
     call: dict[str, Any], name: str, required: Collection[str]
 ) -> dict[str, Any] | ParseError:

@@ -34,7 +34,7 @@ class FullDialect:
         self._tokenizer = tokenizer
         self._inert = InertText(tokenizer.control_tokens)
         self._turns = TemplateTurns(tokenizer, "user", self._inert)
-        self._thinking = ThinkingMarks(tokenizer)
+        self._thinking = ThinkingMarks(tokenizer, self._turns.first_turn())
         self.stop_ids = find_stop_ids(tokenizer, self._turns, extra_stop_ids)
 
     def prompt_ids(self, facts: PromptFacts, tools: Sequence[Tool]) -> list[int]:
@@ -49,6 +49,7 @@ class FullDialect:
         prompt_ids: NDArray[np.int32],
         completion_ids: Sequence[int],
         replies: Sequence[Reply],
+        tools: Sequence[Tool],
     ) -> list[int]:
         text = "\n\n".join(self.reply_text(reply) for reply in replies)
         shown = ShownReply("", make_call_id(0), self._inert.clean_text(text))
@@ -64,7 +65,7 @@ class FullDialect:
         opened = self._thinking.is_open
         text = self._tokenizer.decode(ids)
         turn = parse_turn(text, tools, thinking=opened, grammar=LENIENT)
-        thinking = self._thinking.count_tokens(ids, opened=opened)
+        thinking = self._thinking.count_tokens(ids)
         return Turn(turn.items, turn.done, turn.answer, thinking)
 
     def reply_text(self, reply: Reply) -> str:

@@ -10,6 +10,9 @@ from services.rollout.types import Tool
 # A tag as templates write around what tools answer.
 _TAG = re.compile(r"</?[A-Za-z_|\uff5c][^<>\s]{0,60}>")
 
+# Toolboxes whose schemas are kept: those of so many attempts at once.
+MOST_SCHEMAS = 256
+
 
 class InertText:
     """Breaks up what an environment says wherever it spells a control token or a template's tag.
@@ -17,6 +20,8 @@ class InertText:
     Data cannot end a turn, start one, or close the frame that a template puts around it."""
 
     def __init__(self, marks: Iterable[str]) -> None:
+        # By identity, with the tools themselves, whose ids are then not given out again.
+        self._schemas: dict[int, tuple[Sequence[Tool], list[dict[str, Any]]]] = {}
         self._marks: dict[str, str] = {}
         self.add_marks(marks)
 
@@ -37,8 +42,14 @@ class InertText:
 
     def tool_schemas(self, tools: Sequence[Tool]) -> list[dict[str, Any]]:
         """Return the schemas as chat templates take them: tools are an environment's words too."""
-        text = json.dumps([_schema(tool) for tool in tools], ensure_ascii=False)
-        return json.loads(self.clean_text(text))
+        known = self._schemas.get(id(tools))
+        if known is None:
+            text = json.dumps([_schema(tool) for tool in tools], ensure_ascii=False)
+            known = tools, json.loads(self.clean_text(text))
+            self._schemas[id(tools)] = known
+            while len(self._schemas) > MOST_SCHEMAS:
+                self._schemas.pop(next(iter(self._schemas)), None)
+        return known[1]
 
 
 def _schema(tool: Tool) -> dict[str, Any]:

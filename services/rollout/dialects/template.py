@@ -64,7 +64,7 @@ class TemplateDialect:
             self._turns = TemplateTurns(tokenizer, "tool", self._inert)
         except TemplateError as error:
             raise advise_full(tokenizer, error) from error
-        self._thinking = ThinkingMarks(tokenizer)
+        self._thinking = ThinkingMarks(tokenizer, self._turns.first_turn())
         self._reader = reader(tokenizer)
         self.stop_ids = find_stop_ids(tokenizer, self._turns, extra_stop_ids)
 
@@ -78,14 +78,11 @@ class TemplateDialect:
         prompt_ids: NDArray[np.int32],
         completion_ids: Sequence[int],
         replies: Sequence[Reply],
+        tools: Sequence[Tool],
     ) -> list[int]:
         shown = [
-            ShownReply(
-                reply.item.name if isinstance(reply.item, ToolCall) else MALFORMED,
-                (isinstance(reply.item, ToolCall) and reply.item.call_id) or make_call_id(number),
-                self._inert.clean_text(self.reply_text(reply)),
-            )
-            for number, reply in enumerate(replies)
+            ShownReply(message["name"], message["tool_call_id"], message["content"])
+            for message in make_tool_messages(replies, self._inert)
         ]
         return join_turn(self._tokenizer, completion_ids, self._turns.after_turn(shown))
 
@@ -100,14 +97,35 @@ class TemplateDialect:
         turn = self._reader.read_turn(ids, tools, thinking=opened)
         # Who calls nothing and ends the turn has answered.
         done = turn.done or (ended and not turn.items)
-        return Turn(turn.items, done, turn.answer, self._thinking.count_tokens(ids, opened=opened))
+        return Turn(turn.items, done, turn.answer, self._thinking.count_tokens(ids))
 
     def reply_text(self, reply: Reply) -> str:
-        if reply.item is None:
-            return json.dumps(NO_CALL)
-        if reply.outcome == OK:
-            return reply.text or "null"
-        return json.dumps({"error": reply.text or reply.outcome})
+        return native_reply_text(reply)
+
+
+def native_reply_text(reply: Reply) -> str:
+    """Return the content of a `tool` message: what the tool answered, or an error as JSON."""
+    if reply.item is None:
+        return json.dumps(NO_CALL)
+    if reply.outcome == OK:
+        return reply.text or "null"
+    return json.dumps({"error": reply.text or reply.outcome})
+
+
+def make_tool_messages(replies: Sequence[Reply], inert: InertText) -> list[dict[str, str]]:
+    """Return replies as `tool` messages, each with the name and id of its call."""
+    messages: list[dict[str, str]] = []
+    for number, reply in enumerate(replies):
+        call = reply.item if isinstance(reply.item, ToolCall) else ToolCall(MALFORMED, "{}")
+        messages.append(
+            {
+                "role": "tool",
+                "content": inert.clean_text(native_reply_text(reply)),
+                "name": inert.clean_text(call.name),
+                "tool_call_id": inert.clean_text(call.call_id) or make_call_id(number),
+            }
+        )
+    return messages
 
 
 def find_stop_ids(

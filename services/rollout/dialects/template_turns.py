@@ -104,6 +104,10 @@ class TemplateTurns:
         body = "".join(before + reply.text for before, reply in zip(frame, replies, strict=False))
         return body + frame[-1]
 
+    def first_turn(self) -> str:
+        """Return a prompt with the start of the policy's first turn."""
+        return self._render([QUESTION], generate=True)
+
     @property
     def renders_calls(self) -> bool:
         """True when the template renders calls of an assistant's message."""

@@ -10,20 +10,22 @@ OPEN, CLOSE = "<think>", "</think>"
 class ThinkingMarks:
     """The marks around a thinking that comes first in a turn, and ends at their first close."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, start: str) -> None:
+        """Create them; `start` is a prompt, which may open the policy's thinking."""
         self._tokenizer = tokenizer
         self._open_id = self._find_id(OPEN)
         self._close_id = self._find_id(CLOSE)
-        start = tokenizer.apply_chat_template([{"role": "user", "content": "QUESTION"}], None, True)
         # True when the template itself starts the policy's thinking: it then only closes it.
         self.is_open = start.rfind(OPEN) > start.rfind(CLOSE)
 
-    def count_tokens(self, ids: Sequence[int], *, opened: bool) -> int:
-        """Count the tokens of the thinking, its marks included; all when it is never closed."""
+    def count_tokens(self, ids: Sequence[int], thought: str | None = None) -> int:
+        """Count the tokens of the thinking, its marks included; all when it is never closed.
+
+        `thought` is its text where another reader has found it, by marks of its own."""
         if self._open_id is None or self._close_id is None:
-            return self._count_by_text(ids, opened=opened)
-        if not opened and not self._starts_thinking(ids):
-            return 0
+            return self._count_by_text(ids) if thought is None else self._count_text(thought)
+        if not self.is_open and not self._starts_thinking(ids):
+            return 0 if thought is None else self._count_text(thought)
         for position, token in enumerate(ids):
             if token == self._close_id:
                 return position + 1
@@ -37,12 +39,15 @@ class ThinkingMarks:
                 return False
         return False
 
-    def _count_by_text(self, ids: Sequence[int], *, opened: bool) -> int:
+    def _count_text(self, text: str) -> int:
+        return len(self._tokenizer.encode(text))
+
+    def _count_by_text(self, ids: Sequence[int]) -> int:
         text = self._tokenizer.decode(ids)
-        if not opened and not text.lstrip().startswith(OPEN):
+        if not self.is_open and not text.lstrip().startswith(OPEN):
             return 0
         end = text.find(CLOSE)
-        return len(ids) if end < 0 else len(self._tokenizer.encode(text[: end + len(CLOSE)]))
+        return len(ids) if end < 0 else self._count_text(text[: end + len(CLOSE)])
 
     def _find_id(self, mark: str) -> int | None:
         """Return the id of a mark that is one token."""

@@ -210,23 +210,24 @@ class AttemptRunner:
         stop = self._stop_reason(turn, completion, state, env_done=env_done)
         if stop is not None:
             return stop
-        await self._show_replies(replies, completion, shown, state, observe)
+        await self._show_replies(replies, completion, state, observe)
         return None
 
     async def _show_replies(
         self,
         replies: Sequence[Reply],
         completion: Completion,
-        shown: int,
         state: AttemptState,
         observe: Observer,
     ) -> None:
-        """Append what the policy reads after its turn, which began behind `shown` tokens."""
+        """Append what the policy reads after the turn that it has just written."""
         replies = replies or [Reply(None, NO_CALL, ())]
-        before, written = state.transcript.token_ids[:shown], completion.token_ids.tolist()
+        tools = state.info.tools if state.info else ()
+        written = completion.token_ids.tolist()
+        before = state.transcript.token_ids[: len(state.transcript) - len(written)]
         texts = [self._dialect.reply_text(reply) for reply in replies]
         ids = await run_aside(
-            sum(map(len, texts)), lambda: self._dialect.bridge_ids(before, written, replies)
+            sum(map(len, texts)), lambda: self._dialect.bridge_ids(before, written, replies, tools)
         )
         state.transcript.add_observation(ids)
         state.messages += [{"role": "tool", "content": text} for text in texts]

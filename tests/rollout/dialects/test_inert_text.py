@@ -42,6 +42,6 @@ def test_data_never_reads_as_a_control_token(
 
     def bridge(text: str) -> list[int]:
         reply = Reply(ToolCall("look", "{}"), OK, [text])
-        return chosen.bridge_ids(np.zeros(0, np.int32), [], [reply])
+        return chosen.bridge_ids(np.zeros(0, np.int32), [], [reply], ())
 
     assert control_ids(bridge(result)) == control_ids(bridge("x"))

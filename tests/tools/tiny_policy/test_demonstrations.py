@@ -96,7 +96,7 @@ def test_a_demonstration_is_token_for_token_the_episode_of_a_policy_that_writes_
             ids += turn
             if number + 1 < len(turns):
                 reply = answer(instance, tokenizer.decode(turn))
-                ids += dialect.bridge_ids(np.array(ids), turn, [reply])
+                ids += dialect.bridge_ids(np.array(ids), turn, [reply], ())
         assert ids == example.ids
 
 

@@ -87,7 +87,7 @@ def test_tokens_appended_turn_by_turn_equal_the_whole_conversation(
     start = tokenizer.encode(tokenizer.apply_chat_template([question], None, True))
     written = [*tokenizer.encode(turn), dialect.stop_ids[0]]
     replies = [Reply(ToolCall("f", "{}"), OK, [text]) for text in observations]
-    seen = dialect.bridge_ids(np.array(start), written, replies)
+    seen = dialect.bridge_ids(np.array(start), written, replies, ())
     assert start + written + seen == tokenizer.encode(
         tokenizer.apply_chat_template(whole, None, True)
     )

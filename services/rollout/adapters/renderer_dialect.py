@@ -1,0 +1,187 @@
+"""Dialects of the `renderers` package: a renderer written by hand for each family of models."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pydantic
+from numpy.typing import NDArray
+from renderers import configs
+from renderers.base import MODEL_RENDERER_MAP, ParsedToolCall, ToolCallParseStatus, create_renderer
+
+from services.common.errors import ConfigError
+from services.rollout.adapters.tokenizer import TransformersTokenizer
+from services.rollout.dialects.call_values import (
+    Required,
+    check_call_keys,
+    make_call,
+    required_arguments,
+)
+from services.rollout.dialects.inert_text import InertText
+from services.rollout.dialects.template import make_tool_messages, native_reply_text, strip_stop
+from services.rollout.dialects.thinking import ThinkingMarks
+from services.rollout.dialects.turns import OK, ParseError, Reply, ToolCall, Turn
+from services.rollout.ports import TemplateError
+from services.rollout.types import PromptFacts, Tool
+
+if TYPE_CHECKING:
+    from renderers.base import Renderer
+
+_PROBLEMS = {
+    ToolCallParseStatus.INVALID_JSON: "tool call is not valid JSON",
+    ToolCallParseStatus.UNCLOSED_BLOCK: "tool call has no end",
+    ToolCallParseStatus.MISSING_NAME: 'tool call needs "name", the name of a tool',
+    ToolCallParseStatus.MALFORMED_STRUCTURE: "tool call is not in the form of this model's calls",
+}
+_QUESTION = {"role": "user", "content": "QUESTION"}
+_ANSWER = "ANSWER"
+# Renderers that are no family of models.
+_OTHERS = frozenset({"auto", "default", "custom"})
+
+
+def renderer_names() -> list[str]:
+    """Return the names of the families that have a renderer."""
+    return sorted(set(MODEL_RENDERER_MAP.values()) | (set(_CONFIGS) - _OTHERS))
+
+
+def find_renderer(model: str) -> str | None:
+    """Return the name of a hub model's renderer; None when it has none."""
+    return MODEL_RENDERER_MAP.get(model)
+
+
+class RendererDialect:
+    """Dialect of one family. Raises ConfigError on options that the renderer does not take, and
+    TemplateError when the tokenizer lacks what the family needs."""
+
+    def __init__(
+        self,
+        tokenizer: TransformersTokenizer,
+        name: str,
+        options: Mapping[str, Any],
+        extra_stop_ids: Sequence[int] = (),
+    ) -> None:
+        self._renderer = _make_renderer(tokenizer, name, options)
+        self.stop_ids = tuple(
+            dict.fromkeys([*self._renderer.get_stop_token_ids(), *extra_stop_ids])
+        )
+        self._inert = InertText(tokenizer.control_tokens)
+        start = self._renderer.render_ids([_QUESTION], add_generation_prompt=True)  # pyright: ignore[reportArgumentType]
+        self._thinking = ThinkingMarks(tokenizer, tokenizer.decode(start))
+        reply = Reply(ToolCall("look", "{}"), OK, [_ANSWER])
+        frame = self.bridge_ids(np.array(start, np.int32), self.stop_ids[:1], [reply], ())
+        self._inert.add_tags(tokenizer.decode(frame).split(_ANSWER))
+
+    def prompt_ids(self, facts: PromptFacts, tools: Sequence[Tool]) -> list[int]:
+        user = {"role": "user", "content": self._inert.clean_text(facts.task)}
+        return self.render_ids([user], tools)
+
+    def render_ids(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool], *, generate: bool = True
+    ) -> list[int]:
+        """Return a whole conversation. Raises TemplateError."""
+        try:
+            return self._renderer.render_ids(
+                list(messages),  # pyright: ignore[reportArgumentType]
+                tools=self._schemas(tools),
+                add_generation_prompt=generate,
+            )
+        except Exception as error:
+            # A renderer raises what it likes.
+            raise TemplateError(f"the renderer cannot render this: {error!r}") from error
+
+    def bridge_ids(
+        self,
+        prompt_ids: NDArray[np.int32],
+        completion_ids: Sequence[int],
+        replies: Sequence[Reply],
+        tools: Sequence[Tool],
+    ) -> list[int]:
+        before, written = self._last_turn(prompt_ids), list(completion_ids)
+        try:
+            bridged = self._renderer.bridge_to_next_turn(
+                before,
+                written,
+                make_tool_messages(replies, self._inert),  # pyright: ignore[reportArgumentType]
+                tools=self._schemas(tools),
+            )
+        except Exception as error:
+            raise TemplateError(f"the renderer cannot go on from this turn: {error!r}") from error
+        known = before + written
+        if bridged is None or bridged.token_ids[: len(known)] != known:
+            raise TemplateError("the renderer cannot go on from this turn without changing it")
+        return bridged.token_ids[len(known) :]
+
+    def parse_turn(
+        self,
+        prompt_ids: NDArray[np.int32],
+        completion_ids: Sequence[int],
+        tools: Sequence[Tool],
+    ) -> Turn:
+        parsed = self._renderer.parse_response(
+            list(completion_ids), tools=self._schemas(tools), prompt_ids=self._last_turn(prompt_ids)
+        )
+        required = required_arguments(tools)
+        items = tuple(_make_item(call, required) for call in parsed.tool_calls)
+        ids, ended = strip_stop(completion_ids, self.stop_ids)
+        thinking = 0
+        if parsed.reasoning_complete is False:
+            thinking = len(ids)
+        elif parsed.reasoning_content is not None:
+            thinking = self._thinking.count_tokens(ids, parsed.reasoning_content)
+        return Turn(items, ended and not items, parsed.content.strip(), thinking)
+
+    def reply_text(self, reply: Reply) -> str:
+        return native_reply_text(reply)
+
+    def _last_turn(self, prompt_ids: NDArray[np.int32]) -> list[int]:
+        """Return the ids from the end of the turn before: renderers look no further back."""
+        ends = np.flatnonzero(np.isin(prompt_ids, self.stop_ids))
+        return prompt_ids[ends[-1] if len(ends) else 0 :].tolist()
+
+    def _schemas(self, tools: Sequence[Tool]) -> Any:
+        return self._inert.tool_schemas(tools) if tools else None
+
+
+def _make_renderer(
+    tokenizer: TransformersTokenizer, name: str, options: Mapping[str, Any]
+) -> "Renderer":
+    try:
+        config = _CONFIGS[name].model_validate(dict(options))
+    except pydantic.ValidationError as error:
+        problems = "; ".join(
+            f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()
+        )
+        known = ", ".join(sorted(_CONFIGS[name].model_fields.keys() - {"name"}))
+        raise ConfigError(f"rollout.dialect.options: {problems}; {name} takes {known}") from error
+    try:
+        return create_renderer(tokenizer.fast, config)  # pyright: ignore[reportArgumentType]
+    except Exception as error:
+        raise TemplateError(
+            f"rollout.dialect.name: the tokenizer is none of {name!r}: {error}"
+        ) from error
+
+
+def _make_item(call: ParsedToolCall, required: Required) -> ToolCall | ParseError:
+    if problem := _PROBLEMS.get(call.status):
+        return ParseError(problem)
+    arguments = call.arguments if call.arguments is not None else {}
+    if not arguments and (wrong := check_call_keys(call.raw, call.name or "", required)):
+        return wrong
+    made = make_call({"name": call.name, "arguments": arguments}, required)
+    if isinstance(made, ToolCall) and call.id:
+        return ToolCall(made.name, made.arguments_json, call.id)
+    return made
+
+
+def _find_configs() -> dict[str, type[configs.BaseRendererConfig]]:
+    found = {
+        str(each.model_fields["name"].default): each
+        for each in vars(configs).values()
+        if isinstance(each, type)
+        and issubclass(each, configs.BaseRendererConfig)
+        and "name" in each.model_fields
+    }
+    return {name: each for name, each in found.items() if name not in _OTHERS}
+
+
+_CONFIGS = _find_configs()
