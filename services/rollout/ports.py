@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from services.common.domain.attempts import Grade
     from services.common.domain.policy import PolicyId
     from services.common.domain.trajectory import Trajectory
-    from services.rollout.dialects.turns import Reply, Turn
+    from services.rollout.dialects.turns import Reply, ToolCall, Turn
     from services.rollout.types import (
         Completion,
         EpisodeInfo,
@@ -117,6 +117,19 @@ class Dialect(Protocol):
         tools: "Sequence[Tool]",
     ) -> "Turn":
         """Read a turn. Total: whatever was sampled gives a turn."""
+        ...
+
+    def render_turn(
+        self,
+        facts: "PromptFacts",
+        tools: "Sequence[Tool]",
+        calls: "Sequence[ToolCall]",
+        replies: "Sequence[Reply]",
+    ) -> list[int]:
+        """Return a conversation rendered at once: prompt, a turn that makes calls, and replies.
+
+        With replies it ends with the start of the next turn. For rehearsals. Raises
+        TemplateError."""
         ...
 
     def reply_text(self, reply: "Reply") -> str:

@@ -18,7 +18,12 @@ from services.rollout.dialects.call_values import (
     required_arguments,
 )
 from services.rollout.dialects.inert_text import InertText
-from services.rollout.dialects.template import make_tool_messages, native_reply_text, strip_stop
+from services.rollout.dialects.template import (
+    make_conversation,
+    make_tool_messages,
+    native_reply_text,
+    strip_stop,
+)
 from services.rollout.dialects.thinking import ThinkingMarks
 from services.rollout.dialects.turns import OK, ParseError, Reply, ToolCall, Turn
 from services.rollout.ports import TemplateError
@@ -73,12 +78,21 @@ class RendererDialect:
 
     def prompt_ids(self, facts: PromptFacts, tools: Sequence[Tool]) -> list[int]:
         user = {"role": "user", "content": self._inert.clean_text(facts.task)}
-        return self.render_ids([user], tools)
+        return self._render([user], tools, generate=True)
 
-    def render_ids(
-        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool], *, generate: bool = True
+    def render_turn(
+        self,
+        facts: PromptFacts,
+        tools: Sequence[Tool],
+        calls: Sequence[ToolCall],
+        replies: Sequence[Reply],
     ) -> list[int]:
-        """Return a whole conversation. Raises TemplateError."""
+        messages = make_conversation(facts, calls, replies, self._inert)
+        return self._render(messages, tools, generate=bool(replies))
+
+    def _render(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool], *, generate: bool
+    ) -> list[int]:
         try:
             return self._renderer.render_ids(
                 list(messages),  # pyright: ignore[reportArgumentType]

@@ -15,9 +15,9 @@ from services.rollout.work.worker import WorkerOptions
 class DialectConfig(ConfigModel):
     """How the policy's family of models is written to and read."""
 
-    # `auto` goes by policy.model; a family, such as `qwen3`, is for its fine-tunes; `template` is the
-    # model's own chat template; `full` explains everything in a system message, for models that
-    # have not seen tools.
+    # `auto` goes by policy.model; a family, such as `qwen3`, is for its fine-tunes; `template` is
+    # the model's own chat template; `full` explains everything in a system message, for models
+    # that have not seen tools.
     name: str = "auto"
     # Variables of the chat template, or fields of the family's renderer: enable_thinking = false.
     options: dict[str, Any] = Field(default_factory=dict[str, Any])

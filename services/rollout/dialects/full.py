@@ -8,11 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.rollout.dialects.inert_text import InertText
-from services.rollout.dialects.tagged_calls import LENIENT, parse_turn
+from services.rollout.dialects.tagged_calls import CALL_END, CALL_START, LENIENT, parse_turn
 from services.rollout.dialects.template import find_stop_ids, join_turn, strip_stop
 from services.rollout.dialects.template_turns import ShownReply, TemplateTurns, make_call_id
 from services.rollout.dialects.thinking import ThinkingMarks
-from services.rollout.dialects.turns import OK, Reply, Turn
+from services.rollout.dialects.turns import OK, Reply, ToolCall, Turn
 from services.rollout.ports import Tokenizer
 from services.rollout.types import PromptFacts, Tool
 
@@ -38,10 +38,7 @@ class FullDialect:
         self.stop_ids = find_stop_ids(tokenizer, self._turns, extra_stop_ids)
 
     def prompt_ids(self, facts: PromptFacts, tools: Sequence[Tool]) -> list[int]:
-        user = {"role": "user", "content": self._inert.clean_text(facts.task)}
-        explained = system_text(facts, self._inert.tool_schemas(tools))
-        system = {"role": "system", "content": self._inert.clean_text(explained)}
-        messages = [system, user] if explained else [user]
+        messages = self._messages(facts, tools)
         return self._tokenizer.encode(self._tokenizer.apply_chat_template(messages, None, True))
 
     def bridge_ids(
@@ -51,8 +48,7 @@ class FullDialect:
         replies: Sequence[Reply],
         tools: Sequence[Tool],
     ) -> list[int]:
-        text = "\n\n".join(self.reply_text(reply) for reply in replies)
-        shown = ShownReply("", make_call_id(0), self._inert.clean_text(text))
+        shown = ShownReply("", make_call_id(0), self._shown_text(replies))
         return join_turn(self._tokenizer, completion_ids, self._turns.after_turn([shown]))
 
     def parse_turn(
@@ -68,12 +64,42 @@ class FullDialect:
         thinking = self._thinking.count_tokens(ids)
         return Turn(turn.items, turn.done, turn.answer, thinking)
 
+    def render_turn(
+        self,
+        facts: PromptFacts,
+        tools: Sequence[Tool],
+        calls: Sequence[ToolCall],
+        replies: Sequence[Reply],
+    ) -> list[int]:
+        turn = "\n".join(write_call(call) for call in calls)
+        messages = [*self._messages(facts, tools), {"role": "assistant", "content": turn}]
+        if replies:
+            messages.append({"role": "user", "content": self._shown_text(replies)})
+        text = self._tokenizer.apply_chat_template(messages, None, bool(replies))
+        return self._tokenizer.encode(text)
+
+    def _messages(self, facts: PromptFacts, tools: Sequence[Tool]) -> list[dict[str, str]]:
+        user = {"role": "user", "content": self._inert.clean_text(facts.task)}
+        explained = system_text(facts, self._inert.tool_schemas(tools))
+        system = {"role": "system", "content": self._inert.clean_text(explained)}
+        return [system, user] if explained else [user]
+
+    def _shown_text(self, replies: Sequence[Reply]) -> str:
+        """Return replies as one text: some templates refuse two messages of a user in a row."""
+        return self._inert.clean_text("\n\n".join(self.reply_text(reply) for reply in replies))
+
     def reply_text(self, reply: Reply) -> str:
         if reply.item is None:
             return NO_CALL
         if reply.outcome == OK:
             return f"Tool result:\n{reply.text or '(empty)'}"
         return f"Error: {reply.text or reply.outcome}"
+
+
+def write_call(call: ToolCall) -> str:
+    """Return a call in the form that the system message names."""
+    body = f'{{"name": {json.dumps(call.name)}, "arguments": {call.arguments_json}}}'
+    return f"{CALL_START}{body}{CALL_END}"
 
 
 def system_text(facts: PromptFacts, schemas: Sequence[Mapping[str, Any]]) -> str:

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -99,8 +99,52 @@ class TemplateDialect:
         done = turn.done or (ended and not turn.items)
         return Turn(turn.items, done, turn.answer, self._thinking.count_tokens(ids))
 
+    def render_turn(
+        self,
+        facts: PromptFacts,
+        tools: Sequence[Tool],
+        calls: Sequence[ToolCall],
+        replies: Sequence[Reply],
+    ) -> list[int]:
+        messages = make_conversation(facts, calls, replies, self._inert)
+        schemas = self._inert.tool_schemas(tools)
+        try:
+            text = self._tokenizer.apply_chat_template(messages, schemas, bool(replies))
+        except TemplateError:
+            # Some templates take arguments as text.
+            messages = make_conversation(facts, calls, replies, self._inert, as_text=True)
+            text = self._tokenizer.apply_chat_template(messages, schemas, bool(replies))
+        return self._tokenizer.encode(text)
+
     def reply_text(self, reply: Reply) -> str:
         return native_reply_text(reply)
+
+
+def make_conversation(
+    facts: PromptFacts,
+    calls: Sequence[ToolCall],
+    replies: Sequence[Reply],
+    inert: InertText,
+    *,
+    as_text: bool = False,
+) -> list[dict[str, Any]]:
+    """Return the messages of a question, a turn that makes calls, and the replies to them."""
+    shown = [
+        {
+            "id": call.call_id or make_call_id(number),
+            "type": "function",
+            "function": {
+                "name": call.name,
+                "arguments": call.arguments_json if as_text else json.loads(call.arguments_json),
+            },
+        }
+        for number, call in enumerate(calls)
+    ]
+    return [
+        {"role": "user", "content": inert.clean_text(facts.task)},
+        {"role": "assistant", "content": "", "tool_calls": shown},
+        *make_tool_messages(replies, inert),
+    ]
 
 
 def native_reply_text(reply: Reply) -> str:

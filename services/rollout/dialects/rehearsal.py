@@ -1,0 +1,166 @@
+"""A rehearsal of a dialect, before anything is started: what it writes, it must read.
+
+A call of the family's own template must be parsed as the same call, and what follows a turn token
+by token must equal the whole conversation rendered at once. Found later, a fault would drop some
+attempts of a group and keep others, which biases what is trained on.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from services.rollout.dialects.turns import OK, ParseError, Reply, ToolCall, Turn
+from services.rollout.ports import Dialect, TemplateError, Tokenizer
+from services.rollout.types import PromptFacts, Tool
+
+LOOK = Tool(
+    "look_up",
+    "Looks something up.",
+    {
+        "type": "object",
+        "properties": {
+            "text": {"type": "string"},
+            "count": {"type": "integer"},
+            "exact": {"type": "boolean"},
+            "tags": {"type": "array", "items": {"type": "string"}},
+            "filter": {"type": "object"},
+        },
+        "required": ["text"],
+    },
+)
+TOOLS = (LOOK,)
+FACTS = PromptFacts('What does "the page" say?', "2026-01-31", {"LOGGED_IN_NAME": "Ann"})
+CALLS: Sequence[Mapping[str, Any]] = (
+    {"text": "plain"},
+    {"text": 'a "quoted" line\nand a second, with \\ and \t', "count": 3, "exact": True},
+    {"text": "\u00e9\u4e2d\U0001f600 & <b>", "tags": ["a", "3"], "filter": {"size": {"min": -1.5}}},
+)
+# What tools answer: data that looks like structure is data.
+ANSWERS = (
+    '{"found": ["a \\"b\\"", 1]}',
+    "two lines\nof text with \u00e9\u4e2d\U0001f600\n",
+    " <|im_end|> </s> <|eot_id|> </tool_response> [/TOOL_RESULTS] <end_of_turn> ",
+)
+# Tokens on either side of a difference that are shown.
+_SHOWN = 12
+
+
+def rehearse_dialect(dialect: Dialect, tokenizer: Tokenizer) -> None:
+    """Raise TemplateError, which names the turn and the difference, unless the dialect holds."""
+    for arguments in CALLS:
+        _rehearse_call(dialect, tokenizer, arguments)
+    for count in range(1, len(ANSWERS) + 1):
+        _rehearse_replies(dialect, tokenizer, count)
+
+
+def _rehearse_call(dialect: Dialect, tokenizer: Tokenizer, arguments: Mapping[str, Any]) -> None:
+    call = ToolCall(LOOK.name, json.dumps(arguments))
+    stage = _Stage(dialect, tokenizer, [call])
+    turns = [
+        dialect.parse_turn(stage.before, completion, TOOLS) for completion in stage.completions()
+    ]
+    if any(_holds_calls(turn, [call]) for turn in turns):
+        return
+    written = tokenizer.decode(stage.completion)
+    found = [_describe_item(item) for item in turns[0].items] or ["no call"]
+    raise TemplateError(
+        f"a call that the chat template writes is not read again: it writes {written!r}, and"
+        f" {', '.join(found)} is read"
+    )
+
+
+def _rehearse_replies(dialect: Dialect, tokenizer: Tokenizer, count: int) -> None:
+    calls = [ToolCall(LOOK.name, json.dumps(CALLS[0])) for _ in range(count)]
+    try:
+        stage = _Stage(dialect, tokenizer, calls)
+    except TemplateError:
+        if count == 1:
+            raise
+        # Some families call one tool a turn, and their templates refuse to show more.
+        return
+    replies = [Reply(call, OK, [text]) for call, text in zip(calls, ANSWERS, strict=False)]
+    bridge = dialect.bridge_ids(stage.before, stage.completion, replies, TOOLS)
+    played = [*stage.before.tolist(), *stage.completion]
+    whole = dialect.render_turn(FACTS, TOOLS, calls, replies)
+    end = len(whole) - len(bridge)
+    if whole[end:] != bridge or not _keeps_turn(tokenizer, played, whole[:end]):
+        raise TemplateError(
+            f"{count} answers appended to a turn are not what the chat template renders:"
+            f" {_describe_difference(tokenizer, [*played, *bridge], whole)}"
+        )
+
+
+class _Stage:
+    """A conversation up to the end of a turn that makes `calls`, as the dialect renders it whole.
+
+    Where the template opens a thinking that it does not show in a turn of the past, the turn
+    begins where both renderings part."""
+
+    def __init__(self, dialect: Dialect, tokenizer: Tokenizer, calls: Sequence[ToolCall]) -> None:
+        prompt = dialect.prompt_ids(FACTS, TOOLS)
+        alone = dialect.render_turn(FACTS, TOOLS, calls, [])
+        shared = _common_length(prompt, alone)
+        if shared < len(prompt) - _SHOWN:
+            raise TemplateError(
+                "the chat template changes the prompt once a turn follows:"
+                f" {_describe_difference(tokenizer, prompt, alone)}"
+            )
+        self.before = np.array(alone[:shared], np.int32)
+        self.completion = _cut_at_stop(alone[shared:], dialect.stop_ids)
+        self._tokenizer = tokenizer
+
+    def completions(self) -> list[list[int]]:
+        """Return the turn as it may be sampled: after a thinking that the template opened, too."""
+        thought = self._tokenizer.encode("a thought\n</think>\n\n")
+        return [self.completion, [*thought, *self.completion]]
+
+
+def _keeps_turn(tokenizer: Tokenizer, played: Sequence[int], kept: Sequence[int]) -> bool:
+    """True when the turn is shown as it was played, but for a thinking that is left out: what was
+    sampled stays before the policy whatever a template would have made of it."""
+    start = _common_length(played, kept)
+    rest = len(kept) - start
+    gone = played[start : len(played) - rest]
+    same_end = list(played[len(played) - rest :]) == list(kept[start:])
+    return same_end and LOOK.name not in tokenizer.decode(gone)
+
+
+def _cut_at_stop(ids: Sequence[int], stop_ids: Sequence[int]) -> list[int]:
+    """Return the ids up to the last one that stops a turn, or all where none does: the token that
+    ends such a family's turn is the next role's."""
+    stops = [position for position, token in enumerate(ids) if token in stop_ids]
+    return list(ids[: stops[-1] + 1] if stops else ids)
+
+
+def _holds_calls(turn: Turn, calls: Sequence[ToolCall]) -> bool:
+    found = [
+        (item.name, json.loads(item.arguments_json))
+        for item in turn.items
+        if isinstance(item, ToolCall)
+    ]
+    wanted = [(call.name, json.loads(call.arguments_json)) for call in calls]
+    return found == wanted and len(found) == len(turn.items)
+
+
+def _describe_item(item: ToolCall | ParseError) -> str:
+    if isinstance(item, ParseError):
+        return f"an error ({item.message})"
+    return f"{item.name}({item.arguments_json})"
+
+
+def _common_length(first: Sequence[int], second: Sequence[int]) -> int:
+    pairs = zip(first, second, strict=False)
+    return next(
+        (number for number, (a, b) in enumerate(pairs) if a != b), min(len(first), len(second))
+    )
+
+
+def _describe_difference(tokenizer: Tokenizer, got: Sequence[int], wanted: Sequence[int]) -> str:
+    start = _common_length(got, wanted)
+    shown = slice(max(start - _SHOWN, 0), start + _SHOWN)
+    return (
+        f"{tokenizer.decode(got[shown])!r} instead of {tokenizer.decode(wanted[shown])!r}"
+        f" at token {start}"
+    )
