@@ -46,12 +46,15 @@ def run_service_process(
     *,
     doc: str,
     registry: Callable[[], RegistryContract] | None = None,
+    check: Callable[[SharedConfig, C], str] | None = None,
     argv: Sequence[str] | None = None,
 ) -> NoReturn:
     """Run a service from its command line, and exit the process.
 
     `load` does the heavy imports and returns the service's coroutine function; `--help` and
     `--check-config` do without it. `registry` imports the contract that `--registry` needs.
+    `check` is asked by `--check-config` what reading the spec alone cannot show: it raises
+    ConfigError, or returns what it could not look at here.
     Exit codes: 0 done or drained, 2 the configuration is wrong, 3 failed for a reason that may
     pass (a peer that was away), 1 anything else.
     """
@@ -60,7 +63,9 @@ def run_service_process(
     try:
         spec, shared, config = _read_config(service, config_cls, arguments)
         if arguments.check_config:
-            say(f"{arguments.config}: the configuration of {service} is valid")
+            unseen = check(shared, config) if check is not None else ""
+            rest = f", as far as can be seen here: {unseen}" if unseen else ""
+            say(f"{arguments.config}: the configuration of {service} is valid{rest}")
             sys.exit(OK)
         if arguments.print_config:
             say_json(json.loads(config.model_dump_json()))

@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ from services.common.errors import ConfigError
 from services.common.run_membership import ReplicaStatus
 from services.common.service_main import RegistryContract, Runtime, run_service_process
 from services.common.shared_memory import private_folder, shared_name
+from services.common.spec import SharedConfig
 from services.rollout.config.rollout import RolloutConfig
 
 if TYPE_CHECKING:
@@ -76,7 +78,7 @@ async def serve_rollout(runtime: Runtime[RolloutConfig]) -> None:
     runtime.watchdog.limit_s = runtime.config.stall_s
     async with AsyncExitStack() as stack:
         with runtime.loading():
-            model = await asyncio.to_thread(_read_model, runtime)
+            model = await asyncio.to_thread(_read_model, runtime.shared, runtime.config)
             engine = await _start_engine(runtime, model)
         name = f"{shared_name(runtime.run_id, runtime.run_dir)}-{runtime.worker_id}"
         memory = stack.enter_context(private_folder(name))
@@ -201,22 +203,37 @@ async def _keep_reporting(parts: "_WorkerParts", engine: "Engine", serving: "Ser
         await asyncio.sleep(STATUS_INTERVAL_S)
 
 
-def _read_model(runtime: Runtime[RolloutConfig]) -> "_ModelFolder":
+def check_dialect(shared: SharedConfig, config: RolloutConfig) -> str:
+    """Rehearse the dialect of a model that is on this machine; return why it could not be.
+
+    Raises ConfigError."""
+    if not Path(shared.policy.model).is_dir():
+        return f"the dialect of {shared.policy.model} is rehearsed once it has been downloaded"
+    if find_spec("transformers") is None or find_spec("renderers") is None:
+        return "the dialect is rehearsed where the rollout's packages are installed"
+    _read_model(shared, config)
+    return ""
+
+
+def _read_model(shared: SharedConfig, config: RolloutConfig) -> "_ModelFolder":
     from services.rollout.adapters.dialect_choice import choose_dialect
     from services.rollout.adapters.tokenizer import load_tokenizer, model_folder
+    from services.rollout.dialects.rehearsal import rehearse_dialect
     from services.rollout.ports import TemplateError
 
-    policy, dialect = runtime.shared.policy, runtime.config.dialect
+    policy = shared.policy
     try:
         folder = model_folder(policy.model, policy.revision)
         tokenizer = load_tokenizer(
             folder,
             trust_remote_code=policy.trust_remote_code,
-            template_options=dialect.options,
+            template_options=config.dialect.options,
         )
-        return _ModelFolder(folder, tokenizer, choose_dialect(policy.model, tokenizer, dialect))
+        dialect = choose_dialect(policy.model, tokenizer, config.dialect)
+        rehearse_dialect(dialect, tokenizer)
     except (OSError, TemplateError) as error:
         raise ConfigError(f"policy.model: {error}") from error
+    return _ModelFolder(folder, tokenizer, dialect)
 
 
 async def _start_engine(runtime: Runtime[RolloutConfig], model: "_ModelFolder") -> "Engine":
@@ -249,4 +266,6 @@ def _make_identity(runtime: Runtime[RolloutConfig], folder: Path) -> "WorkerIden
 
 
 if __name__ == "__main__":
-    run_service_process("rollout", RolloutConfig, load, doc=DOC, registry=registry)
+    run_service_process(
+        "rollout", RolloutConfig, load, doc=DOC, registry=registry, check=check_dialect
+    )

@@ -32,6 +32,8 @@ async def test_a_run_goes_on_from_s3_when_its_machine_is_gone(
         await run.step(1)
         store = open_store(f"{url}/{run.folder.name}", options)
         await first_manifest(store, run)
+        # The command goes first: it would start another launcher.
+        run.kill_command()
         run.kill_launcher()
         run.kill(LEARNER, RANK, ROLLOUT, GATEWAY)
         await run.exit()

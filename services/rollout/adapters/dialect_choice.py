@@ -1,6 +1,7 @@
 """The dialect of a model, by its name or by the run's config."""
 
 from collections.abc import Sequence
+from importlib.util import find_spec
 
 from services.common.errors import ConfigError
 from services.rollout.adapters.renderer_dialect import (
@@ -11,8 +12,9 @@ from services.rollout.adapters.renderer_dialect import (
 from services.rollout.adapters.tokenizer import TransformersTokenizer
 from services.rollout.config.rollout import DialectConfig
 from services.rollout.dialects.full import FullDialect
-from services.rollout.dialects.template import TemplateDialect
-from services.rollout.ports import Dialect
+from services.rollout.dialects.template import CallReader, TemplateDialect
+from services.rollout.dialects.thinking import CLOSE, OPEN
+from services.rollout.ports import Dialect, TemplateError, Tokenizer
 
 AUTO, TEMPLATE, FULL = "auto", "template", "full"
 
@@ -26,12 +28,38 @@ def choose_dialect(
     """Return the dialect for `model`. Raises ConfigError and TemplateError."""
     name = config.name
     if name == AUTO:
-        name = find_renderer(model) or TEMPLATE
+        # Who names a parser wants the model's own template.
+        name = (None if config.parser else find_renderer(model)) or TEMPLATE
+    if name != TEMPLATE and (config.parser or config.reasoning):
+        raise ConfigError(
+            f"rollout.dialect: parser and reasoning are read with name = {TEMPLATE!r} alone, and"
+            f" name is {name!r}"
+        )
     if name == FULL:
         return FullDialect(tokenizer, extra_stop_ids)
     if name == TEMPLATE:
-        return TemplateDialect(tokenizer, extra_stop_ids=extra_stop_ids)
+        return _make_template_dialect(tokenizer, config, extra_stop_ids)
     if name not in renderer_names():
         known = ", ".join([AUTO, TEMPLATE, FULL, *renderer_names()])
         raise ConfigError(f"rollout.dialect.name: there is no {name!r}; known: {known}")
     return RendererDialect(tokenizer, name, config.options, extra_stop_ids)
+
+
+def _make_template_dialect(
+    tokenizer: TransformersTokenizer, config: DialectConfig, extra_stop_ids: Sequence[int]
+) -> Dialect:
+    if not config.parser:
+        if config.reasoning:
+            raise ConfigError("rollout.dialect.reasoning: name a rollout.dialect.parser, too")
+        return TemplateDialect(tokenizer, extra_stop_ids=extra_stop_ids)
+    if find_spec("vllm") is None:
+        raise TemplateError("rollout.dialect.parser: vLLM, whose parser it is, is not installed")
+    from services.rollout.adapters.vllm_call_reader import VllmCallReader, find_thinking_marks
+
+    def make_reader(_: Tokenizer, sample: str) -> CallReader:
+        return VllmCallReader(tokenizer, sample, config.parser)
+
+    marks = (OPEN, CLOSE)
+    if config.reasoning:
+        marks = find_thinking_marks(tokenizer, config.reasoning)
+    return TemplateDialect(tokenizer, make_reader, extra_stop_ids, marks)

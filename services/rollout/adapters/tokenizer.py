@@ -26,6 +26,8 @@ class TransformersTokenizer:
         self._options = dict(template_options or {})
         added = tokenizer.added_tokens_decoder.values()
         self.control_tokens: Sequence[str] = [str(token) for token in added if token.special]
+        # Also those that no control token is, such as `<tool_call>` in some vocabularies.
+        self.added_tokens: Sequence[str] = [str(token) for token in added]
 
     @property
     def fast(self) -> PreTrainedTokenizerFast:

@@ -19,6 +19,10 @@ class DialectConfig(ConfigModel):
     # the model's own chat template; `full` explains everything in a system message, for models
     # that have not seen tools.
     name: str = "auto"
+    # With `template`: vLLM's tool parser and reasoning parser, by their names there. Without,
+    # calls are JSON between <tool_call> tags, and the thinking is between <think> tags.
+    parser: str = ""
+    reasoning: str = ""
     # Variables of the chat template, or fields of the family's renderer: enable_thinking = false.
     options: dict[str, Any] = Field(default_factory=dict[str, Any])
 

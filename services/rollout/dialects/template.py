@@ -2,20 +2,21 @@
 
 import json
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from services.rollout.dialects.inert_text import InertText
-from services.rollout.dialects.tagged_calls import STRICT, CallGrammar, parse_turn
+from services.rollout.dialects.tagged_calls import parse_turn
 from services.rollout.dialects.template_turns import (
     ShownReply,
     TemplateTurns,
     advise_full,
     make_call_id,
 )
-from services.rollout.dialects.thinking import ThinkingMarks
+from services.rollout.dialects.thinking import CLOSE, OPEN, ThinkingMarks
 from services.rollout.dialects.turns import OK, Reply, ToolCall, Turn
 from services.rollout.ports import TemplateError, Tokenizer
 from services.rollout.types import PromptFacts, Tool
@@ -25,28 +26,39 @@ MALFORMED = "malformed_call"
 NO_CALL = {"error": "no tool call found"}
 
 
+@dataclass(frozen=True, slots=True)
+class SampledTurn:
+    """A turn as it was sampled, without the token that ended it.
+
+    The first `thinking_tokens` are thinking; `opened` says that the prompt had begun it."""
+
+    ids: Sequence[int]
+    prompt_ids: NDArray[np.int32]
+    thinking_tokens: int
+    opened: bool
+
+
 class CallReader(Protocol):
     """Reader of the calls in sampled tokens."""
 
-    def read_turn(self, ids: Sequence[int], tools: Sequence[Tool], *, thinking: bool) -> Turn:
-        """Read one turn without its end-of-turn token; `thinking` when it starts inside it."""
+    def read_turn(self, turn: SampledTurn, tools: Sequence[Tool]) -> Turn:
+        """Read one turn. Total: whatever was sampled gives a turn."""
         ...
 
 
 class TaggedCallReader:
     """Reader of JSON between `<tool_call>` tags."""
 
-    def __init__(self, tokenizer: Tokenizer, grammar: CallGrammar = STRICT) -> None:
+    def __init__(self, tokenizer: Tokenizer, sample: str = "") -> None:
         self._tokenizer = tokenizer
-        self._grammar = grammar
 
-    def read_turn(self, ids: Sequence[int], tools: Sequence[Tool], *, thinking: bool) -> Turn:
-        text = self._tokenizer.decode(ids)
-        return parse_turn(text, tools, thinking=thinking, grammar=self._grammar)
+    def read_turn(self, turn: SampledTurn, tools: Sequence[Tool]) -> Turn:
+        return parse_turn(self._tokenizer.decode(turn.ids), tools, thinking=turn.opened)
 
 
 class TemplateDialect:
-    """Dialect of one chat template, whose calls are read by `reader`.
+    """Dialect of one chat template, whose calls are read by `reader`; `thinking` are the marks
+    around a thinking.
 
     Raises TemplateError when the template rewrites earlier turns, does not end a turn by a
     control token, or cannot render what tools answer.
@@ -55,8 +67,9 @@ class TemplateDialect:
     def __init__(
         self,
         tokenizer: Tokenizer,
-        reader: Callable[[Tokenizer], CallReader] = TaggedCallReader,
+        reader: Callable[[Tokenizer, str], CallReader] = TaggedCallReader,
         extra_stop_ids: Iterable[int] = (),
+        thinking: tuple[str, str] = (OPEN, CLOSE),
     ) -> None:
         self._tokenizer = tokenizer
         self._inert = InertText(tokenizer.control_tokens)
@@ -64,8 +77,8 @@ class TemplateDialect:
             self._turns = TemplateTurns(tokenizer, "tool", self._inert)
         except TemplateError as error:
             raise advise_full(tokenizer, error) from error
-        self._thinking = ThinkingMarks(tokenizer, self._turns.first_turn())
-        self._reader = reader(tokenizer)
+        self._thinking = ThinkingMarks(tokenizer, self._turns.first_turn(), thinking)
+        self._reader = reader(tokenizer, self._turns.sample_call)
         self.stop_ids = find_stop_ids(tokenizer, self._turns, extra_stop_ids)
 
     def prompt_ids(self, facts: PromptFacts, tools: Sequence[Tool]) -> list[int]:
@@ -93,11 +106,12 @@ class TemplateDialect:
         tools: Sequence[Tool],
     ) -> Turn:
         ids, ended = strip_stop(completion_ids, self.stop_ids)
-        opened = self._thinking.is_open
-        turn = self._reader.read_turn(ids, tools, thinking=opened)
+        thinking = self._thinking.count_tokens(ids)
+        sampled = SampledTurn(ids, prompt_ids, thinking, self._thinking.is_open)
+        turn = self._reader.read_turn(sampled, tools)
         # Who calls nothing and ends the turn has answered.
         done = turn.done or (ended and not turn.items)
-        return Turn(turn.items, done, turn.answer, self._thinking.count_tokens(ids))
+        return Turn(turn.items, done, turn.answer, thinking)
 
     def render_turn(
         self,

@@ -7,11 +7,14 @@ from functools import lru_cache
 from typing import Any, Literal
 
 from services.rollout.dialects.inert_text import InertText
+from services.rollout.dialects.thinking import CLOSE
 from services.rollout.ports import TemplateError, Tokenizer
 
 Role = Literal["tool", "user"]
 # Stands for a policy turn in a rendered conversation; no template changes or repeats it.
 TURN = "POLICYTURN"
+# Name of the tool that a rendered turn calls.
+SAMPLE_NAME = "look_up"
 QUESTION: Mapping[str, Any] = {"role": "user", "content": "QUESTION"}
 # Numbers of replies in a row that a template must render.
 CHECKED = (1, 2, 3)
@@ -95,6 +98,17 @@ class TemplateTurns:
         frames = [self._frame(_sample_names(count)) for count in self._counts]
         inert.add_tags(text for frame in frames for text in frame)
         self.shows_unchanged = self._check_splices()
+
+    @property
+    def sample_call(self) -> str:
+        """The start of a call as the template writes it; empty where it writes none."""
+        if self._style is _CONTENT:
+            return ""
+        message = self._style.make_message([ShownReply(SAMPLE_NAME, make_call_id(0), "")])
+        turn = self._render([QUESTION, message], generate=False).partition(TURN)[0]
+        prompt = self.first_turn()
+        begin = len(prompt if turn.startswith(prompt) else self._start)
+        return turn[begin:].rpartition(CLOSE)[2].strip()
 
     def after_turn(self, replies: Sequence[ShownReply]) -> str:
         """Return what follows a turn, from its end-of-turn token on."""
@@ -226,4 +240,4 @@ def make_call_id(number: int) -> str:
 
 
 def _sample_names(count: int) -> tuple[tuple[str, str], ...]:
-    return tuple(("look", make_call_id(number)) for number in range(count))
+    return tuple((SAMPLE_NAME, make_call_id(number)) for number in range(count))

@@ -10,13 +10,16 @@ OPEN, CLOSE = "<think>", "</think>"
 class ThinkingMarks:
     """The marks around a thinking that comes first in a turn, and ends at their first close."""
 
-    def __init__(self, tokenizer: Tokenizer, start: str) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, start: str, marks: tuple[str, str] = (OPEN, CLOSE)
+    ) -> None:
         """Create them; `start` is a prompt, which may open the policy's thinking."""
         self._tokenizer = tokenizer
-        self._open_id = self._find_id(OPEN)
-        self._close_id = self._find_id(CLOSE)
+        self._open, self._close = marks
+        self._open_id = self._find_id(self._open)
+        self._close_id = self._find_id(self._close)
         # True when the template itself starts the policy's thinking: it then only closes it.
-        self.is_open = start.rfind(OPEN) > start.rfind(CLOSE)
+        self.is_open = start.rfind(self._open) > start.rfind(self._close)
 
     def count_tokens(self, ids: Sequence[int], thought: str | None = None) -> int:
         """Count the tokens of the thinking, its marks included; all when it is never closed.
@@ -44,10 +47,10 @@ class ThinkingMarks:
 
     def _count_by_text(self, ids: Sequence[int]) -> int:
         text = self._tokenizer.decode(ids)
-        if not self.is_open and not text.lstrip().startswith(OPEN):
+        if not self.is_open and not text.lstrip().startswith(self._open):
             return 0
-        end = text.find(CLOSE)
-        return len(ids) if end < 0 else self._count_text(text[: end + len(CLOSE)])
+        end = text.find(self._close)
+        return len(ids) if end < 0 else self._count_text(text[: end + len(self._close)])
 
     def _find_id(self, mark: str) -> int | None:
         """Return the id of a mark that is one token."""

@@ -35,10 +35,10 @@ async def test_the_prompt_with_its_tools_is_counted_as_the_policy_reads_it(
     policy: Path, tmp_path: Path
 ) -> None:
     path = own_environment.write(tmp_path, policy)
-    small = ("rollout.max_input_length=100", "rollout.max_generate_length=40")
+    small = ("rollout.max_input_length=60", "rollout.max_generate_length=40")
     spec = load_spec(path, small)
     result = await probed("episodes", subject(spec, tmp_path))
-    says(result, Status.FAIL, "library: its prompt with tools is", "max_input_length = 100")
+    says(result, Status.FAIL, "library: its prompt with tools is", "max_input_length = 60")
     says(result, Status.FAIL, "policy.max_model_len", "library: 4 tools")
     large = ("rollout.max_input_length=8000", "policy.max_model_len=8192")
     result = await probed("episodes", subject(load_spec(path, large), tmp_path))

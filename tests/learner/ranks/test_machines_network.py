@@ -27,6 +27,8 @@ def two_machines() -> Generator[None]:
     ):
         pytest.skip("making network namespaces needs root and iproute2")
     for name in _NAMES:
+        # One that was killed before has left them behind.
+        subprocess.run(("ip", "netns", "del", name), stderr=subprocess.DEVNULL, check=False)
         _ip("netns", "add", name)
     try:
         first, second = _NAMES

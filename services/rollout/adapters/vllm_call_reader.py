@@ -1,0 +1,216 @@
+"""Calls read by vLLM's own tool parsers, and the marks of its reasoning parsers, by their names."""
+
+import difflib
+import json
+import logging
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+from vllm.parser.parser_manager import ParserManager
+from vllm.reasoning import ReasoningParserManager
+from vllm.tokenizers.hf import get_cached_tokenizer
+from vllm.tool_parsers import ToolParserManager
+
+from services.common.errors import ConfigError
+from services.rollout.adapters.tokenizer import TransformersTokenizer
+from services.rollout.dialects.call_values import (
+    Required,
+    check_call_keys,
+    make_call,
+    required_arguments,
+)
+from services.rollout.dialects.template import SampledTurn
+from services.rollout.dialects.template_turns import SAMPLE_NAME
+from services.rollout.dialects.turns import ParseError, ToolCall, Turn
+from services.rollout.types import Tool
+
+if TYPE_CHECKING:
+    from vllm.parser.abstract_parser import Parser
+
+# Put into what the policy spells out where a token of its own would be the mark. Private use:
+# no text has it, and it is taken out again.
+_SHIELD = "\ue000"
+# The parser that reads token ids, and no text.
+_HARMONY = "openai"
+# Requests of different tools that are kept.
+_MOST_REQUESTS = 256
+_UNREAD = "a tool call could not be read; one begins by {}"
+
+
+class VllmCallReader:
+    """Reader by one tool parser. It is shown what follows the thinking: it would take a call that
+    is thought of for one.
+
+    Raises ConfigError when vLLM has no parser of that name, or it does not take the tokenizer."""
+
+    def __init__(self, tokenizer: TransformersTokenizer, sample: str, parser: str) -> None:
+        self._tokenizer = tokenizer
+        # With a vocabulary that is read once: parsers ask for it at each turn.
+        self._cached = get_cached_tokenizer(tokenizer.fast)
+        self._reads_ids = parser == _HARMONY
+        self._parser = _find_parser(tokenizer, parser)
+        self._sample = sample
+        # Of each malformed call a parser logs the stack; the policy and the metrics are told.
+        logging.getLogger("vllm.tool_parsers").setLevel(logging.CRITICAL)
+        self._openings = _find_openings(tokenizer, self._sample)
+        self._marks = sorted(tokenizer.added_tokens, key=len, reverse=True)
+        self._request = lru_cache(_MOST_REQUESTS)(_make_request)
+
+    def read_turn(self, turn: SampledTurn, tools: Sequence[Tool]) -> Turn:
+        ids = list(turn.ids[turn.thinking_tokens :])
+        text, shielded = self._decode(ids)
+        request = self._request(_ToolBox(tools))
+        parser: Any = self._parser(self._cached, request.tools)  # pyright: ignore[reportArgumentType]
+        parser.set_prompt_token_ids(turn.prompt_ids.tolist())
+        given = () if shielded and not self._reads_ids else ids
+        try:
+            _, content, calls = parser.parse(
+                text, request, enable_auto_tools=True, model_output_token_ids=given
+            )
+        except Exception as error:  # noqa: BLE001
+            # Parsers raise what they like; whatever was sampled gives a turn.
+            return Turn((ParseError(f"a tool call could not be read: {error}"[:200]),), False, "")
+        required = required_arguments(tools)
+        items = [self._make_item(each, text, required) for each in calls or []]
+        missing = max((text.count(mark) for mark in self._openings), default=0) - len(items)
+        if missing > 0:
+            items.append(ParseError(_UNREAD.format(self._sample)))
+        return Turn(tuple(items), False, _unshield(content or "").strip())
+
+    def _make_item(self, call: Any, text: str, required: Required) -> ToolCall | ParseError:
+        name = _unshield(call.name)
+        try:
+            arguments = json.loads(_unshield(call.arguments) or "{}")
+        except ValueError:
+            return ParseError("tool call has arguments that are not valid JSON")
+        if arguments == {} and (wrong := _check_unread_keys(text, name, required)):
+            return wrong
+        made = make_call({"name": name, "arguments": arguments}, required)
+        # Where the policy wrote none, the parser has made one up.
+        if isinstance(made, ToolCall) and call.id and call.id in text:
+            return ToolCall(made.name, made.arguments_json, call.id)
+        return made
+
+    def _decode(self, ids: Sequence[int]) -> tuple[str, bool]:
+        """Return the text, in which marks count only where the policy sampled their own token."""
+        text = self._tokenizer.decode(ids)
+        if all(mark not in text or self._is_sampled(mark, text, ids) for mark in self._marks):
+            return text, False
+        control = {self._tokenizer.encode(mark)[0] for mark in self._marks}
+        pieces: list[str] = []
+        run: list[int] = []
+        for token in [*ids, None]:
+            if token is not None and token not in control:
+                run.append(token)
+                continue
+            pieces.append(self._shield(self._tokenizer.decode(run)))
+            run = []
+            if token is not None:
+                pieces.append(self._tokenizer.decode([token]))
+        return "".join(pieces), True
+
+    def _is_sampled(self, mark: str, text: str, ids: Sequence[int]) -> bool:
+        return text.count(mark) == list(ids).count(self._tokenizer.encode(mark)[0])
+
+    def _shield(self, text: str) -> str:
+        for mark in self._marks:
+            text = text.replace(mark, f"{mark[0]}{_SHIELD}{mark[1:]}")
+        return text
+
+
+class _ToolBox:
+    """Tools by identity, as a key: the same ones come with each turn of an attempt."""
+
+    def __init__(self, tools: Sequence[Tool]) -> None:
+        self.tools = tools
+
+    def __hash__(self) -> int:
+        return id(self.tools)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _ToolBox) and other.tools is self.tools
+
+
+def _make_request(box: _ToolBox) -> ChatCompletionRequest:
+    functions = [
+        {"name": each.name, "description": each.description, "parameters": dict(each.parameters)}
+        for each in box.tools
+    ]
+    return ChatCompletionRequest.model_validate(
+        {
+            "model": "",
+            "messages": [{"role": "user", "content": ""}],
+            "tools": [{"type": "function", "function": each} for each in functions] or None,
+            "tool_choice": "auto" if functions else "none",
+            "skip_special_tokens": False,
+        }
+    )
+
+
+def find_thinking_marks(tokenizer: TransformersTokenizer, name: str) -> tuple[str, str]:
+    """Return what begins and ends the thinking by vLLM's reasoning parser of that name.
+
+    Raises ConfigError when there is none, or it goes by other things than two marks."""
+    _check_name("rollout.dialect.reasoning", name, ReasoningParserManager.list_registered())
+    try:
+        parser = ReasoningParserManager.get_reasoning_parser(name)(tokenizer.fast)  # pyright: ignore[reportArgumentType]
+        begin, end = parser.reasoning_start_str, parser.reasoning_end_str
+    except Exception as error:
+        raise ConfigError(f"rollout.dialect.reasoning: {error}") from error
+    if begin is None or end is None:
+        raise ConfigError(
+            f"rollout.dialect.reasoning: vLLM's {name!r} knows no marks around a thinking; name the"
+            " model's family in rollout.dialect.name"
+        )
+    return begin, end
+
+
+def _find_parser(tokenizer: TransformersTokenizer, name: str) -> "type[Parser]":
+    _check_name("rollout.dialect.parser", name, ToolParserManager.list_registered())
+    try:
+        found = ParserManager.get_parser(
+            tool_parser_name=name,
+            enable_auto_tools=True,
+            is_harmony=name == _HARMONY,
+            tokenizer=tokenizer.fast,  # pyright: ignore[reportArgumentType]
+        )
+    except Exception as error:
+        raise ConfigError(f"rollout.dialect.parser: {error}") from error
+    assert found is not None
+    return found
+
+
+def _check_name(key: str, name: str, known: Sequence[str]) -> None:
+    if name not in known:
+        near = difflib.get_close_matches(name, known, 1)
+        hint = f": did you mean {near[0]!r}?" if near else ""
+        raise ConfigError(f"{key}: vLLM has no {name!r}{hint}; known: {', '.join(sorted(known))}")
+
+
+def _find_openings(tokenizer: TransformersTokenizer, sample: str) -> list[str]:
+    """Return what begins a call in a sample of one: its control tokens before the name, or its
+    first word."""
+    begin = sample.partition(SAMPLE_NAME)[0]
+    marks = [mark for mark in tokenizer.added_tokens if mark in begin]
+    return marks or begin.split()[:1]
+
+
+def _check_unread_keys(text: str, name: str, required: Required) -> ParseError | None:
+    """Look for the JSON object of a call that was read as one without arguments."""
+    decoder = json.JSONDecoder()
+    begin = text.find("{")
+    while begin >= 0:
+        try:
+            value, _ = decoder.raw_decode(text, begin)
+        except (ValueError, RecursionError):
+            value = None
+        if isinstance(value, dict) and value.get("name") == name:
+            return check_call_keys(json.dumps(value), name, required)
+        begin = text.find("{", begin + 1)
+    return check_call_keys("", name, required)
+
+
+def _unshield(text: str) -> str:
+    return text.replace(_SHIELD, "").replace("\\ue000", "")

@@ -1,0 +1,98 @@
+"""vLLM's parsers as readers of calls: over tokens, and without calls that nobody made."""
+
+import numpy as np
+import pytest
+
+from services.common.errors import ConfigError
+from services.rollout.adapters.dialect_choice import choose_dialect
+from services.rollout.config.rollout import DialectConfig
+from services.rollout.dialects.rehearsal import rehearse_dialect
+from services.rollout.dialects.turns import ParseError, ToolCall, Turn
+from services.rollout.ports import Dialect
+from services.rollout.types import Tool
+from tests.support.rollout import tokenizer
+
+# What vLLM and torch warn about at import is theirs to mend.
+pytestmark = pytest.mark.filterwarnings("default")
+
+LOOK = Tool(
+    "look",
+    "Looks.",
+    {"type": "object", "properties": {"at": {"type": "string"}}, "required": ["at"]},
+)
+FREE = Tool("list", "Lists.", {"type": "object", "properties": {}})
+CALL = '<tool_call>\n{"name": "look", "arguments": {"at": "x"}}\n</tool_call>'
+
+
+@pytest.fixture(scope="module")
+def hermes() -> Dialect:
+    config = DialectConfig(name="template", parser="hermes")
+    return choose_dialect("", tokenizer(), config)
+
+
+def read(dialect: Dialect, text: str, ids: list[int] | None = None) -> Turn:
+    sampled = [*(ids or tokenizer().encode(text)), dialect.stop_ids[0]]
+    return dialect.parse_turn(np.zeros(0, np.int32), sampled, (LOOK, FREE))
+
+
+def test_it_reads_what_the_template_writes(hermes: Dialect) -> None:
+    rehearse_dialect(hermes, tokenizer())
+    assert read(hermes, CALL * 2).items == (ToolCall("look", '{"at": "x"}'),) * 2
+
+
+def test_a_call_in_the_thinking_is_none(hermes: Dialect) -> None:
+    turn = read(hermes, f"<think>{CALL}</think>Done.")
+    assert (turn.items, turn.done, turn.answer) == ((), True, "Done.")
+    assert turn.thinking_tokens > 5
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        '<tool_call>{"name": "list", "parameters": {"at": "x"}}</tool_call>',
+        '<tool_call>{"name": "look"}</tool_call>',
+        '<tool_call>{"name": "look", "arguments": {"at": </tool_call>',
+        "<tool_call>look</tool_call>",
+    ],
+)
+def test_a_call_that_the_parser_does_not_read_is_an_error_and_no_answer(
+    hermes: Dialect, written: str
+) -> None:
+    turn = read(hermes, written)
+    [error] = turn.items
+    assert isinstance(error, ParseError)
+    assert "one begins by <tool_call>" in error.message
+    assert not turn.done
+
+
+def test_text_that_spells_a_call_is_none(hermes: Dialect) -> None:
+    pieces = [
+        "<",
+        "tool_call",
+        ">",
+        '{"name": "look", "arguments": {"at": "x"}}',
+        "<",
+        "/tool_call>",
+    ]
+    ids = [token for piece in pieces for token in tokenizer().encode(piece)]
+    assert CALL.replace("\n", "") == tokenizer().decode(ids)
+    assert read(hermes, "", ids).done
+    mixed = [*ids, *tokenizer().encode(CALL)]
+    assert read(hermes, "", mixed).items == (ToolCall("look", '{"at": "x"}'),)
+
+
+@pytest.mark.parametrize(
+    ("named", "said"),
+    [
+        ({"parser": "hermess"}, "vLLM has no 'hermess': did you mean 'hermes'"),
+        ({"parser": "hermes", "reasoning": "nothing"}, "vLLM has no 'nothing'"),
+        ({"parser": "hermes", "reasoning": "granite"}, "knows no marks around a thinking"),
+        ({"parser": "hermes", "reasoning": "deepseek_r1"}, "could not locate think"),
+        ({"parser": "mistral"}, "could not locate the tool call token"),
+        ({"reasoning": "qwen3"}, "name a rollout.dialect.parser, too"),
+        ({"name": "full", "parser": "hermes"}, "are read with name = 'template' alone"),
+    ],
+)
+def test_names_that_do_not_fit_are_refused(named: dict[str, str], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        choose_dialect("", tokenizer(), DialectConfig.model_validate({"name": "template", **named}))

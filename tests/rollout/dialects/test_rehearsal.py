@@ -1,0 +1,108 @@
+"""What a dialect writes it must read again, or nothing is started."""
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from services.common.errors import ConfigError
+from services.rollout.adapters.dialect_choice import choose_dialect
+from services.rollout.config.rollout import DialectConfig
+from services.rollout.dialects.full import FullDialect
+from services.rollout.dialects.rehearsal import rehearse_dialect
+from services.rollout.dialects.template import TemplateDialect
+from services.rollout.dialects.turns import Turn
+from services.rollout.ports import TemplateError
+from tests.rollout.dialects.templates import GEMMA, chatml, tokenizer_with
+from tests.support.rollout import dialect, tokenizer
+
+# The calls of a message, in a form that nobody reads.
+_STRANGE_CALLS = (
+    "{%- for call in message.tool_calls or [] %}"
+    "{{- '<call:' ~ call.function.name ~ '>' ~ call.function.arguments | tojson ~ '</call>' }}"
+    "{%- endfor %}"
+)
+_NATIVE_CALLS = (
+    _STRANGE_CALLS.replace("'<call:' ~", '\'<tool_call>{"name": "\' ~')
+    .replace("~ '>' ~", '~ \'", "arguments": \' ~')
+    .replace("~ '</call>'", "~ '}</tool_call>'")
+)
+
+
+def calls_in(template: str) -> str:
+    """ChatML whose turns end with their calls."""
+    return chatml("").replace("message.content + ", "message.content -}}" + template + "{{- ")
+
+
+def test_the_dialects_of_the_tiny_policy_hold() -> None:
+    for name in ("template", "full"):
+        rehearse_dialect(dialect(name), tokenizer())
+
+
+def test_calls_that_a_template_writes_and_nobody_reads_are_refused() -> None:
+    strange = tokenizer_with(calls_in(_STRANGE_CALLS))
+    with pytest.raises(TemplateError) as refused:
+        rehearse_dialect(TemplateDialect(strange), strange)
+    said = str(refused.value)
+    assert "a call that the chat template writes is not read again" in said
+    assert "<call:look_up>" in said, "it shows what the template writes"
+    native = tokenizer_with(calls_in(_NATIVE_CALLS))
+    rehearse_dialect(TemplateDialect(native), native)
+
+
+def test_a_template_that_shows_no_calls_is_refused_for_native_calls_but_not_for_full() -> None:
+    bare = tokenizer_with(chatml(""))
+    with pytest.raises(TemplateError, match="no call is read"):
+        rehearse_dialect(TemplateDialect(bare), bare)
+    rehearse_dialect(FullDialect(bare), bare)
+    gemma = tokenizer_with(GEMMA)
+    rehearse_dialect(FullDialect(gemma), gemma)
+
+
+def test_answers_that_a_template_trims_are_appended_as_it_shows_them() -> None:
+    """Splices are used where they are proven to be what the template renders."""
+    trims = chatml("").replace(
+        "message.content + ", "(message.content | trim) -}}" + _NATIVE_CALLS + "{{- "
+    )
+    trimming = tokenizer_with(trims)
+    rehearse_dialect(TemplateDialect(trimming), trimming)
+
+
+class _Forgetful(TemplateDialect):
+    """A dialect whose bridge leaves something out."""
+
+    def bridge_ids(self, *args: object, **named: object) -> list[int]:
+        return super().bridge_ids(*args, **named)[:-1]  # pyright: ignore[reportArgumentType]
+
+
+class _Inventive(TemplateDialect):
+    """A dialect that reads no call."""
+
+    def parse_turn(
+        self, prompt_ids: NDArray[np.int32], completion_ids: object, tools: object
+    ) -> Turn:
+        return Turn((), True, "")
+
+
+def test_a_bridge_that_differs_from_the_whole_conversation_is_refused_with_the_difference() -> None:
+    with pytest.raises(TemplateError, match=r"1 answers appended .* instead of .* at token \d+"):
+        rehearse_dialect(_Forgetful(tokenizer()), tokenizer())
+    with pytest.raises(TemplateError, match="and no call is read"):
+        rehearse_dialect(_Inventive(tokenizer()), tokenizer())
+
+
+def test_a_dialect_that_there_is_not_is_refused_with_those_that_there_are() -> None:
+    with pytest.raises(
+        ConfigError, match=r"there is no 'qwen33'; known: auto, template, full, .*qwen3,"
+    ):
+        choose_dialect("", tokenizer(), DialectConfig(name="qwen33"))
+
+
+def test_a_renderer_for_another_tokenizer_is_refused() -> None:
+    with pytest.raises(TemplateError, match="the tokenizer is none of 'gpt-oss'"):
+        choose_dialect("", tokenizer(), DialectConfig(name="gpt-oss"))
+
+
+def test_options_that_a_renderer_does_not_take_are_refused_with_those_that_it_takes() -> None:
+    config = DialectConfig(name="qwen3", options={"enable_thinkin": False})
+    with pytest.raises(ConfigError, match=r"enable_thinkin: .*qwen3 takes enable_thinking"):
+        choose_dialect("", tokenizer(), config)
