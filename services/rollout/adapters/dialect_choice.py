@@ -11,8 +11,9 @@ from services.rollout.adapters.renderer_dialect import (
 )
 from services.rollout.adapters.tokenizer import TransformersTokenizer
 from services.rollout.config.rollout import DialectConfig
+from services.rollout.dialects.call_readers import READERS, CallReader
 from services.rollout.dialects.full import FullDialect
-from services.rollout.dialects.template import CallReader, TemplateDialect
+from services.rollout.dialects.template import TemplateDialect
 from services.rollout.dialects.thinking import CLOSE, OPEN
 from services.rollout.ports import Dialect, TemplateError, Tokenizer
 
@@ -52,6 +53,8 @@ def _make_template_dialect(
         if config.reasoning:
             raise ConfigError("rollout.dialect.reasoning: name a rollout.dialect.parser, too")
         return TemplateDialect(tokenizer, extra_stop_ids=extra_stop_ids)
+    if config.parser in READERS and not config.reasoning:
+        return TemplateDialect(tokenizer, READERS[config.parser], extra_stop_ids)
     if find_spec("vllm") is None:
         raise TemplateError("rollout.dialect.parser: vLLM, whose parser it is, is not installed")
     from services.rollout.adapters.vllm_call_reader import VllmCallReader, find_thinking_marks
@@ -62,4 +65,5 @@ def _make_template_dialect(
     marks = (OPEN, CLOSE)
     if config.reasoning:
         marks = find_thinking_marks(tokenizer, config.reasoning)
-    return TemplateDialect(tokenizer, make_reader, extra_stop_ids, marks)
+    reader = READERS.get(config.parser, make_reader)
+    return TemplateDialect(tokenizer, reader, extra_stop_ids, marks)

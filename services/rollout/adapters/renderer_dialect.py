@@ -1,6 +1,6 @@
 """Dialects of the `renderers` package: a renderer written by hand for each family of models."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from services.rollout.dialects.call_values import (
     required_arguments,
 )
 from services.rollout.dialects.inert_text import InertText
+from services.rollout.dialects.marked_text import mark_text
 from services.rollout.dialects.template import (
     make_conversation,
     make_tool_messages,
@@ -26,6 +27,13 @@ from services.rollout.dialects.template import (
 )
 from services.rollout.dialects.thinking import ThinkingMarks
 from services.rollout.dialects.turns import OK, ParseError, Reply, ToolCall, Turn
+from services.rollout.dialects.written_calls import (
+    INVOKES,
+    KEYED,
+    KEYED_OPENSOURCE,
+    PARAMETERS,
+    read_block,
+)
 from services.rollout.ports import TemplateError
 from services.rollout.types import PromptFacts, Tool
 
@@ -38,7 +46,18 @@ _PROBLEMS = {
     ToolCallParseStatus.MISSING_NAME: 'tool call needs "name", the name of a tool',
     ToolCallParseStatus.MALFORMED_STRUCTURE: "tool call is not in the form of this model's calls",
 }
-_QUESTION = {"role": "user", "content": "QUESTION"}
+# The package strips unquoted arguments and cuts them at the first tag that they spell.
+_WRITTEN = {
+    **dict.fromkeys(("qwen3.5", "qwen3.6", "qwen3.8", "prime-qwen3"), PARAMETERS),
+    **dict.fromkeys(("nemotron-3", "nemotron-3-ultra", "nemotron-3.5"), PARAMETERS),
+    **dict.fromkeys(("glm-4.5", "glm-5", "glm-5.1", "glm-5.3"), KEYED),
+    **dict.fromkeys(("laguna-xs.2", "laguna-m.1", "laguna-xs-2.1", "laguna-s-2.1"), KEYED),
+    "hy3": KEYED_OPENSOURCE,
+    "minimax-m2": INVOKES,
+}
+# Where calls have their arguments, if that is another key than `arguments`.
+_KEYS = {"llama-3": ("parameters",)}
+_FACTS = PromptFacts("QUESTION", "", {})
 _ANSWER = "ANSWER"
 # Renderers that are no family of models.
 _OTHERS = frozenset({"auto", "default", "custom"})
@@ -65,16 +84,25 @@ class RendererDialect:
         options: Mapping[str, Any],
         extra_stop_ids: Sequence[int] = (),
     ) -> None:
+        self._name = name
         self._renderer = _make_renderer(tokenizer, name, options)
         self.stop_ids = tuple(
             dict.fromkeys([*self._renderer.get_stop_token_ids(), *extra_stop_ids])
         )
         self._inert = InertText(tokenizer.control_tokens)
-        start = self._renderer.render_ids([_QUESTION], add_generation_prompt=True)  # pyright: ignore[reportArgumentType]
-        self._thinking = ThinkingMarks(tokenizer, tokenizer.decode(start))
-        reply = Reply(ToolCall("look", "{}"), OK, [_ANSWER])
-        frame = self.bridge_ids(np.array(start, np.int32), self.stop_ids[:1], [reply], ())
-        self._inert.add_tags(tokenizer.decode(frame).split(_ANSWER))
+        self._tokenizer = tokenizer
+        self._form = _WRITTEN.get(name)
+        self._thinking = ThinkingMarks(tokenizer, tokenizer.decode(self.prompt_ids(_FACTS, ())))
+        self._inert.add_tags(self._find_frame())
+
+    def _find_frame(self) -> list[str]:
+        """Return the family's own text around an answer."""
+        call = ToolCall("look", "{}")
+        alone = self.render_turn(_FACTS, (), [call], [])
+        whole = self.render_turn(_FACTS, (), [call], [Reply(call, OK, [_ANSWER])])
+        pairs = enumerate(zip(alone, whole, strict=False))
+        start = next((number for number, (a, b) in pairs if a != b), len(alone))
+        return self._tokenizer.decode(whole[start:]).split(_ANSWER)
 
     def prompt_ids(self, facts: PromptFacts, tools: Sequence[Tool]) -> list[int]:
         user = {"role": "user", "content": self._inert.clean_text(facts.task)}
@@ -87,6 +115,12 @@ class RendererDialect:
         calls: Sequence[ToolCall],
         replies: Sequence[Reply],
     ) -> list[int]:
+        if self._name.startswith("kimi"):
+            # Its calls have no name but in their ids.
+            calls = [
+                ToolCall(call.name, call.arguments_json, f"functions.{call.name}:{number}")
+                for number, call in enumerate(calls)
+            ]
         messages = make_conversation(facts, calls, replies, self._inert)
         return self._render(messages, tools, generate=bool(replies))
 
@@ -134,8 +168,7 @@ class RendererDialect:
         parsed = self._renderer.parse_response(
             list(completion_ids), tools=self._schemas(tools), prompt_ids=self._last_turn(prompt_ids)
         )
-        required = required_arguments(tools)
-        items = tuple(_make_item(call, required) for call in parsed.tool_calls)
+        items = tuple(self._read_items(parsed.tool_calls, completion_ids, tools))
         ids, ended = strip_stop(completion_ids, self.stop_ids)
         thinking = 0
         if parsed.reasoning_complete is False:
@@ -143,6 +176,21 @@ class RendererDialect:
         elif parsed.reasoning_content is not None:
             thinking = self._thinking.count_tokens(ids, parsed.reasoning_content)
         return Turn(items, ended and not items, parsed.content.strip(), thinking)
+
+    def _read_items(
+        self, calls: Sequence[ParsedToolCall], ids: Sequence[int], tools: Sequence[Tool]
+    ) -> Iterator[ToolCall | ParseError]:
+        required = required_arguments(tools)
+        read = None
+        for call in calls:
+            open_ended = call.status is ToolCallParseStatus.UNCLOSED_BLOCK
+            if self._form is None or open_ended or call.token_span is None:
+                yield _make_item(call, required, _KEYS.get(self._name, ()))
+            elif call.token_span != read:
+                # All calls of a block have its span.
+                read = call.token_span
+                block = mark_text(self._tokenizer, ids[read[0] + 1 : read[1] - 1], self._form.tags)
+                yield from read_block(block, self._form, tools)
 
     def reply_text(self, reply: Reply) -> str:
         return native_reply_text(reply)
@@ -168,18 +216,25 @@ def _make_renderer(
         known = ", ".join(sorted(_CONFIGS[name].model_fields.keys() - {"name"}))
         raise ConfigError(f"rollout.dialect.options: {problems}; {name} takes {known}") from error
     try:
-        return create_renderer(tokenizer.fast, config)  # pyright: ignore[reportArgumentType]
+        renderer = create_renderer(tokenizer.fast, config)  # pyright: ignore[reportArgumentType]
+        if getattr(renderer, "effective_thinking_retention", None) == "template":
+            # It would render the whole conversation anew after every turn.
+            config = config.model_copy(update={"thinking_retention": "tool_cycle"})
+            renderer = create_renderer(tokenizer.fast, config)  # pyright: ignore[reportArgumentType]
     except Exception as error:
         raise TemplateError(
             f"rollout.dialect.name: the tokenizer is none of {name!r}: {error}"
         ) from error
+    return renderer
 
 
-def _make_item(call: ParsedToolCall, required: Required) -> ToolCall | ParseError:
+def _make_item(
+    call: ParsedToolCall, required: Required, known: Sequence[str]
+) -> ToolCall | ParseError:
     if problem := _PROBLEMS.get(call.status):
         return ParseError(problem)
     arguments = call.arguments if call.arguments is not None else {}
-    if not arguments and (wrong := check_call_keys(call.raw, call.name or "", required)):
+    if not arguments and (wrong := check_call_keys(call.raw, call.name or "", required, known)):
         return wrong
     made = make_call({"name": call.name, "arguments": arguments}, required)
     if isinstance(made, ToolCall) and call.id:

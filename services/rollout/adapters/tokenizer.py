@@ -54,17 +54,32 @@ class TransformersTokenizer:
     ) -> str:
         shown = [dict(tool) for tool in tools] if tools else None
         try:
-            return TEMPLATES.render_template(
-                conversations=[list(messages)],
-                tools=shown,
-                chat_template=self._tokenizer.get_chat_template(tools=shown),
-                add_generation_prompt=add_generation_prompt,
-                **{**self._tokenizer.special_tokens_map, **self._options},
-            )
+            return self._render(messages, shown, add_generation_prompt)
         except (TemplateError, ValueError, TypeError) as error:
             roles = ", ".join(str(message["role"]) for message in messages)
             said = _shorten_text(str(error) or type(error).__name__)
             raise TemplateError(f"the chat template cannot render {roles}: {said}") from error
+
+    def _render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: list[dict[str, Any]] | None,
+        generate: bool,
+    ) -> str:
+        asked = {
+            "conversations": [list(messages)],
+            "chat_template": self._tokenizer.get_chat_template(tools=tools),
+            "add_generation_prompt": generate,
+            **self._tokenizer.special_tokens_map,
+            **self._options,
+        }
+        try:
+            return TEMPLATES.render_template(tools=tools, **asked)
+        except (TemplateError, ValueError, TypeError):
+            if tools is not None:
+                raise
+        # A template that goes through tools in any case.
+        return TEMPLATES.render_template(tools=[], **asked)
 
 
 def _shorten_text(text: str) -> str:

@@ -15,13 +15,13 @@ from vllm.tool_parsers import ToolParserManager
 
 from services.common.errors import ConfigError
 from services.rollout.adapters.tokenizer import TransformersTokenizer
+from services.rollout.dialects.call_readers import SampledTurn
 from services.rollout.dialects.call_values import (
     Required,
     check_call_keys,
     make_call,
     required_arguments,
 )
-from services.rollout.dialects.template import SampledTurn
 from services.rollout.dialects.template_turns import SAMPLE_NAME
 from services.rollout.dialects.turns import ParseError, ToolCall, Turn
 from services.rollout.types import Tool
@@ -59,7 +59,7 @@ class VllmCallReader:
         self._request = lru_cache(_MOST_REQUESTS)(_make_request)
 
     def read_turn(self, turn: SampledTurn, tools: Sequence[Tool]) -> Turn:
-        ids = list(turn.ids[turn.thinking_tokens :])
+        ids = list(turn.said)
         text, shielded = self._decode(ids)
         request = self._request(_ToolBox(tools))
         parser: Any = self._parser(self._cached, request.tools)  # pyright: ignore[reportArgumentType]

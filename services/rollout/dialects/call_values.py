@@ -42,15 +42,19 @@ def make_call(value: Any, required: Required) -> ToolCall | ParseError:
         )
 
 
-def check_call_keys(raw: str, name: str, required: Required) -> ParseError | None:
+def check_call_keys(
+    raw: str, name: str, required: Required, known: Collection[str] = ()
+) -> ParseError | None:
     """Return what is wrong with a call that was read as one without arguments.
 
-    `raw` is the call as it was written: arguments under a key that no reader looks at must not
-    become a call without any."""
+    `raw` is the call as it was written: arguments under a key that no reader looks at, which are
+    those of `known`, must not become a call without any."""
     try:
         value = json.loads(raw)
     except (ValueError, RecursionError):
         value = None
+    if isinstance(value, dict) and any(isinstance(value.get(key), dict) for key in known):
+        return None
     if isinstance(value, dict):
         made = make_call({"name": name, **value}, required)
         return made if isinstance(made, ParseError) else None

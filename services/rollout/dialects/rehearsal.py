@@ -6,10 +6,11 @@ attempts of a group and keep others, which biases what is trained on.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from services.rollout.dialects.turns import OK, ParseError, Reply, ToolCall, Turn
 from services.rollout.ports import Dialect, TemplateError, Tokenizer
@@ -45,6 +46,8 @@ ANSWERS = (
 )
 # Tokens on either side of a difference that are shown.
 _SHOWN = 12
+# Tokens that a turn's header has at most.
+_HEADER = 4
 
 
 def rehearse_dialect(dialect: Dialect, tokenizer: Tokenizer) -> None:
@@ -59,7 +62,7 @@ def _rehearse_call(dialect: Dialect, tokenizer: Tokenizer, arguments: Mapping[st
     call = ToolCall(LOOK.name, json.dumps(arguments))
     stage = _Stage(dialect, tokenizer, [call])
     turns = [
-        dialect.parse_turn(stage.before, completion, TOOLS) for completion in stage.completions()
+        dialect.parse_turn(before, completion, TOOLS) for before, completion in stage.variants()
     ]
     if any(_holds_calls(turn, [call]) for turn in turns):
         return
@@ -108,13 +111,19 @@ class _Stage:
                 f" {_describe_difference(tokenizer, prompt, alone)}"
             )
         self.before = np.array(alone[:shared], np.int32)
-        self.completion = _cut_at_stop(alone[shared:], dialect.stop_ids)
+        replies = [Reply(call, OK, [text]) for call, text in zip(calls, ANSWERS, strict=False)]
+        whole = dialect.render_turn(FACTS, TOOLS, calls, replies)
+        self.completion = _cut_at_stop(alone[shared:], whole[len(alone) :], dialect.stop_ids)
         self._tokenizer = tokenizer
 
-    def completions(self) -> list[list[int]]:
-        """Return the turn as it may be sampled: after a thinking that the template opened, too."""
+    def variants(self) -> Iterator[tuple[NDArray[np.int32], list[int]]]:
+        """Yield the turn as it may be sampled, with what comes before: after a thinking that the
+        template has opened, too, and with its header where the template opens a channel."""
+        yield self.before, self.completion
         thought = self._tokenizer.encode("a thought\n</think>\n\n")
-        return [self.completion, [*thought, *self.completion]]
+        yield self.before, [*thought, *self.completion]
+        for back in range(1, _HEADER + 1):
+            yield self.before[:-back], [*self.before[-back:].tolist(), *self.completion]
 
 
 def _keeps_turn(tokenizer: Tokenizer, played: Sequence[int], kept: Sequence[int]) -> bool:
@@ -127,11 +136,13 @@ def _keeps_turn(tokenizer: Tokenizer, played: Sequence[int], kept: Sequence[int]
     return same_end and LOOK.name not in tokenizer.decode(gone)
 
 
-def _cut_at_stop(ids: Sequence[int], stop_ids: Sequence[int]) -> list[int]:
-    """Return the ids up to the last one that stops a turn, or all where none does: the token that
-    ends such a family's turn is the next role's."""
+def _cut_at_stop(ids: Sequence[int], follows: Sequence[int], stop_ids: Sequence[int]) -> list[int]:
+    """Return the ids up to the last one that stops a turn; where none does, that is the token of
+    the next role, which follows them."""
     stops = [position for position, token in enumerate(ids) if token in stop_ids]
-    return list(ids[: stops[-1] + 1] if stops else ids)
+    if stops:
+        return list(ids[: stops[-1] + 1])
+    return [*ids, *(token for token in follows[:1] if token in stop_ids)]
 
 
 def _holds_calls(turn: Turn, calls: Sequence[ToolCall]) -> bool:

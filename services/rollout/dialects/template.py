@@ -1,15 +1,14 @@
 """The dialect of a model's own chat template: native roles, tool schemas and calls."""
 
 import json
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from services.rollout.dialects.call_readers import MakeReader, SampledTurn, TaggedCallReader
 from services.rollout.dialects.inert_text import InertText
-from services.rollout.dialects.tagged_calls import parse_turn
 from services.rollout.dialects.template_turns import (
     ShownReply,
     TemplateTurns,
@@ -26,36 +25,6 @@ MALFORMED = "malformed_call"
 NO_CALL = {"error": "no tool call found"}
 
 
-@dataclass(frozen=True, slots=True)
-class SampledTurn:
-    """A turn as it was sampled, without the token that ended it.
-
-    The first `thinking_tokens` are thinking; `opened` says that the prompt had begun it."""
-
-    ids: Sequence[int]
-    prompt_ids: NDArray[np.int32]
-    thinking_tokens: int
-    opened: bool
-
-
-class CallReader(Protocol):
-    """Reader of the calls in sampled tokens."""
-
-    def read_turn(self, turn: SampledTurn, tools: Sequence[Tool]) -> Turn:
-        """Read one turn. Total: whatever was sampled gives a turn."""
-        ...
-
-
-class TaggedCallReader:
-    """Reader of JSON between `<tool_call>` tags."""
-
-    def __init__(self, tokenizer: Tokenizer, sample: str = "") -> None:
-        self._tokenizer = tokenizer
-
-    def read_turn(self, turn: SampledTurn, tools: Sequence[Tool]) -> Turn:
-        return parse_turn(self._tokenizer.decode(turn.ids), tools, thinking=turn.opened)
-
-
 class TemplateDialect:
     """Dialect of one chat template, whose calls are read by `reader`; `thinking` are the marks
     around a thinking.
@@ -67,7 +36,7 @@ class TemplateDialect:
     def __init__(
         self,
         tokenizer: Tokenizer,
-        reader: Callable[[Tokenizer, str], CallReader] = TaggedCallReader,
+        reader: MakeReader = TaggedCallReader,
         extra_stop_ids: Iterable[int] = (),
         thinking: tuple[str, str] = (OPEN, CLOSE),
     ) -> None:

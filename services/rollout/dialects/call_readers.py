@@ -1,0 +1,180 @@
+"""Readers of the calls that families write, by the names that vLLM gives to its parsers of them.
+
+These read token by token and whole: a tag in an argument is data, and an integer keeps its digits.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from services.common.errors import ConfigError
+from services.rollout.dialects import written_calls
+from services.rollout.dialects.call_values import error_reason, make_call, required_arguments
+from services.rollout.dialects.marked_text import mark_text, mend_json, mend_text
+from services.rollout.dialects.tagged_calls import DECODER, STRICT, THINK_END, THINK_START
+from services.rollout.dialects.tagged_calls import parse_turn as parse_tagged_turn
+from services.rollout.dialects.turns import ParseError, ToolCall, Turn
+from services.rollout.dialects.written_calls import WrittenForm, read_block
+from services.rollout.ports import Tokenizer
+from services.rollout.types import Tool
+
+Items = Iterator[ToolCall | ParseError]
+
+
+@dataclass(frozen=True, slots=True)
+class SampledTurn:
+    """A turn as it was sampled, without the token that ended it.
+
+    The first `thinking_tokens` are thinking; `opened` says that the prompt had begun it."""
+
+    ids: Sequence[int]
+    prompt_ids: NDArray[np.int32]
+    thinking_tokens: int
+    opened: bool
+
+    @property
+    def said(self) -> Sequence[int]:
+        """What follows the thinking: a call that is thought of is none."""
+        return self.ids[self.thinking_tokens :]
+
+
+class CallReader(Protocol):
+    """Reader of the calls in sampled tokens."""
+
+    def read_turn(self, turn: SampledTurn, tools: Sequence[Tool]) -> Turn:
+        """Read one turn. Total: whatever was sampled gives a turn."""
+        ...
+
+
+# A tokenizer, and the start of a call as the chat template writes it.
+MakeReader = Callable[[Tokenizer, str], CallReader]
+
+
+class TaggedCallReader:
+    """Reader of JSON between `<tool_call>` tags."""
+
+    def __init__(self, tokenizer: Tokenizer, sample: str = "") -> None:
+        self._tokenizer = tokenizer
+        self._tags = (*STRICT.ends, *STRICT.ends.values(), THINK_START, THINK_END)
+
+    def read_turn(self, turn: SampledTurn, tools: Sequence[Tool]) -> Turn:
+        text = mark_text(self._tokenizer, turn.ids, self._tags)
+        read = parse_tagged_turn(text, tools, thinking=turn.opened)
+        return Turn(tuple(map(_mend_item, read.items)), read.done, mend_text(read.answer))
+
+
+class WrittenCallReader:
+    """Reader of calls whose arguments stand between tags without quotes."""
+
+    def __init__(self, form: WrittenForm, tokenizer: Tokenizer, sample: str = "") -> None:
+        self._form = form
+        self._tokenizer = tokenizer
+
+    def read_turn(self, turn: SampledTurn, tools: Sequence[Tool]) -> Turn:
+        text = mark_text(self._tokenizer, turn.said, self._form.tags)
+        start, end = self._form.block
+        answer, *blocks = text.split(start)
+        items: list[ToolCall | ParseError] = []
+        for block in blocks:
+            inside, closed, outside = block.partition(end)
+            items += read_block(inside, self._form, tools) if closed else [_NO_END]
+            answer += outside
+        return Turn(tuple(items), False, mend_text(answer).strip())
+
+
+@dataclass(frozen=True, slots=True)
+class JsonForm:
+    """Spelling of calls in which a name and its arguments, as JSON, follow a mark each.
+
+    `calls` may stand before a list of all calls as well; `closes` are marks without a meaning."""
+
+    call: str
+    arguments: str
+    call_id: str | None = None
+    closes: tuple[str, ...] = ()
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        ids = () if self.call_id is None else (self.call_id,)
+        return (self.call, self.arguments, *ids, *self.closes)
+
+
+class JsonCallReader:
+    """Reader of JSON that follows a mark. Raises ConfigError when the tokenizer lacks that."""
+
+    def __init__(self, form: JsonForm, tokenizer: Tokenizer, sample: str = "") -> None:
+        if len(tokenizer.encode(form.call)) != 1:
+            raise ConfigError(
+                f"rollout.dialect.parser: could not locate the tool call token {form.call!r} in the"
+                " tokenizer"
+            )
+        self._form = form
+        self._tokenizer = tokenizer
+
+    def read_turn(self, turn: SampledTurn, tools: Sequence[Tool]) -> Turn:
+        text = mark_text(self._tokenizer, turn.said, self._form.tags)
+        for mark in self._form.closes:
+            text = text.replace(mark, "")
+        answer, *calls = text.split(self._form.call)
+        items = [_mend_item(item) for call in calls for item in self._read(call, tools)]
+        return Turn(tuple(items), False, mend_text(answer).strip())
+
+    def _read(self, text: str, tools: Sequence[Tool]) -> Items:
+        head, marked, rest = text.partition(self._form.arguments)
+        listed = text.lstrip().startswith("[")
+        if not marked and not listed:
+            yield ParseError("tool call is not in the form of this model's calls")
+            return
+        try:
+            value, end = DECODER.raw_decode((rest if marked else text).lstrip())
+        except (ValueError, RecursionError) as error:
+            reason = error_reason(error) if isinstance(error, ValueError) else "nested too deeply"
+            yield ParseError(f"tool call is not valid JSON: {reason}")
+            return
+        if (rest if marked else text).lstrip()[end:].strip():
+            yield ParseError("expected nothing after the JSON of a tool call")
+            return
+        name, _, call_id = head.partition(self._form.call_id or self._form.arguments)
+        named = {"name": name.strip(), "arguments": value}
+        for each in [named] if marked else value:
+            yield _add_id(make_call(each, required_arguments(tools)), each, call_id.strip())
+
+
+def _add_id(item: ToolCall | ParseError, value: object, call_id: str) -> ToolCall | ParseError:
+    if not isinstance(item, ToolCall):
+        return item
+    written = value.get("id") if isinstance(value, dict) else None
+    return ToolCall(item.name, item.arguments_json, call_id or str(written or ""))
+
+
+def _mend_item(item: ToolCall | ParseError) -> ToolCall | ParseError:
+    if isinstance(item, ParseError):
+        return ParseError(mend_text(item.message))
+    return ToolCall(mend_text(item.name), mend_json(item.arguments_json), item.call_id)
+
+
+_NO_END = ParseError("tool call has no end")
+_MISTRAL = JsonForm("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]")
+_DEEPSEEK_31 = JsonForm(
+    "<\uff5ctool\u2581call\u2581begin\uff5c>",
+    "<\uff5ctool\u2581sep\uff5c>",
+    closes=(
+        "<\uff5ctool\u2581calls\u2581begin\uff5c>",
+        "<\uff5ctool\u2581call\u2581end\uff5c>",
+        "<\uff5ctool\u2581calls\u2581end\uff5c>",
+    ),
+)
+READERS: Mapping[str, MakeReader] = {
+    **dict.fromkeys(
+        ("qwen3_coder", "qwen3_xml"), partial(WrittenCallReader, written_calls.PARAMETERS)
+    ),
+    **dict.fromkeys(("glm45", "glm47"), partial(WrittenCallReader, written_calls.KEYED)),
+    "minimax_m2": partial(WrittenCallReader, written_calls.INVOKES),
+    "seed_oss": partial(WrittenCallReader, written_calls.SEED_PARAMETERS),
+    "mistral": partial(JsonCallReader, _MISTRAL),
+    "deepseek_v31": partial(JsonCallReader, _DEEPSEEK_31),
+}

@@ -1,0 +1,400 @@
+"""Families of models that dialects are tried on: docs/models.md is written from this table."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from transformers import PreTrainedTokenizerFast
+
+from tests.rollout.dialects.native_calls import (
+    CASES,
+    THINKING_CASES,
+    THOUGHT_OF_CALLS,
+    XML_CASES,
+    Case,
+)
+from tests.support.model_zoo import SMALL, TEKKEN, make_tokenizer, read_template
+
+REAL = "its own"
+_BORROWED = "{}'s vocabulary and its own control tokens"
+SMALL_ONE = "a small vocabulary and its own control tokens"
+
+
+@dataclass(frozen=True)
+class Family:
+    """One family: where its material comes from, the dialect it is played by, and its oddities.
+
+    `think` is how it writes a thinking, `close` what ends one that the prompt has opened."""
+
+    name: str
+    models: Sequence[str]
+    template: str
+    vocabulary: str
+    tokenizer: str
+    ends: Sequence[str]
+    dialect: str
+    control_tokens: Sequence[str] = ()
+    renamed: Mapping[str, str] = field(default_factory=dict[str, str])
+    options: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    parser: str = ""
+    think: str | None = None
+    close: str = "\n</think>\n\n"
+    # The template wants arguments as text.
+    arguments_as_text: bool = False
+    # The template renders no more than one call a turn.
+    single_call: bool = False
+    # Its calls begin with no token of their own: text that spells one is one.
+    calls_are_text: bool = False
+    # Why the dialect follows a turn with other text than this template.
+    follows: str = ""
+    # A case, and why its call is a parse error that the policy reads.
+    refused: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    @property
+    def cases(self) -> Sequence[Case]:
+        cases = [*CASES, *XML_CASES, *((*THINKING_CASES, THOUGHT_OF_CALLS) if self.think else ())]
+        return [case for case in cases if len(case.calls) == 1 or not self.single_call]
+
+    def make_tokenizer(self) -> PreTrainedTokenizerFast:
+        return make_tokenizer(
+            self.vocabulary, self.control_tokens, read_template(self.template), self.renamed
+        )
+
+
+_CHATML = ("<|im_start|>", "<|im_end|>", "<|endoftext|>")
+_THINK = ("<think>", "</think>")
+_TOOL_CALL = ("<tool_call>", "</tool_call>")
+_TOOL_RESPONSE = ("<tool_response>", "</tool_response>")
+_LLAMA_31 = {
+    "<|reserved_special_token_2|>": "<|finetune_right_pad_id|>",
+    "<|reserved_special_token_4|>": "<|eom_id|>",
+    "<|reserved_special_token_5|>": "<|python_tag|>",
+}
+_TEKKEN_LATER = {"<SPECIAL_32>": "[ARGS]", "<SPECIAL_33>": "[CALL_ID]"}
+_GLM = (
+    "[gMASK]",
+    "<sop>",
+    *(f"<|{role}|>" for role in ("system", "user", "assistant", "observation", "endoftext")),
+    *_THINK,
+    *_TOOL_CALL,
+    *_TOOL_RESPONSE,
+    *("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
+)
+_KIMI = (
+    *("[BOS]", "[EOS]"),
+    *(f"<|im_{part}|>" for part in ("user", "assistant", "system", "middle", "end")),
+    *(f"<|tool_calls_section_{part}|>" for part in ("begin", "end")),
+    *(f"<|tool_call_{part}|>" for part in ("begin", "argument_begin", "end")),
+    *(f"<|media_{part}|>" for part in ("start", "begin", "content", "pad", "end")),
+)
+_GEMMA_4 = (
+    *("<|turn>", "<turn|>", "<|tool>", "<tool|>", "<|tool_call>", "<tool_call|>"),
+    *("<|tool_response>", "<tool_response|>", '<|"|>', "<|channel>", "<channel|>", "<|think|>"),
+    *(f"<|{kind}{end}" for kind in ("image", "audio", "video") for end in (">", "|>")),
+    *(f"<{kind}|>" for kind in ("image", "audio", "video")),
+)
+_MINIMAX = ("]~!b[", "]~b]", "[e~[", *_THINK, "<minimax:tool_call>", "</minimax:tool_call>")
+_GRANITE = ("<|start_of_role|>", "<|end_of_role|>", "<|end_of_text|>", *_TOOL_CALL)
+_SPELLS_END = "it spells the end of an argument, which nothing tells from one"
+_XML_REFUSED = {f"ends of XML in an argument, {n}": _SPELLS_END for n in (1, 2, 3)}
+_IM_END = ("<|im_end|>",)
+_QWEN_35 = (*_CHATML, *_THINK, *_TOOL_CALL, *_TOOL_RESPONSE)
+
+FAMILIES = (
+    Family(
+        "Llama 3.1, 3.3",
+        ("meta-llama/Llama-3.1-8B-Instruct", "meta-llama/Llama-3.3-70B-Instruct"),
+        "llama-cpp/meta-llama-Llama-3.1-8B-Instruct.jinja",
+        "llama3_1",
+        REAL,
+        ("<|eot_id|>", "<|eom_id|>"),
+        "llama-3",
+        renamed=_LLAMA_31,
+        single_call=True,
+        calls_are_text=True,
+    ),
+    Family(
+        "Llama 3.2",
+        ("meta-llama/Llama-3.2-1B-Instruct", "meta-llama/Llama-3.2-3B-Instruct"),
+        "llama-cpp/meta-llama-Llama-3.2-3B-Instruct.jinja",
+        "llama3_1",
+        REAL,
+        ("<|eot_id|>", "<|eom_id|>"),
+        "llama-3",
+        renamed=_LLAMA_31,
+        single_call=True,
+        calls_are_text=True,
+    ),
+    Family(
+        "Qwen2.5",
+        ("Qwen/Qwen2.5-7B-Instruct",),
+        "llama-cpp/Qwen-Qwen2.5-7B-Instruct.jinja",
+        "qwen3",
+        _BORROWED.format("Qwen3"),
+        _IM_END,
+        "template",
+    ),
+    Family(
+        "Qwen3",
+        ("Qwen/Qwen3-8B", "Qwen/Qwen3-30B-A3B"),
+        "trl/qwen3.jinja",
+        "qwen3",
+        REAL,
+        _IM_END,
+        "qwen3",
+        think="<think>\n{}\n</think>\n\n",
+    ),
+    Family(
+        "Qwen3-2507",
+        ("Qwen/Qwen3-4B-Instruct-2507",),
+        "trl/qwen3_instruct_2507.jinja",
+        "qwen3",
+        REAL,
+        _IM_END,
+        "qwen3",
+    ),
+    Family(
+        "Qwen3-VL",
+        ("Qwen/Qwen3-VL-8B-Instruct",),
+        "trl/qwen3_vl.jinja",
+        "qwen3",
+        REAL,
+        _IM_END,
+        "qwen3-vl",
+    ),
+    Family(
+        "Qwen3-Coder",
+        ("Qwen/Qwen3-Coder-30B-A3B-Instruct",),
+        "llama-cpp/Qwen3-Coder.jinja",
+        "qwen3",
+        REAL,
+        _IM_END,
+        "template",
+        parser="qwen3_coder",
+        refused=_XML_REFUSED,
+    ),
+    Family(
+        "Qwen3.5",
+        ("Qwen/Qwen3.5-4B", "Qwen/Qwen3.5-35B-A3B"),
+        "trl/qwen3_5_think.jinja",
+        "qwen3",
+        _BORROWED.format("Qwen3"),
+        _IM_END,
+        "qwen3.5",
+        options={"enable_thinking": True},
+        think="<think>\n{}\n</think>\n\n",
+        refused=_XML_REFUSED,
+    ),
+    Family(
+        "Qwen3.6",
+        ("Qwen/Qwen3.6-35B-A3B",),
+        "trl/qwen3_6.jinja",
+        "qwen3",
+        _BORROWED.format("Qwen3"),
+        _IM_END,
+        "qwen3.6",
+        options={"enable_thinking": True},
+        think="<think>\n{}\n</think>\n\n",
+        refused=_XML_REFUSED,
+    ),
+    Family(
+        "Qwen3.8",
+        ("Qwen/Qwen3.8-27B",),
+        "trl/qwen3_8.jinja",
+        "qwen3",
+        _BORROWED.format("Qwen3"),
+        _IM_END,
+        "qwen3.8",
+        options={"enable_thinking": True},
+        think="<think>\n{}\n</think>\n\n",
+        refused=_XML_REFUSED,
+    ),
+    Family(
+        "DeepSeek V3",
+        ("deepseek-ai/DeepSeek-V3",),
+        "trl/deepseekv3.jinja",
+        "deepseek_v3",
+        REAL,
+        ("<\uff5cend\u2581of\u2581sentence\uff5c>",),
+        "deepseek-v3",
+        arguments_as_text=True,
+    ),
+    Family(
+        "DeepSeek R1",
+        ("deepseek-ai/DeepSeek-R1", "deepseek-ai/DeepSeek-R1-0528"),
+        "trl/deepseekv3.jinja",
+        "deepseek_v3",
+        REAL,
+        ("<\uff5cend\u2581of\u2581sentence\uff5c>",),
+        "deepseek-r1",
+        arguments_as_text=True,
+        follows="the dialect opens the thinking of the next turn",
+        think="<think>\n{}\n</think>\n\n",
+    ),
+    Family(
+        "DeepSeek V3.1",
+        ("deepseek-ai/DeepSeek-V3.1",),
+        "llama-cpp/deepseek-ai-DeepSeek-V3.1.jinja",
+        "deepseek_v3",
+        REAL,
+        ("<\uff5cend\u2581of\u2581sentence\uff5c>",),
+        "template",
+        parser="deepseek_v31",
+    ),
+    Family(
+        "GLM-4.5, GLM-4.6",
+        ("zai-org/GLM-4.5-Air", "zai-org/GLM-4.6"),
+        "llama-cpp/GLM-4.6.jinja",
+        SMALL,
+        SMALL_ONE,
+        ("<|observation|>", "<|user|>"),
+        "glm-4.5",
+        _GLM,
+        think="\n<think>{}</think>\n",
+    ),
+    Family(
+        "GLM-4.7, GLM-5",
+        ("zai-org/GLM-4.7-Flash", "zai-org/GLM-5"),
+        "llama-cpp/GLM-4.7-Flash.jinja",
+        SMALL,
+        SMALL_ONE,
+        ("<|observation|>", "<|user|>"),
+        "glm-5",
+        _GLM,
+        think="<think>{}</think>",
+        close="</think>",
+    ),
+    Family(
+        "Kimi K2",
+        ("moonshotai/Kimi-K2-Instruct",),
+        "llama-cpp/moonshotai-Kimi-K2.jinja",
+        SMALL,
+        SMALL_ONE,
+        _IM_END,
+        "kimi-k2",
+        (*_KIMI, *_THINK),
+        follows="this copy of the template escapes a line's end and leaves out the tool's name",
+    ),
+    Family(
+        "gpt-oss",
+        ("openai/gpt-oss-20b", "openai/gpt-oss-120b"),
+        "llama-cpp/openai-gpt-oss-120b.jinja",
+        "gptoss",
+        REAL,
+        ("<|call|>", "<|return|>"),
+        "gpt-oss",
+        think="<|channel|>analysis<|message|>{}<|end|><|start|>assistant",
+        close="<|end|><|start|>assistant",
+        single_call=True,
+        follows="the template quotes answers as JSON, and the dialect opens a thinking",
+    ),
+    Family(
+        "MiniMax M2",
+        ("MiniMaxAI/MiniMax-M2", "MiniMaxAI/MiniMax-M2.5"),
+        "llama-cpp/MiniMax-M2.jinja",
+        SMALL,
+        SMALL_ONE,
+        ("[e~[",),
+        "minimax-m2",
+        _MINIMAX,
+        think="<think>\n{}\n</think>\n\n",
+        refused=_XML_REFUSED,
+    ),
+    Family(
+        "Gemma 4",
+        ("google/gemma-4-E4B-it", "google/gemma-4-31B-it"),
+        "trl/gemma4_v5.jinja",
+        "gemma3",
+        _BORROWED.format("Gemma 3"),
+        ("<turn|>", "<|tool_response>"),
+        "gemma4",
+        _GEMMA_4,
+        think="<|channel>thought\n{}<channel|>",
+        refused={"keys that are no words": "the template writes keys without quotes"},
+    ),
+    Family(
+        "Nemotron 3",
+        ("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16",),
+        "trl/nemotron_3_nano.jinja",
+        SMALL,
+        SMALL_ONE,
+        _IM_END,
+        "nemotron-3",
+        _QWEN_35,
+        think="<think>\n{}\n</think>\n",
+        close="\n</think>\n",
+        refused=_XML_REFUSED,
+    ),
+    Family(
+        "Granite 4.0, 4.1",
+        ("ibm-granite/granite-4.0-h-small",),
+        "llama-cpp/ibm-granite-granite-4.0.jinja",
+        SMALL,
+        SMALL_ONE,
+        ("<|end_of_text|>",),
+        "template",
+        _GRANITE,
+    ),
+    Family(
+        "Hermes 3",
+        ("NousResearch/Hermes-3-Llama-3.1-8B",),
+        "llama-cpp/NousResearch-Hermes-3-Llama-3.1-8B-tool_use.jinja",
+        SMALL,
+        SMALL_ONE,
+        _IM_END,
+        "template",
+        (*_CHATML, *_TOOL_CALL),
+    ),
+    Family(
+        "MiMo",
+        ("XiaomiMiMo/MiMo-VL-7B-RL",),
+        "llama-cpp/MiMo-VL.jinja",
+        "qwen3",
+        _BORROWED.format("Qwen3"),
+        _IM_END,
+        "template",
+    ),
+    Family(
+        "Bielik 3",
+        ("speakleash/Bielik-11B-v3.0-Instruct",),
+        "llama-cpp/Bielik-11B-v3.0-Instruct.jinja",
+        SMALL,
+        SMALL_ONE,
+        _IM_END,
+        "template",
+        (*_CHATML, *_THINK, *_TOOL_CALL, "<|function_list|>", "<|function_output|>"),
+    ),
+    Family(
+        "Mistral Nemo",
+        ("mistralai/Mistral-Nemo-Instruct-2407",),
+        "llama-cpp/mistralai-Mistral-Nemo-Instruct-2407.jinja",
+        TEKKEN,
+        REAL,
+        ("</s>",),
+        "template",
+        renamed=_TEKKEN_LATER,
+        parser="mistral",
+    ),
+    Family(
+        "Mistral Small 3.2",
+        ("mistralai/Mistral-Small-3.2-24B-Instruct-2506",),
+        "llama-cpp/Mistral-Small-3.2-24B-Instruct-2506.jinja",
+        TEKKEN,
+        REAL,
+        ("</s>",),
+        "template",
+        renamed=_TEKKEN_LATER,
+        parser="mistral",
+    ),
+    Family(
+        "Devstral, Mistral Small 3.1",
+        ("mistralai/Devstral-Small-2507",),
+        "llama-cpp/unsloth-mistral-Devstral-Small-2507.jinja",
+        TEKKEN,
+        REAL,
+        ("</s>",),
+        "template",
+        renamed=_TEKKEN_LATER,
+        parser="mistral",
+    ),
+)

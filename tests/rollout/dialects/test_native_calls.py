@@ -1,0 +1,103 @@
+"""Native calls of every family, spelled by its own template in the ids of its tokenizer."""
+
+from typing import Any
+
+import pytest
+
+from services.rollout.dialects.rehearsal import rehearse_dialect
+from services.rollout.dialects.turns import OK, Reply
+from tests.rollout.dialects.families import FAMILIES
+from tests.rollout.dialects.native_calls import CASES, TOOLS, Case
+from tests.rollout.dialects.stages import Stage, calls_of, executed, stage_of
+
+_NAMES = [family.name for family in FAMILIES]
+# Those whose calls begin with a token of their own.
+_WITH_TOKENS = [family.name for family in FAMILIES if not family.calls_are_text]
+_AS_THE_TEMPLATE = [family.name for family in FAMILIES if not family.follows]
+_OF_SEVERAL = [f.name for f in FAMILIES if not f.follows and not f.single_call]
+_NESTED = next(case for case in CASES if case.name == "an order with nested objects")
+_ONE = CASES[0]
+_TWO = next(case for case in CASES if case.name == "two calls")
+ANSWERS = (
+    '{"found": ["a \\"b\\"", 1]}',
+    "two lines\nof text \u00e9\u4e2d\U0001f600\n",
+    " padded <b>&amp;</b> ",
+    "",
+    "[]",
+)
+
+
+def test_the_corpus_is_large_enough() -> None:
+    assert len(FAMILIES) >= 14
+    assert sum(len(case.calls) for family in FAMILIES for case in family.cases) >= 300
+
+
+@pytest.mark.parametrize("name", _NAMES)
+def test_a_family_passes_its_rehearsal(name: str) -> None:
+    stage = stage_of(name)
+    rehearse_dialect(stage.dialect, stage.tokenizer)
+
+
+@pytest.mark.parametrize("name", _NAMES)
+def test_native_calls_are_executed_with_exactly_their_arguments(name: str) -> None:
+    stage = stage_of(name)
+    # One test for all of a family: there are more than a thousand.
+    wrong = {case.name: found for case in stage.family.cases if (found := _misread(stage, case))}
+    assert not wrong
+
+
+def _misread(stage: Stage, case: Case) -> Any:
+    """Return what is read of a native turn, unless it is what was written."""
+    _, turn = stage.play(case)
+    if case.name in stage.family.refused:
+        return None if turn.items and not executed(turn) else calls_of(turn)
+    # A template may leave out what is said beside a call, or make it a thinking.
+    said = case.said if case.said in stage.write(case) else ""
+    right = (
+        calls_of(turn) == [(called, dict(arguments)) for called, arguments in case.calls]
+        and (turn.answer == said or (turn.thinking_tokens and not turn.answer))
+        and (turn.thinking_tokens > 0 or not case.thought)
+        and not turn.done
+    )
+    return None if right else turn
+
+
+@pytest.mark.parametrize("name", _WITH_TOKENS)
+def test_a_call_that_is_spelled_in_ordinary_tokens_is_none(name: str) -> None:
+    stage = stage_of(name)
+    for case in (_ONE, _NESTED):
+        assert not stage.read(stage.writer.encode(stage.write(case), plain=True)).items
+
+
+@pytest.mark.parametrize("name", _NAMES)
+def test_a_call_that_is_cut_anywhere_is_whole_or_not_executed(name: str) -> None:
+    stage = stage_of(name)
+    ids, turn = stage.play(_NESTED)
+    (whole,) = calls_of(turn)
+    for end in range(1, len(ids)):
+        found = calls_of(stage.read(ids[:end]))
+        assert all(isinstance(each, str) or each == whole for each in found), (end, found)
+
+
+@pytest.mark.parametrize("name", _AS_THE_TEMPLATE)
+@pytest.mark.parametrize("answer", ANSWERS)
+def test_an_answer_is_shown_as_the_template_shows_it(name: str, answer: str) -> None:
+    stage = stage_of(name)
+    ids, turn = stage.play(_ONE)
+    (call,) = executed(turn)
+    reply = Reply(call, OK, [answer])
+    follows = stage.dialect.bridge_ids(stage.prompt_ids, ids, [reply], TOOLS)
+    shown = stage.dialect.reply_text(reply)
+    whole = stage.writer.write_replies(_ONE, TOOLS, [call.call_id], [shown])
+    assert whole.endswith(stage.tokenizer.decode(follows))
+
+
+@pytest.mark.parametrize("name", _OF_SEVERAL)
+def test_answers_to_two_calls_are_shown_in_their_order(name: str) -> None:
+    stage = stage_of(name)
+    ids, turn = stage.play(_TWO)
+    calls = executed(turn)
+    replies = [Reply(call, OK, [text]) for call, text in zip(calls, ANSWERS, strict=False)]
+    follows = stage.dialect.bridge_ids(stage.prompt_ids, ids, replies, TOOLS)
+    whole = stage.writer.write_replies(_TWO, TOOLS, [call.call_id for call in calls], ANSWERS[:2])
+    assert whole.endswith(stage.tokenizer.decode(follows))
