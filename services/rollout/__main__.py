@@ -203,6 +203,16 @@ async def _keep_reporting(parts: "_WorkerParts", engine: "Engine", serving: "Ser
         await asyncio.sleep(STATUS_INTERVAL_S)
 
 
+def check_here(shared: SharedConfig, config: RolloutConfig) -> str:
+    """Check what the packages and the model of this machine show; return what could not be seen.
+
+    Raises ConfigError."""
+    from services.rollout.adapters.vllm_arguments import check_engine_options
+
+    unseen = (check_engine_options(config.engine), check_dialect(shared, config))
+    return "; ".join(each for each in unseen if each)
+
+
 def check_dialect(shared: SharedConfig, config: RolloutConfig) -> str:
     """Rehearse the dialect of a model that is on this machine; return why it could not be.
 
@@ -242,8 +252,8 @@ async def _start_engine(runtime: Runtime[RolloutConfig], model: "_ModelFolder") 
         from services.rollout.adapters.fake import FakeEngine
 
         return FakeEngine(model.tokenizer, model.dialect.stop_ids[0])
-    from services.rollout.adapters.vllm import start_engines
     from services.rollout.adapters.vllm_options import ServedModel
+    from services.rollout.adapters.vllm_start import start_engines
 
     # Nothing but the policy's own end of turn: a stop at `</tool_call>` would cut thinking and
     # arguments that name the tag, and the policy would never learn to end its turn.
@@ -267,5 +277,5 @@ def _make_identity(runtime: Runtime[RolloutConfig], folder: Path) -> "WorkerIden
 
 if __name__ == "__main__":
     run_service_process(
-        "rollout", RolloutConfig, load, doc=DOC, registry=registry, check=check_dialect
+        "rollout", RolloutConfig, load, doc=DOC, registry=registry, check=check_here
     )

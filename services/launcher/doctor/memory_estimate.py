@@ -141,7 +141,7 @@ def estimate_engine(
         share=options["gpu_memory_utilization"],
         uses_gpu=gpu,
         engines=options["data_parallel"],
-        workers=parallel,
+        workers=parallel * int(options["options"].get("pipeline_parallel_size", 1)),
     )
 
 

@@ -19,9 +19,10 @@ from numpy.typing import NDArray
 
 from services.common.concurrency import cancel_tasks
 from services.common.domain.policy import PolicyId
+from services.common.errors import ConfigError
 from services.common.log import get_logger
-from services.rollout.adapters.engine_group import EngineGroup
 from services.rollout.adapters.vllm_answers import check_completion, sampled_logprobs
+from services.rollout.adapters.vllm_arguments import parse_arguments
 from services.rollout.adapters.vllm_options import (
     ServedModel,
     engine_options,
@@ -31,7 +32,7 @@ from services.rollout.adapters.vllm_options import (
 )
 from services.rollout.adapters.vllm_requests import run_request
 from services.rollout.config.rollout import EngineConfig
-from services.rollout.ports import Engine, EngineDead, EngineError, RequestAborted
+from services.rollout.ports import EngineDead, EngineError, RequestAborted
 from services.rollout.types import OUT_OF_TIME, Completion, PolicySpan, Publication, Sampling
 
 if TYPE_CHECKING:
@@ -47,21 +48,6 @@ MAX_REQUEST_STARTS = 4
 SEED_STRIDE = 0x9E3779B97F4A7C15
 
 log = get_logger(__name__)
-
-
-async def start_engines(config: EngineConfig, model: ServedModel) -> Engine:
-    """Load the model, once for each engine of the replica; raises what vLLM raises."""
-    if config.data_parallel == 1:
-        return await VllmEngine.start_engine(config, model)
-    engines: list[VllmEngine] = []
-    try:
-        # One after another: what vLLM makes its processes from is global to this one.
-        for index in range(config.data_parallel):
-            engines.append(await VllmEngine.start_engine(config, model, index))
-    except BaseException:
-        await asyncio.gather(*(engine.close() for engine in engines))
-        raise
-    return EngineGroup(engines, max_num_seqs=config.max_num_seqs, dtype=model.policy.dtype)
 
 
 class VllmEngine:
@@ -92,7 +78,8 @@ class VllmEngine:
         if config.device == "cpu":
             refuse_foreign_torchvision(installed_versions())
         set_environment(config, local=model.folder.exists())
-        options = engine_options(config, model, index)
+        given = await asyncio.to_thread(parse_arguments, config.options)
+        options = engine_options(config, model, index) | given
         try:
             llm = await asyncio.to_thread(_create_llm, options)
         except asyncio.CancelledError:
@@ -271,4 +258,8 @@ def _create_llm(options: dict[str, Any]) -> "AsyncLLM":
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
 
-    return AsyncLLM.from_engine_args(AsyncEngineArgs(**options))
+    try:
+        return AsyncLLM.from_engine_args(AsyncEngineArgs(**options))
+    except ValueError as error:
+        # Said before any process is started, of options that do not go together.
+        raise ConfigError(f"rollout.engine: vLLM refuses it: {error}") from error

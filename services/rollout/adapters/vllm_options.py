@@ -1,6 +1,7 @@
 """Options of vLLM: its arguments, its environment, and the packages that it finds."""
 
 import os
+import secrets
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -56,6 +57,8 @@ def engine_options(config: EngineConfig, model: ServedModel, index: int = 0) -> 
         "generation_config": "vllm",
         # Never a pickle, which could run code as it is loaded.
         "load_format": "safetensors",
+        # Without seeds of attempts each engine is to draw numbers of its own.
+        "seed": 0 if config.seeded else secrets.randbits(31),
     }
     if model.policy.rope_scaling is not None:
         options["hf_overrides"] = _rope_overrides(model)
@@ -65,8 +68,8 @@ def engine_options(config: EngineConfig, model: ServedModel, index: int = 0) -> 
         options["gpu_memory_utilization"] = config.gpu_memory_utilization
         options["enforce_eager"] = bool(config.enforce_eager)
     if config.device == "cuda" and config.data_parallel > 1:
-        first = index * config.tensor_parallel
-        options["device_ids"] = list(range(first, first + config.tensor_parallel))
+        gpus = config.workers // config.data_parallel
+        options["device_ids"] = list(range(index * gpus, (index + 1) * gpus))
     given = {
         "max_num_batched_tokens": config.max_num_batched_tokens,
         "kv_cache_memory_bytes": config.kv_cache_memory_bytes,

@@ -8,6 +8,7 @@ from services.common.config import ConfigModel
 from services.common.errors import ConfigError
 from services.common.number_ranges import Count, Seconds, Tokens
 from services.common.spec import ServiceConfig, SharedConfig
+from services.rollout.config.engine_options import OptionsContext, find_refusals
 from services.rollout.episodes.episode import AttemptLimits
 from services.rollout.work.worker import WorkerOptions
 
@@ -54,11 +55,26 @@ class EngineConfig(ConfigModel):
     seeded: bool = True
     # Added to the engine process's environment before it starts.
     env: dict[str, str] = Field(default_factory=dict[str, str])
+    # Arguments of vLLM by their names there, such as moe_backend; engine_options.py names those
+    # that are refused, and why.
+    options: dict[str, Any] = Field(default_factory=dict[str, Any])
 
     @property
     def workers(self) -> int:
         """GPUs, or processes on a CPU, that compute."""
-        return self.tensor_parallel * self.data_parallel
+        return self.tensor_parallel * self.data_parallel * self.pipeline_parallel
+
+    @property
+    def pipeline_parallel(self) -> int:
+        return int(self.options.get("pipeline_parallel_size", 1))
+
+    @model_validator(mode="after")
+    def _options_break_nothing(self) -> Self:
+        context = OptionsContext(self.device, self.seeded)
+        refusals = [f"options.{each}" for each in find_refusals(self.options, context)]
+        if refusals:
+            raise ValueError("; ".join(refusals))
+        return self
 
 
 class RolloutConfig(ServiceConfig):

@@ -64,3 +64,11 @@ def test_a_model_length_that_holds_no_episode_is_refused_before_anything_starts(
     done = subprocess.run([*command, *spec], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2, done.stderr
     assert "error: policy.max_model_len: 64 is less than rollout.max_input_length" in done.stderr
+
+
+def test_an_option_that_breaks_a_run_is_refused_before_anything_starts() -> None:
+    command = (sys.executable, "-m", "services.rollout", "--check-config")
+    spec = ("--config", "deploy/runs/local.toml", "--rollout.engine.options.load_format=pt")
+    done = subprocess.run([*command, *spec], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2, done.stderr
+    assert "rollout.engine.options.load_format: weights are read as safetensors" in done.stderr

@@ -14,8 +14,8 @@ import pytest
 from transformers import PreTrainedModel
 
 from services.common.spec import PolicyConfig
-from services.rollout.adapters.vllm import start_engines
 from services.rollout.adapters.vllm_options import ServedModel
+from services.rollout.adapters.vllm_start import start_engines
 from services.rollout.config.rollout import EngineConfig
 from services.rollout.ports import Engine
 from services.rollout.types import Publication, Sampling

@@ -23,7 +23,7 @@ async def test_a_start_that_is_cancelled_ends_the_engines_process(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     for name in ("refuse_foreign_torchvision", "set_environment", "engine_options"):
-        monkeypatch.setattr(vllm, name, lambda *given, **named: None)
+        monkeypatch.setattr(vllm, name, lambda *given, **named: {})
     monkeypatch.setattr(vllm, "_create_llm", _model_that_never_loads)
     model: Any = type("Model", (), {"folder": tmp_path})()
     starting = asyncio.create_task(vllm.VllmEngine.start_engine(EngineConfig(device="cpu"), model))

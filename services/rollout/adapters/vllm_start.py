@@ -1,0 +1,31 @@
+"""The start of a replica's engines."""
+
+import asyncio
+
+from services.common.log import get_logger
+from services.rollout.adapters.engine_group import EngineGroup
+from services.rollout.adapters.vllm import VllmEngine
+from services.rollout.adapters.vllm_options import ServedModel
+from services.rollout.config.rollout import EngineConfig
+from services.rollout.ports import Engine
+
+log = get_logger(__name__)
+
+
+async def start_engines(config: EngineConfig, model: ServedModel) -> Engine:
+    """Load the model, once for each engine of the replica; raises what vLLM raises."""
+    if config.pipeline_parallel > 1:
+        log.warning(
+            "pipeline parallel is handed to vLLM as it is: nothing here has been tried on it"
+        )
+    if config.data_parallel == 1:
+        return await VllmEngine.start_engine(config, model)
+    engines: list[VllmEngine] = []
+    try:
+        # One after another: what vLLM makes its processes from is global to this one.
+        for index in range(config.data_parallel):
+            engines.append(await VllmEngine.start_engine(config, model, index))
+    except BaseException:
+        await asyncio.gather(*(engine.close() for engine in engines))
+        raise
+    return EngineGroup(engines, max_num_seqs=config.max_num_seqs, dtype=model.policy.dtype)
