@@ -227,19 +227,20 @@ def check_dialect(shared: SharedConfig, config: RolloutConfig) -> str:
 
 def _read_model(shared: SharedConfig, config: RolloutConfig) -> "_ModelFolder":
     from services.rollout.adapters.dialect_choice import choose_dialect
+    from services.rollout.adapters.stop_tokens import check_stop_ids, read_eos_ids
     from services.rollout.adapters.tokenizer import load_tokenizer, model_folder
     from services.rollout.dialects.rehearsal import rehearse_dialect
     from services.rollout.ports import TemplateError
 
     policy = shared.policy
+    trusted = policy.trust_remote_code
     try:
         folder = model_folder(policy.model, policy.revision)
         tokenizer = load_tokenizer(
-            folder,
-            trust_remote_code=policy.trust_remote_code,
-            template_options=config.dialect.options,
+            folder, trust_remote_code=trusted, template_options=config.dialect.options
         )
-        dialect = choose_dialect(policy.model, tokenizer, config.dialect)
+        dialect = choose_dialect(policy.model, tokenizer, config.dialect, read_eos_ids(folder))
+        check_stop_ids(dialect.stop_ids, folder, trust_remote_code=trusted)
         rehearse_dialect(dialect, tokenizer)
     except (OSError, TemplateError) as error:
         raise ConfigError(f"policy.model: {error}") from error
@@ -255,8 +256,8 @@ async def _start_engine(runtime: Runtime[RolloutConfig], model: "_ModelFolder") 
     from services.rollout.adapters.vllm_options import ServedModel
     from services.rollout.adapters.vllm_start import start_engines
 
-    # Nothing but the policy's own end of turn: a stop at `</tool_call>` would cut thinking and
-    # arguments that name the tag, and the policy would never learn to end its turn.
+    # Nothing but the dialect's and the model's ends of a turn: a stop at `</tool_call>` would cut
+    # thinking and arguments that name the tag, and the policy would never learn to end its turn.
     stop = model.dialect.stop_ids
     return await start_engines(
         config.engine, ServedModel(model.folder, runtime.shared.policy, stop)

@@ -22,7 +22,7 @@ from services.common.domain.policy import PolicyId
 from services.common.errors import ConfigError
 from services.common.log import get_logger
 from services.rollout.adapters.vllm_answers import check_completion, sampled_logprobs
-from services.rollout.adapters.vllm_arguments import parse_arguments
+from services.rollout.adapters.vllm_arguments import parse_arguments, shorten_refusal
 from services.rollout.adapters.vllm_options import (
     ServedModel,
     engine_options,
@@ -262,4 +262,4 @@ def _create_llm(options: dict[str, Any]) -> "AsyncLLM":
         return AsyncLLM.from_engine_args(AsyncEngineArgs(**options))
     except ValueError as error:
         # Said before any process is started, of options that do not go together.
-        raise ConfigError(f"rollout.engine: vLLM refuses it: {error}") from error
+        raise ConfigError(f"rollout.engine: vLLM refuses it: {shorten_refusal(error)}") from error

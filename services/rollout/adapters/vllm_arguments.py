@@ -72,11 +72,15 @@ def _parse_one(parser: argparse.ArgumentParser, flag: argparse.Action, value: An
     try:
         parsed, left = parser.parse_known_args(_make_words(flag, value))
     except argparse.ArgumentError as error:
-        # The rest of pydantic's messages is a link.
-        raise ValueError(" ".join(error.message.split(" [type=")[0].split())) from error
+        raise ValueError(shorten_refusal(error.message)) from error
     if left:
         raise ValueError(f"expected one value; got {json.dumps(value)}")
     return getattr(parsed, flag.dest)
+
+
+def shorten_refusal(refusal: object) -> str:
+    """Return one line of what vLLM says; of pydantic's messages the rest is types and a link."""
+    return " ".join(str(refusal).split(" [type=")[0].split())
 
 
 def _make_words(flag: argparse.Action, value: Any) -> list[str]:

@@ -2,16 +2,21 @@
 
 import argparse
 import json
+import multiprocessing
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from services.common.errors import ConfigError
+from services.common.spec import PolicyConfig
 from services.rollout.adapters import vllm_arguments
 from services.rollout.adapters.vllm_arguments import check_engine_options, parse_arguments
-from services.rollout.adapters.vllm_options import set_environment
+from services.rollout.adapters.vllm_options import ServedModel, set_environment
+from services.rollout.adapters.vllm_start import start_engines
 from services.rollout.config.engine_options import OWN_KEYS, REASONS
 from services.rollout.config.rollout import EngineConfig
+from tests.support.tiny_model import make_model
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -87,3 +92,15 @@ def test_vllms_own_parser_is_asked_and_knows_all_that_is_refused() -> None:
     from vllm.engine.arg_utils import AsyncEngineArgs
 
     assert {*OWN_KEYS, *REASONS} <= {field.name for field in fields(AsyncEngineArgs)}
+
+
+@pytest.mark.slow
+@pytest.mark.engine
+@pytest.mark.filterwarnings("default")
+async def test_options_reach_vllm_which_refuses_what_does_not_go_together(tmp_path: Path) -> None:
+    make_model(tmp_path)
+    config = EngineConfig(device="cpu", options={"long_prefill_token_threshold": 4096})
+    policy = PolicyConfig(model=str(tmp_path), dtype="float32", max_model_len=1024)
+    with pytest.raises(ConfigError, match=r"rollout\.engine: vLLM refuses it: .*long_prefill"):
+        await start_engines(config, ServedModel(tmp_path, policy, ()))
+    assert not multiprocessing.active_children()
