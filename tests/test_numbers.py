@@ -47,6 +47,7 @@ ZERO_IS_MEANT = {
     "launcher.sky.registry_port": "any free one",
     "launcher.sky.provision.backoff_s": "no pause",
     "rollout.retry_pause_s": "no pause",
+    "rollout.limits.parse_errors": "the first one is the end",
     "learner.max_staleness": "strictly on policy",
     "learner.max_requeues": "a dropped group is given up",
     "learner.weights.port": "any free one",

@@ -129,8 +129,9 @@ async def _connect_peers(
         worker_id=runtime.worker_id,
         renew_interval_s=config.renew_interval_s,
     )
+    limits = config.attempt_limits(runtime.shared.policy.max_model_len)
     runner = AttemptRunner(
-        engine, environment, model.tokenizer, model.dialect, config.limits, watchdog=watchdog
+        engine, environment, model.tokenizer, model.dialect, limits, watchdog=watchdog
     )
     weights = partial(rpc.channel, token=runtime.token, tls=runtime.tls, peer="learner")
     feed = PolicyClient(learner, identity, epoch, weights=weights)

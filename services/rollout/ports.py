@@ -70,6 +70,10 @@ class Tokenizer(Protocol):
         """Return the text of `ids`, control tokens included."""
         ...
 
+    def token_starts(self, text: str) -> list[int]:
+        """Return for each token of `text` the character where it starts. Raises TemplateError."""
+        ...
+
     def apply_chat_template(
         self,
         messages: Sequence[Mapping[str, Any]],

@@ -1,6 +1,6 @@
 """The rollout's own words for its data: arrays and plain values, never protobuf."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -79,6 +79,19 @@ class Completion:
     spans: tuple[PolicySpan, ...]
     cut: bool
     timed_out: bool = False
+
+
+def join_completions(pieces: Sequence[Completion]) -> Completion:
+    """Return one turn that was sampled in several requests; it ends as the last one did."""
+    if len(pieces) == 1:
+        return pieces[0]
+    return Completion(
+        np.concatenate([piece.token_ids for piece in pieces]),
+        np.concatenate([piece.logprobs for piece in pieces]),
+        tuple(span for piece in pieces for span in piece.spans),
+        pieces[-1].cut,
+        pieces[-1].timed_out,
+    )
 
 
 # What a policy had no time for.

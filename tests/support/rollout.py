@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import cache
-from typing import Literal
+from typing import Any, Literal
 
 from services.common.domain.attempts import AttemptKey, Grade, ToolOutcome
 from services.common.domain.policy import PolicyId
@@ -12,7 +12,8 @@ from services.rollout.adapters.dialect_choice import choose_dialect
 from services.rollout.adapters.fake import FakeEngine, Script
 from services.rollout.adapters.tokenizer import TransformersTokenizer
 from services.rollout.config.rollout import DialectConfig
-from services.rollout.episodes.episode import Attempt, AttemptLimits, AttemptRunner
+from services.rollout.episodes.attempt_limits import AttemptLimits
+from services.rollout.episodes.episode import Attempt, AttemptRunner
 from services.rollout.ports import Dialect, EnvironmentLost
 from services.rollout.types import EpisodeInfo, OpenRequest, PromptFacts, Sampling, Tool, ToolResult
 from tools.tiny_policy.tokenizer import train_tokenizer
@@ -34,16 +35,17 @@ def dialect(name: Literal["template", "full"] = "template") -> Dialect:
     return choose_dialect("", tokenizer(), DialectConfig(name=name))
 
 
-def limits(**changes: float) -> AttemptLimits:
-    values = {
+def limits(**changes: Any) -> AttemptLimits:
+    values: dict[str, Any] = {
         "max_turns": 4,
         "max_input_length": 2000,
         "max_generate_length": 200,
+        "max_model_len": 4000,
         "attempt_timeout_s": 5.0,
         "call_timeout_s": 2.0,
         "grade_timeout_s": 0.5,
     }
-    return AttemptLimits(**{**values, **changes})  # pyright: ignore[reportArgumentType]
+    return AttemptLimits(**{**values, **changes})
 
 
 def attempt(index: int = 0, budget_s: float = 10.0) -> Attempt:
@@ -51,10 +53,12 @@ def attempt(index: int = 0, budget_s: float = 10.0) -> Attempt:
 
 
 def turns(*texts: str) -> Script:
-    """A policy that writes these texts, one a turn, and repeats the last."""
+    """A policy that writes these texts, one a turn, and repeats the last; one that was cut it
+    takes up where it was."""
 
     def write(text: str) -> str:
-        return texts[min(text.count("<|im_start|>assistant") - 1, len(texts) - 1)]
+        begun = text.split("<|im_start|>assistant\n")
+        return texts[min(len(begun) - 2, len(texts) - 1)].removeprefix(begun[-1])
 
     return write
 
@@ -130,7 +134,7 @@ def runner(
     *,
     name: Literal["template", "full"] = "template",
     seconds: float = 0.0,
-    **changes: float,
+    **changes: Any,
 ) -> AttemptRunner:
     fake = engine(turns(*texts), seconds)
     return AttemptRunner(fake, environment, tokenizer(), dialect(name), limits(**changes))

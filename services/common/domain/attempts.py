@@ -28,6 +28,9 @@ class StopReason(StrEnum):
     CONTEXT_OVERFLOW = "context_overflow"
     GENERATION_LENGTH = "generation_length"
     TIMEOUT = "timeout"
+    MAX_SAMPLED_TOKENS = "max_sampled_tokens"
+    MAX_CALLS = "max_calls"
+    MAX_PARSE_ERRORS = "max_parse_errors"
 
 
 class FailureKind(StrEnum):

@@ -133,6 +133,8 @@ def estimate_engine(
     cache = options["kv_cache_memory_bytes"]
     split = min(parallel, model.kv_heads)
     tokens = min(max_len, section["max_input_length"] + section["max_generate_length"])
+    if section.get("limits", {}).get("on_cut") == "continue":
+        tokens = max_len
     return EngineMemory(
         weights=model.parameters * width // parallel,
         sequence=model.kv_bytes(width) * tokens // split,

@@ -116,6 +116,9 @@ _LIMITS = {
     StopReason.CONTEXT_OVERFLOW: "rollout.max_input_length",
     StopReason.GENERATION_LENGTH: "rollout.max_generate_length",
     StopReason.TIMEOUT: "rollout.attempt_timeout_s",
+    StopReason.MAX_SAMPLED_TOKENS: "rollout.limits.sampled_tokens",
+    StopReason.MAX_CALLS: "rollout.limits.calls",
+    StopReason.MAX_PARSE_ERRORS: "rollout.limits.parse_errors",
 }
 
 

@@ -1,6 +1,7 @@
 """The tokenizer of a Hugging Face folder."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -35,13 +36,13 @@ class TransformersTokenizer:
         return self._tokenizer
 
     def encode(self, text: str) -> list[int]:
-        try:
+        with _refusing_text(text):
             return list(self._tokenizer.encode(text, add_special_tokens=False))
-        except TypeError as error:
-            # What it says of text that is no UTF-8, such as half of a character.
-            raise TemplateError(
-                f"a text cannot be tokenised: {_shorten_text(ascii(text))}"
-            ) from error
+
+    def token_starts(self, text: str) -> list[int]:
+        with _refusing_text(text):
+            encoded = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+            return [start for start, _ in encoded["offset_mapping"]]
 
     def decode(self, ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
@@ -80,6 +81,16 @@ class TransformersTokenizer:
                 raise
         # A template that goes through tools in any case.
         return TEMPLATES.render_template(tools=[], **asked)
+
+
+@contextmanager
+def _refusing_text(text: str) -> Generator[None]:
+    """Raise TemplateError for what the tokenizer says of text that is no UTF-8, such as half of a
+    character."""
+    try:
+        yield
+    except TypeError as error:
+        raise TemplateError(f"a text cannot be tokenised: {_shorten_text(ascii(text))}") from error
 
 
 def _shorten_text(text: str) -> str:

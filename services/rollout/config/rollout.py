@@ -9,7 +9,7 @@ from services.common.errors import ConfigError
 from services.common.number_ranges import Count, Seconds, Tokens
 from services.common.spec import ServiceConfig, SharedConfig
 from services.rollout.config.engine_options import OptionsContext, find_refusals
-from services.rollout.episodes.episode import AttemptLimits
+from services.rollout.episodes.attempt_limits import AttemptLimits, Side
 from services.rollout.work.worker import WorkerOptions
 
 
@@ -26,6 +26,25 @@ class DialectConfig(ConfigModel):
     reasoning: str = ""
     # Variables of the chat template, or fields of the family's renderer: enable_thinking = false.
     options: dict[str, Any] = Field(default_factory=dict[str, Any])
+
+
+class LimitsConfig(ConfigModel):
+    """What ends an attempt besides its turns, its length and its time, and how much of a tool's
+    answer is shown. A limit that is absent does not bound."""
+
+    # Tokens that the policy may write in the whole attempt, thinking included.
+    sampled_tokens: Tokens | None = None
+    # Tool calls that are executed; one more ends the attempt.
+    calls: Count | None = None
+    # Malformed calls that the policy is told of; one more ends the attempt.
+    parse_errors: int | None = Field(default=None, ge=0, le=1_000_000)
+    # Tokens of one tool's answer that the policy reads. The verifier reads the whole answer.
+    observation_tokens: Tokens | None = None
+    # The side of a longer answer that is left out, with a mark that says how much.
+    observation_side: Side = "middle"
+    # A turn that runs into max_generate_length without a call: "end" ends the attempt, "continue"
+    # has the policy go on with the turn in another request.
+    on_cut: Literal["end", "continue"] = "end"
 
 
 class EngineConfig(ConfigModel):
@@ -100,26 +119,32 @@ class RolloutConfig(ServiceConfig):
     # is reported in the log, with all stacks.
     stall_s: Seconds = 120.0
     dialect: DialectConfig = DialectConfig()
+    limits: LimitsConfig = LimitsConfig()
     engine: EngineConfig = EngineConfig()
 
     def check(self, shared: SharedConfig) -> None:
-        needed, room = self.max_input_length + self.max_generate_length, shared.policy.max_model_len
-        if needed > room:
+        if self.max_input_length >= (room := shared.policy.max_model_len):
             raise ConfigError(
-                f"policy.max_model_len: {room} is less than rollout.max_input_length +"
-                f" rollout.max_generate_length, {self.max_input_length} +"
-                f" {self.max_generate_length}: raise the former or lower the latter"
+                f"policy.max_model_len: {room} is less than rollout.max_input_length + 1,"
+                f" {self.max_input_length} + 1: raise the former or lower the latter"
             )
 
-    @property
-    def limits(self) -> AttemptLimits:
+    def attempt_limits(self, max_model_len: int) -> AttemptLimits:
+        """Return the bounds of an attempt with a policy of this length."""
         return AttemptLimits(
             max_turns=self.max_turns,
             max_input_length=self.max_input_length,
             max_generate_length=self.max_generate_length,
+            max_model_len=max_model_len,
             attempt_timeout_s=self.attempt_timeout_s,
             call_timeout_s=self.call_timeout_s,
             grade_timeout_s=self.grade_timeout_s,
+            sampled_tokens=self.limits.sampled_tokens,
+            calls=self.limits.calls,
+            parse_errors=self.limits.parse_errors,
+            observation_tokens=self.limits.observation_tokens,
+            observation_side=self.limits.observation_side,
+            continue_turns=self.limits.on_cut == "continue",
         )
 
     @property

@@ -14,19 +14,20 @@ from services.common.domain.attempts import (
     Grade,
     NoGradeReason,
     StopReason,
-    ToolOutcome,
 )
 from services.common.domain.trajectory import Trajectory, TurnTiming
 from services.common.parsing import run_aside
-from services.common.printable_text import one_line
 from services.common.watchdog import Watchdog
-from services.rollout.dialects.turns import PARSE_ERROR, ParseError, Reply, ToolCall, Turn
+from services.rollout.dialects.turns import Reply, Turn
+from services.rollout.episodes.attempt_limits import AttemptLimits, TurnBudget
 from services.rollout.episodes.attempt_record import (
     AttemptState,
     compute_digests,
     make_failed_trajectory,
     make_finished_trajectory,
 )
+from services.rollout.episodes.call_execution import TurnOutcome, execute_calls
+from services.rollout.episodes.observation_cut import ObservationCutter
 from services.rollout.episodes.transcript import Transcript
 from services.rollout.ports import (
     Clock,
@@ -41,7 +42,7 @@ from services.rollout.ports import (
     TemplateError,
     Tokenizer,
 )
-from services.rollout.types import Completion, OpenRequest, Sampling, ToolResult
+from services.rollout.types import Completion, OpenRequest, Sampling, join_completions
 
 # Called with `prompt`, `completion` or `observation` and a text, as they happen.
 Observer = Callable[[str, str], None]
@@ -49,10 +50,6 @@ Observer = Callable[[str, str], None]
 _GENERATE = "generate"
 # Outcome of a turn that called nothing.
 NO_CALL = "no_call"
-# Told apart of what a policy writes, and how much of each; the contract bounds both.
-_NAMES, _NAME_CHARACTERS = 8, 200
-# Outcomes after which the state of the environment cannot be known or reached.
-LOST_OUTCOMES = (ToolOutcome.SESSION_LOST, ToolOutcome.OUTCOME_UNKNOWN)
 # An attempt that had less than this share of its time, because its group or episode ended sooner,
 # says nothing about the policy.
 MIN_TIME_SHARE = 0.5
@@ -68,22 +65,6 @@ class OutOfTime(Exception):
 
 class CutShort(Exception):
     """Time ran out, and not by what the policy did: such an attempt must not count."""
-
-
-@dataclass(frozen=True, slots=True)
-class AttemptLimits:
-    """Bounds of one attempt; lengths in tokens, times in seconds.
-
-    `max_input_length` is checked before each turn against everything so far;
-    `max_generate_length` bounds each turn.
-    """
-
-    max_turns: int
-    max_input_length: int
-    max_generate_length: int
-    attempt_timeout_s: float
-    call_timeout_s: float
-    grade_timeout_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +97,7 @@ class AttemptRunner:
         self._tokenizer = tokenizer
         self._dialect = dialect
         self._limits = limits
+        self._cutter = ObservationCutter(tokenizer, limits)
         self._clock = clock
 
     async def run_attempt(self, attempt: Attempt, observe: Observer | None = None) -> Trajectory:
@@ -181,9 +163,9 @@ class AttemptRunner:
         state.messages.append({"role": "user", "content": info.facts.task})
         observe("prompt", self._tokenizer.decode(prompt_ids))
         while True:
-            if len(state.transcript) > self._limits.max_input_length:
-                return StopReason.CONTEXT_OVERFLOW
-            stop = await self._play_turn(attempt.sampling, episode, state, observe)
+            transcript = state.transcript
+            stop = self._limits.refuses_turn(len(transcript), transcript.sampled)
+            stop = stop or await self._play_turn(attempt.sampling, episode, state, observe)
             if stop is not None:
                 return stop
 
@@ -193,24 +175,23 @@ class AttemptRunner:
         """Play one policy turn and its tool calls; None when there is a next turn."""
         began = self._clock()
         shown = len(state.transcript)
-        completion = await self._generate_turn(state, sampling)
+        completion, budget = await self._sample_turn(state, sampling)
         if completion.timed_out and not len(completion.token_ids):
             return StopReason.TIMEOUT
-        state.transcript.add_completion(completion, sampling.temperature)
         state.counts.turns += 1
         sampled = self._clock()
         turn = await self._read_turn(completion, shown, episode, state, observe)
         # There is no time left for what a cut turn asks for.
         calls = () if state.is_single_turn or completion.timed_out else turn.items
         async with self._within_time(state):
-            replies, env_done = await self._execute_calls(calls, episode, state)
+            outcome = await execute_calls(calls, episode, state, self._limits)
         state.turns.append(
             TurnTiming(sampled - began, self._clock() - sampled, shown, len(completion.token_ids))
         )
-        stop = self._stop_reason(turn, completion, state, env_done=env_done)
+        stop = self._stop_reason(turn, completion, budget, outcome, state)
         if stop is not None:
             return stop
-        await self._show_replies(replies, completion, state, observe)
+        await self._show_replies(outcome.replies, completion, state, observe)
         return None
 
     async def _show_replies(
@@ -226,17 +207,41 @@ class AttemptRunner:
         written = completion.token_ids.tolist()
         before = state.transcript.token_ids[: len(state.transcript) - len(written)]
         texts = [self._dialect.reply_text(reply) for reply in replies]
-        ids = await run_aside(
-            sum(map(len, texts)), lambda: self._dialect.bridge_ids(before, written, replies, tools)
-        )
-        state.transcript.add_observation(ids)
-        state.messages += [{"role": "tool", "content": text} for text in texts]
-        for text in texts:
-            observe("observation", text)
 
-    async def _generate_turn(self, state: AttemptState, sampling: Sampling) -> Completion:
-        """Sample one turn, in a stage of its own: the engine stands still when no turn of any
-        attempt ends.
+        def show() -> tuple[list[Reply], list[int]]:
+            cut = [self._cutter.cut_reply(reply) for reply in replies]
+            return cut, self._dialect.bridge_ids(before, written, cut, tools)
+
+        cut, ids = await run_aside(sum(map(len, texts)), show)
+        state.transcript.add_observation(ids)
+        # The verifier reads what the tools answered, whatever the policy was shown of it.
+        state.messages += [{"role": "tool", "content": text} for text in texts]
+        for reply in cut:
+            observe("observation", self._dialect.reply_text(reply))
+
+    async def _sample_turn(
+        self, state: AttemptState, sampling: Sampling
+    ) -> tuple[Completion, TurnBudget]:
+        """Sample one turn, in as many requests as it may take, and return the budget that bounds
+        it at its end, too.
+
+        Without a token, its time was over before the first."""
+        transcript, pieces = state.transcript, list[Completion]()
+        while True:
+            budget = self._limits.turn_budget(len(transcript), transcript.sampled)
+            if budget.tokens < 1:
+                return join_completions(pieces), budget
+            piece = await self._generate_piece(state, sampling, budget.tokens)
+            transcript.add_completion(piece, sampling.temperature)
+            pieces.append(piece)
+            if not piece.cut or not self._limits.continues_turn(budget):
+                return join_completions(pieces), budget
+
+    async def _generate_piece(
+        self, state: AttemptState, sampling: Sampling, most: int
+    ) -> Completion:
+        """Sample in a stage of its own: the engine stands still when no request of any attempt
+        ends.
 
         The engine keeps the time itself: what is sampled when it is over is the policy's like
         all else."""
@@ -245,7 +250,7 @@ class AttemptRunner:
         with stage, trace.span(_GENERATE, facts):
             async with self._within_time(state, ENGINE_GRACE_S):
                 completion = await self._engine.generate(
-                    transcript.for_engine(), sampling, self._limits.max_generate_length, left
+                    transcript.for_engine(), sampling, most, left
                 )
         self._watchdog.note_progress(_GENERATE)
         return completion
@@ -282,54 +287,22 @@ class AttemptRunner:
         return turn
 
     def _stop_reason(
-        self, turn: Turn, completion: Completion, state: AttemptState, *, env_done: bool
+        self,
+        turn: Turn,
+        completion: Completion,
+        budget: TurnBudget,
+        outcome: TurnOutcome,
+        state: AttemptState,
     ) -> StopReason | None:
-        if turn.done or env_done:
-            return StopReason.DONE
+        if turn.done or outcome.stop is not None:
+            return outcome.stop or StopReason.DONE
         if completion.timed_out:
             return StopReason.TIMEOUT
         if completion.cut and (state.is_single_turn or not turn.has_call):
-            return StopReason.GENERATION_LENGTH
+            return budget.reason
         if state.is_single_turn:
             return StopReason.DONE
-        if state.counts.turns >= self._limits.max_turns:
-            return StopReason.MAX_TURNS
-        return None
-
-    async def _execute_calls(
-        self, calls: Sequence[ToolCall | ParseError], episode: Episode, state: AttemptState
-    ) -> tuple[list[Reply], bool]:
-        """Return the replies to all calls in order, and whether the environment ended the
-        episode."""
-        replies: list[Reply] = []
-        state.counts.malformed_turns += any(isinstance(item, ParseError) for item in calls)
-        for item in calls:
-            if isinstance(item, ParseError):
-                state.counts.parse_errors += 1
-                _count_name(state.counts.parse_messages, item.message)
-                replies.append(Reply(item, PARSE_ERROR, [item.message]))
-                continue
-            result = await self._call_tool(item, episode, state)
-            replies.append(Reply(item, result.outcome, result.parts))
-            if result.done:
-                return replies, True
-        return replies, False
-
-    async def _call_tool(self, call: ToolCall, episode: Episode, state: AttemptState) -> ToolResult:
-        counts = state.counts
-        counts.tool_calls += 1
-        counts.repeats += (call.name, call.arguments_json) in state.calls_made
-        state.calls_made.add((call.name, call.arguments_json))
-        result = await episode.call_tool(
-            call.name, call.arguments_json, self._limits.call_timeout_s
-        )
-        if result.outcome is not ToolOutcome.OK:
-            counts.tool_errors[result.outcome] = counts.tool_errors.get(result.outcome, 0) + 1
-        if result.outcome is ToolOutcome.BAD_TOOL:
-            _count_name(counts.unknown_tools, call.name)
-        if result.outcome in LOST_OUTCOMES:
-            raise EnvironmentLost(f"{call.name}: {result.outcome}: {' '.join(result.parts)}")
-        return result
+        return self._limits.ends_attempt(state.counts, state.transcript.sampled)
 
     async def _grade_attempt(self, episode: Episode, state: AttemptState) -> Grade:
         """Return the grade of an attempt that ended by itself or by a limit."""
@@ -343,13 +316,6 @@ class AttemptRunner:
             return Grade(reason=NoGradeReason.INSTANCE_LOST, detail=str(error))
         finally:
             state.counts.grade_s = self._clock() - began
-
-
-def _count_name(counts: dict[str, int], name: str) -> None:
-    """Count a name that the policy wrote; only the first few different ones are told apart."""
-    name = one_line(name, _NAME_CHARACTERS)
-    if name in counts or len(counts) < _NAMES:
-        counts[name] = counts.get(name, 0) + 1
 
 
 def _ignore_event(kind: str, text: str) -> None:

@@ -51,6 +51,11 @@ class Transcript:
         return self._ids
 
     @property
+    def sampled(self) -> int:
+        """Tokens that the policy wrote."""
+        return sum(map(len, self._logprobs))
+
+    @property
     def spans(self) -> tuple[Span, ...]:
         return tuple(span for span in self._spans if span.length)
 

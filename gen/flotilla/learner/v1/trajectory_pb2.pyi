@@ -54,13 +54,21 @@ class _StopReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._Enu
     """The policy said that it was done."""
     STOP_REASON_MAX_TURNS: _StopReason.ValueType  # 2
     STOP_REASON_CONTEXT_OVERFLOW: _StopReason.ValueType  # 3
-    """The next turn would not have fitted into max_input_length."""
+    """The next turn would not have fitted into max_input_length, or a turn was cut
+    at max_model_len without a complete tool call.
+    """
     STOP_REASON_GENERATION_LENGTH: _StopReason.ValueType  # 4
     """A turn was cut at max_generate_length without a complete tool call."""
     STOP_REASON_TIMEOUT: _StopReason.ValueType  # 5
     """The attempt used up its wall-clock budget. The turn that it was in belongs to
     it as far as it was sampled.
     """
+    STOP_REASON_MAX_SAMPLED_TOKENS: _StopReason.ValueType  # 6
+    """The policy has written limits.sampled_tokens."""
+    STOP_REASON_MAX_CALLS: _StopReason.ValueType  # 7
+    """The policy made more calls than limits.calls; those were executed."""
+    STOP_REASON_MAX_PARSE_ERRORS: _StopReason.ValueType  # 8
+    """The policy made more malformed calls than limits.parse_errors."""
 
 class StopReason(_StopReason, metaclass=_StopReasonEnumTypeWrapper):
     """Why an attempt that counts came to its end."""
@@ -70,13 +78,21 @@ STOP_REASON_DONE: StopReason.ValueType  # 1
 """The policy said that it was done."""
 STOP_REASON_MAX_TURNS: StopReason.ValueType  # 2
 STOP_REASON_CONTEXT_OVERFLOW: StopReason.ValueType  # 3
-"""The next turn would not have fitted into max_input_length."""
+"""The next turn would not have fitted into max_input_length, or a turn was cut
+at max_model_len without a complete tool call.
+"""
 STOP_REASON_GENERATION_LENGTH: StopReason.ValueType  # 4
 """A turn was cut at max_generate_length without a complete tool call."""
 STOP_REASON_TIMEOUT: StopReason.ValueType  # 5
 """The attempt used up its wall-clock budget. The turn that it was in belongs to
 it as far as it was sampled.
 """
+STOP_REASON_MAX_SAMPLED_TOKENS: StopReason.ValueType  # 6
+"""The policy has written limits.sampled_tokens."""
+STOP_REASON_MAX_CALLS: StopReason.ValueType  # 7
+"""The policy made more calls than limits.calls; those were executed."""
+STOP_REASON_MAX_PARSE_ERRORS: StopReason.ValueType  # 8
+"""The policy made more malformed calls than limits.parse_errors."""
 global___StopReason = StopReason
 
 class _FailureKind:
@@ -374,8 +390,13 @@ class TurnTiming(google.protobuf.message.Message):
     TOOLS_FIELD_NUMBER: builtins.int
     PROMPT_TOKENS_FIELD_NUMBER: builtins.int
     GENERATED_TOKENS_FIELD_NUMBER: builtins.int
+    REWARD_FIELD_NUMBER: builtins.int
     prompt_tokens: builtins.int
     generated_tokens: builtins.int
+    reward: builtins.float
+    """Sum of the rewards that the environment gave for the turn's calls; absent
+    where it gave none. From -1e6 to 1e6.
+    """
     @property
     def generate(self) -> google.protobuf.duration_pb2.Duration: ...
     @property
@@ -387,9 +408,11 @@ class TurnTiming(google.protobuf.message.Message):
         tools: google.protobuf.duration_pb2.Duration | None = ...,
         prompt_tokens: builtins.int = ...,
         generated_tokens: builtins.int = ...,
+        reward: builtins.float | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["generate", b"generate", "tools", b"tools"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["generate", b"generate", "generated_tokens", b"generated_tokens", "prompt_tokens", b"prompt_tokens", "tools", b"tools"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_reward", b"_reward", "generate", b"generate", "reward", b"reward", "tools", b"tools"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_reward", b"_reward", "generate", b"generate", "generated_tokens", b"generated_tokens", "prompt_tokens", b"prompt_tokens", "reward", b"reward", "tools", b"tools"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_reward", b"_reward"]) -> typing.Literal["reward"] | None: ...
 
 global___TurnTiming = TurnTiming
 

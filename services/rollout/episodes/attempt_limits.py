@@ -1,0 +1,69 @@
+"""Bounds of one attempt, and what is left below them. Pure."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from services.common.domain.attempts import StopReason
+from services.common.domain.trajectory import Counts
+
+Side = Literal["head", "tail", "middle"]
+
+
+@dataclass(frozen=True, slots=True)
+class TurnBudget:
+    """Tokens that a request may sample, and how an attempt ends that they were too few for."""
+
+    tokens: int
+    reason: StopReason
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptLimits:
+    """Bounds of one attempt; lengths in tokens, times in seconds, None where there is none.
+
+    `max_input_length` is checked before each turn against everything so far;
+    `max_generate_length` bounds each request, and with it each turn unless `continue_turns`.
+    Longer answers of tools lose the `observation_side`.
+    """
+
+    max_turns: int
+    max_input_length: int
+    max_generate_length: int
+    max_model_len: int
+    attempt_timeout_s: float
+    call_timeout_s: float
+    grade_timeout_s: float
+    sampled_tokens: int | None = None
+    calls: int | None = None
+    parse_errors: int | None = None
+    observation_tokens: int | None = None
+    observation_side: Side = "middle"
+    continue_turns: bool = False
+
+    def turn_budget(self, tokens: int, sampled: int) -> TurnBudget:
+        """Return what the next request may sample after `tokens`, of which `sampled` were."""
+        bounds = [
+            TurnBudget(self.max_generate_length, StopReason.GENERATION_LENGTH),
+            TurnBudget(self.max_model_len - tokens, StopReason.CONTEXT_OVERFLOW),
+        ]
+        if self.sampled_tokens is not None:
+            left = self.sampled_tokens - sampled
+            bounds.append(TurnBudget(left, StopReason.MAX_SAMPLED_TOKENS))
+        return min(bounds, key=lambda bound: bound.tokens)
+
+    def refuses_turn(self, tokens: int, sampled: int) -> StopReason | None:
+        """Return why no further turn begins after `tokens`; None where one does."""
+        if tokens > self.max_input_length:
+            return StopReason.CONTEXT_OVERFLOW
+        budget = self.turn_budget(tokens, sampled)
+        return budget.reason if budget.tokens < 1 else None
+
+    def continues_turn(self, budget: TurnBudget) -> bool:
+        """True when a turn that `budget` has cut goes on in another request."""
+        return self.continue_turns and budget.reason is StopReason.GENERATION_LENGTH
+
+    def ends_attempt(self, counts: Counts, sampled: int) -> StopReason | None:
+        """Return why no turn follows one that has been played; None where one does."""
+        if self.sampled_tokens is not None and sampled >= self.sampled_tokens:
+            return StopReason.MAX_SAMPLED_TOKENS
+        return StopReason.MAX_TURNS if counts.turns >= self.max_turns else None

@@ -1,0 +1,78 @@
+"""The calls of one turn, executed, and the replies to them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from services.common.domain.attempts import StopReason, ToolOutcome
+from services.common.printable_text import one_line
+from services.rollout.dialects.turns import PARSE_ERROR, ParseError, Reply, ToolCall
+from services.rollout.episodes.attempt_limits import AttemptLimits
+from services.rollout.episodes.attempt_record import AttemptState
+from services.rollout.ports import EnvironmentLost, Episode
+from services.rollout.types import ToolResult
+
+# Told apart of what a policy writes, and how much of each; the contract bounds both.
+_NAMES, _NAME_CHARACTERS = 8, 200
+# Outcomes after which the state of the environment cannot be known or reached.
+LOST_OUTCOMES = (ToolOutcome.SESSION_LOST, ToolOutcome.OUTCOME_UNKNOWN)
+
+
+@dataclass(slots=True)
+class TurnOutcome:
+    """Outcome of a turn's calls: the replies in order, and what ended the attempt, if anything."""
+
+    replies: list[Reply] = field(default_factory=list[Reply])
+    stop: StopReason | None = None
+
+
+async def execute_calls(
+    calls: Sequence[ToolCall | ParseError],
+    episode: Episode,
+    state: AttemptState,
+    limits: AttemptLimits,
+) -> TurnOutcome:
+    """Execute the calls in order, as far as the limits and the environment allow.
+
+    Raises EnvironmentLost."""
+    outcome, counts = TurnOutcome(), state.counts
+    counts.malformed_turns += any(isinstance(item, ParseError) for item in calls)
+    for item in calls:
+        if isinstance(item, ParseError):
+            counts.parse_errors += 1
+            _count_name(counts.parse_messages, item.message)
+            outcome.replies.append(Reply(item, PARSE_ERROR, [item.message]))
+        elif limits.calls is not None and counts.tool_calls >= limits.calls:
+            outcome.stop = StopReason.MAX_CALLS
+        else:
+            result = await _call_tool(item, episode, state, limits)
+            outcome.replies.append(Reply(item, result.outcome, result.parts))
+            outcome.stop = StopReason.DONE if result.done else None
+        if limits.parse_errors is not None and counts.parse_errors > limits.parse_errors:
+            outcome.stop = StopReason.MAX_PARSE_ERRORS
+        if outcome.stop is not None:
+            break
+    return outcome
+
+
+async def _call_tool(
+    call: ToolCall, episode: Episode, state: AttemptState, limits: AttemptLimits
+) -> ToolResult:
+    counts = state.counts
+    counts.tool_calls += 1
+    counts.repeats += (call.name, call.arguments_json) in state.calls_made
+    state.calls_made.add((call.name, call.arguments_json))
+    result = await episode.call_tool(call.name, call.arguments_json, limits.call_timeout_s)
+    if result.outcome is not ToolOutcome.OK:
+        counts.tool_errors[result.outcome] = counts.tool_errors.get(result.outcome, 0) + 1
+    if result.outcome is ToolOutcome.BAD_TOOL:
+        _count_name(counts.unknown_tools, call.name)
+    if result.outcome in LOST_OUTCOMES:
+        raise EnvironmentLost(f"{call.name}: {result.outcome}: {' '.join(result.parts)}")
+    return result
+
+
+def _count_name(counts: dict[str, int], name: str) -> None:
+    """Count a name that the policy wrote; only the first few different ones are told apart."""
+    name = one_line(name, _NAME_CHARACTERS)
+    if name in counts or len(counts) < _NAMES:
+        counts[name] = counts.get(name, 0) + 1

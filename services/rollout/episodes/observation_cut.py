@@ -1,0 +1,38 @@
+"""Answers of tools that are too long for the policy: cut by tokens, with a mark that says so."""
+
+from services.rollout.dialects.inert_text import InertText
+from services.rollout.dialects.turns import Reply
+from services.rollout.episodes.attempt_limits import AttemptLimits
+from services.rollout.ports import Tokenizer
+
+
+class ObservationCutter:
+    """Cutter of replies to `limits.observation_tokens` each; the mark comes on top."""
+
+    def __init__(self, tokenizer: Tokenizer, limits: AttemptLimits) -> None:
+        self._tokenizer = tokenizer
+        self._most = limits.observation_tokens
+        self._side = limits.observation_side
+        self._inert = InertText(tokenizer.control_tokens)
+
+    def cut_reply(self, reply: Reply) -> Reply:
+        """Return the reply as the policy is shown it. Raises TemplateError."""
+        # No token is shorter than a byte.
+        if self._most is None or len(reply.text.encode(errors="surrogatepass")) <= self._most:
+            return reply
+        # A control token is one token, and many once it is broken up for the policy.
+        text = self._inert.clean_text(reply.text)
+        starts = self._tokenizer.token_starts(text)
+        if len(starts) <= self._most:
+            return reply
+        return Reply(reply.item, reply.outcome, [self._cut_text(text, starts, self._most)])
+
+    def _cut_text(self, text: str, starts: list[int], most: int) -> str:
+        tail = {"head": most, "tail": 0, "middle": most // 2}[self._side]
+        head = most - tail
+        lines = [
+            text[: starts[head]],
+            f"[... {len(starts) - most:,} tokens left out ...]",
+            text[starts[-tail] :] if tail else "",
+        ]
+        return "\n".join(line for line in lines if line)
