@@ -27,6 +27,7 @@ from services.rollout.adapters.vllm_options import ServedModel
 from services.rollout.config.rollout import EngineConfig
 from services.rollout.types import Completion, Publication, Sampling
 from tests.e2e.wide_model import VOCAB, policy_section
+from tests.support.tiny_model import make_sparse_model
 
 pytestmark = [
     pytest.mark.engine,
@@ -134,9 +135,28 @@ async def sampled_and_checked(
 async def test_engine_and_trainer_agree_before_and_after_a_step(
     dtype: Dtype, tolerance: float, wide_folder: Path, tmp_path: Path
 ) -> None:
-    policy = policy_section(wide_folder, dtype)
     config = EngineConfig(device="cpu", max_num_seqs=ATTEMPTS)
-    engine = await VllmEngine.start_engine(config, ServedModel(wide_folder, policy, [TURN_END]))
+    await check_agreement(policy_section(wide_folder, dtype), config, tolerance, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 2])
+async def test_engine_and_trainer_agree_about_experts_before_and_after_a_step(
+    workers: int, tmp_path: Path
+) -> None:
+    """Also where each of two workers has a part of every expert."""
+    make_sparse_model(tmp_path / "model", vocab_size=VOCAB)
+    policy = PolicyConfig(model=str(tmp_path / "model"), dtype="float32", max_model_len=1024)
+    config = EngineConfig(device="cpu", max_num_seqs=ATTEMPTS, tensor_parallel=workers)
+    await check_agreement(policy, config, 1e-4, tmp_path)
+
+
+async def check_agreement(
+    policy: PolicyConfig, config: EngineConfig, tolerance: float, tmp_path: Path
+) -> None:
+    """Check an engine against a rank at the weights of its folder, and after a step of the rank."""
+    model = ServedModel(Path(policy.model), policy, [TURN_END])
+    engine = await VllmEngine.start_engine(config, model)
     try:
         with ranked(policy, tmp_path) as (rank, trained):
             first = announced(rank, 0)

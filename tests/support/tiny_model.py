@@ -37,10 +37,10 @@ def load_model(folder: Path) -> Qwen3ForCausalLM:
     return Qwen3ForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 
 
-def make_sparse_model(folder: Path) -> Qwen3MoeForCausalLM:
+def make_sparse_model(folder: Path, **sizes: Any) -> Qwen3MoeForCausalLM:
     """Write a tied-head model of one dense layer and one of experts, and a tokenizer; float32."""
     config = Qwen3MoeConfig(
-        **_sizes(folder),
+        **(_sizes(folder) | sizes),
         num_experts=4,
         num_experts_per_tok=2,
         # No multiple of what a CPU's kernel computes at once, which pads it.
