@@ -7,8 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
+from services.common.spec import PolicyConfig
 from services.rollout.adapters import vllm
+from services.rollout.adapters.engine_group import EngineGroup
+from services.rollout.adapters.vllm_options import ServedModel
+from services.rollout.adapters.vllm_start import start_engines
 from services.rollout.config.rollout import EngineConfig
 
 
@@ -35,3 +40,53 @@ async def test_a_start_that_is_cancelled_ends_the_engines_process(
     async with asyncio.timeout(20):
         while multiprocessing.active_children():  # noqa: ASYNC110
             await asyncio.sleep(0.02)
+
+
+class _StartedEngine:
+    def __init__(self) -> None:
+        self.closed = False
+
+    async def close(self) -> None:
+        self.closed = True
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[_StartedEngine]:
+    """Engines that have been started; the third start fails."""
+    engines: list[_StartedEngine] = []
+
+    async def start_engine(config: EngineConfig, model: Any, index: int = 0) -> _StartedEngine:
+        assert index == len(engines)
+        if index == 2:
+            raise RuntimeError("no memory")
+        engines.append(_StartedEngine())
+        return engines[-1]
+
+    monkeypatch.setattr(vllm.VllmEngine, "start_engine", start_engine)
+    return engines
+
+
+MODEL = ServedModel(Path("m"), PolicyConfig(model="m", max_model_len=8), ())
+
+
+async def test_engines_that_have_started_are_closed_when_another_does_not(
+    started: list[_StartedEngine],
+) -> None:
+    with pytest.raises(RuntimeError, match="no memory"):
+        await start_engines(EngineConfig(data_parallel=3), MODEL)
+    assert [engine.closed for engine in started] == [True, True]
+
+
+async def test_one_engine_stands_alone_and_two_are_a_group(started: list[_StartedEngine]) -> None:
+    assert await start_engines(EngineConfig(), MODEL) is started.pop()
+    assert isinstance(await start_engines(EngineConfig(data_parallel=2), MODEL), EngineGroup)
+    assert len(started) == 2
+
+
+@pytest.mark.usefixtures("started")
+@pytest.mark.parametrize(("stages", "told"), [(1, False), (2, True)])
+async def test_a_pipeline_is_said_to_be_untried(stages: int, told: bool) -> None:
+    options = {"pipeline_parallel_size": stages}
+    with capture_logs() as logs:
+        await start_engines(EngineConfig(options=options), MODEL)
+    assert any("pipeline parallel" in line["event"] for line in logs) is told
