@@ -178,8 +178,10 @@ class EpisodeInfo:
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """A tool's answer: text parts, and whether the environment ended the episode."""
+    """A tool's answer: text parts, whether the environment ended the episode, and the reward that
+    it gave for this step, if any."""
 
     outcome: ToolOutcome
     parts: tuple[str, ...]
     done: bool = False
+    reward: float | None = None

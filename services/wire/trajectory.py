@@ -203,12 +203,14 @@ def _encode_turn(turn: TurnTiming) -> trajectory_pb2.TurnTiming:
         tools=to_duration(turn.tools_s),
         prompt_tokens=turn.prompt_tokens,
         generated_tokens=turn.generated_tokens,
+        reward=turn.reward,
     )
 
 
 def _decode_turn(turn: trajectory_pb2.TurnTiming) -> TurnTiming:
     spent = (to_seconds(turn.generate), to_seconds(turn.tools))
-    return TurnTiming(*spent, turn.prompt_tokens, turn.generated_tokens)
+    reward = turn.reward if turn.HasField("reward") else None
+    return TurnTiming(*spent, turn.prompt_tokens, turn.generated_tokens, reward)
 
 
 def _encode_counts(counts: Counts) -> trajectory_pb2.TrajectoryCounts:

@@ -76,6 +76,10 @@ def turns(s: Submission, count: int) -> None:
     s.header.turns.extend([trajectory_pb2.TurnTiming(prompt_tokens=1)] * count)
 
 
+def step_reward(s: Submission, value: float) -> None:
+    s.header.turns.add(reward=value)
+
+
 def sequences(s: Submission, count: int) -> None:
     s.header.sequences.extend([s.header.sequences[0]] * (count - 1))
 
@@ -107,6 +111,8 @@ CASES: list[tuple[str, Spoil, tuple[str, str]]] = [
     ("a logprob that is not a number", lambda s: one_logprob(s, float("nan")), INVALID),
     ("an infinite logprob", lambda s: one_logprob(s, float("inf")), INVALID),
     ("a logprob of minus infinity", lambda s: one_logprob(s, float("-inf")), INVALID),
+    ("a reward of a step that is not a number", lambda s: step_reward(s, float("nan")), INVALID),
+    ("an infinite reward of a step", lambda s: step_reward(s, float("inf")), INVALID),
     ("a positive logprob", lambda s: one_logprob(s, 1e-3), INVALID),
     ("a logprob that no sampled token has", lambda s: one_logprob(s, -1e5), INVALID),
     # B21: the mask is made of the spans' authors.

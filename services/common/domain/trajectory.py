@@ -60,12 +60,14 @@ class Sequence:
 
 @dataclass(frozen=True, slots=True)
 class TurnTiming:
-    """Times of one turn, and its tokens."""
+    """Times of one turn, its tokens, and what the environment gave for its calls, if it gives
+    rewards by the step."""
 
     generate_s: float
     tools_s: float
     prompt_tokens: int
     generated_tokens: int
+    reward: float | None = None
 
 
 @dataclass(slots=True)

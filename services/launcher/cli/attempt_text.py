@@ -109,6 +109,8 @@ def _format_turn(parts: Sequence[Any], timing: Sequence[Any]) -> str:
     facts.append(f"mean logprob {total / max(count, 1):.3f}")
     for times in timing:
         facts.append(f"generate {times['generate_s']:.2f} s, tools {times['tools_s']:.2f} s")
+        if times["reward"] is not None:
+            facts.append(f"reward of the step {times['reward']:g}")
     return ", ".join(facts)
 
 

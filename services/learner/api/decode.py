@@ -223,6 +223,9 @@ def _check_trajectory(trajectory: Trajectory) -> None:
         raise MalformedRequestError("exactly one of reward, no_grade and failure must be set")
     if trajectory.partial_reward is not None:
         _check_reward("partial_reward", trajectory.partial_reward)
+    for number, turn in enumerate(trajectory.turns):
+        if turn.reward is not None and not math.isfinite(turn.reward):
+            raise MalformedRequestError(f"turns[{number}].reward is {turn.reward}")
     for name in ("detail", "suspicion"):
         if (size := len(getattr(trajectory, name))) > _MAX_DETAIL:
             raise MalformedRequestError(f"{name} has {size} characters; at most {_MAX_DETAIL}")

@@ -44,7 +44,13 @@ def summary_json(trajectory: Trajectory) -> str:
             "checks_failed": trajectory.checks_failed,
             "suspicion": trajectory.suspicion,
             "turns": [
-                [turn.generate_s, turn.tools_s, turn.prompt_tokens, turn.generated_tokens]
+                [
+                    turn.generate_s,
+                    turn.tools_s,
+                    turn.prompt_tokens,
+                    turn.generated_tokens,
+                    turn.reward,
+                ]
                 for turn in trajectory.turns
             ],
             "counts": asdict(trajectory.counts),

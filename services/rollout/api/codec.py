@@ -1,6 +1,7 @@
 """Conversion of the contracts to the rollout's own types and back."""
 
 import json
+import math
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -130,7 +131,9 @@ def _tool_from_pb(tool: env_pb.Tool) -> Tool:
 
 def tool_result_from_pb(response: env_pb.CallToolResponse, texts: Iterable[str]) -> ToolResult:
     """Convert a tool's answer; `texts` are what the policy reads of the parts."""
-    return ToolResult(TOOL_OUTCOMES.decode(response.outcome), tuple(texts), response.done)
+    given = response.HasField("reward") and math.isfinite(response.reward)
+    reward = response.reward if given else None
+    return ToolResult(TOOL_OUTCOMES.decode(response.outcome), tuple(texts), response.done, reward)
 
 
 def grade_from_pb(response: env_pb.GradeResponse) -> Grade:

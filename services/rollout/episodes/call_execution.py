@@ -19,10 +19,19 @@ LOST_OUTCOMES = (ToolOutcome.SESSION_LOST, ToolOutcome.OUTCOME_UNKNOWN)
 
 @dataclass(slots=True)
 class TurnOutcome:
-    """Outcome of a turn's calls: the replies in order, and what ended the attempt, if anything."""
+    """Outcome of a turn's calls: the replies in order, what ended the attempt, if anything, and the
+    sum of the environment's rewards, if it gave any."""
 
     replies: list[Reply] = field(default_factory=list[Reply])
     stop: StopReason | None = None
+    reward: float | None = None
+
+    def add_result(self, call: ToolCall, result: ToolResult) -> None:
+        self.replies.append(Reply(call, result.outcome, result.parts))
+        if result.done:
+            self.stop = StopReason.DONE
+        if result.reward is not None:
+            self.reward = (self.reward or 0.0) + result.reward
 
 
 async def execute_calls(
@@ -44,9 +53,7 @@ async def execute_calls(
         elif limits.calls is not None and counts.tool_calls >= limits.calls:
             outcome.stop = StopReason.MAX_CALLS
         else:
-            result = await _call_tool(item, episode, state, limits)
-            outcome.replies.append(Reply(item, result.outcome, result.parts))
-            outcome.stop = StopReason.DONE if result.done else None
+            outcome.add_result(item, await _call_tool(item, episode, state, limits))
         if limits.parse_errors is not None and counts.parse_errors > limits.parse_errors:
             outcome.stop = StopReason.MAX_PARSE_ERRORS
         if outcome.stop is not None:

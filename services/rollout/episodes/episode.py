@@ -186,7 +186,13 @@ class AttemptRunner:
         async with self._within_time(state):
             outcome = await execute_calls(calls, episode, state, self._limits)
         state.turns.append(
-            TurnTiming(sampled - began, self._clock() - sampled, shown, len(completion.token_ids))
+            TurnTiming(
+                sampled - began,
+                self._clock() - sampled,
+                shown,
+                len(completion.token_ids),
+                outcome.reward,
+            )
         )
         stop = self._stop_reason(turn, completion, budget, outcome, state)
         if stop is not None:

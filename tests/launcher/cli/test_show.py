@@ -64,7 +64,7 @@ def _played(group: GroupSpec, index: int, reward: float) -> Trajectory:
         checks_passed=passed if reward else (),
         checks_failed=() if reward else failed,
         suspicion="" if reward else "JUDGE ERROR: x\nApp a: 1",
-        turns=(TurnTiming(0.5, 0.25, 3, 1), TurnTiming(0.5, 0.0, 5, 1)),
+        turns=(TurnTiming(0.5, 0.25, 3, 1, 0.75), TurnTiming(0.5, 0.0, 5, 1)),
         counts=Counts(turns=2, tool_calls=1),
         facts=Facts(env_key=group.task.env_key, worker_id="rollout-1"),
     )
@@ -124,6 +124,8 @@ async def test_show_prints_prompt_turns_observation_reward_and_checks_in_plain_t
     assert ["observation", "room7"] in lines
     assert ["policy", "<done>"] in lines
     assert "turn 1       policy 1:4, 1 tokens, mean logprob -0.250" in output
+    assert output.count("tools 0.25 s, reward of the step 0.75\n") == 1
+    assert output.count("reward of the step") == 1, "the second turn got none"
     assert "reward 1, stop reason done" in output
     assert "worker rollout-1" in output
     assert "[C] booked" in output

@@ -293,6 +293,15 @@ async def test_the_environment_can_end_the_episode() -> None:
     assert trajectory.counts.tool_calls == 1
 
 
+async def test_rewards_of_the_steps_reach_the_trajectory_summed_by_turn() -> None:
+    given = iter([0.25, 0.5, None, -1.0])
+    environment = FakeEnvironment(lambda *_: ToolResult(ToolOutcome.OK, ("x",), reward=next(given)))
+    texts = [LOOK + OTHER, LOOK, LOOK, "<done>"]
+    trajectory = await runner(environment, texts).run_attempt(attempt())
+    assert [turn.reward for turn in trajectory.turns] == [0.75, None, -1.0, None]
+    assert trajectory.reward == 1.0, "the reward of an attempt is its grade"
+
+
 @pytest.mark.parametrize("outcome", [ToolOutcome.SESSION_LOST, ToolOutcome.OUTCOME_UNKNOWN])
 async def test_a_lost_session_is_a_failure_and_is_closed(outcome: ToolOutcome) -> None:
     environment = FakeEnvironment(lambda *_: ToolResult(outcome, ("gone",)))

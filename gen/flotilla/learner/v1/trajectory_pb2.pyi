@@ -395,7 +395,8 @@ class TurnTiming(google.protobuf.message.Message):
     generated_tokens: builtins.int
     reward: builtins.float
     """Sum of the rewards that the environment gave for the turn's calls; absent
-    where it gave none. From -1e6 to 1e6.
+    where it gave none. Finite, and recorded only: an attempt's reward is its
+    grade.
     """
     @property
     def generate(self) -> google.protobuf.duration_pb2.Duration: ...
