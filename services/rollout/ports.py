@@ -95,6 +95,16 @@ class Dialect(Protocol):
         """Ids that end a turn; the first is what the template itself ends one by."""
         ...
 
+    @property
+    def thinking_end_ids(self) -> "Sequence[int]":
+        """Ids that end a thinking which the policy does not end itself; empty where the family has
+        no mark for it."""
+        ...
+
+    def is_thinking(self, completion_ids: "Sequence[int]") -> bool:
+        """True when a turn of these ids ends inside its thinking."""
+        ...
+
     def prompt_ids(self, facts: "PromptFacts", tools: "Sequence[Tool]") -> list[int]:
         """Return the prompt of an episode, with the start of the first turn.
 

@@ -59,15 +59,16 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class PolicySpan:
-    """A run of sampled tokens and the weights that wrote it."""
+    """A run of tokens and the weights that wrote it; None for tokens that were put into the turn,
+    and not sampled."""
 
-    policy: PolicyId
+    policy: PolicyId | None
     length: int
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """One policy turn. `logprobs` are at the sampling temperature, one a token.
+    """One policy turn. `logprobs` are at the sampling temperature, one a sampled token.
 
     `spans` are in order and their lengths sum to the number of tokens; there is more than one
     when weights changed while it was sampled. `cut` is True when it ran into the token limit,

@@ -204,13 +204,20 @@ def _encode_turn(turn: TurnTiming) -> trajectory_pb2.TurnTiming:
         prompt_tokens=turn.prompt_tokens,
         generated_tokens=turn.generated_tokens,
         reward=turn.reward,
+        thinking_tokens=turn.thinking_tokens,
     )
 
 
 def _decode_turn(turn: trajectory_pb2.TurnTiming) -> TurnTiming:
-    spent = (to_seconds(turn.generate), to_seconds(turn.tools))
     reward = turn.reward if turn.HasField("reward") else None
-    return TurnTiming(*spent, turn.prompt_tokens, turn.generated_tokens, reward)
+    return TurnTiming(
+        to_seconds(turn.generate),
+        to_seconds(turn.tools),
+        turn.prompt_tokens,
+        turn.generated_tokens,
+        reward,
+        turn.thinking_tokens,
+    )
 
 
 def _encode_counts(counts: Counts) -> trajectory_pb2.TrajectoryCounts:

@@ -18,6 +18,8 @@ class Author(StrEnum):
     PROMPT = "prompt"
     POLICY = "policy"
     ENVIRONMENT = "environment"
+    # Put into a policy's turn, such as the end of a thinking over its budget: not sampled.
+    FORCED = "forced"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +62,15 @@ class Sequence:
 
 @dataclass(frozen=True, slots=True)
 class TurnTiming:
-    """Times of one turn, its tokens, and what the environment gave for its calls, if it gives
-    rewards by the step."""
+    """Times of one turn, its tokens, of which `thinking_tokens` are thinking, and what the
+    environment gave for its calls, if it gives rewards by the step."""
 
     generate_s: float
     tools_s: float
     prompt_tokens: int
     generated_tokens: int
     reward: float | None = None
+    thinking_tokens: int = 0
 
 
 @dataclass(slots=True)

@@ -10,7 +10,9 @@ Decode = Callable[[Sequence[int]], str]
 Attempt = dict[str, Any]
 
 _MARGIN = 13
-_STYLES = {"prompt": "dim", "policy": "cyan", "environment": "yellow"}
+_STYLES = {"prompt": "dim", "policy": "cyan", "environment": "yellow", "forced": "magenta"}
+# Authors of the tokens of one turn.
+_TURN_AUTHORS = ("policy", "forced")
 
 
 def draw_attempt(attempt: Attempt, decode: Decode) -> Text:
@@ -80,16 +82,17 @@ def _append_turns(
     text: Text, sequence: Sequence[Any], timings: Sequence[Any], decode: Decode
 ) -> None:
     turn = 0
-    for author, spans in groupby(sequence, key=lambda span: span["author"]):
+    for is_turn, spans in groupby(sequence, key=lambda span: span["author"] in _TURN_AUTHORS):
         parts = list(spans)
-        ids = [token for part in parts for token in part["token_ids"]]
-        label = "observation" if author == "environment" else str(author)
-        if author == "policy":
+        if is_turn:
             turn += 1
             _append_field(
                 text, f"turn {turn}", _format_turn(parts, timings[turn - 1 : turn]), "dim"
             )
-        _append_field(text, label, decode(ids).strip("\n"), _STYLES[author])
+        for author, run in groupby(parts, key=lambda span: span["author"]):
+            ids = [token for part in run for token in part["token_ids"]]
+            label = "observation" if author == "environment" else str(author)
+            _append_field(text, label, decode(ids).strip("\n"), _STYLES[author])
 
 
 def _append_checks(text: Text, attempt: Attempt) -> None:
@@ -103,11 +106,14 @@ def _append_checks(text: Text, attempt: Attempt) -> None:
 
 
 def _format_turn(parts: Sequence[Any], timing: Sequence[Any]) -> str:
+    parts = [part for part in parts if part["author"] == "policy"]
     count = sum(len(part["token_ids"]) for part in parts)
     total = sum(part["mean_logprob"] * len(part["token_ids"]) for part in parts)
     facts = [f"policy {'+'.join(part['policy'] for part in parts)}", f"{count} tokens"]
     facts.append(f"mean logprob {total / max(count, 1):.3f}")
     for times in timing:
+        if times["thinking_tokens"]:
+            facts.append(f"thinking {times['thinking_tokens']} tokens")
         facts.append(f"generate {times['generate_s']:.2f} s, tools {times['tools_s']:.2f} s")
         if times["reward"] is not None:
             facts.append(f"reward of the step {times['reward']:g}")

@@ -6,7 +6,7 @@ little-endian."""
 
 import hashlib
 import json
-from dataclasses import asdict
+from dataclasses import asdict, astuple
 from typing import Any
 
 import numpy as np
@@ -43,16 +43,7 @@ def summary_json(trajectory: Trajectory) -> str:
             "checks_passed": trajectory.checks_passed,
             "checks_failed": trajectory.checks_failed,
             "suspicion": trajectory.suspicion,
-            "turns": [
-                [
-                    turn.generate_s,
-                    turn.tools_s,
-                    turn.prompt_tokens,
-                    turn.generated_tokens,
-                    turn.reward,
-                ]
-                for turn in trajectory.turns
-            ],
+            "turns": [list(astuple(turn)) for turn in trajectory.turns],
             "counts": asdict(trajectory.counts),
             "facts": asdict(trajectory.facts),
             "sequences": [

@@ -69,6 +69,7 @@ def environment_metrics(
     """`environment/{env}/*` over the step's graded attempts.
 
     - avg_turns, avg_tool_calls, avg_policy_tokens: means over attempts
+    - avg_thinking_tokens, avg_acting_tokens: of a turn, means over all turns
     - tool_error_rate: calls with an outcome other than ok / calls
     - repeat_rate: calls that repeat an earlier one / calls
     - no_grade_rate: tries without a known grade / tries, since the step before
@@ -85,10 +86,15 @@ def environment_metrics(
         metrics[f"{prefix}/avg_tool_calls"] = _mean(t.counts.tool_calls for t in attempts)
         tokens = [record.policy_tokens for group in own for record in group.graded]
         metrics[f"{prefix}/avg_policy_tokens"] = _mean(tokens)
+        turns = [turn for t in attempts for turn in t.turns]
+        thought = [turn.thinking_tokens for turn in turns]
+        acted = [turn.generated_tokens - turn.thinking_tokens for turn in turns]
+        metrics[f"{prefix}/avg_thinking_tokens"] = _mean(thought)
+        metrics[f"{prefix}/avg_acting_tokens"] = _mean(acted)
         metrics[f"{prefix}/tool_error_rate"] = errors / max(1, calls)
         metrics[f"{prefix}/repeat_rate"] = sum(t.counts.repeats for t in attempts) / max(1, calls)
         opened = [t.counts.open_s for t in attempts]
-        called = [turn.tools_s for t in attempts for turn in t.turns if turn.tools_s > 0]
+        called = [turn.tools_s for turn in turns if turn.tools_s > 0]
         metrics.update(_quantile_metrics(f"{prefix}/open_seconds", opened))
         metrics.update(_quantile_metrics(f"{prefix}/call_seconds", called))
     ungraded = Counter(no_grade)

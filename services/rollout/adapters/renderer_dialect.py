@@ -104,6 +104,13 @@ class RendererDialect:
         start = next((number for number, (a, b) in pairs if a != b), len(alone))
         return self._tokenizer.decode(whole[start:]).split(_ANSWER)
 
+    @property
+    def thinking_end_ids(self) -> Sequence[int]:
+        return self._thinking.end_ids
+
+    def is_thinking(self, completion_ids: Sequence[int]) -> bool:
+        return self._thinking.is_thinking(completion_ids)
+
     def prompt_ids(self, facts: PromptFacts, tools: Sequence[Tool]) -> list[int]:
         user = {"role": "user", "content": self._inert.clean_text(facts.task)}
         return self._render([user], tools, generate=True)

@@ -37,6 +37,13 @@ class FullDialect:
         self._thinking = ThinkingMarks(tokenizer, self._turns.first_turn())
         self.stop_ids = find_stop_ids(tokenizer, self._turns, extra_stop_ids)
 
+    @property
+    def thinking_end_ids(self) -> Sequence[int]:
+        return self._thinking.end_ids
+
+    def is_thinking(self, completion_ids: Sequence[int]) -> bool:
+        return self._thinking.is_thinking(completion_ids)
+
     def prompt_ids(self, facts: PromptFacts, tools: Sequence[Tool]) -> list[int]:
         messages = self._messages(facts, tools)
         return self._tokenizer.encode(self._tokenizer.apply_chat_template(messages, None, True))

@@ -50,6 +50,13 @@ class TemplateDialect:
         self._reader = reader(tokenizer, self._turns.sample_call)
         self.stop_ids = find_stop_ids(tokenizer, self._turns, extra_stop_ids)
 
+    @property
+    def thinking_end_ids(self) -> Sequence[int]:
+        return self._thinking.end_ids
+
+    def is_thinking(self, completion_ids: Sequence[int]) -> bool:
+        return self._thinking.is_thinking(completion_ids)
+
     def prompt_ids(self, facts: PromptFacts, tools: Sequence[Tool]) -> list[int]:
         user = {"role": "user", "content": self._inert.clean_text(facts.task)}
         schemas = self._inert.tool_schemas(tools)

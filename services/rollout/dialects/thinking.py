@@ -25,16 +25,27 @@ class ThinkingMarks:
         """Count the tokens of the thinking, its marks included; all when it is never closed.
 
         `thought` is its text where another reader has found it, by marks of its own."""
-        if self._open_id is None or self._close_id is None:
-            return self._count_by_text(ids) if thought is None else self._count_text(thought)
-        if not self.is_open and not self._starts_thinking(ids):
-            return 0 if thought is None else self._count_text(thought)
-        for position, token in enumerate(ids):
-            if token == self._close_id:
-                return position + 1
-        return len(ids)
+        if not self._thinks(ids):
+            return 0 if thought is None else len(self._tokenizer.encode(thought))
+        end = self._find_end(ids)
+        return len(ids) if end is None else end
 
-    def _starts_thinking(self, ids: Sequence[int]) -> bool:
+    def is_thinking(self, ids: Sequence[int]) -> bool:
+        """True when a turn of these ids ends inside its thinking."""
+        return self._thinks(ids) and self._find_end(ids) is None
+
+    @property
+    def end_ids(self) -> list[int]:
+        """Ids that end a thinking which the policy does not end itself; empty where the tokenizer
+        has no token for it."""
+        return [] if self._close_id is None else self._tokenizer.encode(f"\n{self._close}\n\n")
+
+    def _thinks(self, ids: Sequence[int]) -> bool:
+        """True when the turn is, or begins with, a thinking."""
+        if self.is_open:
+            return True
+        if self._open_id is None:
+            return self._tokenizer.decode(ids).lstrip().startswith(self._open)
         for token in ids:
             if token == self._open_id:
                 return True
@@ -42,15 +53,13 @@ class ThinkingMarks:
                 return False
         return False
 
-    def _count_text(self, text: str) -> int:
-        return len(self._tokenizer.encode(text))
-
-    def _count_by_text(self, ids: Sequence[int]) -> int:
+    def _find_end(self, ids: Sequence[int]) -> int | None:
+        """Return the number of tokens up to the first close, that one included."""
+        if self._close_id is not None:
+            return next((at + 1 for at, token in enumerate(ids) if token == self._close_id), None)
         text = self._tokenizer.decode(ids)
-        if not self.is_open and not text.lstrip().startswith(self._open):
-            return 0
         end = text.find(self._close)
-        return len(ids) if end < 0 else self._count_text(text[: end + len(self._close)])
+        return None if end < 0 else len(self._tokenizer.encode(text[: end + len(self._close)]))
 
     def _find_id(self, mark: str) -> int | None:
         """Return the id of a mark that is one token."""

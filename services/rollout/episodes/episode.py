@@ -192,6 +192,7 @@ class AttemptRunner:
                 shown,
                 len(completion.token_ids),
                 outcome.reward,
+                turn.thinking_tokens,
             )
         )
         stop = self._stop_reason(turn, completion, budget, outcome, state)

@@ -38,7 +38,10 @@ class Transcript:
         self._seen = self._ids.copy()
         self._logprobs.append(completion.logprobs)
         self._spans += [
-            Span(Author.POLICY, span.length, span.policy, temperature) for span in completion.spans
+            Span(Author.FORCED, span.length)
+            if span.policy is None
+            else Span(Author.POLICY, span.length, span.policy, temperature)
+            for span in completion.spans
         ]
 
     def add_observation(self, ids: Sequence[int]) -> None:

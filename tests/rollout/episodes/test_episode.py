@@ -229,7 +229,7 @@ async def test_the_turn_that_time_cuts_is_kept_as_far_as_it_was_sampled() -> Non
 
 
 async def test_a_turn_that_time_cuts_before_its_first_token_adds_nothing() -> None:
-    slow = runner(FakeEnvironment(), [LOOK], seconds=0.5, attempt_timeout_s=0.505)
+    slow = runner(FakeEnvironment(), [LOOK], seconds=1.5, attempt_timeout_s=1.53)
     trajectory = await slow.run_attempt(attempt())
     assert trajectory.stop_reason is StopReason.TIMEOUT
     assert [span.author for span in trajectory.spans][-1] is Author.ENVIRONMENT

@@ -32,6 +32,10 @@ class _AuthorEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTyp
     AUTHOR_POLICY: _Author.ValueType  # 2
     """The only tokens that are trained on and that carry logprobs."""
     AUTHOR_ENVIRONMENT: _Author.ValueType  # 3
+    AUTHOR_FORCED: _Author.ValueType  # 4
+    """Put into a policy's turn, such as the end of a thinking that has used up its
+    budget. Not sampled: no logprobs, no gradient.
+    """
 
 class Author(_Author, metaclass=_AuthorEnumTypeWrapper):
     """Who wrote a run of tokens."""
@@ -41,6 +45,10 @@ AUTHOR_PROMPT: Author.ValueType  # 1
 AUTHOR_POLICY: Author.ValueType  # 2
 """The only tokens that are trained on and that carry logprobs."""
 AUTHOR_ENVIRONMENT: Author.ValueType  # 3
+AUTHOR_FORCED: Author.ValueType  # 4
+"""Put into a policy's turn, such as the end of a thinking that has used up its
+budget. Not sampled: no logprobs, no gradient.
+"""
 global___Author = Author
 
 class _StopReason:
@@ -391,12 +399,17 @@ class TurnTiming(google.protobuf.message.Message):
     PROMPT_TOKENS_FIELD_NUMBER: builtins.int
     GENERATED_TOKENS_FIELD_NUMBER: builtins.int
     REWARD_FIELD_NUMBER: builtins.int
+    THINKING_TOKENS_FIELD_NUMBER: builtins.int
     prompt_tokens: builtins.int
     generated_tokens: builtins.int
     reward: builtins.float
     """Sum of the rewards that the environment gave for the turn's calls; absent
     where it gave none. Finite, and recorded only: an attempt's reward is its
     grade.
+    """
+    thinking_tokens: builtins.int
+    """Of the generated tokens, those of the thinking that the turn begins with;
+    the marks around it included.
     """
     @property
     def generate(self) -> google.protobuf.duration_pb2.Duration: ...
@@ -410,9 +423,10 @@ class TurnTiming(google.protobuf.message.Message):
         prompt_tokens: builtins.int = ...,
         generated_tokens: builtins.int = ...,
         reward: builtins.float | None = ...,
+        thinking_tokens: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_reward", b"_reward", "generate", b"generate", "reward", b"reward", "tools", b"tools"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_reward", b"_reward", "generate", b"generate", "generated_tokens", b"generated_tokens", "prompt_tokens", b"prompt_tokens", "reward", b"reward", "tools", b"tools"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_reward", b"_reward", "generate", b"generate", "generated_tokens", b"generated_tokens", "prompt_tokens", b"prompt_tokens", "reward", b"reward", "thinking_tokens", b"thinking_tokens", "tools", b"tools"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_reward", b"_reward"]) -> typing.Literal["reward"] | None: ...
 
 global___TurnTiming = TurnTiming
