@@ -31,7 +31,7 @@ import json, sys
 from pathlib import Path
 from services.common.config import parse_config
 from services.learner.config.sampling import SelectConfig
-from services.learner.sampling.task_selection import SelectionError, select_eval_tasks, select_tasks
+from services.learner.sampling.task_filter import TaskFilterError, filter_eval_tasks, filter_tasks
 from services.learner.sampling.tasks import TaskFileError, load_tasks
 
 asked = json.load(sys.stdin)
@@ -39,9 +39,9 @@ config = parse_config(SelectConfig, asked["select"], where="learner.select")
 
 def chosen(path):
     tasks = load_tasks(Path(path))
-    left = select_eval_tasks(tasks, config, path=path) if path in asked["sets"] else []
+    left = filter_eval_tasks(tasks, config, path=path) if path in asked["sets"] else []
     if path == asked["tasks"]:
-        left += select_tasks(tasks, config, path=path, seed=asked["seed"])
+        left += filter_tasks(tasks, config, path=path, seed=asked["seed"])
     return [task.key for task in left]
 
 told = {}
@@ -50,7 +50,7 @@ for path in asked["files"]:
         told[path] = [chosen(path), ""]
     except TaskFileError as error:
         told[path] = [[], f"{error}; correct the file"]
-    except SelectionError as error:
+    except TaskFilterError as error:
         told[path] = [[], f"{error}; correct learner.select, or the file"]
 print(json.dumps(told))
 """

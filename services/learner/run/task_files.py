@@ -6,7 +6,7 @@ from services.common.errors import ConfigError
 from services.common.log import get_logger
 from services.learner.config.learner import EvalSetConfig, LearnerConfig
 from services.learner.run.eval_report import EvalSet
-from services.learner.sampling.task_selection import SelectionError, select_eval_tasks, select_tasks
+from services.learner.sampling.task_filter import TaskFilterError, filter_eval_tasks, filter_tasks
 from services.learner.sampling.tasks import Task, TaskFileError, load_tasks
 
 _log = get_logger(__name__)
@@ -16,9 +16,9 @@ def load_task_files(config: LearnerConfig, seed: int) -> tuple[list[Task], list[
     """Load training tasks and evaluation sets. Raises ConfigError."""
     try:
         loaded = load_tasks(Path(config.tasks))
-        tasks = select_tasks(loaded, config.select, path=config.tasks, seed=seed)
+        tasks = filter_tasks(loaded, config.select, path=config.tasks, seed=seed)
         sets = [_load_eval_set(config, chosen) for chosen in config.eval.sets]
-    except (TaskFileError, SelectionError) as error:
+    except (TaskFileError, TaskFilterError) as error:
         raise ConfigError(str(error)) from error
     if len(tasks) < len(loaded):
         _log.info("tasks selected", path=config.tasks, tasks=len(tasks), of=len(loaded))
@@ -26,5 +26,5 @@ def load_task_files(config: LearnerConfig, seed: int) -> tuple[list[Task], list[
 
 
 def _load_eval_set(config: LearnerConfig, chosen: EvalSetConfig) -> EvalSet:
-    tasks = select_eval_tasks(load_tasks(Path(chosen.tasks)), config.select, path=chosen.tasks)
+    tasks = filter_eval_tasks(load_tasks(Path(chosen.tasks)), config.select, path=chosen.tasks)
     return EvalSet(chosen, tuple(tasks[: chosen.count]))

@@ -1,4 +1,5 @@
-"""Selection of a file's tasks for a run: `[learner.select]`.
+"""Filter of a file's tasks for a run: `[learner.select]`. `curriculum.py` draws from what it
+leaves.
 
 Filters look at one task each, so they leave the same tasks whatever else is in the file. The
 `max_tasks` that are taken in the end are those with the lowest hashes of seed and key: another
@@ -18,7 +19,7 @@ from services.learner.sampling.tasks import Task, modality_of
 _SHOWN = 12
 
 
-class SelectionError(ValueError):
+class TaskFilterError(ValueError):
     """`[learner.select]` names what the task file does not have; the message says what it has."""
 
 
@@ -31,20 +32,20 @@ class _Filter:
     value_of: Callable[[Task], str]
 
 
-def select_tasks(
+def filter_tasks(
     tasks: Sequence[Task], config: SelectConfig, *, path: str, seed: int
 ) -> list[Task]:
-    """Select the training tasks of the file `path`, in its order. Raises SelectionError."""
+    """Return the training tasks of the file `path`, in its order. Raises TaskFilterError."""
     _check_environments(tasks, config, path)
-    left = select_eval_tasks(tasks, config, path=path)
+    left = filter_eval_tasks(tasks, config, path=path)
     if config.max_tasks is None or len(left) <= config.max_tasks:
         return left
     chosen = {task.key for task in sorted(left, key=_selection_hash(seed))[: config.max_tasks]}
     return [task for task in left if task.key in chosen]
 
 
-def select_eval_tasks(tasks: Sequence[Task], config: SelectConfig, *, path: str) -> list[Task]:
-    """Select all tasks of the file `path` that pass. Raises SelectionError if none does."""
+def filter_eval_tasks(tasks: Sequence[Task], config: SelectConfig, *, path: str) -> list[Task]:
+    """Return all tasks of the file `path` that pass. Raises TaskFilterError if none does."""
     left = list(tasks)
     told: list[str] = []
     for each in _active_filters(config):
@@ -52,7 +53,7 @@ def select_eval_tasks(tasks: Sequence[Task], config: SelectConfig, *, path: str)
         told.append(f"  {each.key} = {', '.join(each.wanted)}: {len(left)} of {len(before)}")
         if not left:
             told[-1] += f"; these have {_format_values(each, before)}"
-            raise SelectionError(
+            raise TaskFilterError(
                 "\n".join(
                     [f"learner.select leaves none of the {len(tasks)} tasks of {path}", *told]
                 )
@@ -91,7 +92,7 @@ def _check_environments(tasks: Sequence[Task], config: SelectConfig, path: str) 
     known = sorted({task.env_key for task in tasks})
     for name in config.env_keys:
         if name not in known:
-            raise SelectionError(
+            raise TaskFilterError(
                 f"learner.select.env_keys: {path} has no environment {name!r}"
                 f"{did_you_mean(name, known)}"
             )

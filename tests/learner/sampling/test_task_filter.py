@@ -12,7 +12,7 @@ from services.common.config import apply_override, parse_config
 from services.common.errors import ConfigError
 from services.learner.config.sampling import SelectConfig
 from services.learner.run.task_files import load_task_files
-from services.learner.sampling.task_selection import SelectionError, select_eval_tasks, select_tasks
+from services.learner.sampling.task_filter import TaskFilterError, filter_eval_tasks, filter_tasks
 from services.learner.sampling.tasks import Task
 from tests.support.learner import make_config, write_tasks
 
@@ -42,7 +42,7 @@ def many(count: int) -> list[Task]:
 
 
 def chosen(tasks: list[Task], seed: int = 0, **values: Any) -> list[str]:
-    return [t.key for t in select_tasks(tasks, wish(**values), path="tasks.json", seed=seed)]
+    return [t.key for t in filter_tasks(tasks, wish(**values), path="tasks.json", seed=seed)]
 
 
 def test_without_a_wish_every_task_is_used_in_the_order_of_the_file() -> None:
@@ -105,13 +105,13 @@ def test_more_of_max_tasks_keeps_those_of_less() -> None:
 def test_an_environment_that_the_file_does_not_have_is_refused_with_the_one_that_was_meant() -> (
     None
 ):
-    with pytest.raises(SelectionError, match=r"tasks\.json has no environment 'env11'.*did you"):
+    with pytest.raises(TaskFilterError, match=r"tasks\.json has no environment 'env11'.*did you"):
         chosen(many(10), env_keys=["env11"])
 
 
 def test_an_empty_selection_says_how_many_tasks_each_filter_left_and_what_there_is() -> None:
     tasks = [task("a", difficulty=1), task("b", difficulty=2), task("c"), task("d", "desk")]
-    with pytest.raises(SelectionError) as caught:
+    with pytest.raises(TaskFilterError) as caught:
         chosen(tasks, modality="tool_use", env_keys=["shop"], difficulty=[3])
     assert str(caught.value).splitlines() == [
         "learner.select leaves none of the 4 tasks of tasks.json",
@@ -123,16 +123,16 @@ def test_an_empty_selection_says_how_many_tasks_each_filter_left_and_what_there_
 
 def test_of_many_values_a_few_are_shown() -> None:
     tasks = [task(f"t{n}", data_version=f"v{n:02}") for n in range(40)]
-    with pytest.raises(SelectionError, match=r"these have v00, .*, v11 and 28 others"):
+    with pytest.raises(TaskFilterError, match=r"these have v00, .*, v11 and 28 others"):
         chosen(tasks, data_version="w")
 
 
 def test_evaluation_sets_are_filtered_but_keep_all_that_pass() -> None:
     config = wish(env_keys=["env0"], max_tasks=1)
-    left = select_eval_tasks(many(30), config, path="heldout.json")
+    left = filter_eval_tasks(many(30), config, path="heldout.json")
     assert [t.env_key for t in left] == ["env0"] * 10
-    with pytest.raises(SelectionError, match=r"none of the 1 tasks of heldout\.json"):
-        select_eval_tasks([task("a")], config, path="heldout.json")
+    with pytest.raises(TaskFilterError, match=r"none of the 1 tasks of heldout\.json"):
+        filter_eval_tasks([task("a")], config, path="heldout.json")
 
 
 @pytest.mark.parametrize(
