@@ -3,7 +3,6 @@
 import asyncio
 import time
 import uuid
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import grpc
 import grpc.aio
 
 from flotilla.launcher.v1 import run_service_pb2 as pb
-from services.common.rpc import service_error, to_duration
+from services.common.rpc import service_error
 from services.launcher.cli.interrupts import InterruptedByUserError, Interrupts
 from services.launcher.cli.launcher_client import (
     TRANSIENT_CODES,
@@ -24,15 +23,13 @@ from services.launcher.cli.launcher_client import (
 )
 from services.launcher.cli.progress_view import ProgressView, open_view
 from services.launcher.cli.run_view import RunBoard
+from services.launcher.cli.stop_on_interrupt import cancel_request, stop_on_interrupt
 from services.launcher.cli.terminal import Terminal
 from services.launcher.store.ledger import Ledger
 
 # Of one stream of events. gRPC waits that long for a launcher that dies as a stream begins: of one
 # here it is soon known that it is dead, and another takes over.
 _WATCH_S, _WATCH_HERE_S = 15.0, 2.0
-_STOP_GRACE_S = 30.0
-# What the end of a run may take after its grace.
-_STOP_TIMEOUT_S = 180.0
 # Launchers that may die under one command before something else must be wrong.
 MAX_LAUNCHERS = 5
 
@@ -132,31 +129,9 @@ async def _begin_run(
     except InterruptedByUserError:
         if connection.own is None:
             console.print("Stopping what may have begun. Ctrl-C again stops waiting.")
-            followed.cancelled = await _cancel_request(connection, request_id, interrupts)
+            followed.cancelled = await cancel_request(connection, request_id, interrupts)
             followed.asked = True
         raise
-
-
-async def _cancel_request(
-    connection: LauncherConnection, request_id: str, interrupts: Interrupts
-) -> pb.Run | None:
-    """Cancel the request; return the run that had begun and is now stopped, or None if none has
-    begun and none will. Raises LauncherError if that cannot be determined."""
-
-    async def stop_begun_run() -> pb.Run | None:
-        request = pb.StopRunRequest(request_id=request_id, grace=to_duration(_STOP_GRACE_S))
-        call = connection.stub.StopRun(request, timeout=_STOP_GRACE_S + _STOP_TIMEOUT_S)
-        answer = await connection.await_answer(call)
-        if not answer.run_id:
-            return None
-        wanted = pb.GetRunRequest(run_id=answer.run_id)
-        return (await connection.await_answer(connection.stub.GetRun(wanted))).run
-
-    try:
-        return await interrupts.unless_interrupted_twice(stop_begun_run())
-    except (InterruptedByUserError, LauncherGoneError, grpc.aio.AioRpcError) as error:
-        what = "it is not known whether the run has begun, and it may go on"
-        raise LauncherError(f"{what}: {connection.cancel_command(request_id)}") from error
 
 
 async def _start_or_resume(
@@ -194,7 +169,7 @@ async def _follow_run(
     run_id = followed.run_id
     async with asyncio.TaskGroup() as tasks:
         with open_view(console) as view:
-            stopping = tasks.create_task(_stop_on_interrupt(connection, run_id, view, interrupts))
+            stopping = tasks.create_task(stop_on_interrupt(connection, run_id, view, interrupts))
             try:
                 problem = await watch_to_end(connection, followed, view, interrupts)
             finally:
@@ -262,24 +237,3 @@ async def _await_remote_launcher(
     except LauncherError as gone:
         return gone
     return None
-
-
-async def _stop_on_interrupt(
-    connection: LauncherConnection, run_id: str, view: ProgressView, interrupts: Interrupts
-) -> None:
-    await interrupts.first.wait()
-    view.show_line(
-        "Stopping: services finish what they do and save it. Ctrl-C again stops at once."
-    )
-    async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(_stop_run(connection, run_id, _STOP_GRACE_S))
-        await interrupts.second.wait()
-        view.show_line("Stopping at once.")
-        tasks.create_task(_stop_run(connection, run_id, 0.0))
-
-
-async def _stop_run(connection: LauncherConnection, run_id: str, grace_s: float) -> None:
-    request = pb.StopRunRequest(run_id=run_id, grace=to_duration(grace_s))
-    # Whoever watches the run sees how it ends, and whether the launcher is there at all.
-    with suppress(grpc.aio.AioRpcError, LauncherGoneError):
-        await connection.await_answer(connection.stub.StopRun(request, timeout=grace_s + 60.0))

@@ -1,4 +1,5 @@
 """Ctrl-C handling: the first asks for a graceful stop, the second for an immediate one.
+`stop_on_interrupt.py` does that to a run.
 
 A hang-up of the terminal counts as a Ctrl-C too, except under `nohup`, which ignores it."""
 
