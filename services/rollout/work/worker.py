@@ -1,7 +1,6 @@
 """A worker that turns leases into trajectories, and holds nothing that a restart would lose."""
 
 import asyncio
-import random
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from services.rollout.episodes.attempt_record import AttemptState, make_failed_t
 from services.rollout.episodes.episode import Attempt, AttemptRunner
 from services.rollout.ports import Clock, EngineDead, Learner, LearnerRefused, LeaseLost
 from services.rollout.types import Lease, LeasedAttempt, Sampling
+from services.rollout.work.attempt_retries import AttemptRetries
 from services.rollout.work.worker_totals import WorkerTotals
 
 # A learner that answers an empty poll at once must not be asked in a loop.
@@ -172,9 +172,11 @@ class Worker:
     async def _run_attempt(self, lease: Lease, leased: LeasedAttempt, end: float) -> bool:
         """Try until graded, out of tries or out of time; return True when it completed the
         group."""
+        pause_s = self._options.retry_pause_s
+        retries = AttemptRetries(leased.next_try, lease.max_tries, pause_s)
         complete = False
-        for number in range(leased.next_try, lease.max_tries):
-            first = number == leased.next_try
+        for number in retries.tries_left():
+            first = number == retries.first_try
             # One trace from here through the gateway's calls to the learner's receipt.
             with trace.span("attempt", _make_span_attributes(lease, leased, number)):
                 trajectory = await self._run_try(lease, leased, number, end, first=first)
@@ -183,7 +185,7 @@ class Worker:
                 complete, counts = await self._submit_try(lease, trajectory, end)
             if counts or complete:
                 return complete
-            await asyncio.sleep(self._retry_pause(number - leased.next_try))
+            await asyncio.sleep(retries.pause_after(number))
         return complete
 
     async def _submit_try(
@@ -260,9 +262,6 @@ class Worker:
             key, kind = trajectory.key, trajectory.failure or FailureKind.NO_GRADE
             place = {"group": key.group_id, "index": key.attempt_index, "number": key.attempt_try}
             log.warning("try failed", **place, kind=kind, detail=trajectory.detail)
-
-    def _retry_pause(self, failures: int) -> float:
-        return self._options.retry_pause_s * 2**failures * random.uniform(0.5, 1.0)
 
     async def _release_all_leases(self) -> None:
         """Release every lease at once, before the episodes are closed: others may begin."""
