@@ -1,4 +1,5 @@
-"""Waits between attempts, with jitter. No I/O; randomness is passed in."""
+"""Waits before a failed request to an environment is repeated, with jitter. No I/O;
+randomness is passed in."""
 
 import random
 

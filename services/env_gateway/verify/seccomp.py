@@ -1,5 +1,5 @@
-"""A seccomp filter for verifiers, which allows only the calls of `syscalls`. Classic BPF, written
-out here so that the gateway needs no library for it."""
+"""A seccomp filter for verifiers, which allows only the calls of `allowed_syscalls.py`. Classic
+BPF, written out here so that the gateway needs no library for it."""
 
 import errno
 import platform

@@ -1,5 +1,7 @@
 """How a family of models reads and writes: the prompt, what follows a turn, and the calls in it.
 
-Read the `Dialect` port in `../ports.py`, then `template.py` (the model's own chat template) and
-`full.py` (everything said in a system message). `rehearsal.py` proves one before it is used.
+Read the `Dialect` port in `../ports.py`. `../adapters/dialect_choice.py` chooses. Under `auto`,
+every family that the `renderers` package knows has the dialect of
+`../adapters/renderer_dialect.py`, and any other model that of `template.py`: its own chat template.
+`full.py` says everything in a system message. `rehearsal.py` proves one before it is used.
 """
