@@ -103,7 +103,7 @@ async def serve_launcher(options: ServeOptions) -> None:
     await launcher.recover_runs()
     publisher = EventPublisher(store, options.hooks.observers)
     async with (
-        running_tasks(publisher.publish_forever(), launcher.watch_for_leaks()),
+        running_tasks(publisher.publish_forever(), launcher.watch_for_orphans()),
         _serve_runs(options, launcher),
     ):
         await _wait_until_stopped_or_idle(stop, launcher, options.idle_exit)

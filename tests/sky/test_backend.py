@@ -98,7 +98,7 @@ async def test_a_group_scales_by_members_and_leaves_nothing(
     assert {unit.name for unit in await successor.list_orphans([])} == {
         unit.name for unit in (learner, gateway, rollout)
     }
-    assert await successor.reap_strays([run_id]) == []
+    assert await successor.reap_orphans([run_id]) == []
     await _cleaned(successor, run_id)
     # It went with its learner.
     assert await successor.wait_for_exit(rollout) == ExitStatus(-15, preempted=True)
@@ -114,7 +114,7 @@ async def test_a_cluster_per_replica_is_reaped_when_no_run_owns_it(
     owned = names.parse_name(unit.name)
     assert owned is not None and owned.key == (ROLLOUT, 0)
     assert await backend.attach_replica(launch, unit)
-    assert len(await backend.reap_strays([])) == 1
+    assert len(await backend.reap_orphans([])) == 1
     assert await backend.wait_for_exit(unit) == ExitStatus(1, "its machine is gone", preempted=True)
     await _until(lambda: not _allocations(sky_session))
     await _cleaned(backend, run_id)

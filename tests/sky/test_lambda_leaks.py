@@ -98,19 +98,19 @@ async def test_what_boots_while_the_api_server_stops_is_kept_until_somebody_answ
     for ask in (
         backend.find_replica(wish),
         backend.clean_run(_RUN_ID),
-        backend.reap_strays([]),
-        backend.list_strays([]),
+        backend.reap_orphans([]),
+        backend.list_orphan_resources([]),
     ):
         with pytest.raises(BackendUnreachable):
             await ask
     assert len(cloud.machines()) == 1
     await asyncio.to_thread(sky_session.api.start)
     successor = SkyBackend(tmp_path / "runs", ROOT, SkyClient(), poll_s=3.0)
-    # Of an active run it is no stray, however little SkyPilot knows of it.
-    assert await successor.reap_strays([_RUN_ID]) == []
+    # Of an active run it is no orphan, however little SkyPilot knows of it.
+    assert await successor.reap_orphans([_RUN_ID]) == []
     assert len(cloud.machines()) == 1
-    assert len(await successor.list_strays([])) == 1
-    assert len(await successor.reap_strays([])) == 1
+    assert len(await successor.list_orphan_resources([])) == 1
+    assert len(await successor.reap_orphans([])) == 1
     assert cloud.machines() == []
     assert (await successor.clean_run(_RUN_ID)).gone
 
@@ -129,7 +129,7 @@ async def test_a_machine_that_cannot_tell_its_cloud_to_end_it_is_reaped_once_the
     assert evidence is None or not evidence.gone
     assert [left["id"] for left in cloud.machines()] == [machine["id"]]
     cloud.set_broken(False)
-    assert any(unit.name in text for text in await backend.reap_strays([]))
+    assert any(unit.name in text for text in await backend.reap_orphans([]))
     assert cloud.machines() == []
     assert (await backend.clean_run(_RUN_ID)).gone
 
@@ -155,9 +155,9 @@ async def test_a_machine_that_skypilot_has_forgotten_is_ended_at_its_cloud(
         file.unlink()
     await asyncio.to_thread(api.start)
     assert await SkyClient().list_clusters() == []
-    [stray] = await backend.list_strays([])
-    assert stray.name == f"machine {machine['id']} {machine['name']}"
-    [said] = await backend.reap_strays([])
+    [orphan] = await backend.list_orphan_resources([])
+    assert orphan.name == f"machine {machine['id']} {machine['name']}"
+    [said] = await backend.reap_orphans([])
     assert "ended at lambda, for SkyPilot had forgotten it" in said
     assert cloud.machines() == []
     assert (await backend.clean_run(_RUN_ID)).gone

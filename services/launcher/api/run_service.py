@@ -128,7 +128,7 @@ class RunService(run_service_pb2_grpc.RunServiceServicer):
     async def Reap(
         self, request: run_service_pb2.ReapRequest, context: Context
     ) -> run_service_pb2.ReapResponse:
-        found, suspected = await self._launcher.reap_strays(dry_run=request.dry_run)
+        found, suspected = await self._launcher.reap_orphans(dry_run=request.dry_run)
         return run_service_pb2.ReapResponse(
             reaped=found.ended, suspected_run_ids=suspected, unreachable=found.unreachable
         )

@@ -8,8 +8,8 @@ from services.launcher.backends.ports import (
     BackendError,
     CleanupEvidence,
     LaunchSpec,
+    OrphanResource,
     ResourceOffer,
-    StrayResource,
 )
 from services.launcher.state import ExitStatus, Unit
 
@@ -94,9 +94,9 @@ class FakeBackend:
         self.cleaned.append(run_id)
         return CleanupEvidence(not self.remains, self.remains)
 
-    async def list_strays(self, active: Collection[str]) -> list[StrayResource]:
-        found = [StrayResource(unit.name, unit.name.partition("/")[0]) for unit in self.left]
-        return [stray for stray in found if stray.run_id not in active]
+    async def list_orphan_resources(self, active: Collection[str]) -> list[OrphanResource]:
+        found = [OrphanResource(unit.name, unit.name.partition("/")[0]) for unit in self.left]
+        return [orphan for orphan in found if orphan.run_id not in active]
 
-    async def reap_strays(self, active: Collection[str]) -> list[str]:
+    async def reap_orphans(self, active: Collection[str]) -> list[str]:
         return []

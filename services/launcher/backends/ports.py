@@ -84,7 +84,7 @@ class CleanupEvidence:
 
 
 @dataclass(frozen=True, slots=True)
-class StrayResource:
+class OrphanResource:
     """Resource that is ours and belongs to no active run, by its name at the backend.
     `run_id` is empty if the name does not say whose it is."""
 
@@ -158,15 +158,15 @@ class Backend(Protocol):
         """Free what a run that has ended left behind, then look whether anything is left."""
         ...
 
-    async def list_strays(self, active: Collection[str]) -> list[StrayResource]:
+    async def list_orphan_resources(self, active: Collection[str]) -> list[OrphanResource]:
         """List what is ours and belongs to no run in `active`.
 
         Runs may begin and become active during the look. A run counts as active or not only
         after the look."""
         ...
 
-    async def reap_strays(self, active: Collection[str]) -> list[str]:
-        """End the strays and return what was ended. Called periodically."""
+    async def reap_orphans(self, active: Collection[str]) -> list[str]:
+        """End these resources and return what was ended. Called periodically."""
         ...
 
 

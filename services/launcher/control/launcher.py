@@ -107,7 +107,7 @@ class Launcher:
         await self._begin_supervision(stored, config)
         _log.info("took over", run_id=run_id, state=stored.run.state.value)
 
-    async def watch_for_leaks(self) -> None:
+    async def watch_for_orphans(self) -> None:
         """End what belongs to no run, wherever that is: at once, then periodically, until
         cancelled."""
         while True:
@@ -122,7 +122,7 @@ class Launcher:
     async def _reap_in_use(self) -> None:
         await self._reap_backends(self._backends_in_use(), dry_run=False)
 
-    async def reap_strays(self, *, dry_run: bool = False) -> tuple[ReapReport, list[str]]:
+    async def reap_orphans(self, *, dry_run: bool = False) -> tuple[ReapReport, list[str]]:
         """End what belongs to no run, and look again for what ended runs were suspected to
         have left; with `dry_run` only report what that would end. Return also the runs that
         are still suspected.
@@ -135,7 +135,7 @@ class Launcher:
     ) -> tuple[ReapReport, list[str]]:
         found, seek, used = (
             ReapReport(),
-            reaper.look_for_leaks if dry_run else reaper.reap_backend,
+            reaper.look_for_orphans if dry_run else reaper.reap_backend,
             self._backends_in_use(),
         )
         for name in names:

@@ -1,7 +1,11 @@
 """Orphaned resources: terminated when a launcher starts, then scanned for periodically.
 
-The orphans are replicas and machines of dead runs, found by each backend's `list_orphans`. Those
-of environments are deleted by the gateway (`env_gateway/episodes/instance_deletion.py`)."""
+When a launcher starts, `list_orphans` of the local backend finds the processes here that an earlier
+launcher left; `_make_kept_filter` below decides which of them go on. Processes and machines of no
+active run are found and ended by `reap_orphans` of each backend, at once and then periodically.
+Which those are at a cloud is decided in `backends/sky/orphan_names.py` and `orphan_machines.py`.
+
+Orphans of environments are deleted by the gateway (`env_gateway/episodes/instance_deletion.py`)."""
 
 import asyncio
 from collections.abc import Callable, Collection, Iterable
@@ -9,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from services.common import log
 from services.launcher import clock
-from services.launcher.backends.ports import Backend, BackendUnreachable, StrayResource
+from services.launcher.backends.ports import Backend, BackendUnreachable, OrphanResource
 from services.launcher.control import ledger_writer, prepare_commands
 from services.launcher.control.actions import RunNote
 from services.launcher.state import (
@@ -65,7 +69,7 @@ def _make_kept_filter(taken: Iterable[StoredRun]) -> Callable[[Unit], bool]:
 
 @dataclass(frozen=True, slots=True)
 class ReapReport:
-    """Result of a look for leaks: what it has ended or would end, by its name at the
+    """Result of a look for orphans: what it has ended or would end, by its name at the
     backend; the suspected runs of which nothing is left any more; the backends that it could
     not ask, and why."""
 
@@ -87,9 +91,9 @@ async def reap_backend(
     """End what a backend runs of no active run, and look again for what ended runs have
     left.
 
-    `active` changes meanwhile: a run that begins must not be taken for a stray."""
+    `active` changes meanwhile: a run that begins must not be taken for an orphan's."""
     try:
-        ended = await backend.reap_strays(active)
+        ended = await backend.reap_orphans(active)
         if ended:
             _log.warning("reaped", backend=name, names=ended)
         suspects = [stored.run for stored in store.list_suspects(name)]
@@ -102,23 +106,23 @@ async def reap_backend(
     return ReapReport(ended, cleared)
 
 
-async def look_for_leaks(
+async def look_for_orphans(
     name: str, backend: Backend, store: Ledger, active: Collection[str]
 ) -> ReapReport:
     """List what `reap_backend` would end, each with the reason; end nothing."""
     try:
-        strays = await backend.list_strays(active)
+        orphans = await backend.list_orphan_resources(active)
     except BackendUnreachable as error:
         return ReapReport(unreachable=[f"{name}: {error}"])
-    return ReapReport([f"{stray.name}: {_explain_stray(stray, store)}" for stray in strays])
+    return ReapReport([f"{orphan.name}: {_explain_orphan(orphan, store)}" for orphan in orphans])
 
 
-def _explain_stray(stray: StrayResource, store: Ledger) -> str:
-    what = f"{stray.detail}, " if stray.detail else ""
-    known = store.get_run(stray.run_id)
+def _explain_orphan(orphan: OrphanResource, store: Ledger) -> str:
+    what = f"{orphan.detail}, " if orphan.detail else ""
+    known = store.get_run(orphan.run_id)
     if known is None:
         return f"{what}of no run that this launcher knows"
-    return f"{what}of run {stray.run_id}, which is {known.run.state}"
+    return f"{what}of run {orphan.run_id}, which is {known.run.state}"
 
 
 async def _verify_gone(run: Run, backend: Backend, store: Ledger, active: Collection[str]) -> bool:

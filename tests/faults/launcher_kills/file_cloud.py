@@ -17,9 +17,9 @@ from services.launcher.backends.ports import (
     CapacityError,
     CleanupEvidence,
     LaunchSpec,
+    OrphanResource,
     ResourceOffer,
     SetupError,
-    StrayResource,
 )
 from services.launcher.state import ROLLOUT, ExitStatus, Unit
 
@@ -129,13 +129,13 @@ class FileCloud:
         left = [name for name in self.running() if name.startswith(f"{run_id}%")]
         return CleanupEvidence(not left, ", ".join(left) or "the cloud shows nothing of the run")
 
-    async def list_strays(self, active: Collection[str]) -> list[StrayResource]:
+    async def list_orphan_resources(self, active: Collection[str]) -> list[OrphanResource]:
         self._wishes_of_one_that_answers()
-        found = [StrayResource(name, name.partition("%")[0]) for name in self.running()]
-        return [stray for stray in found if stray.run_id not in active]
+        found = [OrphanResource(name, name.partition("%")[0]) for name in self.running()]
+        return [orphan for orphan in found if orphan.run_id not in active]
 
-    async def reap_strays(self, active: Collection[str]) -> list[str]:
-        names = [stray.name for stray in await self.list_strays(active)]
+    async def reap_orphans(self, active: Collection[str]) -> list[str]:
+        names = [orphan.name for orphan in await self.list_orphan_resources(active)]
         for name in names:
             await self.kill_replica(Unit(name.replace("%", "/")))
         return names

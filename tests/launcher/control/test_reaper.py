@@ -52,7 +52,7 @@ async def test_a_launcher_ends_at_its_start_what_an_ended_run_left_at_a_cloud(
     await machine(cloud, "old-1")
     backends = {"local": FakeBackend, "sky": lambda: cloud}
     launcher = Launcher(tmp_path, store, LauncherDependencies(backends, OneRegistry()))
-    watch = asyncio.create_task(launcher.watch_for_leaks())
+    watch = asyncio.create_task(launcher.watch_for_orphans())
     await asyncio.wait_for(until_empty(cloud), 5.0)
     watch.cancel()
     await asyncio.gather(watch, return_exceptions=True)
@@ -74,7 +74,7 @@ async def test_a_launcher_stays_for_a_day_while_a_run_may_have_left_something(
     assert launcher.is_idle is not recent
     answer = codec.run_to_pb(store.list_newest()[0], tmp_path, brief=True)
     assert launcher_client.needs_launcher(answer) is recent
-    await launcher.reap_strays()
+    await launcher.reap_orphans()
     assert launcher.is_idle, "it has looked again, and nothing is there"
     assert not launcher_client.needs_launcher(
         codec.run_to_pb(store.list_newest()[0], tmp_path, brief=True)
@@ -96,25 +96,25 @@ async def test_a_run_whose_spec_nobody_can_read_any_more_is_looked_for_and_clear
     [suspected] = store.list_suspects("sky")
     assert (suspected.run.run_id, suspected.run.state) == ("old-1", RunState.FAILED)
     assert "cannot read its spec" in suspected.run.error
-    await launcher.reap_strays()
+    await launcher.reap_orphans()
     await asyncio.wait_for(until_empty(cloud), 5.0)
-    await launcher.reap_strays()
+    await launcher.reap_orphans()
     assert store.list_suspects("sky") == []
     store.close()
 
 
-async def test_a_dry_run_names_each_stray_and_why_and_ends_none(tmp_path: Path) -> None:
+async def test_a_dry_run_names_each_orphan_and_why_and_ends_none(tmp_path: Path) -> None:
     store, cloud = ended(tmp_path, "old-1"), FileCloud(tmp_path / "cloud")
     for run_id in ("old-1", "lost-2", "active-3"):
         await machine(cloud, run_id)
-    found = await reaper.look_for_leaks("sky", cloud, store, ["active-3"])
+    found = await reaper.look_for_orphans("sky", cloud, store, ["active-3"])
     assert found.ended == [
         "lost-2%rollout-0: of no run that this launcher knows",
         "old-1%rollout-0: of run old-1, which is stopped",
     ]
     assert len(cloud.running()) == 3
     cloud.script(unreachable=True)
-    found = await reaper.look_for_leaks("sky", cloud, store, [])
+    found = await reaper.look_for_orphans("sky", cloud, store, [])
     assert (found.ended, found.unreachable) == ([], ["sky: nobody answers"])
     store.close()
 
@@ -126,13 +126,13 @@ class Beginning(FakeBackend):
         super().__init__()
         self._active = active
 
-    async def reap_strays(self, active: Collection[str]) -> list[str]:
+    async def reap_orphans(self, active: Collection[str]) -> list[str]:
         self._active.append("new-1")
         self.left.append(Unit("new-1/rollout-0"))
-        return [stray.name for stray in await self.list_strays(active)]
+        return [orphan.name for orphan in await self.list_orphan_resources(active)]
 
 
-async def test_a_run_that_is_begun_while_strays_are_looked_for_is_none(tmp_path: Path) -> None:
+async def test_a_run_that_is_begun_while_orphans_are_looked_for_is_none(tmp_path: Path) -> None:
     store, active = ended(tmp_path, "old-1"), list[str]()
     found = await reaper.reap_backend("sky", Beginning(active), store, active)
     assert found.ended == []
@@ -171,7 +171,7 @@ async def _reap(runs: Path, *options: str) -> tuple[int | None, str]:
     return process.returncode, output.decode()
 
 
-async def test_flotilla_reap_lists_a_stray_process_first_and_then_ends_it(tmp_path: Path) -> None:
+async def test_flotilla_reap_lists_an_orphan_process_first_and_then_ends_it(tmp_path: Path) -> None:
     runs = tmp_path / "runs"
     code, output = await _reap(runs, "--dry-run")
     assert code == 1 and "no launcher is running" in output
@@ -179,10 +179,10 @@ async def test_flotilla_reap_lists_a_stray_process_first_and_then_ends_it(tmp_pa
         while launcher_address.read_address(runs) is None:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
         marked = {**os.environ, MARK_VARIABLE: f"{runs}:lost-1/rollout-0#ab"}
-        stray = await asyncio.create_subprocess_exec("sleep", "60", env=marked)
+        orphan = await asyncio.create_subprocess_exec("sleep", "60", env=marked)
         code, output = await _reap(runs, "--dry-run")
-        why = f"process {stray.pid}, of no run that this launcher knows"
+        why = f"process {orphan.pid}, of no run that this launcher knows"
         assert (code, output) == (0, f"would end lost-1/rollout-0#ab: {why}\n")
-        assert stray.returncode is None
+        assert orphan.returncode is None
         assert await _reap(runs) == (0, "ended lost-1/rollout-0#ab\n")
-        assert await stray.wait() == -9
+        assert await orphan.wait() == -9

@@ -31,12 +31,12 @@ async def test_a_reap_ends_what_is_at_a_cloud_of_which_the_ledger_knows_nothing(
     await machine(cloud, "lost-1")
     backends = {"local": FakeBackend, "sky": lambda: cloud}
     launcher = Launcher(tmp_path, store, LauncherDependencies(backends, OneRegistry()))
-    shown, _ = await launcher.reap_strays(dry_run=True)
+    shown, _ = await launcher.reap_orphans(dry_run=True)
     assert shown.ended == ["lost-1%rollout-0: of no run that this launcher knows"]
-    await launcher.reap_strays()
+    await launcher.reap_orphans()
     assert not cloud.running()
     cloud.script(unreachable=True)
-    found, _ = await launcher.reap_strays()
+    found, _ = await launcher.reap_orphans()
     assert found.unreachable == ["sky: nobody answers"]
     store.close()
 
@@ -46,12 +46,12 @@ async def test_where_skypilot_is_not_installed_and_never_was_used_that_is_no_fai
 ) -> None:
     backends = {"local": FakeBackend, "sky": not_installed}
     launcher = Launcher(tmp_path, store, LauncherDependencies(backends, OneRegistry()))
-    found, suspected = await launcher.reap_strays()
+    found, suspected = await launcher.reap_orphans()
     assert (found.unreachable, suspected) == ([], [])
     store.close()
     used = ended(tmp_path, "old-1", Cleanup.LEAK_SUSPECTED)
     launcher = Launcher(tmp_path, used, LauncherDependencies(backends, OneRegistry()))
-    found, suspected = await launcher.reap_strays()
+    found, suspected = await launcher.reap_orphans()
     assert (found.unreachable, suspected) == (["sky: SkyPilot is not installed"], ["old-1"])
     used.close()
 
@@ -69,11 +69,11 @@ async def test_a_launcher_that_looks_by_itself_asks_only_where_its_runs_were(
     launcher = Launcher(
         tmp_path, store, LauncherDependencies({"local": lambda: local, "sky": sky}, OneRegistry())
     )
-    watch = asyncio.create_task(launcher.watch_for_leaks())
+    watch = asyncio.create_task(launcher.watch_for_orphans())
     await asyncio.sleep(0.2)
     watch.cancel()
     await asyncio.gather(watch, return_exceptions=True)
     assert asked == []
-    await launcher.reap_strays()
+    await launcher.reap_orphans()
     assert asked == ["sky"]
     store.close()

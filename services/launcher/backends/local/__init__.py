@@ -1,1 +1,2 @@
-"""Replicas as processes of this machine."""
+"""Replicas as processes of this machine. `backend.py` starts and ends them, and finds orphans by
+the marks of `marked_processes.py`."""

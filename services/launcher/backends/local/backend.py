@@ -30,8 +30,8 @@ from services.launcher.backends.ports import (
     BackendError,
     CleanupEvidence,
     LaunchSpec,
+    OrphanResource,
     ResourceOffer,
-    StrayResource,
 )
 from services.launcher.security.token_pipe import token_in_pipe
 from services.launcher.state import ExitStatus, Unit
@@ -160,15 +160,15 @@ class LocalBackend:
             return CleanupEvidence(False, f"still on this machine: {', '.join(left)}")
         return CleanupEvidence(True, "no process and no shared memory is left on this machine")
 
-    async def list_strays(self, active: Collection[str]) -> list[StrayResource]:
+    async def list_orphan_resources(self, active: Collection[str]) -> list[OrphanResource]:
         marked = await asyncio.to_thread(self._find_marked)
         return [
-            StrayResource(name, _run_id_of(name), f"process {unit.pid}")
+            OrphanResource(name, _run_id_of(name), f"process {unit.pid}")
             for name, unit in marked.items()
             if _run_id_of(name) not in active
         ]
 
-    async def reap_strays(self, active: Collection[str]) -> list[str]:
+    async def reap_orphans(self, active: Collection[str]) -> list[str]:
         return await self._end_marked(lambda name: _run_id_of(name) not in active)
 
     async def _end_marked(self, chosen: Callable[[str], bool]) -> list[str]:

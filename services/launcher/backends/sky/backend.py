@@ -14,8 +14,8 @@ from services.launcher.backends.ports import (
     BackendUnreachable,
     CleanupEvidence,
     LaunchSpec,
+    OrphanResource,
     ResourceOffer,
-    StrayResource,
 )
 from services.launcher.backends.sky import names
 from services.launcher.backends.sky.cleanup import SkyCleaner
@@ -150,14 +150,14 @@ class SkyBackend:
             forget_key(self._code_folder(run_id))
         return evidence
 
-    async def list_strays(self, active: Collection[str]) -> list[StrayResource]:
+    async def list_orphan_resources(self, active: Collection[str]) -> list[OrphanResource]:
         folders = await asyncio.to_thread(lambda: [path.name for path in self._runs.iterdir()])
-        known = await self._sweeper.list_strays(active, folders)
-        return known + await self._auditor.list_strays(active)
+        known = await self._sweeper.list_orphan_resources(active, folders)
+        return known + await self._auditor.list_orphan_resources(active)
 
-    async def reap_strays(self, active: Collection[str]) -> list[str]:
-        ended = await self._sweeper.reap_strays(active)
-        return ended + await self._auditor.reap_strays(active)
+    async def reap_orphans(self, active: Collection[str]) -> list[str]:
+        ended = await self._sweeper.reap_orphans(active)
+        return ended + await self._auditor.reap_orphans(active)
 
     def _choose_manager(self, launch: LaunchSpec, name: str) -> JobGroupManager | ClusterManager:
         if launch.config.sky.mode == "cluster":

@@ -3,9 +3,8 @@
 import time
 from collections.abc import Callable, Collection, Iterable
 
-from services.launcher.backends.ports import CleanupEvidence, StrayResource
-from services.launcher.backends.sky import names
-from services.launcher.backends.sky import status as records
+from services.launcher.backends.ports import CleanupEvidence, OrphanResource
+from services.launcher.backends.sky import names, orphan_names
 from services.launcher.backends.sky.job_queue import JobQueue
 from services.launcher.backends.sky.ports import SkyPilotApi
 from services.launcher.backends.sky.status import Cluster, Job, Place
@@ -38,7 +37,7 @@ class SkyCleaner:
         show."""
 
         def is_ours(name: str) -> bool:
-            return records.is_of_run(name, self._owner, run_id)
+            return orphan_names.is_of_run(name, self._owner, run_id)
 
         deadline = time.monotonic() + _PATIENCE_S
         asked: set[str] = set()
@@ -54,36 +53,36 @@ class SkyCleaner:
             await self._end_found(jobs, clusters, asked)
             await self._board.pause_between_polls()
 
-    async def list_strays(
+    async def list_orphan_resources(
         self, active: Collection[str], runs: Iterable[str]
-    ) -> list[StrayResource]:
+    ) -> list[OrphanResource]:
         """List what is this launcher's and of no active run. `runs` are those whose marks it
         knows."""
-        jobs, clusters = await self._find_left(self._stray_filter(active))
+        jobs, clusters = await self._find_left(self._orphan_filter(active))
         marks = {names.run_mark(run_id): run_id for run_id in runs}
 
-        def make_stray(shown: str, name: str, status: str, place: Place | None) -> StrayResource:
-            run_id = marks.get(records.run_mark_of(name), "")
-            return StrayResource(shown, run_id, f"{status} at {place}" if place else status)
+        def make_orphan(shown: str, name: str, status: str, place: Place | None) -> OrphanResource:
+            run_id = marks.get(orphan_names.run_mark_of(name), "")
+            return OrphanResource(shown, run_id, f"{status} at {place}" if place else status)
 
-        found = [make_stray(f"job {j.job_id} {j.task}", j.task, j.status, j.place) for j in jobs]
-        found += [make_stray(c.name, c.name, c.status, c.place) for c in clusters]
+        found = [make_orphan(f"job {j.job_id} {j.task}", j.task, j.status, j.place) for j in jobs]
+        found += [make_orphan(c.name, c.name, c.status, c.place) for c in clusters]
         return sorted(found, key=lambda each: each.name)
 
-    def _stray_filter(self, active: Collection[str]) -> Callable[[str], bool]:
+    def _orphan_filter(self, active: Collection[str]) -> Callable[[str], bool]:
         """Return a predicate for names of no active run.
 
         Call it after each look: runs are begun meanwhile."""
-        return lambda name: records.is_stray_name(name, self._owner, active)
+        return lambda name: orphan_names.is_orphan_name(name, self._owner, active)
 
-    async def reap_strays(self, active: Collection[str]) -> list[str]:
+    async def reap_orphans(self, active: Collection[str]) -> list[str]:
         """End what is this launcher's and of no active run; report how much of it is gone."""
-        stray = self._stray_filter(active)
-        jobs, clusters = await self._find_left(stray)
+        is_orphan = self._orphan_filter(active)
+        jobs, clusters = await self._find_left(is_orphan)
         if not jobs and not clusters:
             return []
         await self._end_found(jobs, clusters, set())
-        left_jobs, left_clusters = await self._find_left(stray)
+        left_jobs, left_clusters = await self._find_left(is_orphan)
         left = {*_list_names(left_jobs, left_clusters)}
         return [
             f"{name}: {'asked to end, and still there' if name in left else 'ended'}"

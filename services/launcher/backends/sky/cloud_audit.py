@@ -1,4 +1,5 @@
-"""Audit of the clouds themselves for machines of ours that SkyPilot has forgotten."""
+"""Audit of the clouds themselves for orphans that SkyPilot has forgotten: `orphan_machines.py`
+says which those are."""
 
 import asyncio
 import os
@@ -11,9 +12,9 @@ import httpx
 from services.common.errors import ConfigError
 from services.common.parsing import TextLimits
 from services.launcher.adapters.bounded_http import ask, object_of
-from services.launcher.backends.ports import BackendUnreachable, StrayResource
-from services.launcher.backends.sky import cloud_audit_rules, status
-from services.launcher.backends.sky.cloud_audit_rules import BilledMachine, CloudProvider
+from services.launcher.backends.ports import BackendUnreachable, OrphanResource
+from services.launcher.backends.sky import orphan_machines, orphan_names
+from services.launcher.backends.sky.orphan_machines import BilledMachine, CloudProvider
 from services.launcher.backends.sky.ports import SkyPilotApi
 from services.launcher.run_plan import BadSpecError, parse_spec
 from services.launcher.store.run_files import SPEC_FILE
@@ -101,40 +102,40 @@ class CloudAuditor:
         self._client = client
         self._providers = providers
 
-    async def list_strays(self, active: Collection[str]) -> list[StrayResource]:
+    async def list_orphan_resources(self, active: Collection[str]) -> list[OrphanResource]:
         """List machines of no active run that SkyPilot does not know. Raises
         BackendUnreachable."""
         return [
-            StrayResource(f"machine {machine.identity} {machine.name}", "", f"at {provider.cloud}")
-            for provider, machines in await self._find_forgotten(self._stray_filter(active), "*")
+            OrphanResource(f"machine {machine.identity} {machine.name}", "", f"at {provider.cloud}")
+            for provider, machines in await self._find_orphans(self._orphan_filter(active), "*")
             for machine in machines
         ]
 
-    async def reap_strays(self, active: Collection[str]) -> list[str]:
+    async def reap_orphans(self, active: Collection[str]) -> list[str]:
         """End these machines; return which. Raises BackendUnreachable."""
-        return await self._end_forgotten(self._stray_filter(active), "*")
+        return await self._end_orphans(self._orphan_filter(active), "*")
 
     async def clean_run(self, run_id: str) -> list[str]:
-        """End the forgotten machines of one run; return which. Raises BackendUnreachable."""
-        return await self._end_forgotten(
-            lambda name: status.is_of_run(name, self._owner, run_id), run_id
+        """End the orphans of one run; return which. Raises BackendUnreachable."""
+        return await self._end_orphans(
+            lambda name: orphan_names.is_of_run(name, self._owner, run_id), run_id
         )
 
-    def _stray_filter(self, active: Collection[str]) -> Callable[[str], bool]:
-        return lambda name: status.is_stray_name(name, self._owner, active)
+    def _orphan_filter(self, active: Collection[str]) -> Callable[[str], bool]:
+        return lambda name: orphan_names.is_orphan_name(name, self._owner, active)
 
-    async def _end_forgotten(self, ours: Callable[[str], bool], runs: str) -> list[str]:
+    async def _end_orphans(self, ours: Callable[[str], bool], runs: str) -> list[str]:
         ended: list[str] = []
-        for provider, machines in await self._find_forgotten(ours, runs):
+        for provider, machines in await self._find_orphans(ours, runs):
             await provider.terminate_machines(machines)
             where = f"ended at {provider.cloud}, for SkyPilot had forgotten it"
             ended += [f"machine {each.identity} {each.name}: {where}" for each in machines]
         return ended
 
-    async def _find_forgotten(
+    async def _find_orphans(
         self, ours: Callable[[str], bool], runs: str
     ) -> list[tuple[CloudProvider, list[BilledMachine]]]:
-        """Find forgotten machines by name, at the clouds where runs whose folders match may
+        """Find orphans by name, at the clouds where runs whose folders match may
         have some."""
         clouds = await asyncio.to_thread(self._list_clouds, runs)
         found: list[tuple[CloudProvider, list[BilledMachine]]] = []
@@ -144,7 +145,7 @@ class CloudAuditor:
             # In this order: what is begun in between is known, and of an active run.
             machines = await provider.list_machines()
             known = {cluster.name for cluster in await self._client.list_clusters()}
-            left = cloud_audit_rules.find_forgotten(machines, ours, known)
+            left = orphan_machines.find_orphans(machines, ours, known)
             if left:
                 found.append((provider, left))
         return found
@@ -159,5 +160,5 @@ class CloudAuditor:
                 found.add("")
                 continue
             if config.backend == "sky":
-                found |= cloud_audit_rules.list_clouds(config.sky)
+                found |= orphan_machines.list_clouds(config.sky)
         return found

@@ -173,22 +173,3 @@ def find_open_group(jobs: Iterable[Job], groups: Container[str], learner: str) -
 def find_live_groups(jobs: Iterable[Job], groups: Container[str]) -> list[int]:
     """Return the ids of a run's groups of which anything is left."""
     return sorted({job.job_id for job in jobs if job.name in groups and not job.over})
-
-
-def is_of_run(name: str, owner: str, run_id: str) -> bool:
-    owned = names.parse_name(name)
-    return owned is not None and (owned.owner, owned.run) == (owner, names.run_mark(run_id))
-
-
-def run_mark_of(name: str) -> str:
-    """Return the mark of the run in a name; empty if no launcher of ours gave that name."""
-    owned = names.parse_name(name)
-    return "" if owned is None else owned.run
-
-
-def is_stray_name(name: str, owner: str, active: Iterable[str]) -> bool:
-    """Return whether a name is this launcher's, and of none of its active runs."""
-    owned = names.parse_name(name)
-    if owned is None or owned.owner != owner:
-        return False
-    return owned.run not in {names.run_mark(run_id) for run_id in active}

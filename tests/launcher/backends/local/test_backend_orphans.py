@@ -40,8 +40,8 @@ async def test_a_strangers_process_with_a_mark_of_ours_is_left_alone(tmp_path: P
     launch = LaunchSpec("run-1", ("rollout", 0), ("true",), {}, tmp_path / "log")
     try:
         assert await backend.find_replica(launch) is None
-        assert await backend.list_strays([]) == await backend.list_orphans([]) == []
-        assert await backend.reap_strays([]) == []
+        assert await backend.list_orphan_resources([]) == await backend.list_orphans([]) == []
+        assert await backend.reap_orphans([]) == []
         assert (await backend.clean_run("run-1")).gone
         assert stranger.returncode is None
     finally:

@@ -124,7 +124,7 @@ async def test_a_server_that_is_away_ends_nothing(sky: FakeSky, backend: SkyBack
     for ask in (
         backend.wait_for_exit(learner),
         backend.clean_run(sky_launches.RUN_ID),
-        backend.reap_strays([]),
+        backend.reap_orphans([]),
     ):
         with pytest.raises(BackendUnreachable):
             await ask
@@ -181,16 +181,16 @@ async def test_the_reaper_ends_only_what_no_run_owns(
 ) -> None:
     await group(backend)
     other = names.member_name(names.owner_of(tmp_path / "other"), "x", (ROLLOUT, 0))
-    stray = names.member_name(names.owner_of(tmp_path / "runs"), "lost", (ROLLOUT, 0))
-    for name in (other, stray):
+    orphan = names.member_name(names.owner_of(tmp_path / "runs"), "lost", (ROLLOUT, 0))
+    for name in (other, orphan):
         sky.machines[name] = Cluster(name, "UP")
-    (found,) = await backend.list_strays([sky_launches.RUN_ID])
-    assert (found.name, found.run_id, found.detail) == (stray, "", "UP")
-    assert stray in sky.machines
-    assert await backend.reap_strays([sky_launches.RUN_ID]) == [f"{stray}: ended"]
-    assert other in sky.machines and stray not in sky.machines
+    (found,) = await backend.list_orphan_resources([sky_launches.RUN_ID])
+    assert (found.name, found.run_id, found.detail) == (orphan, "", "UP")
+    assert orphan in sky.machines
+    assert await backend.reap_orphans([sky_launches.RUN_ID]) == [f"{orphan}: ended"]
+    assert other in sky.machines and orphan not in sky.machines
     assert not any(job.over for job in sky.table)
-    assert await backend.reap_strays([sky_launches.RUN_ID]) == []
+    assert await backend.reap_orphans([sky_launches.RUN_ID]) == []
 
 
 async def test_an_offer_says_what_and_shows_the_task(backend: SkyBackend) -> None:
@@ -278,12 +278,15 @@ async def test_a_launcher_whose_machine_is_renamed_finds_its_own(
     assert before == [] and set(await successor.list_orphans([])) == {Unit(u.name) for u in units}
 
 
-async def test_strays_are_told_with_the_run_whose_folder_has_their_mark(
+async def test_orphans_are_told_with_the_run_whose_folder_has_their_mark(
     sky: FakeSky, backend: SkyBackend
 ) -> None:
     learner, gateway = await group(backend)
-    assert await backend.list_strays([sky_launches.RUN_ID]) == []
-    found = {stray.name: (stray.run_id, stray.detail) for stray in await backend.list_strays([])}
+    assert await backend.list_orphan_resources([sky_launches.RUN_ID]) == []
+    found = {
+        orphan.name: (orphan.run_id, orphan.detail)
+        for orphan in await backend.list_orphan_resources([])
+    }
     assert found[f"job 1 {learner.name}"] == (sky_launches.RUN_ID, "RUNNING")
     assert found[sky.job(gateway.name).cluster] == (sky_launches.RUN_ID, "UP")
     assert len(found) == 4 and len(sky.machines) == 2

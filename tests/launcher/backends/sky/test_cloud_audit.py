@@ -107,13 +107,13 @@ async def test_a_machine_that_skypilot_has_forgotten_is_named_and_then_ended_at_
         "5": known,
     }
     active = [sky_launches.RUN_ID, "other"]
-    (stray,) = await backend.list_strays(active)
-    assert (stray.name, stray.detail) == (f"machine 1 {account.machines['1']}", "at lambda")
+    (orphan,) = await backend.list_orphan_resources(active)
+    assert (orphan.name, orphan.detail) == (f"machine 1 {account.machines['1']}", "at lambda")
     assert len(account.machines) == 5
-    (said,) = await backend.reap_strays(active)
+    (said,) = await backend.reap_orphans(active)
     assert said.startswith("machine 1 ") and "SkyPilot had forgotten it" in said
     assert sorted(account.machines) == ["2", "3", "4", "5"]
-    assert await backend.reap_strays(active) == []
+    assert await backend.reap_orphans(active) == []
 
 
 async def test_a_run_is_clean_when_its_clouds_show_nothing_of_it_either(
@@ -136,8 +136,8 @@ async def test_a_cloud_that_cannot_be_asked_is_no_empty_cloud(
     backend, _ = audited
     account.broken = True
     for ask in (
-        backend.list_strays([]),
-        backend.reap_strays([]),
+        backend.list_orphan_resources([]),
+        backend.reap_orphans([]),
         backend.clean_run(sky_launches.RUN_ID),
     ):
         with pytest.raises(BackendUnreachable, match="lambda itself cannot be asked"):
@@ -151,7 +151,7 @@ async def test_a_cloud_where_no_run_may_be_is_not_asked(
     account.broken = True
     file = runs / sky_launches.RUN_ID / "spec.json"
     file.write_text(file.read_text().replace("lambda", "aws"))
-    assert await backend.list_strays([]) == []
+    assert await backend.list_orphan_resources([]) == []
     file.write_text("of another version")
     with pytest.raises(BackendUnreachable):
-        await backend.list_strays([])
+        await backend.list_orphan_resources([])

@@ -1,5 +1,5 @@
-"""Pure comparison of the machines that clouds list under a launcher's names with those SkyPilot
-knows.
+"""Orphans among the machines that clouds bill: those under a launcher's names that SkyPilot does
+not know. Pure.
 
 SkyPilot finds machines by its own table alone. Once that has lost one, only the cloud and
 whoever pays know of it."""
@@ -50,10 +50,12 @@ def list_clouds(sky: SkyConfig) -> set[str]:
     }
 
 
-def find_forgotten(
+def find_orphans(
     machines: Iterable[BilledMachine], ours: Callable[[str], bool], known: Collection[str]
 ) -> list[BilledMachine]:
-    """Return the machines with our names that belong to no known cluster."""
+    """Return the machines with our names that belong to no known cluster.
+
+    `ours` takes a name: one of an orphan (`orphan_names.py`), or one of a run that has ended."""
     return [
         machine
         for machine in machines

@@ -1,0 +1,33 @@
+"""Whose a name is, and whether its run is active, is read from the name alone."""
+
+import pytest
+
+from services.launcher.backends.sky import names
+from services.launcher.backends.sky.orphan_names import is_of_run, is_orphan_name, run_mark_of
+from services.launcher.state import ROLLOUT
+
+OWNER = "abc"
+NAME = names.member_name(OWNER, "run-1", (ROLLOUT, 0))
+
+
+@pytest.mark.parametrize(
+    ("name", "active", "orphan"),
+    [
+        (NAME, [], True),
+        (f"{NAME}-12-worker", ["run-2"], True),
+        (NAME, ["run-2", "run-1"], False),
+        (names.member_name("xyz", "run-1", (ROLLOUT, 0)), [], False),
+        ("somebody-elses", [], False),
+    ],
+)
+def test_an_orphan_has_our_mark_and_that_of_no_active_run(
+    name: str, active: list[str], orphan: bool
+) -> None:
+    assert is_orphan_name(name, OWNER, active) is orphan
+
+
+def test_a_name_is_of_one_run_of_one_launcher() -> None:
+    assert is_of_run(NAME, OWNER, "run-1")
+    assert not is_of_run(NAME, OWNER, "run-2")
+    assert not is_of_run(NAME, "xyz", "run-1")
+    assert (run_mark_of(NAME), run_mark_of("somebody-elses")) == (names.run_mark("run-1"), "")
