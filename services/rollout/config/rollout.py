@@ -34,6 +34,8 @@ class LimitsConfig(ConfigModel):
 
     # Tokens that the policy may write in the whole attempt, thinking included.
     sampled_tokens: Tokens | None = None
+    # Tokens of the thinking at the start of each turn: it is ended there, and the turn goes on.
+    thinking_tokens: Tokens | None = None
     # Tool calls that are executed; one more ends the attempt.
     calls: Count | None = None
     # Malformed calls that the policy is told of; one more ends the attempt.
@@ -140,6 +142,7 @@ class RolloutConfig(ServiceConfig):
             call_timeout_s=self.call_timeout_s,
             grade_timeout_s=self.grade_timeout_s,
             sampled_tokens=self.limits.sampled_tokens,
+            thinking_tokens=self.limits.thinking_tokens,
             calls=self.limits.calls,
             parse_errors=self.limits.parse_errors,
             observation_tokens=self.limits.observation_tokens,

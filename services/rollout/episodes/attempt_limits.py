@@ -35,15 +35,18 @@ class AttemptLimits:
     grade_timeout_s: float
     sampled_tokens: int | None = None
     calls: int | None = None
+    thinking_tokens: int | None = None
     parse_errors: int | None = None
     observation_tokens: int | None = None
     observation_side: Side = "middle"
     continue_turns: bool = False
 
-    def turn_budget(self, tokens: int, sampled: int) -> TurnBudget:
-        """Return what the next request may sample after `tokens`, of which `sampled` were."""
+    def turn_budget(self, tokens: int, sampled: int, written: int = 0) -> TurnBudget:
+        """Return what the next request may sample after `tokens`, of which `sampled` were, and
+        `written` belong to the turn that it goes on with."""
+        turn = self.max_generate_length - (0 if self.continue_turns else written)
         bounds = [
-            TurnBudget(self.max_generate_length, StopReason.GENERATION_LENGTH),
+            TurnBudget(turn, StopReason.GENERATION_LENGTH),
             TurnBudget(self.max_model_len - tokens, StopReason.CONTEXT_OVERFLOW),
         ]
         if self.sampled_tokens is not None:

@@ -28,6 +28,7 @@ from services.rollout.episodes.attempt_record import (
 )
 from services.rollout.episodes.call_execution import TurnOutcome, execute_calls
 from services.rollout.episodes.observation_cut import ObservationCutter
+from services.rollout.episodes.thinking_budget import ThinkingBudget
 from services.rollout.episodes.transcript import Transcript
 from services.rollout.ports import (
     Clock,
@@ -98,6 +99,7 @@ class AttemptRunner:
         self._dialect = dialect
         self._limits = limits
         self._cutter = ObservationCutter(tokenizer, limits)
+        self._thinking = ThinkingBudget(dialect, limits.thinking_tokens)
         self._clock = clock
 
     async def run_attempt(self, attempt: Attempt, observe: Observer | None = None) -> Trajectory:
@@ -234,14 +236,23 @@ class AttemptRunner:
 
         Without a token, its time was over before the first."""
         transcript, pieces = state.transcript, list[Completion]()
+        written: list[int] = []
         while True:
-            budget = self._limits.turn_budget(len(transcript), transcript.sampled)
+            budget = self._limits.turn_budget(len(transcript), transcript.sampled, len(written))
             if budget.tokens < 1:
                 return join_completions(pieces), budget
-            piece = await self._generate_piece(state, sampling, budget.tokens)
-            transcript.add_completion(piece, sampling.temperature)
-            pieces.append(piece)
-            if not piece.cut or not self._limits.continues_turn(budget):
+            most = self._thinking.bound_request(written, budget.tokens)
+            piece = await self._generate_piece(state, sampling, most)
+            room = budget.tokens - len(piece.token_ids)
+            written += piece.token_ids.tolist()
+            end = self._thinking.make_end(written, room) if piece.cut else None
+            for each in (piece, end) if end is not None else (piece,):
+                transcript.add_completion(each, sampling.temperature)
+                pieces.append(each)
+            written += end.token_ids.tolist() if end is not None else []
+            # Behind a bound of the thinking the turn goes on; it is no cut of the turn.
+            over = most == budget.tokens and end is None
+            if not piece.cut or (over and not self._limits.continues_turn(budget)):
                 return join_completions(pieces), budget
 
     async def _generate_piece(

@@ -1,88 +1,46 @@
-"""An engine whose policy thinks no longer than a budget in each turn."""
+"""The budget of a turn's thinking: what a request may sample, and what ends a thinking over it."""
 
-import time
-from collections.abc import Callable, Sequence
-from math import inf
-from typing import Protocol
+from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
-from services.rollout.ports import Clock
-from services.rollout.types import Completion, PolicySpan, Sampling
-
-
-class Sampler(Protocol):
-    """The part of an engine that samples turns."""
-
-    async def generate(
-        self,
-        token_ids: NDArray[np.int32],
-        sampling: Sampling,
-        max_tokens: int,
-        timeout_s: float = inf,
-    ) -> Completion: ...
+from services.common.errors import ConfigError
+from services.rollout.ports import Dialect
+from services.rollout.types import Completion, PolicySpan
 
 
 class ThinkingBudget:
-    """Sampler of turns whose thinking is ended after `budget` tokens.
+    """Budget of `tokens` for the thinking at the start of each turn; None for none.
 
-    The turn is sampled up to the budget first. When the policy is still thinking then,
-    `end_ids` are put behind what it wrote, and the turn goes on from there: they belong to no
-    policy, have no logprobs and are not trained on. The turn's prefix is in the engine's cache.
+    The first request of a turn samples no more than the budget. When the policy is still thinking
+    then, the family's own end of a thinking is put behind what it wrote, and the next request goes
+    on from there. Raises ConfigError when the family has no mark that ends a thinking.
     """
 
-    def __init__(
-        self,
-        engine: Sampler,
-        budget: int,
-        end_ids: Sequence[int],
-        is_thinking: Callable[[Sequence[int]], bool],
-        clock: Clock = time.monotonic,
-    ) -> None:
-        """Create it; `is_thinking` says of a turn's ids whether they end inside the thinking."""
-        self._engine = engine
-        self._budget = budget
-        self._end_ids = np.array(end_ids, np.int32)
-        self._is_thinking = is_thinking
-        self._clock = clock
+    def __init__(self, dialect: Dialect, tokens: int | None) -> None:
+        if tokens is not None and not dialect.thinking_end_ids:
+            raise ConfigError(
+                "rollout.limits.thinking_tokens: this model's vocabulary has no token that ends a"
+                " thinking; leave it out, or name the marks by rollout.dialect.reasoning"
+            )
+        self._dialect = dialect
+        self._tokens = tokens
 
-    async def generate(
-        self,
-        token_ids: NDArray[np.int32],
-        sampling: Sampling,
-        max_tokens: int,
-        timeout_s: float = inf,
-    ) -> Completion:
-        """Sample one turn of at most `max_tokens`, forced ones included."""
-        ends = self._clock() + timeout_s
-        first = await self._engine.generate(
-            token_ids, sampling, min(max_tokens, self._budget), timeout_s
-        )
-        if first.timed_out or not first.cut or max_tokens <= self._budget:
-            return first
-        forced = self._end_ids
-        if not self._is_thinking(first.token_ids.tolist()):
-            forced = self._end_ids[:0]
-        forced = forced[: max_tokens - self._budget]
-        room = max_tokens - self._budget - len(forced)
-        if not room:
-            return _join(first, forced, None)
-        so_far = np.concatenate([token_ids, first.token_ids, forced])
-        rest = await self._engine.generate(so_far, sampling, room, ends - self._clock())
-        return _join(first, forced, rest)
+    def bound_request(self, written: Sequence[int], most: int) -> int:
+        """Return how many of `most` tokens may be sampled behind what is written of a turn."""
+        if self._tokens is None or (written and not self._is_over(written, 0)):
+            return most
+        return min(most, max(self._tokens - len(written), 1))
 
+    def make_end(self, written: Sequence[int], room: int) -> Completion | None:
+        """Return the end of a thinking that has used up its budget: tokens of no policy, without
+        logprobs, at most `room` of them. None where the turn may go on as it is."""
+        if self._tokens is None or room < 1 or not self._is_over(written, self._tokens):
+            return None
+        ids = np.array(self._dialect.thinking_end_ids[:room], np.int32)
+        spans = (PolicySpan(None, len(ids)),)
+        return Completion(ids, np.zeros(0, np.float32), spans, cut=True)
 
-def _join(first: Completion, forced: NDArray[np.int32], rest: Completion | None) -> Completion:
-    """Join both halves of a turn around what was put between them."""
-    put = (PolicySpan(None, len(forced)),) if len(forced) else ()
-    if rest is None:
-        ids = np.concatenate([first.token_ids, forced])
-        return Completion(ids, first.logprobs, (*first.spans, *put), cut=True)
-    return Completion(
-        token_ids=np.concatenate([first.token_ids, forced, rest.token_ids]),
-        logprobs=np.concatenate([first.logprobs, rest.logprobs]),
-        spans=(*first.spans, *put, *rest.spans),
-        cut=rest.cut,
-        timed_out=rest.timed_out,
-    )
+    def _is_over(self, written: Sequence[int], tokens: int) -> bool:
+        """True when `written` ends inside a thinking of so many tokens."""
+        return len(written) >= tokens and self._dialect.is_thinking(written)

@@ -173,6 +173,7 @@ def test_the_longest_input_leaves_room_for_a_turn() -> None:
 def test_every_limit_of_the_config_reaches_the_attempt() -> None:
     table = {
         "sampled_tokens": 5,
+        "thinking_tokens": 4,
         "calls": 6,
         "parse_errors": 0,
         "observation_tokens": 7,

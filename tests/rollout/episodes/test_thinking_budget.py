@@ -1,30 +1,41 @@
 """A thinking over its budget is ended for the policy, by tokens that nobody trains on."""
 
+from collections.abc import Callable
 from math import inf
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from transformers import AddedToken
 
-from services.common.domain.policy import PolicyId
-from services.common.domain.trajectory import Author
-from services.rollout.episodes.thinking_budget import ThinkingBudget
-from services.rollout.episodes.transcript import Transcript
-from services.rollout.types import Completion, PolicySpan, Sampling
+from services.common.domain.attempts import StopReason
+from services.common.domain.trajectory import Author, Trajectory
+from services.common.errors import ConfigError
+from services.rollout.adapters.fake import FakeEngine
+from services.rollout.adapters.tokenizer import TransformersTokenizer
+from services.rollout.dialects.template import TemplateDialect
+from services.rollout.episodes.episode import AttemptRunner
+from services.rollout.types import Completion, Sampling
+from tests.support.rollout import POLICY, FakeEnvironment, attempt, dialect, limits, tokenizer
+from tools.tiny_policy.tokenizer import train_tokenizer
 
-POLICY = PolicyId(1, 1, b"f" * 32)
-CLOSE, END, WORD = 90, 91, 7
-FORCED = [80, CLOSE, 81]
-PROMPT = np.array([1, 2, 3], np.int32)
+LOOK = '<tool_call>{"name": "look", "arguments": {"at": "it"}}</tool_call>'
+BUDGET = 12
 
 
-class ScriptedEngine:
-    """Writes the ids of a script on, from where what it is shown leaves off."""
+@pytest.fixture(scope="module")
+def thinker() -> TransformersTokenizer:
+    """The tokenizer of the other tests, with tokens around a thinking."""
+    made = train_tokenizer(["system user assistant Tools look at name arguments it found"] * 3, 300)
+    made.add_tokens([AddedToken(mark, special=False) for mark in ("<think>", "</think>")])
+    return TransformersTokenizer(made)
 
-    def __init__(self, script: list[int], *, timed_out: bool = False) -> None:
-        self.script = script
-        self.timed_out = timed_out
-        self.shown: list[list[int]] = []
+
+class GoesOn(FakeEngine):
+    """Writes a script on, from where what it is shown leaves off; what was put in between is
+    read over."""
+
+    requests: list[int]
 
     async def generate(
         self,
@@ -33,64 +44,91 @@ class ScriptedEngine:
         max_tokens: int,
         timeout_s: float = inf,
     ) -> Completion:
-        self.shown.append(token_ids.tolist())
-        written = self.script[:max_tokens]
-        self.script = self.script[max_tokens:]
-        return Completion(
-            np.array(written, np.int32),
-            np.full(len(written), -0.5, np.float32),
-            (PolicySpan(POLICY, len(written)),),
-            cut=bool(self.script) or written[-1:] != [END],
-            timed_out=self.timed_out,
+        self.requests.append(max_tokens)
+        return await super().generate(token_ids, sampling, max_tokens, timeout_s)
+
+
+async def play(
+    thinker: TransformersTokenizer, write: Callable[[str], str], **changes: int
+) -> tuple[Trajectory, list[int], FakeEnvironment]:
+    chosen = TemplateDialect(thinker)
+    engine = GoesOn(thinker, chosen.stop_ids[0], write, policy=POLICY)
+    engine.requests = []
+    environment = FakeEnvironment()
+    bounds = limits(thinking_tokens=BUDGET, **changes)
+    runner = AttemptRunner(engine, environment, thinker, chosen, bounds)
+    trajectory = await runner.run_attempt(attempt())
+    assert trajectory.is_graded
+    sequence = trajectory.sequences[0]
+    assert len(sequence.logprobs) == sequence.policy_mask.sum(), "nothing else carries logprobs"
+    return trajectory, engine.requests, environment
+
+
+def turn_of(shown: str) -> str:
+    """What is written of the turn so far."""
+    return shown.rpartition("<|im_start|>assistant\n")[2]
+
+
+def ponder(shown: str) -> str:
+    """Think for ever, until the thinking is over; then call, and then answer."""
+    if "tool_response" in shown:
+        return "It is 1. <done>"
+    return LOOK if "</think>" in turn_of(shown) else "<think>" + "look at it " * 100
+
+
+async def test_a_thinking_over_its_budget_is_ended_and_its_turn_goes_on(
+    thinker: TransformersTokenizer,
+) -> None:
+    trajectory, requests, environment = await play(thinker, ponder)
+    assert trajectory.stop_reason is StopReason.DONE
+    assert environment.episodes[0].calls == [("look", '{"at": "it"}')]
+    authors = [(span.author, span.length) for span in trajectory.spans[1:4]]
+    end = TemplateDialect(thinker).thinking_end_ids
+    assert authors[:2] == [(Author.POLICY, BUDGET), (Author.FORCED, len(end))]
+    assert authors[2][0] is Author.POLICY, "the turn goes on"
+    turn = trajectory.turns[0]
+    assert turn.thinking_tokens == BUDGET + end.index(thinker.encode("</think>")[0]) + 1
+    assert turn.generated_tokens == sum(length for _, length in authors)
+    assert trajectory.counts.turns == 2
+    assert requests[0] == BUDGET
+
+
+async def test_what_was_put_in_stands_in_the_tokens_and_has_no_gradient(
+    thinker: TransformersTokenizer,
+) -> None:
+    trajectory, _, _ = await play(thinker, ponder)
+    sequence = trajectory.sequences[0]
+    text = thinker.decode(sequence.token_ids.tolist())
+    assert f"\n</think>\n\n{LOOK}<|im_end|>" in text
+    trained = thinker.decode(sequence.token_ids[sequence.policy_mask].tolist())
+    assert "</think>" not in trained
+
+
+async def test_a_turn_that_thinks_less_is_left_alone(thinker: TransformersTokenizer) -> None:
+    def write(shown: str) -> str:
+        return f"<think>it</think>{LOOK}" if "tool_response" not in shown else "It is 1. <done>"
+
+    trajectory, requests, _ = await play(thinker, write)
+    assert all(span.author is not Author.FORCED for span in trajectory.spans)
+    assert trajectory.stop_reason is StopReason.DONE
+    assert requests[0] == BUDGET
+
+
+async def test_a_turn_is_no_longer_than_it_may_be_for_all_that_is_put_in(
+    thinker: TransformersTokenizer,
+) -> None:
+    for most in (BUDGET - 1, BUDGET, BUDGET + 1, BUDGET + 2, BUDGET + 9):
+        trajectory, _, _ = await play(thinker, ponder, max_generate_length=most)
+        assert trajectory.turns[0].generated_tokens <= most
+        assert trajectory.stop_reason is StopReason.GENERATION_LENGTH
+
+
+def test_a_vocabulary_without_a_mark_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"rollout\.limits\.thinking_tokens: .* no token that"):
+        AttemptRunner(
+            FakeEngine.__new__(FakeEngine),
+            FakeEnvironment(),
+            tokenizer(),
+            dialect(),
+            limits(thinking_tokens=4),
         )
-
-
-def budget_of(engine: ScriptedEngine, budget: int) -> ThinkingBudget:
-    return ThinkingBudget(engine, budget, FORCED, lambda ids: CLOSE not in ids)
-
-
-def spans_of(completion: Completion) -> list[tuple[Author, int]]:
-    transcript = Transcript([1])
-    transcript.add_completion(completion, 1.0)
-    assert len(transcript.logprobs) == sum(
-        span.length for span in transcript.spans if span.author is Author.POLICY
-    )
-    return [(span.author, span.length) for span in transcript.spans[1:]]
-
-
-async def test_a_thinking_over_its_budget_is_ended_and_the_turn_goes_on() -> None:
-    engine = ScriptedEngine([WORD] * 6 + [END])
-    turn = await budget_of(engine, 4).generate(PROMPT, Sampling(1.0), 50)
-    assert turn.token_ids.tolist() == [WORD] * 4 + FORCED + [WORD] * 2 + [END]
-    assert spans_of(turn) == [(Author.POLICY, 4), (Author.FORCED, 3), (Author.POLICY, 3)]
-    assert engine.shown[1] == [1, 2, 3, *[WORD] * 4, *FORCED], "the policy reads the forced end"
-    assert not turn.cut
-
-
-async def test_a_thinking_within_its_budget_is_left_alone() -> None:
-    engine = ScriptedEngine([WORD, CLOSE, WORD, WORD, WORD, WORD, END])
-    turn = await budget_of(engine, 4).generate(PROMPT, Sampling(1.0), 50)
-    assert turn.token_ids.tolist() == [WORD, CLOSE, WORD, WORD, WORD, WORD, END]
-    assert spans_of(turn) == [(Author.POLICY, 4), (Author.POLICY, 3)]
-
-
-async def test_a_short_turn_is_one_request() -> None:
-    engine = ScriptedEngine([WORD, END])
-    turn = await budget_of(engine, 4).generate(PROMPT, Sampling(1.0), 50)
-    assert turn.token_ids.tolist() == [WORD, END]
-    assert len(engine.shown) == 1
-
-
-@pytest.mark.parametrize("most", [3, 4, 5, 7, 8])
-async def test_no_turn_is_longer_than_it_may_be(most: int) -> None:
-    engine = ScriptedEngine([WORD] * 20 + [END])
-    turn = await budget_of(engine, 4).generate(PROMPT, Sampling(1.0), most)
-    assert len(turn.token_ids) == most
-    assert turn.cut
-
-
-async def test_a_turn_that_ran_out_of_time_is_handed_back_as_it_is() -> None:
-    engine = ScriptedEngine([WORD] * 20, timed_out=True)
-    turn = await budget_of(engine, 4).generate(PROMPT, Sampling(1.0), 50, 0.1)
-    assert turn.timed_out
-    assert spans_of(turn) == [(Author.POLICY, 4)]
