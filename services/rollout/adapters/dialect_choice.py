@@ -59,8 +59,8 @@ def _make_template_dialect(
         raise TemplateError("rollout.dialect.parser: vLLM, whose parser it is, is not installed")
     from services.rollout.adapters.vllm_call_reader import VllmCallReader, find_thinking_marks
 
-    def make_reader(_: Tokenizer, sample: str) -> CallReader:
-        return VllmCallReader(tokenizer, sample, config.parser)
+    def make_reader(_: Tokenizer, begin: str, end: str) -> CallReader:
+        return VllmCallReader(tokenizer, begin, end, config.parser)
 
     marks = (OPEN, CLOSE)
     if config.reasoning:

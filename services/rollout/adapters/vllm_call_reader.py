@@ -3,6 +3,7 @@
 import difflib
 import json
 import logging
+import re
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -34,6 +35,9 @@ if TYPE_CHECKING:
 _SHIELD = "\ue000"
 # The parser that reads token ids, and no text.
 _HARMONY = "openai"
+# Larger integers are not all floats.
+_EXACT = 2**53 - 1
+_TAG = re.compile(r"</[^<>\s]+>\Z")
 # Requests of different tools that are kept.
 _MOST_REQUESTS = 256
 _UNREAD = "a tool call could not be read; one begins by {}"
@@ -45,7 +49,9 @@ class VllmCallReader:
 
     Raises ConfigError when vLLM has no parser of that name, or it does not take the tokenizer."""
 
-    def __init__(self, tokenizer: TransformersTokenizer, sample: str, parser: str) -> None:
+    def __init__(
+        self, tokenizer: TransformersTokenizer, sample: str, end: str, parser: str
+    ) -> None:
         self._tokenizer = tokenizer
         # With a vocabulary that is read once: parsers ask for it at each turn.
         self._cached = get_cached_tokenizer(tokenizer.fast)
@@ -55,6 +61,9 @@ class VllmCallReader:
         # Of each malformed call a parser logs the stack; the policy and the metrics are told.
         logging.getLogger("vllm.tool_parsers").setLevel(logging.CRITICAL)
         self._openings = _find_openings(tokenizer, self._sample)
+        self._closing = _find_closing(tokenizer, end)
+        # Behind the quote of an argument.
+        self._end = end.lstrip("\"'")
         self._marks = sorted(tokenizer.added_tokens, key=len, reverse=True)
         self._request = lru_cache(_MOST_REQUESTS)(_make_request)
 
@@ -74,6 +83,9 @@ class VllmCallReader:
             return Turn((ParseError(f"a tool call could not be read: {error}"[:200]),), False, "")
         required = required_arguments(tools)
         items = [self._make_item(each, text, required) for each in calls or []]
+        if items and not self._is_closed(text):
+            # Some parsers complete what the policy has not: half an argument is another one.
+            items[-1] = ParseError("tool call has no end")
         missing = max((text.count(mark) for mark in self._openings), default=0) - len(items)
         if missing > 0:
             items.append(ParseError(_UNREAD.format(self._sample)))
@@ -85,6 +97,8 @@ class VllmCallReader:
             arguments = json.loads(_unshield(call.arguments) or "{}")
         except ValueError:
             return ParseError("tool call has arguments that are not valid JSON")
+        if _has_large_integer(arguments):
+            return ParseError("tool call has an integer beyond 2**53, which cannot be read exactly")
         if arguments == {} and (wrong := _check_unread_keys(text, name, required)):
             return wrong
         made = make_call({"name": name, "arguments": arguments}, required)
@@ -92,6 +106,13 @@ class VllmCallReader:
         if isinstance(made, ToolCall) and call.id and call.id in text:
             return ToolCall(made.name, made.arguments_json, call.id)
         return made
+
+    def _is_closed(self, text: str) -> bool:
+        """True unless the last call of a text lacks the mark that ends it, or its last text."""
+        if not self._closing:
+            return text.rstrip().endswith(self._end)
+        begin = max((text.rfind(mark) for mark in self._openings), default=0)
+        return text.find(self._closing, max(begin, 0)) >= 0
 
     def _decode(self, ids: Sequence[int]) -> tuple[str, bool]:
         """Return the text, in which marks count only where the policy sampled their own token."""
@@ -197,6 +218,14 @@ def _find_openings(tokenizer: TransformersTokenizer, sample: str) -> list[str]:
     return marks or begin.split()[:1]
 
 
+def _find_closing(tokenizer: TransformersTokenizer, end: str) -> str:
+    """Return what ends a call in a sample: its last control token or tag, if it has one."""
+    last = end.split()[-1] if end else ""
+    token = next((mark for mark in tokenizer.added_tokens if last.endswith(mark)), "")
+    tag = _TAG.search(last)
+    return token or (tag[0] if tag else "")
+
+
 def _check_unread_keys(text: str, name: str, required: Required) -> ParseError | None:
     """Look for the JSON object of a call that was read as one without arguments."""
     decoder = json.JSONDecoder()
@@ -210,6 +239,15 @@ def _check_unread_keys(text: str, name: str, required: Required) -> ParseError |
             return check_call_keys(json.dumps(value), name, required)
         begin = text.find("{", begin + 1)
     return check_call_keys("", name, required)
+
+
+def _has_large_integer(value: Any) -> bool:
+    """True where some parsers, which read numbers as floats, have lost digits."""
+    if isinstance(value, dict):
+        return any(map(_has_large_integer, value.values()))
+    if isinstance(value, list):
+        return any(map(_has_large_integer, value))
+    return isinstance(value, int) and abs(value) > _EXACT
 
 
 def _unshield(text: str) -> str:

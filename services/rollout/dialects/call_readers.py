@@ -38,7 +38,7 @@ class SampledTurn:
 
     @property
     def said(self) -> Sequence[int]:
-        """What follows the thinking: a call that is thought of is none."""
+        """Ids after the thinking: a call that is thought of is none."""
         return self.ids[self.thinking_tokens :]
 
 
@@ -50,14 +50,14 @@ class CallReader(Protocol):
         ...
 
 
-# A tokenizer, and the start of a call as the chat template writes it.
-MakeReader = Callable[[Tokenizer, str], CallReader]
+# A tokenizer, and the start and the end of a call as the chat template writes it.
+MakeReader = Callable[[Tokenizer, str, str], CallReader]
 
 
 class TaggedCallReader:
     """Reader of JSON between `<tool_call>` tags."""
 
-    def __init__(self, tokenizer: Tokenizer, sample: str = "") -> None:
+    def __init__(self, tokenizer: Tokenizer, begin: str = "", end: str = "") -> None:
         self._tokenizer = tokenizer
         self._tags = (*STRICT.ends, *STRICT.ends.values(), THINK_START, THINK_END)
 
@@ -70,7 +70,9 @@ class TaggedCallReader:
 class WrittenCallReader:
     """Reader of calls whose arguments stand between tags without quotes."""
 
-    def __init__(self, form: WrittenForm, tokenizer: Tokenizer, sample: str = "") -> None:
+    def __init__(
+        self, form: WrittenForm, tokenizer: Tokenizer, begin: str = "", end: str = ""
+    ) -> None:
         self._form = form
         self._tokenizer = tokenizer
 
@@ -106,7 +108,9 @@ class JsonForm:
 class JsonCallReader:
     """Reader of JSON that follows a mark. Raises ConfigError when the tokenizer lacks that."""
 
-    def __init__(self, form: JsonForm, tokenizer: Tokenizer, sample: str = "") -> None:
+    def __init__(
+        self, form: JsonForm, tokenizer: Tokenizer, begin: str = "", end: str = ""
+    ) -> None:
         if len(tokenizer.encode(form.call)) != 1:
             raise ConfigError(
                 f"rollout.dialect.parser: could not locate the tool call token {form.call!r} in the"

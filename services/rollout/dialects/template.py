@@ -47,7 +47,7 @@ class TemplateDialect:
         except TemplateError as error:
             raise advise_full(tokenizer, error) from error
         self._thinking = ThinkingMarks(tokenizer, self._turns.first_turn(), thinking)
-        self._reader = reader(tokenizer, self._turns.sample_call)
+        self._reader = reader(tokenizer, self._turns.sample_call, self._turns.sample_end)
         self.stop_ids = find_stop_ids(tokenizer, self._turns, extra_stop_ids)
 
     @property

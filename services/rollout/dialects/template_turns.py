@@ -100,6 +100,17 @@ class TemplateTurns:
         self.shows_unchanged = self._check_splices()
 
     @property
+    def sample_end(self) -> str:
+        """The end of a call as the template writes it, before what ends the turn."""
+        if self._style is _CONTENT:
+            return ""
+        message = self._style.make_message([ShownReply(SAMPLE_NAME, make_call_id(0), "")])
+        rest = self._render([QUESTION, message], generate=False).rpartition(TURN)[2].rstrip()
+        follows = self.after_turn([ShownReply(SAMPLE_NAME, make_call_id(0), "")])
+        ends = [token for token in self._tokenizer.control_tokens if follows.startswith(token)]
+        return rest.removesuffix(max(ends, key=len, default="")).rstrip()
+
+    @property
     def sample_call(self) -> str:
         """The start of a call as the template writes it; empty where it writes none."""
         if self._style is _CONTENT:

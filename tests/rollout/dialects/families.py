@@ -6,6 +6,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerFast
 
+from services.rollout.dialects.call_readers import READERS
 from tests.rollout.dialects.native_calls import (
     CASES,
     THINKING_CASES,
@@ -49,6 +50,10 @@ class Family:
     follows: str = ""
     # A case, and why its call is a parse error that the policy reads.
     refused: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    @property
+    def read_by_vllm(self) -> bool:
+        return bool(self.parser) and self.parser not in READERS
 
     @property
     def cases(self) -> Sequence[Case]:
@@ -95,6 +100,29 @@ _GEMMA_4 = (
 )
 _MINIMAX = ("]~!b[", "]~b]", "[e~[", *_THINK, "<minimax:tool_call>", "</minimax:tool_call>")
 _GRANITE = ("<|start_of_role|>", "<|end_of_role|>", "<|end_of_text|>", *_TOOL_CALL)
+_DEEPSEEK_END = "<\uff5cend\u2581of\u2581sentence\uff5c>"
+_APERTUS = (
+    *(
+        f"<|{role}_{end}|>"
+        for role in ("system", "developer", "user", "assistant")
+        for end in ("start", "end")
+    ),
+    *("<|inner_prefix|>", "<|inner_suffix|>", "<|tools_prefix|>", "<|tools_suffix|>"),
+)
+_SEED = ("bos", "eos", "pad", "think", "tool_call")
+_COMMAND = (
+    *(
+        f"<|{end}_{part}|>"
+        for part in ("ACTION", "RESPONSE", "THINKING", "TOOL_RESULT")
+        for end in ("START", "END")
+    ),
+    *(
+        f"<|{part}_TOKEN|>"
+        for part in ("START_OF_TURN", "END_OF_TURN", "SYSTEM", "USER", "CHATBOT")
+    ),
+)
+_LARGE = "a large integer and a small fraction"
+_FLOATS = "vLLM's parser reads numbers as floats"
 _SPELLS_END = "it spells the end of an argument, which nothing tells from one"
 _XML_REFUSED = {f"ends of XML in an argument, {n}": _SPELLS_END for n in (1, 2, 3)}
 _IM_END = ("<|im_end|>",)
@@ -215,7 +243,7 @@ FAMILIES = (
         "trl/deepseekv3.jinja",
         "deepseek_v3",
         REAL,
-        ("<\uff5cend\u2581of\u2581sentence\uff5c>",),
+        (_DEEPSEEK_END,),
         "deepseek-v3",
         arguments_as_text=True,
     ),
@@ -225,7 +253,7 @@ FAMILIES = (
         "trl/deepseekv3.jinja",
         "deepseek_v3",
         REAL,
-        ("<\uff5cend\u2581of\u2581sentence\uff5c>",),
+        (_DEEPSEEK_END,),
         "deepseek-r1",
         arguments_as_text=True,
         follows="the dialect opens the thinking of the next turn",
@@ -237,7 +265,7 @@ FAMILIES = (
         "llama-cpp/deepseek-ai-DeepSeek-V3.1.jinja",
         "deepseek_v3",
         REAL,
-        ("<\uff5cend\u2581of\u2581sentence\uff5c>",),
+        (_DEEPSEEK_END,),
         "template",
         parser="deepseek_v31",
     ),
@@ -396,5 +424,196 @@ FAMILIES = (
         "template",
         renamed=_TEKKEN_LATER,
         parser="mistral",
+    ),
+    Family(
+        "Ministral 3",
+        ("mistralai/Ministral-3-14B-Reasoning-2512",),
+        "llama-cpp/mistralai-Ministral-3-14B-Reasoning-2512.jinja",
+        TEKKEN,
+        REAL,
+        ("</s>",),
+        "template",
+        renamed=_TEKKEN_LATER,
+        parser="mistral",
+    ),
+    Family(
+        "QwQ",
+        ("Qwen/QwQ-32B",),
+        "llama-cpp/Qwen-QwQ-32B.jinja",
+        "qwen3",
+        _BORROWED.format("Qwen3"),
+        _IM_END,
+        "template",
+    ),
+    Family(
+        "Hermes 2 Pro",
+        ("NousResearch/Hermes-2-Pro-Llama-3-8B",),
+        "llama-cpp/NousResearch-Hermes-2-Pro-Llama-3-8B-tool_use.jinja",
+        SMALL,
+        SMALL_ONE,
+        _IM_END,
+        "template",
+        (*_CHATML, *_TOOL_CALL),
+    ),
+    Family(
+        "Nemotron 3 Super",
+        ("nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-BF16",),
+        "trl/nemotron_3_super.jinja",
+        SMALL,
+        SMALL_ONE,
+        _IM_END,
+        "nemotron-3",
+        _QWEN_35,
+        think="<think>\n{}\n</think>\n",
+        close="\n</think>\n",
+        refused=_XML_REFUSED,
+    ),
+    Family(
+        "DeepSeek V4",
+        ("deepseek-ai/DeepSeek-V4",),
+        "llama-cpp/deepseek-ai-DeepSeek-V4.jinja",
+        "deepseek_v3",
+        _BORROWED.format("DeepSeek V3"),
+        (_DEEPSEEK_END,),
+        "template",
+        parser="deepseek_v4",
+        refused={_LARGE: _FLOATS},
+    ),
+    Family(
+        "Apertus",
+        ("swiss-ai/Apertus-8B-Instruct-2509",),
+        "llama-cpp/Apertus-8B-Instruct.jinja",
+        SMALL,
+        SMALL_ONE,
+        ("<|tools_suffix|>",),
+        "template",
+        _APERTUS,
+        parser="apertus",
+        refused={_LARGE: _FLOATS},
+    ),
+    Family(
+        "Step 3.5",
+        ("stepfun-ai/Step-3.5-Flash",),
+        "llama-cpp/StepFun3.5-Flash.jinja",
+        SMALL,
+        SMALL_ONE,
+        _IM_END,
+        "template",
+        _QWEN_35,
+        parser="qwen3_coder",
+        think="<think>\n{}\n</think>\n\n",
+        refused=_XML_REFUSED,
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A model that no dialect with native calls plays, with what a person is told."""
+
+    models: str
+    template: str
+    said: str
+    why: str
+    parser: str = ""
+    control_tokens: Sequence[str] = ()
+    ends: str = "</s>"
+    # True where `rollout.dialect.name = "full"` plays it.
+    plays_full: bool = True
+
+
+_HEADERS = ("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|eom_id|>")
+REFUSALS = (
+    Refusal(
+        "Gemma 3",
+        "trl/gemma3.jinja",
+        "Conversation roles must alternate",
+        "the template knows no tools and no answers of theirs",
+        control_tokens=("<start_of_turn>", "<end_of_turn>"),
+    ),
+    Refusal(
+        "Llama 3 (8B, 70B)",
+        "trl/llama3.jinja",
+        "a call that the chat template writes is not read again",
+        "the template leaves out calls",
+        control_tokens=_HEADERS,
+    ),
+    Refusal(
+        "Phi-3.5",
+        "trl/phi3_5.jinja",
+        "the chat template rewrites, repeats or leaves out earlier turns",
+        "the template ends a conversation by another token than a turn",
+        control_tokens=("<|user|>", "<|assistant|>", "<|end|>", "<|system|>"),
+        plays_full=False,
+    ),
+    Refusal(
+        "Granite 3.3",
+        "llama-cpp/ibm-granite-granite-3.3-2B-Instruct.jinja",
+        "a call that the chat template writes is not read again",
+        "the template leaves out calls",
+        parser="granite",
+        control_tokens=_GRANITE,
+    ),
+    Refusal(
+        "SmolLM3",
+        "llama-cpp/HuggingFaceTB-SmolLM3-3B.jinja",
+        "a call that the chat template writes is not read again",
+        "the template leaves out calls",
+        control_tokens=(*_CHATML, *_THINK),
+    ),
+    Refusal(
+        "Functionary 3.1",
+        "llama-cpp/meetkai-functionary-medium-v3.1.jinja",
+        "a call that the chat template writes is not read again",
+        "nothing reads its calls",
+        control_tokens=_HEADERS,
+    ),
+    Refusal(
+        "Functionary 3.2",
+        "llama-cpp/meetkai-functionary-medium-v3.2.jinja",
+        "a call that the chat template writes is not read again",
+        "nothing reads its calls",
+        control_tokens=_HEADERS,
+    ),
+    Refusal(
+        "Nemotron Nano v2",
+        "llama-cpp/NVIDIA-Nemotron-Nano-v2.jinja",
+        "a call that the chat template writes is not read again",
+        "nothing reads its calls",
+        control_tokens=("<SPECIAL_10>", "<SPECIAL_11>", "<SPECIAL_12>", *_THINK),
+    ),
+    Refusal(
+        "Seed-OSS",
+        "llama-cpp/ByteDance-Seed-OSS.jinja",
+        'argument "tags" of a tool call is not valid JSON',
+        "the template writes lists and objects as Python does",
+        parser="seed_oss",
+        control_tokens=tuple(f"<{end}seed:{each}>" for end in ("", "/") for each in _SEED),
+        ends="<seed:eos>",
+    ),
+    Refusal(
+        "Kimi K2 Thinking",
+        "llama-cpp/Kimi-K2-Thinking.jinja",
+        "access to attribute 'append' of 'list' object is unsafe",
+        "the template changes lists, which the sandbox of transformers forbids",
+        parser="kimi_k2",
+        control_tokens=(*_KIMI, *_THINK),
+    ),
+    Refusal(
+        "Firefunction 2",
+        "llama-cpp/fireworks-ai-llama-3-firefunction-v2.jinja",
+        "'functions' is undefined",
+        "the template wants functions, and knows no tools",
+        control_tokens=_HEADERS,
+        plays_full=False,
+    ),
+    Refusal(
+        "Command R7B",
+        "llama-cpp/CohereForAI-c4ai-command-r7b-12-2024-tool_use.jinja",
+        "the chat template rewrites, repeats or leaves out earlier turns",
+        "the template shows what a policy says in another way than it was said",
+        parser="cohere_command3",
+        control_tokens=_COMMAND,
+        plays_full=False,
     ),
 )

@@ -101,7 +101,7 @@ class NativeWriter:
             (n for n, (a, b) in enumerate(zip(prompt, whole, strict=False)) if a != b),
             min(len(prompt), len(whole)),
         )
-        for token in self._control:
+        for token in (*self._control, "<think>", "</think>"):
             for cut in range(1, min(len(token), length)):
                 begins = whole.startswith(token, length - cut)
                 if begins or prompt.startswith(token, length - cut):

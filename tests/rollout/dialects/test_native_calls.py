@@ -10,11 +10,16 @@ from tests.rollout.dialects.families import FAMILIES
 from tests.rollout.dialects.native_calls import CASES, TOOLS, Case
 from tests.rollout.dialects.stages import Stage, calls_of, executed, stage_of
 
-_NAMES = [family.name for family in FAMILIES]
+# vLLM takes ten seconds to import, and what it and torch warn about then is theirs to mend.
+_BY_VLLM = (pytest.mark.slow, pytest.mark.filterwarnings("default"))
+_NAMES = [
+    pytest.param(family.name, marks=_BY_VLLM if family.read_by_vllm else ()) for family in FAMILIES
+]
 # Those whose calls begin with a token of their own.
-_WITH_TOKENS = [family.name for family in FAMILIES if not family.calls_are_text]
-_AS_THE_TEMPLATE = [family.name for family in FAMILIES if not family.follows]
-_OF_SEVERAL = [f.name for f in FAMILIES if not f.follows and not f.single_call]
+_OURS = [family for family in FAMILIES if not family.read_by_vllm]
+_WITH_TOKENS = [family.name for family in _OURS if not family.calls_are_text]
+_AS_THE_TEMPLATE = [family.name for family in _OURS if not family.follows]
+_OF_SEVERAL = [f.name for f in _OURS if not f.follows and not f.single_call]
 _NESTED = next(case for case in CASES if case.name == "an order with nested objects")
 _ONE = CASES[0]
 _TWO = next(case for case in CASES if case.name == "two calls")

@@ -158,6 +158,9 @@ class FewTokens:
     def decode(self, ids: Sequence[int]) -> str:
         return "".join(chr(each) if each >= 0 else self._tags[-1 - each] for each in ids)
 
+    def token_starts(self, text: str) -> list[int]:
+        raise NotImplementedError
+
     def apply_chat_template(
         self,
         messages: Sequence[Mapping[str, Any]],

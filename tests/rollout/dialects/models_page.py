@@ -1,0 +1,83 @@
+"""The page of models. `python -m tests.rollout.dialects.models_page` writes it from the table."""
+
+from collections.abc import Iterator, Sequence
+
+from tests.rollout.dialects.families import FAMILIES, REFUSALS, Family
+from tests.support.repository import ROOT
+
+PAGE = ROOT / "docs" / "models.md"
+_HEAD = """\
+# Models
+
+How each family of models is tried, and what is refused. The command
+`python -m tests.rollout.dialects.models_page` writes this page from the table that the tests play,
+`tests/rollout/dialects/families.py`.
+
+## Played
+
+Native calls of each family are spelled by its own published chat template, in the token ids of its
+tokenizer or of one with its control tokens. Every call must be executed with exactly its arguments:
+nested objects, other scripts, quotes, lines, numbers and texts that look like them, and what looks
+like control tokens or ends of calls. A call in ordinary tokens, in a thinking, or cut short is
+none. What tools answer must be shown as the template shows it, and the dialect must pass its
+rehearsal. Templates and tokenizers come from public packages (`make zoo`).
+
+"""
+_TAIL = """
+What a family refuses is read as a parse error, which the policy is told:
+
+"""
+_REFUSED = """
+## Refused
+
+These are refused before anything is started, with the message below. Where the last column says
+yes, `rollout.dialect.name = "full"` plays the model, without native calls.
+
+"""
+_COLUMNS = ("family", "models", "`rollout.dialect`", "tokenizer in tests", "native calls")
+
+
+def write_page() -> str:
+    """Return the page."""
+    calls = sum(_count_calls(family) for family in FAMILIES)
+    rows = [_describe(family) for family in FAMILIES]
+    total = f"{calls} native calls of {len(FAMILIES)} families are read as they were written.\n"
+    refused = sorted({(family.name, why) for family in FAMILIES for why in family.refused.values()})
+    refusals = [
+        (each.models, each.why, f"{each.said}", "yes" if each.plays_full else "no")
+        for each in REFUSALS
+    ]
+    return "".join(
+        (
+            _HEAD,
+            *_table(_COLUMNS, rows),
+            f"\n{total}",
+            _TAIL,
+            *_table(("family", "an argument is refused where"), refused),
+            _REFUSED,
+            *_table(("model", "why", "message", "full"), refusals),
+        )
+    )
+
+
+def _describe(family: Family) -> tuple[str, ...]:
+    named = f'name = "{family.dialect}"'
+    if family.parser:
+        named += f', parser = "{family.parser}"'
+    models = ", ".join(f"`{model}`" for model in family.models)
+    return (family.name, models, f"`{named}`", family.tokenizer, str(_count_calls(family)))
+
+
+def _count_calls(family: Family) -> int:
+    return sum(len(case.calls) for case in family.cases if case.name not in family.refused)
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    yield f"| {' | '.join(columns)} |\n"
+    yield f"|{'---|' * len(columns)}\n"
+    for row in rows:
+        yield f"| {' | '.join(row)} |\n"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(write_page())
