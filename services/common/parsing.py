@@ -66,9 +66,9 @@ async def parse_json_aside(text: str | bytes, limits: TextLimits, *, strict: boo
     return await run_aside(len(text), lambda: parse_json(text, limits, strict=strict))
 
 
-async def run_aside(size: int, work: Callable[[], T]) -> T:
-    """Do the work on `size` bytes, in a thread when they are many."""
-    return await asyncio.to_thread(work) if size > ASIDE_BYTES else work()
+async def run_aside(size: int, work: Callable[[], T], most: int = ASIDE_BYTES) -> T:
+    """Do the work on `size` bytes, in a thread when they are more than `most`."""
+    return await asyncio.to_thread(work) if size > most else work()
 
 
 def check_json(data: bytes, limits: TextLimits) -> None:

@@ -1,8 +1,7 @@
 """The record of a running attempt, and the trajectory made of it at the end."""
 
-import hashlib
 import json
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any
 
@@ -41,15 +40,6 @@ class AttemptState:
     def is_single_turn(self) -> bool:
         """True when there is nothing to call: the first turn is the answer."""
         return self.info is not None and not self.info.tools
-
-
-def compute_digests(info: EpisodeInfo, transcript: Transcript) -> dict[str, str]:
-    """Digest the tools as the environment gave them, and the prompt's token ids."""
-    tools = json.dumps([asdict(tool) for tool in info.tools], sort_keys=True)
-    return {
-        "tool_schema_digest": hashlib.sha256(tools.encode()).hexdigest(),
-        "prompt_digest": hashlib.sha256(transcript.token_ids.astype("<i4").tobytes()).hexdigest(),
-    }
 
 
 def make_finished_trajectory(

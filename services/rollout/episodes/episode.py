@@ -3,11 +3,9 @@
 import asyncio
 import json
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
-from services.common import trace
 from services.common.domain.attempts import (
     AttemptKey,
     FailureKind,
@@ -22,14 +20,14 @@ from services.rollout.dialects.turns import Reply, Turn
 from services.rollout.episodes.attempt_limits import AttemptLimits, TurnBudget
 from services.rollout.episodes.attempt_record import (
     AttemptState,
-    compute_digests,
     make_failed_trajectory,
     make_finished_trajectory,
 )
 from services.rollout.episodes.call_execution import TurnOutcome, execute_calls
 from services.rollout.episodes.observation_cut import ObservationCutter
-from services.rollout.episodes.thinking_budget import ThinkingBudget
+from services.rollout.episodes.prompt_cache import PromptCache
 from services.rollout.episodes.transcript import Transcript
+from services.rollout.episodes.turn_sampling import OutOfTime, TurnSampler
 from services.rollout.ports import (
     Clock,
     Dialect,
@@ -43,25 +41,18 @@ from services.rollout.ports import (
     TemplateError,
     Tokenizer,
 )
-from services.rollout.types import Completion, OpenRequest, Sampling, join_completions
+from services.rollout.types import Completion, OpenRequest, Sampling
 
 # Called with `prompt`, `completion` or `observation` and a text, as they happen.
 Observer = Callable[[str, str], None]
 
-_GENERATE = "generate"
 # Outcome of a turn that called nothing.
 NO_CALL = "no_call"
+# Text above this is tokenised and read in a thread: a megabyte would take a second.
+ASIDE_CHARACTERS = 2**13
 # An attempt that had less than this share of its time, because its group or episode ended sooner,
 # says nothing about the policy.
 MIN_TIME_SHARE = 0.5
-
-
-# An engine that has not given its turn back so long after the time is over has lost it.
-ENGINE_GRACE_S = 5.0
-
-
-class OutOfTime(Exception):
-    """The attempt's time is over, and not while the policy was writing."""
 
 
 class CutShort(Exception):
@@ -92,14 +83,13 @@ class AttemptRunner:
         clock: Clock = time.monotonic,
         watchdog: Watchdog | None = None,
     ) -> None:
-        self._watchdog = watchdog or Watchdog()
-        self._engine = engine
+        self._sampler = TurnSampler(engine, dialect, limits, clock, watchdog or Watchdog())
         self._environment = environment
         self._tokenizer = tokenizer
         self._dialect = dialect
         self._limits = limits
+        self._prompts = PromptCache(dialect)
         self._cutter = ObservationCutter(tokenizer, limits)
-        self._thinking = ThinkingBudget(dialect, limits.thinking_tokens)
         self._clock = clock
 
     async def run_attempt(self, attempt: Attempt, observe: Observer | None = None) -> Trajectory:
@@ -142,7 +132,7 @@ class AttemptRunner:
         allowed = min(whole, min(left, episode.info.deadline_s) - self._limits.grade_timeout_s)
         state.ends = self._clock() + allowed
         try:
-            stop = await self._play_turns(attempt, episode, state, observe or _ignore_event)
+            stop = await self._play_turns(attempt, episode, state, observe)
         except OutOfTime:
             stop = StopReason.TIMEOUT
         if stop is not StopReason.TIMEOUT or (
@@ -155,21 +145,32 @@ class AttemptRunner:
         )
 
     async def _play_turns(
-        self, attempt: Attempt, episode: Episode, state: AttemptState, observe: Observer
+        self, attempt: Attempt, episode: Episode, state: AttemptState, observe: Observer | None
     ) -> StopReason:
-        info = episode.info
-        prompt_ids = self._dialect.prompt_ids(info.facts, info.tools)
-        state.transcript = Transcript(prompt_ids)
-        state.digests = compute_digests(info, state.transcript)
-        state.counts.tools = len(info.tools)
-        state.messages.append({"role": "user", "content": info.facts.task})
-        observe("prompt", self._tokenizer.decode(prompt_ids))
+        await self._show_prompt(episode, state, observe)
+        told = observe or _ignore_event
         while True:
             transcript = state.transcript
             stop = self._limits.refuses_turn(len(transcript), transcript.sampled)
-            stop = stop or await self._play_turn(attempt.sampling, episode, state, observe)
+            stop = stop or await self._play_turn(attempt.sampling, episode, state, told)
             if stop is not None:
                 return stop
+
+    async def _show_prompt(
+        self, episode: Episode, state: AttemptState, observe: Observer | None
+    ) -> None:
+        prompt = await self._prompts.get_prompt(episode.info)
+        state.info = replace(episode.info, tools=prompt.tools)
+        state.transcript = Transcript(prompt.token_ids)
+        state.digests = {
+            "tool_schema_digest": prompt.tool_schema_digest,
+            "prompt_digest": prompt.prompt_digest,
+        }
+        state.counts.tools = len(prompt.tools)
+        state.messages.append({"role": "user", "content": state.info.facts.task})
+        if observe is not None:
+            ids = prompt.token_ids.tolist()
+            observe("prompt", await asyncio.to_thread(self._tokenizer.decode, ids))
 
     async def _play_turn(
         self, sampling: Sampling, episode: Episode, state: AttemptState, observe: Observer
@@ -177,7 +178,7 @@ class AttemptRunner:
         """Play one policy turn and its tool calls; None when there is a next turn."""
         began = self._clock()
         shown = len(state.transcript)
-        completion, budget = await self._sample_turn(state, sampling)
+        completion, budget = await self._sampler.sample_turn(state, sampling)
         if completion.timed_out and not len(completion.token_ids):
             return StopReason.TIMEOUT
         state.counts.turns += 1
@@ -185,7 +186,7 @@ class AttemptRunner:
         turn = await self._read_turn(completion, shown, episode, state, observe)
         # There is no time left for what a cut turn asks for.
         calls = () if state.is_single_turn or completion.timed_out else turn.items
-        async with self._within_time(state):
+        async with self._sampler.within_time(state):
             outcome = await execute_calls(calls, episode, state, self._limits)
         state.turns.append(
             TurnTiming(
@@ -221,69 +222,12 @@ class AttemptRunner:
             cut = [self._cutter.cut_reply(reply) for reply in replies]
             return cut, self._dialect.bridge_ids(before, written, cut, tools)
 
-        cut, ids = await run_aside(sum(map(len, texts)), show)
+        cut, ids = await run_aside(sum(map(len, texts)), show, ASIDE_CHARACTERS)
         state.transcript.add_observation(ids)
         # The verifier reads what the tools answered, whatever the policy was shown of it.
         state.messages += [{"role": "tool", "content": text} for text in texts]
         for reply in cut:
             observe("observation", self._dialect.reply_text(reply))
-
-    async def _sample_turn(
-        self, state: AttemptState, sampling: Sampling
-    ) -> tuple[Completion, TurnBudget]:
-        """Sample one turn, in as many requests as it may take, and return the budget that bounds
-        it at its end, too.
-
-        Without a token, its time was over before the first."""
-        transcript, pieces = state.transcript, list[Completion]()
-        written: list[int] = []
-        while True:
-            budget = self._limits.turn_budget(len(transcript), transcript.sampled, len(written))
-            if budget.tokens < 1:
-                return join_completions(pieces), budget
-            most = self._thinking.bound_request(written, budget.tokens)
-            piece = await self._generate_piece(state, sampling, most)
-            room = budget.tokens - len(piece.token_ids)
-            written += piece.token_ids.tolist()
-            end = self._thinking.make_end(written, room) if piece.cut else None
-            for each in (piece, end) if end is not None else (piece,):
-                transcript.add_completion(each, sampling.temperature)
-                pieces.append(each)
-            written += end.token_ids.tolist() if end is not None else []
-            # Behind a bound of the thinking the turn goes on; it is no cut of the turn.
-            over = most == budget.tokens and end is None
-            if not piece.cut or (over and not self._limits.continues_turn(budget)):
-                return join_completions(pieces), budget
-
-    async def _generate_piece(
-        self, state: AttemptState, sampling: Sampling, most: int
-    ) -> Completion:
-        """Sample in a stage of its own: the engine stands still when no request of any attempt
-        ends.
-
-        The engine keeps the time itself: what is sampled when it is over is the policy's like
-        all else."""
-        transcript, left = state.transcript, max(state.ends - self._clock(), 0.0)
-        stage, facts = self._watchdog.stage(_GENERATE), {"tokens": len(transcript)}
-        with stage, trace.span(_GENERATE, facts):
-            async with self._within_time(state, ENGINE_GRACE_S):
-                completion = await self._engine.generate(
-                    transcript.for_engine(), sampling, most, left
-                )
-        self._watchdog.note_progress(_GENERATE)
-        return completion
-
-    @asynccontextmanager
-    async def _within_time(self, state: AttemptState, grace_s: float = 0.0) -> AsyncGenerator[None]:
-        """Raise OutOfTime when the attempt's time is over before the block is done."""
-        scope = asyncio.timeout(max(state.ends - self._clock(), 0.0) + grace_s)
-        try:
-            async with scope:
-                yield
-        except TimeoutError:
-            if not scope.expired():
-                raise
-            raise OutOfTime from None
 
     async def _read_turn(
         self,
@@ -298,8 +242,10 @@ class AttemptRunner:
         text = self._tokenizer.decode(ids[:-1] if ended else ids)
         state.messages.append({"role": "assistant", "content": text})
         observe("completion", text)
-        tools = episode.info.tools
-        turn = await run_aside(len(text), lambda: self._dialect.parse_turn(before, ids, tools))
+        tools = state.info.tools if state.info else ()
+        turn = await run_aside(
+            len(text), lambda: self._dialect.parse_turn(before, ids, tools), ASIDE_CHARACTERS
+        )
         if turn.done or state.is_single_turn:
             state.answer = turn.answer
         return turn

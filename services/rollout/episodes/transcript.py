@@ -16,7 +16,7 @@ class PrefixBroken(AssertionError):
 class Transcript:
     """Token ids with their authors; policy tokens carry logprobs and the policy that wrote them."""
 
-    def __init__(self, prompt_ids: Sequence[int]) -> None:
+    def __init__(self, prompt_ids: Sequence[int] | NDArray[np.int32]) -> None:
         self._ids = np.array(prompt_ids, dtype=np.int32)
         self._seen = self._ids[:0]
         self._spans = [Span(Author.PROMPT, len(prompt_ids))]

@@ -237,7 +237,7 @@ async def test_a_turn_that_time_cuts_before_its_first_token_adds_nothing() -> No
 
 
 async def test_an_engine_that_does_not_keep_time_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("services.rollout.episodes.episode.ENGINE_GRACE_S", 0.05)
+    monkeypatch.setattr("services.rollout.episodes.turn_sampling.ENGINE_GRACE_S", 0.05)
 
     class Hangs(FakeEngine):
         async def generate(self, *_: Any, **__: Any) -> Completion:

@@ -1,0 +1,82 @@
+"""Prompts, each rendered and tokenised once for all attempts that share it, off the event loop."""
+
+import asyncio
+import hashlib
+import json
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from services.rollout.ports import Dialect
+from services.rollout.types import EpisodeInfo, PromptFacts, Tool
+
+# Those of so many groups at once, at 4 bytes a token.
+MOST_PROMPTS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A prompt's token ids and tools, with the digests in hex of both.
+
+    The tools are one object for all attempts: dialects keep what they make of them by identity."""
+
+    token_ids: NDArray[np.int32]
+    tools: tuple[Tool, ...]
+    tool_schema_digest: str
+    prompt_digest: str
+
+
+class PromptCache:
+    """Prompts of one dialect by what they are made of, the least recently used dropped first."""
+
+    def __init__(self, dialect: Dialect) -> None:
+        self._dialect = dialect
+        self._prompts: OrderedDict[tuple[str, str], asyncio.Task[Prompt]] = OrderedDict()
+
+    async def get_prompt(self, info: EpisodeInfo) -> Prompt:
+        """Return the prompt of an episode; who asks meanwhile waits for the same one.
+
+        Raises TemplateError."""
+        key = await asyncio.to_thread(_make_key, info.facts, info.tools)
+        prompt = self._prompts.get(key)
+        # One that has failed is tried again: its error belongs to those who waited for it.
+        if prompt is None or (prompt.done() and prompt.exception()):
+            work = asyncio.to_thread(self._make_prompt, info.facts, info.tools, key[1])
+            prompt = self._prompts[key] = asyncio.create_task(work)
+            # Nobody may be left to read its error.
+            prompt.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+        self._prompts.move_to_end(key)
+        while len(self._prompts) > MOST_PROMPTS:
+            self._prompts.popitem(last=False)
+        # An attempt that is cancelled leaves the others their prompt.
+        return await asyncio.shield(prompt)
+
+    def _make_prompt(
+        self, facts: PromptFacts, tools: tuple[Tool, ...], tool_schema_digest: str
+    ) -> Prompt:
+        token_ids = np.array(self._dialect.prompt_ids(facts, tools), np.int32)
+        token_ids.flags.writeable = False
+        digest = hashlib.sha256(token_ids.astype("<i4").tobytes()).hexdigest()
+        return Prompt(token_ids, tools, tool_schema_digest, digest)
+
+
+def _make_key(facts: PromptFacts, tools: Sequence[Tool]) -> tuple[str, str]:
+    """Return digests of facts and tools. Tools are digested as the environment gave them."""
+    told = [facts.prompt, facts.current_date, dict(facts.variables), facts.shown]
+    listed = [
+        {
+            "name": tool.name,
+            "description": tool.description,
+            "parameters": tool.parameters,
+            "read_only": tool.read_only,
+        }
+        for tool in tools
+    ]
+    return _digest(told), _digest(listed)
+
+
+def _digest(value: object) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()

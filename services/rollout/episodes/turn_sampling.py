@@ -1,0 +1,96 @@
+"""One turn of the policy, sampled within the attempt's time and tokens."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+
+from services.common import trace
+from services.common.watchdog import Watchdog
+from services.rollout.episodes.attempt_limits import AttemptLimits, TurnBudget
+from services.rollout.episodes.attempt_record import AttemptState
+from services.rollout.episodes.thinking_budget import ThinkingBudget
+from services.rollout.ports import Clock, Dialect, Engine
+from services.rollout.types import Completion, Sampling, join_completions
+
+# An engine that has not given its turn back so long after the time is over has lost it.
+ENGINE_GRACE_S = 5.0
+_GENERATE = "generate"
+
+
+class OutOfTime(Exception):
+    """The attempt's time is over, and not while the policy was writing."""
+
+
+class TurnSampler:
+    """Sampler of the turns of any number of attempts at once."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        dialect: Dialect,
+        limits: AttemptLimits,
+        clock: Clock,
+        watchdog: Watchdog,
+    ) -> None:
+        self._engine = engine
+        self._thinking = ThinkingBudget(dialect, limits.thinking_tokens)
+        self._limits = limits
+        self._clock = clock
+        self._watchdog = watchdog
+
+    async def sample_turn(
+        self, state: AttemptState, sampling: Sampling
+    ) -> tuple[Completion, TurnBudget]:
+        """Append one turn, in as many requests as it may take, and return it with the budget that
+        bounds it at its end.
+
+        Without a token, its time was over before the first. Raises OutOfTime and EngineError."""
+        transcript, pieces = state.transcript, list[Completion]()
+        written: list[int] = []
+        while True:
+            budget = self._limits.turn_budget(len(transcript), transcript.sampled, len(written))
+            if budget.tokens < 1:
+                return join_completions(pieces), budget
+            most = self._thinking.bound_request(written, budget.tokens)
+            piece = await self._generate_piece(state, sampling, most)
+            room = budget.tokens - len(piece.token_ids)
+            written += piece.token_ids.tolist()
+            end = self._thinking.make_end(written, room) if piece.cut else None
+            for each in (piece, end) if end is not None else (piece,):
+                transcript.add_completion(each, sampling.temperature)
+                pieces.append(each)
+            written += end.token_ids.tolist() if end is not None else []
+            # Behind a bound of the thinking the turn goes on; it is no cut of the turn.
+            over = most == budget.tokens and end is None
+            if not piece.cut or (over and not self._limits.continues_turn(budget)):
+                return join_completions(pieces), budget
+
+    async def _generate_piece(
+        self, state: AttemptState, sampling: Sampling, most: int
+    ) -> Completion:
+        """Sample in a stage of its own: the engine stands still when no request of any attempt
+        ends.
+
+        The engine keeps the time itself: what is sampled when it is over is the policy's like
+        all else."""
+        transcript, left = state.transcript, max(state.ends - self._clock(), 0.0)
+        stage, facts = self._watchdog.stage(_GENERATE), {"tokens": len(transcript)}
+        with stage, trace.span(_GENERATE, facts):
+            async with self.within_time(state, ENGINE_GRACE_S):
+                completion = await self._engine.generate(
+                    transcript.for_engine(), sampling, most, left
+                )
+        self._watchdog.note_progress(_GENERATE)
+        return completion
+
+    @asynccontextmanager
+    async def within_time(self, state: AttemptState, grace_s: float = 0.0) -> AsyncGenerator[None]:
+        """Raise OutOfTime when the attempt's time is over before the block is done."""
+        scope = asyncio.timeout(max(state.ends - self._clock(), 0.0) + grace_s)
+        try:
+            async with scope:
+                yield
+        except TimeoutError:
+            if not scope.expired():
+                raise
+            raise OutOfTime from None

@@ -1,0 +1,208 @@
+"""A prompt is made once for all attempts that share it, and the event loop does not wait for it."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from services.common.domain.attempts import FailureKind, StopReason, ToolOutcome
+from services.rollout.adapters.fake import FakeEngine
+from services.rollout.dialects.template import TemplateDialect
+from services.rollout.episodes import prompt_cache
+from services.rollout.episodes.episode import AttemptRunner
+from services.rollout.episodes.prompt_cache import PromptCache
+from services.rollout.ports import TemplateError
+from services.rollout.types import (
+    Completion,
+    EpisodeInfo,
+    PolicySpan,
+    PromptFacts,
+    Tool,
+    ToolResult,
+)
+from tests.support.rollout import (
+    FACTS,
+    POLICY,
+    TOOL,
+    FakeEnvironment,
+    FakeEpisode,
+    attempt,
+    limits,
+    tokenizer,
+)
+
+LOOK = '<tool_call>{"name": "look", "arguments": {"at": "it"}}</tool_call>'
+INFO = EpisodeInfo("e", (TOOL,), FACTS)
+LARGE = replace(FACTS, prompt="Find it, look at name and user. " * 3000)
+MOST_HELD_S = 0.02
+
+
+class CountingDialect(TemplateDialect):
+    """A dialect that remembers the prompts it made; the first `failures` fail."""
+
+    def __init__(self, failures: int = 0) -> None:
+        super().__init__(tokenizer())
+        self.made: list[str] = []
+        self.begun = threading.Event()
+        self._failures = failures
+
+    def prompt_ids(self, facts: PromptFacts, tools: Sequence[Tool]) -> list[int]:
+        self.made.append(facts.prompt)
+        self.begun.set()
+        if len(self.made) <= self._failures:
+            raise TemplateError("it cannot")
+        return super().prompt_ids(facts, tools)
+
+
+class OneWord(FakeEngine):
+    """An engine that ends each turn at once, and reads nothing."""
+
+    async def generate(self, *_: Any, **__: Any) -> Completion:
+        ids = np.array([self._turn_end_id], np.int32)
+        return Completion(ids, np.zeros(1, np.float32), (PolicySpan(POLICY, 1),), cut=False)
+
+
+class LooksOnce(OneWord):
+    """An engine that makes one call, and ends its second turn at once."""
+
+    async def generate(self, *given: Any, **named: Any) -> Completion:
+        end = await super().generate(*given, **named)
+        if hasattr(self, "looked"):
+            return end
+        self.looked = True
+        ids = np.array([*tokenizer().encode(LOOK), *end.token_ids], np.int32)
+        spans = (PolicySpan(POLICY, len(ids)),)
+        return Completion(ids, np.zeros(len(ids), np.float32), spans, cut=False)
+
+
+class LargeEpisode(FakeEpisode):
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.info = replace(self.info, facts=LARGE, tools=(replace(TOOL),))
+
+
+def large_runner(dialect: CountingDialect) -> AttemptRunner:
+    engine = OneWord(tokenizer(), dialect.stop_ids[0], policy=POLICY)
+    room = limits(max_input_length=99_999, max_model_len=100_000)
+    return AttemptRunner(engine, FakeEnvironment(episode=LargeEpisode), tokenizer(), dialect, room)
+
+
+async def longest_hold(work: Callable[[], Awaitable[object]]) -> float:
+    """Return the longest time that nothing else ran while `work` did."""
+    longest, last = 0.0, time.perf_counter()
+
+    async def keep_looking() -> None:
+        nonlocal longest, last
+        while True:
+            await asyncio.sleep(0.001)
+            now = time.perf_counter()
+            longest, last = max(longest, now - last), now
+
+    looking = asyncio.create_task(keep_looking())
+    await asyncio.sleep(0.002)
+    await work()
+    await asyncio.sleep(0.002)
+    looking.cancel()
+    return longest
+
+
+async def hold_at_best(work: Callable[[], Awaitable[object]]) -> float:
+    """Return the least of several looks: another process can only make a hold longer."""
+    holds = [await longest_hold(work)]
+    while min(holds) > MOST_HELD_S and len(holds) < 10:
+        holds.append(await longest_hold(work))
+    return min(holds)
+
+
+async def test_attempts_of_a_group_share_one_rendering_of_a_large_prompt() -> None:
+    dialect = CountingDialect()
+    run = large_runner(dialect)
+    played = await asyncio.gather(*(run.run_attempt(attempt(index)) for index in range(8)))
+    assert {each.stop_reason for each in played} == {StopReason.DONE}
+    assert len(dialect.made) == 1
+    (first, *others) = [each.sequences[0].token_ids for each in played]
+    assert len(first) > 39_000
+    assert all(np.array_equal(first, other) for other in others)
+    assert len({each.facts.prompt_digest for each in played}) == 1
+
+
+async def test_a_large_prompt_does_not_hold_the_event_loop() -> None:
+    dialect = CountingDialect()
+
+    async def play() -> None:
+        run = large_runner(dialect)
+        await asyncio.gather(*(run.run_attempt(attempt(index)) for index in range(4)))
+
+    async def render_on_the_loop() -> None:
+        dialect.prompt_ids(LARGE, (TOOL,))
+
+    assert min([await longest_hold(render_on_the_loop) for _ in range(3)]) > MOST_HELD_S
+    assert await hold_at_best(play) <= MOST_HELD_S
+
+
+async def test_a_long_answer_of_a_tool_does_not_hold_the_event_loop() -> None:
+    dialect, answer = CountingDialect(), LARGE.prompt[:60_000]
+
+    async def play() -> None:
+        engine = LooksOnce(tokenizer(), dialect.stop_ids[0], policy=POLICY)
+        environment = FakeEnvironment(lambda *_: ToolResult(ToolOutcome.OK, (answer,)))
+        room = limits(max_input_length=99_999, max_model_len=100_000)
+        run = AttemptRunner(engine, environment, tokenizer(), dialect, room)
+        assert (await run.run_attempt(attempt())).counts.turns == 2
+
+    assert await hold_at_best(play) <= MOST_HELD_S
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        replace(INFO, facts=replace(FACTS, prompt="Find that.")),
+        replace(INFO, facts=replace(FACTS, current_date="2025-03-02")),
+        replace(INFO, facts=replace(FACTS, variables={})),
+        replace(INFO, facts=replace(FACTS, shown=("a page",))),
+        replace(INFO, tools=()),
+        replace(INFO, tools=(replace(TOOL, description="Looks well."),)),
+        replace(INFO, tools=(replace(TOOL, parameters={"type": "object"}),)),
+    ],
+)
+async def test_what_differs_in_anything_shown_is_rendered_by_itself(other: EpisodeInfo) -> None:
+    dialect = CountingDialect()
+    prompts = PromptCache(dialect)
+    first = await prompts.get_prompt(INFO)
+    again = await prompts.get_prompt(replace(INFO, episode_id="f", facts=replace(FACTS)))
+    await prompts.get_prompt(other)
+    assert again is first
+    assert len(dialect.made) == 2
+
+
+async def test_prompts_are_kept_in_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prompt_cache, "MOST_PROMPTS", 2)
+    dialect = CountingDialect()
+    prompts = PromptCache(dialect)
+    for text in ("a", "b", "a", "c", "a", "b"):
+        await prompts.get_prompt(replace(INFO, facts=replace(FACTS, prompt=text)))
+    assert dialect.made == ["a", "b", "c", "b"]
+
+
+async def test_a_prompt_that_cannot_be_rendered_fails_its_attempt_and_no_later_one() -> None:
+    run = large_runner(CountingDialect(failures=1))
+    assert (await run.run_attempt(attempt())).failure is FailureKind.TEMPLATE_ERROR
+    assert (await run.run_attempt(attempt())).is_graded
+
+
+async def test_an_attempt_that_is_cancelled_leaves_the_others_their_prompt() -> None:
+    dialect = CountingDialect()
+    prompts = PromptCache(dialect)
+    info = replace(INFO, facts=LARGE)
+    asked = [asyncio.create_task(prompts.get_prompt(info)) for _ in range(3)]
+    await asyncio.to_thread(dialect.begun.wait)
+    asked[0].cancel()
+    first, *others = await asyncio.gather(*asked, return_exceptions=True)
+    assert isinstance(first, asyncio.CancelledError)
+    assert others[0] is others[1]
+    assert len(dialect.made) == 1
