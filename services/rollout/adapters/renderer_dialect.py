@@ -19,13 +19,13 @@ from services.rollout.dialects.call_values import (
 )
 from services.rollout.dialects.inert_text import InertText
 from services.rollout.dialects.marked_text import mark_text
-from services.rollout.dialects.template import (
+from services.rollout.dialects.template import strip_stop
+from services.rollout.dialects.thinking import ThinkingMarks
+from services.rollout.dialects.tool_replies import (
     make_conversation,
     make_tool_messages,
     native_reply_text,
-    strip_stop,
 )
-from services.rollout.dialects.thinking import ThinkingMarks
 from services.rollout.dialects.turns import OK, ParseError, Reply, ToolCall, Turn
 from services.rollout.dialects.written_calls import (
     INVOKES,

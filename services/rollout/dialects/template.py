@@ -1,8 +1,6 @@
 """The dialect of a model's own chat template: native roles, tool schemas and calls."""
 
-import json
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,13 +14,14 @@ from services.rollout.dialects.template_turns import (
     make_call_id,
 )
 from services.rollout.dialects.thinking import CLOSE, OPEN, ThinkingMarks
-from services.rollout.dialects.turns import OK, Reply, ToolCall, Turn
+from services.rollout.dialects.tool_replies import (
+    make_conversation,
+    make_tool_messages,
+    native_reply_text,
+)
+from services.rollout.dialects.turns import Reply, ToolCall, Turn
 from services.rollout.ports import TemplateError, Tokenizer
 from services.rollout.types import PromptFacts, Tool
-
-# Name under which a malformed call is answered: it need not have one of its own.
-MALFORMED = "malformed_call"
-NO_CALL = {"error": "no tool call found"}
 
 
 class TemplateDialect:
@@ -108,58 +107,6 @@ class TemplateDialect:
 
     def reply_text(self, reply: Reply) -> str:
         return native_reply_text(reply)
-
-
-def make_conversation(
-    facts: PromptFacts,
-    calls: Sequence[ToolCall],
-    replies: Sequence[Reply],
-    inert: InertText,
-    *,
-    as_text: bool = False,
-) -> list[dict[str, Any]]:
-    """Return the messages of a question, a turn that makes calls, and the replies to them."""
-    shown = [
-        {
-            "id": call.call_id or make_call_id(number),
-            "type": "function",
-            "function": {
-                "name": call.name,
-                "arguments": call.arguments_json if as_text else json.loads(call.arguments_json),
-            },
-        }
-        for number, call in enumerate(calls)
-    ]
-    return [
-        {"role": "user", "content": inert.clean_text(facts.task)},
-        {"role": "assistant", "content": "", "tool_calls": shown},
-        *make_tool_messages(replies, inert),
-    ]
-
-
-def native_reply_text(reply: Reply) -> str:
-    """Return the content of a `tool` message: what the tool answered, or an error as JSON."""
-    if reply.item is None:
-        return json.dumps(NO_CALL)
-    if reply.outcome == OK:
-        return reply.text or "null"
-    return json.dumps({"error": reply.text or reply.outcome})
-
-
-def make_tool_messages(replies: Sequence[Reply], inert: InertText) -> list[dict[str, str]]:
-    """Return replies as `tool` messages, each with the name and id of its call."""
-    messages: list[dict[str, str]] = []
-    for number, reply in enumerate(replies):
-        call = reply.item if isinstance(reply.item, ToolCall) else ToolCall(MALFORMED, "{}")
-        messages.append(
-            {
-                "role": "tool",
-                "content": inert.clean_text(native_reply_text(reply)),
-                "name": inert.clean_text(call.name),
-                "tool_call_id": inert.clean_text(call.call_id) or make_call_id(number),
-            }
-        )
-    return messages
 
 
 def find_stop_ids(

@@ -1,0 +1,67 @@
+"""Replies of tools as a policy reads them in its native `tool` messages: a result, an error, a
+malformed call, or no call at all. `full.py` has words of its own for them."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from services.rollout.dialects.inert_text import InertText
+from services.rollout.dialects.template_turns import make_call_id
+from services.rollout.dialects.turns import OK, Reply, ToolCall
+from services.rollout.types import PromptFacts
+
+# Name under which a malformed call is answered: it need not have one of its own.
+MALFORMED = "malformed_call"
+NO_CALL = {"error": "no tool call found"}
+
+
+def native_reply_text(reply: Reply) -> str:
+    """Return the content of a `tool` message: what the tool answered, or an error as JSON."""
+    if reply.item is None:
+        return json.dumps(NO_CALL)
+    if reply.outcome == OK:
+        return reply.text or "null"
+    return json.dumps({"error": reply.text or reply.outcome})
+
+
+def make_tool_messages(replies: Sequence[Reply], inert: InertText) -> list[dict[str, str]]:
+    """Return replies as `tool` messages, each with the name and id of its call."""
+    messages: list[dict[str, str]] = []
+    for number, reply in enumerate(replies):
+        call = reply.item if isinstance(reply.item, ToolCall) else ToolCall(MALFORMED, "{}")
+        messages.append(
+            {
+                "role": "tool",
+                "content": inert.clean_text(native_reply_text(reply)),
+                "name": inert.clean_text(call.name),
+                "tool_call_id": inert.clean_text(call.call_id) or make_call_id(number),
+            }
+        )
+    return messages
+
+
+def make_conversation(
+    facts: PromptFacts,
+    calls: Sequence[ToolCall],
+    replies: Sequence[Reply],
+    inert: InertText,
+    *,
+    as_text: bool = False,
+) -> list[dict[str, Any]]:
+    """Return the messages of a question, a turn that makes calls, and the replies to them."""
+    shown = [
+        {
+            "id": call.call_id or make_call_id(number),
+            "type": "function",
+            "function": {
+                "name": call.name,
+                "arguments": call.arguments_json if as_text else json.loads(call.arguments_json),
+            },
+        }
+        for number, call in enumerate(calls)
+    ]
+    return [
+        {"role": "user", "content": inert.clean_text(facts.task)},
+        {"role": "assistant", "content": "", "tool_calls": shown},
+        *make_tool_messages(replies, inert),
+    ]
