@@ -114,7 +114,7 @@ def _make_submission(
         session.episode.spec.task,
         session.final_answer if final_answer is None else final_answer,
         conversation,
-        readable=frozenset(tool.name for tool in session.tools.values() if tool.read_only),
+        readable=session.readable,
         run_id=session.run_id,
     )
 

@@ -20,7 +20,12 @@ from services.env_gateway.limits.rate_gates import PacedGate, creation_gate
 from services.env_gateway.ports import BackendError, Instance, ProvisionRequest, Tool
 from services.env_gateway.tasks.task_format import SINGLE_TURN
 from services.env_gateway.tools.computer_tool import ScaleImage, make_screen
-from services.env_gateway.tools.tool_selection import COMPUTER, NothingToOfferError, select_tools
+from services.env_gateway.tools.tool_selection import (
+    COMPUTER,
+    NothingToOfferError,
+    select_of_modality,
+    select_tools,
+)
 
 _LOG = get_logger(__name__)
 # An instance that ends itself must outlive the episode and its grading.
@@ -167,9 +172,13 @@ class EpisodeOpener:
 
     def _offer_tools(self, session: Session, tools: Sequence[Tool]) -> None:
         try:
-            chosen = select_tools(tools, session.episode.spec.task)
+            task = session.episode.spec.task
+            chosen = select_tools(tools, task)
+            everything = select_of_modality(tools, task).values()
         except NothingToOfferError as error:
             raise BackendError("no_tools", str(error), delivered=False, invalid=True) from error
+        # A verifier reads by tools that the policy need not see.
+        session.readable = frozenset(tool.name for tool in everything if tool.read_only)
         config = self._config.screen_config_of(session.env_key)
         session.screen = make_screen(chosen, config, self._scale)
         if session.screen is not None:

@@ -133,6 +133,8 @@ class Session:
         # Whether a creation may have been executed, so that there is something to delete.
         self.may_exist = False
         self.tools: Mapping[str, Tool] = {}
+        # Names of tools that only read, offered or not.
+        self.readable: frozenset[str] = frozenset()
         self.first_observation: tuple[Part, ...] = ()
         self.final_answer: str | None = None
         self.writings = PolicyWritings()

@@ -36,7 +36,8 @@ class TaskError(ValueError):
 @dataclass(frozen=True, slots=True)
 class Task:
     """One task. `verifier` is Python source. `current_date` is empty if the environment has no
-    clock. A `single_turn` task has no tools: the policy's answer to its prompt is graded."""
+    clock. A `single_turn` task has no tools: the policy's answer to its prompt is graded. Without
+    `offered_tools` all tools of its modality are offered."""
 
     key: str
     prompt: str
@@ -49,6 +50,7 @@ class Task:
     current_date: str = ""
     variables: Mapping[str, str] = field(default_factory=dict[str, str])
     raw_variables: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    offered_tools: tuple[str, ...] = ()
 
 
 def parse_task(text: str) -> Task:
@@ -69,6 +71,7 @@ def parse_task(text: str) -> Task:
         current_date=current_date,
         variables=variables,
         raw_variables=raw_variables,
+        offered_tools=_read_offered_tools(fields.get("offered_tools")),
     )
     _check_texts(task)
     return task
@@ -118,6 +121,15 @@ def _read_modality(fields: Mapping[str, Any]) -> str:
     return modality
 
 
+def _read_offered_tools(value: Any) -> tuple[str, ...]:
+    if value is None:
+        return ()
+    names = cast("list[Any]", value) if isinstance(value, list) else []
+    if not names or not all(isinstance(name, str) and name for name in names):
+        raise TaskError("offered_tools must be a list of names, at least one")
+    return tuple(names)
+
+
 def _read_raw_variables(value: Any) -> dict[str, Any]:
     if value is None or value == "":
         return {}
@@ -143,8 +155,9 @@ def _to_iso_date(value: str) -> str:
 
 
 def _check_texts(task: Task) -> None:
+    texts = [("offered_tools", name) for name in task.offered_tools]
     names = ("key", "prompt", "env_version", "data_key", "data_version", "verifier", "current_date")
-    texts = [(name, getattr(task, name) or "") for name in names]
+    texts += [(name, getattr(task, name) or "") for name in names]
     texts += [("env_variables", text) for pair in task.variables.items() for text in pair]
     sent_bytes = 0
     for name, text in texts:

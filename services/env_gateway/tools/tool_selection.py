@@ -21,16 +21,36 @@ SUBMIT_FINAL_ANSWER = Tool(
     ),
 )
 _KEYS = ("type", "properties", "required")
+# Names that an error lists.
+_SHOWN = 40
 _SCREEN_ONLY = ("computer_use", "browser_use")
 
 
 class NothingToOfferError(Exception):
-    """The task's modality leaves none of the environment's tools."""
+    """The task's modality leaves none of the environment's tools, or not those that it names."""
 
 
 def select_tools(tools: Sequence[Tool], task: Task) -> dict[str, Tool]:
-    """Select the tools of the task's modality, by name, and add `submit_final_answer` for a
-    tool_use task whose prompt asks for it. Raises NothingToOfferError."""
+    """Select the tools of the task's modality, or those of them that it names, and add
+    `submit_final_answer` for a tool_use task whose prompt asks for it. Raises
+    NothingToOfferError."""
+    chosen = select_of_modality(tools, task)
+    if not task.offered_tools or task.modality in _SCREEN_ONLY:
+        return chosen
+    for name in task.offered_tools:
+        if name not in chosen:
+            raise NothingToOfferError(
+                f"offered_tools: {task.env_key} has no {name!r} for {task.modality} tasks; it has:"
+                f" {_list_names(chosen)}"
+            )
+    kept = {*task.offered_tools}
+    if SUBMIT_FINAL_ANSWER.name in task.prompt:
+        kept.add(SUBMIT_FINAL_ANSWER.name)
+    return {name: tool for name, tool in chosen.items() if name in kept}
+
+
+def select_of_modality(tools: Sequence[Tool], task: Task) -> dict[str, Tool]:
+    """Select all tools that a task of this modality may be offered. Raises NothingToOfferError."""
     tools = [_order_schema_keys(tool) for tool in tools]
     if task.modality in _SCREEN_ONLY:
         return _select_computer(tools, task)
@@ -44,6 +64,12 @@ def select_tools(tools: Sequence[Tool], task: Task) -> dict[str, Tool]:
             'so by "task_modality": "single_turn"'
         )
     return chosen
+
+
+def _list_names(tools: Mapping[str, Tool]) -> str:
+    names = list(tools)
+    more = f" and {len(names) - _SHOWN} others" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more
 
 
 def _select_computer(tools: Sequence[Tool], task: Task) -> dict[str, Tool]:

@@ -26,6 +26,9 @@ def _parse_levels(value: Any) -> Any:
     return tuple(int(part) if str(part).isdecimal() else part for part in value)
 
 
+Names = Annotated[tuple[str, ...], BeforeValidator(_split_list), Field(min_length=1)]
+
+
 class SelectConfig(ConfigModel):
     """Filters on the tasks of a task file; a key that is not set filters nothing."""
 
@@ -36,6 +39,9 @@ class SelectConfig(ConfigModel):
     # Tasks without a difficulty are left out where this is set.
     difficulty: Annotated[tuple[Level, ...], BeforeValidator(_parse_levels)] = ()
     data_version: str | None = Field(default=None, min_length=1)
+    # Tools that are offered, by environment or by task, which goes first; others are neither shown
+    # nor callable. All are offered where none are named.
+    tools: dict[str, Names] = Field(default_factory=dict[str, Names])
     # Of what the others leave for training, so many; evaluation sets have their own `count`.
     max_tasks: Tasks | None = None
 

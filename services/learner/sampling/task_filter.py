@@ -9,7 +9,7 @@ other."""
 import hashlib
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from services.common.config import did_you_mean
 from services.learner.config.sampling import SelectConfig
@@ -37,6 +37,7 @@ def filter_tasks(
 ) -> list[Task]:
     """Return the training tasks of the file `path`, in its order. Raises TaskFilterError."""
     _check_environments(tasks, config, path)
+    _check_tools(tasks, config, path)
     left = filter_eval_tasks(tasks, config, path=path)
     if config.max_tasks is None or len(left) <= config.max_tasks:
         return left
@@ -45,7 +46,9 @@ def filter_tasks(
 
 
 def filter_eval_tasks(tasks: Sequence[Task], config: SelectConfig, *, path: str) -> list[Task]:
-    """Return all tasks of the file `path` that pass. Raises TaskFilterError if none does."""
+    """Return all tasks of the file `path` that pass, with the tools that are offered for each.
+
+    Raises TaskFilterError if none does."""
     left = list(tasks)
     told: list[str] = []
     for each in _active_filters(config):
@@ -58,7 +61,7 @@ def filter_eval_tasks(tasks: Sequence[Task], config: SelectConfig, *, path: str)
                     [f"learner.select leaves none of the {len(tasks)} tasks of {path}", *told]
                 )
             )
-    return left
+    return [_offer_tools(task, config) for task in left]
 
 
 def _active_filters(config: SelectConfig) -> list[_Filter]:
@@ -96,6 +99,24 @@ def _check_environments(tasks: Sequence[Task], config: SelectConfig, path: str) 
                 f"learner.select.env_keys: {path} has no environment {name!r}"
                 f"{did_you_mean(name, known)}"
             )
+
+
+def _check_tools(tasks: Sequence[Task], config: SelectConfig, path: str) -> None:
+    known = sorted({task.env_key for task in tasks} | {task.key for task in tasks})
+    for name in config.tools:
+        if name not in known:
+            raise TaskFilterError(
+                f"learner.select.tools: {path} has no environment or task {name!r}"
+                f"{did_you_mean(name, known)}"
+            )
+
+
+def _offer_tools(task: Task, config: SelectConfig) -> Task:
+    names = config.tools.get(task.key) or config.tools.get(task.env_key)
+    if names is None:
+        return task
+    fields = {**json.loads(task.json), "offered_tools": names}
+    return replace(task, json=json.dumps(fields, ensure_ascii=False))
 
 
 def _selection_hash(seed: int) -> Callable[[Task], bytes]:

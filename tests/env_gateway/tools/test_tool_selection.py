@@ -1,5 +1,7 @@
 """Tools that a policy is offered, and the gateway's own tool for the final answer."""
 
+from typing import Any
+
 import pytest
 
 from services.common.domain.attempts import ToolOutcome
@@ -13,7 +15,7 @@ TOOLS = [Tool(name, "", '{"type": "object"}') for name in ("search", "computer",
 ASKS = "Find the price and call submit_final_answer with it."
 
 
-def names(**task: str) -> list[str]:
+def names(**task: Any) -> list[str]:
     return list(select_tools(TOOLS, parse_task(task_json(**task))))
 
 
@@ -50,6 +52,44 @@ def test_an_environments_own_submit_tool_is_not_replaced() -> None:
     own = Tool("submit_final_answer", "ours", '{"type": "object"}')
     tools = select_tools([*TOOLS, own], parse_task(task_json(prompt=ASKS)))
     assert tools["submit_final_answer"] is own
+
+
+def test_a_task_may_leave_tools_out() -> None:
+    assert names(offered_tools=["book"]) == ["book"]
+    assert names(offered_tools=["computer", "search"], task_modality="joint") == [
+        "search",
+        "computer",
+    ]
+    assert names(offered_tools=["book"], prompt=ASKS) == ["book", "submit_final_answer"]
+    own = Tool("submit_final_answer", "ours", '{"type": "object"}')
+    task = parse_task(task_json(prompt=ASKS, offered_tools=["book"]))
+    assert select_tools([*TOOLS, own], task)["submit_final_answer"] is own
+
+
+@pytest.mark.parametrize("name", ["boko", "computer"])
+def test_a_tool_that_cannot_be_offered_is_refused_with_those_that_can(name: str) -> None:
+    with pytest.raises(NothingToOfferError, match=f"offered_tools: .* no {name!r}.*: search, book"):
+        names(offered_tools=["search", name])
+
+
+@pytest.mark.parametrize("value", [[], "book", [1], [""], {"book": True}])
+def test_offered_tools_are_a_list_of_names(value: object) -> None:
+    with pytest.raises(TaskError, match="offered_tools must be a list of names, at least one"):
+        parse_task(task_json(offered_tools=value))
+
+
+async def test_a_tool_that_was_left_out_is_neither_shown_nor_callable() -> None:
+    backend = FakeBackend()
+    async with running(backend) as gateway:
+        whole = await opened(gateway, open_spec())
+        left, *others = list(whole.tools)
+        assert others
+        task = task_json(offered_tools=others)
+        session = await opened(gateway, open_spec(1, task=task))
+        assert list(session.tools) == others
+        answer, _ = await gateway.call_tool(session, 0, left, "{}", 5.0)
+        assert answer.outcome is ToolOutcome.BAD_TOOL
+        assert session.readable == whole.readable, "a verifier may still read by it"
 
 
 async def test_a_submitted_answer_ends_the_episode_and_is_what_is_graded() -> None:

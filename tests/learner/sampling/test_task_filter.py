@@ -49,6 +49,31 @@ def test_without_a_wish_every_task_is_used_in_the_order_of_the_file() -> None:
     assert chosen(many(60)) == [f"t{n}" for n in range(60)]
 
 
+def offered(tools: dict[str, Any], tasks: list[Task]) -> list[Any]:
+    left = filter_tasks(tasks, wish(tools=tools), path="tasks.json", seed=0)
+    assert [t.key for t in left] == [t.key for t in tasks]
+    return [json.loads(t.json).get("offered_tools") for t in left]
+
+
+def test_tools_are_offered_by_environment_or_by_task() -> None:
+    tasks = [task("a"), task("b"), task("c", "tracker"), task("d", "tracker", offered_tools=["x"])]
+    assert offered({}, tasks) == [None, None, None, ["x"]]
+    tools = {"shop": ["buy", "look"], "b": "look", "tracker": ["close"]}
+    assert offered(tools, tasks) == [["buy", "look"], ["look"], ["close"], ["close"]]
+
+
+def test_evaluation_offers_the_tools_that_training_does() -> None:
+    (only,) = filter_eval_tasks([task("e")], wish(tools={"shop": ["buy"]}), path="eval.json")
+    assert json.loads(only.json)["offered_tools"] == ["buy"]
+
+
+def test_tools_of_what_no_task_has_are_refused() -> None:
+    with pytest.raises(TaskFilterError, match=r"has no environment or task 'shpo'.*shop"):
+        offered({"shpo": ["buy"]}, [task("a")])
+    with pytest.raises(ConfigError, match=r"tools\.shop"):
+        wish(tools={"shop": []})
+
+
 def test_each_filter_leaves_what_it_names_and_all_of_them_what_all_leave() -> None:
     tasks = many(120)
     wishes: dict[str, Any] = {
