@@ -18,7 +18,7 @@ from services.rollout.dialects.call_values import (
     required_arguments,
 )
 from services.rollout.dialects.inert_text import InertText
-from services.rollout.dialects.marked_text import mark_text
+from services.rollout.dialects.marked_text import TagMarker
 from services.rollout.dialects.template import strip_stop
 from services.rollout.dialects.thinking import ThinkingMarks
 from services.rollout.dialects.tool_replies import (
@@ -92,6 +92,7 @@ class RendererDialect:
         self._inert = InertText(tokenizer.control_tokens)
         self._tokenizer = tokenizer
         self._form = _WRITTEN.get(name)
+        self._marker = TagMarker(tokenizer, self._form.tags if self._form else ())
         self._thinking = ThinkingMarks(tokenizer, tokenizer.decode(self.prompt_ids(_FACTS, ())))
         self._inert.add_tags(self._find_frame())
 
@@ -196,7 +197,7 @@ class RendererDialect:
             elif call.token_span != read:
                 # All calls of a block have its span.
                 read = call.token_span
-                block = mark_text(self._tokenizer, ids[read[0] + 1 : read[1] - 1], self._form.tags)
+                block = self._marker.mark(ids[read[0] + 1 : read[1] - 1])
                 yield from read_block(block, self._form, tools)
 
     def reply_text(self, reply: Reply) -> str:

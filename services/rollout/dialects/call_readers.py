@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from services.common.errors import ConfigError
 from services.rollout.dialects import written_calls
 from services.rollout.dialects.call_values import error_reason, make_call, required_arguments
-from services.rollout.dialects.marked_text import mark_text, mend_json, mend_text
+from services.rollout.dialects.marked_text import TagMarker, mend_json, mend_text
 from services.rollout.dialects.tagged_calls import DECODER, STRICT, THINK_END, THINK_START
 from services.rollout.dialects.tagged_calls import parse_turn as parse_tagged_turn
 from services.rollout.dialects.turns import ParseError, ToolCall, Turn
@@ -58,11 +58,11 @@ class TaggedCallReader:
     """Reader of JSON between `<tool_call>` tags."""
 
     def __init__(self, tokenizer: Tokenizer, begin: str = "", end: str = "") -> None:
-        self._tokenizer = tokenizer
-        self._tags = (*STRICT.ends, *STRICT.ends.values(), THINK_START, THINK_END)
+        tags = (*STRICT.ends, *STRICT.ends.values(), THINK_START, THINK_END)
+        self._marker = TagMarker(tokenizer, tags)
 
     def read_turn(self, turn: SampledTurn, tools: Sequence[Tool]) -> Turn:
-        text = mark_text(self._tokenizer, turn.ids, self._tags)
+        text = self._marker.mark(turn.ids)
         read = parse_tagged_turn(text, tools, thinking=turn.opened)
         return Turn(tuple(map(_mend_item, read.items)), read.done, mend_text(read.answer))
 
@@ -74,10 +74,10 @@ class WrittenCallReader:
         self, form: WrittenForm, tokenizer: Tokenizer, begin: str = "", end: str = ""
     ) -> None:
         self._form = form
-        self._tokenizer = tokenizer
+        self._marker = TagMarker(tokenizer, form.tags)
 
     def read_turn(self, turn: SampledTurn, tools: Sequence[Tool]) -> Turn:
-        text = mark_text(self._tokenizer, turn.said, self._form.tags)
+        text = self._marker.mark(turn.said)
         start, end = self._form.block
         answer, *blocks = text.split(start)
         items: list[ToolCall | ParseError] = []
@@ -117,10 +117,10 @@ class JsonCallReader:
                 " tokenizer"
             )
         self._form = form
-        self._tokenizer = tokenizer
+        self._marker = TagMarker(tokenizer, form.tags)
 
     def read_turn(self, turn: SampledTurn, tools: Sequence[Tool]) -> Turn:
-        text = mark_text(self._tokenizer, turn.said, self._form.tags)
+        text = self._marker.mark(turn.said)
         for mark in self._form.closes:
             text = text.replace(mark, "")
         answer, *calls = text.split(self._form.call)

@@ -10,19 +10,29 @@ from services.rollout.ports import Tokenizer
 _BREAK = "\udfff"
 
 
-def mark_text(tokenizer: Tokenizer, ids: Sequence[int], tags: Iterable[str]) -> str:
-    """Return the text of `ids`, in which no tag is one that was spelled in ordinary tokens.
+class TagMarker:
+    """Decoder of sampled tokens into text in which no tag was spelled in ordinary tokens.
 
     That is for tags which are tokens of their own; others are text like any other."""
-    known = {tag: tokenizer.encode(tag) for tag in tags}
-    tokens = {found[0]: tag for tag, found in known.items() if len(found) == 1}
-    text, start = "", 0
-    for position, token in enumerate([*ids, None]):
-        if token is None or token in tokens:
-            text += _break_tags(tokenizer.decode(ids[start:position]), tokens.values())
-            text += tokens[token] if token is not None else ""
+
+    def __init__(self, tokenizer: Tokenizer, tags: Iterable[str]) -> None:
+        self._tokenizer = tokenizer
+        known = {tag: tokenizer.encode(tag) for tag in tags}
+        self._tokens = {found[0]: tag for tag, found in known.items() if len(found) == 1}
+
+    def mark(self, ids: Sequence[int]) -> str:
+        text, start = "", 0
+        for position in [n for n, token in enumerate(ids) if token in self._tokens]:
+            text += self._decode(ids[start:position]) + self._tokens[ids[position]]
             start = position + 1
-    return text
+        return text + self._decode(ids[start:])
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        text = self._tokenizer.decode(ids) if len(ids) else ""
+        for tag in self._tokens.values():
+            if tag in text:
+                text = text.replace(tag, tag[:1] + _BREAK + tag[1:])
+        return text
 
 
 def mend_text(text: str) -> str:
@@ -44,9 +54,3 @@ def _mend_value(value: Any) -> Any:
     if isinstance(value, dict):
         return {mend_text(key): _mend_value(each) for key, each in value.items()}
     return value
-
-
-def _break_tags(text: str, tags: Iterable[str]) -> str:
-    for tag in tags:
-        text = text.replace(tag, tag[:1] + _BREAK + tag[1:])
-    return text

@@ -400,7 +400,6 @@ FAMILIES = (
         REAL,
         ("</s>",),
         "template",
-        renamed=_TEKKEN_LATER,
         parser="mistral",
     ),
     Family(

@@ -20,7 +20,8 @@ tokenizer or of one with its control tokens. Every call must be executed with ex
 nested objects, other scripts, quotes, lines, numbers and texts that look like them, and what looks
 like control tokens or ends of calls. A call in ordinary tokens, in a thinking, or cut short is
 none. What tools answer must be shown as the template shows it, and the dialect must pass its
-rehearsal. Templates and tokenizers come from public packages (`make zoo`).
+rehearsal. vLLM's own parsers read the same calls of 15 families, but for those that are traps.
+Templates and tokenizers come from public packages (`make zoo`).
 
 """
 _TAIL = """

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from services.rollout.dialects.marked_text import mark_text
+from services.rollout.dialects.marked_text import TagMarker
 from services.rollout.dialects.turns import ParseError, ToolCall
 from services.rollout.dialects.written_calls import (
     INVOKES,
@@ -175,7 +175,7 @@ def test_a_tag_in_ordinary_tokens_is_data_where_the_tag_is_a_token() -> None:
     pieces = ["search", "<arg_key>", "query", "</arg_key>", "<arg_value>"]
     ids = [token for piece in pieces for token in tokenizer.encode(piece)]
     ids += [*map(ord, "a </arg_value> b"), *tokenizer.encode("</arg_value>")]
-    assert read(mark_text(tokenizer, ids, KEYED.tags), KEYED) == (
+    assert read(TagMarker(tokenizer, KEYED.tags).mark(ids), KEYED) == (
         "search",
         {"query": "a </arg_value> b"},
     )
@@ -183,4 +183,4 @@ def test_a_tag_in_ordinary_tokens_is_data_where_the_tag_is_a_token() -> None:
 
 def test_a_tag_in_ordinary_tokens_is_a_tag_where_it_is_none() -> None:
     ids = [*map(ord, "search<arg_key>query</arg_key><arg_value>a</arg_value>")]
-    assert read(mark_text(FewTokens(), ids, KEYED.tags), KEYED) == ("search", {"query": "a"})
+    assert read(TagMarker(FewTokens(), KEYED.tags).mark(ids), KEYED) == ("search", {"query": "a"})
