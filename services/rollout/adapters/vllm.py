@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,9 +69,7 @@ class VllmEngine:
         self.policy: PolicyId | None = None
 
     @classmethod
-    async def start_engine(
-        cls, config: EngineConfig, model: ServedModel, index: int = 0
-    ) -> "VllmEngine":
+    async def start_engine(cls, config: EngineConfig, model: ServedModel, index: int = 0) -> Self:
         """Load the model into one engine, the `index`th of its replica.
 
         Takes seconds to minutes; raises what vLLM raises."""

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from services.rollout.ports import Tokenizer
 
 OPEN, CLOSE = "<think>", "</think>"
+# Tokens of blank text before a mark that are read over.
+_SPACES = 8
 
 
 class ThinkingMarks:
@@ -45,7 +47,9 @@ class ThinkingMarks:
         if self.is_open:
             return True
         if self._open_id is None:
-            return self._tokenizer.decode(ids).lstrip().startswith(self._open)
+            # Marks of several tokens, of which the first few say enough.
+            begin = self._tokenizer.decode(ids[: len(self._open) + _SPACES]).lstrip()
+            return begin.startswith(self._open)
         for token in ids:
             if token == self._open_id:
                 return True

@@ -1,0 +1,282 @@
+"""CPU of the episode loop over what it stands on: a bare AsyncLLM, or an engine without cost.
+
+    python -m benchmarks.rollout_loop build/tiny-0
+
+The same attempts are played through the loop, and their requests are then put to the same engine
+bare, in the same order and as many at once; ten such pairs, interleaved. The ratio is that of the
+CPU seconds of this process, without the engine's own. Then attempts of 6 and of 50 turns with an
+engine that answers at once: microseconds of a turn and of a token, all of them the loop's. Last,
+how long the event loop is held while attempts with a prompt of 39,000 tokens begin. About 2
+minutes. The last line is one JSON object.
+"""
+
+import argparse
+import asyncio
+import json
+import statistics
+import tempfile
+import time
+import uuid
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from math import inf
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.mismatch import serve_policy
+from services.common.domain.attempts import AttemptKey, Grade, ToolOutcome
+from services.common.domain.policy import PolicyId
+from services.common.spec import PolicyConfig
+from services.learner.config.rank import RankConfig
+from services.learner.rank.model import load_policy
+from services.learner.rank.weight_slots import WeightSlots
+from services.rollout.adapters.dialect_choice import choose_dialect
+from services.rollout.adapters.tokenizer import TransformersTokenizer, load_tokenizer
+from services.rollout.adapters.vllm import VllmEngine
+from services.rollout.config.rollout import DialectConfig, EngineConfig
+from services.rollout.episodes.attempt_limits import AttemptLimits
+from services.rollout.episodes.episode import Attempt, AttemptRunner
+from services.rollout.types import (
+    Completion,
+    EpisodeInfo,
+    OpenRequest,
+    PolicySpan,
+    PromptFacts,
+    Publication,
+    Sampling,
+    Tool,
+    ToolResult,
+)
+
+ATTEMPTS, TURNS, PAIRS = 32, 6, 10
+LONG_TURNS, LONG_TURN_TOKENS = 50, 375
+LONG_PROMPT_WORDS = 26_000
+POLICY = PolicyId(1, 0, b"b" * 32)
+TOOLS = (Tool("look", "Looks.", {"type": "object", "properties": {"at": {"type": "string"}}}),)
+FACTS = PromptFacts("Find it.", "2026-01-31", {})
+CALL = '<tool_call>{"name": "look", "arguments": {"at": "it"}}</tool_call>'
+
+
+class ReadyEnvironment:
+    """Environment in this process that opens at once and answers every call the same."""
+
+    def __init__(self, facts: PromptFacts = FACTS) -> None:
+        self.info = EpisodeInfo("e", TOOLS, facts, instance_id="i")
+
+    @asynccontextmanager
+    async def open_episode(self, request: OpenRequest) -> AsyncGenerator["ReadyEnvironment"]:
+        yield self
+
+    async def call_tool(self, name: str, arguments_json: str, timeout_s: float) -> ToolResult:
+        return ToolResult(ToolOutcome.OK, ('{"found": 1}',))
+
+    async def request_grade(
+        self, final_answer: str | None, transcript: bytes, timeout_s: float
+    ) -> Grade:
+        return Grade(1.0)
+
+
+@dataclass
+class InstantEngine:
+    """Engine that answers every request at once with the same tokens."""
+
+    ids: NDArray[np.int32]
+    policy: PolicyId | None = POLICY
+
+    async def generate(
+        self,
+        token_ids: NDArray[np.int32],
+        sampling: Sampling,
+        max_tokens: int,
+        timeout_s: float = inf,
+    ) -> Completion:
+        logprobs = np.full(len(self.ids), -0.5, np.float32)
+        return Completion(self.ids, logprobs, (PolicySpan(POLICY, len(self.ids)),), cut=False)
+
+
+class BareEngine(VllmEngine):
+    """The engine, whose AsyncLLM can be asked by itself."""
+
+    async def ask_bare(self, attempts: Sequence[Sequence[Any]]) -> float:
+        """Put the requests of attempts to AsyncLLM; return the CPU seconds of this process."""
+        # A salt of its own: what the loop has computed is in no cache for it.
+        salt = uuid.uuid4().hex
+        began = time.process_time()
+        await asyncio.gather(*(self._ask_in_turn(requests, salt) for requests in attempts))
+        return time.process_time() - began
+
+    async def _ask_in_turn(self, requests: Sequence[Any], salt: str) -> None:
+        from vllm import SamplingParams, TokensPrompt
+        from vllm.sampling_params import RequestOutputKind
+
+        for token_ids, sampling, most in requests:
+            params = SamplingParams(
+                temperature=sampling.temperature,
+                seed=self._derive_seed(sampling, len(token_ids)),
+                max_tokens=most,
+                logprobs=0,
+                flat_logprobs=True,
+                stop_token_ids=self._stop,
+                detokenize=False,
+                output_kind=RequestOutputKind.FINAL_ONLY,
+            )
+            prompt = TokensPrompt(prompt_token_ids=token_ids.tolist(), cache_salt=salt)
+            async for _ in self._llm.generate(prompt, params, request_id=uuid.uuid4().hex):
+                pass
+
+
+@dataclass
+class RecordingEngine:
+    """Engine that remembers the requests of each attempt, which its seed tells apart."""
+
+    engine: VllmEngine
+    requests: dict[int, list[tuple[NDArray[np.int32], Sampling, int]]] = field(default_factory=dict)
+
+    async def generate(
+        self,
+        token_ids: NDArray[np.int32],
+        sampling: Sampling,
+        max_tokens: int,
+        timeout_s: float = inf,
+    ) -> Completion:
+        self.requests.setdefault(sampling.seed, []).append((token_ids, sampling, max_tokens))
+        return await self.engine.generate(token_ids, sampling, max_tokens, timeout_s)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("model", type=Path, help="a folder of a small Hugging Face model")
+    parser.add_argument("--pairs", type=int, default=PAIRS)
+    given = parser.parse_args()
+    print(json.dumps(asyncio.run(measure_loop(given.model, given.pairs))))
+
+
+async def measure_loop(model: Path, pairs: int) -> dict[str, Any]:
+    tokenizer = load_tokenizer(model)
+    found: dict[str, Any] = {}
+    for turns, tokens in ((TURNS, 0), (LONG_TURNS, LONG_TURN_TOKENS)):
+        found[f"us_per_turn_at_{turns}"] = await time_turns(tokenizer, turns, tokens)
+    found["us_per_token_at_50"] = found[f"us_per_turn_at_{LONG_TURNS}"] / LONG_TURN_TOKENS
+    found["longest_hold_ms"] = await time_holds(tokenizer)
+    ratios = await compare_with_bare_engine(model, tokenizer, pairs)
+    found["cpu_over_async_llm"] = statistics.median(ratios)
+    found["cpu_over_async_llm_all"] = [round(ratio, 3) for ratio in ratios]
+    return {key: round(each, 3) if isinstance(each, float) else each for key, each in found.items()}
+
+
+def make_runner(
+    engine: Any, environment: Any, tokenizer: TransformersTokenizer, turns: int = TURNS
+) -> AttemptRunner:
+    # Whatever an untrained policy writes, it is told to go on.
+    dialect = choose_dialect("", tokenizer, DialectConfig(name="full"))
+    limits = replace(LIMITS, max_turns=turns)
+    return AttemptRunner(engine, environment, tokenizer, dialect, limits)
+
+
+LIMITS = AttemptLimits(
+    max_turns=TURNS,
+    max_input_length=100_000,
+    max_generate_length=24,
+    max_model_len=200_000,
+    attempt_timeout_s=600.0,
+    call_timeout_s=60.0,
+    grade_timeout_s=60.0,
+)
+
+
+def make_attempts(count: int) -> list[Attempt]:
+    return [
+        Attempt(AttemptKey("g", n, 0), '{"key": "t"}', Sampling(1.0, n), 1, 1200.0)
+        for n in range(count)
+    ]
+
+
+async def play_all(runner: AttemptRunner, attempts: Sequence[Attempt]) -> float:
+    """Play attempts at once; return the CPU seconds of this process."""
+    began = time.process_time()
+    await asyncio.gather(*(runner.run_attempt(attempt) for attempt in attempts))
+    return time.process_time() - began
+
+
+async def time_turns(tokenizer: TransformersTokenizer, turns: int, tokens: int) -> float:
+    """Return CPU microseconds of a turn with an engine that costs nothing."""
+    body = tokenizer.encode(CALL)
+    padding = tokenizer.encode("it " * tokens)[: max(tokens - len(body), 0)]
+    stop = tokenizer.encode("<|im_end|>")
+    engine = InstantEngine(np.array([*padding, *body, *stop], np.int32))
+    runner = make_runner(engine, ReadyEnvironment(), tokenizer, turns)
+    await play_all(runner, make_attempts(4))
+    costs = [await play_all(runner, make_attempts(20)) for _ in range(5)]
+    return min(costs) / (20 * turns) * 1e6
+
+
+async def time_holds(tokenizer: TransformersTokenizer) -> float:
+    """Return the longest time in milliseconds that the loop was held while attempts began."""
+    facts = PromptFacts("word " * LONG_PROMPT_WORDS, "2026-01-31", {})
+    engine = InstantEngine(np.array(tokenizer.encode("<done><|im_end|>"), np.int32))
+    runner = make_runner(engine, ReadyEnvironment(facts), tokenizer)
+    longest = 0.0
+    done = asyncio.Event()
+
+    async def watch() -> None:
+        nonlocal longest
+        while not done.is_set():
+            began = time.perf_counter()
+            await asyncio.sleep(0)
+            longest = max(longest, time.perf_counter() - began)
+
+    watching = asyncio.create_task(watch())
+    await play_all(runner, make_attempts(8))
+    done.set()
+    await watching
+    return longest * 1e3
+
+
+async def compare_with_bare_engine(
+    model: Path, tokenizer: TransformersTokenizer, pairs: int
+) -> list[float]:
+    """Return, for each pair, the CPU of the loop over that of the bare engine's client."""
+    config = PolicyConfig(model=str(model), dtype="float32", max_model_len=1024)
+    settings = EngineConfig(device="cpu", max_num_seqs=ATTEMPTS)
+    engine = await BareEngine.start_engine(settings, serve_policy(config))
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            await publish(engine, config, Path(folder))
+            recording = RecordingEngine(engine)
+            runner = make_runner(recording, ReadyEnvironment(), tokenizer)
+            ratios: list[float] = []
+            for _ in range(pairs + 1):
+                recording.requests.clear()
+                looped = await play_all(runner, make_attempts(ATTEMPTS))
+                bare = await engine.ask_bare(list(recording.requests.values()))
+                ratios.append(looped / bare)
+            # The first pair warms both.
+            return ratios[1:]
+    finally:
+        await engine.close()
+
+
+async def publish(engine: VllmEngine, config: PolicyConfig, folder: Path) -> None:
+    policy = load_policy(config, RankConfig())
+    slots = WeightSlots(policy.named_parameters(), policy.compute_dtype, folder, "bench")
+    path, fingerprint, manifest = slots.write_version(0)
+    await engine.load_weights(
+        Publication(
+            policy=PolicyId(1, 0, fingerprint),
+            manifest=manifest,
+            total_bytes=slots.total_bytes,
+            transport="shm",
+            location=str(path),
+            canary_token_ids=np.zeros(0, np.int32),
+            timeout_s=60.0,
+        ),
+        path,
+    )
+
+
+if __name__ == "__main__":
+    main()
