@@ -29,8 +29,9 @@ class DialectConfig(ConfigModel):
 
 
 class LimitsConfig(ConfigModel):
-    """What ends an attempt besides its turns, its length and its time, and how much of a tool's
-    answer is shown. A limit that is absent does not bound."""
+    """Limits of an attempt besides its turns, its length and its time, and of a tool's answer.
+
+    A limit that is absent does not bound."""
 
     # Tokens that the policy may write in the whole attempt, thinking included.
     sampled_tokens: Tokens | None = None

@@ -54,6 +54,17 @@ CASES: dict[str, tuple[Sequence[Trajectory], str]] = {
         [attempt(n, stop=StopReason.MAX_TURNS) for n in range(32)],
         "stops by MAX_TURNS (96 of 96 episodes)",
     ),
+    **{
+        f"limit of {stop}": (
+            [attempt(n, stop=stop) for n in range(32)],
+            f"stops by {stop.upper()} (96 of 96 episodes)",
+        )
+        for stop in (
+            StopReason.MAX_SAMPLED_TOKENS,
+            StopReason.MAX_CALLS,
+            StopReason.MAX_PARSE_ERRORS,
+        )
+    },
     "failing calls": (
         [attempt(n, tool_errors={"bad_arguments": 2}) for n in range(32)],
         "makes calls that fail (192 of 192): bad_arguments (192)",
