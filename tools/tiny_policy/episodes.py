@@ -12,7 +12,7 @@ from environments.api import Instance, ToolError, open_instance
 from environments.reference_policies import plan_calls
 from environments.task_generator import Scenario
 from services.rollout.dialects.template import TemplateDialect
-from services.rollout.dialects.turns import OK, PARSE_ERROR, ParseError, Reply, ToolCall
+from services.rollout.dialects.turns import NO_CALL, OK, PARSE_ERROR, ParseError, Reply, ToolCall
 from services.rollout.ports import Tokenizer
 from tools.tiny_policy.demonstrations import prompt_ids
 from tools.tiny_policy.sampler import Limits, Sampled, sample_turns
@@ -30,7 +30,7 @@ class Player:
 
     @classmethod
     def of(cls, model: Qwen3ForCausalLM, tokenizer: Tokenizer) -> "Player":
-        return cls(model.eval(), tokenizer, TemplateDialect(tokenizer))
+        return cls(model.eval(), tokenizer, TemplateDialect(tokenizer, finish="done"))
 
 
 @dataclass
@@ -91,6 +91,7 @@ def _take_step(player: Player, episode: Episode, written: Sampled, *, last: bool
     dialect, before = player.dialect, np.array(episode.ids[: len(episode.ids) - len(written.ids)])
     turn = dialect.parse_turn(before, written.ids, ())
     replies = [_answer_call(episode.instance, item) for item in turn.items]
+    replies = replies or [Reply(None, NO_CALL, ())]
     if turn.done:
         episode.stop_reason = "done"
     elif not turn.has_call and written.ids[-1] not in dialect.stop_ids:

@@ -43,7 +43,7 @@ def choose_dialect(
     if name not in renderer_names():
         known = ", ".join([AUTO, TEMPLATE, FULL, *renderer_names()])
         raise ConfigError(f"rollout.dialect.name: there is no {name!r}; known: {known}")
-    return RendererDialect(tokenizer, name, config.options, extra_stop_ids)
+    return RendererDialect(tokenizer, name, config.options, extra_stop_ids, config.finish)
 
 
 def _make_template_dialect(
@@ -52,9 +52,10 @@ def _make_template_dialect(
     if not config.parser:
         if config.reasoning:
             raise ConfigError("rollout.dialect.reasoning: name a rollout.dialect.parser, too")
-        return TemplateDialect(tokenizer, extra_stop_ids=extra_stop_ids)
+        return TemplateDialect(tokenizer, extra_stop_ids=extra_stop_ids, finish=config.finish)
     if config.parser in READERS and not config.reasoning:
-        return TemplateDialect(tokenizer, READERS[config.parser], extra_stop_ids)
+        reader = READERS[config.parser]
+        return TemplateDialect(tokenizer, reader, extra_stop_ids, finish=config.finish)
     if find_spec("vllm") is None:
         raise TemplateError("rollout.dialect.parser: vLLM, whose parser it is, is not installed")
     from services.rollout.adapters.vllm_call_reader import VllmCallReader, find_thinking_marks
@@ -66,4 +67,4 @@ def _make_template_dialect(
     if config.reasoning:
         marks = find_thinking_marks(tokenizer, config.reasoning)
     reader = READERS.get(config.parser, make_reader)
-    return TemplateDialect(tokenizer, reader, extra_stop_ids, marks)
+    return TemplateDialect(tokenizer, reader, extra_stop_ids, marks, config.finish)

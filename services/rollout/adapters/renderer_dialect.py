@@ -26,7 +26,15 @@ from services.rollout.dialects.tool_replies import (
     make_tool_messages,
     native_reply_text,
 )
-from services.rollout.dialects.turns import OK, ParseError, Reply, ToolCall, Turn
+from services.rollout.dialects.turns import (
+    OK,
+    Finish,
+    ParseError,
+    Reply,
+    ToolCall,
+    Turn,
+    decide_end,
+)
 from services.rollout.dialects.written_calls import (
     INVOKES,
     KEYED,
@@ -83,7 +91,9 @@ class RendererDialect:
         name: str,
         options: Mapping[str, Any],
         extra_stop_ids: Sequence[int] = (),
+        finish: Finish = "answer",
     ) -> None:
+        self._finish: Finish = finish
         self._name = name
         self._renderer = _make_renderer(tokenizer, name, options)
         self.stop_ids = tuple(
@@ -183,7 +193,8 @@ class RendererDialect:
             thinking = len(ids)
         elif parsed.reasoning_content is not None:
             thinking = self._thinking.count_tokens(ids, parsed.reasoning_content)
-        return Turn(items, ended and not items, parsed.content.strip(), thinking)
+        turn = Turn(items, False, parsed.content, thinking)
+        return decide_end(turn, ended=ended, finish=self._finish)
 
     def _read_items(
         self, calls: Sequence[ParsedToolCall], ids: Sequence[int], tools: Sequence[Tool]

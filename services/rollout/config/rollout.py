@@ -9,6 +9,7 @@ from services.common.errors import ConfigError
 from services.common.number_ranges import Count, Seconds, Tokens
 from services.common.spec import ServiceConfig, SharedConfig
 from services.rollout.config.engine_options import OptionsContext, find_refusals
+from services.rollout.dialects.turns import Finish
 from services.rollout.episodes.attempt_limits import AttemptLimits, Side
 from services.rollout.work.worker import WorkerOptions
 
@@ -24,6 +25,9 @@ class DialectConfig(ConfigModel):
     # calls are JSON between <tool_call> tags, and the thinking is between <think> tags.
     parser: str = ""
     reasoning: str = ""
+    # The turn that ends an attempt: "answer", one that calls nothing, "done", one that says <done>;
+    # who neither calls nor says so is told. With `full` it is always "done".
+    finish: Finish = "answer"
     # Variables of the chat template, or fields of the family's renderer: enable_thinking = false.
     options: dict[str, Any] = Field(default_factory=dict[str, Any])
 

@@ -16,12 +16,11 @@ from services.rollout.dialects.call_values import (
     make_call,
     required_arguments,
 )
-from services.rollout.dialects.turns import ParseError, ToolCall, Turn
+from services.rollout.dialects.turns import DONE, ParseError, ToolCall, Turn
 from services.rollout.types import Tool
 
 CALL_START = "<tool_call>"
 CALL_END = "</tool_call>"
-DONE = "<done>"
 THINK_START = "<think>"
 THINK_END = "</think>"
 SPACE = re.compile(r"\s*")

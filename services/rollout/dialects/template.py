@@ -1,6 +1,7 @@
 """The dialect of a model's own chat template: native roles, tool schemas and calls."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,14 +20,14 @@ from services.rollout.dialects.tool_replies import (
     make_tool_messages,
     native_reply_text,
 )
-from services.rollout.dialects.turns import Reply, ToolCall, Turn
+from services.rollout.dialects.turns import Finish, Reply, ToolCall, Turn, decide_end
 from services.rollout.ports import TemplateError, Tokenizer
 from services.rollout.types import PromptFacts, Tool
 
 
 class TemplateDialect:
     """Dialect of one chat template, whose calls are read by `reader`; `thinking` are the marks
-    around a thinking.
+    around a thinking, and `finish` says which turn is the last.
 
     Raises TemplateError when the template rewrites earlier turns, does not end a turn by a
     control token, or cannot render what tools answer.
@@ -38,8 +39,10 @@ class TemplateDialect:
         reader: MakeReader = TaggedCallReader,
         extra_stop_ids: Iterable[int] = (),
         thinking: tuple[str, str] = (OPEN, CLOSE),
+        finish: Finish = "answer",
     ) -> None:
         self._tokenizer = tokenizer
+        self._finish: Finish = finish
         self._inert = InertText(tokenizer.control_tokens)
         try:
             self._turns = TemplateTurns(tokenizer, "tool", self._inert)
@@ -84,9 +87,8 @@ class TemplateDialect:
         thinking = self._thinking.count_tokens(ids)
         sampled = SampledTurn(ids, prompt_ids, thinking, self._thinking.is_open)
         turn = self._reader.read_turn(sampled, tools)
-        # Who calls nothing and ends the turn has answered.
-        done = turn.done or (ended and not turn.items)
-        return Turn(turn.items, done, turn.answer, thinking)
+        turn = decide_end(turn, ended=ended, finish=self._finish)
+        return replace(turn, thinking_tokens=thinking)
 
     def render_turn(
         self,

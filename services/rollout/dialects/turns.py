@@ -1,9 +1,15 @@
 """One policy turn as its dialect reads it, and the replies to its calls."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
 OK = "ok"
+# Outcome of a turn that called nothing.
+NO_CALL = "no_call"
+DONE = "<done>"
+# How an attempt is finished: by a turn that calls nothing, or by one that says `<done>`.
+Finish = Literal["answer", "done"]
 PARSE_ERROR = "parse_error"
 
 
@@ -39,6 +45,13 @@ class Turn:
     @property
     def has_call(self) -> bool:
         return any(isinstance(item, ToolCall) for item in self.items)
+
+
+def decide_end(turn: Turn, *, ended: bool, finish: Finish) -> Turn:
+    """Return the turn with `done` as `finish` decides it; `ended` says that the policy ended it."""
+    said = turn.done or DONE in turn.answer
+    done = said if finish == "done" else said or (ended and not turn.items)
+    return replace(turn, done=done, answer=turn.answer.replace(DONE, "").strip())
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from services.common.domain.attempts import (
 from services.common.domain.trajectory import Trajectory, TurnTiming
 from services.common.parsing import run_aside
 from services.common.watchdog import Watchdog
-from services.rollout.dialects.turns import Reply, Turn
+from services.rollout.dialects.turns import NO_CALL, Reply, Turn
 from services.rollout.episodes.attempt_limits import AttemptLimits, TurnBudget
 from services.rollout.episodes.attempt_record import (
     AttemptState,
@@ -46,8 +46,6 @@ from services.rollout.types import Completion, OpenRequest, Sampling
 # Called with `prompt`, `completion` or `observation` and a text, as they happen.
 Observer = Callable[[str, str], None]
 
-# Outcome of a turn that called nothing.
-NO_CALL = "no_call"
 # Text above this is tokenised and read in a thread: a megabyte would take a second.
 ASIDE_CHARACTERS = 2**13
 # An attempt that had less than this share of its time, because its group or episode ended sooner,

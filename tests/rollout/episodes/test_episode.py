@@ -18,8 +18,9 @@ from services.common.domain.attempts import (
 )
 from services.common.domain.trajectory import Author, Trajectory
 from services.common.errors import ConfigError
+from services.rollout.adapters.dialect_choice import choose_dialect
 from services.rollout.adapters.fake import FakeEngine
-from services.rollout.config.rollout import RolloutConfig
+from services.rollout.config.rollout import DialectConfig, RolloutConfig
 from services.rollout.episodes.episode import AttemptRunner
 from services.rollout.episodes.transcript import PrefixBroken, Transcript
 from services.rollout.ports import EngineDead, EngineError, RequestAborted
@@ -157,6 +158,17 @@ async def test_a_turn_without_a_call_is_the_answer() -> None:
     assert trajectory.stop_reason is StopReason.DONE
     assert trajectory.counts.turns == 1
     assert environment.episodes[0].grades[0][0] == "Hello."
+
+
+async def test_with_finish_done_a_turn_without_a_call_is_told_so() -> None:
+    chosen = choose_dialect("", tokenizer(), DialectConfig(name="template", finish="done"))
+    fake = engine(turns("Hello.", "It is 4.<done>"))
+    environment = FakeEnvironment()
+    played = AttemptRunner(fake, environment, tokenizer(), chosen, limits())
+    trajectory = await played.run_attempt(attempt())
+    assert '{"error": "no tool call found"}' in text(trajectory)
+    assert (trajectory.stop_reason, trajectory.counts.turns) == (StopReason.DONE, 2)
+    assert environment.episodes[0].grades[0][0] == "It is 4."
 
 
 async def test_a_policy_that_was_told_how_to_end_is_told_of_a_turn_without_a_call() -> None:
