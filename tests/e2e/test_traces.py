@@ -30,7 +30,7 @@ SPEC: dict[str, Any] = {
         "max_generate_length": 64,
         "attempt_timeout_s": 5.0,
         "grade_timeout_s": 5.0,
-        "prompt": {"profile": "minimal"},
+        "dialect": {"name": "template"},
         "engine": {"kind": "fake", "device": "cpu"},
     },
     "learner": {},

@@ -64,7 +64,7 @@ def spec(policy: Path, tasks: Path, **learner: Any) -> dict[str, Any]:
             "max_input_length": 440,
             "max_generate_length": 64,
             "retry_pause_s": 0.05,
-            "prompt": {"profile": "minimal"},
+            "dialect": {"name": "template"},
             "engine": {"kind": "fake", "device": "cpu"},
         },
         "learner": {
