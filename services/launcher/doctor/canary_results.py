@@ -89,7 +89,7 @@ def key_of_episode(context: RunContext, canary: Canary) -> str | None:
 def _prompt_inputs(context: RunContext) -> object:
     """Return the inputs that determine the prompt's length and its limit."""
     policy, rollout = context.shared.policy, context.sections.get(ROLLOUT, {})
-    keys = ("prompt", "max_input_length", "max_generate_length")
+    keys = ("dialect", "max_input_length", "max_generate_length")
     files = ("tokenizer.json", "chat_template.jinja", "tokenizer_config.json")
     return (
         (policy.model, policy.revision, policy.trust_remote_code),

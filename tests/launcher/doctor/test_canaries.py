@@ -154,3 +154,21 @@ def test_an_episode_is_known_by_version_and_verifier(
     book.note_played([key(task)], 1000.0)
     assert (book.played_at(key({**task, **change}), 2000.0) is None) is played
     assert book.played_at(key(task), 1000.0 + 8 * 86400) is None
+
+
+def test_an_episode_is_played_again_with_another_dialect(policy: Path, tmp_path: Path) -> None:
+    from services.launcher.doctor.canaries import Canary
+    from services.launcher.doctor.canary_results import key_of_episode
+    from tests.support.doctor import sections
+
+    def key(*overrides: str) -> str | None:
+        spec = load_spec(own_environment.write(tmp_path, policy), overrides)
+        about = subject(spec, tmp_path)
+        known = sections(about.plan.spec)
+        about = RunContext(
+            about.plan, about.shared, about.environ, about.folder, about.python, known
+        )
+        task = {**own_environment.TASKS[0], "verifier_func": own_environment.VERIFIER}
+        return key_of_episode(about, Canary("library", "mcp", task, task["verifier_func"]))
+
+    assert key() == key() != key('rollout.dialect.name="full"')
