@@ -161,9 +161,10 @@ def test_an_episode_is_played_again_with_another_dialect(policy: Path, tmp_path:
     from services.launcher.doctor.canary_results import key_of_episode
     from tests.support.doctor import sections
 
+    path = own_environment.write(tmp_path, policy)
+
     def key(*overrides: str) -> str | None:
-        spec = load_spec(own_environment.write(tmp_path, policy), overrides)
-        about = subject(spec, tmp_path)
+        about = subject(load_spec(path, overrides), tmp_path)
         known = sections(about.plan.spec)
         about = RunContext(
             about.plan, about.shared, about.environ, about.folder, about.python, known
