@@ -1,11 +1,35 @@
 """Signals and logs of the test process, what its children inherit of them, and shared fixtures."""
 
+import gc
 import signal
+import warnings
+from collections.abc import Generator
 from types import FrameType
+from typing import Any
 
+import pytest
 import structlog
 
 pytest_plugins = ["tests.support.shared_folders", "tests.support.models"]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _collect_engines(request: pytest.FixtureRequest) -> Generator[None]:
+    """Collect what vLLM leaves behind in a module of engine tests, without its warnings: found
+    later, it would fail a bystander."""
+    yield
+    tested: list[Any] = [request.module, *vars(request.module).values()]
+    if any(_is_engine_test(each) for each in tested):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            gc.collect()
+
+
+def _is_engine_test(tested: Any) -> bool:
+    """True for a module or a function with the mark `engine`."""
+    marked = getattr(tested, "pytestmark", ())
+    marks: list[Any] = marked if isinstance(marked, list) else [marked]
+    return any(getattr(mark, "name", "") == "engine" for mark in marks)
 
 
 def _ignore(_number: int, _frame: FrameType | None) -> None:

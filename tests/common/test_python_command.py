@@ -72,5 +72,6 @@ async def test_python_is_the_interpreter_that_runs_us_with_its_packages() -> Non
 
 
 def test_nothing_of_ours_forks_with_code_between_fork_and_exec() -> None:
-    programs = [path for path in (ROOT / "services").rglob("*.py") if path.stem != "interpreter"]
+    ours = (ROOT / "services").rglob("*.py")
+    programs = [path for path in ours if path.stem != "python_command"]
     assert [path for path in programs if "preexec_fn" in path.read_text()] == []

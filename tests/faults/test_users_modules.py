@@ -34,12 +34,13 @@ EXCEPTIONS = {
     "services/env_gateway/verify/verifier_finder.py",
     # Remembers by which interpreter an episode was played.
     "services/launcher/doctor/canary_results.py",
-    # Hand an interpreter on to what runs it by `interpreter.python`.
+    # Hand an interpreter on to what runs it by `python_command.python_command`.
     "services/launcher/doctor/run_context.py",
     "services/launcher/doctor/echo_server.py",
     "services/launcher/doctor/clouds.py",
-    # Finds a program that was installed beside it.
+    # Find a program that was installed beside them.
     "tools/requirements.py",
+    "tools/model_zoo/registries.py",
 }
 
 
