@@ -110,20 +110,10 @@ class BareEngine(VllmEngine):
         return time.process_time() - began
 
     async def _ask_in_turn(self, requests: Sequence[Any], salt: str) -> None:
-        from vllm import SamplingParams, TokensPrompt
-        from vllm.sampling_params import RequestOutputKind
+        from vllm import TokensPrompt
 
         for token_ids, sampling, most in requests:
-            params = SamplingParams(
-                temperature=sampling.temperature,
-                seed=self._derive_seed(sampling, len(token_ids)),
-                max_tokens=most,
-                logprobs=0,
-                flat_logprobs=True,
-                stop_token_ids=self._stop,
-                detokenize=False,
-                output_kind=RequestOutputKind.FINAL_ONLY,
-            )
+            params = self._make_params(sampling, len(token_ids), most)
             prompt = TokensPrompt(prompt_token_ids=token_ids.tolist(), cache_salt=salt)
             async for _ in self._llm.generate(prompt, params, request_id=uuid.uuid4().hex):
                 pass

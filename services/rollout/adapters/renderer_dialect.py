@@ -17,6 +17,7 @@ from services.rollout.dialects.call_values import (
     make_call,
     required_arguments,
 )
+from services.rollout.dialects.common_prefix import common_length
 from services.rollout.dialects.inert_text import InertText
 from services.rollout.dialects.marked_text import TagMarker
 from services.rollout.dialects.template import strip_stop
@@ -111,9 +112,8 @@ class RendererDialect:
         call = ToolCall("look", "{}")
         alone = self.render_turn(_FACTS, (), [call], [])
         whole = self.render_turn(_FACTS, (), [call], [Reply(call, OK, [_ANSWER])])
-        pairs = enumerate(zip(alone, whole, strict=False))
-        start = next((number for number, (a, b) in pairs if a != b), len(alone))
-        return self._tokenizer.decode(whole[start:]).split(_ANSWER)
+        shared = common_length(alone, whole)
+        return self._tokenizer.decode(whole[shared:]).split(_ANSWER)
 
     @property
     def thinking_end_ids(self) -> Sequence[int]:

@@ -36,6 +36,7 @@ from services.rollout.ports import EngineDead, EngineError, RequestAborted
 from services.rollout.types import OUT_OF_TIME, Completion, PolicySpan, Publication, Sampling
 
 if TYPE_CHECKING:
+    from vllm import SamplingParams
     from vllm.outputs import CompletionOutput
     from vllm.v1.engine.async_llm import AsyncLLM
 
@@ -98,21 +99,7 @@ class VllmEngine:
         max_tokens: int,
         timeout_s: float = inf,
     ) -> Completion:
-        from vllm import SamplingParams
-        from vllm.sampling_params import RequestOutputKind
-
-        params = SamplingParams(
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            top_k=sampling.top_k,
-            seed=self._derive_seed(sampling, len(token_ids)),
-            max_tokens=max_tokens,
-            logprobs=0,
-            flat_logprobs=True,
-            stop_token_ids=self._stop,
-            detokenize=False,
-            output_kind=RequestOutputKind.FINAL_ONLY,
-        )
+        params = self._make_params(sampling, len(token_ids), max_tokens)
         ends = asyncio.get_running_loop().time() + timeout_s
         for _ in range(MAX_REQUEST_STARTS):
             try:
@@ -233,6 +220,24 @@ class VllmEngine:
                 cut=output.finish_reason == "length",
                 timed_out=aborted,
             )
+        )
+
+    def _make_params(self, sampling: Sampling, length: int, max_tokens: int) -> "SamplingParams":
+        """Return vLLM's parameters of a turn that begins behind `length` tokens."""
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        return SamplingParams(
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            seed=self._derive_seed(sampling, length),
+            max_tokens=max_tokens,
+            logprobs=0,
+            flat_logprobs=True,
+            stop_token_ids=self._stop,
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
         )
 
     def _derive_seed(self, sampling: Sampling, length: int) -> int | None:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from services.rollout.dialects.common_prefix import common_length
 from services.rollout.dialects.turns import OK, ParseError, Reply, ToolCall, Turn
 from services.rollout.ports import Dialect, TemplateError, Tokenizer
 from services.rollout.types import PromptFacts, Tool
@@ -104,7 +105,7 @@ class _Stage:
     def __init__(self, dialect: Dialect, tokenizer: Tokenizer, calls: Sequence[ToolCall]) -> None:
         prompt = dialect.prompt_ids(FACTS, TOOLS)
         alone = dialect.render_turn(FACTS, TOOLS, calls, [])
-        shared = _common_length(prompt, alone)
+        shared = common_length(prompt, alone)
         if shared < len(prompt) - _SHOWN:
             raise TemplateError(
                 "the chat template changes the prompt once a turn follows:"
@@ -129,7 +130,7 @@ class _Stage:
 def _keeps_turn(tokenizer: Tokenizer, played: Sequence[int], kept: Sequence[int]) -> bool:
     """True when the turn is shown as it was played, but for a thinking that is left out: what was
     sampled stays before the policy whatever a template would have made of it."""
-    start = _common_length(played, kept)
+    start = common_length(played, kept)
     rest = len(kept) - start
     gone = played[start : len(played) - rest]
     same_end = list(played[len(played) - rest :]) == list(kept[start:])
@@ -161,15 +162,8 @@ def _describe_item(item: ToolCall | ParseError) -> str:
     return f"{item.name}({item.arguments_json})"
 
 
-def _common_length(first: Sequence[int], second: Sequence[int]) -> int:
-    pairs = zip(first, second, strict=False)
-    return next(
-        (number for number, (a, b) in enumerate(pairs) if a != b), min(len(first), len(second))
-    )
-
-
 def _describe_difference(tokenizer: Tokenizer, got: Sequence[int], wanted: Sequence[int]) -> str:
-    start = _common_length(got, wanted)
+    start = common_length(got, wanted)
     shown = slice(max(start - _SHOWN, 0), start + _SHOWN)
     return (
         f"{tokenizer.decode(got[shown])!r} instead of {tokenizer.decode(wanted[shown])!r}"

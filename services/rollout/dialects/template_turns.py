@@ -133,11 +133,6 @@ class TemplateTurns:
         """Return a prompt with the start of the policy's first turn."""
         return self._render([QUESTION], generate=True)
 
-    @property
-    def renders_calls(self) -> bool:
-        """True when the template renders calls of an assistant's message."""
-        return self._style is not _CONTENT
-
     def _choose_style(self) -> _CallStyle:
         """Found later, it would be found by the attempts that come so far, and by no others."""
         refused: list[str] = []
