@@ -12,11 +12,13 @@ import re
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TextIO
+from types import FrameType
+from typing import TextIO, cast
 
 from services.common.log import get_logger
 
@@ -202,5 +204,13 @@ def _format_tasks(loop: asyncio.AbstractEventLoop) -> str:
     text.write("\nasyncio tasks\n")
     for task in asyncio.all_tasks(loop):
         text.write(f"\n{task.get_name()} {task.get_coro()!r}\n")
-        task.print_stack(limit=12, file=text)
+        text.writelines(traceback.format_list([_summarize(f) for f in task.get_stack(limit=12)]))
     return text.getvalue()
+
+
+def _summarize(frame: FrameType) -> traceback.FrameSummary:
+    """Summarize a frame of a task that may be running; between two lines it has no number."""
+    code = frame.f_code
+    # Typed as always there, and `Task.print_stack` fails without it.
+    line = cast("int | None", frame.f_lineno) or code.co_firstlineno
+    return traceback.FrameSummary(code.co_filename, line, code.co_name)

@@ -58,6 +58,23 @@ async def test_a_blocked_event_loop_is_named(tmp_path: Path) -> None:
     assert logs[0]["stage"] == "event_loop"
 
 
+async def test_a_task_between_two_lines_is_in_the_dump(tmp_path: Path) -> None:
+    async def wait() -> None:
+        await asyncio.sleep(60)
+
+    # Without a table of lines, as at some instructions of any coroutine.
+    wait.__code__ = wait.__code__.replace(co_linetable=b"")
+    waiting = asyncio.create_task(wait(), name="lineless")
+    await asyncio.sleep(0)
+    assert waiting.get_stack()[0].f_lineno is None
+    watchdog, dump = Watchdog(), tmp_path / "dump.txt"
+    with watchdog.running(), dump.open("w") as file:
+        watchdog.dump(file)
+    waiting.cancel()
+    assert "lineless" in dump.read_text()
+    assert "in wait" in dump.read_text()
+
+
 async def test_a_dump_that_cannot_be_written_is_still_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     watchdog = Watchdog(limit_s=0.05, interval_s=0.02, dump_folder=tmp_path / "file" / "x")
