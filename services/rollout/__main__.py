@@ -242,7 +242,7 @@ def _read_model(shared: SharedConfig, config: RolloutConfig) -> "_ModelFolder":
         )
         dialect = choose_dialect(policy.model, tokenizer, config.dialect, read_eos_ids(folder))
         check_stop_ids(dialect.stop_ids, folder, trust_remote_code=trusted)
-        rehearse_dialect(dialect, tokenizer)
+        rehearse_dialect(dialect, tokenizer, config.dialect.retention)
     except (OSError, TemplateError) as error:
         raise ConfigError(f"policy.model: {error}") from error
     return _ModelFolder(folder, tokenizer, dialect)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from services.common.domain.attempts import Grade
     from services.common.domain.policy import PolicyId
     from services.common.domain.trajectory import Trajectory
-    from services.rollout.dialects.turns import Reply, ToolCall, Turn
+    from services.rollout.dialects.turns import PlayedTurn, Reply, Turn
     from services.rollout.types import (
         Completion,
         EpisodeInfo,
@@ -133,16 +133,12 @@ class Dialect(Protocol):
         """Read a turn. Total: whatever was sampled gives a turn."""
         ...
 
-    def render_turn(
-        self,
-        facts: "PromptFacts",
-        tools: "Sequence[Tool]",
-        calls: "Sequence[ToolCall]",
-        replies: "Sequence[Reply]",
+    def render_turns(
+        self, facts: "PromptFacts", tools: "Sequence[Tool]", turns: "Sequence[PlayedTurn]"
     ) -> list[int]:
-        """Return a conversation rendered at once: prompt, a turn that makes calls, and replies.
+        """Return a conversation rendered at once: the prompt, and turns with their replies.
 
-        With replies it ends with the start of the next turn. For rehearsals. Raises
+        Where the last turn has replies it ends with the start of the next. For rehearsals. Raises
         TemplateError."""
         ...
 

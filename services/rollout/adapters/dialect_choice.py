@@ -43,7 +43,9 @@ def choose_dialect(
     if name not in renderer_names():
         known = ", ".join([AUTO, TEMPLATE, FULL, *renderer_names()])
         raise ConfigError(f"rollout.dialect.name: there is no {name!r}; known: {known}")
-    return RendererDialect(tokenizer, name, config.options, extra_stop_ids, config.finish)
+    return RendererDialect(
+        tokenizer, name, config.options, extra_stop_ids, config.finish, config.retention
+    )
 
 
 def _make_template_dialect(

@@ -1,6 +1,7 @@
 """Dialects of the `renderers` package: a renderer written by hand for each family of models."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -31,7 +32,9 @@ from services.rollout.dialects.turns import (
     OK,
     Finish,
     ParseError,
+    PlayedTurn,
     Reply,
+    Retention,
     ToolCall,
     Turn,
     decide_end,
@@ -68,6 +71,8 @@ _WRITTEN = {
 _KEYS = {"llama-3": ("parameters",)}
 _FACTS = PromptFacts("QUESTION", "", {})
 _ANSWER = "ANSWER"
+# The field of every renderer that `rollout.dialect.retention` sets.
+_RETENTION = "thinking_retention"
 # Renderers that are no family of models.
 _OTHERS = frozenset({"auto", "default", "custom"})
 
@@ -93,10 +98,11 @@ class RendererDialect:
         options: Mapping[str, Any],
         extra_stop_ids: Sequence[int] = (),
         finish: Finish = "answer",
+        retention: Retention = "all",
     ) -> None:
         self._finish: Finish = finish
         self._name = name
-        self._renderer = _make_renderer(tokenizer, name, options)
+        self._renderer = _make_renderer(tokenizer, name, options, retention)
         self.stop_ids = tuple(
             dict.fromkeys([*self._renderer.get_stop_token_ids(), *extra_stop_ids])
         )
@@ -110,8 +116,9 @@ class RendererDialect:
     def _find_frame(self) -> list[str]:
         """Return the family's own text around an answer."""
         call = ToolCall("look", "{}")
-        alone = self.render_turn(_FACTS, (), [call], [])
-        whole = self.render_turn(_FACTS, (), [call], [Reply(call, OK, [_ANSWER])])
+        alone = self.render_turns(_FACTS, (), [PlayedTurn([call])])
+        replies = [Reply(call, OK, [_ANSWER])]
+        whole = self.render_turns(_FACTS, (), [PlayedTurn([call], replies)])
         shared = common_length(alone, whole)
         return self._tokenizer.decode(whole[shared:]).split(_ANSWER)
 
@@ -126,21 +133,13 @@ class RendererDialect:
         user = {"role": "user", "content": self._inert.clean_text(facts.task)}
         return self._render([user], tools, generate=True)
 
-    def render_turn(
-        self,
-        facts: PromptFacts,
-        tools: Sequence[Tool],
-        calls: Sequence[ToolCall],
-        replies: Sequence[Reply],
+    def render_turns(
+        self, facts: PromptFacts, tools: Sequence[Tool], turns: Sequence[PlayedTurn]
     ) -> list[int]:
         if self._name.startswith("kimi"):
-            # Its calls have no name but in their ids.
-            calls = [
-                ToolCall(call.name, call.arguments_json, f"functions.{call.name}:{number}")
-                for number, call in enumerate(calls)
-            ]
-        messages = make_conversation(facts, calls, replies, self._inert)
-        return self._render(messages, tools, generate=bool(replies))
+            turns = [replace(turn, calls=_name_ids(turn.calls)) for turn in turns]
+        messages = make_conversation(facts, turns, self._inert)
+        return self._render(messages, tools, generate=bool(turns[-1].replies))
 
     def _render(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool], *, generate: bool
@@ -224,27 +223,25 @@ class RendererDialect:
 
 
 def _make_renderer(
-    tokenizer: TransformersTokenizer, name: str, options: Mapping[str, Any]
+    tokenizer: TransformersTokenizer, name: str, options: Mapping[str, Any], retention: Retention
 ) -> "Renderer":
+    if _RETENTION in options:
+        raise ConfigError(f"rollout.dialect.options.{_RETENTION}: set rollout.dialect.retention")
     try:
-        config = _CONFIGS[name].model_validate(dict(options))
+        # Never absent: some renderers would then render all anew after every turn.
+        config = _CONFIGS[name].model_validate({**options, _RETENTION: retention})
     except pydantic.ValidationError as error:
         problems = "; ".join(
             f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()
         )
-        known = ", ".join(sorted(_CONFIGS[name].model_fields.keys() - {"name"}))
+        known = ", ".join(sorted(_CONFIGS[name].model_fields.keys() - {"name", _RETENTION}))
         raise ConfigError(f"rollout.dialect.options: {problems}; {name} takes {known}") from error
     try:
-        renderer = create_renderer(tokenizer.fast, config)  # pyright: ignore[reportArgumentType]
-        if getattr(renderer, "effective_thinking_retention", None) == "template":
-            # It would render the whole conversation anew after every turn.
-            config = config.model_copy(update={"thinking_retention": "tool_cycle"})
-            renderer = create_renderer(tokenizer.fast, config)  # pyright: ignore[reportArgumentType]
+        return create_renderer(tokenizer.fast, config)  # pyright: ignore[reportArgumentType]
     except Exception as error:
         raise TemplateError(
             f"rollout.dialect.name: the tokenizer is none of {name!r}: {error}"
         ) from error
-    return renderer
 
 
 def _make_item(
@@ -259,6 +256,14 @@ def _make_item(
     if isinstance(made, ToolCall) and call.id:
         return ToolCall(made.name, made.arguments_json, call.id)
     return made
+
+
+def _name_ids(calls: Sequence[ToolCall]) -> list[ToolCall]:
+    """Return calls with ids that name them, as families need whose calls have no other name."""
+    return [
+        replace(call, call_id=f"functions.{call.name}:{number}")
+        for number, call in enumerate(calls)
+    ]
 
 
 def _find_configs() -> dict[str, type[configs.BaseRendererConfig]]:

@@ -9,7 +9,7 @@ from services.common.errors import ConfigError
 from services.common.number_ranges import Count, Seconds, Tokens
 from services.common.spec import ServiceConfig, SharedConfig
 from services.rollout.config.engine_options import OptionsContext, find_refusals
-from services.rollout.dialects.turns import Finish
+from services.rollout.dialects.turns import Finish, Retention
 from services.rollout.episodes.attempt_limits import AttemptLimits, Side
 from services.rollout.work.worker import WorkerOptions
 
@@ -28,6 +28,10 @@ class DialectConfig(ConfigModel):
     # The turn that ends an attempt: "answer", one that calls nothing, "done", one that says <done>;
     # who neither calls nor says so is told. With `full` it is always "done".
     finish: Finish = "answer"
+    # The thinking of earlier turns that the policy goes on reading: "all" of it, or what its own
+    # template shows, "tool_cycle". What was played is never taken back: a template that drops some
+    # of it before the next turn is refused.
+    retention: Retention = "all"
     # Variables of the chat template, or fields of the family's renderer: enable_thinking = false.
     options: dict[str, Any] = Field(default_factory=dict[str, Any])
 

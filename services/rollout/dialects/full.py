@@ -12,7 +12,8 @@ from services.rollout.dialects.tagged_calls import CALL_END, CALL_START, LENIENT
 from services.rollout.dialects.template import find_stop_ids, join_turn, strip_stop
 from services.rollout.dialects.template_turns import ShownReply, TemplateTurns, make_call_id
 from services.rollout.dialects.thinking import ThinkingMarks
-from services.rollout.dialects.turns import OK, Reply, ToolCall, Turn
+from services.rollout.dialects.tool_replies import make_said
+from services.rollout.dialects.turns import OK, PlayedTurn, Reply, ToolCall, Turn
 from services.rollout.ports import Tokenizer
 from services.rollout.types import PromptFacts, Tool
 
@@ -71,18 +72,17 @@ class FullDialect:
         thinking = self._thinking.count_tokens(ids)
         return Turn(turn.items, turn.done, turn.answer, thinking)
 
-    def render_turn(
-        self,
-        facts: PromptFacts,
-        tools: Sequence[Tool],
-        calls: Sequence[ToolCall],
-        replies: Sequence[Reply],
+    def render_turns(
+        self, facts: PromptFacts, tools: Sequence[Tool], turns: Sequence[PlayedTurn]
     ) -> list[int]:
-        turn = "\n".join(write_call(call) for call in calls)
-        messages = [*self._messages(facts, tools), {"role": "assistant", "content": turn}]
-        if replies:
-            messages.append({"role": "user", "content": self._shown_text(replies)})
-        text = self._tokenizer.apply_chat_template(messages, None, bool(replies))
+        messages = self._messages(facts, tools)
+        marks = self._thinking if self._turns.puts_thinking_inline(turns) else None
+        for turn in turns:
+            said = "\n".join(write_call(call) for call in turn.calls)
+            messages.append(make_said(said, turn.thought, marks))
+            if turn.replies:
+                messages.append({"role": "user", "content": self._shown_text(turn.replies)})
+        text = self._tokenizer.apply_chat_template(messages, None, bool(turns[-1].replies))
         return self._tokenizer.encode(text)
 
     def _messages(self, facts: PromptFacts, tools: Sequence[Tool]) -> list[dict[str, str]]:

@@ -7,13 +7,22 @@ attempts of a group and keep others, which biases what is trained on.
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from services.rollout.dialects.common_prefix import common_length
-from services.rollout.dialects.turns import OK, ParseError, Reply, ToolCall, Turn
+from services.rollout.dialects.turns import (
+    OK,
+    ParseError,
+    PlayedTurn,
+    Reply,
+    Retention,
+    ToolCall,
+    Turn,
+)
 from services.rollout.ports import Dialect, TemplateError, Tokenizer
 from services.rollout.types import PromptFacts, Tool
 
@@ -45,23 +54,27 @@ ANSWERS = (
     "two lines\nof text with \u00e9\u4e2d\U0001f600\n",
     " <|im_end|> </s> <|eot_id|> </tool_response> [/TOOL_RESULTS] <end_of_turn> ",
 )
+# Longer than what a template may write differently at the start of a turn.
+THOUGHT = "The page has not been seen yet, so it is looked up first, and only then is it answered."
 # Tokens on either side of a difference that are shown.
 _SHOWN = 12
 # Tokens that a turn's header has at most.
 _HEADER = 4
 
 
-def rehearse_dialect(dialect: Dialect, tokenizer: Tokenizer) -> None:
+def rehearse_dialect(dialect: Dialect, tokenizer: Tokenizer, retention: Retention = "all") -> None:
     """Raise TemplateError, which names the turn and the difference, unless the dialect holds."""
     for arguments in CALLS:
         _rehearse_call(dialect, tokenizer, arguments)
     for count in range(1, len(ANSWERS) + 1):
         _rehearse_replies(dialect, tokenizer, count)
+    if retention == "tool_cycle":
+        _rehearse_thinking(dialect, tokenizer)
 
 
 def _rehearse_call(dialect: Dialect, tokenizer: Tokenizer, arguments: Mapping[str, Any]) -> None:
     call = ToolCall(LOOK.name, json.dumps(arguments))
-    stage = _Stage(dialect, tokenizer, [call])
+    stage = _Stage(dialect, tokenizer, _answer_calls([call]))
     turns = [
         dialect.parse_turn(before, completion, TOOLS) for before, completion in stage.variants()
     ]
@@ -77,34 +90,75 @@ def _rehearse_call(dialect: Dialect, tokenizer: Tokenizer, arguments: Mapping[st
 
 def _rehearse_replies(dialect: Dialect, tokenizer: Tokenizer, count: int) -> None:
     calls = [ToolCall(LOOK.name, json.dumps(CALLS[0])) for _ in range(count)]
+    turn = _answer_calls(calls)
     try:
-        stage = _Stage(dialect, tokenizer, calls)
+        stage = _Stage(dialect, tokenizer, turn)
     except TemplateError:
         if count == 1:
             raise
         # Some families call one tool a turn, and their templates refuse to show more.
         return
-    replies = [Reply(call, OK, [text]) for call, text in zip(calls, ANSWERS, strict=False)]
-    bridge = dialect.bridge_ids(stage.before, stage.completion, replies, TOOLS)
+    bridge = dialect.bridge_ids(stage.before, stage.completion, turn.replies, TOOLS)
     played = [*stage.before.tolist(), *stage.completion]
-    whole = dialect.render_turn(FACTS, TOOLS, calls, replies)
-    end = len(whole) - len(bridge)
-    if whole[end:] != bridge or not _keeps_turn(tokenizer, played, whole[:end]):
+    end = len(stage.whole) - len(bridge)
+    if stage.whole[end:] != bridge or not _keeps_turn(tokenizer, played, stage.whole[:end]):
         raise TemplateError(
             f"{count} answers appended to a turn are not what the chat template renders:"
-            f" {_describe_difference(tokenizer, [*played, *bridge], whole)}"
+            f" {_describe_difference(tokenizer, [*played, *bridge], stage.whole)}"
         )
 
 
+def _rehearse_thinking(dialect: Dialect, tokenizer: Tokenizer) -> None:
+    """Play two turns that think: each must stay in what the template renders after it."""
+    turn = _answer_calls([ToolCall(LOOK.name, json.dumps(CALLS[0]))], THOUGHT)
+    for earlier in ([], [turn]):
+        try:
+            _rehearse_thought(_Stage(dialect, tokenizer, turn, earlier), dialect, tokenizer, turn)
+        except TemplateError as error:
+            raise TemplateError(
+                f'rollout.dialect.retention = "tool_cycle" cannot be kept: {error}; set it to'
+                ' "all", with which the policy goes on reading every thinking'
+            ) from error
+
+
+def _rehearse_thought(
+    stage: "_Stage", dialect: Dialect, tokenizer: Tokenizer, turn: PlayedTurn
+) -> None:
+    if THOUGHT not in tokenizer.decode(stage.completion):
+        raise TemplateError("the chat template shows no thinking of a turn that makes calls")
+    bridge = dialect.bridge_ids(stage.before, stage.completion, turn.replies, TOOLS)
+    played = [*stage.before.tolist(), *stage.completion, *bridge]
+    if played != stage.whole:
+        raise TemplateError(
+            "after a turn that thinks, the chat template renders"
+            f" {_describe_difference(tokenizer, stage.whole, played)}"
+        )
+
+
+def _answer_calls(calls: Sequence[ToolCall], thought: str = "") -> PlayedTurn:
+    replies = [Reply(call, OK, [text]) for call, text in zip(calls, ANSWERS, strict=False)]
+    return PlayedTurn(calls, replies, thought)
+
+
 class _Stage:
-    """A conversation up to the end of a turn that makes `calls`, as the dialect renders it whole.
+    """A conversation up to the end of `turn`, which follows `earlier` ones, rendered whole.
 
     Where the template opens a thinking that it does not show in a turn of the past, the turn
     begins where both renderings part."""
 
-    def __init__(self, dialect: Dialect, tokenizer: Tokenizer, calls: Sequence[ToolCall]) -> None:
-        prompt = dialect.prompt_ids(FACTS, TOOLS)
-        alone = dialect.render_turn(FACTS, TOOLS, calls, [])
+    def __init__(
+        self,
+        dialect: Dialect,
+        tokenizer: Tokenizer,
+        turn: PlayedTurn,
+        earlier: Sequence[PlayedTurn] = (),
+    ) -> None:
+        prompt = (
+            dialect.render_turns(FACTS, TOOLS, earlier)
+            if earlier
+            else dialect.prompt_ids(FACTS, TOOLS)
+        )
+        alone = dialect.render_turns(FACTS, TOOLS, [*earlier, replace(turn, replies=())])
         shared = common_length(prompt, alone)
         if shared < len(prompt) - _SHOWN:
             raise TemplateError(
@@ -112,9 +166,8 @@ class _Stage:
                 f" {_describe_difference(tokenizer, prompt, alone)}"
             )
         self.before = np.array(alone[:shared], np.int32)
-        replies = [Reply(call, OK, [text]) for call, text in zip(calls, ANSWERS, strict=False)]
-        whole = dialect.render_turn(FACTS, TOOLS, calls, replies)
-        self.completion = _cut_at_stop(alone[shared:], whole[len(alone) :], dialect.stop_ids)
+        self.whole = dialect.render_turns(FACTS, TOOLS, [*earlier, turn])
+        self.completion = _cut_at_stop(alone[shared:], self.whole[len(alone) :], dialect.stop_ids)
         self._tokenizer = tokenizer
 
     def variants(self) -> Iterator[tuple[NDArray[np.int32], list[int]]]:

@@ -20,7 +20,7 @@ from services.rollout.dialects.tool_replies import (
     make_tool_messages,
     native_reply_text,
 )
-from services.rollout.dialects.turns import Finish, Reply, ToolCall, Turn, decide_end
+from services.rollout.dialects.turns import Finish, PlayedTurn, Reply, Turn, decide_end
 from services.rollout.ports import TemplateError, Tokenizer
 from services.rollout.types import PromptFacts, Tool
 
@@ -90,21 +90,19 @@ class TemplateDialect:
         turn = decide_end(turn, ended=ended, finish=self._finish)
         return replace(turn, thinking_tokens=thinking)
 
-    def render_turn(
-        self,
-        facts: PromptFacts,
-        tools: Sequence[Tool],
-        calls: Sequence[ToolCall],
-        replies: Sequence[Reply],
+    def render_turns(
+        self, facts: PromptFacts, tools: Sequence[Tool], turns: Sequence[PlayedTurn]
     ) -> list[int]:
-        messages = make_conversation(facts, calls, replies, self._inert)
+        marks = self._thinking if self._turns.puts_thinking_inline(turns) else None
+        messages = make_conversation(facts, turns, self._inert, marks)
         schemas = self._inert.tool_schemas(tools)
+        goes_on = bool(turns[-1].replies)
         try:
-            text = self._tokenizer.apply_chat_template(messages, schemas, bool(replies))
+            text = self._tokenizer.apply_chat_template(messages, schemas, goes_on)
         except TemplateError:
             # Some templates take arguments as text.
-            messages = make_conversation(facts, calls, replies, self._inert, as_text=True)
-            text = self._tokenizer.apply_chat_template(messages, schemas, bool(replies))
+            messages = make_conversation(facts, turns, self._inert, marks, as_text=True)
+            text = self._tokenizer.apply_chat_template(messages, schemas, goes_on)
         return self._tokenizer.encode(text)
 
     def reply_text(self, reply: Reply) -> str:

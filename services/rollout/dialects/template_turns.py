@@ -3,16 +3,19 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, Literal
 
 from services.rollout.dialects.inert_text import InertText
 from services.rollout.dialects.thinking import CLOSE
+from services.rollout.dialects.turns import PlayedTurn
 from services.rollout.ports import TemplateError, Tokenizer
 
 Role = Literal["tool", "user"]
 # Stands for a policy turn in a rendered conversation; no template changes or repeats it.
 TURN = "POLICYTURN"
+# The field of a message that holds its thinking.
+THINKING_FIELD = "reasoning_content"
 # Name of the tool that a rendered turn calls.
 SAMPLE_NAME = "look_up"
 QUESTION: Mapping[str, Any] = {"role": "user", "content": "QUESTION"}
@@ -98,6 +101,15 @@ class TemplateTurns:
         frames = [self._frame(_sample_names(count)) for count in self._counts]
         inert.add_tags(text for frame in frames for text in frame)
         self.shows_unchanged = self._check_splices()
+
+    def puts_thinking_inline(self, turns: Sequence[PlayedTurn]) -> bool:
+        """True when these turns think, and the template shows no thinking but in their content."""
+        return any(turn.thought for turn in turns) and not self._takes_thinking
+
+    @cached_property
+    def _takes_thinking(self) -> bool:
+        message = {"role": "assistant", "content": "said", THINKING_FIELD: TURN}
+        return TURN in self._render([QUESTION, message], generate=False)
 
     @property
     def sample_end(self) -> str:

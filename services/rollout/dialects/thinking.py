@@ -42,6 +42,10 @@ class ThinkingMarks:
         has no token for it."""
         return [] if self._close_id is None else self._tokenizer.encode(f"\n{self._close}\n\n")
 
+    def wrap(self, thought: str) -> str:
+        """Return a thinking between its marks, as it stands before what a turn says."""
+        return f"{self._open}\n{thought}\n{self._close}\n\n"
+
     def _thinks(self, ids: Sequence[int]) -> bool:
         """True when the turn is, or begins with, a thinking."""
         if self.is_open:

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from services.rollout.dialects.inert_text import InertText
-from services.rollout.dialects.template_turns import make_call_id
-from services.rollout.dialects.turns import OK, Reply, ToolCall
+from services.rollout.dialects.template_turns import THINKING_FIELD, make_call_id
+from services.rollout.dialects.thinking import ThinkingMarks
+from services.rollout.dialects.turns import OK, PlayedTurn, Reply, ToolCall
 from services.rollout.types import PromptFacts
 
 # Name under which a malformed call is answered: it need not have one of its own.
@@ -42,26 +43,35 @@ def make_tool_messages(replies: Sequence[Reply], inert: InertText) -> list[dict[
 
 def make_conversation(
     facts: PromptFacts,
-    calls: Sequence[ToolCall],
-    replies: Sequence[Reply],
+    turns: Sequence[PlayedTurn],
     inert: InertText,
+    marks: ThinkingMarks | None = None,
     *,
     as_text: bool = False,
 ) -> list[dict[str, Any]]:
-    """Return the messages of a question, a turn that makes calls, and the replies to them."""
-    shown = [
-        {
-            "id": call.call_id or make_call_id(number),
-            "type": "function",
-            "function": {
-                "name": call.name,
-                "arguments": call.arguments_json if as_text else json.loads(call.arguments_json),
-            },
-        }
-        for number, call in enumerate(calls)
-    ]
-    return [
-        {"role": "user", "content": inert.clean_text(facts.task)},
-        {"role": "assistant", "content": "", "tool_calls": shown},
-        *make_tool_messages(replies, inert),
-    ]
+    """Return the messages of a question, and of turns that make calls with the replies to them.
+
+    With `marks` a thinking is part of the content, between them."""
+    messages: list[dict[str, Any]] = [{"role": "user", "content": inert.clean_text(facts.task)}]
+    for turn in turns:
+        shown = [_show_call(call, number, as_text) for number, call in enumerate(turn.calls)]
+        said = {**make_said("", turn.thought, marks), "tool_calls": shown}
+        messages += [said, *make_tool_messages(turn.replies, inert)]
+    return messages
+
+
+def make_said(content: str, thought: str, marks: ThinkingMarks | None) -> dict[str, Any]:
+    """Return the message of a turn."""
+    if marks is not None and thought:
+        return {"role": "assistant", "content": marks.wrap(thought) + content}
+    field = {THINKING_FIELD: thought} if thought else {}
+    return {"role": "assistant", "content": content, **field}
+
+
+def _show_call(call: ToolCall, number: int, as_text: bool) -> dict[str, Any]:
+    arguments = call.arguments_json if as_text else json.loads(call.arguments_json)
+    return {
+        "id": call.call_id or make_call_id(number),
+        "type": "function",
+        "function": {"name": call.name, "arguments": arguments},
+    }

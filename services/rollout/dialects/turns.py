@@ -10,6 +10,9 @@ NO_CALL = "no_call"
 DONE = "<done>"
 # How an attempt is finished: by a turn that calls nothing, or by one that says `<done>`.
 Finish = Literal["answer", "done"]
+# The thinking of earlier turns that the policy goes on reading: every one, or what its own template
+# shows within one cycle of calls and answers.
+Retention = Literal["all", "tool_cycle"]
 PARSE_ERROR = "parse_error"
 
 
@@ -67,3 +70,12 @@ class Reply:
     @property
     def text(self) -> str:
         return "\n".join(self.parts)
+
+
+@dataclass(frozen=True, slots=True)
+class PlayedTurn:
+    """A turn of a conversation that is rendered at once: thinking, calls, and replies to them."""
+
+    calls: Sequence[ToolCall]
+    replies: Sequence[Reply] = ()
+    thought: str = ""

@@ -46,6 +46,8 @@ class Family:
     single_call: bool = False
     # Its calls begin with no token of their own: text that spells one is one.
     calls_are_text: bool = False
+    # The template drops the thinking of a turn that makes calls, there and then or before the next.
+    drops_thinking: bool = False
     # Why the dialect follows a turn with other text than this template.
     follows: str = ""
     # A case, and why its call is a parse error that the policy reads.
@@ -140,6 +142,7 @@ FAMILIES = (
         renamed=_LLAMA_31,
         single_call=True,
         calls_are_text=True,
+        drops_thinking=True,
     ),
     Family(
         "Llama 3.2",
@@ -152,6 +155,7 @@ FAMILIES = (
         renamed=_LLAMA_31,
         single_call=True,
         calls_are_text=True,
+        drops_thinking=True,
     ),
     Family(
         "Qwen2.5",
@@ -189,6 +193,7 @@ FAMILIES = (
         REAL,
         _IM_END,
         "qwen3-vl",
+        drops_thinking=True,
     ),
     Family(
         "Qwen3-Coder",
@@ -246,6 +251,7 @@ FAMILIES = (
         (_DEEPSEEK_END,),
         "deepseek-v3",
         arguments_as_text=True,
+        drops_thinking=True,
     ),
     Family(
         "DeepSeek R1",
@@ -258,6 +264,7 @@ FAMILIES = (
         arguments_as_text=True,
         follows="the dialect opens the thinking of the next turn",
         think="<think>\n{}\n</think>\n\n",
+        drops_thinking=True,
     ),
     Family(
         "DeepSeek V3.1",
@@ -302,6 +309,7 @@ FAMILIES = (
         "kimi-k2",
         (*_KIMI, *_THINK),
         follows="this copy of the template escapes a line's end and leaves out the tool's name",
+        drops_thinking=True,
     ),
     Family(
         "gpt-oss",
@@ -372,6 +380,7 @@ FAMILIES = (
         _IM_END,
         "template",
         (*_CHATML, *_TOOL_CALL),
+        drops_thinking=True,
     ),
     Family(
         "MiMo",
@@ -401,6 +410,7 @@ FAMILIES = (
         ("</s>",),
         "template",
         parser="mistral",
+        drops_thinking=True,
     ),
     Family(
         "Mistral Small 3.2",
@@ -412,6 +422,7 @@ FAMILIES = (
         "template",
         renamed=_TEKKEN_LATER,
         parser="mistral",
+        drops_thinking=True,
     ),
     Family(
         "Devstral, Mistral Small 3.1",
@@ -443,6 +454,7 @@ FAMILIES = (
         _BORROWED.format("Qwen3"),
         _IM_END,
         "template",
+        drops_thinking=True,
     ),
     Family(
         "Hermes 2 Pro",
@@ -453,6 +465,7 @@ FAMILIES = (
         _IM_END,
         "template",
         (*_CHATML, *_TOOL_CALL),
+        drops_thinking=True,
     ),
     Family(
         "Nemotron 3 Super",

@@ -23,6 +23,10 @@ none. What tools answer must be shown as the template shows it, and the dialect 
 rehearsal. vLLM's own parsers read the same calls of 15 families, but for those that are traps.
 Templates and tokenizers come from public packages (`make zoo`).
 
+The last column says whether `rollout.dialect.retention = "tool_cycle"` is accepted: whether the
+template shows two turns that think, call and are answered as they were played. Where it does not,
+that is refused before anything is started, and `"all"`, the default, keeps every thinking.
+
 """
 _TAIL = """
 What a family refuses is read as a parse error, which the policy is told:
@@ -35,7 +39,14 @@ These are refused before anything is started, with the message below. Where the 
 yes, `rollout.dialect.name = "full"` plays the model, without native calls.
 
 """
-_COLUMNS = ("family", "models", "`rollout.dialect`", "tokenizer in tests", "native calls")
+_COLUMNS = (
+    "family",
+    "models",
+    "`rollout.dialect`",
+    "tokenizer in tests",
+    "native calls",
+    "`tool_cycle`",
+)
 
 
 def write_page() -> str:
@@ -66,7 +77,14 @@ def _describe(family: Family) -> tuple[str, ...]:
     if family.parser:
         named += f', parser = "{family.parser}"'
     models = ", ".join(f"`{model}`" for model in family.models)
-    return (family.name, models, f"`{named}`", family.tokenizer, str(_count_calls(family)))
+    return (
+        family.name,
+        models,
+        f"`{named}`",
+        family.tokenizer,
+        str(_count_calls(family)),
+        "no" if family.drops_thinking else "yes",
+    )
 
 
 def _count_calls(family: Family) -> int:

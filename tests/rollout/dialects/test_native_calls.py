@@ -6,6 +6,7 @@ import pytest
 
 from services.rollout.dialects.rehearsal import rehearse_dialect
 from services.rollout.dialects.turns import OK, Reply
+from services.rollout.ports import TemplateError
 from tests.rollout.dialects.families import FAMILIES
 from tests.rollout.dialects.native_calls import CASES, TOOLS, Case
 from tests.rollout.dialects.stages import Stage, calls_of, executed, stage_of
@@ -41,6 +42,17 @@ def test_the_corpus_is_large_enough() -> None:
 def test_a_family_passes_its_rehearsal(name: str) -> None:
     stage = stage_of(name)
     rehearse_dialect(stage.dialect, stage.tokenizer)
+
+
+@pytest.mark.parametrize("name", _NAMES)
+def test_thinking_stays_in_a_tool_cycle_where_the_page_says_so(name: str) -> None:
+    """Two turns that think, token by token, are what the template renders of them at once."""
+    stage = stage_of(name)
+    if not stage.family.drops_thinking:
+        rehearse_dialect(stage.dialect, stage.tokenizer, "tool_cycle")
+        return
+    with pytest.raises(TemplateError, match=r'"tool_cycle" cannot be kept: .*; set it to "all"'):
+        rehearse_dialect(stage.dialect, stage.tokenizer, "tool_cycle")
 
 
 @pytest.mark.parametrize("name", _NAMES)

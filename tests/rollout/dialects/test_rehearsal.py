@@ -106,3 +106,49 @@ def test_options_that_a_renderer_does_not_take_are_refused_with_those_that_it_ta
     config = DialectConfig(name="qwen3", options={"enable_thinkin": False})
     with pytest.raises(ConfigError, match=r"enable_thinkin: .*qwen3 takes enable_thinking"):
         choose_dialect("", tokenizer(), config)
+
+
+# As Qwen3's: a thinking is shown up to the next message of a user.
+_FORGETS = (
+    "{%- set ns = namespace(user=0) %}"
+    "{%- for message in messages %}{%- if message.role == 'user' %}"
+    "{%- set ns.user = loop.index0 %}{%- endif %}{%- endfor %}"
+)
+_THINKS = (
+    "{%- if message.reasoning_content and loop.index0 > ns.user %}"
+    "{{- '<think>\\n' + message.reasoning_content + '\\n</think>\\n\\n' }}{%- endif %}"
+)
+
+
+def test_a_thinking_that_the_template_drops_before_a_user_is_kept_with_all_alone() -> None:
+    shown = chatml("").replace(
+        "+ message.content + ", "}}" + _THINKS + "{{- message.content -}}" + _NATIVE_CALLS + "{{- "
+    )
+    thinking = tokenizer_with(_FORGETS + shown)
+    rehearse_dialect(TemplateDialect(thinking), thinking, "tool_cycle")
+    rehearse_dialect(FullDialect(thinking), thinking, "all")
+    with pytest.raises(TemplateError) as refused:
+        rehearse_dialect(FullDialect(thinking), thinking, "tool_cycle")
+    assert '"tool_cycle" cannot be kept: after a turn that thinks' in str(refused.value)
+    assert 'set it to "all"' in str(refused.value)
+
+
+def test_a_template_that_keeps_the_newest_thinking_alone_is_refused_for_a_tool_cycle() -> None:
+    """It shows one turn of a cycle rightly: the second one finds it."""
+    newest = _THINKS.replace("loop.index0 > ns.user", "loop.index0 > (messages | length) - 3")
+    shown = chatml("").replace(
+        "+ message.content + ", "}}" + newest + "{{- message.content -}}" + _NATIVE_CALLS + "{{- "
+    )
+    forgets = tokenizer_with(shown)
+    with pytest.raises(TemplateError, match="the chat template changes the prompt once a turn"):
+        rehearse_dialect(TemplateDialect(forgets), forgets, "tool_cycle")
+
+
+def test_the_retention_of_a_renderer_has_one_key() -> None:
+    twice = DialectConfig(name="qwen3", options={"thinking_retention": "all"})
+    with pytest.raises(ConfigError, match=r"thinking_retention: set rollout\.dialect\.retention"):
+        choose_dialect("", tokenizer(), twice)
+    # The option has the next message of a user drop what "all" keeps.
+    opposed = {"name": "qwen3.6", "options": {"preserve_thinking": False}}
+    with pytest.raises(ConfigError, match="conflicts with explicit thinking_retention='all'"):
+        choose_dialect("", tokenizer(), DialectConfig.model_validate(opposed))

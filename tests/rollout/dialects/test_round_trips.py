@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from services.rollout.dialects.turns import OK, Reply
+from services.rollout.dialects.turns import OK, PlayedTurn, Reply
 from tests.rollout.dialects.families import FAMILIES
 from tests.rollout.dialects.native_calls import CASES, TOOLS, Case
 from tests.rollout.dialects.stages import FACTS, calls_of, executed, stage_of
@@ -82,5 +82,5 @@ def test_an_answer_follows_a_turn_as_if_all_were_rendered_at_once(name: str, ans
     calls = executed(turn)
     replies = [Reply(call, OK, [answer]) for call in calls]
     follows = stage.dialect.bridge_ids(stage.prompt_ids, ids, replies, TOOLS)
-    whole = stage.dialect.render_turn(FACTS, TOOLS, calls, replies)
+    whole = stage.dialect.render_turns(FACTS, TOOLS, [PlayedTurn(calls, replies)])
     assert whole[-len(follows) :] == follows

@@ -10,7 +10,7 @@ from services.rollout.dialects.tool_replies import (
     make_tool_messages,
     native_reply_text,
 )
-from services.rollout.dialects.turns import OK, ParseError, Reply, ToolCall
+from services.rollout.dialects.turns import OK, ParseError, PlayedTurn, Reply, ToolCall
 from services.rollout.types import PromptFacts
 
 INERT = InertText(["<end>"])
@@ -41,7 +41,8 @@ def test_a_malformed_call_is_answered_under_a_name_and_an_id_of_its_own() -> Non
 @pytest.mark.parametrize("as_text", [False, True])
 def test_a_conversation_is_a_question_a_turn_of_calls_and_their_replies(as_text: bool) -> None:
     question = PromptFacts("Where<end>?", "", {})
-    messages = make_conversation(question, [CALL], [Reply(CALL, OK, [])], INERT, as_text=as_text)
+    turn = PlayedTurn([CALL], [Reply(CALL, OK, [])])
+    messages = make_conversation(question, [turn], INERT, as_text=as_text)
     assert [message["role"] for message in messages] == ["user", "assistant", "tool"]
     assert messages[0]["content"] == "Where< end>?"
     [made] = messages[1]["tool_calls"]
