@@ -13,6 +13,7 @@ import pytest
 from services.common.config import ConfigModel, canonical_json, load_spec
 from services.launcher import run_plan as plans
 from services.launcher.control import spec_check
+from services.launcher.control.prepare_commands import parse_prepare_tables
 from tests.support.repository import ROOT
 from tools.requirements import read_pins
 
@@ -106,6 +107,14 @@ SPECS = sorted(p for p in (ROOT / "deploy/runs").glob("*.toml") if p.stem != "vl
 async def test_every_run_spec_is_valid_for_every_service(path: Path) -> None:
     plan = plans.parse_spec(canonical_json(load_spec(path)))
     await spec_check.check_spec(plan)
+
+
+@pytest.mark.parametrize("path", SPECS, ids=lambda path: path.stem)
+def test_what_a_spec_prepares_from_is_there(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    for prepare in parse_prepare_tables(load_spec(path)):
+        creates = prepare.model_copy(update={"creates": str(path)})
+        assert creates.is_outdated() in (True, False)
 
 
 def test_every_command_line_option_has_a_reader() -> None:

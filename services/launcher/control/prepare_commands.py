@@ -51,9 +51,19 @@ class PrepareCommand(ConfigModel):
         return Path(self.creates).exists()
 
     def is_outdated(self) -> bool:
+        """True when a needed file is newer. Raises PrepareError for a pattern without a file."""
         made = Path(self.creates).stat().st_mtime
-        used = (path for pattern in self.needs for path in Path().glob(pattern))
+        used = [path for pattern in self.needs for path in self._find_needed(pattern)]
         return any(path.stat().st_mtime > made for path in used)
+
+    def _find_needed(self, pattern: str) -> list[Path]:
+        found = list(Path().glob(pattern))
+        if not found:
+            raise PrepareError(
+                f"prepare: {self.creates} needs {pattern!r}, which matches no file below"
+                f" {Path().absolute()}; correct the pattern, or leave it out"
+            )
+        return found
 
 
 def parse_prepare_tables(spec: Mapping[str, Any]) -> list[PrepareCommand]:

@@ -41,6 +41,18 @@ async def test_a_preparation_runs_again_when_what_it_needs_is_newer(tmp_path: Pa
         assert made.read_text() == "xx"
 
 
+async def test_a_pattern_that_matches_no_file_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "made").touch()
+    table = {"creates": "made", "command": ["true"], "needs": ["gone/*.py"]}
+    with pytest.raises(PrepareError, match=r"'gone/\*\.py', which matches no file"):
+        await run_prepare_commands(
+            {"prepare": [table]}, Terminal(file=io.StringIO()), Interrupts(), refresh=True
+        )
+
+
 async def test_b55_a_preparation_is_no_line_of_a_shell(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
