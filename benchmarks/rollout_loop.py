@@ -2,12 +2,13 @@
 
     python -m benchmarks.rollout_loop build/tiny-0
 
-The same attempts are played through the loop, and their requests are then put to the same engine
-bare, in the same order and as many at once; ten such pairs, interleaved. The ratio is that of the
-CPU seconds of this process, without the engine's own. Then attempts of 6 and of 50 turns with an
-engine that answers at once: microseconds of a turn and of a token, all of them the loop's. Last,
-how long the event loop is held while attempts with a prompt of 39,000 tokens begin. About 2
-minutes. The last line is one JSON object.
+Attempts of 6 turns are played through the loop, and their requests are then put to the same engine
+bare, in the same order and as many at once; ten such pairs, interleaved, with turns of 24 tokens
+and of 128. The ratio is that of the CPU seconds of this process, without the engine's own. All
+requests at once through `LLM.generate` are measured once, for the record. Then attempts of 6 and of
+50 turns with an engine that answers at once: microseconds of a turn and of a token, all of them the
+loop's. Last, how long the event loop is held while attempts with a prompt of 39,000 tokens begin.
+About 4 minutes. The last line is one JSON object.
 """
 
 import argparse
@@ -53,6 +54,7 @@ from services.rollout.types import (
 )
 
 ATTEMPTS, TURNS, PAIRS = 32, 6, 10
+TURN_TOKENS = (24, 128)
 LONG_TURNS, LONG_TURN_TOKENS = 50, 375
 LONG_PROMPT_WORDS = 26_000
 POLICY = PolicyId(1, 0, b"b" * 32)
@@ -99,7 +101,7 @@ class InstantEngine:
 
 
 class BareEngine(VllmEngine):
-    """The engine, whose AsyncLLM can be asked by itself."""
+    """The engine, whose AsyncLLM can be asked by itself. Its turns are as long as they may be."""
 
     async def ask_bare(self, attempts: Sequence[Sequence[Any]]) -> float:
         """Put the requests of attempts to AsyncLLM; return the CPU seconds of this process."""
@@ -118,12 +120,20 @@ class BareEngine(VllmEngine):
             async for _ in self._llm.generate(prompt, params, request_id=uuid.uuid4().hex):
                 pass
 
+    def _make_params(self, sampling: Sampling, length: int, max_tokens: int) -> Any:
+        params = super()._make_params(sampling, length, max_tokens)
+        params.stop_token_ids, params.ignore_eos = [], True
+        return params
+
 
 @dataclass
-class RecordingEngine:
-    """Engine that remembers the requests of each attempt, which its seed tells apart."""
+class CallingEngine:
+    """Engine that puts words and a call where the policy wrote something else, so that all
+    attempts have all their turns. It remembers the requests of each attempt, which its seed tells
+    apart."""
 
     engine: VllmEngine
+    turn: NDArray[np.int32]
     requests: dict[int, list[tuple[NDArray[np.int32], Sampling, int]]] = field(default_factory=dict)
 
     async def generate(
@@ -134,7 +144,8 @@ class RecordingEngine:
         timeout_s: float = inf,
     ) -> Completion:
         self.requests.setdefault(sampling.seed, []).append((token_ids, sampling, max_tokens))
-        return await self.engine.generate(token_ids, sampling, max_tokens, timeout_s)
+        sampled = await self.engine.generate(token_ids, sampling, max_tokens, timeout_s)
+        return replace(sampled, token_ids=self.turn, cut=False)
 
 
 def main() -> None:
@@ -142,6 +153,8 @@ def main() -> None:
     parser.add_argument("model", type=Path, help="a folder of a small Hugging Face model")
     parser.add_argument("--pairs", type=int, default=PAIRS)
     given = parser.parse_args()
+    if not given.model.is_dir():
+        parser.error(f"{given.model} is no folder; `make demo` builds build/tiny-0")
     print(json.dumps(asyncio.run(measure_loop(given.model, given.pairs))))
 
 
@@ -152,18 +165,20 @@ async def measure_loop(model: Path, pairs: int) -> dict[str, Any]:
         found[f"us_per_turn_at_{turns}"] = await time_turns(tokenizer, turns, tokens)
     found["us_per_token_at_50"] = found[f"us_per_turn_at_{LONG_TURNS}"] / LONG_TURN_TOKENS
     found["longest_hold_ms"] = await time_holds(tokenizer)
-    ratios = await compare_with_bare_engine(model, tokenizer, pairs)
-    found["cpu_over_async_llm"] = statistics.median(ratios)
-    found["cpu_over_async_llm_all"] = [round(ratio, 3) for ratio in ratios]
+    found |= await compare_with_bare_engine(model, tokenizer, pairs)
     return {key: round(each, 3) if isinstance(each, float) else each for key, each in found.items()}
 
 
 def make_runner(
-    engine: Any, environment: Any, tokenizer: TransformersTokenizer, turns: int = TURNS
+    engine: Any,
+    environment: Any,
+    tokenizer: TransformersTokenizer,
+    turns: int = TURNS,
+    tokens: int = TURN_TOKENS[0],
 ) -> AttemptRunner:
     # Whatever an untrained policy writes, it is told to go on.
     dialect = choose_dialect("", tokenizer, DialectConfig(name="full"))
-    limits = replace(LIMITS, max_turns=turns)
+    limits = replace(LIMITS, max_turns=turns, max_generate_length=tokens)
     return AttemptRunner(engine, environment, tokenizer, dialect, limits)
 
 
@@ -185,6 +200,13 @@ def make_attempts(count: int) -> list[Attempt]:
     ]
 
 
+def make_turn(tokenizer: TransformersTokenizer, tokens: int) -> NDArray[np.int32]:
+    """Return a turn of so many tokens, or as few as it takes, that ends with a call."""
+    end = tokenizer.encode(CALL + "<|im_end|>")
+    padding = tokenizer.encode("it " * tokens)[: max(tokens - len(end), 0)]
+    return np.array([*padding, *end], np.int32)
+
+
 async def play_all(runner: AttemptRunner, attempts: Sequence[Attempt]) -> float:
     """Play attempts at once; return the CPU seconds of this process."""
     began = time.process_time()
@@ -194,10 +216,7 @@ async def play_all(runner: AttemptRunner, attempts: Sequence[Attempt]) -> float:
 
 async def time_turns(tokenizer: TransformersTokenizer, turns: int, tokens: int) -> float:
     """Return CPU microseconds of a turn with an engine that costs nothing."""
-    body = tokenizer.encode(CALL)
-    padding = tokenizer.encode("it " * tokens)[: max(tokens - len(body), 0)]
-    stop = tokenizer.encode("<|im_end|>")
-    engine = InstantEngine(np.array([*padding, *body, *stop], np.int32))
+    engine = InstantEngine(make_turn(tokenizer, tokens))
     runner = make_runner(engine, ReadyEnvironment(), tokenizer, turns)
     await play_all(runner, make_attempts(4))
     costs = [await play_all(runner, make_attempts(20)) for _ in range(5)]
@@ -228,26 +247,47 @@ async def time_holds(tokenizer: TransformersTokenizer) -> float:
 
 async def compare_with_bare_engine(
     model: Path, tokenizer: TransformersTokenizer, pairs: int
-) -> list[float]:
-    """Return, for each pair, the CPU of the loop over that of the bare engine's client."""
-    config = PolicyConfig(model=str(model), dtype="float32", max_model_len=1024)
+) -> dict[str, Any]:
+    """Return, for each length of a turn, the CPU of the loop over that of the bare engine's
+    client."""
+    config = PolicyConfig(model=str(model), dtype="float32", max_model_len=2048)
     settings = EngineConfig(device="cpu", max_num_seqs=ATTEMPTS)
+    found: dict[str, Any] = {}
     engine = await BareEngine.start_engine(settings, serve_policy(config))
     try:
         with tempfile.TemporaryDirectory() as folder:
             await publish(engine, config, Path(folder))
-            recording = RecordingEngine(engine)
-            runner = make_runner(recording, ReadyEnvironment(), tokenizer)
-            ratios: list[float] = []
-            for _ in range(pairs + 1):
-                recording.requests.clear()
-                looped = await play_all(runner, make_attempts(ATTEMPTS))
-                bare = await engine.ask_bare(list(recording.requests.values()))
-                ratios.append(looped / bare)
-            # The first pair warms both.
-            return ratios[1:]
+            for tokens in TURN_TOKENS:
+                looped, bare = await measure_pairs(engine, tokenizer, tokens, pairs)
+                found |= describe_pairs(tokens, looped, bare)
     finally:
         await engine.close()
+    return found
+
+
+async def measure_pairs(
+    engine: BareEngine, tokenizer: TransformersTokenizer, tokens: int, pairs: int
+) -> tuple[list[float], list[float]]:
+    """Return the CPU seconds of the loop and of the bare client, pair by pair."""
+    calling = CallingEngine(engine, make_turn(tokenizer, tokens))
+    runner = make_runner(calling, ReadyEnvironment(), tokenizer, tokens=tokens)
+    looped, bare = list[float](), list[float]()
+    for _ in range(pairs + 1):
+        calling.requests.clear()
+        looped.append(await play_all(runner, make_attempts(ATTEMPTS)))
+        bare.append(await engine.ask_bare(list(calling.requests.values())))
+        assert all(len(requests) == TURNS for requests in calling.requests.values())
+    # The first pair warms both.
+    return looped[1:], bare[1:]
+
+
+def describe_pairs(tokens: int, looped: list[float], bare: list[float]) -> dict[str, Any]:
+    ratios = [one / other for one, other in zip(looped, bare, strict=True)]
+    return {
+        f"cpu_over_async_llm_at_{tokens}": statistics.median(ratios),
+        f"cpu_over_async_llm_at_{tokens}_all": [round(ratio, 3) for ratio in ratios],
+        f"async_llm_us_per_turn_at_{tokens}": statistics.median(bare) / ATTEMPTS / TURNS * 1e6,
+    }
 
 
 async def publish(engine: VllmEngine, config: PolicyConfig, folder: Path) -> None:

@@ -189,14 +189,15 @@ class VllmEngine:
         Weights that change after the request is queued and before it is begun begin it; then what
         they write stands on a prefix that the older ones have computed, and is of neither policy.
         Raises TimeoutError when neither is had by `ends`."""
-        async with asyncio.timeout_at(ends):
-            await self._slots.acquire()
+        taken = False
         try:
             async with asyncio.timeout_at(ends):
+                taken = await self._slots.acquire()
                 policy = await self._wait_for_policy()
             yield policy
         finally:
-            self._slots.release()
+            if taken:
+                self._slots.release()
 
     async def _wait_for_policy(self) -> PolicyId:
         """Return the policy that is served, once no weights are being loaded."""

@@ -1,8 +1,7 @@
 """One turn of the policy, sampled within the attempt's time and tokens."""
 
 import asyncio
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from types import TracebackType
 
 from services.common import trace
 from services.common.watchdog import Watchdog
@@ -83,14 +82,30 @@ class TurnSampler:
         self._watchdog.note_progress(_GENERATE)
         return completion
 
-    @asynccontextmanager
-    async def within_time(self, state: AttemptState, grace_s: float = 0.0) -> AsyncGenerator[None]:
+    def within_time(self, state: AttemptState, grace_s: float = 0.0) -> "_TimeLeft":
         """Raise OutOfTime when the attempt's time is over before the block is done."""
-        scope = asyncio.timeout(max(state.ends - self._clock(), 0.0) + grace_s)
+        return _TimeLeft(max(state.ends - self._clock(), 0.0) + grace_s)
+
+
+class _TimeLeft:
+    """Scope that ends with OutOfTime. A class, for every turn enters two."""
+
+    __slots__ = ("_scope",)
+
+    def __init__(self, seconds: float) -> None:
+        self._scope = asyncio.timeout(seconds)
+
+    async def __aenter__(self) -> None:
+        await self._scope.__aenter__()
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        # It raises its own end alone; a TimeoutError of the block passes.
         try:
-            async with scope:
-                yield
+            await self._scope.__aexit__(kind, error, traceback)
         except TimeoutError:
-            if not scope.expired():
-                raise
             raise OutOfTime from None
