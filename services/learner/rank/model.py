@@ -45,6 +45,8 @@ class Policy:
     packable: bool
     # The longest sequence that the engines sample.
     max_model_len: int | None = None
+    # What the head gives is logits once its input has been multiplied by this.
+    logit_scale: float = 1.0
 
     @property
     def head(self) -> Tensor:
@@ -70,9 +72,11 @@ class Policy:
     def hidden_states(self, token_ids: Sequence[np.ndarray]) -> Tensor:
         """Return the last hidden states [tokens, width] of sequences end to end.
 
-        They are in the compute dtype."""
+        Their products with the head are the logits; they are in the compute dtype."""
         with self.autocast():
             states = body_states(self.model.base_model, token_ids, self.device)
+        if self.logit_scale != 1.0:
+            states = states * self.logit_scale
         # Autocast keeps norms in float32; the head is a matrix product like the others.
         return states.to(self.compute_dtype)
 
@@ -171,7 +175,8 @@ def prepare_policy(model: PreTrainedModel, dtype: torch.dtype, rank: RankConfig)
     if rank.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     model.train()
-    policy = Policy(model, model.config, dtype, device, packable=False)
+    scale = _logit_scale(model.config)
+    policy = Policy(model, model.config, dtype, device, packable=False, logit_scale=scale)
     _check_head(policy)
     return replace(policy, packable=_packs_are_exact(policy))
 
@@ -218,11 +223,18 @@ def _check_rope(model: nn.Module) -> None:
         )
 
 
+def _logit_scale(settings: Any) -> float:
+    """Return the factor of a model's logits, as Cohere's configs and Granite's have it."""
+    factor = getattr(settings, "logit_scale", None)
+    divisor = getattr(settings, "logits_scaling", None)
+    return float(1.0 if factor is None else factor) / float(1.0 if divisor is None else divisor)
+
+
 @torch.no_grad()
 def _check_head(policy: Policy) -> None:
     """Check that the fused head gives what the model's own forward pass gives.
 
-    It would not for a head with a bias, or with scaled or capped logits."""
+    It would not for a head with a bias, or with capped logits."""
     ids = canary_token_ids(policy.head.shape[0])
     with policy.autocast():
         output: Any = policy.model(

@@ -2,15 +2,26 @@ import json
 import shutil
 import struct
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    CohereConfig,
+    GraniteConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
+from services.learner.algo.logprob_head import fused_policy_loss
 from services.learner.config.rank import RankConfig
+from services.learner.rank import attention
 from services.learner.rank.data_parallel import Replicas
 from services.learner.rank.model import (
     ModelError,
@@ -150,6 +161,42 @@ def test_a_head_that_is_more_than_a_matrix_is_refused(model_folder: Path) -> Non
     model.lm_head = head
     with pytest.raises(ModelError, match="more than a matrix product"):
         prepare_policy(model, torch.float32, RankConfig())
+
+
+@pytest.mark.parametrize(
+    "config",
+    [GraniteConfig(logits_scaling=8.0, embedding_multiplier=12.0), CohereConfig(logit_scale=0.25)],
+    ids=["divided", "multiplied"],
+)
+def test_scaled_logits_are_scored_and_trained_as_transformers_scales_them(
+    config: PreTrainedConfig, long_ids: np.ndarray
+) -> None:
+    model = make_scaled(config)
+    policy = prepare_policy(model, torch.float32, RankConfig())
+    expected = reference_logprobs(policy, long_ids, 1.0)
+    np.testing.assert_allclose(score_tokens(policy, long_ids, chunk=32), expected, atol=2e-5)
+    hidden = policy.hidden_states([long_ids])[:-1]
+    targets = torch.from_numpy(long_ids[1:].astype(np.int64))
+    ones = torch.ones(len(targets))
+    fused, _, _ = fused_policy_loss(
+        hidden, policy.head, targets, ones, lambda logprobs, _: -logprobs, chunk=32
+    )
+    ours = torch.autograd.grad(fused, list(model.parameters()))
+    logits = model(torch.from_numpy(long_ids.astype(np.int64))[None], use_cache=False).logits[0]
+    whole = nn.functional.cross_entropy(logits[:-1], targets, reduction="sum")
+    for mine, own in zip(ours, torch.autograd.grad(whole, list(model.parameters())), strict=True):
+        torch.testing.assert_close(mine, own, rtol=1e-3, atol=1e-4)
+
+
+def make_scaled(config: PreTrainedConfig) -> PreTrainedModel:
+    """A random model of the architecture, as small as the others."""
+    sizes = {"vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 64}
+    heads = {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2}
+    changed: dict[str, Any] = {**config.to_dict(), **sizes, **heads, "initializer_range": 0.2}
+    settings = type(config)(**changed)
+    attention.register()
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(settings, attn_implementation=attention.NAME)
 
 
 def test_pickled_weights_are_refused_unread(model_folder: Path, tmp_path: Path) -> None:
