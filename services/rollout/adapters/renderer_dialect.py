@@ -161,19 +161,41 @@ class RendererDialect:
         replies: Sequence[Reply],
         tools: Sequence[Tool],
     ) -> list[int]:
+        messages = make_tool_messages(replies, self._inert)
         before, written = self._last_turn(prompt_ids), list(completion_ids)
+        follows = self._go_on(before, written, messages, tools)
+        if follows is not None:
+            return follows
+        # Renderers go on neither from a thinking that was never closed nor from every end of text:
+        # they then go on from a turn of nothing else than an end.
+        closed = list(self._thinking.end_ids)
+        sampled = [end for end in written[-1:] if end in self.stop_ids]
+        for end in dict.fromkeys([*sampled, *self.stop_ids]):
+            follows = self._go_on(before[:1], [*closed, end], messages, tools)
+            if follows is not None:
+                return follows if end in sampled else [end, *follows]
+        raise TemplateError("the renderer cannot go on from this turn without changing it")
+
+    def _go_on(
+        self,
+        before: list[int],
+        written: list[int],
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Tool],
+    ) -> list[int] | None:
+        """Return what follows a turn; None where the renderer would change the turn."""
         try:
             bridged = self._renderer.bridge_to_next_turn(
                 before,
                 written,
-                make_tool_messages(replies, self._inert),  # pyright: ignore[reportArgumentType]
+                list(messages),  # pyright: ignore[reportArgumentType]
                 tools=self._schemas(tools),
             )
         except Exception as error:
             raise TemplateError(f"the renderer cannot go on from this turn: {error!r}") from error
         known = before + written
         if bridged is None or bridged.token_ids[: len(known)] != known:
-            raise TemplateError("the renderer cannot go on from this turn without changing it")
+            return None
         return bridged.token_ids[len(known) :]
 
     def parse_turn(
