@@ -83,7 +83,7 @@ class FullDialect:
             if turn.replies:
                 messages.append({"role": "user", "content": self._shown_text(turn.replies)})
         text = self._tokenizer.apply_chat_template(messages, None, bool(turns[-1].replies))
-        return self._tokenizer.encode(text)
+        return self._tokenizer.encode(self._turns.without_closing(text))
 
     def _messages(self, facts: PromptFacts, tools: Sequence[Tool]) -> list[dict[str, str]]:
         user = {"role": "user", "content": self._inert.clean_text(facts.task)}

@@ -103,7 +103,7 @@ class TemplateDialect:
             # Some templates take arguments as text.
             messages = make_conversation(facts, turns, self._inert, marks, as_text=True)
             text = self._tokenizer.apply_chat_template(messages, schemas, goes_on)
-        return self._tokenizer.encode(text)
+        return self._tokenizer.encode(self._turns.without_closing(text))
 
     def reply_text(self, reply: Reply) -> str:
         return native_reply_text(reply)

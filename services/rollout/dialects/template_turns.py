@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any, Literal
 
+from services.rollout.dialects.closing_token import find_closing_token
 from services.rollout.dialects.inert_text import InertText
 from services.rollout.dialects.thinking import CLOSE
 from services.rollout.dialects.turns import PlayedTurn
@@ -95,6 +96,7 @@ class TemplateTurns:
         self._role: Role = role
         # Several replies are one message of a user.
         self._counts = CHECKED if role == "tool" else CHECKED[:1]
+        self._closing = find_closing_token(tokenizer, QUESTION)
         self._start = self._render([QUESTION], generate=False)
         self._style = self._choose_style()
         self._frame = lru_cache(MOST_FRAMES)(self._make_frame)
@@ -144,6 +146,10 @@ class TemplateTurns:
     def first_turn(self) -> str:
         """Return a prompt with the start of the policy's first turn."""
         return self._render([QUESTION], generate=True)
+
+    def without_closing(self, text: str) -> str:
+        """Return a conversation without the token that says that nothing follows it."""
+        return text.removesuffix(self._closing)
 
     def _choose_style(self) -> _CallStyle:
         """Found later, it would be found by the attempts that come so far, and by no others."""
@@ -240,7 +246,7 @@ class TemplateTurns:
         return len(ended) - len(end)
 
     def _render(self, messages: Sequence[Mapping[str, Any]], *, generate: bool) -> str:
-        return self._tokenizer.apply_chat_template(messages, None, generate)
+        return self.without_closing(self._tokenizer.apply_chat_template(messages, None, generate))
 
 
 def advise_full(tokenizer: Tokenizer, error: TemplateError) -> TemplateError:

@@ -553,10 +553,9 @@ REFUSALS = (
     Refusal(
         "Phi-3.5",
         "trl/phi3_5.jinja",
-        "the chat template rewrites, repeats or leaves out earlier turns",
-        "the template ends a conversation by another token than a turn",
+        "the chat template leaves out a tool message where 1 follow a turn",
+        "the template knows no tools and no answers of theirs",
         control_tokens=("<|user|>", "<|assistant|>", "<|end|>", "<|system|>"),
-        plays_full=False,
     ),
     Refusal(
         "Granite 3.3",

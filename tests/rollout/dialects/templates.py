@@ -58,3 +58,10 @@ def tokenizer_with(template: str) -> TransformersTokenizer:
     made.add_tokens(added, special_tokens=True)
     made.chat_template = template
     return TransformersTokenizer(made)
+
+
+# As Phi-3's: a token closes a conversation that does not go on, besides the one of each turn.
+CLOSED = _CHATML.replace("CHECK\n", "").replace(
+    "{{- '<|im_start|>assistant\\n' }}{%- endif %}",
+    "{{- '<|im_start|>assistant\\n' }}{%- else %}{{- '<|endoftext|>' }}{%- endif %}",
+)

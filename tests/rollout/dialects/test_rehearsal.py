@@ -12,7 +12,7 @@ from services.rollout.dialects.rehearsal import rehearse_dialect
 from services.rollout.dialects.template import TemplateDialect
 from services.rollout.dialects.turns import Turn
 from services.rollout.ports import TemplateError
-from tests.rollout.dialects.templates import GEMMA, chatml, tokenizer_with
+from tests.rollout.dialects.templates import CLOSED, GEMMA, chatml, tokenizer_with
 from tests.support.rollout import dialect, tokenizer
 
 # The calls of a message, in a form that nobody reads.
@@ -152,3 +152,16 @@ def test_the_retention_of_a_renderer_has_one_key() -> None:
     opposed = {"name": "qwen3.6", "options": {"preserve_thinking": False}}
     with pytest.raises(ConfigError, match="conflicts with explicit thinking_retention='all'"):
         choose_dialect("", tokenizer(), DialectConfig.model_validate(opposed))
+
+
+def test_a_token_that_closes_a_conversation_is_no_part_of_one_that_goes_on() -> None:
+    closed = tokenizer_with(CLOSED)
+    [end] = closed.encode("<|im_end|>")
+    for also in ((), closed.encode("<|endoftext|>")):
+        full = FullDialect(closed, also)
+        rehearse_dialect(full, closed)
+        assert full.stop_ids == (end, *also)
+    native = tokenizer_with(
+        CLOSED.replace("message.content + ", "message.content -}}" + _NATIVE_CALLS + "{{- ")
+    )
+    rehearse_dialect(TemplateDialect(native), native)
