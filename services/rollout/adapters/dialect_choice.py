@@ -4,11 +4,8 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 
 from services.common.errors import ConfigError
-from services.rollout.adapters.renderer_dialect import (
-    RendererDialect,
-    find_renderer,
-    renderer_names,
-)
+from services.rollout.adapters.renderer_choice import find_renderer, renderer_names
+from services.rollout.adapters.renderer_dialect import RendererDialect
 from services.rollout.adapters.tokenizer import TransformersTokenizer
 from services.rollout.config.rollout import DialectConfig
 from services.rollout.dialects.call_readers import READERS, CallReader

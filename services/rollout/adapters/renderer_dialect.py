@@ -2,15 +2,13 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-import pydantic
 from numpy.typing import NDArray
-from renderers import configs
-from renderers.base import MODEL_RENDERER_MAP, ParsedToolCall, ToolCallParseStatus, create_renderer
+from renderers.base import ParsedToolCall, ToolCallParseStatus
 
-from services.common.errors import ConfigError
+from services.rollout.adapters.renderer_choice import make_renderer
 from services.rollout.adapters.tokenizer import TransformersTokenizer
 from services.rollout.dialects.call_values import (
     Required,
@@ -49,9 +47,6 @@ from services.rollout.dialects.written_calls import (
 from services.rollout.ports import TemplateError
 from services.rollout.types import PromptFacts, Tool
 
-if TYPE_CHECKING:
-    from renderers.base import Renderer
-
 _PROBLEMS = {
     ToolCallParseStatus.INVALID_JSON: "tool call is not valid JSON",
     ToolCallParseStatus.UNCLOSED_BLOCK: "tool call has no end",
@@ -71,20 +66,6 @@ _WRITTEN = {
 _KEYS = {"llama-3": ("parameters",)}
 _FACTS = PromptFacts("QUESTION", "", {})
 _ANSWER = "ANSWER"
-# The field of every renderer that `rollout.dialect.retention` sets.
-_RETENTION = "thinking_retention"
-# Renderers that are no family of models.
-_OTHERS = frozenset({"auto", "default", "custom"})
-
-
-def renderer_names() -> list[str]:
-    """Return the names of the families that have a renderer."""
-    return sorted(set(MODEL_RENDERER_MAP.values()) | (set(_CONFIGS) - _OTHERS))
-
-
-def find_renderer(model: str) -> str | None:
-    """Return the name of a hub model's renderer; None when it has none."""
-    return MODEL_RENDERER_MAP.get(model)
 
 
 class RendererDialect:
@@ -102,7 +83,7 @@ class RendererDialect:
     ) -> None:
         self._finish: Finish = finish
         self._name = name
-        self._renderer = _make_renderer(tokenizer, name, options, retention)
+        self._renderer = make_renderer(tokenizer, name, options, retention)
         self.stop_ids = tuple(
             dict.fromkeys([*self._renderer.get_stop_token_ids(), *extra_stop_ids])
         )
@@ -244,28 +225,6 @@ class RendererDialect:
         return self._inert.tool_schemas(tools) if tools else None
 
 
-def _make_renderer(
-    tokenizer: TransformersTokenizer, name: str, options: Mapping[str, Any], retention: Retention
-) -> "Renderer":
-    if _RETENTION in options:
-        raise ConfigError(f"rollout.dialect.options.{_RETENTION}: set rollout.dialect.retention")
-    try:
-        # Never absent: some renderers would then render all anew after every turn.
-        config = _CONFIGS[name].model_validate({**options, _RETENTION: retention})
-    except pydantic.ValidationError as error:
-        problems = "; ".join(
-            f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()
-        )
-        known = ", ".join(sorted(_CONFIGS[name].model_fields.keys() - {"name", _RETENTION}))
-        raise ConfigError(f"rollout.dialect.options: {problems}; {name} takes {known}") from error
-    try:
-        return create_renderer(tokenizer.fast, config)  # pyright: ignore[reportArgumentType]
-    except Exception as error:
-        raise TemplateError(
-            f"rollout.dialect.name: the tokenizer is none of {name!r}: {error}"
-        ) from error
-
-
 def _make_item(
     call: ParsedToolCall, required: Required, known: Sequence[str]
 ) -> ToolCall | ParseError:
@@ -286,17 +245,3 @@ def _name_ids(calls: Sequence[ToolCall]) -> list[ToolCall]:
         replace(call, call_id=f"functions.{call.name}:{number}")
         for number, call in enumerate(calls)
     ]
-
-
-def _find_configs() -> dict[str, type[configs.BaseRendererConfig]]:
-    found = {
-        str(each.model_fields["name"].default): each
-        for each in vars(configs).values()
-        if isinstance(each, type)
-        and issubclass(each, configs.BaseRendererConfig)
-        and "name" in each.model_fields
-    }
-    return {name: each for name, each in found.items() if name not in _OTHERS}
-
-
-_CONFIGS = _find_configs()
