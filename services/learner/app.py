@@ -11,10 +11,10 @@ from services.common.concurrency import running_tasks, wait_beside
 from services.common.errors import ConfigError
 from services.common.run_membership import RaisedAlarm, ReplicaStatus
 from services.common.runtime import Runtime
-from services.learner.api.decode import TokenLimits
 from services.learner.api.group_service import GroupService
 from services.learner.api.policy_service import PolicyService
 from services.learner.api.rank_service import RankService
+from services.learner.api.sequence_decode import TokenLimits
 from services.learner.api.server import build_server
 from services.learner.checkpoints import remote_claim
 from services.learner.checkpoints.export import export_newest

@@ -158,6 +158,10 @@ def _encode_chunks(index: int, sequence: Sequence) -> Iterator[trajectory_pb2.Se
     for start in range(0, len(logprobs), CHUNK_BYTES):
         piece = logprobs[start : start + CHUNK_BYTES]
         yield trajectory_pb2.SequenceChunk(sequence_index=index, logprobs=piece)
+    media = b"".join(item.content for item in sequence.media)
+    for start in range(0, len(media), CHUNK_BYTES):
+        piece = media[start : start + CHUNK_BYTES]
+        yield trajectory_pb2.SequenceChunk(sequence_index=index, media=piece)
 
 
 def _encode_span(span: Span) -> trajectory_pb2.Span:
@@ -189,12 +193,21 @@ def _encode_media(item: Media) -> trajectory_pb2.MediaReference:
         grid=item.grid,
         token_offset=item.token_offset,
         processor_digest=bytes.fromhex(item.processor_digest),
+        size_bytes=item.size_bytes,
+        sent_bytes=len(item.content),
     )
 
 
-def decode_media(item: trajectory_pb2.MediaReference) -> Media:
-    digests = (item.sha256.hex(), item.processor_digest.hex())
-    return Media(digests[0], item.mime, tuple(item.grid), item.token_offset, digests[1])
+def decode_media(item: trajectory_pb2.MediaReference, content: bytes) -> Media:
+    return Media(
+        item.sha256.hex(),
+        item.mime,
+        tuple(item.grid),
+        item.token_offset,
+        item.processor_digest.hex(),
+        item.size_bytes,
+        content,
+    )
 
 
 def _encode_turn(turn: TurnTiming) -> trajectory_pb2.TurnTiming:

@@ -1,11 +1,13 @@
 """A trajectory comes out of its messages as it went in, and its bytes stay as they were."""
 
+import hashlib
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from types import UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
+import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
@@ -20,6 +22,7 @@ from services.common.domain.attempts import (
 )
 from services.common.domain.policy import PolicyId
 from services.common.domain.trajectory import (
+    MOST_MEDIA_BYTES,
     Author,
     Counts,
     Facts,
@@ -30,7 +33,8 @@ from services.common.domain.trajectory import (
     TurnTiming,
     content_digest,
 )
-from services.learner.api.decode import TokenLimits, TrajectoryAssembler
+from services.learner.api.decode import TrajectoryAssembler
+from services.learner.api.sequence_decode import MalformedRequestError, TokenLimits
 from services.rollout.episodes.attempt_record import (
     AttemptState,
     make_failed_trajectory,
@@ -81,12 +85,21 @@ POLICIES = every_field(
     run_epoch=st.integers(0, 2**63 - 1),
     version=st.integers(0, 2**63 - 1),
 )
+
+
+def kept(media: Media) -> Media:
+    """The same with its digest and size, where there is any of it."""
+    content = media.content
+    digest = hashlib.sha256(content).hexdigest()
+    return replace(media, sha256=digest, size_bytes=len(content)) if content else media
+
+
 MEDIA = every_field(
     Media,
     sha256=HEX,
     processor_digest=HEX,
     grid=st.lists(st.integers(-(2**31), 2**31 - 1), max_size=3).map(tuple),
-)
+).map(kept)
 
 
 @st.composite
@@ -195,6 +208,47 @@ def test_long_arrays_travel_in_chunks() -> None:
     # Token ids are one more than fits; their logprobs fit.
     assert len(messages) == 5 and max(map(len, messages)) < CHUNK_BYTES + 100
     assert plain(received(messages)) == plain(long)
+
+
+def with_media(*media: Media) -> Trajectory:
+    spans = (Span(Author.PROMPT, 1), Span(Author.POLICY, 1, PolicyId(1, 1), 1.0))
+    sequence = Sequence(np.arange(2), spans, -np.ones(1, np.float32), media)
+    return Trajectory(
+        *(AttemptKey("g", 0, 0), "l", (sequence,), content_digest((sequence,))),
+        reward=1.0,
+        stop_reason=StopReason.DONE,
+    )
+
+
+def test_media_of_half_a_megabyte_travel_and_more_are_refused() -> None:
+    full = kept(Media("", "text/plain", content=b"x" * MOST_MEDIA_BYTES))
+    rest = kept(Media("", "text/plain", content=b"y"))
+    assert plain(received(sent(with_media(full)))) == plain(with_media(full))
+    with pytest.raises(MalformedRequestError, match="524289 bytes of media; at most 524288"):
+        received(sent(with_media(full, rest)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"sha256": "00" * 32}, r"media\[1\] is not what its sha256 says"),
+        ({"size_bytes": 99}, r"media\[1\] is sent in part, 5 of 99 bytes"),
+    ],
+)
+def test_media_that_are_not_what_they_are_said_to_be_are_refused(
+    changes: dict[str, Any], said: str
+) -> None:
+    first, second = (kept(Media("", "text/plain", content=text)) for text in (b"one", b"other"))
+    with pytest.raises(MalformedRequestError, match=said):
+        received(sent(with_media(first, replace(second, **changes))))
+
+
+def test_media_that_do_not_come_are_refused() -> None:
+    header, *parts = sent(with_media(kept(Media("", "text/plain", content=b"all of it"))))
+    without = [part for part in parts if b"all of it" not in part]
+    assert len(without) < len(parts)
+    with pytest.raises(MalformedRequestError, match=r"sequence 0: .*media"):
+        received([header, *without])
 
 
 def lease(task_json: str) -> Lease:

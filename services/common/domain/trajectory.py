@@ -32,15 +32,25 @@ class Span:
     temperature: float | None = None
 
 
+# Bytes of the media that are kept of one sequence: a handful of tool answers of any length that a
+# context has room for, and small beside what else the journal holds of a group.
+MOST_MEDIA_BYTES = 512 * 1024
+
+
 @dataclass(frozen=True, slots=True)
 class Media:
-    """A reference to an image that the policy saw."""
+    """What the policy saw, or saw a part of: an image, or a tool's answer that was cut for it.
+
+    `token_offset` is the first token of the run that shows it. `content` is all of it, or empty
+    where it is not kept."""
 
     sha256: str
     mime: str
-    grid: tuple[int, ...]
-    token_offset: int
-    processor_digest: str
+    grid: tuple[int, ...] = ()
+    token_offset: int = 0
+    processor_digest: str = ""
+    size_bytes: int = 0
+    content: bytes = field(default=b"", repr=False)
 
 
 @dataclass(frozen=True, slots=True)

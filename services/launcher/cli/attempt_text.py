@@ -1,6 +1,6 @@
 """One attempt as text: a head, its turns, and what the verifier said. Pure."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -15,8 +15,9 @@ _STYLES = {"prompt": "dim", "policy": "cyan", "environment": "yellow", "forced":
 _TURN_AUTHORS = ("policy", "forced")
 
 
-def draw_attempt(attempt: Attempt, decode: Decode) -> Text:
-    """Render the whole attempt, followed by an empty line."""
+def draw_attempt(attempt: Attempt, decode: Decode, *, whole: bool = False) -> Text:
+    """Render the whole attempt, followed by an empty line; with the answers that were cut for the
+    policy as the tools gave them where `whole` asks for that."""
     text = Text()
     verdict, style = _format_verdict(attempt)
     text.append(f"{verdict}  ", style=f"bold {style}")
@@ -30,7 +31,7 @@ def draw_attempt(attempt: Attempt, decode: Decode) -> Text:
     for number, sequence in enumerate(attempt["sequences"]):
         if len(attempt["sequences"]) > 1:
             _append_field(text, "sequence", str(number), "bold")
-        _append_turns(text, sequence, attempt["turns"], decode)
+        _append_turns(text, sequence, attempt["turns"], decode, whole)
     _append_checks(text, attempt)
     return text
 
@@ -79,7 +80,7 @@ def _format_policies(attempt: Attempt) -> str:
 
 
 def _append_turns(
-    text: Text, sequence: Sequence[Any], timings: Sequence[Any], decode: Decode
+    text: Text, sequence: Sequence[Any], timings: Sequence[Any], decode: Decode, whole: bool
 ) -> None:
     turn = 0
     for is_turn, spans in groupby(sequence, key=lambda span: span["author"] in _TURN_AUTHORS):
@@ -90,9 +91,20 @@ def _append_turns(
                 text, f"turn {turn}", _format_turn(parts, timings[turn - 1 : turn]), "dim"
             )
         for author, run in groupby(parts, key=lambda span: span["author"]):
-            ids = [token for part in run for token in part["token_ids"]]
+            written = list(run)
+            ids = [token for part in written for token in part["token_ids"]]
             label = "observation" if author == "environment" else str(author)
             _append_field(text, label, decode(ids).strip("\n"), _STYLES[author])
+            for answer in (each for part in written for each in part.get("whole", ())):
+                _append_field(text, "whole answer", _format_answer(answer, whole), "dim")
+
+
+def _format_answer(answer: Mapping[str, Any], whole: bool) -> str:
+    """Format an answer that was cut for the policy."""
+    if answer["text"] is not None and whole:
+        return answer["text"]
+    kept = "not kept" if answer["text"] is None else "shown with --whole"
+    return f"{answer['bytes']:,} bytes, {kept}"
 
 
 def _append_checks(text: Text, attempt: Attempt) -> None:

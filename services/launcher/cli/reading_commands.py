@@ -74,6 +74,9 @@ def show(
         str | None,
         typer.Option("--policy", help="Model folder with the tokenizer; the run's own if absent."),
     ] = None,
+    whole: Annotated[
+        bool, typer.Option("--whole", help="Whole answers of tools that the policy saw cut.")
+    ] = False,
     tasks: Annotated[
         bool, typer.Option("--tasks", help="Tasks that are parked or quarantined instead.")
     ] = False,
@@ -90,7 +93,9 @@ def show(
 
     chosen = command.AttemptFilter(step, env, group, passed, count)
     raise typer.Exit(
-        command.show_tasks(run, runs) if tasks else command.show_attempts(run, runs, chosen, policy)
+        command.show_tasks(run, runs)
+        if tasks
+        else command.show_attempts(run, runs, chosen, policy, whole=whole)
     )
 
 

@@ -38,10 +38,13 @@ class AttemptFilter:
         return arguments
 
 
-def show_attempts(run_id: str, runs: Path, chosen: AttemptFilter, policy: str | None) -> int:
+def show_attempts(
+    run_id: str, runs: Path, chosen: AttemptFilter, policy: str | None, *, whole: bool = False
+) -> int:
     """Print decoded attempts of a run from the learner's journal.
 
-    `policy` is the model folder or hub id with the tokenizer; None takes the run's own.
+    `policy` is the model folder or hub id with the tokenizer; None takes the run's own. `whole`
+    prints what tools answered where it was cut for the policy.
     """
     try:
         run_dir = find_run_dir(run_id, runs)
@@ -56,7 +59,7 @@ def show_attempts(run_id: str, runs: Path, chosen: AttemptFilter, policy: str | 
         decode = _load_run_decoder(run_dir, policy)
     except NoTokenizerError as error:
         return report_error(f"{error}; name a model folder that has it with --policy")
-    _print_attempts(attempts, last["matched"], decode)
+    _print_attempts(attempts, last["matched"], decode, whole)
     return _OK
 
 
@@ -101,10 +104,12 @@ def _load_run_decoder(run_dir: Path, policy: str | None) -> Decode:
     return load_decoder(own["model"], own.get("revision"))
 
 
-def _print_attempts(attempts: Sequence[dict[str, Any]], matched: int, decode: Decode) -> None:
+def _print_attempts(
+    attempts: Sequence[dict[str, Any]], matched: int, decode: Decode, whole: bool
+) -> None:
     console = Terminal()
     for attempt in attempts:
-        console.print(draw_attempt(attempt, decode), soft_wrap=True)
+        console.print(draw_attempt(attempt, decode, whole=whole), soft_wrap=True)
     text = f"{len(attempts)} of {matched} attempts"
     text += "; -n shows more" if len(attempts) < matched else ""
     console.print(text, style="dim")

@@ -4,17 +4,21 @@ import hashlib
 import math
 from collections.abc import Mapping
 from collections.abc import Sequence as Items
-from dataclasses import dataclass
-from itertools import pairwise
-
-import numpy as np
-from numpy.typing import NDArray
 
 from flotilla.learner.v1 import group_service_pb2 as groups_pb
 from flotilla.learner.v1 import trajectory_pb2
 from services.common.domain.attempts import AttemptKey, StopReason
-from services.common.domain.trajectory import Author, Sequence, Span, Trajectory
-from services.wire.trajectory import decode_key, decode_media, decode_span, decode_trajectory
+from services.common.domain.trajectory import (
+    Trajectory,
+)
+from services.learner.api.sequence_decode import (
+    MalformedRequestError,
+    SequenceArrays,
+    TokenLimits,
+    check_media,
+    decode_sequence,
+)
+from services.wire.trajectory import decode_key, decode_trajectory
 
 _MAX_SEQUENCES = 256
 _MAX_TURNS = 4096
@@ -24,19 +28,6 @@ _MAX_DETAIL = 2000
 # Of the keys of one map of counts, and of each.
 _MAX_NAMED, _MAX_NAME = 8, 200
 MAX_REWARD = 1e6
-_MIN_LOGPROB = -1e4
-
-
-class MalformedRequestError(ValueError):
-    """The message contradicts itself or the contract."""
-
-
-@dataclass(frozen=True, slots=True)
-class TokenLimits:
-    """Limits of a token sequence."""
-
-    vocab_size: int
-    max_tokens: int
 
 
 class TrajectoryAssembler:
@@ -47,6 +38,7 @@ class TrajectoryAssembler:
         self._header: trajectory_pb2.TrajectoryHeader | None = None
         self._token_ids: list[bytearray] = []
         self._logprobs: list[bytearray] = []
+        self._media: list[bytearray] = []
         self._received = 0
         self._expected = 0
         self._end: bytes | None = None
@@ -87,9 +79,9 @@ class TrajectoryAssembler:
         logprobs = [bytes(array) for array in self._logprobs]
         _check_digest(self._end, token_ids, logprobs)
         sequences = tuple(
-            _decode_sequence(item, ids, scores, self._limits, f"sequence {number}")
-            for number, (item, ids, scores) in enumerate(
-                zip(header.sequences, token_ids, logprobs, strict=True)
+            decode_sequence(item, SequenceArrays(*arrays), self._limits, f"sequence {number}")
+            for number, (item, *arrays) in enumerate(
+                zip(header.sequences, token_ids, logprobs, map(bytes, self._media), strict=True)
             )
         )
         trajectory = decode_trajectory(header, sequences, self._end)
@@ -111,17 +103,22 @@ class TrajectoryAssembler:
                     f"sequence {number} has {sequence.token_count} tokens;"
                     f" 1 to {self._limits.max_tokens} are allowed"
                 )
+            check_media(sequence, f"sequence {number}")
         self._header = header
         self._token_ids = [bytearray() for _ in range(count)]
         self._logprobs = [bytearray() for _ in range(count)]
-        self._expected = sum(8 * sequence.token_count for sequence in header.sequences)
+        self._media = [bytearray() for _ in range(count)]
+        self._expected = sum(
+            8 * sequence.token_count + sum(item.sent_bytes for item in sequence.media)
+            for sequence in header.sequences
+        )
 
     def _append_chunk(self, chunk: trajectory_pb2.SequenceChunk) -> None:
         if chunk.sequence_index >= len(self._token_ids):
             raise MalformedRequestError(
                 f"chunk of sequence {chunk.sequence_index}, which has no header"
             )
-        size = len(chunk.token_ids) + len(chunk.logprobs)
+        size = len(chunk.token_ids) + len(chunk.logprobs) + len(chunk.media)
         if not size:
             # A stream of these would never come to its end.
             raise MalformedRequestError("a chunk is empty")
@@ -130,13 +127,7 @@ class TrajectoryAssembler:
             raise MalformedRequestError("the chunks hold more than the header announced")
         self._token_ids[chunk.sequence_index].extend(chunk.token_ids)
         self._logprobs[chunk.sequence_index].extend(chunk.logprobs)
-
-
-def to_floats(data: bytes) -> NDArray[np.float32]:
-    """Decode little-endian float32. Raises MalformedRequestError."""
-    if len(data) % 4:
-        raise MalformedRequestError(f"{len(data)} bytes are not a whole number of float32")
-    return np.frombuffer(data, dtype="<f4")
+        self._media[chunk.sequence_index].extend(chunk.media)
 
 
 def _check_digest(digest: bytes, token_ids: Items[bytes], logprobs: Items[bytes]) -> None:
@@ -146,73 +137,6 @@ def _check_digest(digest: bytes, token_ids: Items[bytes], logprobs: Items[bytes]
         found.update(scores)
     if found.digest() != digest:
         raise MalformedRequestError("content_digest does not match the chunks received")
-
-
-def _decode_sequence(
-    header: trajectory_pb2.SequenceHeader,
-    ids: bytes,
-    scores: bytes,
-    limits: TokenLimits,
-    where: str,
-) -> Sequence:
-    if len(ids) != 4 * header.token_count:
-        raise MalformedRequestError(f"{where}: {len(ids)} bytes for {header.token_count} token ids")
-    spans = tuple(_check_span(decode_span(span), where) for span in header.spans)
-    covered = sum(span.length for span in spans)
-    if covered != header.token_count:
-        raise MalformedRequestError(
-            f"{where}: spans cover {covered} of {header.token_count} tokens"
-        )
-    if spans[0].author is not Author.PROMPT:
-        raise MalformedRequestError(
-            f"{where}: begins with no prompt; nothing predicts its first token"
-        )
-    _check_order(spans, where)
-    token_ids = np.frombuffer(ids, dtype="<i4")
-    if token_ids.min() < 0 or token_ids.max() >= limits.vocab_size:
-        raise MalformedRequestError(f"{where}: a token id is outside 0..{limits.vocab_size - 1}")
-    logprobs = to_floats(scores)
-    written = sum(span.length for span in spans if span.author is Author.POLICY)
-    if len(logprobs) != written:
-        raise MalformedRequestError(
-            f"{where}: {len(logprobs)} logprobs for {written} policy tokens"
-        )
-    _check_logprobs(logprobs, where)
-    return Sequence(token_ids, spans, logprobs, tuple(map(decode_media, header.media)))
-
-
-def _check_logprobs(logprobs: NDArray[np.float32], where: str) -> None:
-    """Refuse logprobs that no softmax in float32 gives a sampled token: most bytes in another
-    order or of another type look so."""
-    if not (np.isfinite(logprobs).all() and (logprobs <= 0).all()):
-        raise MalformedRequestError(f"{where}: logprobs must be finite and at most 0")
-    if (logprobs < _MIN_LOGPROB).any():
-        raise MalformedRequestError(
-            f"{where}: a logprob of {logprobs.min():.3g} is below {_MIN_LOGPROB:g}, which no"
-            " sampled token has; logprobs are little-endian float32"
-        )
-    if ((logprobs != 0) & (np.abs(logprobs) < np.finfo(np.float32).tiny)).any():
-        raise MalformedRequestError(
-            f"{where}: a logprob is subnormal; they are little-endian float32"
-        )
-
-
-def _check_span(span: Span | None, where: str) -> Span:
-    if span is None or not span.length:
-        raise MalformedRequestError(f"{where}: a span needs an author and a length")
-    written = span.author is Author.POLICY
-    if written != (span.policy is not None) or written != (span.temperature is not None):
-        raise MalformedRequestError(f"{where}: policy and temperature belong to policy spans alone")
-    if span.temperature is not None and not 0 <= span.temperature < math.inf:
-        raise MalformedRequestError(f"{where}: temperature {span.temperature}")
-    return span
-
-
-def _check_order(spans: Items[Span], where: str) -> None:
-    policies = [span.policy for span in spans if span.policy is not None]
-    for earlier, later in pairwise(policies):
-        if later < earlier:
-            raise MalformedRequestError(f"{where}: the policy goes back to an older one")
 
 
 def _check_trajectory(trajectory: Trajectory) -> None:

@@ -24,6 +24,7 @@ from services.learner.api.request_checks import (
     digests_of,
     refuse,
 )
+from services.learner.api.sequence_decode import TokenLimits
 from services.learner.config.learner import IntakeConfig
 from services.learner.groups.dispatcher import GroupDispatcher
 from services.learner.groups.intake_budget import IntakeBudget, IntakeFullError
@@ -48,7 +49,7 @@ class GroupService(group_service_pb2_grpc.GroupServiceServicer):
         self,
         dispatcher: GroupDispatcher,
         status: LearnerStatus,
-        limits: asyncio.Future[decode.TokenLimits],
+        limits: asyncio.Future[TokenLimits],
         *,
         tokenizer: TokenizerDigests,
         drain: asyncio.Event,

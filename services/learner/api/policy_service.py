@@ -11,7 +11,6 @@ from services.common.fingerprint import TokenizerDigests
 from services.common.host_identity import host_digest
 from services.common.log import get_logger
 from services.common.rpc import to_duration
-from services.learner.api import decode
 from services.learner.api.request_checks import (
     Context,
     bounded_workers,
@@ -21,6 +20,7 @@ from services.learner.api.request_checks import (
     digests_of,
     refuse,
 )
+from services.learner.api.sequence_decode import MalformedRequestError, to_floats
 from services.learner.groups.dispatcher import GroupDispatcher
 from services.learner.groups.lease_clock import loop_time
 from services.learner.guard.mismatch_guard import MismatchGuard
@@ -93,7 +93,7 @@ class PolicyService(policy_service_pb2_grpc.PolicyServiceServicer):
                 accepted = False
         except UnknownWorkerError as error:
             raise refuse(grpc.StatusCode.NOT_FOUND, "UNKNOWN_WORKER", error.args[0]) from error
-        except (decode.MalformedRequestError, ProbeError) as error:
+        except (MalformedRequestError, ProbeError) as error:
             code = grpc.StatusCode.INVALID_ARGUMENT
             raise refuse(code, "MALFORMED_REPORT", str(error)) from error
         if accepted:
@@ -115,7 +115,7 @@ class PolicyService(policy_service_pb2_grpc.PolicyServiceServicer):
         """Return True if an engine serves what it should."""
         worker_id, policy = request.worker_id, decode_policy(request.policy)
         self._broadcast.check_attached(worker_id)
-        canary = decode.to_floats(request.canary_logprobs)
+        canary = to_floats(request.canary_logprobs)
         results = [_to_probe_result(result) for result in request.probes]
         if await self._guard.probes_agree(worker_id, policy, results):
             accepted = self._broadcast.verify_canary(worker_id, policy, canary)
@@ -187,6 +187,6 @@ def _probe_message(probe: Probe) -> pb.Probe:
 def _to_probe_result(message: pb.ProbeResult) -> ProbeResult:
     """Decode a probe's result. Raises MalformedRequestError."""
     if len(message.token_ids) % 4:
-        raise decode.MalformedRequestError("a probe's token_ids are not a whole number of int32")
+        raise MalformedRequestError("a probe's token_ids are not a whole number of int32")
     token_ids = np.frombuffer(message.token_ids, dtype="<i4").astype(np.int32)
-    return ProbeResult(token_ids, decode.to_floats(message.logprobs))
+    return ProbeResult(token_ids, to_floats(message.logprobs))

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from services.common.domain.attempts import AttemptKey
-from services.common.domain.trajectory import Author, Trajectory
+from services.common.domain.trajectory import Author, Media, Trajectory
 from services.common.domain.trajectory import Sequence as TokenSequence
 from services.common.printable_text import say, say_json
 from services.common.private_process import keep_private
@@ -170,8 +170,11 @@ def _spans_to_dicts(sequence: TokenSequence) -> Iterator[dict[str, Any]]:
     start, sampled = 0, 0
     for span in sequence.spans:
         token_ids = sequence.token_ids[start : start + span.length].tolist()
-        start += span.length
         shown: dict[str, Any] = {"author": span.author, "token_ids": token_ids}
+        media = [each for each in sequence.media if 0 <= each.token_offset - start < span.length]
+        if media:
+            shown["whole"] = [_describe_media(each) for each in media]
+        start += span.length
         if span.author is Author.POLICY and span.policy is not None:
             logprobs = sequence.logprobs[sampled : sampled + span.length]
             sampled += span.length
@@ -179,6 +182,12 @@ def _spans_to_dicts(sequence: TokenSequence) -> Iterator[dict[str, Any]]:
             shown["temperature"] = span.temperature
             shown["mean_logprob"] = float(np.mean(logprobs)) if span.length else 0.0
         yield shown
+
+
+def _describe_media(media: Media) -> dict[str, Any]:
+    """Describe an answer that the policy saw a part of; without a text when it is not kept."""
+    text = media.content.decode(errors="replace") if media.content else None
+    return {"bytes": media.size_bytes, "sha256": media.sha256, "text": text}
 
 
 def _parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:

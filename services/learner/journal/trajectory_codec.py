@@ -2,7 +2,7 @@
 
 The journal holds what a person may want to read as JSON (`summary_json`) and the arrays as one
 blob (`array_bytes`): for each sequence its int32 token ids, then its float32 logprobs, both
-little-endian."""
+little-endian, then what is kept of its media."""
 
 import hashlib
 import json
@@ -50,7 +50,7 @@ def summary_json(trajectory: Trajectory) -> str:
                 {"tokens": len(s.token_ids), "spans": [_span_row(span) for span in s.spans]}
                 for s in trajectory.sequences
             ],
-            "media": [[asdict(item) for item in s.media] for s in trajectory.sequences],
+            "media": [[_media_row(item) for item in s.media] for s in trajectory.sequences],
         }
     )
 
@@ -61,6 +61,7 @@ def array_bytes(trajectory: Trajectory) -> bytes:
     for sequence in trajectory.sequences:
         parts.append(sequence.token_ids.astype("<i4").tobytes())
         parts.append(sequence.logprobs.astype("<f4").tobytes())
+        parts += [item.content for item in sequence.media]
     return b"".join(parts)
 
 
@@ -95,13 +96,22 @@ def restore_trajectory(
     )
 
 
-def _row_to_media(item: dict[str, Any]) -> Media:
+def _media_row(item: Media) -> dict[str, Any]:
+    row = asdict(item)
+    return {**row, "content": len(row.pop("content"))}
+
+
+def _row_to_media(item: dict[str, Any], arrays: bytes, offset: int) -> Media:
+    # Older rows say neither.
+    size, kept = item.get("size_bytes", 0), item.get("content", 0)
     return Media(
         item["sha256"],
         item["mime"],
         tuple(item["grid"]),
         item["token_offset"],
         item["processor_digest"],
+        size,
+        arrays[offset : offset + kept],
     )
 
 
@@ -129,5 +139,9 @@ def _rows_to_sequences(
         offset += token_ids.nbytes
         logprobs = np.frombuffer(arrays, dtype="<f4", count=written, offset=offset)
         offset += logprobs.nbytes
-        found.append(Sequence(token_ids, spans, logprobs, tuple(map(_row_to_media, items))))
+        kept: list[Media] = []
+        for item in items:
+            kept.append(_row_to_media(item, arrays, offset))
+            offset += len(kept[-1].content)
+        found.append(Sequence(token_ids, spans, logprobs, tuple(kept)))
     return tuple(found)

@@ -9,7 +9,6 @@ from services.common.domain.attempts import AttemptKey, FailureKind, Grade, Stop
 from services.common.domain.trajectory import (
     Counts,
     Facts,
-    Sequence,
     Trajectory,
     TurnTiming,
     content_digest,
@@ -45,8 +44,7 @@ class AttemptState:
 def make_finished_trajectory(
     key: AttemptKey, state: AttemptState, stop: StopReason, grade: Grade
 ) -> Trajectory:
-    transcript = state.transcript
-    sequences = (Sequence(transcript.token_ids, transcript.spans, transcript.logprobs),)
+    sequences = (state.transcript.sequence,)
     return Trajectory(
         key=key,
         lease_id="",

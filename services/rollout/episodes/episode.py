@@ -221,7 +221,12 @@ class AttemptRunner:
             return cut, self._dialect.bridge_ids(before, written, cut, tools)
 
         cut, ids = await run_aside(sum(map(len, texts)), show, ASIDE_CHARACTERS)
-        state.transcript.add_observation(ids)
+        whole = [
+            text
+            for text, reply, shown in zip(texts, replies, cut, strict=True)
+            if shown is not reply
+        ]
+        state.transcript.add_observation(ids, whole)
         # The verifier reads what the tools answered, whatever the policy was shown of it.
         state.messages += [{"role": "tool", "content": text} for text in texts]
         for reply in cut:

@@ -1,9 +1,27 @@
-"""Answers of tools that are too long for the policy: cut by tokens, with a mark that says so."""
+"""Answers of tools that are too long for the policy: cut by tokens, with a mark that says so, and
+kept whole for people."""
 
+import hashlib
+
+from services.common.domain.trajectory import Media
 from services.rollout.dialects.inert_text import InertText
 from services.rollout.dialects.turns import Reply
 from services.rollout.episodes.attempt_limits import AttemptLimits
 from services.rollout.ports import Tokenizer
+
+_MIME = "text/plain;charset=utf-8"
+
+
+def keep_whole(text: str, token_offset: int, room: int) -> Media:
+    """Return an answer as media; with its content where that is at most `room` bytes."""
+    content = text.encode(errors="replace")
+    return Media(
+        hashlib.sha256(content).hexdigest(),
+        _MIME,
+        token_offset=token_offset,
+        size_bytes=len(content),
+        content=content if len(content) <= room else b"",
+    )
 
 
 class ObservationCutter:

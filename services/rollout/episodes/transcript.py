@@ -5,7 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from services.common.domain.trajectory import Author, Span
+from services.common.domain.trajectory import MOST_MEDIA_BYTES, Author, Media, Span
+from services.common.domain.trajectory import Sequence as TokenSequence
+from services.rollout.episodes.observation_cut import keep_whole
 from services.rollout.types import Completion
 
 
@@ -21,6 +23,7 @@ class Transcript:
         self._seen = self._ids[:0]
         self._spans = [Span(Author.PROMPT, len(prompt_ids))]
         self._logprobs: list[NDArray[np.float32]] = []
+        self._media: list[Media] = []
 
     def __len__(self) -> int:
         return len(self._ids)
@@ -44,8 +47,11 @@ class Transcript:
             for span in completion.spans
         ]
 
-    def add_observation(self, ids: Sequence[int]) -> None:
-        """Append what the environment wrote."""
+    def add_observation(self, ids: Sequence[int], whole: Sequence[str] = ()) -> None:
+        """Append what the environment wrote; `whole` are the answers that were cut for it."""
+        for text in whole:
+            room = MOST_MEDIA_BYTES - sum(len(item.content) for item in self._media)
+            self._media.append(keep_whole(text, len(self._ids), room))
         self._ids = np.concatenate([self._ids, np.array(ids, dtype=np.int32)])
         self._spans.append(Span(Author.ENVIRONMENT, len(ids)))
 
@@ -61,6 +67,11 @@ class Transcript:
     @property
     def spans(self) -> tuple[Span, ...]:
         return tuple(span for span in self._spans if span.length)
+
+    @property
+    def sequence(self) -> TokenSequence:
+        """The tokens as the learner takes them."""
+        return TokenSequence(self._ids, self.spans, self.logprobs, tuple(self._media))
 
     @property
     def logprobs(self) -> NDArray[np.float32]:

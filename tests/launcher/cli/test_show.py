@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +27,7 @@ from services.learner.group_types import GroupSpec, Lease
 from services.learner.journal.schema import CheckpointRow, Plan
 from services.learner.journal.store import Journal, open_journal
 from services.learner.sampling.tasks import Task
+from services.rollout.episodes.observation_cut import keep_whole
 from tests.support.launcher import run_cli_here
 
 WORDS = ("book", "a", "room", "find_room", "room7", "<done>")
@@ -52,7 +54,10 @@ def _played(group: GroupSpec, index: int, reward: float) -> Trajectory:
         Span(Author.ENVIRONMENT, 1),
         Span(Author.POLICY, 1, POLICY, 1.0),
     )
-    sequences = (_tokens(WORDS, spans),)
+    answered = tuple(
+        keep_whole(text, 4, room) for text, room in (("room7 and\nmore", 99), ("y", 0))
+    )
+    sequences = (replace(_tokens(WORDS, spans), media=answered),)
     passed, failed = ("[C] booked",), ("[X] not booked",)
     return Trajectory(
         key=AttemptKey(group.group_id, index, 0),
@@ -131,6 +136,18 @@ async def test_show_prints_prompt_turns_observation_reward_and_checks_in_plain_t
     assert "[C] booked" in output
     assert "1 of 1 attempts" in output
     assert "\x1b" not in output, "no colours in a pipe"
+
+
+async def test_an_answer_that_was_cut_is_named_and_shown_when_asked_for(runs: Path) -> None:
+    asked = ("--passed", "--group", "g000001r0")
+    _, output = await show(runs, *asked)
+    assert (
+        "  whole answer 14 bytes, shown with --whole\n  whole answer 1 bytes, not kept\n" in output
+    )
+    assert "and" not in output.split()
+    _, whole = await show(runs, *asked, "--whole")
+    indent = " " * 15
+    assert f"  observation  room7\n  whole answer room7 and\n{indent}more\n" in whole
 
 
 async def test_filters_choose_attempts_and_the_last_line_says_of_how_many(runs: Path) -> None:

@@ -101,6 +101,30 @@ async def test_a_long_answer_is_cut_and_says_by_how_much(
     assert whole == LONG
 
 
+async def test_an_answer_that_is_cut_is_kept_whole_where_the_policy_read_its_part() -> None:
+    environment = FakeEnvironment(lambda *_: ToolResult(ToolOutcome.OK, (LONG,)))
+    trajectory = await play([LOOK + LOOK, "<done>"], environment, observation_tokens=40)
+    (sequence,) = trajectory.sequences
+    prompt, policy = (span.length for span in sequence.spans[:2])
+    assert sequence.spans[2].author is Author.ENVIRONMENT
+    assert [(one.content.decode(), one.token_offset) for one in sequence.media] == [
+        (LONG, prompt + policy)
+    ] * 2
+    assert {one.size_bytes for one in sequence.media} == {len(LONG)}
+    short = await play([LOOK, "<done>"], observation_tokens=400)
+    assert not short.sequences[0].media
+
+
+async def test_no_more_is_kept_of_an_attempt_than_the_learner_takes() -> None:
+    """What has no room is named by size and digest; a smaller one that comes later is kept."""
+    answers = iter(["x" * 300_000, "y" * 300_000, "z" * 1000, "end"])
+    environment = FakeEnvironment(lambda *_: ToolResult(ToolOutcome.OK, (next(answers),)))
+    trajectory = await play([LOOK + LOOK + LOOK, "<done>"], environment, observation_tokens=40)
+    media = trajectory.sequences[0].media
+    assert [one.size_bytes for one in media] == [300_000, 300_000, 1000]
+    assert [len(one.content) for one in media] == [300_000, 0, 1000]
+
+
 async def test_an_answer_within_the_limit_is_shown_as_it_is() -> None:
     answer = "word " * 20
     environment = FakeEnvironment(lambda *_: ToolResult(ToolOutcome.OK, (answer,)))

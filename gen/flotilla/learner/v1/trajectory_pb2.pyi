@@ -360,7 +360,9 @@ global___Span = Span
 
 @typing.final
 class MediaReference(google.protobuf.message.Message):
-    """An image that the policy saw; the bytes live in content-addressed files."""
+    """What the policy saw, or saw a part of: an image, or a tool's answer that was
+    cut for it.
+    """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -369,10 +371,18 @@ class MediaReference(google.protobuf.message.Message):
     GRID_FIELD_NUMBER: builtins.int
     TOKEN_OFFSET_FIELD_NUMBER: builtins.int
     PROCESSOR_DIGEST_FIELD_NUMBER: builtins.int
+    SIZE_BYTES_FIELD_NUMBER: builtins.int
+    SENT_BYTES_FIELD_NUMBER: builtins.int
     sha256: builtins.bytes
     mime: builtins.str
     token_offset: builtins.int
+    """Where the sequence shows it: the first token of its run."""
     processor_digest: builtins.bytes
+    size_bytes: builtins.int
+    sent_bytes: builtins.int
+    """Bytes that follow in SequenceChunks: all of it or none. Those of one sequence
+    are at most 512 KiB.
+    """
     @property
     def grid(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]: ...
     def __init__(
@@ -383,8 +393,10 @@ class MediaReference(google.protobuf.message.Message):
         grid: collections.abc.Iterable[builtins.int] | None = ...,
         token_offset: builtins.int = ...,
         processor_digest: builtins.bytes = ...,
+        size_bytes: builtins.int = ...,
+        sent_bytes: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["grid", b"grid", "mime", b"mime", "processor_digest", b"processor_digest", "sha256", b"sha256", "token_offset", b"token_offset"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["grid", b"grid", "mime", b"mime", "processor_digest", b"processor_digest", "sent_bytes", b"sent_bytes", "sha256", b"sha256", "size_bytes", b"size_bytes", "token_offset", b"token_offset"]) -> None: ...
 
 global___MediaReference = MediaReference
 
@@ -561,17 +573,21 @@ class SequenceChunk(google.protobuf.message.Message):
     SEQUENCE_INDEX_FIELD_NUMBER: builtins.int
     TOKEN_IDS_FIELD_NUMBER: builtins.int
     LOGPROBS_FIELD_NUMBER: builtins.int
+    MEDIA_FIELD_NUMBER: builtins.int
     sequence_index: builtins.int
     token_ids: builtins.bytes
     logprobs: builtins.bytes
+    media: builtins.bytes
+    """The media that are sent, one behind the other in their order."""
     def __init__(
         self,
         *,
         sequence_index: builtins.int = ...,
         token_ids: builtins.bytes = ...,
         logprobs: builtins.bytes = ...,
+        media: builtins.bytes = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["logprobs", b"logprobs", "sequence_index", b"sequence_index", "token_ids", b"token_ids"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["logprobs", b"logprobs", "media", b"media", "sequence_index", b"sequence_index", "token_ids", b"token_ids"]) -> None: ...
 
 global___SequenceChunk = SequenceChunk
 

@@ -1,0 +1,142 @@
+"""One token sequence of a submission, from its header and its bytes. Everything is checked."""
+
+import hashlib
+import math
+from collections.abc import Iterator
+from collections.abc import Sequence as Items
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flotilla.learner.v1 import trajectory_pb2
+from services.common.domain.trajectory import MOST_MEDIA_BYTES, Author, Media, Sequence, Span
+from services.wire.trajectory import decode_media, decode_span
+
+_MAX_MEDIA = 4096
+_MIN_LOGPROB = -1e4
+
+
+class MalformedRequestError(ValueError):
+    """The message contradicts itself or the contract."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLimits:
+    """Limits of a token sequence."""
+
+    vocab_size: int
+    max_tokens: int
+
+
+def to_floats(data: bytes) -> NDArray[np.float32]:
+    """Decode little-endian float32. Raises MalformedRequestError."""
+    if len(data) % 4:
+        raise MalformedRequestError(f"{len(data)} bytes are not a whole number of float32")
+    return np.frombuffer(data, dtype="<f4")
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceArrays:
+    """The bytes of one sequence as they came."""
+
+    ids: bytes
+    scores: bytes
+    media: bytes
+
+
+def check_media(header: trajectory_pb2.SequenceHeader, where: str) -> None:
+    """Refuse a header that announces more media than are kept, or a part of one."""
+    if len(header.media) > _MAX_MEDIA:
+        raise MalformedRequestError(f"{where}: {len(header.media)} media are too many")
+    if (sent := sum(item.sent_bytes for item in header.media)) > MOST_MEDIA_BYTES:
+        raise MalformedRequestError(
+            f"{where}: {sent} bytes of media; at most {MOST_MEDIA_BYTES} are taken"
+        )
+    for number, item in enumerate(header.media):
+        if item.sent_bytes not in (0, item.size_bytes):
+            raise MalformedRequestError(
+                f"{where}: media[{number}] is sent in part,"
+                f" {item.sent_bytes} of {item.size_bytes} bytes"
+            )
+
+
+def _decode_media(
+    header: trajectory_pb2.SequenceHeader, content: bytes, where: str
+) -> Iterator[Media]:
+    start = 0
+    for number, item in enumerate(header.media):
+        kept = bytes(content[start : start + item.sent_bytes])
+        start += item.sent_bytes
+        if item.sent_bytes and hashlib.sha256(kept).digest() != item.sha256:
+            raise MalformedRequestError(f"{where}: media[{number}] is not what its sha256 says")
+        yield decode_media(item, kept)
+    if start != len(content):
+        raise MalformedRequestError(f"{where}: {len(content)} bytes for {start} bytes of media")
+
+
+def decode_sequence(
+    header: trajectory_pb2.SequenceHeader, arrays: SequenceArrays, limits: TokenLimits, where: str
+) -> Sequence:
+    """Return the sequence of a header. `where` names it in a refusal."""
+    ids, scores = arrays.ids, arrays.scores
+    if len(ids) != 4 * header.token_count:
+        raise MalformedRequestError(f"{where}: {len(ids)} bytes for {header.token_count} token ids")
+    spans = tuple(_check_span(decode_span(span), where) for span in header.spans)
+    covered = sum(span.length for span in spans)
+    if covered != header.token_count:
+        raise MalformedRequestError(
+            f"{where}: spans cover {covered} of {header.token_count} tokens"
+        )
+    if spans[0].author is not Author.PROMPT:
+        raise MalformedRequestError(
+            f"{where}: begins with no prompt; nothing predicts its first token"
+        )
+    _check_order(spans, where)
+    token_ids = np.frombuffer(ids, dtype="<i4")
+    if token_ids.min() < 0 or token_ids.max() >= limits.vocab_size:
+        raise MalformedRequestError(f"{where}: a token id is outside 0..{limits.vocab_size - 1}")
+    logprobs = to_floats(scores)
+    written = sum(span.length for span in spans if span.author is Author.POLICY)
+    if len(logprobs) != written:
+        raise MalformedRequestError(
+            f"{where}: {len(logprobs)} logprobs for {written} policy tokens"
+        )
+    _check_logprobs(logprobs, where)
+    media = tuple(_decode_media(header, arrays.media, where))
+    return Sequence(token_ids, spans, logprobs, media)
+
+
+def _check_logprobs(logprobs: NDArray[np.float32], where: str) -> None:
+    """Refuse logprobs that no softmax in float32 gives a sampled token: most bytes in another
+    order or of another type look so."""
+    if not (np.isfinite(logprobs).all() and (logprobs <= 0).all()):
+        raise MalformedRequestError(f"{where}: logprobs must be finite and at most 0")
+    if (logprobs < _MIN_LOGPROB).any():
+        raise MalformedRequestError(
+            f"{where}: a logprob of {logprobs.min():.3g} is below {_MIN_LOGPROB:g}, which no"
+            " sampled token has; logprobs are little-endian float32"
+        )
+    if ((logprobs != 0) & (np.abs(logprobs) < np.finfo(np.float32).tiny)).any():
+        raise MalformedRequestError(
+            f"{where}: a logprob is subnormal; they are little-endian float32"
+        )
+
+
+def _check_span(span: Span | None, where: str) -> Span:
+    if span is None or not span.length:
+        raise MalformedRequestError(f"{where}: a span needs an author and a length")
+    written = span.author is Author.POLICY
+    if written != (span.policy is not None) or written != (span.temperature is not None):
+        raise MalformedRequestError(f"{where}: policy and temperature belong to policy spans alone")
+    if span.temperature is not None and not 0 <= span.temperature < math.inf:
+        raise MalformedRequestError(f"{where}: temperature {span.temperature}")
+    return span
+
+
+def _check_order(spans: Items[Span], where: str) -> None:
+    policies = [span.policy for span in spans if span.policy is not None]
+    for earlier, later in pairwise(policies):
+        if later < earlier:
+            raise MalformedRequestError(f"{where}: the policy goes back to an older one")
