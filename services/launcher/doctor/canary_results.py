@@ -72,7 +72,7 @@ def key_of_episode(context: RunContext, canary: Canary) -> str | None:
     parts = [
         (version.env_key, version.env_version, version.data_version),
         canary.verifier,
-        canary.task.get("task_modality"),
+        [canary.task.get(name) for name in ("task_modality", "offered_tools")],
         section,
         [_file_digest(Path(path)) for path in files if path],
         server,

@@ -4,7 +4,7 @@ are not misspelled."""
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,8 @@ from services.launcher.state import GATEWAY, LEARNER
 FLEET_OPENENV = "fleet_openenv"
 FLEET_BACKENDS = ("fleet", FLEET_OPENENV)
 # The selection is the learner's: its own functions make it, in a process of its own. By file the
-# keys of the tasks that are left, and what is wrong, with what to do.
+# keys of the tasks that are left, each with the tools that are offered for it, if not all are, and
+# what is wrong, with what to do.
 _SELECT_SCRIPT = """
 import json, sys
 from pathlib import Path
@@ -42,19 +43,23 @@ def chosen(path):
     left = filter_eval_tasks(tasks, config, path=path) if path in asked["sets"] else []
     if path == asked["tasks"]:
         left += filter_tasks(tasks, config, path=path, seed=asked["seed"])
-    return [task.key for task in left]
+    return {task.key: json.loads(task.json).get("offered_tools") for task in left}
 
 told = {}
 for path in asked["files"]:
     try:
         told[path] = [chosen(path), ""]
     except TaskFileError as error:
-        told[path] = [[], f"{error}; correct the file"]
+        told[path] = [{}, f"{error}; correct the file"]
     except TaskFilterError as error:
-        told[path] = [[], f"{error}; correct learner.select, or the file"]
+        told[path] = [{}, f"{error}; correct learner.select, or the file"]
 print(json.dumps(told))
 """
 _FILE_FIX = "correct {key}, or make the file"
+
+
+# The tools that are offered for a task, by its key; None where all are.
+Offered = Mapping[str, list[str] | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,9 +134,9 @@ def comes_later(context: RunContext, path: str) -> str:
 
 async def select_tasks(
     context: RunContext, section: Mapping[str, Any], paths: list[str]
-) -> dict[str, tuple[set[str], str]]:
-    """Return, by file, the keys of the tasks that the run uses and the learner's objection to
-    the file. Raises TaskSelectionError."""
+) -> dict[str, tuple[Offered, str]]:
+    """Return, by file, the tasks that the run uses with their tools, and the learner's objection
+    to the file. Raises TaskSelectionError."""
     question = {
         "files": paths,
         "tasks": section["tasks"],
@@ -146,7 +151,7 @@ async def select_tasks(
     if code != 0:
         last = first_line("\n".join(reversed(errors.strip().splitlines())))
         raise TaskSelectionError(f"the learner's selection of tasks ended with code {code}: {last}")
-    return {path: (set(keys), wrong) for path, (keys, wrong) in json.loads(output).items()}
+    return {path: (offered, wrong) for path, (offered, wrong) in json.loads(output).items()}
 
 
 def read_tasks(path: Path) -> list[dict[str, Any]]:
@@ -166,11 +171,13 @@ def read_tasks(path: Path) -> list[dict[str, Any]]:
     return tasks
 
 
-def filter_tasks(
-    tasks: Sequence[Mapping[str, Any]], keys: Collection[str]
-) -> list[Mapping[str, Any]]:
-    """Return the tasks that have one of the keys, in their order."""
-    return [task for task in tasks if key_of(task) in keys]
+def filter_tasks(tasks: Sequence[Mapping[str, Any]], used: Offered) -> list[Mapping[str, Any]]:
+    """Return the tasks that are used, in their order, as the learner hands them out."""
+    return [
+        task if (tools := used[key_of(task)]) is None else {**task, "offered_tools": tools}
+        for task in tasks
+        if key_of(task) in used
+    ]
 
 
 def key_of(task: Mapping[str, Any]) -> str:

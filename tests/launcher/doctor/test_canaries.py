@@ -125,6 +125,7 @@ async def test_a_package_that_the_gateway_lacks_is_named_with_what_brings_it(
         ({"version": "v2"}, True),
         ({"data_version": "v2"}, True),
         ({"verifier_func": RAISES}, True),
+        ({"offered_tools": ["lend"]}, True),
     ],
 )
 def test_an_episode_is_known_by_version_and_verifier(

@@ -1,5 +1,6 @@
 """Prompts that do not fit, named before an engine is loaded."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -45,3 +46,17 @@ async def test_the_prompt_with_its_tools_is_counted_as_the_policy_reads_it(
     says(result, Status.OK, "tokens of 8000", "library: 4 tools")
     result = await probed("episodes", subject(load_spec(path, large), tmp_path))
     says(result, Status.OK, "nothing has changed since")
+
+
+async def test_tools_that_are_not_offered_are_not_counted(policy: Path, tmp_path: Path) -> None:
+    path = own_environment.write(tmp_path, policy)
+
+    async def count_tokens(*overrides: str) -> int:
+        result = await probed("episodes", subject(load_spec(path, overrides), tmp_path))
+        said = " ".join(finding.detail for finding in result.findings)
+        counted = re.search(r"its prompt with tools is (\d+) tokens", said)
+        assert counted, said
+        return int(counted[1])
+
+    every = await count_tokens()
+    assert await count_tokens('learner.select.tools.library=["lend"]') < every
