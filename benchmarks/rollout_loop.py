@@ -14,6 +14,7 @@ About 4 minutes. The last line is one JSON object.
 import argparse
 import asyncio
 import json
+import os
 import statistics
 import tempfile
 import time
@@ -38,6 +39,7 @@ from services.learner.rank.weight_slots import WeightSlots
 from services.rollout.adapters.dialect_choice import choose_dialect
 from services.rollout.adapters.tokenizer import TransformersTokenizer, load_tokenizer
 from services.rollout.adapters.vllm import VllmEngine
+from services.rollout.adapters.vllm_options import engine_options
 from services.rollout.config.rollout import DialectConfig, EngineConfig
 from services.rollout.episodes.attempt_limits import AttemptLimits
 from services.rollout.episodes.episode import Attempt, AttemptRunner
@@ -58,6 +60,8 @@ TURN_TOKENS = (24, 128)
 LONG_TURNS, LONG_TURN_TOKENS = 50, 375
 LONG_PROMPT_WORDS = 26_000
 POLICY = PolicyId(1, 0, b"b" * 32)
+# Token ids, how to sample, and how many tokens at most.
+Request = tuple[NDArray[np.int32], Sampling, int]
 TOOLS = (Tool("look", "Looks.", {"type": "object", "properties": {"at": {"type": "string"}}}),)
 FACTS = PromptFacts("Find it.", "2026-01-31", {})
 CALL = '<tool_call>{"name": "look", "arguments": {"at": "it"}}</tool_call>'
@@ -103,7 +107,7 @@ class InstantEngine:
 class BareEngine(VllmEngine):
     """The engine, whose AsyncLLM can be asked by itself. Its turns are as long as they may be."""
 
-    async def ask_bare(self, attempts: Sequence[Sequence[Any]]) -> float:
+    async def ask_bare(self, attempts: Sequence[Sequence[Request]]) -> float:
         """Put the requests of attempts to AsyncLLM; return the CPU seconds of this process."""
         # A salt of its own: what the loop has computed is in no cache for it.
         salt = uuid.uuid4().hex
@@ -111,14 +115,19 @@ class BareEngine(VllmEngine):
         await asyncio.gather(*(self._ask_in_turn(requests, salt) for requests in attempts))
         return time.process_time() - began
 
-    async def _ask_in_turn(self, requests: Sequence[Any], salt: str) -> None:
-        from vllm import TokensPrompt
-
-        for token_ids, sampling, most in requests:
-            params = self._make_params(sampling, len(token_ids), most)
-            prompt = TokensPrompt(prompt_token_ids=token_ids.tolist(), cache_salt=salt)
+    async def _ask_in_turn(self, requests: Sequence[Request], salt: str) -> None:
+        for request in requests:
+            prompt, params = self.make_bare_request(request, salt)
             async for _ in self._llm.generate(prompt, params, request_id=uuid.uuid4().hex):
                 pass
+
+    def make_bare_request(self, request: Request, salt: str) -> tuple[Any, Any]:
+        """Return what vLLM takes: the prompt and the parameters."""
+        from vllm import TokensPrompt
+
+        token_ids, sampling, most = request
+        prompt = TokensPrompt(prompt_token_ids=token_ids.tolist(), cache_salt=salt)
+        return prompt, self._make_params(sampling, len(token_ids), most)
 
     def _make_params(self, sampling: Sampling, length: int, max_tokens: int) -> Any:
         params = super()._make_params(sampling, length, max_tokens)
@@ -132,9 +141,9 @@ class CallingEngine:
     attempts have all their turns. It remembers the requests of each attempt, which its seed tells
     apart."""
 
-    engine: VllmEngine
+    engine: BareEngine
     turn: NDArray[np.int32]
-    requests: dict[int, list[tuple[NDArray[np.int32], Sampling, int]]] = field(default_factory=dict)
+    requests: dict[int, list[Request]] = field(default_factory=dict[int, list[Request]])
 
     async def generate(
         self,
@@ -249,36 +258,60 @@ async def compare_with_bare_engine(
     model: Path, tokenizer: TransformersTokenizer, pairs: int
 ) -> dict[str, Any]:
     """Return, for each length of a turn, the CPU of the loop over that of the bare engine's
-    client."""
+    client; for the shortest also over that of `LLM.generate`."""
     config = PolicyConfig(model=str(model), dtype="float32", max_model_len=2048)
-    settings = EngineConfig(device="cpu", max_num_seqs=ATTEMPTS)
+    settings, served = EngineConfig(device="cpu", max_num_seqs=ATTEMPTS), serve_policy(config)
     found: dict[str, Any] = {}
-    engine = await BareEngine.start_engine(settings, serve_policy(config))
+    at_once: list[Any] = []
+    looped_at: dict[int, float] = {}
+    engine = await BareEngine.start_engine(settings, served)
     try:
         with tempfile.TemporaryDirectory() as folder:
             await publish(engine, config, Path(folder))
             for tokens in TURN_TOKENS:
-                looped, bare = await measure_pairs(engine, tokenizer, tokens, pairs)
+                calling = CallingEngine(engine, make_turn(tokenizer, tokens))
+                looped, bare = await measure_pairs(calling, tokenizer, pairs)
                 found |= describe_pairs(tokens, looped, bare)
+                looped_at[tokens] = statistics.median(looped)
+                salt = uuid.uuid4().hex
+                requests = [one for several in calling.requests.values() for one in several]
+                at_once.append([engine.make_bare_request(one, salt) for one in requests])
     finally:
         await engine.close()
-    return found
+    generated = time_at_once(engine_options(settings, served), at_once[0])
+    return found | {"cpu_over_llm_generate": looped_at[TURN_TOKENS[0]] / generated}
 
 
 async def measure_pairs(
-    engine: BareEngine, tokenizer: TransformersTokenizer, tokens: int, pairs: int
+    calling: CallingEngine, tokenizer: TransformersTokenizer, pairs: int
 ) -> tuple[list[float], list[float]]:
     """Return the CPU seconds of the loop and of the bare client, pair by pair."""
-    calling = CallingEngine(engine, make_turn(tokenizer, tokens))
-    runner = make_runner(calling, ReadyEnvironment(), tokenizer, tokens=tokens)
+    runner = make_runner(calling, ReadyEnvironment(), tokenizer, tokens=len(calling.turn))
     looped, bare = list[float](), list[float]()
     for _ in range(pairs + 1):
         calling.requests.clear()
         looped.append(await play_all(runner, make_attempts(ATTEMPTS)))
-        bare.append(await engine.ask_bare(list(calling.requests.values())))
+        bare.append(await calling.engine.ask_bare(list(calling.requests.values())))
         assert all(len(requests) == TURNS for requests in calling.requests.values())
     # The first pair warms both.
     return looped[1:], bare[1:]
+
+
+def time_at_once(options: dict[str, Any], requests: list[tuple[Any, Any]]) -> float:
+    """Return the CPU seconds of `LLM.generate` for all requests at once, which no loop can do."""
+    from vllm import LLM
+
+    # The model runs beside this process, as for the loop; it counts neither here nor there.
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "1"
+    llm = LLM(**options)
+    prompts, params = map(list, zip(*requests, strict=True))
+    costs: list[float] = []
+    for _ in range(3):
+        salt, began = uuid.uuid4().hex, time.process_time()
+        salted: list[Any] = [{**prompt, "cache_salt": salt} for prompt in prompts]
+        llm.generate(salted, params, use_tqdm=False)
+        costs.append(time.process_time() - began)
+    return statistics.median(costs)
 
 
 def describe_pairs(tokens: int, looped: list[float], bare: list[float]) -> dict[str, Any]:
