@@ -20,7 +20,8 @@ _ANYWHERE = {
     *("ProcessPoolExecutor", "fork_exec"),
 }
 # All of it starts processes, torch's as Python's own, but for this.
-_MULTIPROCESSING, _TELLS = "multiprocessing", {"active_children", "cpu_count", "current_process"}
+_MULTIPROCESSING = "multiprocessing"
+_TELLS = {"active_children", "cpu_count", "current_process", "set_executable"}
 # What may be imported of these modules by its own name: of the rest no call could be recognised.
 _HARMLESS = {
     "subprocess": {

@@ -13,6 +13,9 @@ REASONS = {
     ("services/launcher/agent/parent_death_reaper.py", "cleaned_up_after_death"): (
         "a fork of the watcher that runs no other program"
     ),
+    ("services/common/tied_children.py", "tie_children"): (
+        "multiprocessing's own keeper of shared memory, which any start by it brings along"
+    ),
     ("services/common/tied_child.py", "main"): (
         "becomes the command, in the environment that its parent gave to it"
     ),

@@ -21,6 +21,7 @@ from services.common.concurrency import cancel_tasks
 from services.common.domain.policy import PolicyId
 from services.common.errors import ConfigError
 from services.common.log import get_logger
+from services.common.tied_children import tie_children
 from services.rollout.adapters.vllm_answers import check_completion, sampled_logprobs
 from services.rollout.adapters.vllm_arguments import parse_arguments, shorten_refusal
 from services.rollout.adapters.vllm_options import (
@@ -263,7 +264,9 @@ def _create_llm(options: dict[str, Any]) -> "AsyncLLM":
     from vllm.v1.engine.async_llm import AsyncLLM
 
     try:
-        return AsyncLLM.from_engine_args(AsyncEngineArgs(**options))
+        # A core that loads hears of nothing: `end_with_rollout` reaches it once it has loaded.
+        with tie_children():
+            return AsyncLLM.from_engine_args(AsyncEngineArgs(**options))
     except ValueError as error:
         # Said before any process is started, of options that do not go together.
         raise ConfigError(f"rollout.engine: vLLM refuses it: {shorten_refusal(error)}") from error

@@ -2,7 +2,6 @@
 
 `services/rollout/work/weight_updater.py` decides when they are made."""
 
-import ctypes
 import logging
 import os
 import select
@@ -21,11 +20,10 @@ from vllm.model_executor.model_loader.reload import (
 )
 from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
+from services.common.tied_children import end_with_parent
+
 # Name, dtype, shape, offset in bytes.
 TensorRow = tuple[str, str, Sequence[int], int]
-
-# From linux/prctl.h.
-PR_SET_PDEATHSIG = 1
 
 RELOAD_LOGGER = "vllm.model_executor.model_loader.reload.layerwise"
 # It says so of every module without weights of its own too, and names none: _refuse_unloaded does.
@@ -53,9 +51,7 @@ class WeightLoader:
         """
         if sys.platform != "linux":
             return
-        libc = ctypes.CDLL(None, use_errno=True)
-        if libc.prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0) != 0:
-            raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
+        end_with_parent()
         if os.getppid() != rollout:
             # Nothing ends the engine's core, this one's parent, where workers are its children.
             watched = [os.pidfd_open(pid) for pid in (rollout, *between)]

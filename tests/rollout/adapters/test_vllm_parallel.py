@@ -5,6 +5,7 @@ import asyncio
 import multiprocessing
 import os
 import signal
+import time
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -101,6 +102,42 @@ def test_two_workers_follow_the_weights_and_end_with_a_rollout_that_is_killed(
     assert sum("Worker_TP" in name for _, name in processes) == 2
     _, left = psutil.wait_procs(alive, timeout=END_S)
     assert not left
+
+
+def load_for_long(folder: Path) -> None:
+    """A rollout whose engine is loading, until it is killed."""
+    make_sparse_model(folder)
+    asyncio.run(started(folder))
+
+
+def test_a_rollout_that_is_killed_while_vllm_loads_leaves_no_process(tmp_path: Path) -> None:
+    rollout = multiprocessing.get_context("spawn").Process(
+        target=load_for_long, args=(tmp_path / "model",)
+    )
+    rollout.start()
+    assert rollout.pid is not None
+    try:
+        cores = wait_for_cores(rollout.pid)
+        # It imports vLLM for some seconds before it can hear of anything.
+        time.sleep(1.0)
+    finally:
+        rollout.kill()
+        rollout.join()
+    _, left = psutil.wait_procs(cores, timeout=END_S)
+    for each in left:
+        each.kill()
+    assert not left
+
+
+def wait_for_cores(rollout: int) -> list[psutil.Process]:
+    """Return the processes of multiprocessing's that a rollout has started, once there are any."""
+    ends = time.monotonic() + 200.0
+    while time.monotonic() < ends:
+        children = psutil.Process(rollout).children(recursive=True)
+        if cores := [each for each in children if "spawn_main" in " ".join(each.cmdline())]:
+            return cores
+        time.sleep(0.05)
+    raise AssertionError("vLLM has started no process")
 
 
 async def test_two_engines_follow_the_weights_and_end_with_one_that_dies(tmp_path: Path) -> None:

@@ -1,0 +1,90 @@
+"""Children of multiprocessing that end with this process, however it ends, from their first step.
+
+A child that ties itself does so once it has imported what it needs; until then, nothing ends it."""
+
+import atexit
+import ctypes
+import multiprocessing.resource_tracker
+import os
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Generator
+from contextlib import ExitStack, contextmanager
+from functools import cache
+from pathlib import Path
+
+from services.common.child_environment import child_environment
+from services.common.log import get_logger
+from services.common.scratch_folders import scratch_folder
+
+# From linux/prctl.h.
+_PR_SET_PDEATHSIG = 1
+_TIED_CHILD = Path(__file__).with_name("tied_child.py")
+_PROBE_S = 30.0
+
+log = get_logger(__name__)
+
+
+class _Forks:
+    """How many blocks want children that are forked to be tied; a hook cannot be taken back."""
+
+    open = 0
+    hooked = False
+
+
+def end_with_parent() -> None:
+    """Have this process killed when the thread that started it ends. Raises OSError."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
+
+
+@contextmanager
+def tie_children() -> Generator[None]:
+    """Tie the children that multiprocessing starts meanwhile, forked or spawned."""
+    if sys.platform != "linux":
+        yield
+        return
+    if not _Forks.hooked:
+        os.register_at_fork(after_in_child=_tie_fork)
+        _Forks.hooked = True
+    # It is to outlive this process, whose shared memory it removes.
+    multiprocessing.resource_tracker.ensure_running()
+    _Forks.open += 1
+    multiprocessing.set_executable(_make_interpreter())
+    try:
+        yield
+    finally:
+        _Forks.open -= 1
+        multiprocessing.set_executable(sys.executable)
+
+
+def _tie_fork() -> None:
+    if _Forks.open:
+        end_with_parent()
+
+
+@cache
+def _make_interpreter() -> str:
+    """Make a program that is this interpreter, tied to who starts it; it stays while this process
+    does, as a child that has just been started has yet to read it."""
+    kept = ExitStack()
+    folder, _ = kept.enter_context(scratch_folder())
+    atexit.register(kept.close)
+    program, tied = shlex.quote(sys.executable), shlex.quote(str(_TIED_CHILD))
+    path = folder / "python"
+    path.write_text(
+        f'#!/bin/sh\nexec {program} -I -S {tied} "$PPID" {int(signal.SIGKILL)} {program} "$@"\n'
+    )
+    path.chmod(0o700)
+    try:
+        subprocess.run(
+            [path, "-I", "-S", "-c", ""], check=True, timeout=_PROBE_S, env=child_environment()
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        # As on a file system that executes nothing.
+        log.warning("spawned children are tied to this process late", reason=str(error))
+        return sys.executable
+    return str(path)
