@@ -231,19 +231,33 @@ class TemplateTurns:
     def _find_turn_end(self, whole: str, alone: str) -> int:
         """Return where the turn's end begins; `alone` follows the turn where nothing comes next.
 
-        Some families have no token for it: the next role's token ends the turn."""
+        Some families have no token for it: the next role's token ends the turn, and what stands
+        last in `alone` may be the end of a call."""
         ended = alone.rstrip()
-        tokens = [token for token in self._tokenizer.control_tokens if ended.endswith(token)]
-        end = max(tokens, key=len, default="")
+        end = self._last_token(ended)
         if end and not whole.startswith(ended):
             raise TemplateError(f"the chat template does not end every turn by {end!r}")
         follows = whole[len(ended) :].lstrip()
-        if not end and not follows.startswith(tuple(self._tokenizer.control_tokens)):
+        role_follows = follows.startswith(tuple(self._tokenizer.control_tokens))
+        if role_follows and not self._has_end:
+            end = ""
+        if not end and not role_follows:
             raise TemplateError(
                 "the chat template must end the assistant's turn by a control token of the"
                 f" tokenizer, but ends it by {ended[-40:]!r} and goes on with {follows[:40]!r}"
             )
         return len(ended) - len(end)
+
+    @cached_property
+    def _has_end(self) -> bool:
+        """True when the template ends a turn of nothing but text by a token."""
+        message = _CONTENT.make_message(())
+        return bool(self._last_token(self._render([QUESTION, message], generate=False).rstrip()))
+
+    def _last_token(self, text: str) -> str:
+        """Return the control token that a text ends with; empty where it ends with none."""
+        tokens = [token for token in self._tokenizer.control_tokens if text.endswith(token)]
+        return max(tokens, key=len, default="")
 
     def _render(self, messages: Sequence[Mapping[str, Any]], *, generate: bool) -> str:
         return self.without_closing(self._tokenizer.apply_chat_template(messages, None, generate))

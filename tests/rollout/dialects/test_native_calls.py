@@ -1,5 +1,6 @@
 """Native calls of every family, spelled by its own template in the ids of its tokenizer."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -42,6 +43,16 @@ def test_the_corpus_is_large_enough() -> None:
 def test_a_family_passes_its_rehearsal(name: str) -> None:
     stage = stage_of(name)
     rehearse_dialect(stage.dialect, stage.tokenizer)
+
+
+def test_a_turn_that_the_next_role_ends_is_no_part_of_the_call_before_it() -> None:
+    """GLM's template ends no turn by a token of its own; `</tool_call>` stands last."""
+    glm = next(family for family in FAMILIES if family.name == "GLM-4.5, GLM-4.6")
+    stage = Stage(replace(glm, dialect="template", parser="glm45"))
+    rehearse_dialect(stage.dialect, stage.tokenizer, "tool_cycle")
+    assert stage.dialect.stop_ids == tuple(stage.tokenizer.encode("<|observation|>"))
+    wrong = {case.name: found for case in glm.cases if (found := _misread(stage, case))}
+    assert not wrong
 
 
 @pytest.mark.parametrize("name", _NAMES)
