@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from services.rollout.dialects.turns import OK, PlayedTurn, Reply
 from tests.rollout.dialects.families import FAMILIES
 from tests.rollout.dialects.native_calls import CASES, TOOLS, Case
-from tests.rollout.dialects.stages import FACTS, calls_of, executed, stage_of
+from tests.rollout.dialects.stages import FACTS, Stage, calls_of, executed, stage_of
 
 # One of each way to spell a call, and to end a turn.
 _QUICK = ("Llama 3.2", "Qwen3", "DeepSeek V3.1", "GLM-4.5, GLM-4.6", "Kimi K2", "MiniMax M2")
@@ -66,6 +66,8 @@ def test_a_call_that_is_written_is_read_as_it_was(name: str, call: tuple[str, An
     stage = stage_of(name)
     # A text that ends its argument and begins another is two, to every reader.
     assume(not stage.family.refused or not _BORDER.search(str(call[1])))
+    # Some vocabularies write a space and U+2581 by one token.
+    assume("\u2581" not in str(call[1]) or _tells_from_space(stage, "\u2581"))
     _, turn = stage.play(Case("any", (call,)))
     # Where nothing tells some arguments from the structure around them, those are refused.
     if turn.items and not executed(turn) and stage.family.refused:
@@ -84,3 +86,7 @@ def test_an_answer_follows_a_turn_as_if_all_were_rendered_at_once(name: str, ans
     follows = stage.dialect.bridge_ids(stage.prompt_ids, ids, replies, TOOLS)
     whole = stage.dialect.render_turns(FACTS, TOOLS, [PlayedTurn(calls, replies)])
     assert whole[-len(follows) :] == follows
+
+
+def _tells_from_space(stage: Stage, text: str) -> bool:
+    return stage.tokenizer.decode(stage.tokenizer.encode(text)).strip() == text
