@@ -16,6 +16,8 @@ class Tool:
     input_schema_json: str
     read_only: bool = False
     idempotent: bool = False
+    # Calls of an episode that follow one another may be under way together. Only what reads is so.
+    parallel: bool = False
 
     @property
     def is_repeatable(self) -> bool:

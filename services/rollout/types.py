@@ -30,12 +30,15 @@ class PromptFacts:
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A tool as the environment offers it; `parameters` is a JSON schema of an object."""
+    """A tool as the environment offers it; `parameters` is a JSON schema of an object.
+
+    Calls of `parallel` tools that follow one another may be under way together."""
 
     name: str
     description: str
     parameters: Mapping[str, Any]
     read_only: bool = False
+    parallel: bool = False
 
 
 class UpdateOutcome(StrEnum):

@@ -1,5 +1,6 @@
 """An MCP server over stdio for tests, with the official SDK: notes that only this process has."""
 
+import asyncio
 import os
 import sys
 import time
@@ -36,6 +37,16 @@ def sleep(seconds: float) -> str:
     """Blocks."""
     time.sleep(seconds)
     return "awake"
+
+
+both = asyncio.Barrier(2)
+
+
+@server.tool(annotations=ToolAnnotations(read_only_hint=True))
+async def meet() -> str:
+    """Waits for another call of this tool."""
+    await both.wait()
+    return "met"
 
 
 @server.tool()

@@ -144,6 +144,7 @@ def _encode_tool(tool: Tool) -> pb.Tool:
         input_schema_json=replace_surrogates(tool.input_schema_json),
         read_only=tool.read_only,
         idempotent=tool.idempotent,
+        parallel=tool.parallel,
     )
 
 

@@ -77,7 +77,26 @@ class ServerConfig(ConfigModel):
         return self.url if self.command is None else None
 
 
-class McpConfig(ServerConfig):
+class ToolServerConfig(ServerConfig):
+    """A server whose instances take any number of calls at once.
+
+    Calls of `read_only_tools` may be repeated, like those that the server's hints declare to read
+    only. `parallel_reads` says which of them an episode may have under way together, where they
+    follow one another: none ("off"), only the `read_only_tools` ("listed"), or the hinted ones,
+    too ("hinted").
+    """
+
+    read_only_tools: tuple[str, ...] = ()
+    parallel_reads: Literal["off", "listed", "hinted"] = "off"
+
+    @model_validator(mode="after")
+    def _something_listed(self) -> "ToolServerConfig":
+        if self.parallel_reads == "listed" and not self.read_only_tools:
+            raise ValueError('parallel_reads = "listed" needs read_only_tools, and there are none')
+        return self
+
+
+class McpConfig(ToolServerConfig):
     """An MCP server over streamable HTTP, or over stdio.
 
     Over HTTP: with `instances` the server also speaks Fleet's instance wire, and each episode gets
@@ -88,7 +107,6 @@ class McpConfig(ServerConfig):
 
     transport: Literal["http", "stdio"] = "http"
     instances: bool = False
-    read_only_tools: tuple[str, ...] = ()
 
     @model_validator(mode="after")
     def _stdio_needs_a_command(self) -> "McpConfig":
@@ -100,7 +118,7 @@ class McpConfig(ServerConfig):
 FLEET_URL = "https://orchestrator.fleetai.com"
 
 
-class FleetConfig(ServerConfig):
+class FleetConfig(ToolServerConfig):
     """Fleet's control plane, FLEET_URL unless set; a `command` is an emulator to supervise instead.
 
     An instance of which Fleet hears nothing for `heartbeat_interval_s` ends, so that a gateway
@@ -116,7 +134,6 @@ class FleetConfig(ServerConfig):
     image_type: str | None = None
     heartbeat_interval_s: Annotated[int, Field(ge=30, le=3600)] = 60
     verify: Literal["remote", "local"] = "remote"
-    read_only_tools: tuple[str, ...] = ()
     browser_url: str | None = None
     browser_hosts: tuple[str, ...] = (
         "*.fleetai.com",

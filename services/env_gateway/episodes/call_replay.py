@@ -9,6 +9,7 @@ from services.env_gateway.episodes.counters import GatewayCounts
 from services.env_gateway.episodes.episode_book import EpisodeLostError
 from services.env_gateway.episodes.episode_session import CallAnswer, Session
 from services.env_gateway.episodes.tool_calls import ToolCaller
+from services.env_gateway.episodes.turn_line import TurnPlace
 
 
 class CallReplayer:
@@ -26,10 +27,15 @@ class CallReplayer:
         """Return the call's answer, and True with it if it is a stored one. Raises CallSeqError
         and EpisodeLostError."""
         episode = session.episode
-        new = episode.register_call(call_seq)
+        tool = session.tools.get(name)
+        parallel = tool is not None and tool.parallel
+        new = episode.register_call(call_seq, parallel=parallel)
         if new:
-            work = self._execute_call(session, call_seq, name, arguments_json, timeout_s)
-            session.answers[call_seq] = asyncio.create_task(work)
+            place = session.join_line(call_seq, shared=parallel)
+            work = self._execute_call(session, call_seq, name, arguments_json, timeout_s, place)
+            task = session.answers[call_seq] = asyncio.create_task(work)
+            # Also of a call that never gets as far as its turn.
+            task.add_done_callback(lambda _: session.line.leave_line(place))
             for old in episode.forget_old_calls():
                 session.answers.pop(old)
         task = session.answers[call_seq]
@@ -41,7 +47,13 @@ class CallReplayer:
             raise EpisodeLostError(f"episode {episode.episode_id} {episode.detail}") from None
 
     async def _execute_call(
-        self, session: Session, call_seq: int, name: str, arguments_json: str, timeout_s: float
+        self,
+        session: Session,
+        call_seq: int,
+        name: str,
+        arguments_json: str,
+        timeout_s: float,
+        place: TurnPlace,
     ) -> CallAnswer:
         env_key, was_tainted = session.env_key, session.episode.tainted
         facts = {
@@ -51,7 +63,7 @@ class CallReplayer:
             "tool": name[:100],
         }
         with self._watchdog.stage("call tool"), trace.span("call", facts):
-            answer = await self._caller.run_call(session, name, arguments_json, timeout_s)
+            answer = await self._caller.run_call(session, name, arguments_json, timeout_s, place)
             trace.annotate({"outcome": answer.outcome.value, "attempts": answer.attempts})
         self._counts.count_call(env_key, answer)
         self._counts.tainted[env_key] += session.episode.tainted and not was_tainted

@@ -7,7 +7,8 @@ from enum import StrEnum
 
 from services.env_gateway.tasks.task_format import Task
 
-# A client repeats only its newest call; anything older is a bug worth an error.
+# A client has at most so many calls under way, and repeats only these; anything older is a bug
+# worth an error.
 ANSWERS_KEPT = 16
 _FORGOTTEN_KEPT = 8192
 
@@ -36,7 +37,7 @@ class EpisodeLostError(Exception):
 
 
 class CallSeqError(Exception):
-    """A `call_seq` that is neither the next one nor one whose answer is kept."""
+    """A `call_seq` that is neither due nor one whose answer is kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +74,7 @@ class Episode:
     lease_until: float = float("inf")
     tainted: bool = False
     lost: bool = False
+    # The first that has not come.
     next_seq: int = 0
     seqs_kept: OrderedDict[int, None] = field(default_factory=OrderedDict[int, None])
 
@@ -82,15 +84,17 @@ class Episode:
         self.state = state
         self.detail = detail
 
-    def register_call(self, call_seq: int) -> bool:
-        """Register a call. Return True if it is new, False if its answer is kept. Raises
-        CallSeqError."""
+    def register_call(self, call_seq: int, *, parallel: bool = False) -> bool:
+        """Register a call; a `parallel` one may come before those that it follows. Return True if
+        it is new, False if its answer is kept. Raises CallSeqError."""
         if call_seq in self.seqs_kept:
             return False
-        if call_seq != self.next_seq:
+        last_due = self.next_seq + (ANSWERS_KEPT - 1 if parallel else 0)
+        if not self.next_seq <= call_seq <= last_due:
             raise CallSeqError(f"call_seq {call_seq} where {self.next_seq} is next")
-        self.next_seq += 1
         self.seqs_kept[call_seq] = None
+        while self.next_seq in self.seqs_kept:
+            self.next_seq += 1
         return True
 
     def forget_old_calls(self) -> list[int]:

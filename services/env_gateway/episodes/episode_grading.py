@@ -1,4 +1,4 @@
-"""Grading of episodes: after the call in flight, and only of a state that is known."""
+"""Grading of episodes: after the calls in flight, and only of a state that is known."""
 
 import asyncio
 
@@ -9,6 +9,7 @@ from services.env_gateway.config.gateway import EnvGatewayConfig
 from services.env_gateway.episodes.counters import GatewayCounts
 from services.env_gateway.episodes.episode_book import EpisodeLostError
 from services.env_gateway.episodes.episode_session import Session
+from services.env_gateway.episodes.turn_line import TurnPlace
 from services.env_gateway.grading.grader import GradingJob, VerifierRunner
 from services.env_gateway.grading.verdict import no_grade
 from services.env_gateway.limits.rate_gates import PacedGate, grade_gate
@@ -56,7 +57,7 @@ class EpisodeGrader:
     async def _grade_in_time(
         self, session: Session, submission: Submission, timeout_s: float
     ) -> Grade:
-        """Grade an episode in its final state, once its call in flight has ended. Raises nothing
+        """Grade an episode in its final state, once its calls in flight have ended. Raises nothing
         for the behaviour of a verifier or an environment."""
         instance, until = session.instance, min(_now() + timeout_s, session.episode.ends_at)
         if instance is None:
@@ -64,7 +65,8 @@ class EpisodeGrader:
         job = self._make_job(session, instance, submission, until)
         try:
             with self._watchdog.stage("grade"):
-                async with asyncio.timeout_at(until), session.turn:
+                turn = session.line.hold_turn(session.line.enter_line(TurnPlace()))
+                async with asyncio.timeout_at(until), turn:
                     return await self._grade_known_state(session, job)
         except TimeoutError:
             detail = f"no grade within {timeout_s:.1f} s"

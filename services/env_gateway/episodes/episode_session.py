@@ -11,6 +11,7 @@ from functools import partial
 from services.common.domain.attempts import Grade, ToolOutcome
 from services.common.parsing import run_aside
 from services.env_gateway.episodes.episode_book import Episode, EpisodeLostError, EpisodeState
+from services.env_gateway.episodes.turn_line import TurnLine, TurnPlace
 from services.env_gateway.grading.policy_writings import PolicyWritings
 from services.env_gateway.limits.admission import Ticket
 from services.env_gateway.ports import Backend, Instance, Media, Part, Text, Tool
@@ -147,7 +148,9 @@ class Session:
         self.changed = ChangeSignal()
         self.opener: asyncio.Task[None] | None = None
         self.watchers = 0
-        self.turn = asyncio.Semaphore(1)
+        self.line = TurnLine()
+        # Of calls that came before those that they follow.
+        self.early: dict[int, TurnPlace] = {}
         # Failures in a row to reach the instance.
         self.unreachable = 0
         self.answers: dict[int, asyncio.Task[CallAnswer]] = {}
@@ -161,6 +164,15 @@ class Session:
     @property
     def run_id(self) -> str:
         return self.episode.spec.run_id
+
+    def join_line(self, call_seq: int, *, shared: bool) -> TurnPlace:
+        """Return a registered call's place. It is in line once all calls before it have come; with
+        it come those that waited for this one."""
+        place = self.early[call_seq] = TurnPlace(shared=shared)
+        for seq in sorted(self.early):
+            if seq < self.episode.next_seq:
+                self.line.enter_line(self.early.pop(seq))
+        return place
 
     async def note_shown(self, parts: Iterable[Part]) -> None:
         """Record text shown to the policy."""

@@ -2,8 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,6 +13,7 @@ from services.env_gateway.config.gateway import EnvGatewayConfig, RetryConfig
 from services.env_gateway.episodes import event_metrics
 from services.env_gateway.episodes.call_gates import CallGates
 from services.env_gateway.episodes.episode_session import CallAnswer, Session
+from services.env_gateway.episodes.turn_line import TurnPlace
 from services.env_gateway.limits.backoff import Backoff
 from services.env_gateway.ports import (
     BackendError,
@@ -73,8 +73,14 @@ class ToolCaller:
         self._rng = rng
 
     async def run_call(
-        self, session: Session, name: str, arguments_json: str, timeout_s: float
+        self,
+        session: Session,
+        name: str,
+        arguments_json: str,
+        timeout_s: float,
+        place: TurnPlace,
     ) -> CallAnswer:
+        """Run a call when it is its turn, by its place in the session's line."""
         started = _now()
         tool = session.tools.get(name)
         if tool is None:
@@ -91,7 +97,7 @@ class ToolCaller:
         until = min(started + timeout_s, session.episode.ends_at)
         call = _PendingCall(session, tool, arguments, until)
         try:
-            async with _hold_turn(session, until):
+            async with session.line.hold_turn(place, until):
                 answer = await self._run_attempts(call)
                 # A grade waits for its turn, and then knows what was shown.
                 await session.note_shown(answer.parts)
@@ -181,27 +187,6 @@ class ToolCaller:
             return error
         message = f"the environment does not run any more; last seen: {error}"
         return BackendError("lost", message, delivered=error.delivered, lost=True)
-
-
-@asynccontextmanager
-async def _hold_turn(session: Session, until: float) -> AsyncGenerator[None]:
-    """Hold the episode's turn: one call at a time, in order of arrival; TimeoutError at
-    `until`."""
-    await _acquire_turn(session.turn, until)
-    try:
-        yield
-    finally:
-        session.turn.release()
-
-
-async def _acquire_turn(place: asyncio.Semaphore, until: float) -> None:
-    """Acquire the turn. Raises TimeoutError at `until`."""
-    if not place.locked():
-        # No wait, and no timer for it.
-        await place.acquire()
-        return
-    async with asyncio.timeout_at(until):
-        await place.acquire()
 
 
 def _failure_answer(call: _PendingCall, error: BackendError, decision: RetryDecision) -> CallAnswer:

@@ -78,7 +78,7 @@ class ContentPartReader:
 
 
 class GatewayEpisode:
-    """One open episode. Calls are made one after the other."""
+    """One open episode. Calls get their places in the order in which they are begun."""
 
     def __init__(self, stub: "EpisodeServiceAsyncStub", info: EpisodeInfo) -> None:
         self._stub = stub

@@ -126,7 +126,7 @@ def _tool_from_pb(tool: env_pb.Tool) -> Tool:
     schema = json.loads(tool.input_schema_json or "{}")
     if not isinstance(schema, dict):
         raise TypeError(f"the schema of tool {tool.name!r} must be a JSON object")
-    return Tool(tool.name, tool.description, schema, tool.read_only)
+    return Tool(tool.name, tool.description, schema, tool.read_only, tool.parallel)
 
 
 def tool_result_from_pb(response: env_pb.CallToolResponse, texts: Iterable[str]) -> ToolResult:

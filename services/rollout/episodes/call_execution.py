@@ -1,8 +1,10 @@
 """The calls of one turn, executed, and the replies to them."""
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
+from services.common.concurrency import raise_failure, running_tasks
 from services.common.domain.attempts import StopReason, ToolOutcome
 from services.common.printable_text import one_line
 from services.rollout.dialects.turns import PARSE_ERROR, ParseError, Reply, ToolCall
@@ -13,6 +15,8 @@ from services.rollout.types import ToolResult
 
 # Told apart of what a policy writes, and how much of each; the contract bounds both.
 _NAMES, _NAME_CHARACTERS = 8, 200
+# Calls of an episode that may be under way, by the contract.
+MOST_TOGETHER = 16
 # Outcomes after which the state of the environment cannot be known or reached.
 LOST_OUTCOMES = (ToolOutcome.SESSION_LOST, ToolOutcome.OUTCOME_UNKNOWN)
 
@@ -40,25 +44,68 @@ async def execute_calls(
     state: AttemptState,
     limits: AttemptLimits,
 ) -> TurnOutcome:
-    """Execute the calls in order, as far as the limits and the environment allow.
+    """Execute the calls in order, as far as the limits and the environment allow; those that only
+    read, and that follow one another, together.
 
     Raises EnvironmentLost."""
     outcome, counts = TurnOutcome(), state.counts
     counts.malformed_turns += any(isinstance(item, ParseError) for item in calls)
-    for item in calls:
-        if isinstance(item, ParseError):
+    for step in _split_steps(calls, episode):
+        if isinstance(step, ParseError):
             counts.parse_errors += 1
-            _count_name(counts.parse_messages, item.message)
-            outcome.replies.append(Reply(item, PARSE_ERROR, [item.message]))
-        elif limits.calls is not None and counts.tool_calls >= limits.calls:
-            outcome.stop = StopReason.MAX_CALLS
+            _count_name(counts.parse_messages, step.message)
+            outcome.replies.append(Reply(step, PARSE_ERROR, [step.message]))
+            if limits.parse_errors is not None and counts.parse_errors > limits.parse_errors:
+                outcome.stop = StopReason.MAX_PARSE_ERRORS
         else:
-            outcome.add_result(item, await _call_tool(item, episode, state, limits))
-        if limits.parse_errors is not None and counts.parse_errors > limits.parse_errors:
-            outcome.stop = StopReason.MAX_PARSE_ERRORS
+            left = len(step) if limits.calls is None else limits.calls - counts.tool_calls
+            results = await _call_together(step[:left], episode, state, limits)
+            for call, result in zip(step, results, strict=False):
+                outcome.add_result(call, result)
+            if left < len(step) and outcome.stop is None:
+                outcome.stop = StopReason.MAX_CALLS
         if outcome.stop is not None:
             break
     return outcome
+
+
+def _split_steps(
+    calls: Sequence[ToolCall | ParseError], episode: Episode
+) -> list[ParseError | list[ToolCall]]:
+    """Split a turn into what is executed one after the other. Calls of one step are made together:
+    one alone, or neighbours of which the environment bears several."""
+    # By this episode's own tools: those of the prompt may be another gateway's.
+    parallel = {tool.name for tool in episode.info.tools if tool.parallel}
+    steps: list[ParseError | list[ToolCall]] = []
+    for item in calls:
+        last = steps[-1] if steps else None
+        if isinstance(item, ParseError):
+            steps.append(item)
+        elif isinstance(last, list) and _joins(item, last, parallel):
+            last.append(item)
+        else:
+            steps.append([item])
+    return steps
+
+
+def _joins(call: ToolCall, step: list[ToolCall], parallel: Collection[str]) -> bool:
+    both = call.name in parallel and step[0].name in parallel
+    return both and len(step) < MOST_TOGETHER
+
+
+async def _call_together(
+    calls: Sequence[ToolCall], episode: Episode, state: AttemptState, limits: AttemptLimits
+) -> list[ToolResult]:
+    """Make calls together; return their results in order. The first failure ends the others."""
+    if len(calls) == 1:
+        return [await _call_tool(calls[0], episode, state, limits)]
+    async with running_tasks(
+        *(_call_tool(call, episode, state, limits) for call in calls)
+    ) as tasks:
+        if tasks:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+        raise_failure(tasks)
+        return [task.result() for task in tasks]
 
 
 async def _call_tool(

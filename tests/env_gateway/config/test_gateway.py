@@ -17,6 +17,12 @@ from services.env_gateway.config.gateway import EnvGatewayConfig
         ({"backends": {"mcp": {"url": "ftp://x"}}}, "http"),
         ({"backends": {"mcp": {}}}, "url and command"),
         ({"limits": {"max_calls": 0}}, "max_calls"),
+        (
+            {"backends": {"mcp": {"url": "http://x", "parallel_reads": "listed"}}},
+            'parallel_reads = "listed" needs read_only_tools',
+        ),
+        # One message at a time goes through its WebSocket.
+        ({"backends": {"openenv": {"url": "http://x", "parallel_reads": "hinted"}}}, "parallel"),
     ],
 )
 def test_a_wrong_section_is_refused(section: dict[str, Any], message: str) -> None:

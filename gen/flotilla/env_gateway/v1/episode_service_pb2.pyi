@@ -249,12 +249,17 @@ class Tool(google.protobuf.message.Message):
     INPUT_SCHEMA_JSON_FIELD_NUMBER: builtins.int
     READ_ONLY_FIELD_NUMBER: builtins.int
     IDEMPOTENT_FIELD_NUMBER: builtins.int
+    PARALLEL_FIELD_NUMBER: builtins.int
     name: builtins.str
     description: builtins.str
     input_schema_json: builtins.str
     """JSON schema of the arguments, as the environment gave it."""
     read_only: builtins.bool
     idempotent: builtins.bool
+    parallel: builtins.bool
+    """A read-only tool whose calls may be under way together, by the gateway's
+    configuration. `read_only` alone may be no more than a server's hint.
+    """
     def __init__(
         self,
         *,
@@ -263,8 +268,9 @@ class Tool(google.protobuf.message.Message):
         input_schema_json: builtins.str = ...,
         read_only: builtins.bool = ...,
         idempotent: builtins.bool = ...,
+        parallel: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["description", b"description", "idempotent", b"idempotent", "input_schema_json", b"input_schema_json", "name", b"name", "read_only", b"read_only"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["description", b"description", "idempotent", b"idempotent", "input_schema_json", b"input_schema_json", "name", b"name", "parallel", b"parallel", "read_only", b"read_only"]) -> None: ...
 
 global___Tool = Tool
 
@@ -323,7 +329,11 @@ class CallToolRequest(google.protobuf.message.Message):
     DEADLINE_FIELD_NUMBER: builtins.int
     episode_id: builtins.str
     call_seq: builtins.int
-    """From 0, one more for each call of the episode."""
+    """From 0, one more for each call of the episode. Calls have their turns in
+    this order. It has to be the next, or, where the answer may be lost, one of
+    the newest 16. A call of a `parallel` tool may come before those that it
+    follows, up to 15 early: it waits for them.
+    """
     name: builtins.str
     arguments_json: builtins.str
     @property

@@ -145,7 +145,9 @@ class EpisodeServiceServicer(object):
     def CallTool(self, request, context):
         """Executes one tool call. A repeated `call_seq` returns the stored answer and
         executes nothing: from rollout to gateway a call happens exactly once, from
-        gateway to environment an unsafe one at most once.
+        gateway to environment an unsafe one at most once. Calls of `parallel` tools
+        that follow one another may be under way together, at most 16; any other
+        call begins when all before it have ended, and ends before the next begins.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -61,7 +61,9 @@ class EpisodeServiceStub:
     ]
     """Executes one tool call. A repeated `call_seq` returns the stored answer and
     executes nothing: from rollout to gateway a call happens exactly once, from
-    gateway to environment an unsafe one at most once.
+    gateway to environment an unsafe one at most once. Calls of `parallel` tools
+    that follow one another may be under way together, at most 16; any other
+    call begins when all before it have ended, and ends before the next begins.
     """
 
     Grade: grpc.StreamUnaryMultiCallable[
@@ -155,7 +157,9 @@ class EpisodeServiceAsyncStub:
     ]
     """Executes one tool call. A repeated `call_seq` returns the stored answer and
     executes nothing: from rollout to gateway a call happens exactly once, from
-    gateway to environment an unsafe one at most once.
+    gateway to environment an unsafe one at most once. Calls of `parallel` tools
+    that follow one another may be under way together, at most 16; any other
+    call begins when all before it have ended, and ends before the next begins.
     """
 
     Grade: grpc.aio.StreamUnaryMultiCallable[
@@ -253,7 +257,9 @@ class EpisodeServiceServicer(metaclass=abc.ABCMeta):
     ) -> typing.Union[flotilla.env_gateway.v1.episode_service_pb2.CallToolResponse, collections.abc.Awaitable[flotilla.env_gateway.v1.episode_service_pb2.CallToolResponse]]:
         """Executes one tool call. A repeated `call_seq` returns the stored answer and
         executes nothing: from rollout to gateway a call happens exactly once, from
-        gateway to environment an unsafe one at most once.
+        gateway to environment an unsafe one at most once. Calls of `parallel` tools
+        that follow one another may be under way together, at most 16; any other
+        call begins when all before it have ended, and ends before the next begins.
         """
 
     @abc.abstractmethod

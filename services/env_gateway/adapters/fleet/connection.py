@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import aiohttp
 
@@ -12,6 +13,7 @@ from services.env_gateway.adapters.fleet.heartbeats import Heartbeats
 from services.env_gateway.adapters.fleet.tools import FleetTools, RouteCache
 from services.env_gateway.adapters.fleet.verifier import FleetVerifier
 from services.env_gateway.adapters.mcp.client import McpSession
+from services.env_gateway.adapters.mcp.read_only import mark_read_only
 from services.env_gateway.adapters.supervised_server import ServerAddress
 from services.env_gateway.config.backends import FleetConfig
 from services.env_gateway.ports import ProvisionRequest
@@ -37,7 +39,7 @@ class FleetConnection:
         self.heartbeats = Heartbeats(ttl_s=config.heartbeat_interval_s)
         self.browsers = BrowserClient(self.api, config)
         self._routes: RouteCache = {}
-        self._read_only = frozenset(config.read_only_tools)
+        self._mark_tool = partial(mark_read_only, config=config)
 
     async def delete_instance(self, joined: str, timeout_s: float) -> None:
         """Delete an instance and the browser that was leased for it."""
@@ -65,7 +67,7 @@ class FleetConnection:
             McpSession(api.http, url, headers=api.headers, limits=api.limits) for url in urls
         ]
         key = (*env, request.task.modality)
-        return FleetTools(sessions, key, self._routes, self._read_only)
+        return FleetTools(sessions, key, self._routes, self._mark_tool)
 
     async def close(self) -> None:
         await self.heartbeats.close()

@@ -5,8 +5,8 @@ in front answers for what does not run (yet) with 404, 502 or 503. The endpoint 
 found once for an environment's version, and remembered."""
 
 import asyncio
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from services.env_gateway.adapters.http_client import HttpError
@@ -41,12 +41,12 @@ class FleetTools:
         sessions: Sequence[McpSession],
         key: tuple[str, str, str],
         memory: RouteCache,
-        read_only: Collection[str],
+        mark_tool: Callable[[Tool], Tool],
     ) -> None:
         self._sessions = sessions
         self._key = key
         self._memory = memory
-        self._read_only = read_only
+        self._mark_tool = mark_tool
         self._routes = ToolRoutes((), {}, final=False)
         self._served_at: float | None = None
 
@@ -103,8 +103,7 @@ class FleetTools:
         for index, listed in enumerate(found):
             for tool in () if isinstance(listed, BackendError) else listed:
                 if tool.name not in tools:
-                    read_only = tool.read_only or tool.name in self._read_only
-                    tools[tool.name] = replace(tool, read_only=read_only)
+                    tools[tool.name] = self._mark_tool(tool)
                     owners[tool.name] = index
         final = all(not isinstance(e, BackendError) or _is_absent(e) for e in found)
         return ToolRoutes(tuple(tools.values()), owners, final)

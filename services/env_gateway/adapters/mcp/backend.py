@@ -1,7 +1,6 @@
 """MCP servers as environments, with Fleet's instance wire or as one server that all share."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import aiohttp
@@ -10,6 +9,7 @@ from services.env_gateway.adapters.fleet import wire as fleet_wire
 from services.env_gateway.adapters.fleet.errors import classify_error
 from services.env_gateway.adapters.http_client import HttpError, exchange_json, open_http_session
 from services.env_gateway.adapters.mcp.client import McpSession
+from services.env_gateway.adapters.mcp.read_only import mark_read_only
 from services.env_gateway.adapters.server_address import connect_server
 from services.env_gateway.adapters.supervised_server import ServerAddress
 from services.env_gateway.config.backends import McpConfig
@@ -235,8 +235,7 @@ class McpBackend:
             tools = await session.list_tools(timeout_s)
             if not tools:
                 raise BackendError("no_tools", "the server lists no tools yet", delivered=False)
-            allowed = self._config.read_only_tools
-            known = [replace(t, read_only=t.read_only or t.name in allowed) for t in tools]
+            known = [mark_read_only(tool, self._config) for tool in tools]
             self._tools[env] = known
         return known
 

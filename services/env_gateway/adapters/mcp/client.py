@@ -50,6 +50,7 @@ class McpSession:
         self._base_headers = {**_HEADERS, **(headers or {})}
         self._headers = dict(self._base_headers)
         self._open = False
+        self._openings = 0
         self._next_id = 0
         self._opening = asyncio.Lock()
 
@@ -68,6 +69,7 @@ class McpSession:
                 self._headers["mcp-session-id"] = session_id
                 # A server that gave no session id keeps nothing that this could change.
                 await self._send_message(INITIALIZED, _seconds_left(until))
+            self._openings += 1
             self._open = True
 
     async def list_tools(self, timeout_s: float) -> list[Tool]:
@@ -96,17 +98,20 @@ class McpSession:
         neither the session nor a new one."""
         until = _now() + timeout_s
         for attempt in range(2):
+            opening = None
             try:
                 await self._ensure_open(_seconds_left(until))
+                opening = self._openings
                 return (await self._exchange_messages(method, params, _seconds_left(until)))[0]
             except HttpError as error:
                 if error.status != 404:
                     raise
                 # Refused before dispatch: the server has forgotten the session, or is gone.
-                if attempt or not self._open:
+                if attempt or opening is None:
                     message = f"the environment is gone: {error}"
                     raise BackendError("lost", message, delivered=False, lost=True) from error
-                self._open = False
+                # Not where another request that was refused has opened it anew meanwhile.
+                self._open = self._open and opening != self._openings
         raise AssertionError("the second attempt returns or raises")
 
     async def close(self, timeout_s: float) -> None:

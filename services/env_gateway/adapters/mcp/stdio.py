@@ -3,11 +3,11 @@
 import asyncio
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from services.common.large_values import run_aside_for
+from services.env_gateway.adapters.mcp.read_only import mark_read_only
 from services.env_gateway.adapters.mcp.stdio_server import StdioServer
 from services.env_gateway.adapters.mcp.wire import (
     INITIALIZE,
@@ -58,7 +58,7 @@ class StdioInstance:
             await self._server.send_request("initialize", INITIALIZE, timeout_s)
             await self._server.send_notification(INITIALIZED)
             self._initialized = True
-        return [self._backend.apply_read_only(tool) for tool in await self._fetch_tools(until)]
+        return [self._backend.mark_tool(tool) for tool in await self._fetch_tools(until)]
 
     async def get_first_observation(self, *, timeout_s: float) -> Sequence[Part]:
         return ()
@@ -142,8 +142,8 @@ class McpStdioBackend:
     def forget_instance(self, instance_id: str) -> None:
         self._running.pop(instance_id, None)
 
-    def apply_read_only(self, tool: Tool) -> Tool:
-        return replace(tool, read_only=tool.read_only or tool.name in self._config.read_only_tools)
+    def mark_tool(self, tool: Tool) -> Tool:
+        return mark_read_only(tool, self._config)
 
 
 def _episode_environment(task: Task) -> dict[str, str]:

@@ -157,6 +157,20 @@ async def test_a_forgotten_session_is_opened_anew_once() -> None:
         assert (methods.count("initialize"), calls) == (2, 2)
 
 
+async def test_calls_that_find_their_session_forgotten_together_open_it_anew_once() -> None:
+    first = asyncio.Barrier(2)
+
+    async def handle(request: web.Request, message: dict[str, Any]) -> web.StreamResponse:
+        if message["id"] > 3:
+            return answer(message, {"content": []})
+        await first.wait()
+        return web.Response(status=404)
+
+    async with session_with(handle) as (session, methods):
+        await asyncio.gather(*(session.call_tool("t", {}, 5.0) for _ in range(2)))
+        assert (methods.count("initialize"), methods.count("tools/call")) == (2, 4)
+
+
 async def test_a_server_that_knows_nobody_is_gone() -> None:
     async def handle(request: web.Request, message: dict[str, Any]) -> web.StreamResponse:
         return web.Response(status=404)

@@ -58,7 +58,14 @@ async def test_tools_are_listed_with_their_class(backend: McpStdioBackend) -> No
     tools = {tool.name: tool for tool in await instance.list_tools(timeout_s=20.0)}
     assert tools["list_notes"].is_repeatable and not tools["add_note"].is_repeatable
     assert tools["process_id"].read_only, "by the configuration's word"
+    assert not any(tool.parallel for tool in tools.values())
     assert json.loads(tools["add_note"].input_schema_json)["required"] == ["text"]
+
+
+async def test_two_calls_of_one_process_are_under_way_together(backend: McpStdioBackend) -> None:
+    instance = await started(backend)
+    met = await asyncio.gather(text(instance, "meet"), text(instance, "meet"))
+    assert met == ["met", "met"]
 
 
 async def test_each_episode_has_a_process_and_knows_its_task(backend: McpStdioBackend) -> None:

@@ -1,0 +1,22 @@
+"""Tools that only read, as far as the settings trust whoever says so."""
+
+from dataclasses import replace
+
+from services.env_gateway.config.backends import ToolServerConfig
+from services.env_gateway.ports import Tool
+from services.env_gateway.tools.tool_selection import COMPUTER
+
+
+def mark_read_only(tool: Tool, config: ToolServerConfig) -> Tool:
+    """Return a tool with what the settings say of it, besides the server's own hints."""
+    listed = tool.name in config.read_only_tools
+    # One call of the screen's may only look and the next one click.
+    trusted = (
+        tool.name != COMPUTER
+        and {
+            "off": False,
+            "listed": listed,
+            "hinted": listed or tool.read_only,
+        }[config.parallel_reads]
+    )
+    return replace(tool, read_only=listed or tool.read_only, parallel=trusted)
