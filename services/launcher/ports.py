@@ -7,6 +7,7 @@ from typing import Protocol
 
 from services.launcher.backends.ports import LaunchSpec
 from services.launcher.config.launcher import LauncherConfig
+from services.launcher.run_plan import RunPlan
 from services.launcher.state import Cost, Outcome, Run
 from services.launcher.store.ledger import RunEvent, StoredRun
 
@@ -103,10 +104,19 @@ class CostMeter(Protocol):
     def __call__(self, tick: MeterTick) -> MeterVerdict: ...
 
 
+class ModelPin(Protocol):
+    """Resolver of a spec's model, called once before a run is begun."""
+
+    async def __call__(self, plan: RunPlan) -> str | None:
+        """Return the commit that the run is to keep; None where there is none."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class LauncherHooks:
-    """Gate, meter and observers of a launcher. All are optional."""
+    """Pin, gate, meter and observers of a launcher. All are optional."""
 
+    pin: ModelPin | None = None
     gate: StartGate | None = None
     meter: CostMeter | None = None
     observers: tuple[RunObserver, ...] = ()

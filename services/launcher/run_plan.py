@@ -53,6 +53,12 @@ def parse_spec(text: str) -> RunPlan:
     return RunPlan(name=name, text=canonical_json(spec), spec=spec, config=config)
 
 
+def pin_revision(plan: RunPlan, commit: str) -> RunPlan:
+    """Return the plan with the commit of the hub that its model is at."""
+    policy = {**plan.spec["policy"], "revision": commit}
+    return parse_spec(canonical_json({**plan.spec, "policy": policy}))
+
+
 def make_run_id(name: str, now: datetime, taken: Collection[str]) -> str:
     """Make a run id of the spec name and the UTC time; a number is appended where that is
     taken."""

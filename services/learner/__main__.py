@@ -37,6 +37,7 @@ def _load_learner() -> Callable[[Runtime[LearnerConfig]], Awaitable[None]]:
     async def run_with_memory(memory: Path, runtime: Runtime[LearnerConfig]) -> None:
         policy = runtime.shared.policy
         check_model_files(policy, runtime.run_dir)
+        await _stage_model(runtime)
         tokenizer = tokenizer_digests_of(policy)
         machines = _build_machines(runtime)
         ranks = _build_ranks(runtime, memory, machines)
@@ -60,6 +61,19 @@ def _load_learner() -> Callable[[Runtime[LearnerConfig]], Awaitable[None]]:
                 await asyncio.to_thread(sink.close)
 
     return run_learner_service
+
+
+async def _stage_model(runtime: Runtime[LearnerConfig]) -> None:
+    """Fetch the model before the ranks load it, all at once; checkpoints do without its weights.
+
+    Raises ConfigError."""
+    from services.common.adapters.model_hub import stage_model
+
+    policy = runtime.shared.policy
+    if any(runtime.run_dir.glob("checkpoints/step-*")):
+        return
+    with runtime.loading():
+        await asyncio.to_thread(stage_model, policy.model, policy.revision)
 
 
 def _memory_name(runtime: Runtime[LearnerConfig]) -> str:

@@ -9,7 +9,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from services.common.errors import ConfigError
 from services.common.run_membership import ReplicaStatus
 from services.common.service_main import RegistryContract, Runtime, run_service_process
 from services.common.shared_memory import private_folder, shared_name
@@ -21,10 +20,11 @@ if TYPE_CHECKING:
     from services.rollout.adapters.env_gateway import GatewayEnvironment
     from services.rollout.adapters.learner import GroupClient
     from services.rollout.adapters.learner_calls import WorkerIdentity
-    from services.rollout.adapters.tokenizer import TransformersTokenizer
+    from services.rollout.adapters.model_files import ModelFiles
     from services.rollout.api.rollout_service import RolloutService
     from services.rollout.episodes.episode import AttemptRunner
-    from services.rollout.ports import Dialect, Engine
+    from services.rollout.ports import Engine
+    from services.rollout.work.burn_in import BurnIn
     from services.rollout.work.weight_updater import WeightUpdater
     from services.rollout.work.worker import Worker
 
@@ -40,20 +40,12 @@ STATUS_INTERVAL_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class _ModelFolder:
-    """Contents of the model's folder without its weights."""
-
-    folder: Path
-    tokenizer: "TransformersTokenizer"
-    dialect: "Dialect"
-
-
-@dataclass(frozen=True, slots=True)
 class _WorkerParts:
     """Parts that run side by side in a worker process."""
 
     environment: "GatewayEnvironment"
     follower: "WeightUpdater"
+    burn_in: "BurnIn"
     worker: "Worker"
     service: "RolloutService"
 
@@ -73,12 +65,13 @@ async def serve_rollout(runtime: Runtime[RolloutConfig]) -> None:
     from flotilla.rollout.v1 import rollout_service_pb2_grpc
     from services.common import rpc
     from services.common.concurrency import run_unless, run_until_first
+    from services.rollout.adapters.model_files import read_model_files
     from services.rollout.ports import EngineDead
 
     runtime.watchdog.limit_s = runtime.config.stall_s
     async with AsyncExitStack() as stack:
         with runtime.loading():
-            model = await asyncio.to_thread(_read_model, runtime.shared, runtime.config)
+            model = await asyncio.to_thread(read_model_files, runtime.shared, runtime.config)
             engine = await _start_engine(runtime, model)
         name = f"{shared_name(runtime.run_id, runtime.run_dir)}-{runtime.worker_id}"
         memory = stack.enter_context(private_folder(name))
@@ -96,10 +89,10 @@ async def serve_rollout(runtime: Runtime[RolloutConfig]) -> None:
         runtime.log.info("serving", address=serving.address, worker=runtime.worker_id)
         try:
             await run_until_first(
-                parts.worker.run_until_drained(runtime.drain),
+                _work_until_drained(parts, runtime.drain),
                 parts.follower.keep_updating(),
                 parts.environment.keep_renewing(),
-                _watch_engine(engine),
+                _watch_engine(engine, parts.burn_in),
                 _keep_reporting(parts, engine, serving),
             )
         except EngineDead as error:
@@ -109,7 +102,7 @@ async def serve_rollout(runtime: Runtime[RolloutConfig]) -> None:
 
 
 async def _connect_peers(
-    runtime: Runtime[RolloutConfig], model: "_ModelFolder", engine: "Engine", memory: Path
+    runtime: Runtime[RolloutConfig], model: "ModelFiles", engine: "Engine", memory: Path
 ) -> "_WorkerParts":
     from services.common import rpc
     from services.rollout.adapters.env_gateway import GatewayEnvironment
@@ -117,6 +110,7 @@ async def _connect_peers(
     from services.rollout.adapters.learner_calls import RunEpoch
     from services.rollout.adapters.policy_feed import PolicyClient
     from services.rollout.episodes.episode import AttemptRunner
+    from services.rollout.work.burn_in import BurnIn
     from services.rollout.work.weight_updater import WeightUpdater
 
     config, watchdog = runtime.config, runtime.watchdog
@@ -137,7 +131,14 @@ async def _connect_peers(
     feed = PolicyClient(learner, identity, epoch, weights=weights)
     follower = WeightUpdater(feed, engine, memory / "staged.safetensors", watchdog)
     groups = GroupClient(learner, identity, epoch)
-    return _make_parts(runtime, engine, environment, groups, runner, follower)
+    burn_in = BurnIn(
+        engine,
+        config.burn_in_lengths(runtime.shared.policy.max_model_len),
+        config.burn_in_hints,
+        model.tokenizer.draw_ordinary,
+        follower.wait_for_first_weights,
+    )
+    return _make_parts(runtime, engine, environment, groups, runner, follower, burn_in)
 
 
 def _make_parts(
@@ -147,6 +148,7 @@ def _make_parts(
     groups: "GroupClient",
     runner: "AttemptRunner",
     follower: "WeightUpdater",
+    burn_in: "BurnIn",
 ) -> "_WorkerParts":
     from services.rollout.api.rollout_service import RolloutService
     from services.rollout.work.worker import Worker
@@ -164,18 +166,24 @@ def _make_parts(
         runtime.worker_id,
         worker,
         follower,
+        burn_in,
         runner,
         lambda: engine.policy,
         runtime.drain,
         config.attempt_timeout_s,
     )
-    return _WorkerParts(environment, follower, worker, service)
+    return _WorkerParts(environment, follower, burn_in, worker, service)
 
 
-async def _watch_engine(engine: "Engine") -> None:
-    from services.rollout.ports import EngineDead
+async def _work_until_drained(parts: "_WorkerParts", drain: asyncio.Event) -> None:
+    from services.common.concurrency import run_unless
 
-    raise EngineDead(await engine.wait_until_dead())
+    await run_unless(drain, parts.burn_in.run_once())
+    await parts.worker.run_until_drained(drain)
+
+
+async def _watch_engine(engine: "Engine", burn_in: "BurnIn") -> None:
+    raise burn_in.explain_death(await engine.wait_until_dead())
 
 
 def _engine_dead(error: Exception) -> Exception:
@@ -199,7 +207,8 @@ async def _keep_reporting(parts: "_WorkerParts", engine: "Engine", serving: "Ser
     from services.rollout.api import prometheus
 
     while True:
-        prometheus.show_worker_metrics(parts.worker, engine.policy.version if engine.policy else -1)
+        version = engine.policy.version if engine.policy else -1
+        prometheus.show_worker_metrics(parts.worker, version, parts.burn_in.metrics)
         serving.set_serving(_make_status(parts.service).serving)
         await asyncio.sleep(STATUS_INTERVAL_S)
 
@@ -222,33 +231,13 @@ def check_dialect(shared: SharedConfig, config: RolloutConfig) -> str:
         return f"the dialect of {shared.policy.model} is rehearsed once it has been downloaded"
     if find_spec("transformers") is None or find_spec("renderers") is None:
         return "the dialect is rehearsed where the rollout's packages are installed"
-    _read_model(shared, config)
+    from services.rollout.adapters.model_files import read_model_files
+
+    read_model_files(shared, config)
     return ""
 
 
-def _read_model(shared: SharedConfig, config: RolloutConfig) -> "_ModelFolder":
-    from services.rollout.adapters.dialect_choice import choose_dialect
-    from services.rollout.adapters.stop_tokens import check_stop_ids, read_eos_ids
-    from services.rollout.adapters.tokenizer import load_tokenizer, model_folder
-    from services.rollout.dialects.rehearsal import rehearse_dialect
-    from services.rollout.ports import TemplateError
-
-    policy = shared.policy
-    trusted = policy.trust_remote_code
-    try:
-        folder = model_folder(policy.model, policy.revision)
-        tokenizer = load_tokenizer(
-            folder, trust_remote_code=trusted, template_options=config.dialect.options
-        )
-        dialect = choose_dialect(policy.model, tokenizer, config.dialect, read_eos_ids(folder))
-        check_stop_ids(dialect.stop_ids, folder, trust_remote_code=trusted)
-        rehearse_dialect(dialect, tokenizer, config.dialect.retention)
-    except (OSError, TemplateError) as error:
-        raise ConfigError(f"policy.model: {error}") from error
-    return _ModelFolder(folder, tokenizer, dialect)
-
-
-async def _start_engine(runtime: Runtime[RolloutConfig], model: "_ModelFolder") -> "Engine":
+async def _start_engine(runtime: Runtime[RolloutConfig], model: "ModelFiles") -> "Engine":
     config = runtime.config
     if config.engine.kind == "fake":
         from services.rollout.adapters.fake import FakeEngine

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         Completion,
         EpisodeInfo,
         Lease,
+        MemoryPeak,
         OpenRequest,
         PromptFacts,
         Publication,
@@ -178,6 +179,18 @@ class Engine(Protocol):
 
     async def compute_logprobs(self, token_ids: "NDArray[np.int32]") -> "NDArray[np.float32]":
         """Return logprobs of tokens 1..n-1 given those before them, at temperature 1."""
+        ...
+
+    async def burn_in(
+        self, token_ids: "NDArray[np.int32]", max_tokens: int, timeout_s: float
+    ) -> "Completion":
+        """Sample `max_tokens` whatever ends turns, computed anew and kept for no other request.
+
+        After `timeout_s` it is returned as far as it was sampled. Raises EngineError."""
+        ...
+
+    async def measure_memory(self) -> "Sequence[MemoryPeak]":
+        """Return the peaks of the engine's processes so far. Raises EngineError."""
         ...
 
     async def wait_until_dead(self) -> str:

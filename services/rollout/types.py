@@ -105,6 +105,16 @@ OUT_OF_TIME = Completion(
 
 
 @dataclass(frozen=True, slots=True)
+class MemoryPeak:
+    """The most memory that one process of an engine has had, in bytes; of its device, too, and how
+    large that is, where it computes on one."""
+
+    host: int
+    device: int = 0
+    device_total: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Probe:
     """A continuation that the learner asks for to judge the engine."""
 

@@ -14,6 +14,7 @@ from services.common import rpc
 from services.rollout.adapters.fake import FakeEngine
 from services.rollout.api.rollout_service import RolloutService
 from services.rollout.episodes.episode import AttemptRunner
+from services.rollout.work.burn_in import BurnIn
 from services.rollout.work.weight_updater import WeightUpdater
 from services.rollout.work.worker import Worker, WorkerOptions
 from tests.support.fake_peers import TOKEN
@@ -44,6 +45,7 @@ async def client(environment: FakeEnvironment | None = None) -> AsyncGenerator[R
         "rollout-0",
         Worker(unused, runner, lambda: fake.policy, WorkerOptions(4, 1.0, 0.1, 5.0)),
         WeightUpdater(unused, fake, unused),
+        BurnIn(fake, None, unused, unused, unused),
         runner,
         lambda: fake.policy,
         drain,

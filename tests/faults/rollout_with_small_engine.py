@@ -29,7 +29,8 @@ def _load() -> Callable[[Runtime[RolloutConfig]], Awaitable[None]]:
     # The tokenizer does without it, and importing it would take most of a test's time.
     modules: dict[str, Any] = sys.modules
     modules["torch"] = None
-    from services.rollout.adapters import fake, tokenizer
+    from services.common.adapters import model_hub
+    from services.rollout.adapters import fake
     from tests.faults import small_policy
     from tests.faults.small_engine import SmallEngine
 
@@ -42,7 +43,7 @@ def _load() -> Callable[[Runtime[RolloutConfig]], Awaitable[None]]:
     setattr(small_policy, "ROPE_THETA", theta)  # noqa: B010 - it is a constant to everybody else
     if FOLDER in os.environ:
         other = Path(os.environ[FOLDER])
-        setattr(tokenizer, "model_folder", lambda model, revision: other)  # noqa: B010
+        setattr(model_hub, "stage_model", lambda model, revision: other)  # noqa: B010
     return load()
 
 

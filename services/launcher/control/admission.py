@@ -21,7 +21,7 @@ from services.launcher.backends.ports import (
 from services.launcher.control import budget, spec_check
 from services.launcher.control.launch_spec import NO_REGISTRY, make_launch_spec
 from services.launcher.control.recover_from_folder import recover_stored_run
-from services.launcher.control.spec_changes import diff_specs
+from services.launcher.control.spec_changes import diff_specs, kept_commit
 from services.launcher.run_plan import BadSpecError, RunPlan
 from services.launcher.state import LEARNER, Run, RunMode, RunState
 from services.launcher.store.ledger import Ledger, StoredRun
@@ -89,6 +89,8 @@ class Admission:
             raise refusal_error(StatusCode.INVALID_ARGUMENT, "BAD_SPEC", message)
         if stored is not None:
             self._check_may_change(stored, plan)
+            commit = kept_commit(json.loads(stored.spec_json), plan.spec)
+            plan = plans.pin_revision(plan, commit) if commit else plan
         taken = self._store.list_run_ids() | {path.name for path in self._folder.iterdir()}
         run_id = resume or plans.make_run_id(plan.name, datetime.now(UTC), taken)
         offers = await self.collect_offers(plan, self._folder / run_id)

@@ -12,6 +12,7 @@ from grpc import StatusCode
 
 from services.common import log
 from services.common.config import ConfigError
+from services.common.spec import parse_shared
 from services.launcher import clock
 from services.launcher import run_plan as plans
 from services.launcher.backends.ports import (
@@ -186,13 +187,19 @@ class Launcher:
             if self._closing:
                 raise refusal_error(StatusCode.UNAVAILABLE, "CLOSING", _CLOSING)
             plan, run_id, prices = await self._admission.admit_run(spec_json, mode, resume)
+            pin = self._equipment.hooks.pin
+            commit = await pin(plan) if pin is not None else None
             if self._closing:
                 raise refusal_error(StatusCode.UNAVAILABLE, "CLOSING", _CLOSING)
+            asked = plan
+            plan = plans.pin_revision(plan, commit) if commit else plan
             run_dir = self.folder / run_id
             run_dir.mkdir(exist_ok=True)
             (run_dir / SPEC_FILE).write_text(plan.text)
             with self.store.transaction():
                 stored = self._record_begin(plan, run_id, mode, prices)
+                if commit:
+                    self._tell_pin(run_id, asked, commit)
                 self.store.save_request(request_id, digest, run_id)
             # Who asks no longer must not leave a run that nobody watches; and until it is watched,
             # nobody else has a turn.
@@ -202,6 +209,14 @@ class Launcher:
             finally:
                 await asyncio.wait({beginning})
         return run_id
+
+    def _tell_pin(self, run_id: str, asked: RunPlan, commit: str) -> None:
+        policy = parse_shared(asked.spec, where="spec").policy
+        text = (
+            f"{policy.model}: revision {policy.revision or 'main'} is commit {commit}, which this"
+            " run and its resumes keep"
+        )
+        self.store.add_event(run_id, time.time(), "message", {"text": text})
 
     async def _begin_run(self, stored: StoredRun, config: LauncherConfig) -> None:
         try:

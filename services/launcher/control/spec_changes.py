@@ -1,5 +1,6 @@
 """Differences between the spec of a run and the one with which it is to go on. Pure."""
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,8 @@ _FIXED = {
     "policy.rope_scaling": "its weights were trained under it",
 }
 _CRITIC = ("learner.algorithm.advantage", "gae")
+# As the launcher pins it.
+_COMMIT = re.compile(r"[0-9a-f]{40}")
 _ABSENT = object()
 _SHOWN_CHARACTERS = 80
 
@@ -45,14 +48,21 @@ class SpecChange:
         return f"{text} (cannot change: {self.fixed_reason})" if self.fixed_reason else text
 
 
+def kept_commit(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> str | None:
+    """Return the commit that a run's model is at, where a spec leaves open which: it names no
+    revision, or one that moves."""
+    old, new = (parse_shared(spec, where="spec").policy for spec in (stored, wanted))
+    pinned, asked = _COMMIT.fullmatch(old.revision or ""), _COMMIT.fullmatch(new.revision or "")
+    return old.revision if old.model == new.model and pinned and not asked else None
+
+
 def diff_specs(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[SpecChange]:
     """Return every key whose value differs, in the form in which one types it. Raises
     ConfigError."""
-    return list(
-        _diff_values(
-            _with_defaults(stored, "the run's own spec"), _with_defaults(wanted, "spec"), ""
-        )
-    )
+    old, new = _with_defaults(stored, "the run's own spec"), _with_defaults(wanted, "spec")
+    if commit := kept_commit(stored, wanted):
+        new["policy"]["revision"] = commit
+    return list(_diff_values(old, new, ""))
 
 
 def _with_defaults(spec: Mapping[str, Any], where: str) -> dict[str, Any]:

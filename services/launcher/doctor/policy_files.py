@@ -2,9 +2,12 @@
 
 import asyncio
 import json
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from services.common.python_command import python_command
+from services.common.spec import PolicyConfig
 from services.launcher.doctor.findings import Finding, NotApplicableError, fail, first_line, warn
 from services.launcher.doctor.probe_process import run_command
 from services.launcher.doctor.run_context import RunContext
@@ -13,6 +16,18 @@ from services.launcher.state import LEARNER, ROLLOUT
 
 # The exit code of `hub_probe` when the hub answered that it has no such model for us.
 _HUB_REFUSED = 2
+
+
+@dataclass(frozen=True, slots=True)
+class HubModel:
+    """A model on the hub at one commit; sizes in bytes, `missing` and `free` of this machine's
+    cache."""
+
+    commit: str
+    size: int
+    missing: int
+    free: int
+    cache: str
 
 
 class NoPolicyError(Exception):
@@ -38,19 +53,28 @@ async def fetch_policy_folder(context: RunContext) -> Path:
     folder = Path(policy.model)
     if await asyncio.to_thread(folder.is_dir):
         return folder
-    question = json.dumps({"model": policy.model, "revision": policy.revision})
+    return Path((await _ask_hub(policy, context.environ)).strip())
+
+
+async def look_up_policy(policy: PolicyConfig, environ: Mapping[str, str]) -> HubModel:
+    """Ask the hub for a model's commit and size, as we may read it. Raises NoPolicyError."""
+    return HubModel(**json.loads(await _ask_hub(policy, environ, look_up=True)))
+
+
+async def _ask_hub(
+    policy: PolicyConfig, environ: Mapping[str, str], *, look_up: bool = False
+) -> str:
+    """Return what the hub's probe prints. Raises NoPolicyError."""
+    question = {"model": policy.model, "revision": policy.revision, "look_up": look_up}
     # A download that hangs can be ended only in a process of its own.
     command = python_command("-m", "services.launcher.doctor.adapters.hub_probe")
     code, output, errors = await run_command(
-        command, question.encode(), context.environ, also=(HUB_VARIABLE,)
+        command, json.dumps(question).encode(), environ, also=(HUB_VARIABLE,)
     )
     if code != 0:
-        raise NoPolicyError(
-            f"policy.model {policy.model!r} is neither a folder here ({Path.cwd()}) nor a model on"
-            f" the hub that can be reached: {first_line(errors) or f'code {code}'}",
-            refused=code == _HUB_REFUSED,
-        )
-    return Path(output.strip())
+        said = first_line(errors) or f"the hub's probe ended with code {code}"
+        raise NoPolicyError(said, refused=code == _HUB_REFUSED)
+    return output
 
 
 def report_missing_policy(context: RunContext, error: NoPolicyError) -> Finding:

@@ -88,6 +88,12 @@ PROBES = (
         10.0,
     ),
     Probe(
+        "model",
+        "access to the model, and room for it",
+        _import_lazily("services.launcher.doctor.model_access:probe_model"),
+        60.0,
+    ),
+    Probe(
         "memory",
         "memory of hosts and GPUs",
         _import_lazily("services.launcher.doctor.memory:probe_memory"),

@@ -30,7 +30,7 @@ async def probe_tokenizer(context: RunContext) -> list[Finding]:
         return [fail(f"{context.shared.policy.model} has no tokenizer.json", fix)]
     except ValueError as error:
         return [fail(f"tokenizer_config.json is no JSON: {error}", "fetch the model again")]
-    told = [ok(f"digest {digests.whole.hex()[:16]}"), *second, *_check_pinned(context)]
+    told = [ok(f"digest {digests.whole.hex()[:16]}"), *second]
     try:
         python = context.find_interpreter("tokenizers", "transformers")
     except UnprobedError as error:
@@ -61,13 +61,3 @@ def _check_second_template(folder: Path) -> list[Finding]:
     return [
         warn(what, f"keep one: take chat_template out of {config.name}, or remove {first.name}")
     ]
-
-
-def _check_pinned(context: RunContext) -> list[Finding]:
-    """Warn of a missing revision: machines download on their own, days apart, and may get
-    different ones."""
-    policy = context.shared.policy
-    if context.backend == "local" or policy.revision or Path(policy.model).is_dir():
-        return []
-    fix = "set policy.revision to a commit of the hub"
-    return [warn("policy.revision is not set: each machine takes what is newest then", fix)]

@@ -3,6 +3,9 @@
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import torch
+
+from services.common.process_memory import peak_memory_bytes
 from services.learner.rank.batch_transfer import make_batch_source
 from services.learner.rank.compare_command import CompareCommand
 from services.learner.rank.learning_rate import learning_rate
@@ -41,6 +44,16 @@ class Rank:
         count = sum(parameter.numel() for parameter in policy.named_parameters().values())
         fingerprint = reference.weights_fingerprint() if reference is not None else None
         return ModelInfo(count, policy.head.shape[0], self._step, fingerprint)
+
+    def describe_start(self) -> protocol.Message:
+        """Describe the loaded model, and the most memory that loading it has taken here."""
+        device = self._models.policy.device
+        cuda = device.type == "cuda"
+        memory = {
+            "host": peak_memory_bytes(),
+            "device": torch.cuda.max_memory_reserved(device) if cuda else 0,
+        }
+        return {**protocol.encode_model_info(self.model_info()), "memory": memory}
 
     def train_step(self, message: protocol.Message) -> protocol.Message:
         """Make the next step with the batch that the message describes.
@@ -129,7 +142,7 @@ class CommandDispatcher:
             return {"rendezvous": rendezvous}
         if message["command"] == "start":
             self._rank = _start_rank(RankSetup.model_validate(message["arguments"]), self._store)
-            return protocol.encode_model_info(self._rank.model_info())
+            return self._rank.describe_start()
         if self._rank is None:
             raise OutOfOrderError(f"{message['command']} before start")
         return self._rank.commands[message["command"]](message["arguments"])

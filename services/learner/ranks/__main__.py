@@ -1,5 +1,6 @@
 """A further machine of the learner: ranks that train with the learner's own."""
 
+import asyncio
 import socket
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 
 
 def _load_worker() -> Callable[[Runtime[LearnerConfig]], Awaitable[None]]:
+    from services.common.adapters.model_hub import stage_model
     from services.learner.checkpoints.model_file_checks import check_model_files
     from services.learner.ranks.adapters.learner_client import GrpcLearnerClient
     from services.learner.ranks.machine_worker import MachineWorker
@@ -22,7 +24,10 @@ def _load_worker() -> Callable[[Runtime[LearnerConfig]], Awaitable[None]]:
     async def run_machine(runtime: Runtime[LearnerConfig]) -> None:
         rank = runtime.config.rank
         machine = _own_machine(runtime)
-        check_model_files(runtime.shared.policy, runtime.run_dir)
+        policy = runtime.shared.policy
+        check_model_files(policy, runtime.run_dir)
+        with runtime.loading():
+            await asyncio.to_thread(stage_model, policy.model, policy.revision)
 
         async def start_ranks() -> "Sequence[RankHandle]":
             logs = runtime.run_dir / "logs"

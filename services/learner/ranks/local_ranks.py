@@ -8,6 +8,7 @@ from typing import Any
 
 from safetensors import SafetensorError
 
+from services.common.log import get_logger
 from services.common.spec import PolicyConfig
 from services.learner.config.learner import LearnerConfig
 from services.learner.ports import RankError
@@ -27,6 +28,8 @@ from services.learner.types import (
 
 # When one rank has failed at a command, the others may take so long to fail or answer too.
 _GRACE_SECONDS = 5.0
+_GIB = 2**30
+_log = get_logger(__name__)
 
 
 class LocalRanks:
@@ -73,10 +76,16 @@ class LocalRanks:
             for rank in self._all_ranks:
                 rank.kill()
             raise
+        peaks = [answer.pop("memory") for answer in answers]
         if any(answer != answers[0] for answer in answers):
             for rank in self._all_ranks:
                 rank.kill()
             raise RankError(f"start: the ranks have loaded different models: {answers}")
+        _log.info(
+            "ranks loaded",
+            peak_gib=[round(peak["host"] / _GIB, 2) for peak in peaks],
+            gpu_peak_gib=[round(peak["device"] / _GIB, 2) for peak in peaks if peak["device"]],
+        )
         return protocol.decode_model_info(answers[0])
 
     async def train_step(self, batch: TrainBatch) -> StepResult:

@@ -15,7 +15,7 @@ from services.learner.ranks.pending_calls import Answer, PendingCalls, failed_an
 
 _TAIL_BYTES = 4096
 _CLOSE_SECONDS = 10.0
-# A model of the hub is fetched by the ranks themselves.
+# transformers asks the hub for further files of a model.
 _HUB_TOKEN = "HF_TOKEN"
 
 

@@ -12,7 +12,7 @@ from services.common.concurrency import running_tasks, wait_for_any
 from services.common.domain.policy import PolicyId
 from services.rollout.adapters.engine_slots import EngineSlots
 from services.rollout.ports import Engine, EngineError
-from services.rollout.types import OUT_OF_TIME, Completion, Publication, Sampling
+from services.rollout.types import OUT_OF_TIME, Completion, MemoryPeak, Publication, Sampling
 
 # What arithmetic in another order may change about a logprob.
 TOLERANCE = {"float32": 1e-3, "bfloat16": 0.25}
@@ -64,6 +64,17 @@ class EngineGroup:
                     f" same tokens, above {self._tolerance:g}"
                 )
         return scored[0]
+
+    async def burn_in(
+        self, token_ids: NDArray[np.int32], max_tokens: int, timeout_s: float
+    ) -> Completion:
+        """Try all engines at once, for they share a machine; return the shortest answer."""
+        tried = [each.burn_in(token_ids, max_tokens, timeout_s) for each in self._engines]
+        return min(await asyncio.gather(*tried), key=lambda answer: len(answer.token_ids))
+
+    async def measure_memory(self) -> Sequence[MemoryPeak]:
+        peaks = await asyncio.gather(*(each.measure_memory() for each in self._engines))
+        return [peak for peaks_of_engine in peaks for peak in peaks_of_engine]
 
     async def wait_until_dead(self) -> str:
         async with running_tasks(*(each.wait_until_dead() for each in self._engines)) as waits:

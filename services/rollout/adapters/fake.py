@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from services.common.domain.policy import PolicyId
 from services.rollout.ports import EngineDead, EngineError, Tokenizer
-from services.rollout.types import Completion, PolicySpan, Publication, Sampling
+from services.rollout.types import Completion, MemoryPeak, PolicySpan, Publication, Sampling
 
 # Given the text so far, what the policy writes next.
 Script = Callable[[str], str]
@@ -77,6 +77,20 @@ class FakeEngine:
 
     async def compute_logprobs(self, token_ids: NDArray[np.int32]) -> NDArray[np.float32]:
         return np.full(max(len(token_ids) - 1, 0), LOGPROB, np.float32)
+
+    async def burn_in(
+        self, token_ids: NDArray[np.int32], max_tokens: int, timeout_s: float
+    ) -> Completion:
+        if self.death.done():
+            raise EngineDead(self.death.result())
+        if (policy := self.policy) is None:
+            raise EngineError("no policy is loaded")
+        ids = np.full(max_tokens, self._turn_end_id, np.int32)
+        logprobs = np.full(max_tokens, LOGPROB, np.float32)
+        return Completion(ids, logprobs, (PolicySpan(policy, max_tokens),), cut=True)
+
+    async def measure_memory(self) -> Sequence[MemoryPeak]:
+        return ()
 
     async def wait_until_dead(self) -> str:
         return await self.death

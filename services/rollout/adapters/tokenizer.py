@@ -5,8 +5,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+import numpy as np
+from numpy.typing import NDArray
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from services.rollout.adapters.chat_template_process import TEMPLATES
@@ -37,6 +37,14 @@ class TransformersTokenizer:
     def fast(self) -> PreTrainedTokenizerFast:
         """The tokenizer itself, for adapters of libraries that take it."""
         return self._tokenizer
+
+    def draw_ordinary(self, count: int) -> NDArray[np.int32]:
+        """Draw ids of the vocabulary without those that structure a conversation, the same each
+        time."""
+        added = self._tokenizer.added_tokens_decoder.keys()
+        known = set(self._backend.get_vocab(with_added_tokens=False).values())
+        ordinary = np.array(sorted(known - added), np.int32)
+        return np.random.default_rng(0).choice(ordinary, count)
 
     def encode(self, text: str) -> list[int]:
         with _refusing_text(text):
@@ -101,20 +109,6 @@ def _refusing_text(text: str) -> Generator[None]:
 def _shorten_text(text: str) -> str:
     """Shorten a text for a message."""
     return text if len(text) <= MAX_ERROR_CHARACTERS else f"{text[:MAX_ERROR_CHARACTERS]}..."
-
-
-def model_folder(model: str, revision: str | None = None) -> Path:
-    """Return the folder of a model: the path itself, or where a hub id is cached, fetched if need
-    be.
-
-    Raises OSError when it is neither."""
-    folder = Path(model)
-    if folder.is_dir():
-        return folder
-    try:
-        return Path(snapshot_download(model, revision=revision))
-    except (ValueError, HfHubHTTPError, LocalEntryNotFoundError) as error:
-        raise OSError(f"{model} is no folder, and the hub does not give it: {error}") from error
 
 
 def load_tokenizer(

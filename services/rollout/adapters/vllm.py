@@ -8,6 +8,7 @@ by policy, and weights change only while the scheduler stands still.
 import asyncio
 import multiprocessing
 import os
+import uuid
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from math import inf
@@ -32,9 +33,17 @@ from services.rollout.adapters.vllm_options import (
     set_environment,
 )
 from services.rollout.adapters.vllm_requests import run_request
+from services.rollout.adapters.vllm_sampling import burn_in_params, score_params, turn_params
 from services.rollout.config.rollout import EngineConfig
 from services.rollout.ports import EngineDead, EngineError, RequestAborted
-from services.rollout.types import OUT_OF_TIME, Completion, PolicySpan, Publication, Sampling
+from services.rollout.types import (
+    OUT_OF_TIME,
+    Completion,
+    MemoryPeak,
+    PolicySpan,
+    Publication,
+    Sampling,
+)
 
 if TYPE_CHECKING:
     from vllm import SamplingParams
@@ -46,8 +55,6 @@ HEALTH_INTERVAL_S = 0.5
 POLICIES_KEPT = 256
 # Of a request that each time was begun by weights newer than it was meant for.
 MAX_REQUEST_STARTS = 4
-# Odd, so that different lengths give one attempt different seeds.
-SEED_STRIDE = 0x9E3779B97F4A7C15
 
 log = get_logger(__name__)
 
@@ -119,20 +126,32 @@ class VllmEngine:
         raise RequestAborted(f"the weights changed {MAX_REQUEST_STARTS} times before it was begun")
 
     async def compute_logprobs(self, token_ids: NDArray[np.int32]) -> NDArray[np.float32]:
-        from vllm import SamplingParams
-        from vllm.sampling_params import RequestOutputKind
-
-        params = SamplingParams(
-            max_tokens=1,
-            prompt_logprobs=0,
-            flat_logprobs=True,
-            detokenize=False,
-            output_kind=RequestOutputKind.FINAL_ONLY,
-        )
         policy = await self._wait_for_policy()
-        scored, _ = await run_request(self._llm, token_ids, params, salt=policy.label, ends=inf)
+        scored, _ = await run_request(
+            self._llm, token_ids, score_params(), salt=policy.label, ends=inf
+        )
         # Nothing comes before the first token.
         return sampled_logprobs(scored.prompt_logprobs)[1:]
+
+    async def burn_in(
+        self, token_ids: NDArray[np.int32], max_tokens: int, timeout_s: float
+    ) -> Completion:
+        params = burn_in_params(max_tokens, seeded=self._seeded)
+        ends = asyncio.get_running_loop().time() + timeout_s
+        # A salt of its own: nobody has computed this prefix, and nobody finds it.
+        salt = f"burn-in {uuid.uuid4().hex}"
+        try:
+            async with self._take_slot(ends):
+                answer, over = await run_request(self._llm, token_ids, params, salt=salt, ends=ends)
+        except TimeoutError:
+            return OUT_OF_TIME
+        return self._make_completion(answer.outputs[0], over=over)
+
+    async def measure_memory(self) -> Sequence[MemoryPeak]:
+        return [
+            MemoryPeak(*found)
+            for found in await self._llm.collective_rpc("measure_flotilla_memory")
+        ]
 
     async def load_weights(self, publication: Publication, path: Path) -> None:
         rows = [
@@ -225,28 +244,7 @@ class VllmEngine:
         )
 
     def _make_params(self, sampling: Sampling, length: int, max_tokens: int) -> "SamplingParams":
-        """Return vLLM's parameters of a turn that begins behind `length` tokens."""
-        from vllm import SamplingParams
-        from vllm.sampling_params import RequestOutputKind
-
-        return SamplingParams(
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            top_k=sampling.top_k,
-            seed=self._derive_seed(sampling, length),
-            max_tokens=max_tokens,
-            logprobs=0,
-            flat_logprobs=True,
-            stop_token_ids=self._stop,
-            detokenize=False,
-            output_kind=RequestOutputKind.FINAL_ONLY,
-        )
-
-    def _derive_seed(self, sampling: Sampling, length: int) -> int | None:
-        """Derive a seed for every turn of an attempt; None for greedy and unseeded."""
-        if not self._seeded or sampling.temperature == 0:
-            return None
-        return (sampling.seed + length * SEED_STRIDE) % 2**63
+        return turn_params(sampling, length, max_tokens, self._stop, seeded=self._seeded)
 
     def _make_spans(self, output: "CompletionOutput") -> tuple[PolicySpan, ...]:
         spans = output.weight_versions or []

@@ -20,6 +20,7 @@ from vllm.model_executor.model_loader.reload import (
 )
 from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
+from services.common.process_memory import peak_memory_bytes
 from services.common.tied_children import end_with_parent
 
 # Name, dtype, shape, offset in bytes.
@@ -56,6 +57,19 @@ class WeightLoader:
             # Nothing ends the engine's core, this one's parent, where workers are its children.
             watched = [os.pidfd_open(pid) for pid in (rollout, *between)]
             threading.Thread(target=_end_after, args=watched, daemon=True).start()
+
+    def measure_flotilla_memory(self) -> tuple[int, int, int]:
+        """Return the most memory that this process has had, that its device has had in use by
+        everybody there, and how large that device is; 0 of a CPU."""
+        worker: Any = self
+        if worker.device.type != "cuda":
+            return peak_memory_bytes(), 0, 0
+        free, total = torch.cuda.mem_get_info(worker.device)
+        # Memory that torch has reserved and given back is in use by nobody now.
+        back = torch.cuda.max_memory_reserved(worker.device) - torch.cuda.memory_reserved(
+            worker.device
+        )
+        return peak_memory_bytes(), total - free + back, total
 
     def load_flotilla_weights(self, path: str, total_bytes: int, rows: Sequence[TensorRow]) -> None:
         """Replace the model's weights by those in the file; between two engine steps only.

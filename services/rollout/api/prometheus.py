@@ -1,5 +1,6 @@
 """Prometheus metrics of a rollout worker."""
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from prometheus_client.core import Metric
@@ -11,13 +12,24 @@ if TYPE_CHECKING:
     from services.rollout.work.worker_totals import WorkerTotals
 
 
-def show_worker_metrics(worker: "Worker", policy_version: int) -> None:
+BURN_IN_HELP = {
+    "burn_in_seconds": "Duration of the burn-in",
+    "peak_memory_bytes": "Most memory of the worker's own process, as the burn-in ended",
+    "engine_peak_memory_bytes": "Most memory of the engine's processes together, then",
+    "engine_peak_gpu_bytes": "Most memory in use on the fullest of the engine's GPUs, then",
+}
+
+
+def show_worker_metrics(
+    worker: "Worker", policy_version: int, burn_in: Mapping[str, float]
+) -> None:
     """Show everything that the worker counts or knows at this moment; -1 stands for no policy."""
     gauges = {
         "flotilla_running_attempts": ("Attempts under way", worker.running_attempts),
         "flotilla_held_leases": ("Leases held", worker.lease_count),
         "flotilla_policy_version": ("Version of the weights that are served", policy_version),
     }
+    gauges |= {f"flotilla_{name}": (BURN_IN_HELP[name], burn_in[name]) for name in burn_in}
     families = _make_counters(worker.totals)
     families += [
         metrics.gauge(name, help, (), {(): float(value)}) for name, (help, value) in gauges.items()

@@ -18,6 +18,7 @@ from services.common.parsing import ParseError, TextLimits, parse_json
 from services.rollout.episodes.episode import Attempt, AttemptRunner
 from services.rollout.ports import EngineError
 from services.rollout.types import Sampling
+from services.rollout.work.burn_in import BurnIn
 from services.rollout.work.weight_updater import WeightUpdater
 from services.rollout.work.worker import Worker
 from services.wire.policy import encode_policy
@@ -41,6 +42,7 @@ class RolloutService(pb_grpc.RolloutServiceServicer):
         worker_id: str,
         worker: Worker,
         follower: WeightUpdater,
+        burn_in: BurnIn,
         runner: AttemptRunner,
         policy: Callable[[], PolicyId | None],
         drain: asyncio.Event,
@@ -49,6 +51,7 @@ class RolloutService(pb_grpc.RolloutServiceServicer):
         self._worker_id = worker_id
         self._worker = worker
         self._follower = follower
+        self._burn_in = burn_in
         self._runner = runner
         self._policy = policy
         self._drain = drain
@@ -60,7 +63,9 @@ class RolloutService(pb_grpc.RolloutServiceServicer):
             return "draining"
         if self._follower.updating:
             return "updating"
-        return "attaching" if self._policy() is None else "sampling"
+        if self._policy() is None:
+            return "attaching"
+        return "sampling" if self._burn_in.over else "burn-in"
 
     def collect_metrics(self) -> dict[str, float]:
         totals = self._worker.totals
@@ -77,7 +82,8 @@ class RolloutService(pb_grpc.RolloutServiceServicer):
             "policy_update_seconds": self._follower.last_update_s,
         }
         ends = {f"ended/{reason}": count for reason, count in totals.stop_reasons.items()}
-        return {name: float(value) for name, value in (counted | ends).items()}
+        floats = {name: float(value) for name, value in (counted | ends).items()}
+        return floats | self._burn_in.metrics
 
     async def GetStatus(
         self,

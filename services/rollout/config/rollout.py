@@ -11,6 +11,7 @@ from services.common.spec import ServiceConfig, SharedConfig
 from services.rollout.config.engine_options import OptionsContext, find_refusals
 from services.rollout.dialects.turns import Finish, Retention
 from services.rollout.episodes.attempt_limits import AttemptLimits, Side
+from services.rollout.work.burn_in import BurnInHints, BurnInLengths
 from services.rollout.work.worker import WorkerOptions
 
 
@@ -56,6 +57,16 @@ class LimitsConfig(ConfigModel):
     # A turn that runs into max_generate_length without a call: "end" ends the attempt, "continue"
     # has the policy go on with the turn in another request.
     on_cut: Literal["end", "continue"] = "end"
+
+
+class BurnInConfig(ConfigModel):
+    """The trial of the engine at the greatest lengths, before a worker takes its first lease."""
+
+    enabled: bool = True
+    # Tokens of its answer; absent: max_generate_length. The prompt fills what attempts may have
+    # besides.
+    answer_tokens: Tokens | None = None
+    timeout_s: Seconds = 600.0
 
 
 class EngineConfig(ConfigModel):
@@ -131,6 +142,7 @@ class RolloutConfig(ServiceConfig):
     stall_s: Seconds = 120.0
     dialect: DialectConfig = DialectConfig()
     limits: LimitsConfig = LimitsConfig()
+    burn_in: BurnInConfig = BurnInConfig()
     engine: EngineConfig = EngineConfig()
 
     def check(self, shared: SharedConfig) -> None:
@@ -157,6 +169,34 @@ class RolloutConfig(ServiceConfig):
             observation_tokens=self.limits.observation_tokens,
             observation_side=self.limits.observation_side,
             continue_turns=self.limits.on_cut == "continue",
+        )
+
+    def burn_in_lengths(self, max_model_len: int) -> BurnInLengths | None:
+        """Return the lengths of the burn-in with a policy of this length; None where there is
+        none."""
+        if not self.burn_in.enabled:
+            return None
+        longest = min(self.max_generate_length, max_model_len - 1)
+        answer = min(self.burn_in.answer_tokens or longest, longest)
+        room = max_model_len - answer
+        prompt = room if self.limits.on_cut == "continue" else min(self.max_input_length, room)
+        return BurnInLengths(prompt, answer, self.burn_in.timeout_s)
+
+    @property
+    def burn_in_hints(self) -> BurnInHints:
+        """Return what to change first where the burn-in fails."""
+        memory = "lower policy.max_model_len, or give the machine more memory"
+        if self.engine.device == "cuda":
+            share = self.engine.gpu_memory_utilization
+            memory = (
+                f"lower rollout.engine.gpu_memory_utilization ({share:g}), or policy.max_model_len"
+            )
+        return BurnInHints(
+            memory=memory,
+            time=(
+                f"raise rollout.burn_in.timeout_s ({self.burn_in.timeout_s:g}), or lower"
+                f" rollout.max_generate_length ({self.max_generate_length})"
+            ),
         )
 
     @property

@@ -45,6 +45,7 @@ class WeightUpdater:
         # Set unless the engine serves weights whose canary has not been judged yet.
         self._judged = asyncio.Event()
         self._judged.set()
+        self._first_judged = asyncio.Event()
         self.updating = False
         self.updates = 0
         self.last_update_s = 0.0
@@ -61,6 +62,10 @@ class WeightUpdater:
     async def wait_until_judged(self) -> None:
         """Wait until the learner has judged the canary of the weights that are served."""
         await self._judged.wait()
+
+    async def wait_for_first_weights(self) -> None:
+        """Wait until the first weights are served and the learner has judged their canary."""
+        await self._first_judged.wait()
 
     async def _read_publications(self) -> None:
         while True:
@@ -104,6 +109,7 @@ class WeightUpdater:
         if not await self._feed.report_update(publication, outcome, canary, "", probed):
             raise EngineDead(f"the canary of policy {publication.policy.label} disagrees")
         self._judged.set()
+        self._first_judged.set()
         log.info("policy loaded", policy=publication.policy.label, seconds=self.last_update_s)
 
     async def _load_weights(self, publication: Publication) -> tuple[UpdateOutcome, str]:

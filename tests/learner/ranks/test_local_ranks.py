@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import pytest_asyncio
 from safetensors.numpy import load_file
+from structlog.testing import capture_logs
 
 from services.common.fingerprint import checksum64, compute_fingerprint
 from services.learner.config.learner import LearnerConfig
@@ -61,8 +62,11 @@ async def test_a_second_process_continues_from_a_checkpoint_to_the_same_bits(
     make_ranks: Start, tmp_path: Path
 ) -> None:
     straight, resumed = make_ranks("straight"), make_ranks("resumed")
-    info = await straight.start_ranks(None)
+    with capture_logs() as logs:
+        info = await straight.start_ranks(None)
     assert (info.step, info.vocab_size) == (0, 97)
+    (loaded,) = [line for line in logs if line["event"] == "ranks loaded"]
+    assert 0.1 < loaded["peak_gib"][0] < 8
     assert not (await straight.train_step(make_batch(step=1))).skipped
     files = await straight.save_checkpoint(tmp_path / "checkpoint")
     assert (await resumed.start_ranks(files.directory)).step == 1

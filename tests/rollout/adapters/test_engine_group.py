@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from services.common.domain.policy import PolicyId
 from services.rollout.adapters.engine_group import EngineGroup
 from services.rollout.ports import EngineDead, EngineError
-from services.rollout.types import Completion, PolicySpan, Publication, Sampling
+from services.rollout.types import Completion, MemoryPeak, PolicySpan, Publication, Sampling
 
 PROMPT = np.arange(3, dtype=np.int32)
 OLD, NEW = PolicyId(1, 1, b"old"), PolicyId(1, 2, b"new")
@@ -29,6 +29,8 @@ class Engine:
         self.dead: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.score = 0.0
         self.torn = False
+        self.tried: list[int] = []
+        self.reach = 8
         self.closed = False
 
     async def generate(
@@ -52,6 +54,18 @@ class Engine:
 
     async def compute_logprobs(self, token_ids: NDArray[np.int32]) -> NDArray[np.float32]:
         return np.full(len(token_ids) - 1, self.score, np.float32)
+
+    async def burn_in(
+        self, token_ids: NDArray[np.int32], max_tokens: int, timeout_s: float
+    ) -> Completion:
+        self.tried.append(max_tokens)
+        assert self.policy is not None
+        span = PolicySpan(self.policy, self.reach)
+        ids, logprobs = np.ones(self.reach, np.int32), -np.ones(self.reach, np.float32)
+        return Completion(ids, logprobs, (span,), cut=True)
+
+    async def measure_memory(self) -> Sequence[MemoryPeak]:
+        return [MemoryPeak(host=self.reach)]
 
     async def wait_until_dead(self) -> str:
         return await self.dead
@@ -151,3 +165,13 @@ async def test_the_first_death_is_told_with_its_engine() -> None:
     assert await group.wait_until_dead() == "engine 1 of this replica: it has ended"
     await group.close()
     assert all(engine.closed for engine in engines)
+
+
+async def test_every_engine_is_burnt_in_and_the_shortest_answer_tells() -> None:
+    engines = [Engine(), Engine()]
+    engines[1].reach = 3
+    group = EngineGroup(engines, max_num_seqs=1, dtype="float32")
+    answer = await group.burn_in(PROMPT, 8, LONG_S)
+    assert [engine.tried for engine in engines] == [[8], [8]]
+    assert len(answer.token_ids) == 3
+    assert [peak.host for peak in await group.measure_memory()] == [8, 3]

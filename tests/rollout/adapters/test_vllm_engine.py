@@ -2,6 +2,7 @@
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,8 +11,10 @@ from transformers import PreTrainedModel
 
 from services.common.domain.policy import PolicyId
 from services.common.spec import PolicyConfig
+from services.rollout.adapters import vllm
 from services.rollout.adapters.vllm import VllmEngine
 from services.rollout.adapters.vllm_options import ServedModel
+from services.rollout.adapters.vllm_requests import run_request
 from services.rollout.config.rollout import EngineConfig
 from services.rollout.ports import EngineDead
 from services.rollout.types import Completion, Publication, Sampling
@@ -147,7 +150,38 @@ async def check_that_an_update_with_a_hole_ends_it(
         await engine.generate(PROMPT, Sampling(1.0, seed=5), 8)
 
 
-async def test_logprobs_follow_the_weights_through_updates(tmp_path: Path) -> None:
+async def check_burn_in(
+    engine: VllmEngine, model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An answer to the last position: what time leaves of it, or all of it; nothing of it comes
+    from a cache, and nothing is driven out."""
+    cached: list[int | None] = []
+
+    async def run_and_note(*given: Any, **named: Any) -> Any:
+        answer = await run_request(*given, **named)
+        cached.append(answer[0].num_cached_tokens)
+        return answer
+
+    monkeypatch.setattr(vllm, "run_request", run_and_note)
+    prompt = np.tile(PROMPT, 15)
+    await engine.generate(PROMPT, Sampling(1.0, seed=5), 2)
+    assert (await engine.burn_in(prompt, 64, 0.01)).timed_out
+    whole = await engine.burn_in(prompt, 64, 60.0)
+    assert len(whole.token_ids) == 1024 - len(prompt)
+    reference = reference_logprobs(model, np.concatenate([prompt, whole.token_ids]))
+    assert np.abs(whole.logprobs - reference[len(prompt) - 1 :]).max() < TOLERANCE
+    await engine.generate(PROMPT, Sampling(1.0, seed=5), 2)
+    assert cached[1:3] == [0, 0]
+    assert cached[3], "the burn-in has driven a turn's prefix out of the cache"
+    monkeypatch.undo()
+    (peak,) = await engine.measure_memory()
+    assert 2**27 < peak.host < 2**34
+    assert (peak.device, peak.device_total) == (0, 0)
+
+
+async def test_logprobs_follow_the_weights_through_updates(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = tmp_path / "model"
     model = make_sparse_model(folder)
     engine = await started(folder)
@@ -155,6 +189,7 @@ async def test_logprobs_follow_the_weights_through_updates(tmp_path: Path) -> No
         first = publish(model, tmp_path / "v1.safetensors", 1)
         await engine.load_weights(first, Path(first.location))
         await check_without_update(engine, model, first.policy)
+        await check_burn_in(engine, model, monkeypatch)
 
         other = perturbed(model, 1)
         second = publish(other, tmp_path / "v2.safetensors", 2)

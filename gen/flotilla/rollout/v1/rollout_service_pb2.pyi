@@ -134,7 +134,7 @@ class GetStatusResponse(google.protobuf.message.Message):
     LEASES_FIELD_NUMBER: builtins.int
     METRICS_FIELD_NUMBER: builtins.int
     phase: builtins.str
-    """`loading`, `attaching`, `sampling`, `updating`, `draining`."""
+    """`loading`, `attaching`, `burn-in`, `sampling`, `updating`, `draining`."""
     worker_id: builtins.str
     running_attempts: builtins.int
     leases: builtins.int

@@ -1,12 +1,17 @@
-"""Download of a model's small files from the Hugging Face hub: all but its weights."""
+"""Questions to the Hugging Face hub about a model, for the launcher: its small files, or what a
+machine would have to download."""
 
 import json
 import sys
+from dataclasses import asdict
 
-from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError
-
-from services.common.printable_text import say
+from services.common.adapters.model_hub import (
+    ModelUnavailableError,
+    check_access,
+    fetch_files,
+    look_up_model,
+)
+from services.common.printable_text import say, say_json
 
 # Exit codes: the hub cannot be asked; it says that there is no such model for us.
 UNKNOWN, REFUSED = 1, 2
@@ -15,15 +20,16 @@ _FILES = ("config.json", "*.index.json", "tokenizer.json", "tokenizer_config.jso
 
 def main() -> int:
     question = json.load(sys.stdin)
+    model, revision = question["model"], question["revision"]
     try:
-        folder = snapshot_download(
-            question["model"], revision=question["revision"], allow_patterns=list(_FILES)
-        )
-    # The hub's client raises its own errors, httpx's and OSErrors; the name of each says enough.
-    except Exception as error:  # noqa: BLE001
-        say(f"{type(error).__name__}: {str(error).splitlines()[0]}", file=sys.stderr)
-        return REFUSED if isinstance(error, HfHubHTTPError | HFValidationError) else UNKNOWN
-    say(str(folder))
+        if question.get("look_up"):
+            check_access(model)
+            say_json(asdict(look_up_model(model, revision)))
+        else:
+            say(str(fetch_files(model, revision, _FILES)))
+    except ModelUnavailableError as error:
+        say(str(error), file=sys.stderr)
+        return REFUSED if error.refused else UNKNOWN
     return 0
 
 

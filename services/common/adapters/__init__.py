@@ -1,0 +1,1 @@
+"""Adapters that several services share: `model_hub.py`, by which models come to a machine."""

@@ -1,0 +1,84 @@
+"""The policy's model on the hub: whether we may read it, at which commit, and whether it fits."""
+
+import asyncio
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from services.common.spec import PolicyConfig
+from services.launcher.doctor.findings import Finding, NotApplicableError, fail, ok, warn
+from services.launcher.doctor.machine_sizes import list_capacities
+from services.launcher.doctor.memory_estimate import format_gib
+from services.launcher.doctor.policy_files import (
+    HubModel,
+    NoPolicyError,
+    look_up_policy,
+    report_missing_policy,
+)
+from services.launcher.doctor.run_context import RunContext, is_made_later, make_run_context
+from services.launcher.run_plan import RunPlan
+from services.launcher.state import LEARNER, ROLLOUT
+
+COMMIT = re.compile(r"[0-9a-f]{40}")
+RESOLVE_LIMIT_S = 60.0
+
+
+async def probe_model(context: RunContext) -> list[Finding]:
+    policy = context.shared.policy
+    for service in (LEARNER, ROLLOUT):
+        # Other implementations may make nothing of a policy.
+        context.get_section(service)
+    if context.is_policy_made_later():
+        raise NotApplicableError(f"[[prepare]] makes {policy.model}")
+    if await asyncio.to_thread(Path(policy.model).is_dir):
+        raise NotApplicableError(f"{policy.model} is a folder")
+    try:
+        found = await look_up_policy(policy, context.environ)
+    except NoPolicyError as error:
+        return [report_missing_policy(context, error)]
+    return [_tell_commit(policy, found), *_check_room(context, found)]
+
+
+def _tell_commit(policy: PolicyConfig, found: HubModel) -> Finding:
+    asked = policy.revision or "main"
+    pinned = "" if asked == found.commit else f" ({asked} of today, which a run keeps)"
+    return ok(
+        f"{policy.model} takes {format_gib(found.size)}, at commit {found.commit[:12]}{pinned}"
+    )
+
+
+def _check_room(context: RunContext, found: HubModel) -> Iterator[Finding]:
+    if context.backend == "local":
+        if found.missing > found.free:
+            what = (
+                f"the model takes {format_gib(found.missing)} more in {found.cache}, and"
+                f" {format_gib(found.free)} are free there"
+            )
+            yield fail(what, "free some, or set HF_HOME to a folder on a larger disk")
+        return
+    for service in (LEARNER, ROLLOUT):
+        rooms = list(list_capacities(context.plan.config.sky, service, context.sky_home))
+        small = [room for room in rooms if room.disk < found.size]
+        if small:
+            names = ", ".join(f"{room.name} ({format_gib(room.disk)})" for room in small)
+            what = f"the model takes {format_gib(found.size)}, more than the disk of {names}"
+            say = fail if len(small) == len(rooms) else warn
+            yield say(what, f"set disk_size in launcher.sky.{service}")
+
+
+async def resolve_commit(plan: RunPlan, environ: Mapping[str, str]) -> str | None:
+    """Return the commit of the hub that a spec's revision is now; None where there is none to
+    keep: a folder, a commit already, or a hub that does not tell, of which the doctor speaks."""
+    context = make_run_context(plan, Path(), environ)
+    policy = context.shared.policy
+    replaced = {LEARNER, ROLLOUT} & plan.config.modules.keys()
+    pinned = COMMIT.fullmatch(policy.revision or "")
+    if replaced or pinned or is_made_later(context, policy.model):
+        return None
+    if await asyncio.to_thread(Path(policy.model).is_dir):
+        return None
+    try:
+        async with asyncio.timeout(RESOLVE_LIMIT_S):
+            return (await look_up_policy(policy, environ)).commit
+    except (NoPolicyError, TimeoutError):
+        return None

@@ -1,0 +1,40 @@
+"""The files of the policy's model: its tokenizer, and the dialect in which it is written to."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from services.common.adapters.model_hub import stage_model
+from services.common.errors import ConfigError
+from services.common.spec import SharedConfig
+from services.rollout.adapters.dialect_choice import choose_dialect
+from services.rollout.adapters.stop_tokens import check_stop_ids, read_eos_ids
+from services.rollout.adapters.tokenizer import TransformersTokenizer, load_tokenizer
+from services.rollout.config.rollout import RolloutConfig
+from services.rollout.dialects.rehearsal import rehearse_dialect
+from services.rollout.ports import Dialect, TemplateError
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFiles:
+    """The model's folder, and what is read from it besides the weights."""
+
+    folder: Path
+    tokenizer: TransformersTokenizer
+    dialect: Dialect
+
+
+def read_model_files(shared: SharedConfig, config: RolloutConfig) -> ModelFiles:
+    """Fetch the model if need be, read its files, and rehearse the dialect. Raises ConfigError."""
+    policy = shared.policy
+    trusted = policy.trust_remote_code
+    folder = stage_model(policy.model, policy.revision)
+    try:
+        tokenizer = load_tokenizer(
+            folder, trust_remote_code=trusted, template_options=config.dialect.options
+        )
+        dialect = choose_dialect(policy.model, tokenizer, config.dialect, read_eos_ids(folder))
+        check_stop_ids(dialect.stop_ids, folder, trust_remote_code=trusted)
+        rehearse_dialect(dialect, tokenizer, config.dialect.retention)
+    except (OSError, TemplateError) as error:
+        raise ConfigError(f"policy.model: {error}") from error
+    return ModelFiles(folder, tokenizer, dialect)

@@ -1,0 +1,57 @@
+"""vLLM's parameters of a request: a turn, a score of given tokens, and the burn-in's answer."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from services.rollout.types import Sampling
+
+if TYPE_CHECKING:
+    from vllm import SamplingParams
+
+# Odd, so that different lengths give one attempt different seeds.
+SEED_STRIDE = 0x9E3779B97F4A7C15
+
+
+def turn_params(
+    sampling: Sampling, length: int, max_tokens: int, stop: Sequence[int], *, seeded: bool
+) -> "SamplingParams":
+    """Return the parameters of a turn that begins behind `length` tokens."""
+    return _make_params(
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        seed=_derive_seed(sampling, length) if seeded else None,
+        max_tokens=max_tokens,
+        logprobs=0,
+        stop_token_ids=list(stop),
+    )
+
+
+def score_params() -> "SamplingParams":
+    """Return the parameters by which the prompt's own tokens are scored."""
+    return _make_params(max_tokens=1, prompt_logprobs=0)
+
+
+def burn_in_params(max_tokens: int, *, seeded: bool) -> "SamplingParams":
+    """Return the parameters of an answer that is sampled like a turn, and ends at `max_tokens`
+    alone."""
+    seed = 0 if seeded else None
+    return _make_params(
+        temperature=1.0, seed=seed, max_tokens=max_tokens, logprobs=0, ignore_eos=True
+    )
+
+
+def _make_params(**given: Any) -> "SamplingParams":
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    return SamplingParams(
+        flat_logprobs=True, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY, **given
+    )
+
+
+def _derive_seed(sampling: Sampling, length: int) -> int | None:
+    """Derive a seed for every turn of an attempt; None for greedy."""
+    if sampling.temperature == 0:
+        return None
+    return (sampling.seed + length * SEED_STRIDE) % 2**63

@@ -1,0 +1,130 @@
+"""A burn-in: the engine is tried at the greatest lengths that an attempt may have, before the first
+lease."""
+
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from services.common.errors import ConfigError
+from services.common.log import get_logger
+from services.common.process_memory import peak_memory_bytes
+from services.rollout.ports import Engine, EngineDead, EngineError
+from services.rollout.types import Completion, MemoryPeak
+
+GIB = 2**30
+
+log = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class BurnInLengths:
+    """Tokens of the burn-in's prompt and answer, and the seconds that it may take."""
+
+    prompt: int
+    answer: int
+    timeout_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class BurnInHints:
+    """The smallest change that helps where the engine has too little memory, or too little time."""
+
+    memory: str
+    time: str
+
+
+class BurnIn:
+    """One prompt and one answer through the engine that has been given its first weights.
+
+    `settled` waits until their canary has been judged. Tokens of the burn-in are of no attempt: no
+    count and no trajectory holds them. Without `lengths` nothing is tried."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        lengths: BurnInLengths | None,
+        hints: BurnInHints,
+        draw_prompt: Callable[[int], NDArray[np.int32]],
+        settled: Callable[[], Awaitable[object]],
+    ) -> None:
+        self._engine = engine
+        self._lengths = lengths
+        self._hints = hints
+        self._draw_prompt = draw_prompt
+        self._settled = settled
+        self.running = False
+        self.over = lengths is None
+        self.metrics: dict[str, float] = {}
+
+    async def run_once(self) -> None:
+        """Try the engine. Raises ConfigError, or EngineDead where another try may help."""
+        if self._lengths is None:
+            return
+        await self._settled()
+        self.running = True
+        began = time.monotonic()
+        try:
+            answer = await self._sample_answer(self._lengths)
+            peaks = await self._engine.measure_memory()
+        except EngineDead as error:
+            raise self.explain_death(str(error)) from error
+        except EngineError as error:
+            raise ConfigError(f"{self._describe()} failed: {error}") from error
+        finally:
+            self.running = False
+        self._check_answer(answer, self._lengths)
+        self._report_pass(self._lengths, time.monotonic() - began, peaks)
+        self.over = True
+
+    def explain_death(self, reason: str) -> Exception:
+        """Return the error for an engine that is dead.
+
+        One that dies as the burn-in tries a run's first weights would do so again."""
+        policy = self._engine.policy
+        if not self.running or (policy is not None and policy.version > 0):
+            return EngineDead(reason)
+        return ConfigError(f"{self._describe()} ended the engine: {reason}; {self._hints.memory}")
+
+    async def _sample_answer(self, lengths: BurnInLengths) -> Completion:
+        prompt = self._draw_prompt(lengths.prompt)
+        return await self._engine.burn_in(prompt, lengths.answer, lengths.timeout_s)
+
+    def _check_answer(self, answer: Completion, lengths: BurnInLengths) -> None:
+        sampled = len(answer.token_ids)
+        if sampled < lengths.answer:
+            raise ConfigError(
+                f"{self._describe()} is not over after {lengths.timeout_s:g} s, with {sampled}"
+                f" tokens sampled; {self._hints.time}"
+            )
+
+    def _report_pass(
+        self, lengths: BurnInLengths, seconds: float, peaks: Sequence[MemoryPeak]
+    ) -> None:
+        engine = sum(peak.host for peak in peaks)
+        device = max((peak.device for peak in peaks), default=0)
+        own = peak_memory_bytes()
+        self.metrics = {
+            "burn_in_seconds": seconds,
+            "peak_memory_bytes": float(own),
+            "engine_peak_memory_bytes": float(engine),
+            "engine_peak_gpu_bytes": float(device),
+        }
+        log.info(
+            "burn-in passed",
+            prompt_tokens=lengths.prompt,
+            answer_tokens=lengths.answer,
+            seconds=round(seconds, 3),
+            peak_gib=round(own / GIB, 2),
+            engine_peak_gib=[round(peak.host / GIB, 2) for peak in peaks],
+            gpu_peak_gib=[round(peak.device / GIB, 2) for peak in peaks if peak.device_total],
+            gpu_gib=[round(peak.device_total / GIB, 2) for peak in peaks if peak.device_total],
+        )
+
+    def _describe(self) -> str:
+        lengths = self._lengths or BurnInLengths(0, 0, 0.0)
+        return (
+            f"the burn-in (a prompt of {lengths.prompt} tokens and an answer of {lengths.answer})"
+        )

@@ -1,0 +1,62 @@
+"""A run keeps the commit of its model that the hub had when it began, in its files and when it is
+resumed."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from flotilla.launcher.v1 import run_service_pb2 as pb
+from services.launcher.control.spec_changes import diff_specs, kept_commit
+from services.launcher.ports import LauncherHooks
+from services.launcher.run_plan import RunPlan
+from tests.support.launcher import serving, spec
+from tests.support.model_hub import FIRST, SECOND
+
+
+def of_model(revision: str | None, model: str = "org/model", **sections: Any) -> dict[str, Any]:
+    policy = {"model": model, "max_model_len": 8, "dtype": "float32"}
+    return spec(policy={**policy, **({"revision": revision} if revision else {})}, **sections)
+
+
+class Hub:
+    """A hub whose branch moves each time it is asked."""
+
+    def __init__(self) -> None:
+        self.commits = iter((FIRST, SECOND))
+        self.asked: list[str | None] = []
+
+    async def pin(self, plan: RunPlan) -> str | None:
+        revision = plan.spec["policy"].get("revision")
+        if revision in (FIRST, SECOND):
+            return None
+        self.asked.append(revision)
+        return next(self.commits)
+
+
+async def test_a_run_and_its_resumes_keep_the_commit_that_a_branch_had(tmp_path: Path) -> None:
+    hub = Hub()
+    async with serving(tmp_path, hooks=LauncherHooks(pin=hub.pin)) as served:
+        run = await served.ended(await served.start(of_model("main", learner={"steps": 1})))
+        assert run.outcome == pb.OUTCOME_COMPLETED, run.error
+        kept = json.loads((tmp_path / run.run_id / "spec.json").read_text())["policy"]
+        assert kept["revision"] == FIRST
+        events = served.launcher.store.list_events(run.run_id, 0)
+        told = [event.body["text"] for event in events if event.kind == "message"]
+        said = f"org/model: revision main is commit {FIRST}, which this run and its resumes keep"
+        assert said in told
+        for revision in (None, "main", FIRST):
+            again = of_model(revision, learner={"steps": 2 + len(hub.asked)})
+            await served.start(again, resume_run_id=run.run_id)
+            await served.ended(run.run_id)
+            kept = json.loads((tmp_path / run.run_id / "spec.json").read_text())["policy"]
+            assert kept["revision"] == FIRST
+        assert hub.asked == ["main"]
+
+
+async def test_a_run_that_has_begun_takes_no_other_commit() -> None:
+    stored = of_model(FIRST)
+    assert [change.key for change in diff_specs(stored, of_model(SECOND))] == ["policy.revision"]
+    assert diff_specs(stored, of_model(None)) == diff_specs(stored, of_model("main")) == []
+    assert kept_commit(stored, of_model("main")) == FIRST
+    assert kept_commit(of_model("main"), of_model(None)) is None
+    assert kept_commit(stored, of_model(None, model="org/other")) is None

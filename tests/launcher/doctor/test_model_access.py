@@ -1,0 +1,78 @@
+"""A model of the hub before a run: at which commit it is, whether we may read it, and whether it
+fits."""
+
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+
+from services.common.config import canonical_json
+from services.launcher.doctor.findings import Status
+from services.launcher.doctor.model_access import resolve_commit
+from services.launcher.doctor.run_context import RunContext
+from services.launcher.run_plan import parse_spec
+from tests.support.doctor import probed, says, spec, subject
+from tests.support.model_hub import FIRST, SECOND, ModelHub, model_hub
+
+
+@pytest.fixture
+def hub() -> Generator[ModelHub]:
+    files = {"config.json": b"{}", "model.safetensors": b"w" * 2**20}
+    with model_hub(ModelHub({FIRST: files, SECOND: files})) as served:
+        yield served
+
+
+def about(hub: ModelHub, tasks: Path, folder: Path, *overrides: str) -> RunContext:
+    content = spec(Path("org/model"), tasks, *overrides)
+    environ = {"HF_HUB_OFFLINE": "0", "HF_ENDPOINT": hub.endpoint, "HF_HOME": str(folder)}
+    return subject(content, folder, **environ)
+
+
+async def test_the_commit_and_the_size_of_a_model_are_told(
+    hub: ModelHub, tasks: Path, tmp_path: Path
+) -> None:
+    told = await probed("model", about(hub, tasks, tmp_path))
+    says(told, Status.OK, f"at commit {FIRST[:12]} (main of today, which a run keeps)", "1.0 MiB")
+
+
+async def test_a_gated_model_is_refused_before_anything_is_rented(
+    hub: ModelHub, tasks: Path, tmp_path: Path
+) -> None:
+    hub.gated = True
+    told = await probed("model", about(hub, tasks, tmp_path, "launcher.backend=sky"))
+    page = f"{hub.endpoint}/org/model"
+    says(told, Status.FAIL, f"is gated, and HF_TOKEN is not set: accept its licence on {page}")
+
+
+async def test_a_model_that_does_not_fit_is_told_with_both_sizes(
+    hub: ModelHub, tasks: Path, tmp_path: Path
+) -> None:
+    hub.told_sizes["model.safetensors"] = 2**60
+    here = await probed("model", about(hub, tasks, tmp_path))
+    says(here, Status.FAIL, "takes 1073741824.0 GiB more in", "GiB are free there", "HF_HOME")
+    there = await probed("model", about(hub, tasks, tmp_path, "launcher.backend=sky"))
+    says(
+        there,
+        Status.FAIL,
+        "more than the disk of any machine (238.4 GiB)",
+        "set disk_size in launcher.sky.learner",
+    )
+
+
+async def test_a_branch_is_resolved_and_what_cannot_move_is_left(
+    hub: ModelHub, tasks: Path, tmp_path: Path, policy: Path
+) -> None:
+    async def resolved(model: str, *overrides: str) -> str | None:
+        plan = parse_spec(canonical_json(spec(Path(model), tasks, *overrides)))
+        return await resolve_commit(plan, context.environ)
+
+    context = about(hub, tasks, tmp_path)
+    hub.branches["next"] = SECOND
+    assert await resolved("org/model") == FIRST
+    assert await resolved("org/model", "policy.revision=next") == SECOND
+    asked = len(hub.requests)
+    assert await resolved("org/model", f'policy.revision="{SECOND}"') is None
+    assert await resolved(str(policy)) is None
+    assert await resolved("org/model", "launcher.modules.learner=other") is None
+    assert len(hub.requests) == asked
+    assert await resolved("org/other") is None

@@ -1,0 +1,168 @@
+"""The engine is tried at the greatest lengths once, before the first lease, and what fails there
+names the key to change."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from structlog.testing import capture_logs
+
+from services.common.errors import ConfigError
+from services.common.process_memory import peak_memory_bytes
+from services.rollout.adapters.fake import FakeEngine
+from services.rollout.config.rollout import RolloutConfig
+from services.rollout.ports import EngineDead, EngineError
+from services.rollout.types import Completion, MemoryPeak
+from services.rollout.work.burn_in import BurnIn
+from tests.support.rollout import POLICY, engine, tokenizer, turns
+
+FIRST = replace(POLICY, version=0)
+
+
+class TriedEngine(FakeEngine):
+    """Remembers what it was asked; answers with `reach` tokens at most, or raises `fails`."""
+
+    reach = 10**6
+    fails: EngineError | None = None
+
+    async def burn_in(
+        self, token_ids: NDArray[np.int32], max_tokens: int, timeout_s: float
+    ) -> Completion:
+        self.asked = (token_ids, max_tokens, timeout_s)
+        if self.fails is not None:
+            raise self.fails
+        return await super().burn_in(token_ids, min(max_tokens, self.reach), timeout_s)
+
+    async def measure_memory(self) -> Sequence[MemoryPeak]:
+        return [MemoryPeak(2**30), MemoryPeak(2**31, 3 * 2**30, 2**33)]
+
+
+def config(**changes: Any) -> RolloutConfig:
+    return RolloutConfig.model_validate(
+        {"max_input_length": 60, "max_generate_length": 16, "engine": {"device": "cuda"}} | changes
+    )
+
+
+def trial(settled: asyncio.Event, given: RolloutConfig) -> tuple[BurnIn, TriedEngine]:
+    tried = engine(turns("x"))
+    tried.__class__ = TriedEngine
+    assert isinstance(tried, TriedEngine)
+    tried.policy = FIRST
+    lengths, draw = given.burn_in_lengths(64), tokenizer().draw_ordinary
+    return BurnIn(tried, lengths, given.burn_in_hints, draw, settled.wait), tried
+
+
+async def passed(given: RolloutConfig) -> tuple[BurnIn, TriedEngine]:
+    settled = asyncio.Event()
+    settled.set()
+    burn_in, tried = trial(settled, given)
+    await burn_in.run_once()
+    return burn_in, tried
+
+
+async def refused(given: RolloutConfig, **flaws: Any) -> str:
+    settled = asyncio.Event()
+    settled.set()
+    burn_in, tried = trial(settled, given)
+    for name, value in flaws.items():
+        setattr(tried, name, value)
+    with pytest.raises(ConfigError) as caught:
+        await burn_in.run_once()
+    assert not burn_in.over
+    return str(caught.value)
+
+
+async def test_it_waits_for_the_first_weights_and_then_goes_to_the_last_position() -> None:
+    settled = asyncio.Event()
+    burn_in, tried = trial(settled, config())
+    running = asyncio.create_task(burn_in.run_once())
+    await asyncio.sleep(0.01)
+    assert not hasattr(tried, "asked")
+    settled.set()
+    with capture_logs() as logs:
+        await running
+    prompt, answer, timeout_s = tried.asked
+    assert (len(prompt), answer, timeout_s) == (48, 16, 600.0)
+    assert burn_in.over
+    (line,) = [each for each in logs if each["event"] == "burn-in passed"]
+    assert (line["engine_peak_gib"], line["gpu_peak_gib"], line["gpu_gib"]) == ([1, 2], [3], [8])
+    told = burn_in.metrics
+    assert told["engine_peak_memory_bytes"] == 3 * 2**30
+    assert told["engine_peak_gpu_bytes"] == 3 * 2**30
+    assert 2**25 < told["peak_memory_bytes"] <= peak_memory_bytes()
+
+
+def test_its_prompt_has_no_token_that_structures_a_conversation() -> None:
+    words = tokenizer()
+    drawn = words.draw_ordinary(5000)
+    assert len(np.unique(drawn)) > 100
+    assert not any(token in words.decode(drawn.tolist()) for token in words.added_tokens)
+    assert drawn.tolist() == words.draw_ordinary(5000).tolist()
+
+
+@pytest.mark.parametrize(
+    ("changes", "lengths"),
+    [
+        ({}, (48, 16)),
+        # No turn begins behind a longer input.
+        ({"max_input_length": 30}, (30, 16)),
+        # But a turn that goes on does.
+        ({"max_input_length": 30, "limits": {"on_cut": "continue"}}, (48, 16)),
+        ({"max_generate_length": 500}, (1, 63)),
+        ({"burn_in": {"answer_tokens": 2}}, (60, 2)),
+        ({"burn_in": {"answer_tokens": 99}}, (48, 16)),
+    ],
+)
+def test_prompt_and_answer_are_the_longest_that_an_attempt_may_have(
+    changes: dict[str, Any], lengths: tuple[int, int]
+) -> None:
+    found = config(**changes).burn_in_lengths(64)
+    assert found is not None
+    assert (found.prompt, found.answer) == lengths
+
+
+async def test_one_that_is_switched_off_tries_nothing() -> None:
+    burn_in, tried = await passed(config(burn_in={"enabled": False}))
+    assert burn_in.over
+    assert not hasattr(tried, "asked")
+    assert burn_in.metrics == {}
+
+
+async def test_a_death_of_the_engine_names_the_share_of_the_gpu() -> None:
+    said = await refused(config(), fails=EngineDead("it has ended"))
+    assert said == (
+        "the burn-in (a prompt of 48 tokens and an answer of 16) ended the engine: it has ended;"
+        " lower rollout.engine.gpu_memory_utilization (0.9), or policy.max_model_len"
+    )
+    said = await refused(config(engine={"device": "cpu"}), fails=EngineDead("it has ended"))
+    assert said.endswith("; lower policy.max_model_len, or give the machine more memory")
+
+
+async def test_an_answer_that_time_cuts_names_the_time_and_the_length() -> None:
+    said = await refused(config(burn_in={"timeout_s": 5}), reach=3)
+    assert said.endswith(
+        "is not over after 5 s, with 3 tokens sampled; raise rollout.burn_in.timeout_s (5), or"
+        " lower rollout.max_generate_length (16)"
+    )
+
+
+async def test_an_answer_that_cannot_be_used_is_told_as_the_engine_tells_it() -> None:
+    said = await refused(config(), fails=EngineError("a logprob that is no number"))
+    assert said.endswith("failed: a logprob that is no number")
+
+
+async def test_an_engine_that_dies_under_later_weights_may_be_replaced() -> None:
+    settled = asyncio.Event()
+    settled.set()
+    burn_in, tried = trial(settled, config())
+    tried.policy, tried.fails = POLICY, EngineDead("it has ended")
+    assert POLICY.version > 0
+    with pytest.raises(EngineDead, match="it has ended"):
+        await burn_in.run_once()
+    # Nor is one that dies later the burn-in's fault.
+    tried.policy = FIRST
+    assert isinstance(burn_in.explain_death("later"), EngineDead)

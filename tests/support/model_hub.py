@@ -1,0 +1,105 @@
+"""A server with as much of the hub's protocol as staging a model needs."""
+
+import hashlib
+import json
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import unquote
+
+FIRST, SECOND = "1" * 40, "2" * 40
+TOKEN = "hf_good"
+
+
+@dataclass
+class ModelHub:
+    """One model, `org/model`: files by commit, branches, and whether it is gated."""
+
+    commits: dict[str, dict[str, bytes]]
+    branches: dict[str, str] = field(default_factory=lambda: {"main": FIRST})
+    gated: bool = False
+    # Sizes that are told instead of the true ones.
+    told_sizes: dict[str, int] = field(default_factory=dict[str, int])
+    endpoint: str = ""
+    requests: list[str] = field(default_factory=list[str])
+
+    def answer(self, path: str, token: str) -> tuple[int, dict[str, str], bytes]:
+        """Return status, headers and body."""
+        path = unquote(path.partition("?")[0])
+        if path == "/api/models/org/model" or path.startswith("/api/models/org/model/revision/"):
+            return self._info(path.removeprefix("/api/models/org/model").split("/")[-1] or "main")
+        if not path.startswith(("/org/model/", "/api/models/org/model/")):
+            return 404, {"x-error-code": "RepoNotFound"}, b"Repository not found"
+        if self.gated and token != TOKEN:
+            return (403 if token else 401), {"x-error-code": "GatedRepo"}, b"Access is restricted"
+        if path.endswith("/auth-check"):
+            return 200, {}, b"{}"
+        if path.startswith("/api/models/org/model/tree/"):
+            return self._tree(path.split("/")[6])
+        return self._file(*path.removeprefix("/org/model/resolve/").split("/", 1))
+
+    def _info(self, revision: str) -> tuple[int, dict[str, str], bytes]:
+        commit = self.branches.get(revision, revision)
+        if commit not in self.commits:
+            return 404, {"x-error-code": "RevisionNotFound"}, b"Invalid rev id"
+        body = {"id": "org/model", "sha": commit, "siblings": [], "gated": self.gated}
+        return 200, {}, json.dumps(body).encode()
+
+    def _tree(self, revision: str) -> tuple[int, dict[str, str], bytes]:
+        files = self.commits[self.branches.get(revision, revision)]
+        rows: list[dict[str, Any]] = [
+            {"type": "file", "path": name, "size": self._size(name, data), "oid": _tag(data)}
+            for name, data in files.items()
+        ]
+        return 200, {}, json.dumps(rows).encode()
+
+    def _file(self, revision: str, name: str) -> tuple[int, dict[str, str], bytes]:
+        commit = self.branches.get(revision, revision)
+        data = self.commits[commit][name]
+        size = str(self._size(name, data))
+        headers = {"etag": f'"{_tag(data)}"', "x-repo-commit": commit, "x-linked-size": size}
+        return 200, headers, data
+
+    def _size(self, name: str, data: bytes) -> int:
+        return self.told_sizes.get(name, len(data))
+
+
+def _tag(data: bytes) -> str:
+    return hashlib.sha1(data).hexdigest()
+
+
+@contextmanager
+def model_hub(hub: ModelHub) -> Generator[ModelHub]:
+    """Serve a hub; its `endpoint` is for HF_ENDPOINT."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_HEAD(self) -> None:
+            self.do_GET()
+
+        def do_GET(self) -> None:
+            hub.requests.append(f"{self.command} {self.path}")
+            token = (self.headers.get("authorization") or "").removeprefix("Bearer ")
+            status, headers, body = hub.answer(self.path, token)
+            self.send_response(status)
+            for name, value in {"content-length": str(len(body)), **headers}.items():
+                self.send_header(name, value)
+            self.end_headers()
+            if self.command == "GET":
+                self.wfile.write(body)
+
+        def log_message(self, format: str, *args: Any) -> None:
+            """Nothing: a test prints no access log."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    hub.endpoint = f"http://127.0.0.1:{server.server_port}"
+    try:
+        yield hub
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
