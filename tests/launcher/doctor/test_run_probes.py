@@ -67,7 +67,7 @@ def test_a_fault_ends_with_code_1_and_is_in_the_table(tmp_path: Path) -> None:
     done = doctor(path, *skip)
     assert done.returncode == 1
     assert "PROBE" in done.stdout and "STATUS" in done.stdout
-    assert "This run would fail: memory, disk, tokenizer, dataset." in done.stdout
+    assert "This run would fail: model, memory, disk, tokenizer, dataset." in done.stdout
 
 
 def test_a_spec_that_is_wrong_is_named_by_its_key(tmp_path: Path) -> None:
