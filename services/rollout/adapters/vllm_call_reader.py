@@ -23,6 +23,7 @@ from services.rollout.dialects.call_values import (
     make_call,
     required_arguments,
 )
+from services.rollout.dialects.marked_text import TagMarker
 from services.rollout.dialects.template_turns import SAMPLE_NAME
 from services.rollout.dialects.turns import ParseError, ToolCall, Turn
 from services.rollout.types import Tool
@@ -64,12 +65,13 @@ class VllmCallReader:
         self._closing = _find_closing(tokenizer, end)
         # Behind the quote of an argument.
         self._end = end.lstrip("\"'")
-        self._marks = sorted(tokenizer.added_tokens, key=len, reverse=True)
+        self._marker = TagMarker(tokenizer, tokenizer.added_tokens, _SHIELD)
         self._request = lru_cache(_MOST_REQUESTS)(_make_request)
 
     def read_turn(self, turn: SampledTurn, tools: Sequence[Tool]) -> Turn:
         ids = list(turn.said)
-        text, shielded = self._decode(ids)
+        text = self._marker.mark(ids)
+        shielded = _SHIELD in text
         request = self._request(_ToolBox(tools))
         parser: Any = self._parser(self._cached, request.tools)  # pyright: ignore[reportArgumentType]
         parser.set_prompt_token_ids(turn.prompt_ids.tolist())
@@ -113,32 +115,6 @@ class VllmCallReader:
             return text.rstrip().endswith(self._end)
         begin = max((text.rfind(mark) for mark in self._openings), default=0)
         return text.find(self._closing, max(begin, 0)) >= 0
-
-    def _decode(self, ids: Sequence[int]) -> tuple[str, bool]:
-        """Return the text, in which marks count only where the policy sampled their own token."""
-        text = self._tokenizer.decode(ids)
-        if all(mark not in text or self._is_sampled(mark, text, ids) for mark in self._marks):
-            return text, False
-        control = {self._tokenizer.encode(mark)[0] for mark in self._marks}
-        pieces: list[str] = []
-        run: list[int] = []
-        for token in [*ids, None]:
-            if token is not None and token not in control:
-                run.append(token)
-                continue
-            pieces.append(self._shield(self._tokenizer.decode(run)))
-            run = []
-            if token is not None:
-                pieces.append(self._tokenizer.decode([token]))
-        return "".join(pieces), True
-
-    def _is_sampled(self, mark: str, text: str, ids: Sequence[int]) -> bool:
-        return text.count(mark) == list(ids).count(self._tokenizer.encode(mark)[0])
-
-    def _shield(self, text: str) -> str:
-        for mark in self._marks:
-            text = text.replace(mark, f"{mark[0]}{_SHIELD}{mark[1:]}")
-        return text
 
 
 class _ToolBox:

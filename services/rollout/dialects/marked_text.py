@@ -15,23 +15,30 @@ class TagMarker:
 
     That is for tags which are tokens of their own; others are text like any other."""
 
-    def __init__(self, tokenizer: Tokenizer, tags: Iterable[str]) -> None:
+    def __init__(self, tokenizer: Tokenizer, tags: Iterable[str], shield: str = _BREAK) -> None:
+        """Create one that sets `shield` into what only looks like a tag."""
         self._tokenizer = tokenizer
-        known = {tag: tokenizer.encode(tag) for tag in tags}
+        self._shield = shield
+        known = {tag: tokenizer.encode(tag) for tag in sorted(tags, key=len, reverse=True)}
         self._tokens = {found[0]: tag for tag, found in known.items() if len(found) == 1}
 
     def mark(self, ids: Sequence[int]) -> str:
         text, start = "", 0
         for position in [n for n, token in enumerate(ids) if token in self._tokens]:
-            text += self._decode(ids[start:position]) + self._tokens[ids[position]]
+            text += self._decode(ids, start, position) + self._tokens[ids[position]]
             start = position + 1
-        return text + self._decode(ids[start:])
+        return text + self._decode(ids, start, len(ids))
 
-    def _decode(self, ids: Sequence[int]) -> str:
-        text = self._tokenizer.decode(ids) if len(ids) else ""
-        for tag in self._tokens.values():
-            if tag in text:
-                text = text.replace(tag, tag[:1] + _BREAK + tag[1:])
+    def _decode(self, ids: Sequence[int], start: int, end: int) -> str:
+        """Decode a run without tags, behind the tag before it: some vocabularies drop the space
+        that a text begins with."""
+        if start == end:
+            return ""
+        tag = self._tokens[ids[start - 1]] if start else ""
+        text = self._tokenizer.decode(ids[start - bool(tag) : end]).removeprefix(tag)
+        for each in self._tokens.values():
+            if each in text:
+                text = text.replace(each, each[:1] + self._shield + each[1:])
         return text
 
 
