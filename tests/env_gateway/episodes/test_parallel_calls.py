@@ -55,7 +55,7 @@ async def call(
 Turn = st.lists(st.booleans(), min_size=1, max_size=24)
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 @given(Turn, st.randoms(use_true_random=False))
 def test_every_order_of_arrival_within_a_run_of_reads_is_executed_once(
     reads: list[bool], rng: Any

@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.env_gateway.episodes.turn_line import TurnLine, TurnPlace
@@ -12,6 +12,7 @@ from services.env_gateway.episodes.turn_line import TurnLine, TurnPlace
 Steps = st.lists(st.one_of(st.booleans(), st.integers(0, 9)), max_size=40)
 
 
+@settings(deadline=None)
 @given(Steps)
 def test_turns_are_exactly_those_that_the_order_allows(steps: list[bool | int]) -> None:
     line, waiting = TurnLine(), list[TurnPlace]()
