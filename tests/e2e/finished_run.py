@@ -55,6 +55,11 @@ class FinishedRun:
         with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as db:
             return db.execute(query).fetchall()
 
+    def metrics(self, name: str) -> list[dict[str, Any]]:
+        """Return the records of metrics that have one of this name."""
+        lines = (self.folder / "metrics.jsonl").read_text().splitlines()
+        return [record for record in map(json.loads, lines) if name in record]
+
     def trajectories(self, where: str = "1") -> list[Trajectory]:
         """Trajectories of the groups that `where` chooses."""
         groups = self.rows(f"SELECT group_id FROM groups WHERE {where} ORDER BY group_id")

@@ -1,7 +1,5 @@
 """The shipped single-turn run, sampling on while weights change, by real processes and vLLM."""
 
-import json
-
 import pytest
 
 from tests.e2e.finished_run import FinishedRun, train
@@ -20,11 +18,6 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
     return train(shipped, runs, f"--learner.steps={STEPS}", timeout_s=500.0)
 
 
-def metrics(finished: FinishedRun) -> list[dict[str, float]]:
-    lines = (finished.folder / "metrics.jsonl").read_text().splitlines()
-    return [json.loads(line) for line in lines]
-
-
 def test_it_learns(finished: FinishedRun) -> None:
     assert finished.exit_code == 0, finished.output
     evaluated = finished.summary["eval"]
@@ -34,11 +27,12 @@ def test_it_learns(finished: FinishedRun) -> None:
 def test_engine_and_trainer_agree_though_updates_meet_requests_at_any_moment(
     finished: FinishedRun,
 ) -> None:
-    audited = [row for row in metrics(finished) if "mismatch/guard_level" in row]
+    audited = finished.metrics("mismatch/guard_level")
     assert len(audited) == STEPS
     assert {row["mismatch/guard_level"] for row in audited} == {0.0}
     assert max(row["mismatch/audit_abs_diff_tail"] for row in audited) < 1e-4
 
 
 def test_batches_were_sampled_while_others_were_trained_on(finished: FinishedRun) -> None:
-    assert max(row.get("async/staleness_max", 0.0) for row in metrics(finished)) >= 1.0
+    staleness = [row["async/staleness_max"] for row in finished.metrics("async/staleness_max")]
+    assert max(staleness) >= 1.0

@@ -50,8 +50,7 @@ def scorers(finished: FinishedRun, quick_policy: Path) -> list[Scorer]:
 def test_two_steps_are_committed(finished: FinishedRun) -> None:
     assert finished.rows("SELECT step FROM plans ORDER BY step") == [(1,), (2,)]
     assert finished.rows("SELECT step FROM checkpoints ORDER BY step") == [(1,), (2,)]
-    lines = (finished.folder / "metrics.jsonl").read_text().splitlines()
-    trained = [r for r in map(json.loads, lines) if "policy/loss" in r]
+    trained = finished.metrics("policy/loss")
     assert [record["step"] for record in trained] == [1, 2]
     assert all(record["policy/skipped"] == 0 for record in trained)
     assert all(record["policy/grad_norm"] > 0 for record in trained), "nothing was learnt from"

@@ -314,6 +314,8 @@ class MismatchGuard:
             self._metrics["mismatch/audit_kl"] = worst.kl
             self._metrics["mismatch/audit_abs_diff_mean"] = worst.abs_diff
             self._metrics["mismatch/audit_abs_diff_tail"] = worst.abs_diff_tail
+            largest = max(found.abs_diff_max for found in versions.values())
+            self._metrics["mismatch/audit_abs_diff_max"] = largest
         self._history.append({"step": version + 1, **self._metrics})
 
 

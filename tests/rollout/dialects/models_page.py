@@ -1,8 +1,9 @@
 """The page of models. `python -m tests.rollout.dialects.models_page` writes it from the table."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from tests.rollout.dialects.families import FAMILIES, REFUSALS, Family
+from tests.support.architectures import ARCHITECTURES, TOLERANCE, Architecture
 from tests.support.repository import ROOT
 
 PAGE = ROOT / "docs" / "models.md"
@@ -11,7 +12,7 @@ _HEAD = """\
 
 How each family of models is tried, and what is refused. The command
 `python -m tests.rollout.dialects.models_page` writes this page from the table that the tests play,
-`tests/rollout/dialects/families.py`.
+`tests/rollout/dialects/families.py` and, of what is trained, `tests/support/architectures.py`.
 
 ## Played
 
@@ -39,6 +40,17 @@ These are refused before anything is started, with the message below. Where the 
 yes, `rollout.dialect.name = "full"` plays the model, without native calls.
 
 """
+_TRAINED = f"""
+## Trained
+
+A tiny model of each of these architectures, of random weights in float32, with the template and the
+tokenizer named here, is trained for two steps by the whole `flotilla train`, vLLM on a CPU
+included. Rewards are forced, so that both updates are real. At every token that the engine samples,
+before and after each of them, its logprob and the trainer's differ by {TOLERANCE:g} at most, and
+no attempt is lost. The command `pytest tests/e2e/test_zoo.py` runs
+all of it.
+
+"""
 _COLUMNS = (
     "family",
     "models",
@@ -47,6 +59,7 @@ _COLUMNS = (
     "native calls",
     "`tool_cycle`",
 )
+_TRAINED_COLUMNS = ("architecture", "chat template", "tokenizer", "`rollout.dialect`")
 
 
 def write_page() -> str:
@@ -68,8 +81,15 @@ def write_page() -> str:
             *_table(("family", "an argument is refused where"), refused),
             _REFUSED,
             *_table(("model", "why", "message", "full"), refusals),
+            _TRAINED,
+            *_table(_TRAINED_COLUMNS, map(_describe_trained, ARCHITECTURES)),
         )
     )
+
+
+def _describe_trained(each: Architecture) -> tuple[str, ...]:
+    dialect = ", ".join(f'{key} = "{value}"' for key, value in each.dialect.items())
+    return (each.name, f"`{each.template}`", each.tokenizer, f"`{dialect}`")
 
 
 def _describe(family: Family) -> tuple[str, ...]:
@@ -91,7 +111,7 @@ def _count_calls(family: Family) -> int:
     return sum(len(case.calls) for case in family.cases if case.name not in family.refused)
 
 
-def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
     yield f"| {' | '.join(columns)} |\n"
     yield f"|{'---|' * len(columns)}\n"
     for row in rows:

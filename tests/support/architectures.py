@@ -1,0 +1,154 @@
+"""Architectures that whole runs are tried with: tiny and random, each with a real tokenizer and a
+published chat template."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    Glm4Config,
+    GraniteConfig,
+    LlamaConfig,
+    MistralConfig,
+    Phi3Config,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen3Config,
+)
+
+from tests.rollout.dialects.families import FAMILIES, SMALL_ONE, Family
+from tests.support.model_zoo import SMALL, make_tokenizer, read_template
+
+# The largest difference between engine and trainer of a sampled token's logprob, in float32.
+TOLERANCE = 1e-4
+# As vLLM pads vocabularies, and as most published models have theirs.
+_VOCABULARY_MULTIPLE = 64
+# Turns of random tokens would hardly ever end by themselves.
+_END_GAIN = 4.0
+_SIZES: Mapping[str, Any] = {
+    "hidden_size": 128,
+    "intermediate_size": 192,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 4096,
+    # Large enough for logprobs that depend on what is attended to.
+    "initializer_range": 0.2,
+    "bos_token_id": None,
+    "pad_token_id": None,
+}
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """One architecture, and how its policy is written to and read.
+
+    `tokenizer` says what `vocabulary` is."""
+
+    name: str
+    make_config: Callable[..., PreTrainedConfig]
+    template: str
+    vocabulary: str
+    tokenizer: str
+    ends: Sequence[str]
+    dialect: Mapping[str, str]
+    control_tokens: Sequence[str] = ()
+    renamed: Mapping[str, str] = field(default_factory=dict[str, str])
+    bos: str | None = None
+    sizes: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+    def make_folder(self, folder: Path) -> None:
+        """Write the model, its tokenizer and its template, as a published one has them."""
+        tokenizer = self.make_tokenizer()
+        ends = [int(str(tokenizer.convert_tokens_to_ids(end))) for end in self.ends]
+        torch.manual_seed(0)
+        model = self._make_model(len(tokenizer), ends)
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+
+    def make_tokenizer(self) -> PreTrainedTokenizerFast:
+        tokenizer = make_tokenizer(
+            self.vocabulary, self.control_tokens, read_template(self.template), self.renamed
+        )
+        tokenizer.eos_token = self.ends[0]
+        if self.bos is not None:
+            tokenizer.bos_token = self.bos
+        return tokenizer
+
+    def _make_model(self, tokens: int, ends: Sequence[int]) -> PreTrainedModel:
+        vocabulary = -(-tokens // _VOCABULARY_MULTIPLE) * _VOCABULARY_MULTIPLE
+        sizes = {"vocab_size": vocabulary, "eos_token_id": list(ends), **_SIZES, **self.sizes}
+        model = AutoModelForCausalLM.from_config(self.make_config(**sizes), dtype=torch.float32)
+        _vary_norms(model)
+        with torch.no_grad():
+            model.get_output_embeddings().weight[list(ends)] *= _END_GAIN
+        return model
+
+
+@torch.no_grad()
+def _vary_norms(model: PreTrainedModel) -> None:
+    """Norms and biases that are not all the same."""
+    for parameter in model.parameters():
+        if parameter.ndim == 1:
+            parameter.add_(torch.empty_like(parameter).uniform_(-0.3, 0.3))
+
+
+def _of_family(
+    name: str,
+    make_config: Callable[..., PreTrainedConfig],
+    family_name: str,
+    bos: str | None = None,
+    **sizes: Any,
+) -> Architecture:
+    """Return an architecture with the tokenizer and the dialect of a family."""
+    family: Family = next(each for each in FAMILIES if each.name == family_name)
+    dialect = {"name": family.dialect}
+    if family.parser:
+        dialect["parser"] = family.parser
+    return Architecture(
+        name,
+        make_config,
+        family.template,
+        family.vocabulary,
+        family.tokenizer,
+        family.ends,
+        dialect,
+        family.control_tokens,
+        family.renamed,
+        bos,
+        sizes,
+    )
+
+
+ARCHITECTURES = (
+    _of_family("Llama", LlamaConfig, "Llama 3.1, 3.3", "<|begin_of_text|>"),
+    _of_family("Qwen2", Qwen2Config, "Qwen2.5"),
+    _of_family("Qwen3", Qwen3Config, "Qwen3", head_dim=32, tie_word_embeddings=True),
+    _of_family("Mistral", MistralConfig, "Mistral Nemo", "<s>", head_dim=32, sliding_window=None),
+    Architecture(
+        "Phi-3",
+        Phi3Config,
+        "trl/phi3.jinja",
+        SMALL,
+        SMALL_ONE,
+        ("<|end|>", "<|endoftext|>"),
+        {"name": "full"},
+        ("<|endoftext|>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>"),
+    ),
+    _of_family("GLM-4", Glm4Config, "GLM-4.5, GLM-4.6", head_dim=32),
+    _of_family(
+        "Granite",
+        GraniteConfig,
+        "Granite 4.0, 4.1",
+        # Those of Granite 3.3, 2B.
+        embedding_multiplier=12.0,
+        logits_scaling=8.0,
+        residual_multiplier=0.22,
+        attention_multiplier=0.015625,
+    ),
+)
