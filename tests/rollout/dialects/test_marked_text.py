@@ -3,9 +3,9 @@
 from functools import cache
 
 import pytest
-from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers, trainers
+from tokenizers import Tokenizer, decoders, pre_tokenizers, trainers
 from tokenizers.models import BPE
-from transformers import PreTrainedTokenizerFast
+from transformers import AddedToken, PreTrainedTokenizerFast
 
 from services.rollout.adapters.tokenizer import TransformersTokenizer
 from services.rollout.dialects.marked_text import TagMarker, mend_text

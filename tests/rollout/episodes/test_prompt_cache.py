@@ -2,8 +2,7 @@
 
 import asyncio
 import threading
-import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -39,7 +38,6 @@ from tests.support.rollout import (
 LOOK = '<tool_call>{"name": "look", "arguments": {"at": "it"}}</tool_call>'
 INFO = EpisodeInfo("e", (TOOL,), FACTS)
 LARGE = replace(FACTS, prompt="Find it, look at name and user. " * 3000)
-MOST_HELD_S = 0.02
 
 
 class CountingDialect(TemplateDialect):
@@ -48,15 +46,23 @@ class CountingDialect(TemplateDialect):
     def __init__(self, failures: int = 0) -> None:
         super().__init__(tokenizer())
         self.made: list[str] = []
+        # Threads that did so, and that rendered what follows a turn.
+        self.made_in: set[int] = set()
+        self.bridged_in: set[int] = set()
         self.begun = threading.Event()
         self._failures = failures
 
     def prompt_ids(self, facts: PromptFacts, tools: Sequence[Tool]) -> list[int]:
         self.made.append(facts.prompt)
+        self.made_in.add(threading.get_ident())
         self.begun.set()
         if len(self.made) <= self._failures:
             raise TemplateError("it cannot")
         return super().prompt_ids(facts, tools)
+
+    def bridge_ids(self, *given: Any, **named: Any) -> list[int]:
+        self.bridged_in.add(threading.get_ident())
+        return super().bridge_ids(*given, **named)
 
 
 class OneWord(FakeEngine):
@@ -92,33 +98,6 @@ def large_runner(dialect: CountingDialect) -> AttemptRunner:
     return AttemptRunner(engine, FakeEnvironment(episode=LargeEpisode), tokenizer(), dialect, room)
 
 
-async def longest_hold(work: Callable[[], Awaitable[object]]) -> float:
-    """Return the longest time that nothing else ran while `work` did."""
-    longest, last = 0.0, time.perf_counter()
-
-    async def keep_looking() -> None:
-        nonlocal longest, last
-        while True:
-            await asyncio.sleep(0.001)
-            now = time.perf_counter()
-            longest, last = max(longest, now - last), now
-
-    looking = asyncio.create_task(keep_looking())
-    await asyncio.sleep(0.002)
-    await work()
-    await asyncio.sleep(0.002)
-    looking.cancel()
-    return longest
-
-
-async def hold_at_best(work: Callable[[], Awaitable[object]]) -> float:
-    """Return the least of several looks: another process can only make a hold longer."""
-    holds = [await longest_hold(work)]
-    while min(holds) > MOST_HELD_S and len(holds) < 10:
-        holds.append(await longest_hold(work))
-    return min(holds)
-
-
 async def test_attempts_of_a_group_share_one_rendering_of_a_large_prompt() -> None:
     dialect = CountingDialect()
     run = large_runner(dialect)
@@ -131,31 +110,21 @@ async def test_attempts_of_a_group_share_one_rendering_of_a_large_prompt() -> No
     assert len({each.facts.prompt_digest for each in played}) == 1
 
 
-async def test_a_large_prompt_does_not_hold_the_event_loop() -> None:
+async def test_a_large_prompt_is_not_made_on_the_event_loop() -> None:
+    """How long the loop is held, benchmarks/rollout_loop measures: a test has no quiet machine."""
     dialect = CountingDialect()
-
-    async def play() -> None:
-        run = large_runner(dialect)
-        await asyncio.gather(*(run.run_attempt(attempt(index)) for index in range(4)))
-
-    async def render_on_the_loop() -> None:
-        dialect.prompt_ids(LARGE, (TOOL,))
-
-    assert min([await longest_hold(render_on_the_loop) for _ in range(3)]) > MOST_HELD_S
-    assert await hold_at_best(play) <= MOST_HELD_S
+    await large_runner(dialect).run_attempt(attempt())
+    assert dialect.made_in and threading.get_ident() not in dialect.made_in
 
 
-async def test_a_long_answer_of_a_tool_does_not_hold_the_event_loop() -> None:
+async def test_a_long_answer_of_a_tool_is_not_rendered_on_the_event_loop() -> None:
     dialect, answer = CountingDialect(), LARGE.prompt[:60_000]
-
-    async def play() -> None:
-        engine = LooksOnce(tokenizer(), dialect.stop_ids[0], policy=POLICY)
-        environment = FakeEnvironment(lambda *_: ToolResult(ToolOutcome.OK, (answer,)))
-        room = limits(max_input_length=99_999, max_model_len=100_000)
-        run = AttemptRunner(engine, environment, tokenizer(), dialect, room)
-        assert (await run.run_attempt(attempt())).counts.turns == 2
-
-    assert await hold_at_best(play) <= MOST_HELD_S
+    engine = LooksOnce(tokenizer(), dialect.stop_ids[0], policy=POLICY)
+    environment = FakeEnvironment(lambda *_: ToolResult(ToolOutcome.OK, (answer,)))
+    room = limits(max_input_length=99_999, max_model_len=100_000)
+    run = AttemptRunner(engine, environment, tokenizer(), dialect, room)
+    assert (await run.run_attempt(attempt())).counts.turns == 2
+    assert dialect.bridged_in and threading.get_ident() not in dialect.bridged_in
 
 
 @pytest.mark.parametrize(
