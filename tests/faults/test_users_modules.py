@@ -31,6 +31,7 @@ EXCEPTIONS = {
     "services/env_gateway/adapters/fleet_openenv/backend.py",
     # Isolated altogether, by -I.
     "services/env_gateway/verify/sandbox.py",
+    "services/common/tied_children.py",
     "services/env_gateway/verify/verifier_finder.py",
     # Remembers by which interpreter an episode was played.
     "services/launcher/doctor/canary_results.py",
