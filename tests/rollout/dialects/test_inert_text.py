@@ -4,7 +4,7 @@ from typing import Literal
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from services.rollout.dialects.turns import OK, Reply, ToolCall
@@ -25,7 +25,7 @@ def control_ids(ids: list[int]) -> list[int]:
 
 @pytest.mark.parametrize("name", NAMES)
 @given(task=DATA, told=DATA, result=DATA)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_data_never_reads_as_a_control_token(
     name: Literal["template", "full"], task: str, told: str, result: str
 ) -> None:
