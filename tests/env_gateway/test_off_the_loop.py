@@ -56,7 +56,7 @@ def mcp(result: Any) -> Any:
 
 def stdio(result: Any) -> Any:
     server: Any = SimpleNamespace(send_request=answering(result), send_notification=answering(None))
-    backend: Any = SimpleNamespace(apply_read_only=lambda tool: tool)  # pyright: ignore[reportUnknownLambdaType]
+    backend: Any = SimpleNamespace(mark_tool=lambda tool: tool)  # pyright: ignore[reportUnknownLambdaType]
     request: Any = SimpleNamespace(episode_id="e", task=SUBMISSION.task)
     return StdioInstance(backend, request, server)
 

@@ -192,7 +192,10 @@ import asyncio, sys
 from pathlib import Path
 from tests.learner.ranks.test_local_ranks import several
 from tests.support.tiny_ranks import policy_config, rank_pids
+from services.common import log
 from services.learner.ranks.local_ranks import LocalRanks
+
+log.setup("learner", "orphan")  # logs go to stderr, so that stdout has the pids alone
 
 async def main():
     folder = Path(sys.argv[2])
