@@ -32,6 +32,7 @@ from numpy.typing import NDArray
 from benchmarks.mismatch import serve_policy
 from services.common.domain.attempts import AttemptKey, Grade, ToolOutcome
 from services.common.domain.policy import PolicyId
+from services.common.loaded_objects import freeze_loaded_objects
 from services.common.spec import PolicyConfig
 from services.learner.config.rank import RankConfig
 from services.learner.rank.model import load_policy
@@ -169,6 +170,7 @@ def main() -> None:
 
 async def measure_loop(model: Path, pairs: int) -> dict[str, Any]:
     tokenizer = load_tokenizer(model)
+    freeze_loaded_objects()
     found: dict[str, Any] = {}
     for turns, tokens in ((TURNS, 0), (LONG_TURNS, LONG_TURN_TOKENS)):
         found[f"us_per_turn_at_{turns}"] = await time_turns(tokenizer, turns, tokens)
@@ -268,6 +270,7 @@ async def compare_with_bare_engine(
     try:
         with tempfile.TemporaryDirectory() as folder:
             await publish(engine, config, Path(folder))
+            freeze_loaded_objects()
             for tokens in TURN_TOKENS:
                 calling = CallingEngine(engine, make_turn(tokenizer, tokens))
                 looped, bare = await measure_pairs(calling, tokenizer, pairs)

@@ -1,7 +1,6 @@
 """Start the environment gateway: `python -m services.env_gateway --config SPEC`."""
 
 import asyncio
-import gc
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING
@@ -38,6 +37,7 @@ async def serve_gateway(runtime: Runtime[EnvGatewayConfig]) -> None:
     """Serve until drained, then close every environment."""
     from flotilla.env_gateway.v1 import episode_service_pb2_grpc
     from services.common import rpc
+    from services.common.loaded_objects import freeze_loaded_objects
     from services.env_gateway.api.episode_service import EpisodeService, most_streams
 
     runtime.watchdog.limit_s = runtime.config.stall_s
@@ -51,10 +51,7 @@ async def serve_gateway(runtime: Runtime[EnvGatewayConfig]) -> None:
         alarms = HeartbeatAlarms()
         background = _run_background_loops(gateway, alarms, runtime.hurry_heartbeat)
         async with running_tasks(background) as (keeping,):
-            # What is there now, stays. To search it for garbage would hold the loop for 40 ms,
-            # whenever what strangers send makes Python do so.
-            gc.collect()
-            gc.freeze()
+            freeze_loaded_objects()
             serving.set_serving(True)
             runtime.report_status(lambda: _current_status(runtime, alarms))
             await runtime.announce(serving.address)

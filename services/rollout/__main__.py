@@ -65,6 +65,7 @@ async def serve_rollout(runtime: Runtime[RolloutConfig]) -> None:
     from flotilla.rollout.v1 import rollout_service_pb2_grpc
     from services.common import rpc
     from services.common.concurrency import run_unless, run_until_first
+    from services.common.loaded_objects import freeze_loaded_objects
     from services.rollout.adapters.model_files import read_model_files
     from services.rollout.ports import EngineDead
 
@@ -84,6 +85,7 @@ async def serve_rollout(runtime: Runtime[RolloutConfig]) -> None:
         server = rpc.server(token=runtime.token, most_streams=parts.service.MOST_STREAMS)
         rollout_service_pb2_grpc.add_RolloutServiceServicer_to_server(parts.service, server)
         serving = await stack.enter_async_context(runtime.serving(server))
+        freeze_loaded_objects()
         runtime.report_status(lambda: _make_status(parts.service))
         await runtime.announce(serving.address)
         runtime.log.info("serving", address=serving.address, worker=runtime.worker_id)

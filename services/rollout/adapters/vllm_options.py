@@ -16,7 +16,12 @@ from services.common.spec import PolicyConfig
 from services.rollout.config.rollout import EngineConfig
 
 WEIGHT_LOADER = "services.rollout.adapters.vllm_weights.WeightLoader"
-ENVIRONMENT = {"VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "WARNING"}
+ENVIRONMENT = {
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_LOGGING_LEVEL": "WARNING",
+    # Texts are tokenised one by one: threads for a batch of one cost more than they bring.
+    "TOKENIZERS_PARALLELISM": "false",
+}
 CPU_ENVIRONMENT = {
     # Spinning OpenMP threads cost far more than they bring on a few shared cores.
     "OMP_NUM_THREADS": "1",

@@ -93,7 +93,7 @@ async def kill_and_go_on(folder: Path) -> None:
 
 async def test_a_failure_is_told_with_the_end_of_the_log(tmp_path: Path) -> None:
     async with slack() as double:
-        text = json.loads(wish(double, 2))
+        text = json.loads(wish(double, 600))
         text |= {"rollout": {"crash": "always"}}
         text["launcher"]["max_restarts"] = 0
         async with launcher(tmp_path) as (_, runs):
