@@ -14,7 +14,7 @@ from environments.api import ENV_KEYS
 from environments.tasks import make_tasks
 from services.common.domain.attempts import StopReason
 from tests.e2e.finished_run import FinishedRun, Scorer, distances, train
-from tests.support.architectures import ARCHITECTURES, TOLERANCE, Architecture
+from tests.support.architectures import ARCHITECTURES, PARALLEL, TOLERANCE, Architecture
 
 pytestmark = [
     pytest.mark.engine,
@@ -46,13 +46,13 @@ class Trained:
     run: FinishedRun
 
 
-def train_model(architecture: Architecture, folder: Path) -> Trained:
+def train_model(architecture: Architecture, folder: Path, *overrides: str) -> Trained:
     """Make the model, and run `flotilla train` for two steps on policy."""
     model = folder / "model"
     architecture.make_folder(model)
     spec = folder / "spec.json"
     spec.write_text(json.dumps(make_spec(architecture, model, folder)))
-    return Trained(model, train(spec, folder / "runs", timeout_s=500.0))
+    return Trained(model, train(spec, folder / "runs", *overrides, timeout_s=500.0))
 
 
 def make_spec(architecture: Architecture, model: Path, folder: Path) -> dict[str, Any]:
@@ -140,12 +140,22 @@ def largest_distance(trained: Trained, scorer: Scorer, version: int) -> float:
     return float(np.abs(found).max())
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES, ids=lambda each: each.name)
-def test_it_is_trained_for_two_steps_on_what_its_engine_samples(
-    architecture: Architecture, tmp_path: Path
-) -> None:
-    trained = train_model(architecture, tmp_path)
+def check_run(trained: Trained) -> None:
     assert trained.run.exit_code == 0, trained.run.output
     check_attempts(trained)
     check_updates(trained)
     check_agreement(trained)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES, ids=lambda each: each.name)
+def test_it_is_trained_for_two_steps_on_what_its_engine_samples(
+    architecture: Architecture, tmp_path: Path
+) -> None:
+    check_run(train_model(architecture, tmp_path))
+
+
+@pytest.mark.parametrize("architecture", PARALLEL, ids=lambda each: each.name)
+def test_it_is_trained_on_what_two_workers_of_its_engine_sample(
+    architecture: Architecture, tmp_path: Path
+) -> None:
+    check_run(train_model(architecture, tmp_path, "--rollout.engine.tensor_parallel=2"))

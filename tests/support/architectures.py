@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    Gemma3TextConfig,
     Glm4Config,
     GraniteConfig,
     LlamaConfig,
@@ -19,17 +20,16 @@ from transformers import (
     PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen3Config,
+    Qwen3MoeConfig,
 )
 
-from tests.rollout.dialects.families import FAMILIES, SMALL_ONE, Family
+from tests.rollout.dialects.families import FAMILIES, REAL, SMALL_ONE, Family
 from tests.support.model_zoo import SMALL, make_tokenizer, read_template
 
 # The largest difference between engine and trainer of a sampled token's logprob, in float32.
 TOLERANCE = 1e-4
 # As vLLM pads vocabularies, and as most published models have theirs.
 _VOCABULARY_MULTIPLE = 64
-# Turns of random tokens would hardly ever end by themselves.
-_END_GAIN = 4.0
 _SIZES: Mapping[str, Any] = {
     "hidden_size": 128,
     "intermediate_size": 192,
@@ -60,6 +60,8 @@ class Architecture:
     control_tokens: Sequence[str] = ()
     renamed: Mapping[str, str] = field(default_factory=dict[str, str])
     bos: str | None = None
+    # Turns of random tokens would hardly ever end by themselves.
+    end_gain: float = 4.0
     sizes: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     def make_folder(self, folder: Path) -> None:
@@ -86,7 +88,7 @@ class Architecture:
         model = AutoModelForCausalLM.from_config(self.make_config(**sizes), dtype=torch.float32)
         _vary_norms(model)
         with torch.no_grad():
-            model.get_output_embeddings().weight[list(ends)] *= _END_GAIN
+            model.get_output_embeddings().weight[list(ends)] *= self.end_gain
         return model
 
 
@@ -121,7 +123,7 @@ def _of_family(
         family.control_tokens,
         family.renamed,
         bos,
-        sizes,
+        sizes=sizes,
     )
 
 
@@ -129,7 +131,37 @@ ARCHITECTURES = (
     _of_family("Llama", LlamaConfig, "Llama 3.1, 3.3", "<|begin_of_text|>"),
     _of_family("Qwen2", Qwen2Config, "Qwen2.5"),
     _of_family("Qwen3", Qwen3Config, "Qwen3", head_dim=32, tie_word_embeddings=True),
+    _of_family(
+        "Qwen3-MoE",
+        Qwen3MoeConfig,
+        "Qwen3-2507",
+        head_dim=32,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=48,
+        norm_topk_prob=True,
+    ),
     _of_family("Mistral", MistralConfig, "Mistral Nemo", "<s>", head_dim=32, sliding_window=None),
+    Architecture(
+        "Gemma 3",
+        Gemma3TextConfig,
+        "trl/gemma3.jinja",
+        "gemma3",
+        REAL,
+        ("<end_of_turn>", "<eos>"),
+        {"name": "full"},
+        bos="<bos>",
+        end_gain=6.0,
+        # A layer with a window that prompts are longer than, and one without.
+        sizes={
+            # With larger ones a tied head has a policy repeat its last token.
+            "initializer_range": 0.05,
+            "head_dim": 32,
+            "query_pre_attn_scalar": 32,
+            "sliding_window": 128,
+            "layer_types": ["sliding_attention", "full_attention"],
+        },
+    ),
     Architecture(
         "Phi-3",
         Phi3Config,
@@ -152,3 +184,5 @@ ARCHITECTURES = (
         attention_multiplier=0.015625,
     ),
 )
+# Tried with two tensor-parallel workers, too: one whose projections are fused, and one of experts.
+PARALLEL = tuple(each for each in ARCHITECTURES if each.name in ("Phi-3", "Qwen3-MoE"))

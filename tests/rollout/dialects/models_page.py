@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 
 from tests.rollout.dialects.families import FAMILIES, REFUSALS, Family
-from tests.support.architectures import ARCHITECTURES, TOLERANCE, Architecture
+from tests.support.architectures import ARCHITECTURES, PARALLEL, TOLERANCE, Architecture
 from tests.support.repository import ROOT
 
 PAGE = ROOT / "docs" / "models.md"
@@ -47,8 +47,8 @@ A tiny model of each of these architectures, of random weights in float32, with 
 tokenizer named here, is trained for two steps by the whole `flotilla train`, vLLM on a CPU
 included. Rewards are forced, so that both updates are real. At every token that the engine samples,
 before and after each of them, its logprob and the trainer's differ by {TOLERANCE:g} at most, and
-no attempt is lost. The command `pytest tests/e2e/test_zoo.py` runs
-all of it.
+no attempt is lost. Where the last column says so, two tensor-parallel workers sample, too. The
+command `pytest tests/e2e/test_zoo.py` runs all of it.
 
 """
 _COLUMNS = (
@@ -59,7 +59,7 @@ _COLUMNS = (
     "native calls",
     "`tool_cycle`",
 )
-_TRAINED_COLUMNS = ("architecture", "chat template", "tokenizer", "`rollout.dialect`")
+_TRAINED_COLUMNS = ("architecture", "chat template", "tokenizer", "`rollout.dialect`", "workers")
 
 
 def write_page() -> str:
@@ -88,8 +88,9 @@ def write_page() -> str:
 
 
 def _describe_trained(each: Architecture) -> tuple[str, ...]:
+    workers = "1, 2" if each in PARALLEL else "1"
     dialect = ", ".join(f'{key} = "{value}"' for key, value in each.dialect.items())
-    return (each.name, f"`{each.template}`", each.tokenizer, f"`{dialect}`")
+    return (each.name, f"`{each.template}`", each.tokenizer, f"`{dialect}`", workers)
 
 
 def _describe(family: Family) -> tuple[str, ...]:
