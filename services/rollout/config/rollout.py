@@ -42,6 +42,8 @@ class LimitsConfig(ConfigModel):
 
     A limit that is absent does not bound."""
 
+    # Tokens of one turn, thinking and all requests of a turn that goes on included.
+    turn_tokens: Tokens | None = None
     # Tokens that the policy may write in the whole attempt, thinking included.
     sampled_tokens: Tokens | None = None
     # Tokens of the thinking at the start of each turn: it is ended there, and the turn goes on.
@@ -162,6 +164,7 @@ class RolloutConfig(ServiceConfig):
             attempt_timeout_s=self.attempt_timeout_s,
             call_timeout_s=self.call_timeout_s,
             grade_timeout_s=self.grade_timeout_s,
+            turn_tokens=self.limits.turn_tokens,
             sampled_tokens=self.limits.sampled_tokens,
             thinking_tokens=self.limits.thinking_tokens,
             calls=self.limits.calls,

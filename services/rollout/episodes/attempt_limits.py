@@ -11,10 +11,13 @@ Side = Literal["head", "tail", "middle"]
 
 @dataclass(frozen=True, slots=True)
 class TurnBudget:
-    """Tokens that a request may sample, and how an attempt ends that they were too few for."""
+    """Tokens that a request may sample, and how an attempt ends that they were too few for.
+
+    A turn that it cuts goes on in another request where `continues`."""
 
     tokens: int
     reason: StopReason
+    continues: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +25,8 @@ class AttemptLimits:
     """Bounds of one attempt; lengths in tokens, times in seconds, None where there is none.
 
     `max_input_length` is checked before each turn against everything so far;
-    `max_generate_length` bounds each request, and with it each turn unless `continue_turns`.
+    `max_generate_length` bounds each request, and with it each turn unless `continue_turns`;
+    `turn_tokens` bounds a turn of any number of requests.
     Longer answers of tools lose the `observation_side`.
     """
 
@@ -33,6 +37,7 @@ class AttemptLimits:
     attempt_timeout_s: float
     call_timeout_s: float
     grade_timeout_s: float
+    turn_tokens: int | None = None
     sampled_tokens: int | None = None
     calls: int | None = None
     thinking_tokens: int | None = None
@@ -44,11 +49,14 @@ class AttemptLimits:
     def turn_budget(self, tokens: int, sampled: int, written: int = 0) -> TurnBudget:
         """Return what the next request may sample after `tokens`, of which `sampled` were, and
         `written` belong to the turn that it goes on with."""
-        turn = self.max_generate_length - (0 if self.continue_turns else written)
+        piece = self.max_generate_length - (0 if self.continue_turns else written)
         bounds = [
-            TurnBudget(turn, StopReason.GENERATION_LENGTH),
+            TurnBudget(piece, StopReason.GENERATION_LENGTH, continues=self.continue_turns),
             TurnBudget(self.max_model_len - tokens, StopReason.CONTEXT_OVERFLOW),
         ]
+        if self.turn_tokens is not None:
+            left = self.turn_tokens - written
+            bounds.append(TurnBudget(left, StopReason.GENERATION_LENGTH))
         if self.sampled_tokens is not None:
             left = self.sampled_tokens - sampled
             bounds.append(TurnBudget(left, StopReason.MAX_SAMPLED_TOKENS))
@@ -60,10 +68,6 @@ class AttemptLimits:
             return StopReason.CONTEXT_OVERFLOW
         budget = self.turn_budget(tokens, sampled)
         return budget.reason if budget.tokens < 1 else None
-
-    def continues_turn(self, budget: TurnBudget) -> bool:
-        """True when a turn that `budget` has cut goes on in another request."""
-        return self.continue_turns and budget.reason is StopReason.GENERATION_LENGTH
 
     def ends_attempt(self, counts: Counts, sampled: int) -> StopReason | None:
         """Return why no turn follows one that has been played; None where one does."""

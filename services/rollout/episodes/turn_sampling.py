@@ -61,7 +61,7 @@ class TurnSampler:
             written += end.token_ids.tolist() if end is not None else []
             # Behind a bound of the thinking the turn goes on; it is no cut of the turn.
             over = most == budget.tokens and end is None
-            if not piece.cut or (over and not self._limits.continues_turn(budget)):
+            if not piece.cut or (over and not budget.continues):
                 return join_completions(pieces), budget
 
     async def _generate_piece(

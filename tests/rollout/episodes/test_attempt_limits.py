@@ -168,9 +168,25 @@ async def test_a_turn_that_goes_on_and_on_ends_with_its_tokens() -> None:
     limits: dict[str, Any] = {"max_generate_length": 7, "continue_turns": True}
     sampled = await play([LONG], None, sampled_tokens=28, **limits)
     assert (sampled.stop_reason, sampled.policy_tokens) == (StopReason.MAX_SAMPLED_TOKENS, 28)
+    turn = await play([LONG], None, turn_tokens=17, **limits)
+    assert (turn.stop_reason, turn.policy_tokens) == (StopReason.GENERATION_LENGTH, 17)
+    whole = await play([LONG], None, turn_tokens=21, **limits)
+    assert (whole.stop_reason, whole.policy_tokens) == (StopReason.GENERATION_LENGTH, 21)
     room = await play([LONG], None, max_input_length=100, max_model_len=200, **limits)
     assert room.stop_reason is StopReason.CONTEXT_OVERFLOW
     assert len(room.sequences[0].token_ids) == 200
+
+
+async def test_every_turn_has_its_tokens_anew() -> None:
+    tokens = max(len(tokenizer().encode(text)) for text in (LOOK, "It is 1. <done>")) + 1
+    trajectory = await play(
+        [LOOK, LOOK, "It is 1. <done>"],
+        FakeEnvironment(),
+        turn_tokens=tokens,
+        max_generate_length=7,
+        continue_turns=True,
+    )
+    assert (trajectory.stop_reason, trajectory.counts.turns) == (StopReason.DONE, 3)
 
 
 async def test_a_turn_is_given_no_more_than_the_room_that_is_left() -> None:
@@ -196,6 +212,7 @@ def test_the_longest_input_leaves_room_for_a_turn() -> None:
 
 def test_every_limit_of_the_config_reaches_the_attempt() -> None:
     table = {
+        "turn_tokens": 8,
         "sampled_tokens": 5,
         "thinking_tokens": 4,
         "calls": 6,
