@@ -114,7 +114,7 @@ def _call_habits(conduct: Conduct) -> Iterator[Habit]:
 _LIMITS = {
     StopReason.MAX_TURNS: "rollout.max_turns",
     StopReason.CONTEXT_OVERFLOW: "rollout.max_input_length",
-    StopReason.GENERATION_LENGTH: "rollout.max_generate_length",
+    StopReason.GENERATION_LENGTH: "rollout.max_generate_length (and rollout.limits.turn_tokens)",
     StopReason.TIMEOUT: "rollout.attempt_timeout_s",
     StopReason.MAX_SAMPLED_TOKENS: "rollout.limits.sampled_tokens",
     StopReason.MAX_CALLS: "rollout.limits.calls",
