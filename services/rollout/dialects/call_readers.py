@@ -128,18 +128,20 @@ class JsonCallReader:
         return Turn(tuple(items), False, mend_text(answer).strip())
 
     def _read(self, text: str, tools: Sequence[Tool]) -> Items:
-        head, marked, rest = text.partition(self._form.arguments)
+        # A list holds whole calls: what it spells is no mark, in vocabularies without that mark.
         listed = text.lstrip().startswith("[")
+        head, marked, rest = ("", "", text) if listed else text.partition(self._form.arguments)
         if not marked and not listed:
             yield ParseError("tool call is not in the form of this model's calls")
             return
+        rest = rest.lstrip()
         try:
-            value, end = DECODER.raw_decode((rest if marked else text).lstrip())
+            value, end = DECODER.raw_decode(rest)
         except (ValueError, RecursionError) as error:
             reason = error_reason(error) if isinstance(error, ValueError) else "nested too deeply"
             yield ParseError(f"tool call is not valid JSON: {reason}")
             return
-        if (rest if marked else text).lstrip()[end:].strip():
+        if rest[end:].strip():
             yield ParseError("expected nothing after the JSON of a tool call")
             return
         name, _, call_id = head.partition(self._form.call_id or self._form.arguments)

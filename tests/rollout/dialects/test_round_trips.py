@@ -5,7 +5,7 @@ import unicodedata
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 
 from services.rollout.dialects.turns import OK, PlayedTurn, Reply
@@ -61,6 +61,7 @@ _CALLS = st.one_of(_NOTES, _SEARCHES)
 
 @pytest.mark.parametrize("name", _NAMES)
 @_EXAMPLES
+@example(call=("save_note", {"title": "", "body": "[ARGS]"}))
 @given(call=_CALLS)
 def test_a_call_that_is_written_is_read_as_it_was(name: str, call: tuple[str, Any]) -> None:
     stage = stage_of(name)
