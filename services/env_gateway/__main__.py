@@ -6,6 +6,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING
 
 from services.common.concurrency import running_tasks, wait_unless
+from services.common.loaded_objects import freeze_loaded_objects
 from services.common.run_membership import ReplicaStatus
 from services.common.service_main import RegistryContract, Runtime, run_service_process
 from services.env_gateway.api.alarms import HeartbeatAlarms
@@ -37,7 +38,6 @@ async def serve_gateway(runtime: Runtime[EnvGatewayConfig]) -> None:
     """Serve until drained, then close every environment."""
     from flotilla.env_gateway.v1 import episode_service_pb2_grpc
     from services.common import rpc
-    from services.common.loaded_objects import freeze_loaded_objects
     from services.env_gateway.api.episode_service import EpisodeService, most_streams
 
     runtime.watchdog.limit_s = runtime.config.stall_s

@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from services.common.loaded_objects import freeze_loaded_objects
 from services.common.run_membership import ReplicaStatus
 from services.common.service_main import RegistryContract, Runtime, run_service_process
 from services.common.shared_memory import private_folder, shared_name
@@ -65,7 +66,6 @@ async def serve_rollout(runtime: Runtime[RolloutConfig]) -> None:
     from flotilla.rollout.v1 import rollout_service_pb2_grpc
     from services.common import rpc
     from services.common.concurrency import run_unless, run_until_first
-    from services.common.loaded_objects import freeze_loaded_objects
     from services.rollout.adapters.model_files import read_model_files
     from services.rollout.ports import EngineDead
 
