@@ -184,7 +184,7 @@ class FaultRun:
         if module != ENGINE:
             return [p for p in running if module in _words(p)]
         # It has written over its environment, by which the others are found.
-        found = [c for p in running for c in p.children() if ENGINE in _words(c)]
+        found = [c for p in running for c in _children(p) if ENGINE in _words(c)]
         self._engines += found
         return found
 
@@ -284,6 +284,13 @@ def runs(process: psutil.Process) -> bool:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
+
+
+def _children(process: psutil.Process) -> list[psutil.Process]:
+    try:
+        return process.children()
+    except psutil.NoSuchProcess:
+        return []
 
 
 def _words(process: psutil.Process) -> list[str]:

@@ -96,13 +96,7 @@ class ToolCaller:
             return _text_answer(ToolOutcome.BAD_ARGUMENTS, str(error))
         until = min(started + timeout_s, session.episode.ends_at)
         call = _PendingCall(session, tool, arguments, until)
-        try:
-            async with session.line.hold_turn(place, until):
-                answer = await self._run_attempts(call)
-                # A grade waits for its turn, and then knows what was shown.
-                await session.note_shown(answer.parts)
-        except TimeoutError:
-            answer = _deadline_answer(call)
+        answer = await self._answer_in_turn(call, place)
         parts = answer.parts
         if session.screen is not None:
             parts = await session.screen.convert_parts(parts)
@@ -113,6 +107,17 @@ class ToolCaller:
             queue_s=sent_at - started,
             upstream_s=_now() - sent_at,
         )
+
+    async def _answer_in_turn(self, call: _PendingCall, place: TurnPlace) -> CallAnswer:
+        session = call.session
+        try:
+            async with session.line.hold_turn(place, call.until):
+                answer = await self._run_attempts(call)
+                # A grade waits for its turn, and then knows what was shown.
+                await session.note_shown(answer.parts)
+        except TimeoutError:
+            return _deadline_answer(call)
+        return answer
 
     async def _run_attempts(self, call: _PendingCall) -> CallAnswer:
         """Try the call until it is answered or given up. Raises TimeoutError if it gets no
