@@ -52,10 +52,10 @@ def sse(*events: Any, newline: str = "\n") -> web.Response:
     return web.Response(text="".join(lines), content_type="text/event-stream")
 
 
-async def failing(handle: Handler, **more: Any) -> BackendError:
+async def failing(handle: Handler, *, timeout_s: float = 10.0, **more: Any) -> BackendError:
     async with session_with(handle, **more) as (session, _):
         with pytest.raises(BackendError) as caught:
-            await session.call_tool("t", {}, 0.5)
+            await session.call_tool("t", {}, timeout_s)
         return caught.value
 
 
@@ -132,7 +132,8 @@ async def test_what_breaks_after_the_request_was_sent_is_unknown() -> None:
 
     kinds = ["timeout", "stream_cut", "connection", "protocol", "too_large"]
     for handle, kind in zip((hang, cut, drop, nonsense, huge), kinds, strict=True):
-        error = await failing(handle, max_bytes=4096)
+        timeout_s = 1.0 if kind == "timeout" else 10.0
+        error = await failing(handle, timeout_s=timeout_s, max_bytes=4096)
         assert (error.kind, error.delivered) == (kind, None)
 
 

@@ -127,7 +127,7 @@ async def test_a_stream_without_an_end_ends_at_the_deadline() -> None:
             await stream.write(f": a comment\ndata: {event}\n\n".encode())
         return stream
 
-    error = await failing(drip)
+    error = await failing(drip, timeout_s=1.0)
     assert (error.kind, error.delivered) == ("timeout", None)
 
 
