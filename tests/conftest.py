@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import structlog
 
+from services.common.loaded_objects import freeze_loaded_objects
+
 pytest_plugins = ["tests.support.shared_folders", "tests.support.models"]
 
 
@@ -34,6 +36,12 @@ def _is_engine_test(tested: Any) -> bool:
 
 def _ignore(_number: int, _frame: FrameType | None) -> None:
     """A handler, which children do not inherit."""
+
+
+def pytest_collection_finish() -> None:
+    """Keep thousands of tests and what they import out of garbage collection: whole seconds of a
+    run, and holds of up to one in the middle of a test with a deadline."""
+    freeze_loaded_objects()
 
 
 def pytest_configure() -> None:

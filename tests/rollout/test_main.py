@@ -9,7 +9,8 @@ from transformers import Qwen3Config
 from services.common.errors import ConfigError
 from services.common.spec import PolicyConfig, SharedConfig
 from services.rollout.__main__ import check_dialect
-from services.rollout.config.rollout import RolloutConfig
+from services.rollout.config.rollout import DialectConfig, RolloutConfig
+from tests.rollout.dialects.templates import GEMMA, MISTRAL, chatml, tokenizer_with
 from tools.tiny_policy.tokenizer import save_tokenizer, train_tokenizer
 
 VOCABULARY = 384
@@ -31,3 +32,29 @@ def test_ends_of_the_generation_config_are_stops_of_the_run_and_must_be_known(
     assert check_model(tmp_path, eos=VOCABULARY - 1) == ""
     with pytest.raises(ConfigError, match=f"turns end by token {VOCABULARY}, and"):
         check_model(tmp_path, eos=VOCABULARY)
+
+
+@pytest.mark.parametrize(
+    ("template", "words"),
+    [
+        (GEMMA, "Conversation roles must alternate"),
+        (MISTRAL, "no call is read"),
+        (chatml(""), "no call is read"),
+        (chatml("{%- if messages | length > 2 %}{{- 1 // 0 }}{%- endif %}"), "division"),
+        (chatml("").replace("<|im_end|>", ""), "no call is read"),
+        (chatml("{%- if message.role == 'tool' %}{%- continue %}{%- endif %}"), "tool"),
+        (chatml("{{- raise_exception('never') }}"), "never"),
+    ],
+)
+def test_a_model_whose_template_breaks_is_refused_before_anything_is_started(
+    template: str, words: str, tmp_path: Path
+) -> None:
+    tokenizer_with(template).fast.save_pretrained(tmp_path)
+    Qwen3Config(vocab_size=VOCABULARY, eos_token_id=5).save_pretrained(tmp_path)
+    policy = PolicyConfig(model=str(tmp_path), max_model_len=64)
+    config = RolloutConfig(
+        max_input_length=8, max_generate_length=8, dialect=DialectConfig(name="template")
+    )
+    with pytest.raises(ConfigError) as refused:
+        check_dialect(SharedConfig(name="x", policy=policy), config)
+    assert words in str(refused.value)
