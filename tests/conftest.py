@@ -39,8 +39,7 @@ def _ignore(_number: int, _frame: FrameType | None) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Keep thousands of tests and what they import out of garbage collection: whole seconds of a
-    run, and holds of up to one in the middle of a test with a deadline."""
+    """Keep thousands of tests and what they import out of garbage collection."""
     freeze_loaded_objects()
 
 
