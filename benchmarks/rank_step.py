@@ -17,7 +17,6 @@ JSON object, a list of figures for each model under `models`:
 
 import argparse
 import json
-import resource
 import statistics
 import sys
 import tempfile
@@ -30,6 +29,7 @@ import numpy as np
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from services.common.process_memory import peak_memory_bytes
 from services.common.spec import PolicyConfig
 from services.learner.config.algorithm import AlgorithmConfig
 from services.learner.config.learner import OptimizerConfig
@@ -129,7 +129,7 @@ def time_steps(shape: str, given: argparse.Namespace, peak: float) -> dict[str, 
         "parameters": count / 1e9,
         "device_gb": torch.cuda.max_memory_allocated() / GB,
         "resident_gb": resident / GB,
-        "host_gb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / GB,
+        "host_gb": peak_memory_bytes() / GB,
         "first_step_seconds": seconds[0],
         "step_seconds": taken,
         "tokens_per_second": tokens / taken,

@@ -2,13 +2,14 @@
 
 import hashlib
 import json
-import threading
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 from urllib.parse import unquote
+
+from tests.support.http_answers import Answer, serve_answers
 
 FIRST, SECOND = "1" * 40, "2" * 40
 TOKEN = "hf_good"
@@ -75,31 +76,10 @@ def _tag(data: bytes) -> str:
 def model_hub(hub: ModelHub) -> Generator[ModelHub]:
     """Serve a hub; its `endpoint` is for HF_ENDPOINT."""
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_HEAD(self) -> None:
-            self.do_GET()
+    def answer(request: BaseHTTPRequestHandler) -> Answer:
+        hub.requests.append(f"{request.command} {request.path}")
+        token = (request.headers.get("authorization") or "").removeprefix("Bearer ")
+        return hub.answer(request.path, token)
 
-        def do_GET(self) -> None:
-            hub.requests.append(f"{self.command} {self.path}")
-            token = (self.headers.get("authorization") or "").removeprefix("Bearer ")
-            status, headers, body = hub.answer(self.path, token)
-            self.send_response(status)
-            for name, value in {"content-length": str(len(body)), **headers}.items():
-                self.send_header(name, value)
-            self.end_headers()
-            if self.command == "GET":
-                self.wfile.write(body)
-
-        def log_message(self, format: str, *args: Any) -> None:
-            """Nothing: a test prints no access log."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    hub.endpoint = f"http://127.0.0.1:{server.server_port}"
-    try:
+    with serve_answers(answer) as hub.endpoint:
         yield hub
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()

@@ -3,10 +3,9 @@
 import json
 import subprocess
 import sys
-import threading
 from collections.abc import Generator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from environments.gsm8k.hub import HubError, choose_files
 from environments.gsm8k.verifiers.flexible import last_number
 from environments.gsm8k.verifiers.strict import marked_number
 from environments.tasks import load_tasks
+from tests.support.http_answers import Answer, serve_answers
 from tests.support.repository import ROOT
 
 ROWS = [
@@ -203,37 +203,18 @@ def test_the_files_of_a_split_are_found_by_name() -> None:
 def hub(files: dict[str, bytes]) -> Generator[str]:
     """A server with as much of the hub's protocol as fetching a data set needs."""
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_HEAD(self) -> None:
-            self.do_GET()
+    def answer(request: BaseHTTPRequestHandler) -> Answer:
+        name = request.path.partition("/resolve/main/")[2]
+        if request.path.startswith("/api/datasets/"):
+            siblings = [{"rfilename": file} for file in files]
+            body = json.dumps({"id": "some/set", "siblings": siblings}).encode()
+        else:
+            body = files.get(name, b"")
+        headers = {"etag": f'"{abs(hash(name))}"', "x-repo-commit": "0" * 40}
+        return 200 if body else 404, headers, body
 
-        def do_GET(self) -> None:
-            name = self.path.partition("/resolve/main/")[2]
-            if self.path.startswith("/api/datasets/"):
-                siblings = [{"rfilename": file} for file in files]
-                body = json.dumps({"id": "some/set", "siblings": siblings}).encode()
-            else:
-                body = files.get(name, b"")
-            self.send_response(200 if body else 404)
-            self.send_header("content-length", str(len(body)))
-            self.send_header("etag", f'"{abs(hash(name))}"')
-            self.send_header("x-repo-commit", "0" * 40)
-            self.end_headers()
-            if self.command == "GET":
-                self.wfile.write(body)
-
-        def log_message(self, format: str, *args: Any) -> None:
-            """Nothing: a test prints no access log."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with serve_answers(answer) as endpoint:
+        yield endpoint
 
 
 def fetch(endpoint: str, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
