@@ -22,6 +22,12 @@ async def dump_json_aside(value: Any) -> bytes:
     return await run_aside_for(value, lambda: json.dumps(value).encode())
 
 
+async def dump_line_aside(value: Any) -> bytes:
+    """Return a value as a line of JSON. Raises as `dump_json_aside` does."""
+    # Its end is written in the thread too: to append it afterwards copies the whole line.
+    return await run_aside_for(value, lambda: f"{json.dumps(value)}\n".encode())
+
+
 def estimate_size(value: object) -> int:
     """Return roughly the bytes of a JSON value as text. The count stops above ASIDE_BYTES, so that
     it takes no time that matters."""

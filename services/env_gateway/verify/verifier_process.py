@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from services.common.large_values import dump_json_aside
+from services.common.large_values import dump_line_aside
 from services.common.log import get_logger
 from services.common.parsing import run_aside
 from services.env_gateway.ports import Verification
@@ -162,7 +162,7 @@ class VerifierProcess:
         """Send one message. Waits while the process does not read, so that it cannot fill the
         gateway's memory."""
         try:
-            self._stdin.write(await dump_json_aside(message) + b"\n")
+            self._stdin.write(await dump_line_aside(message))
             await self._stdin.drain()
         except ConnectionError as error:
             raise WorkerDiedError("the verifier's process ended") from error

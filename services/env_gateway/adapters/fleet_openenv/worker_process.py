@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from services.common.large_values import dump_json_aside
+from services.common.large_values import dump_line_aside
 from services.common.parsing import TextLimits, parse_json_aside
 from services.env_gateway.adapters.supervised_server import StderrTail, spawn_process
 from services.env_gateway.ports import BackendError
@@ -76,7 +76,7 @@ class FleetTaskEnvProcess:
         await self._words.close()
 
     async def _write_request(self, message: Mapping[str, Any]) -> None:
-        line = await dump_json_aside(message) + b"\n"
+        line = await dump_line_aside(message)
         if self._killed or self._process.returncode is not None:
             raise BackendError("lost", "FleetTaskEnv was ended", delivered=False, lost=True)
         self._stdin.write(line)

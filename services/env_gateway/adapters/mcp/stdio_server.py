@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from services.common.large_values import dump_json_aside
+from services.common.large_values import dump_line_aside
 from services.common.parsing import ParseError, TextLimits, TooLargeError, parse_json_aside
 from services.env_gateway.adapters.http_client import DEFAULT_LIMITS
 from services.env_gateway.adapters.mcp.wire import parse_result
@@ -68,7 +68,7 @@ class StdioServer:
 
     async def _write_message(self, message: Mapping[str, Any]) -> None:
         try:
-            self._stdin.write(await dump_json_aside(message) + b"\n")
+            self._stdin.write(await dump_line_aside(message))
             await self._stdin.drain()
         except ConnectionError as error:
             # Who reads its output knows how it ended, in a moment.
