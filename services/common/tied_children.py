@@ -32,6 +32,8 @@ class _Forks:
 
     open = 0
     hooked = False
+    # The process that forks.
+    parent = 0
 
 
 def end_with_parent() -> None:
@@ -48,12 +50,12 @@ def tie_children() -> Generator[None]:
         yield
         return
     if not _Forks.hooked:
-        os.register_at_fork(after_in_child=_tie_fork)
+        os.register_at_fork(before=_note_parent, after_in_child=_tie_fork)
         _Forks.hooked = True
     # It is to outlive this process, whose shared memory it removes.
     multiprocessing.resource_tracker.ensure_running()
     _Forks.open += 1
-    multiprocessing.set_executable(_make_interpreter())
+    multiprocessing.set_executable(_make_interpreter(os.getpid()))
     try:
         yield
     finally:
@@ -61,22 +63,30 @@ def tie_children() -> Generator[None]:
         multiprocessing.set_executable(sys.executable)
 
 
+def _note_parent() -> None:
+    _Forks.parent = os.getpid()
+
+
 def _tie_fork() -> None:
-    if _Forks.open:
-        end_with_parent()
+    if not _Forks.open:
+        return
+    end_with_parent()
+    if os.getppid() != _Forks.parent:
+        # It was killed before this process was tied to it.
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 @cache
-def _make_interpreter() -> str:
-    """Make a program that is this interpreter, tied to who starts it; it stays while this process
-    does, as a child that has just been started has yet to read it."""
+def _make_interpreter(parent: int) -> str:
+    """Make a program that is this interpreter, tied to `parent`, this process; it stays while this
+    process does, as a child that has just been started has yet to read it."""
     kept = ExitStack()
     folder, _ = kept.enter_context(scratch_folder())
     atexit.register(kept.close)
     program, tied = shlex.quote(sys.executable), shlex.quote(str(_TIED_CHILD))
     path = folder / "python"
     path.write_text(
-        f'#!/bin/sh\nexec {program} -I -S {tied} "$PPID" {int(signal.SIGKILL)} {program} "$@"\n'
+        f'#!/bin/sh\nexec {program} -I -S {tied} {parent} {int(signal.SIGKILL)} {program} "$@"\n'
     )
     path.chmod(0o700)
     try:

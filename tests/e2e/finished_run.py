@@ -136,8 +136,9 @@ class Scorer:
         first."""
         ids = torch.tensor(token_ids.tolist())
         logits = self._model(ids[None], use_cache=False).logits[0, :-1]
-        scaled = torch.log_softmax(logits / temperature, -1)
-        picked = scaled.gather(-1, ids[1:, None])[:, 0]
+        scaled = logits / temperature
+        # `log_softmax` rounds away the unlikely tokens of a large vocabulary.
+        picked = scaled.gather(-1, ids[1:, None])[:, 0] - scaled.logsumexp(-1)
         return np.concatenate([[np.nan], picked.numpy()]).astype(np.float32)
 
 

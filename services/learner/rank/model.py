@@ -241,7 +241,9 @@ def _check_head(policy: Policy) -> None:
             input_ids=torch.from_numpy(ids.astype(np.int64))[None].to(policy.device),
             use_cache=False,
         )
-    own = output.logits[0, :-1].float().log_softmax(-1)
+    logits = output.logits[0, :-1].float()
+    # Summed as the fused head does: torch's log_softmax rounds away unlikely tokens on CPUs.
+    own = logits - logits.logsumexp(-1, keepdim=True)
     targets = torch.from_numpy(ids[1:].astype(np.int64)).to(policy.device)
     expected = own.gather(1, targets[:, None]).squeeze(1).cpu().numpy()
     worst = float(np.abs(score_tokens(policy, ids, chunk=CANARY_TOKENS) - expected).max())

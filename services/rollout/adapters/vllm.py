@@ -96,6 +96,7 @@ class VllmEngine:
             raise
         between = [child.pid for child in multiprocessing.active_children()]
         await llm.collective_rpc("end_with_rollout", args=(os.getpid(), between))
+        await llm.collective_rpc("correct_flotilla_logprobs")
         return cls(
             llm, model.stop_token_ids, seeded=config.seeded, max_num_seqs=config.max_num_seqs
         )

@@ -22,6 +22,7 @@ from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
 from services.common.process_memory import peak_memory_bytes
 from services.common.tied_children import end_with_parent
+from services.rollout.adapters.vllm_logprobs import correct_sampler
 
 # Name, dtype, shape, offset in bytes.
 TensorRow = tuple[str, str, Sequence[int], int]
@@ -57,6 +58,12 @@ class WeightLoader:
             # Nothing ends the engine's core, this one's parent, where workers are its children.
             watched = [os.pidfd_open(pid) for pid in (rollout, *between)]
             threading.Thread(target=_end_after, args=watched, daemon=True).start()
+
+    def correct_flotilla_logprobs(self) -> None:
+        """Compute logprobs exactly on CPUs, whatever the vocabulary's size."""
+        worker: Any = self
+        if worker.device.type == "cpu":
+            correct_sampler(worker.model_runner.sampler)
 
     def measure_flotilla_memory(self) -> tuple[int, int, int]:
         """Return the most memory that this process has had, that its device has had in use by
