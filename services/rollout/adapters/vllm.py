@@ -9,8 +9,8 @@ import asyncio
 import multiprocessing
 import os
 import uuid
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
+from contextlib import nullcontext
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -47,7 +47,7 @@ from services.rollout.types import (
 
 if TYPE_CHECKING:
     from vllm import SamplingParams
-    from vllm.outputs import CompletionOutput
+    from vllm.outputs import CompletionOutput, RequestOutput
     from vllm.v1.engine.async_llm import AsyncLLM
 
 HEALTH_INTERVAL_S = 0.5
@@ -112,10 +112,7 @@ class VllmEngine:
         ends = asyncio.get_running_loop().time() + timeout_s
         for _ in range(MAX_REQUEST_STARTS):
             try:
-                async with self._take_slot(ends) as policy:
-                    answer, over = await run_request(
-                        self._llm, token_ids, params, salt=policy.label, ends=ends
-                    )
+                policy, answer, over = await self._run_in_slot(token_ids, params, ends)
             except TimeoutError:
                 return OUT_OF_TIME
             completion = self._make_completion(answer.outputs[0], over=over)
@@ -142,8 +139,7 @@ class VllmEngine:
         # A salt of its own: nobody has computed this prefix, and nobody finds it.
         salt = f"burn-in {uuid.uuid4().hex}"
         try:
-            async with self._take_slot(ends):
-                answer, over = await run_request(self._llm, token_ids, params, salt=salt, ends=ends)
+            _, answer, over = await self._run_in_slot(token_ids, params, ends, salt)
         except TimeoutError:
             return OUT_OF_TIME
         return self._make_completion(answer.outputs[0], over=over)
@@ -203,22 +199,37 @@ class VllmEngine:
             self._policies.pop(next(iter(self._policies)))
         self.policy = policy
 
-    @asynccontextmanager
-    async def _take_slot(self, ends: float) -> AsyncGenerator[PolicyId]:
-        """Take a slot among the running requests; yield the policy whose prefix cache to ask from.
+    async def _run_in_slot(
+        self, token_ids: NDArray[np.int32], params: "SamplingParams", ends: float, salt: str = ""
+    ) -> tuple[PolicyId, "RequestOutput", bool]:
+        """Run a request among the running ones; return the policy that it was put to, the answer,
+        and whether it was cut at `ends`. The policy's prefix cache is used unless `salt` names
+        another. Raises TimeoutError when there is no slot by `ends`."""
+        policy = await self._take_slot(ends)
+        try:
+            answer, over = await run_request(
+                self._llm, token_ids, params, salt=salt or policy.label, ends=ends
+            )
+        finally:
+            self._slots.release()
+        return policy, answer, over
+
+    async def _take_slot(self, ends: float) -> PolicyId:
+        """Take a slot among the running requests, which the caller gives back; return the policy
+        whose prefix cache to ask from.
 
         Weights that change after the request is queued and before it is begun begin it; then what
         they write stands on a prefix that the older ones have computed, and is of neither policy.
         Raises TimeoutError when neither is had by `ends`."""
-        taken = False
-        try:
-            async with asyncio.timeout_at(ends):
-                taken = await self._slots.acquire()
-                policy = await self._wait_for_policy()
-            yield policy
-        finally:
-            if taken:
+        waits = self._slots.locked() or not self._weights_stand.is_set()
+        # Most requests wait for nothing, and need no clock for it.
+        async with asyncio.timeout_at(ends) if waits else nullcontext():
+            await self._slots.acquire()
+            try:
+                return await self._wait_for_policy()
+            except BaseException:
                 self._slots.release()
+                raise
 
     async def _wait_for_policy(self) -> PolicyId:
         """Return the policy that is served, once no weights are being loaded."""

@@ -2,8 +2,6 @@
 
 import asyncio
 import uuid
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,6 +11,7 @@ from services.common.concurrency import cancel_tasks
 from services.rollout.ports import EngineDead, EngineError
 
 if TYPE_CHECKING:
+    from vllm import TokensPrompt
     from vllm.outputs import RequestOutput
     from vllm.v1.engine.async_llm import AsyncLLM
 
@@ -30,34 +29,12 @@ async def run_request(
     """Return the answer as it is at `ends`, and whether it was cut there.
 
     `salt` keeps the prefix cache of one policy apart. Raises EngineError."""
-    from vllm import TokensPrompt
     from vllm.exceptions import VLLMError
     from vllm.v1.engine.exceptions import EngineDeadError
 
-    prompt = TokensPrompt(prompt_token_ids=token_ids.tolist(), cache_salt=salt)
+    prompt: TokensPrompt = {"prompt_token_ids": token_ids.tolist(), "cache_salt": salt}
     request_id = uuid.uuid4().hex
     last: RequestOutput | None = None
-    try:
-        async with _abort_at(llm, ends, request_id) as aborts:
-            async for output in llm.generate(prompt, params, request_id=request_id):
-                last = output
-    except EngineDeadError as error:
-        raise EngineDead("vLLM's engine process has ended") from error
-    except VLLMError as error:
-        raise EngineError(f"{type(error).__name__}: {error}") from error
-    if last is None:
-        raise EngineError("vLLM ended the request without an output")
-    return last, bool(aborts)
-
-
-@asynccontextmanager
-async def _abort_at(
-    llm: "AsyncLLM", ends: float, request_id: str
-) -> AsyncGenerator[list[asyncio.Task[None]]]:
-    """Have vLLM end a request at `ends`: it then answers with what it has sampled.
-
-    Yields what is done for it, nothing before that.
-    """
     aborts: list[asyncio.Task[None]] = []
 
     def begin_abort() -> None:
@@ -65,13 +42,22 @@ async def _abort_at(
 
     timer = asyncio.get_running_loop().call_at(ends, begin_abort)
     try:
-        yield aborts
+        async for output in llm.generate(prompt, params, request_id=request_id):
+            last = output
+    except EngineDeadError as error:
+        raise EngineDead("vLLM's engine process has ended") from error
+    except VLLMError as error:
+        raise EngineError(f"{type(error).__name__}: {error}") from error
     finally:
         timer.cancel()
         await cancel_tasks(aborts)
+    if last is None:
+        raise EngineError("vLLM ended the request without an output")
+    return last, bool(aborts)
 
 
 async def _keep_aborting(llm: "AsyncLLM", request_id: str) -> None:
+    """Have vLLM end a request, which then answers with what it has sampled."""
     # vLLM may not know the request yet, and then takes no notice.
     while True:
         await llm.abort(request_id)

@@ -42,8 +42,7 @@ def burn_in_params(max_tokens: int, *, seeded: bool) -> "SamplingParams":
 
 
 def _make_params(**given: Any) -> "SamplingParams":
-    from vllm import SamplingParams
-    from vllm.sampling_params import RequestOutputKind
+    from vllm.sampling_params import RequestOutputKind, SamplingParams
 
     return SamplingParams(
         flat_logprobs=True, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY, **given
