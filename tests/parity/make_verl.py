@@ -37,6 +37,8 @@ def add_losses(record: Recorder) -> None:
     symmetric = {"clip_ratio_low": 0.2, "clip_ratio_high": 0.2}
     higher = {"clip_ratio_low": 0.2, "clip_ratio_high": 0.28}
     tight = {"clip_ratio_low": 0.03, "clip_ratio_high": 0.07}
+    # The tokens' probabilities move by less than their ratios.
+    narrow = {"clip_ratio_low": 0.05, "clip_ratio_high": 0.1}
     single = {"clip_ratio_c": _NO_DUAL_CLIP}
     gates = {"tau_pos": 1.0, "tau_neg": 1.05}
     for name, mode, given, reduction, settings in (
@@ -52,6 +54,7 @@ def add_losses(record: Recorder) -> None:
         ("gspo_tokens", "gspo", "tokens", "seq-mean-token-mean", higher),
         ("gspo_far", "gspo", "far_sequences", "seq-mean-token-mean", tight),
         ("cispo", "cispo", "tokens", "token-mean", higher),
+        ("dppo", "dppo_tv", "tokens", "token-mean", narrow | single),
         ("sapo", "sapo", "tokens", "seq-mean-token-mean", gates),
         ("sapo_sharp", "sapo", "tokens", "seq-mean-token-mean", {"tau_pos": 2.5, "tau_neg": 4.0}),
     ):

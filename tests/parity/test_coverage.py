@@ -18,7 +18,7 @@ CLOSED_FORMS = {
     "staleness_decay": "tests/learner/algo/test_corrections.py",
 }
 COMPARED = {
-    "loss": {*test_losses.LOSSES, *test_losses.EXTREMES},
+    "loss": {*test_losses.LOSSES, *test_losses.GRADIENTS, *test_losses.EXTREMES},
     "advantage": {*test_advantages.OUTCOMES, *test_advantages.TOKENS},
     "kl": {
         *test_terms.ESTIMATED,
@@ -41,7 +41,8 @@ def names_of_this_project(names: Iterable[str], get: Callable[[str], Any]) -> se
 
 def settings_with_a_peer() -> list[dict[str, Any]]:
     """The tables of `[learner.algorithm]` that some case of the fixtures is compared under."""
-    tables = [*test_losses.LOSSES.items(), *test_losses.CORRECTED.items()]
+    losses = {**test_losses.LOSSES, **test_losses.GRADIENTS}
+    tables = [*losses.items(), *test_losses.CORRECTED.items()]
     found = {case.name for case in CASES}
     return [settings for name, settings in tables if name in found]
 

@@ -51,6 +51,10 @@ LOSSES: Mapping[str, dict[str, Any]] = {
     },
     "importance_sampling": {"loss": "importance_sampling"},
 }
+# verl's loss is the ratio, held fixed, times the logprob: another value of the same gradient.
+GRADIENTS: Mapping[str, dict[str, Any]] = {
+    "dppo": {"loss": "dppo", "clip_low": 0.05, "clip_high": 0.1},
+}
 # Ratios far beyond every clip, where peers hold exp back at different places: the differences
 # are in test_differences.
 EXTREMES: Mapping[str, dict[str, Any]] = {
@@ -106,6 +110,15 @@ def test_a_loss_and_its_gradient_are_the_peers(case: Case) -> None:
     loss, gradient = ours(configured(LOSSES[case.name]), case.inputs)
     agree(loss, case.outputs["value"], tolerance)
     agree(gradient, Packed(case.inputs).of(case.outputs["gradient"]), tolerance)
+
+
+@each(chosen("loss", GRADIENTS))
+def test_a_gradient_is_the_peers(case: Case) -> None:
+    _, gradient = ours(configured(GRADIENTS[case.name]), case.inputs)
+    expected = Packed(case.inputs).of(case.outputs["gradient"])
+    agree(gradient, expected, VERL_TOLERANCE)
+    advantages = Packed(case.inputs)["advantages"]
+    assert ((expected == 0) & (advantages != 0)).any(), "the bounds hold no token"
 
 
 @each(chosen("loss", EXTREMES, but=[("trl", "ppo_clip_extremes")]))

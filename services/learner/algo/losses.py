@@ -136,6 +136,20 @@ def sapo(tokens: LossInput, config: AlgorithmConfig) -> TokenLoss:
     return TokenLoss(-gate * tokens.advantages, torch.zeros_like(ratio, dtype=torch.bool))
 
 
+@LOSSES.register("dppo")
+def dppo(tokens: LossInput, config: AlgorithmConfig) -> TokenLoss:
+    """-ratio * A, and 0 for a token whose probability has moved too far in A's direction: up by
+    more than clip_high at A > 0, down by more than clip_low at A < 0.
+
+    DPPO with the binary total variation, arXiv 2602.04879: a bound of ratios holds rare tokens
+    too tightly, and likely ones hardly at all."""
+    ratio = log_ratio(tokens.logprobs, tokens.old).exp()
+    moved = (tokens.logprobs.exp() - tokens.old.exp()).detach()
+    up, down = moved > config.clip_high, moved < -config.clip_low
+    outside = (tokens.advantages > 0) & up | (tokens.advantages < 0) & down
+    return TokenLoss(-ratio * tokens.advantages * ~outside, outside)
+
+
 @LOSSES.register("importance_sampling")
 def importance_sampling(tokens: LossInput, config: AlgorithmConfig) -> TokenLoss:
     """-ratio * A, the surrogate of arXiv 1707.06347, equation 6. Nothing bounds it."""

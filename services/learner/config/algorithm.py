@@ -15,7 +15,7 @@ from services.common.number_ranges import MOST_STEPS, MOST_TOKENS, Count, Tokens
 _MOST = 1e6
 
 ADVANTAGE_NAMES = ("grpo", "dr_grpo", "rloo", "max_rl", "reinforce_pp", "gae")
-LOSS_NAMES = ("ppo_clip", "dual_clip", "gspo", "cispo", "sapo", "importance_sampling")
+LOSS_NAMES = ("ppo_clip", "dual_clip", "gspo", "cispo", "sapo", "dppo", "importance_sampling")
 
 
 class KlConfig(ConfigModel):
@@ -103,9 +103,10 @@ class AlgorithmConfig(ConfigModel):
     plugins: tuple[str, ...] = ()
     # How an attempt is compared: grpo, dr_grpo, rloo, reinforce_pp, max_rl, gae, or a plugin's.
     advantage: str = "grpo"
-    # ppo_clip, dual_clip, gspo, cispo, sapo, importance_sampling, or a plugin's.
+    # ppo_clip, dual_clip, gspo, cispo, sapo, dppo, importance_sampling, or a plugin's.
     loss: str = "ppo_clip"
-    # Ratios are clipped from 1 - clip_low to 1 + clip_high; at 1 there is no lower bound.
+    # Ratios are clipped from 1 - clip_low to 1 + clip_high; at 1 there is no lower bound. For dppo
+    # they bound how far a token's probability moves, down and up.
     clip_low: float = Field(default=0.2, gt=0, le=1)
     # Above clip_low: clip-higher of DAPO.
     clip_high: float = Field(default=0.28, gt=0, le=1000)

@@ -53,6 +53,14 @@ def sapo(ratio: float, advantage: float) -> tuple[float, float, bool]:
     return -4 / tau * gate * advantage, -4 * gate * (1 - gate) * ratio * advantage, False
 
 
+def dppo(ratio: float, advantage: float) -> tuple[float, float, bool]:
+    """Of a token at logprob -2: ratios up to 3.07 move its probability by 0.28 at most, and none
+    lowers it by 0.2."""
+    outside = advantage > 0 and math.exp(-2) * (ratio - 1) > 0.28
+    slope = 0.0 if outside else -ratio * advantage
+    return slope, slope, outside
+
+
 CLOSED_FORMS: dict[str, Callable[[float, float], tuple[float, float, bool]]] = {
     "ppo_clip": ppo,
     "dual_clip": dual,
@@ -60,6 +68,7 @@ CLOSED_FORMS: dict[str, Callable[[float, float], tuple[float, float, bool]]] = {
     "gspo": ppo,
     "cispo": cispo,
     "sapo": sapo,
+    "dppo": dppo,
     "importance_sampling": lambda ratio, a: (-ratio * a, -ratio * a, False),
 }
 
@@ -137,6 +146,29 @@ def test_gspo_clips_whole_sequences_by_their_mean_and_no_single_token() -> None:
     result = LOSSES.get("gspo")(LossInput(logprobs, old, torch.ones(4), sequence, 2), CONFIG)
     assert result.clipped.tolist() == [False, False, True, True]
     assert result.loss[:2].tolist() == [-1.0, -1.0]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "advantage", "clipped"),
+    [
+        # A hundred times as likely, and still rare.
+        (0.001, 0.1, 1.0, False),
+        (0.5, 0.79, 1.0, True),
+        (0.5, 0.79, -1.0, False),
+        (0.5, 0.29, -1.0, True),
+        (0.5, 0.29, 1.0, False),
+        (0.5, 0.31, -1.0, False),
+    ],
+)
+def test_dppo_holds_tokens_by_how_far_their_probability_has_moved_with_the_advantage(
+    old: float, new: float, advantage: float, clipped: bool
+) -> None:
+    logprobs = torch.tensor([math.log(new)], requires_grad=True)
+    result = several("dppo", logprobs, torch.tensor([math.log(old)]), torch.tensor([advantage]))
+    (gradient,) = torch.autograd.grad(result.loss.sum(), logprobs)
+    assert bool(result.clipped) is clipped
+    expected = 0.0 if clipped else -advantage * new / old
+    assert float(gradient) == pytest.approx(expected, rel=1e-5)
 
 
 def test_only_gspo_couples_the_tokens_of_a_sequence() -> None:
