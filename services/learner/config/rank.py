@@ -12,9 +12,12 @@ class RankConfig(ConfigModel):
     """Use of machines by the training ranks."""
 
     device: Literal["cpu", "cuda"] = "cpu"
-    # Ranks on each machine, each with a whole copy of the model and a share of every batch; on
-    # `cuda` one to each GPU. Never changes the loss.
+    # Ranks on each machine, each with a whole copy of the model (but see `shard`) and a share of
+    # every batch; on `cuda` one to each GPU. Never changes the loss.
     processes: int = Field(default=1, ge=1, le=1024)
+    # Split parameters, gradients and moments over the ranks (FSDP2) where each would else hold a
+    # whole copy. Never changes the loss beyond rounding.
+    shard: bool = False
     # Machines of the learner; on all but the first runs `python -m services.learner.ranks`, and
     # SkyPilot's are started so by `launcher.sky.learner.num_nodes`. Only the number of ranks in all
     # matters for the result, never how many share a machine.
@@ -39,6 +42,20 @@ class RankConfig(ConfigModel):
     offload_reference: bool = True
     # Tokens that are scored again after a step, for policy/post_update_kl; 0 switches it off.
     post_update_tokens: int = Field(default=4096, ge=0, le=MOST_TOKENS)
+
+    @model_validator(mode="after")
+    def _one_machine_shards(self) -> Self:
+        if self.shard and self.nodes > 1:
+            raise ValueError(
+                "shard: parameters are split over the ranks of one machine alone yet; set"
+                " learner.rank.nodes = 1"
+            )
+        if self.shard and self.offload_optimizer:
+            raise ValueError(
+                "shard: moments are split over the ranks, not offloaded; set"
+                " learner.rank.offload_optimizer = false"
+            )
+        return self
 
     @model_validator(mode="after")
     def _strangers_reach_no_ranks(self) -> Self:

@@ -19,6 +19,7 @@ from torch import Tensor
 from services.common.durable_files import sha256_of, sync_path
 from services.learner.rank.model import Policy
 from services.learner.rank.optimizer import Optimizer
+from services.learner.rank.sharding import gather_named
 from services.learner.types import CheckpointFiles
 
 MODEL_FILE = "model.safetensors"
@@ -60,6 +61,13 @@ def save_checkpoint(
     return CheckpointFiles(directory, digests)
 
 
+def join_checkpoint(policy: Policy, optimizer: Optimizer) -> None:
+    """Take part in the first rank's `save_checkpoint`, where this one holds a part of the state."""
+    for tensors in (policy.named_parameters(), optimizer.state_tensors()):
+        for _ in gather_named(tensors):
+            continue
+
+
 def read_step(directory: Path) -> int:
     """Return the step of a checkpoint, after checking that its files are what was written.
 
@@ -97,8 +105,8 @@ def load_extra_state(directory: Path, name: str) -> dict[str, Tensor]:
 
 
 def _save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     with torch.no_grad():
+        plain = {name: whole.detach().cpu().contiguous() for name, whole in gather_named(tensors)}
         save_file(plain, path, metadata={"format": "pt"})
 
 

@@ -106,6 +106,14 @@ class Replicas:
         self.all_reduce([numbers])
         return numbers.tolist()
 
+    def largest_number(self, value: int) -> int:
+        """Return the largest of the ranks' numbers."""
+        if self.count == 1:
+            return value
+        numbers = torch.tensor([value], dtype=torch.int64, device=self._device)
+        dist.all_reduce(numbers, dist.ReduceOp.MAX)
+        return int(numbers)
+
     def gather_arrays(
         self, own: Mapping[int, NDArray[np.float32]], lengths: Mapping[int, int]
     ) -> dict[int, NDArray[np.float32]]:

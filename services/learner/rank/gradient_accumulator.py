@@ -99,6 +99,9 @@ class GradientAccumulator:
     def _add_policy_pack(
         self, pack: Sequence[TrainExample], objective: Objective, seen: RankTokenStats
     ) -> MiniBatchSums:
+        if not pack:
+            self._policy.pass_idly()
+            return MiniBatchSums()
         rows = [example.row for example in pack]
         targets = PackTargets.from_rows(rows, self._policy.device)
         hidden = self._policy.hidden_states([row.token_ids for row in rows])[targets.positions]

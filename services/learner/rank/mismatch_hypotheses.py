@@ -17,6 +17,7 @@ from services.learner.algo.logprob_head import token_logprobs
 from services.learner.config.rank import RankConfig
 from services.learner.rank.model import Policy, load_policy
 from services.learner.rank.score_comparison import PolicyTokens, predicting_states, swapped_weights
+from services.learner.rank.sharding import gather_tensor
 from services.learner.rank.weight_slots import WeightSlots
 from services.learner.types import Hypothesis, Setting, TrainBatch, TrainSequence
 
@@ -102,8 +103,9 @@ class _HypothesisTrials:
         """Try weights that were published before, or never: the head alone, or all of them."""
         policy, hidden = self._policy, self._hidden_states(self._policy)
         embedding: Any = policy.model.get_input_embeddings()
-        if embedding.weight is not policy.head:
-            scores = self._score_tokens(policy, hidden, head=embedding.weight)
+        output: Any = policy.model.get_output_embeddings()
+        if embedding.weight is not output.weight:
+            scores = self._score_tokens(policy, hidden, head=gather_tensor(embedding.weight))
             yield self._make_hypothesis("head", "the input embedding", scores)
         for version in self._suspect.slots.versions:
             if version != self._suspect.version:
@@ -133,7 +135,11 @@ class _HypothesisTrials:
             yield self._make_hypothesis("weights", f"new but for {layer}, that of {owner}", scores)
 
     def _try_dtypes(self) -> Iterator[Hypothesis]:
-        """Try the whole model in another dtype, residual stream, norms and logits included."""
+        """Try the whole model in another dtype, residual stream, norms and logits included.
+
+        Not of a split model, which has no second copy."""
+        if self._policy.is_split:
+            return
         for name, dtype in _DTYPES.items():
             if dtype == self._policy.compute_dtype:
                 continue

@@ -1,6 +1,6 @@
 """The policy: any Hugging Face causal language model, and its logprobs on packs."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,9 +18,11 @@ from services.learner.algo.logprob_head import token_logprobs
 from services.learner.algo.packing import make_pack_layout
 from services.learner.config.rank import RankConfig
 from services.learner.rank import attention
+from services.learner.rank.sharding import gather_tensor, shard_model
 
 DTYPES: Mapping[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 CANARY_TOKENS = 32
+_IDLE_TOKENS = np.zeros(1, np.int32)
 # What float32 (bfloat16) arithmetic in another order may change about a logprob.
 _TOLERANCE: Mapping[torch.dtype, float] = {torch.float32: 1e-3, torch.bfloat16: 0.25}
 
@@ -47,12 +49,22 @@ class Policy:
     max_model_len: int | None = None
     # What the head gives is logits once its input has been multiplied by this.
     logit_scale: float = 1.0
+    # Runs the body of a model that is split over ranks.
+    run_body: Callable[[Sequence[np.ndarray]], Tensor] | None = None
 
     @property
     def head(self) -> Tensor:
-        """The output head's weight [vocab, width]; the embedding's own when tied."""
+        """The output head's weight [vocab, width]; the embedding's own when tied.
+
+        Whole: of a split model all ranks ask for it, and at the same time."""
         output: Any = self.model.get_output_embeddings()
-        return output.weight
+        return gather_tensor(output.weight)
+
+    @property
+    def vocabulary(self) -> int:
+        """The number of tokens that the head gives logits for."""
+        output: Any = self.model.get_output_embeddings()
+        return output.weight.shape[0]
 
     @property
     def has_experts(self) -> bool:
@@ -74,11 +86,42 @@ class Policy:
 
         Their products with the head are the logits; they are in the compute dtype."""
         with self.autocast():
-            states = body_states(self.model.base_model, token_ids, self.device)
+            states = self._body_states(token_ids)
         if self.logit_scale != 1.0:
             states = states * self.logit_scale
         # Autocast keeps norms in float32; the head is a matrix product like the others.
         return states.to(self.compute_dtype)
+
+    def _body_states(self, token_ids: Sequence[np.ndarray]) -> Tensor:
+        if self.run_body is None:
+            return body_states(self.model.base_model, token_ids, self.device)
+        states = self.run_body(token_ids)
+        if not torch.is_grad_enabled():
+            # Else its embedding and head would stay whole, and as they are now, until a backward
+            # pass.
+            model: Any = self.model
+            model.reshard()
+        return states
+
+    def split_over_ranks(self, ranks: int) -> "Policy":
+        """Split the parameters over all ranks, which have met."""
+
+        def run(model: Any, token_ids: Sequence[np.ndarray]) -> Tensor:
+            return body_states(model.base_model, token_ids, self.device)
+
+        return replace(self, run_body=shard_model(self.model, self.device, ranks, run))
+
+    def pass_idly(self) -> None:
+        """Take part in the other ranks' pass over a pack, without tokens of one's own: backward,
+        too, where gradients are wanted, all of them 0."""
+        hidden, head = self.hidden_states([_IDLE_TOKENS]), self.head
+        if torch.is_grad_enabled():
+            (0.0 * hidden.sum() + 0.0 * head[:1].sum()).backward()
+
+    @property
+    def is_split(self) -> bool:
+        """True when each rank holds a part of the parameters."""
+        return self.run_body is not None
 
 
 def body_states(body: Any, token_ids: Sequence[np.ndarray], device: torch.device) -> Tensor:
@@ -235,7 +278,7 @@ def _check_head(policy: Policy) -> None:
     """Check that the fused head gives what the model's own forward pass gives.
 
     It would not for a head with a bias, or with capped logits."""
-    ids = canary_token_ids(policy.head.shape[0])
+    ids = canary_token_ids(policy.vocabulary)
     with policy.autocast():
         output: Any = policy.model(
             input_ids=torch.from_numpy(ids.astype(np.int64))[None].to(policy.device),
@@ -262,7 +305,7 @@ def _packs_are_exact(policy: Policy) -> bool:
     and with longrope, whose angles are chosen by the largest position in the row."""
     if "longrope" in _rope_types(policy.model):
         return False
-    ids = canary_token_ids(policy.head.shape[0])
+    ids = canary_token_ids(policy.vocabulary)
     first, second = ids[:20], ids[20:]
     packed = policy.hidden_states([first, second])[len(first) :]
     alone = policy.hidden_states([second])

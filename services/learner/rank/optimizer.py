@@ -6,9 +6,11 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from services.learner.config.learner import OptimizerConfig
 from services.learner.rank.data_parallel import Replicas
+from services.learner.rank.sharding import gather_tensor, split_like
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +69,7 @@ class Optimizer:
 
     def gradient_norm(self) -> Tensor:
         """Return the norm of the whole accumulated gradient, not clipped."""
-        return torch.nn.utils.get_total_norm(self.gradients)
+        return gather_tensor(torch.nn.utils.get_total_norm(self.gradients))
 
     def step(self, lr: float, norm: Tensor | None = None) -> OptimizerUpdate:
         """Apply the accumulated gradients, whose norm may be known, and clear them.
@@ -90,7 +92,8 @@ class Optimizer:
         """Replace the accumulated gradients by their sums over all ranks.
 
         A parameter that no rank has a gradient of keeps none, as on a single rank."""
-        if replicas.count == 1:
+        if replicas.count == 1 or any(isinstance(grad, DTensor) for grad in self.gradients):
+            # Those of parameters that are split were summed as they were made.
             return
         parameters = list(self._parameters.values())
         there = replicas.sum_numbers(*(float(p.grad is not None) for p in parameters))
@@ -124,7 +127,9 @@ class Optimizer:
                 parameter.copy_(master)
 
     def state_tensors(self) -> dict[str, Tensor]:
-        """Return the state's tensors as `{kind}.{parameter}`; empty before the first update."""
+        """Return the state's tensors as `{kind}.{parameter}`; empty before the first update.
+
+        Those of parameters that are split are split likewise."""
         return {
             f"{kind}.{name}": value
             for name, master in self._masters.items()
@@ -132,7 +137,7 @@ class Optimizer:
         }
 
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take over what `state_tensors` gave, bit for bit.
+        """Take over what `state_tensors` gave, gathered, bit for bit.
 
         Raises ValueError when it names parameters that this model does not have."""
         self._adamw.state.clear()
@@ -141,7 +146,7 @@ class Optimizer:
             if name not in self._parameters:
                 raise ValueError(f"the optimizer state is of another model: it has {name!r}")
             master = self._masters[name]
-            self._adamw.state[master][kind] = value.to(master.device).clone()
+            self._adamw.state[master][kind] = split_like(master, value.to(master.device)).clone()
 
 
 def _host_copy(parameter: nn.Parameter) -> nn.Parameter:

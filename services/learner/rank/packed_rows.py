@@ -86,15 +86,21 @@ class RowPacker:
     replicas: Replicas
 
     def iter_packs(self, rows: Sequence[Row]) -> Iterator[Sequence[Row]]:
-        """Yield this rank's share of the rows that have a policy token, a pack at a time."""
+        """Yield this rank's share of the rows that have a policy token, a pack at a time.
+
+        Of a split policy every rank gets as many packs, for it takes all ranks to compute one: the
+        last may be empty, and are computed by `Policy.pass_idly`."""
         filled = [row for row in rows if len(row.positions)]
         own = [
             filled[place]
             for place in self.replicas.assign_sequences([len(r.token_ids) for r in filled])
         ]
         budget = self.pack_tokens if self.policy.packable else 1
-        for pack in first_fit_decreasing([len(row.token_ids) for row in own], budget):
+        packs = first_fit_decreasing([len(row.token_ids) for row in own], budget)
+        for pack in packs:
             yield [own[place] for place in pack]
+        if self.policy.is_split:
+            yield from [()] * (self.replicas.largest_number(len(packs)) - len(packs))
 
     def gather_by_row(self, own: ByRow, rows: Sequence[Row]) -> ByRow:
         """Return the values of all rows, whichever rank computed them."""

@@ -60,6 +60,10 @@ class RankModels:
         others = {CRITIC_STATE: self.critic.state_tensors()} if self.critic is not None else {}
         return checkpoint.save_checkpoint(directory, self.policy, self.optimizer, step, others)
 
+    def join_checkpoint(self) -> None:
+        """Take part in the first rank's saving, where this one holds a part of the state."""
+        checkpoint.join_checkpoint(self.policy, self.optimizer)
+
 
 def load_models(setup: RankSetup, store: Store | None = None) -> RankModels:
     """Load the run's models, or continue from its checkpoint, and meet the other ranks.
@@ -73,6 +77,8 @@ def load_models(setup: RankSetup, store: Store | None = None) -> RankModels:
     policy = load_policy(setup.policy, setup.rank, source)
     several = setup.place.count > 1
     replicas = Replicas.join_process_group(setup.place, device, store) if several else Replicas()
+    if setup.rank.shard and several:
+        policy = policy.split_over_ranks(setup.place.count)
     if setup.place.spans_machines:
         step = initial_broadcast.broadcast_policy(policy, step, replicas)
     offload = setup.rank.offload_optimizer

@@ -14,6 +14,7 @@ from services.learner.algo.mismatch import measure_version_mismatch
 from services.learner.algo.policy_tokens import predicting_positions
 from services.learner.config.rank import RankConfig
 from services.learner.rank.model import Policy
+from services.learner.rank.sharding import local_tensor, split_like
 from services.learner.rank.weight_slots import WeightSlots
 from services.learner.types import (
     Comparison,
@@ -96,7 +97,11 @@ def swapped_weights(policy: Policy, tensors: Iterable[tuple[str, Tensor]]) -> Ge
     """Have the policy compute with these weights in place of its own while the block runs.
 
     A CPU reads a published version where it lies in shared memory; a GPU holds it beside the
-    newest weights."""
+    newest weights. Of parameters that are split over ranks, each rank's part is overwritten."""
+    if policy.is_split:
+        with _overwritten_parts(policy, tensors):
+            yield
+        return
     parameters = policy.named_parameters()
     newest = {name: parameter.data for name, parameter in parameters.items()}
     try:
@@ -106,6 +111,22 @@ def swapped_weights(policy: Policy, tensors: Iterable[tuple[str, Tensor]]) -> Ge
     finally:
         for name, data in newest.items():
             parameters[name].data = data
+
+
+@contextmanager
+def _overwritten_parts(policy: Policy, tensors: Iterable[tuple[str, Tensor]]) -> Generator[None]:
+    parameters = policy.named_parameters()
+    newest: list[tuple[Tensor, Tensor]] = []
+    try:
+        for name, tensor in tensors:
+            part = local_tensor(parameters[name].detach())
+            newest.append((part, part.clone()))
+            whole = tensor.to(part.device, part.dtype)
+            part.copy_(local_tensor(split_like(parameters[name].detach(), whole)))
+        yield
+    finally:
+        for part, data in newest:
+            part.copy_(data)
 
 
 class ScoreComparer:

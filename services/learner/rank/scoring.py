@@ -17,6 +17,9 @@ def score_rows(policy: Policy, rows: Sequence[Row], packer: RowPacker, *, chunk:
     The result has every row with policy tokens, whichever rank computed it."""
     own: ByRow = {}
     for pack in packer.iter_packs(rows):
+        if not pack:
+            policy.pass_idly()
+            continue
         targets = PackTargets.from_rows(pack, policy.device)
         hidden = policy.hidden_states([row.token_ids for row in pack])[targets.positions]
         logprobs = token_logprobs(

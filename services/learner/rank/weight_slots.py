@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from services.common.fingerprint import TensorEntry, compute_fingerprint
+from services.learner.rank.sharding import gather_tensor
 from services.learner.ranks.protocol import SLOT_COUNT, slot_paths
 
 _DTYPE_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
@@ -69,17 +70,29 @@ class WeightSlots:
 
     The newest two versions stay readable while the third slot is written. The files are made and
     touched once, so that a publication causes no page fault. A reader that is overtaken sees
-    bytes that do not match the checksums it was given."""
+    bytes that do not match the checksums it was given.
+
+    Where parameters are split over ranks, all of them have slots of the same name, and `own` says
+    that this one's are the files; all write each version."""
 
     def __init__(
-        self, parameters: Mapping[str, Tensor], dtype: torch.dtype, folder: Path, name: str
+        self,
+        parameters: Mapping[str, Tensor],
+        dtype: torch.dtype,
+        folder: Path,
+        name: str,
+        *,
+        own: bool = True,
     ) -> None:
         self._parameters = dict(parameters)
         self._dtype = dtype
         header, self._places, self.total_bytes = _plan_file(self._parameters, dtype)
         self.paths = slot_paths(folder, name)
-        self._buffers = [_create_slot(path, header, self.total_bytes) for path in self.paths]
-        self._inodes = [path.stat().st_ino for path in self.paths]
+        self._own = own
+        self._buffers: list[Tensor] = []
+        if own:
+            self._buffers = [_create_slot(path, header, self.total_bytes) for path in self.paths]
+        self._inodes = [path.stat().st_ino for path in self.paths] if own else []
         # The version in each slot that has been written.
         self._written: dict[int, int] = {}
 
@@ -109,6 +122,16 @@ class WeightSlots:
         self._written[slot] = version
         return self.paths[slot], compute_fingerprint(entries, self.total_bytes), entries
 
+    @torch.no_grad()
+    def join_version(self, version: int) -> None:
+        """Take part in the first rank's `write_version`, and read it from there afterwards."""
+        slot = version % SLOT_COUNT
+        self._written.pop(slot, None)
+        for place in self._places:
+            _gather_as(self._parameters[place.name], self._dtype)
+        self._buffers = self._buffers or [_map_slot(path, self.total_bytes) for path in self.paths]
+        self._written[slot] = version
+
     def _copy_tensor(self, buffer: Tensor, place: _TensorSpan) -> TensorEntry:
         # Cast and checked where the parameters are; only the result is moved.
         raw = _to_raw_bytes(self._parameters[place.name], self._dtype)
@@ -119,7 +142,7 @@ class WeightSlots:
         """Unlink the slots, but not those that a successor made in their place.
 
         Readers that have them open keep what they read."""
-        for path, inode in zip(self.paths, self._inodes, strict=True):
+        for path, inode in zip(self.paths, self._inodes, strict=self._own):
             if path.exists() and path.stat().st_ino == inode:
                 path.unlink(missing_ok=True)
 
@@ -136,7 +159,12 @@ def fingerprint_weights(parameters: Mapping[str, Tensor], dtype: torch.dtype) ->
 
 def _to_raw_bytes(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     """Return the tensor's bytes as they are published."""
-    return tensor.to(dtype).reshape(-1).view(torch.uint8)
+    return _gather_as(tensor, dtype).reshape(-1).view(torch.uint8)
+
+
+def _gather_as(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    # Cast first: half of the bytes between the ranks.
+    return gather_tensor(tensor.to(dtype))
 
 
 def _tensor_entry(place: _TensorSpan, raw: Tensor, dtype: torch.dtype) -> TensorEntry:
@@ -167,6 +195,11 @@ def _plan_file(
     base = len(text) + 8
     places = tuple(_TensorSpan(n, s, base + start, base + end) for n, s, start, end in relative)
     return struct.pack("<Q", len(text)) + text, places, base + offset
+
+
+def _map_slot(path: Path, size: int) -> Tensor:
+    """Map a slot that the first rank has created."""
+    return torch.from_file(str(path), shared=True, size=size, dtype=torch.uint8)
 
 
 def _create_slot(path: Path, header: bytes, size: int) -> Tensor:

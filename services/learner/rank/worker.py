@@ -43,7 +43,7 @@ class Rank:
         policy, reference = self._models.policy, self._models.reference
         count = sum(parameter.numel() for parameter in policy.named_parameters().values())
         fingerprint = reference.weights_fingerprint() if reference is not None else None
-        return ModelInfo(count, policy.head.shape[0], self._step, fingerprint)
+        return ModelInfo(count, policy.vocabulary, self._step, fingerprint)
 
     def describe_start(self) -> protocol.Message:
         """Describe the loaded model, and the most memory that loading it has taken here."""
@@ -100,7 +100,7 @@ class FirstRank(Rank):
         if version != self._step:
             raise OutOfOrderError(f"version {version} asked for, the weights are {self._step}")
         path, fingerprint, manifest = self._slots.write_version(version)
-        ids = canary_token_ids(policy.head.shape[0])
+        ids = canary_token_ids(policy.vocabulary)
         logprobs = score_tokens(policy, ids, chunk=self._setup.rank.head_chunk)
         published = Publication(
             version, fingerprint, manifest, self._slots.total_bytes, path, ids, logprobs
@@ -121,6 +121,47 @@ class FirstRank(Rank):
     def close(self) -> None:
         """See `Rank.close`."""
         self._slots.unlink_slots()
+
+
+class JoiningRank(Rank):
+    """A rank with a part of the parameters, without which the first one has not all of them."""
+
+    def __init__(self, setup: RankSetup, models: RankModels) -> None:
+        super().__init__(setup, models)
+        policy = models.policy
+        self._slots = WeightSlots(
+            *(policy.named_parameters(), policy.compute_dtype, setup.shm_dir, setup.name), own=False
+        )
+        self._comparing = CompareCommand(policy, self._slots, setup.policy, setup.rank)
+
+    @property
+    def commands(self) -> Mapping[str, Command]:
+        """See `Rank.commands`; the first rank's answers count."""
+        return {
+            **super().commands,
+            "publish": self.join_publication,
+            "compare": self.join_comparison,
+            "save": self.join_checkpoint,
+        }
+
+    def join_publication(self, message: protocol.Message) -> protocol.Message:
+        """Take part in `FirstRank.publish_weights`."""
+        policy = self._models.policy
+        self._slots.join_version(message["version"])
+        ids = canary_token_ids(policy.vocabulary)
+        score_tokens(policy, ids, chunk=self._setup.rank.head_chunk)
+        return {}
+
+    def join_comparison(self, message: protocol.Message) -> protocol.Message:
+        """Take part in `FirstRank.compare_batch`."""
+        batch = protocol.read_batch(message)
+        self._comparing.run_comparison(batch, self._step, diagnose=message["diagnose"])
+        return {}
+
+    def join_checkpoint(self, _: protocol.Message) -> protocol.Message:
+        """Take part in `FirstRank.save_checkpoint`."""
+        self._models.join_checkpoint()
+        return {}
 
 
 class CommandDispatcher:
@@ -150,4 +191,6 @@ class CommandDispatcher:
 
 def _start_rank(setup: RankSetup, store: Store | None) -> Rank:
     models = load_models(setup, store)
-    return FirstRank(setup, models) if setup.place.index == 0 else Rank(setup, models)
+    if setup.place.index == 0:
+        return FirstRank(setup, models)
+    return JoiningRank(setup, models) if models.policy.is_split else Rank(setup, models)

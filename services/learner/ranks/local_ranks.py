@@ -175,8 +175,10 @@ class LocalRanks:
         return await RankProcess.spawn_rank(f"training rank {index}", log, environment)
 
     async def _call_first(self, command: str, arguments: Mapping[str, Any]) -> protocol.Message:
-        """Return the first rank's answer to a command for it alone. Raises RankError."""
-        return (await self._call_ranks(command, [arguments]))[0]
+        """Return the first rank's answer to a command for it alone, or for all ranks where each
+        has a part of the parameters. Raises RankError."""
+        count = self._rank_count if self._config.rank.shard else 1
+        return (await self._call_ranks(command, [arguments] * count))[0]
 
     async def _call_ranks(
         self, command: str, arguments: Sequence[Mapping[str, Any]]

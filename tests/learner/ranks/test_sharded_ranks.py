@@ -1,0 +1,125 @@
+"""Ranks that each hold a part of the parameters compute what one rank does."""
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from services.learner.config.learner import LearnerConfig
+from services.learner.ranks.local_ranks import LocalRanks
+from services.learner.types import Comparison, Publication, StepResult, TrainBatch
+from tests.support.rank_configs import LEARNER, policy_config
+from tests.support.tiny_ranks import make_batch, write_model, write_sparse_model
+
+STEPS = 5
+TOLERANCE = 1e-5
+
+
+def configured(processes: int, *, shard: bool = True) -> LearnerConfig:
+    changes = {"processes": processes, "shard": shard, "pack_tokens": 128}
+    rank = LEARNER.rank.model_copy(update=changes)
+    # Adam's first steps are as large as the rate wherever a gradient is next to nothing.
+    optimizer = LEARNER.optimizer.model_copy(update={"lr": 1e-3})
+    return LEARNER.model_copy(update={"rank": rank, "optimizer": optimizer})
+
+
+@asynccontextmanager
+async def started(
+    model: Path, folder: Path, processes: int, checkpoint: Path | None = None
+) -> AsyncGenerator[LocalRanks]:
+    name = f"ranks-{processes}"
+    config = configured(processes)
+    ranks = LocalRanks(name, policy_config(model), config, folder / f"{name}.log", folder)
+    try:
+        await ranks.start_ranks(checkpoint)
+        yield ranks
+    finally:
+        await ranks.close()
+
+
+def tried_settings(comparison: Comparison) -> set[str]:
+    return {each.setting for each in comparison.hypotheses}
+
+
+async def train(ranks: LocalRanks, steps: range) -> list[StepResult]:
+    return [await ranks.train_step(batch_of(step)) for step in steps]
+
+
+def batch_of(step: int) -> TrainBatch:
+    # One group less than there are ranks at most: some have nothing to compute.
+    return make_batch(step=step, groups=3 if step % 2 else 1)
+
+
+def weights_of(publication: Publication) -> dict[str, np.ndarray]:
+    return load_file(publication.path)
+
+
+def assert_same(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> None:
+    assert one.keys() == other.keys()
+    for name, value in one.items():
+        np.testing.assert_allclose(other[name], value, rtol=0, atol=TOLERANCE, err_msg=name)
+
+
+@pytest.mark.parametrize("processes", [2, 4])
+@pytest.mark.parametrize("kind", ["tied", "untied", "experts"])
+async def test_they_make_the_same_steps_as_one(kind: str, processes: int, tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    if kind == "experts":
+        write_sparse_model(model)
+    else:
+        write_model(model, tied=kind == "tied")
+    found: list[tuple[list[StepResult], Publication, dict[str, np.ndarray]]] = []
+    for count in (1, processes):
+        async with started(model, tmp_path, count) as ranks:
+            results = await train(ranks, range(1, STEPS + 1))
+            publication = await ranks.publish_weights(STEPS)
+            found.append((results, publication, weights_of(publication)))
+    (alone, published, weights), (several, others, shared) = found
+    for one, other in zip(alone, several, strict=True):
+        for name in ("policy/loss", "policy/grad_norm", "policy/post_update_kl"):
+            assert other.metrics[name] == pytest.approx(one.metrics[name], abs=TOLERANCE), name
+    assert_same(weights, shared)
+    np.testing.assert_allclose(
+        others.canary_logprobs, published.canary_logprobs, rtol=0, atol=TOLERANCE
+    )
+
+
+async def test_a_checkpoint_of_two_goes_on_with_four_and_with_one(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "model")
+    async with started(model, tmp_path, 2) as ranks:
+        await train(ranks, range(1, 3))
+        files = await ranks.save_checkpoint(tmp_path / "checkpoint")
+        expected = await train(ranks, range(3, 5))
+    for count in (4, 1):
+        async with started(model, tmp_path, count, files.directory) as ranks:
+            for one, other in zip(expected, await train(ranks, range(3, 5)), strict=True):
+                loss = one.metrics["policy/loss"]
+                assert other.metrics["policy/loss"] == pytest.approx(loss, abs=TOLERANCE)
+
+
+async def test_they_compare_engine_and_trainer_as_one_does(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "model", tied=False)
+    compared, losses = list[Comparison](), list[float]()
+    for count in (1, 2):
+        async with started(model, tmp_path, count) as ranks:
+            await ranks.publish_weights(0)
+            await train(ranks, range(1, 2))
+            await ranks.publish_weights(1)
+            batch = batch_of(2)
+            stale = [replace(sequence, staleness=1) for sequence in batch.sequences[:2]]
+            mixed = TrainBatch(2, (*stale, *batch.sequences[2:]))
+            compared.append(await ranks.compare_batch(mixed, diagnose=True))
+            # Nothing of it stays in the model.
+            losses.append((await train(ranks, range(2, 3)))[0].metrics["policy/loss"])
+    one, other = compared
+    assert losses[1] == pytest.approx(losses[0], abs=TOLERANCE)
+    assert other.sequences == pytest.approx(one.sequences, abs=TOLERANCE)
+    assert other.versions.keys() == one.versions.keys() == {0, 1}
+    tried = {(each.setting, each.value): each for each in one.hypotheses}
+    assert tried_settings(other) == tried_settings(one) - {"dtype"}
+    for each in other.hypotheses:
+        assert each.residual == pytest.approx(tried[each.setting, each.value].residual, abs=1e-4)
