@@ -159,3 +159,11 @@ def test_it_is_trained_on_what_two_workers_of_its_engine_sample(
     architecture: Architecture, tmp_path: Path
 ) -> None:
     check_run(train_model(architecture, tmp_path, "--rollout.engine.tensor_parallel=2"))
+
+
+@pytest.mark.parametrize("architecture", PARALLEL, ids=lambda each: each.name)
+def test_it_is_trained_by_two_ranks_that_hold_a_part_each(
+    architecture: Architecture, tmp_path: Path
+) -> None:
+    ranks = ("--learner.rank.processes=2", "--learner.rank.shard=true")
+    check_run(train_model(architecture, tmp_path, *ranks))

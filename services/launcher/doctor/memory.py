@@ -18,8 +18,8 @@ _SMALLER = (
     " learner.rank.processes or rollout.engine.max_num_seqs"
 )
 _LESS_TRAINER = (
-    "set learner.rank.offload_optimizer or gradient_checkpointing, lower pack_tokens, or take GPUs"
-    " with more memory"
+    "set learner.rank.shard, offload_optimizer or gradient_checkpointing, lower pack_tokens, or"
+    " take GPUs with more memory"
 )
 _LESS_ENGINE = (
     "raise rollout.engine.tensor_parallel or gpu_memory_utilization, lower policy.max_model_len, or"

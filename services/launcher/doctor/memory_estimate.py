@@ -57,6 +57,8 @@ def estimate_trainer(
     # bytes a parameter were measured on a 4B model.
     aside = count * (_MOMENTS + _FLOAT32 + _GRADIENT) if rank["offload_optimizer"] else 0
     near = models * (state + (0 if aside else optimizer))
+    if rank["shard"] and rank["processes"] > 1:
+        near = split_state_bytes(model, rank["processes"])
     far = models * aside
     # Without a KL term no reference policy is loaded.
     reference = count * _FLOAT32 if algorithm["kl"]["coefficient"] > 0 else 0
@@ -69,6 +71,17 @@ def estimate_trainer(
     if cuda:
         return TrainerMemory(processes * (far + _PROCESS_BYTES), near + work, work, processes)
     return TrainerMemory(processes * (near + far + work + _PROCESS_BYTES), 0, processes * work)
+
+
+def split_state_bytes(model: ModelSize, ranks: int) -> int:
+    """Return the bytes of a rank that holds one of so many parts, or of its start, whichever is
+    more: a rank loads all of the parameters before it keeps its part."""
+    ends = 2 * model.vocab * model.hidden
+    block = max(model.parameters - ends, 0) // model.layers
+    # Embedding and head are whole during a pass, and two blocks: one is computed, one is fetched.
+    whole = (ends + 2 * block) * (_FLOAT32 + _GRADIENT)
+    part = model.parameters * (_FLOAT32 + _GRADIENT + _MOMENTS) // ranks
+    return max(part + whole, model.parameters * _FLOAT32)
 
 
 def activation_bytes(model: ModelSize, dtype: str, max_len: int, rank: Mapping[str, Any]) -> int:

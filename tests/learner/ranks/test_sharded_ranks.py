@@ -1,15 +1,21 @@
 """Ranks that each hold a part of the parameters compute what one rank does."""
 
-from collections.abc import AsyncGenerator
+import multiprocessing
+from collections.abc import AsyncGenerator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
+from torch import Tensor
 
 from services.learner.config.learner import LearnerConfig
+from services.learner.rank.rank_setup import RankSetup, load_models
+from services.learner.rank.sharding import local_tensor
 from services.learner.ranks.local_ranks import LocalRanks
 from services.learner.types import Comparison, Publication, StepResult, TrainBatch
 from tests.support.rank_configs import LEARNER, policy_config
@@ -123,3 +129,59 @@ async def test_they_compare_engine_and_trainer_as_one_does(tmp_path: Path) -> No
     assert tried_settings(other) == tried_settings(one) - {"dtype"}
     for each in other.hypotheses:
         assert each.residual == pytest.approx(tried[each.setting, each.value].residual, abs=1e-4)
+
+
+def hold_a_part(setup: dict[str, Any], told: Connection) -> None:
+    """A rank that makes a step and says what it holds of parameters, gradients and moments."""
+    models = load_models(RankSetup.model_validate(setup))
+    gradients: list[int] = []
+    norm = models.optimizer.gradient_norm
+
+    def measured_norm() -> Tensor:
+        gradients.append(held_bytes(models.optimizer.gradients))
+        return norm()
+
+    vars(models.optimizer)["gradient_norm"] = measured_norm
+    models.trainer.train_step(make_batch(), 1e-3)
+    parameters = models.policy.named_parameters().values()
+    moments = [value for value in models.optimizer.state_tensors().values() if value.ndim]
+    told.send((held_bytes(parameters), gradients[0], held_bytes(moments)))
+
+
+def held_bytes(tensors: Iterable[Tensor]) -> int:
+    return sum(local_tensor(tensor).nbytes for tensor in tensors)
+
+
+@pytest.mark.parametrize("processes", [2, 4])
+def test_each_holds_its_part_of_parameters_gradients_and_moments(
+    processes: int, tmp_path: Path
+) -> None:
+    model = write_model(tmp_path / "model", tied=False)
+    whole = sum(value.nbytes for value in load_file(model / "model.safetensors").values())
+    config, context = configured(processes), multiprocessing.get_context("spawn")
+    place = {"count": processes, "rendezvous": f"file://{tmp_path}/meeting", "slots": processes}
+    setup = {
+        "name": "part",
+        "shm_dir": str(tmp_path),
+        "total_steps": 1,
+        "policy": policy_config(model).model_dump(mode="json"),
+        "algorithm": config.algorithm.model_dump(mode="json"),
+        "optimizer": config.optimizer.model_dump(mode="json"),
+        "rank": config.rank.model_dump(mode="json"),
+    }
+    pipes = [context.Pipe(duplex=False) for _ in range(processes)]
+    ranks = [
+        context.Process(
+            target=hold_a_part,
+            args=({**setup, "place": {**place, "index": index, "slot": index}}, there),
+        )
+        for index, (_, there) in enumerate(pipes)
+    ]
+    for rank in ranks:
+        rank.start()
+    found = [here.recv() for here, _ in pipes]
+    for rank in ranks:
+        rank.join()
+    for parameters, gradients, moments in found:
+        for held, copies in ((parameters, 1), (gradients, 1), (moments, 2)):
+            assert copies * whole / processes * 0.8 < held <= 1.1 * copies * whole / processes

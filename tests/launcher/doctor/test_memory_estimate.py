@@ -1,0 +1,36 @@
+"""Estimates for models of published sizes."""
+
+from typing import Any
+
+import pytest
+
+from services.launcher.doctor.memory_estimate import GIB, estimate_trainer
+from services.launcher.doctor.model_size import ModelSize
+from services.learner.config.algorithm import AlgorithmConfig
+from services.learner.config.rank import RankConfig
+
+QWEN3_8B = ModelSize(8_190_735_360, 36, 4096, 12_288, 151_936, 8, 128, 40_960)
+
+
+def gib_of_a_gpu(**rank: object) -> float:
+    chosen = RankConfig.model_validate({"device": "cuda", "gradient_checkpointing": True, **rank})
+    section: dict[str, Any] = {
+        "rank": chosen.model_dump(),
+        "algorithm": AlgorithmConfig().model_dump(),
+    }
+    return estimate_trainer(QWEN3_8B, "bfloat16", 16_384, section).device / GIB
+
+
+def test_a_model_that_no_gpu_of_80_gb_holds_is_split_over_four_of_them() -> None:
+    assert gib_of_a_gpu(processes=4) > 120
+    assert 32 < gib_of_a_gpu(processes=4, shard=True) < 75
+
+
+@pytest.mark.parametrize("shard", [False, True])
+def test_a_rank_alone_holds_all(shard: bool) -> None:
+    assert gib_of_a_gpu(shard=shard) == gib_of_a_gpu()
+
+
+def test_a_rank_holds_all_of_the_parameters_once_however_many_there_are() -> None:
+    parameters = 4 * QWEN3_8B.parameters / GIB
+    assert gib_of_a_gpu(processes=64, shard=True) >= parameters

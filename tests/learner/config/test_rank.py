@@ -1,0 +1,38 @@
+"""Settings of the ranks that do not go together."""
+
+import pytest
+
+from services.common.config import parse_config
+from services.common.errors import ConfigError
+from services.learner.config.learner import LearnerConfig
+
+
+def problem(**learner: object) -> str:
+    values = {"tasks": "t", "steps": 1, "groups_per_step": 1, "group_size": 2, **learner}
+    with pytest.raises(ConfigError) as caught:
+        parse_config(LearnerConfig, values, where="[learner]")
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("learner", "said"),
+    [
+        ({"rank": {"shard": True, "nodes": 2}}, "set learner.rank.nodes = 1"),
+        (
+            {"rank": {"shard": True, "offload_optimizer": True}},
+            "set learner.rank.offload_optimizer = false",
+        ),
+        (
+            {"rank": {"shard": True}, "algorithm": {"kl": {"coefficient": 0.1}}},
+            "set learner.rank.shard = false",
+        ),
+        (
+            {"rank": {"shard": True}, "algorithm": {"advantage": "gae"}},
+            "set learner.rank.shard = false",
+        ),
+    ],
+)
+def test_what_split_parameters_do_not_go_with_is_refused_with_the_fix(
+    learner: dict[str, object], said: str
+) -> None:
+    assert said in problem(**learner)
