@@ -57,12 +57,13 @@ def estimate_trainer(
     # bytes a parameter were measured on a 4B model.
     aside = count * (_MOMENTS + _FLOAT32 + _GRADIENT) if rank["offload_optimizer"] else 0
     near = models * (state + (0 if aside else optimizer))
-    if rank["shard"] and rank["processes"] > 1:
-        near = split_state_bytes(model, rank["processes"])
+    split = rank["processes"] if rank["shard"] else 1
+    if split > 1:
+        near = models * split_state_bytes(model, split)
     far = models * aside
     # Without a KL term no reference policy is loaded.
-    reference = count * _FLOAT32 if algorithm["kl"]["coefficient"] > 0 else 0
-    if cuda and not rank["offload_reference"]:
+    reference = count * _FLOAT32 // split if algorithm["kl"]["coefficient"] > 0 else 0
+    if cuda and (split > 1 or not rank["offload_reference"]):
         near += reference
     else:
         far += reference

@@ -181,17 +181,6 @@ class LearnerConfig(ConfigModel):
     alarms: AlarmsConfig = AlarmsConfig()
 
     @model_validator(mode="after")
-    def _what_is_whole_is_not_sharded(self) -> Self:
-        if not self.rank.shard:
-            return self
-        if self.algorithm.kl.coefficient > 0 or self.algorithm.advantage == "gae":
-            raise ValueError(
-                "rank.shard: a reference policy (algorithm.kl) and a critic (gae) are whole on"
-                " every rank yet; set learner.rank.shard = false, or do without them"
-            )
-        return self
-
-    @model_validator(mode="after")
     def _a_group_can_be_complete(self) -> Self:
         if self.min_group > self.group_size:
             raise ValueError(

@@ -38,7 +38,8 @@ class RankConfig(ConfigModel):
     # Keep AdamW's moments and master parameters in host memory: 8 bytes a parameter less on the
     # device.
     offload_optimizer: bool = False
-    # Keep the reference policy in host memory while it is not used; on a CPU it is there anyway.
+    # Keep the reference policy in host memory while it is not used; on a CPU it is there anyway,
+    # and one that is split stays on the device.
     offload_reference: bool = True
     # Tokens that are scored again after a step, for policy/post_update_kl; 0 switches it off.
     post_update_tokens: int = Field(default=4096, ge=0, le=MOST_TOKENS)

@@ -61,9 +61,13 @@ def save_checkpoint(
     return CheckpointFiles(directory, digests)
 
 
-def join_checkpoint(policy: Policy, optimizer: Optimizer) -> None:
+def join_checkpoint(
+    policy: Policy,
+    optimizer: Optimizer,
+    others: Mapping[str, Mapping[str, Tensor]] = MappingProxyType({}),
+) -> None:
     """Take part in the first rank's `save_checkpoint`, where this one holds a part of the state."""
-    for tensors in (policy.named_parameters(), optimizer.state_tensors()):
+    for tensors in (policy.named_parameters(), optimizer.state_tensors(), *others.values()):
         for _ in gather_named(tensors):
             continue
 

@@ -10,9 +10,10 @@ from torch import Tensor, nn
 from services.learner.algo.critic import clipped_value_loss
 from services.learner.config.algorithm import CriticConfig
 from services.learner.config.learner import OptimizerConfig
-from services.learner.rank.model import Policy, body_states
+from services.learner.rank.model import IDLE_TOKENS, Policy, body_states
 from services.learner.rank.optimizer import Optimizer
 from services.learner.rank.packed_rows import PackTargets, Row
+from services.learner.rank.sharding import reshard_unless_grad, shard_module
 
 _MODEL, _OPTIMIZER = "model.", "optimizer."
 
@@ -32,11 +33,13 @@ class Critic:
         *,
         offload: bool = False,
         state: Mapping[str, Tensor] | None = None,
+        ranks: int = 1,
     ) -> None:
         """Build the critic; `optimizer` is the policy's: all but the learning rate comes from it.
 
-        With a `state` the critic continues where the one that saved it stopped, bit for bit. Raises
-        ValueError when the state is of another model."""
+        With a `state` the critic continues where the one that saved it stopped, bit for bit. Of
+        several `ranks` each keeps a part. The policy is not split yet. Raises ValueError when the
+        state is of another model."""
         self.config = config
         self._policy = policy
         self._body: Any = copy.deepcopy(policy.model.base_model)
@@ -45,6 +48,10 @@ class Critic:
         nn.init.zeros_(self._head.bias)
         if state is not None:
             self._load_parameters(_strip_prefix(state, _MODEL))
+        self._is_split = ranks > 1
+        if self._is_split:
+            shard_module(self._body, policy.device, ranks)
+            shard_module(self._head, policy.device, ranks)
         chosen = optimizer.model_copy(update={"lr": config.lr})
         self.optimizer = Optimizer(self.named_parameters(), chosen, offload=offload)
         if state is not None:
@@ -64,7 +71,19 @@ class Critic:
         with self._policy.autocast():
             states = body_states(self._body, [r.token_ids for r in rows], self._policy.device)
         # Outside of autocast: values are small differences of large numbers.
-        return self._head(states[targets.positions].float()).squeeze(1)
+        values = self._head(states[targets.positions].float()).squeeze(1)
+        if self._is_split:
+            reshard_unless_grad(self._body, self._head)
+        return values
+
+    def pass_idly(self) -> None:
+        """Take part in the other ranks' pass over a pack; see `Policy.pass_idly`."""
+        with self._policy.autocast():
+            states = body_states(self._body, [IDLE_TOKENS], self._policy.device)
+        values = self._head(states.float())
+        if torch.is_grad_enabled():
+            (0.0 * values.sum()).backward()
+        reshard_unless_grad(self._body, self._head)
 
     def accumulate_gradient(
         self,

@@ -127,6 +127,9 @@ class GradientAccumulator:
 
     def _add_critic_pack(self, pack: Sequence[TrainExample]) -> MiniBatchSums:
         assert self._critic is not None
+        if not pack:
+            self._critic.pass_idly()
+            return MiniBatchSums()
         device = self._policy.device
         rows = [example.row for example in pack]
         targets = PackTargets.from_rows(rows, device)

@@ -25,17 +25,15 @@ def broadcast_policy(policy: Policy, step: int, replicas: Replicas) -> int:
 
 
 @torch.no_grad()
-def broadcast_optimizer_state(
-    optimizer: Optimizer, critic: Mapping[str, Tensor], replicas: Replicas
-) -> dict[str, Tensor]:
-    """Give the optimizer the first rank's state; return that of its critic, if it has one."""
-    moments = _broadcast_named(optimizer.state_tensors(), replicas)
+def broadcast_optimizer_state(optimizer: Optimizer, replicas: Replicas) -> None:
+    """Give the optimizer the first rank's state."""
+    moments = broadcast_named(optimizer.state_tensors(), replicas)
     if replicas.index > 0:
         optimizer.load_state(moments)
-    return _broadcast_named(critic, replicas)
 
 
-def _broadcast_named(tensors: Mapping[str, Tensor], replicas: Replicas) -> dict[str, Tensor]:
+@torch.no_grad()
+def broadcast_named(tensors: Mapping[str, Tensor], replicas: Replicas) -> dict[str, Tensor]:
     """Return the first rank's tensors by name, whatever the others hold under those names."""
     own = {name: [str(value.dtype), *value.shape] for name, value in tensors.items()}
     said = json.dumps(own).encode() if replicas.index == 0 else None

@@ -18,11 +18,16 @@ from services.learner.algo.logprob_head import token_logprobs
 from services.learner.algo.packing import make_pack_layout
 from services.learner.config.rank import RankConfig
 from services.learner.rank import attention
-from services.learner.rank.sharding import gather_tensor, shard_model
+from services.learner.rank.sharding import (
+    add_forward,
+    gather_tensor,
+    reshard_unless_grad,
+    shard_module,
+)
 
 DTYPES: Mapping[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 CANARY_TOKENS = 32
-_IDLE_TOKENS = np.zeros(1, np.int32)
+IDLE_TOKENS = np.zeros(1, np.int32)
 # What float32 (bfloat16) arithmetic in another order may change about a logprob.
 _TOLERANCE: Mapping[torch.dtype, float] = {torch.float32: 1e-3, torch.bfloat16: 0.25}
 
@@ -96,11 +101,7 @@ class Policy:
         if self.run_body is None:
             return body_states(self.model.base_model, token_ids, self.device)
         states = self.run_body(token_ids)
-        if not torch.is_grad_enabled():
-            # Else its embedding and head would stay whole, and as they are now, until a backward
-            # pass.
-            model: Any = self.model
-            model.reshard()
+        reshard_unless_grad(self.model)
         return states
 
     def split_over_ranks(self, ranks: int) -> "Policy":
@@ -109,12 +110,13 @@ class Policy:
         def run(model: Any, token_ids: Sequence[np.ndarray]) -> Tensor:
             return body_states(model.base_model, token_ids, self.device)
 
-        return replace(self, run_body=shard_model(self.model, self.device, ranks, run))
+        shard_module(self.model, self.device, ranks)
+        return replace(self, run_body=add_forward(self.model, "run_body", run))
 
     def pass_idly(self) -> None:
         """Take part in the other ranks' pass over a pack, without tokens of one's own: backward,
         too, where gradients are wanted, all of them 0."""
-        hidden, head = self.hidden_states([_IDLE_TOKENS]), self.head
+        hidden, head = self.hidden_states([IDLE_TOKENS]), self.head
         if torch.is_grad_enabled():
             (0.0 * hidden.sum() + 0.0 * head[:1].sum()).backward()
 

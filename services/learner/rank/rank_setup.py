@@ -1,6 +1,5 @@
 """A rank's setup message, and the models it builds from it."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,12 +56,17 @@ class RankModels:
 
     def save_checkpoint(self, directory: Path, step: int) -> checkpoint.CheckpointFiles:
         """Write a checkpoint of the state as of `step`."""
-        others = {CRITIC_STATE: self.critic.state_tensors()} if self.critic is not None else {}
-        return checkpoint.save_checkpoint(directory, self.policy, self.optimizer, step, others)
+        return checkpoint.save_checkpoint(
+            directory, self.policy, self.optimizer, step, self._other_states
+        )
 
     def join_checkpoint(self) -> None:
         """Take part in the first rank's saving, where this one holds a part of the state."""
-        checkpoint.join_checkpoint(self.policy, self.optimizer)
+        checkpoint.join_checkpoint(self.policy, self.optimizer, self._other_states)
+
+    @property
+    def _other_states(self) -> dict[str, dict[str, Tensor]]:
+        return {CRITIC_STATE: self.critic.state_tensors()} if self.critic is not None else {}
 
 
 def load_models(setup: RankSetup, store: Store | None = None) -> RankModels:
@@ -77,27 +81,21 @@ def load_models(setup: RankSetup, store: Store | None = None) -> RankModels:
     policy = load_policy(setup.policy, setup.rank, source)
     several = setup.place.count > 1
     replicas = Replicas.join_process_group(setup.place, device, store) if several else Replicas()
-    if setup.rank.shard and several:
-        policy = policy.split_over_ranks(setup.place.count)
     if setup.place.spans_machines:
         step = initial_broadcast.broadcast_policy(policy, step, replicas)
-    offload = setup.rank.offload_optimizer
-    optimizer = Optimizer(policy.named_parameters(), setup.optimizer, offload=offload)
-    if source:
-        checkpoint.load_optimizer(source, optimizer)
-    critic = (
-        checkpoint.load_extra_state(source, CRITIC_STATE) if source and _uses_critic(setup) else {}
-    )
-    if setup.place.spans_machines:
-        critic = initial_broadcast.broadcast_optimizer_state(optimizer, critic, replicas)
-    reference = _load_reference(setup, policy)
+    ranks = setup.place.count if setup.rank.shard else 1
+    critic = _load_critic(setup, policy, replicas, ranks)
+    reference = _load_reference(setup, policy, ranks)
+    if ranks > 1:
+        policy = policy.split_over_ranks(ranks)
+    optimizer = _load_optimizer(setup, policy, replicas)
     trainer = Trainer(
         policy,
         optimizer,
         setup.algorithm,
         setup.rank,
         reference=reference,
-        critic=_restore_critic(setup, policy, critic),
+        critic=critic,
         replicas=replicas,
     )
     return RankModels(policy, optimizer, trainer.critic, reference, trainer, replicas, step)
@@ -117,24 +115,39 @@ def _select_device(setup: RankSetup) -> torch.device:
     return torch.device("cuda", setup.place.slot)
 
 
-def _load_reference(setup: RankSetup, policy: Policy) -> ReferencePolicy | None:
+def _load_reference(setup: RankSetup, policy: Policy, ranks: int) -> ReferencePolicy | None:
     if setup.algorithm.kl.coefficient == 0:
         return None
-    return ReferencePolicy.from_config(setup.policy, policy, offload=setup.rank.offload_reference)
+    offload = setup.rank.offload_reference
+    reference = ReferencePolicy.from_config(setup.policy, policy, offload=offload)
+    if ranks > 1:
+        reference.split_over_ranks(ranks)
+    return reference
 
 
-def _uses_critic(setup: RankSetup) -> bool:
-    return setup.algorithm.advantage == "gae"
-
-
-def _restore_critic(setup: RankSetup, policy: Policy, state: Mapping[str, Tensor]) -> Critic | None:
-    """Rebuild the critic from its saved state; None where none is needed or a fresh one will do."""
-    if not state:
+def _load_critic(setup: RankSetup, policy: Policy, replicas: Replicas, ranks: int) -> Critic | None:
+    """Build the critic, of its saved state where there is one; None where none is needed."""
+    if setup.algorithm.advantage != "gae":
         return None
+    source = setup.checkpoint
+    state = checkpoint.load_extra_state(source, CRITIC_STATE) if source else {}
+    if setup.place.spans_machines:
+        state = initial_broadcast.broadcast_named(state, replicas)
     return Critic(
         policy,
         setup.algorithm.critic,
         setup.optimizer,
         offload=setup.rank.offload_optimizer,
-        state=state,
+        state=state or None,
+        ranks=ranks,
     )
+
+
+def _load_optimizer(setup: RankSetup, policy: Policy, replicas: Replicas) -> Optimizer:
+    offload = setup.rank.offload_optimizer
+    optimizer = Optimizer(policy.named_parameters(), setup.optimizer, offload=offload)
+    if setup.checkpoint:
+        checkpoint.load_optimizer(setup.checkpoint, optimizer)
+    if setup.place.spans_machines:
+        initial_broadcast.broadcast_optimizer_state(optimizer, replicas)
+    return optimizer

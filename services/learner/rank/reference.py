@@ -38,13 +38,24 @@ class ReferencePolicy:
         """Copy the policy as it is now."""
         return ReferencePolicy(copy.deepcopy(policy.model), policy, offload=offload)
 
+    def split_over_ranks(self, ranks: int) -> None:
+        """Split the parameters over all ranks; each keeps its part on the policy's device."""
+        self._home = self._policy.device
+        nn.Module.to(self._policy.model, self._home)
+        self._policy = self._policy.split_over_ranks(ranks)
+
     def weights_fingerprint(self) -> bytes:
-        """Return the fingerprint under which these weights were published."""
+        """Return the fingerprint under which these weights were published.
+
+        Of a split reference all ranks ask for it, and at the same time."""
         return fingerprint_weights(self._policy.named_parameters(), self._policy.compute_dtype)
 
     @contextmanager
     def on_policy_device(self) -> Generator[Policy]:
         """Keep the reference on the policy's device for as long as the context lasts."""
+        if self._home == self._policy.device:
+            yield self._policy
+            return
         model = self._policy.model
         nn.Module.to(model, self._policy.device)
         try:

@@ -34,6 +34,9 @@ def predict_row_values(critic: Critic, rows: Sequence[Row], packer: RowPacker) -
     """Return the critic's value of each policy token, likewise."""
     own: ByRow = {}
     for pack in packer.iter_packs(rows):
+        if not pack:
+            critic.pass_idly()
+            continue
         targets = PackTargets.from_rows(pack, packer.policy.device)
         own |= split_by_row(critic.predict_values(pack, targets), pack)
     return packer.gather_by_row(own, rows)

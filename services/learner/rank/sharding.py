@@ -14,29 +14,41 @@ from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 
-def shard_model(model: Any, device: torch.device, ranks: int, body: Any) -> Any:
-    """Split a model over all ranks, a decoder block at a time, the rest as one.
+def shard_module(module: Any, device: torch.device, ranks: int) -> None:
+    """Split a module over all ranks, a decoder block at a time, the rest as one.
 
-    Returns `body`, a function of the model and its arguments, as one of the arguments alone
-    during which the blocks that it runs are whole. Gradients become sums over the ranks."""
+    Gradients become sums over the ranks."""
     mesh = init_device_mesh(device.type, (ranks,))
-    for block in _decoder_blocks(model):
+    for block in _decoder_blocks(module):
         fully_shard(block, mesh=mesh)
-    fully_shard(model, mesh=mesh)
-    for module in model.modules():
-        if hasattr(module, "set_gradient_divide_factor"):
+    fully_shard(module, mesh=mesh)
+    for part in module.modules():
+        if hasattr(part, "set_gradient_divide_factor"):
             # Losses are normalised over all ranks' tokens already.
-            module.set_gradient_divide_factor(1.0)
-            module.set_force_sum_reduction_for_comms(True)
+            part.set_gradient_divide_factor(1.0)
+            part.set_force_sum_reduction_for_comms(True)
     # A rank without tokens, or whose tokens pass by a parameter, reduces zeros with the others.
-    model.set_reduce_scatter_unused_params(True)
-    model.run_body = MethodType(body, model)
-    register_fsdp_forward_method(model, "run_body")
-    return model.run_body
+    module.set_reduce_scatter_unused_params(True)
+
+
+def add_forward(module: Any, name: str, function: Any) -> Any:
+    """Add a method to a split module, which is whole while it runs as during `forward`."""
+    setattr(module, name, MethodType(function, module))
+    register_fsdp_forward_method(module, name)
+    return getattr(module, name)
+
+
+def reshard_unless_grad(*modules: Any) -> None:
+    """Let go of what a pass without gradients has made whole.
+
+    It would else stay so, and as it is now, until a backward pass."""
+    if not torch.is_grad_enabled():
+        for module in modules:
+            module.reshard()
 
 
 def _decoder_blocks(model: Any) -> list[nn.Module]:
-    names: set[str] = set(model._no_split_modules or ())
+    names: set[str] = set(getattr(model, "_no_split_modules", None) or ())
     return [module for module in model.modules() if type(module).__name__ in names]
 
 

@@ -22,14 +22,6 @@ def problem(**learner: object) -> str:
             {"rank": {"shard": True, "offload_optimizer": True}},
             "set learner.rank.offload_optimizer = false",
         ),
-        (
-            {"rank": {"shard": True}, "algorithm": {"kl": {"coefficient": 0.1}}},
-            "set learner.rank.shard = false",
-        ),
-        (
-            {"rank": {"shard": True}, "algorithm": {"advantage": "gae"}},
-            "set learner.rank.shard = false",
-        ),
     ],
 )
 def test_what_split_parameters_do_not_go_with_is_refused_with_the_fix(

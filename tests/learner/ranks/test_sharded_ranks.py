@@ -1,6 +1,10 @@
 """Ranks that each hold a part of the parameters compute what one rank does."""
 
+import asyncio
 import multiprocessing
+import os
+import signal
+import time
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -13,32 +17,53 @@ import pytest
 from safetensors.numpy import load_file
 from torch import Tensor
 
+from services.learner.config.algorithm import AlgorithmConfig
 from services.learner.config.learner import LearnerConfig
+from services.learner.ports import RankError
 from services.learner.rank.rank_setup import RankSetup, load_models
 from services.learner.rank.sharding import local_tensor
 from services.learner.ranks.local_ranks import LocalRanks
 from services.learner.types import Comparison, Publication, StepResult, TrainBatch
 from tests.support.rank_configs import LEARNER, policy_config
-from tests.support.tiny_ranks import make_batch, write_model, write_sparse_model
+from tests.support.tiny_ranks import make_batch, rank_pids, write_model, write_sparse_model
 
 STEPS = 5
 TOLERANCE = 1e-5
 
 
-def configured(processes: int, *, shard: bool = True) -> LearnerConfig:
-    changes = {"processes": processes, "shard": shard, "pack_tokens": 128}
+ALGORITHMS: dict[str, dict[str, object]] = {
+    "plain": {},
+    "everything": {
+        "advantage": "gae",
+        "proximal": "trainer",
+        "entropy_coefficient": 0.01,
+        "epochs": 2,
+        "mini_batches": 2,
+        "kl": {"coefficient": 0.05},
+        "critic": {"lr": 1e-3},
+    },
+}
+
+
+def configured(processes: int, algorithm: str = "plain") -> LearnerConfig:
+    changes = {"processes": processes, "shard": True, "pack_tokens": 128}
     rank = LEARNER.rank.model_copy(update=changes)
     # Adam's first steps are as large as the rate wherever a gradient is next to nothing.
     optimizer = LEARNER.optimizer.model_copy(update={"lr": 1e-3})
-    return LEARNER.model_copy(update={"rank": rank, "optimizer": optimizer})
+    chosen = AlgorithmConfig.model_validate(ALGORITHMS[algorithm])
+    return LEARNER.model_copy(update={"rank": rank, "optimizer": optimizer, "algorithm": chosen})
 
 
 @asynccontextmanager
 async def started(
-    model: Path, folder: Path, processes: int, checkpoint: Path | None = None
+    model: Path,
+    folder: Path,
+    processes: int,
+    checkpoint: Path | None = None,
+    algorithm: str = "plain",
 ) -> AsyncGenerator[LocalRanks]:
     name = f"ranks-{processes}"
-    config = configured(processes)
+    config = configured(processes, algorithm)
     ranks = LocalRanks(name, policy_config(model), config, folder / f"{name}.log", folder)
     try:
         await ranks.start_ranks(checkpoint)
@@ -70,9 +95,21 @@ def assert_same(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> Non
         np.testing.assert_allclose(other[name], value, rtol=0, atol=TOLERANCE, err_msg=name)
 
 
-@pytest.mark.parametrize("processes", [2, 4])
-@pytest.mark.parametrize("kind", ["tied", "untied", "experts"])
-async def test_they_make_the_same_steps_as_one(kind: str, processes: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "processes", "algorithm"),
+    [
+        ("tied", 2, "plain"),
+        ("tied", 2, "everything"),
+        ("experts", 2, "plain"),
+        ("untied", 4, "plain"),
+        pytest.param("tied", 4, "everything", marks=pytest.mark.slow),
+        pytest.param("untied", 2, "everything", marks=pytest.mark.slow),
+        pytest.param("experts", 4, "everything", marks=pytest.mark.slow),
+    ],
+)
+async def test_they_make_the_same_steps_as_one(
+    kind: str, processes: int, algorithm: str, tmp_path: Path
+) -> None:
     model = tmp_path / "model"
     if kind == "experts":
         write_sparse_model(model)
@@ -80,7 +117,7 @@ async def test_they_make_the_same_steps_as_one(kind: str, processes: int, tmp_pa
         write_model(model, tied=kind == "tied")
     found: list[tuple[list[StepResult], Publication, dict[str, np.ndarray]]] = []
     for count in (1, processes):
-        async with started(model, tmp_path, count) as ranks:
+        async with started(model, tmp_path, count, algorithm=algorithm) as ranks:
             results = await train(ranks, range(1, STEPS + 1))
             publication = await ranks.publish_weights(STEPS)
             found.append((results, publication, weights_of(publication)))
@@ -94,14 +131,17 @@ async def test_they_make_the_same_steps_as_one(kind: str, processes: int, tmp_pa
     )
 
 
-async def test_a_checkpoint_of_two_goes_on_with_four_and_with_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize("algorithm", ["plain", pytest.param("everything", marks=pytest.mark.slow)])
+async def test_a_checkpoint_of_two_goes_on_with_four_and_with_one(
+    algorithm: str, tmp_path: Path
+) -> None:
     model = write_model(tmp_path / "model")
-    async with started(model, tmp_path, 2) as ranks:
+    async with started(model, tmp_path, 2, algorithm=algorithm) as ranks:
         await train(ranks, range(1, 3))
         files = await ranks.save_checkpoint(tmp_path / "checkpoint")
         expected = await train(ranks, range(3, 5))
     for count in (4, 1):
-        async with started(model, tmp_path, count, files.directory) as ranks:
+        async with started(model, tmp_path, count, files.directory, algorithm) as ranks:
             for one, other in zip(expected, await train(ranks, range(3, 5)), strict=True):
                 loss = one.metrics["policy/loss"]
                 assert other.metrics["policy/loss"] == pytest.approx(loss, abs=TOLERANCE)
@@ -129,6 +169,20 @@ async def test_they_compare_engine_and_trainer_as_one_does(tmp_path: Path) -> No
     assert tried_settings(other) == tried_settings(one) - {"dtype"}
     for each in other.hypotheses:
         assert each.residual == pytest.approx(tried[each.setting, each.value].residual, abs=1e-4)
+
+
+async def test_one_that_is_killed_ends_them_all_within_seconds(tmp_path: Path) -> None:
+    async with started(write_model(tmp_path / "model"), tmp_path, 2) as ranks:
+        first, second = rank_pids()
+        os.kill(second, signal.SIGSTOP)
+        publishing = asyncio.create_task(ranks.publish_weights(0))
+        await asyncio.sleep(0.2)
+        os.kill(second, signal.SIGKILL)
+        began = time.monotonic()
+        with pytest.raises(RankError, match="training rank 1 was killed by signal 9"):
+            await publishing
+        assert time.monotonic() - began < 8
+    assert not {str(first), str(second)} & set(os.listdir("/proc"))
 
 
 def hold_a_part(setup: dict[str, Any], told: Connection) -> None:
