@@ -75,14 +75,13 @@ def estimate_trainer(
 
 
 def split_state_bytes(model: ModelSize, ranks: int) -> int:
-    """Return the bytes of a rank that holds one of so many parts, or of its start, whichever is
-    more: a rank loads all of the parameters before it keeps its part."""
+    """Return the bytes of a rank that holds one of so many parts, and what is whole in a pass."""
     ends = 2 * model.vocab * model.hidden
     block = max(model.parameters - ends, 0) // model.layers
     # Embedding and head are whole during a pass, and two blocks: one is computed, one is fetched.
     whole = (ends + 2 * block) * (_FLOAT32 + _GRADIENT)
     part = model.parameters * (_FLOAT32 + _GRADIENT + _MOMENTS) // ranks
-    return max(part + whole, model.parameters * _FLOAT32)
+    return part + whole
 
 
 def activation_bytes(model: ModelSize, dtype: str, max_len: int, rank: Mapping[str, Any]) -> int:

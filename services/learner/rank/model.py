@@ -8,16 +8,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
-from transformers.utils import logging as transformers_logging
+from torch.distributed.fsdp import FSDPModule
+from transformers import PreTrainedModel
 
 from services.common.spec import PolicyConfig
 from services.learner.algo.logprob_head import token_logprobs
 from services.learner.algo.packing import make_pack_layout
 from services.learner.config.rank import RankConfig
-from services.learner.rank import attention
+from services.learner.rank.model_loading import ModelError, read_model, read_split_model
 from services.learner.rank.sharding import (
     add_forward,
     gather_tensor,
@@ -30,10 +29,6 @@ CANARY_TOKENS = 32
 IDLE_TOKENS = np.zeros(1, np.int32)
 # What float32 (bfloat16) arithmetic in another order may change about a logprob.
 _TOLERANCE: Mapping[torch.dtype, float] = {torch.float32: 1e-3, torch.bfloat16: 0.25}
-
-
-class ModelError(Exception):
-    """The policy cannot be loaded or trained as configured; the message says what to change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,12 +100,13 @@ class Policy:
         return states
 
     def split_over_ranks(self, ranks: int) -> "Policy":
-        """Split the parameters over all ranks, which have met."""
+        """Split the parameters over all ranks, which have met, unless they are split already."""
 
         def run(model: Any, token_ids: Sequence[np.ndarray]) -> Tensor:
             return body_states(model.base_model, token_ids, self.device)
 
-        shard_module(self.model, self.device, ranks)
+        if not isinstance(self.model, FSDPModule):
+            shard_module(self.model, self.device, ranks)
         return replace(self, run_body=add_forward(self.model, "run_body", run))
 
     def pass_idly(self) -> None:
@@ -167,54 +163,24 @@ def load_policy(config: PolicyConfig, rank: RankConfig, source: str | Path | Non
     return replace(policy, max_model_len=config.max_model_len)
 
 
-def read_model(config: PolicyConfig, source: str | Path | None = None) -> PreTrainedModel:
-    """The model in host memory, float32, with its configured rope. Raises ModelError."""
-    attention.register()
-    transformers_logging.disable_progress_bar()
-    place = str(source or config.model)
-    _refuse_pickle(Path(place))
-    options: dict[str, Any] = {"trust_remote_code": config.trust_remote_code}
-    if config.revision is not None and source is None:
-        options["revision"] = config.revision
-    try:
-        settings = AutoConfig.from_pretrained(place, **options)
-        apply_rope_scaling(settings, config)
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            place,
-            config=settings,
-            dtype=torch.float32,
-            attn_implementation=attention.NAME,
-            use_safetensors=True,
-            output_loading_info=True,
-            **options,
-        )
-    except (OSError, ValueError, SafetensorError) as error:
-        raise ModelError(f"policy.model {place!r} cannot be loaded: {error}") from error
-    model, loading = loaded
-    if loading["missing_keys"]:
-        # transformers would go on with random numbers in their place.
-        missing = sorted(loading["missing_keys"])
-        raise ModelError(f"policy.model {place!r} has no weights for {', '.join(missing[:5])}")
-    return model
+def load_split_policy(
+    config: PolicyConfig, rank: RankConfig, ranks: int, source: str | Path | None = None
+) -> Policy:
+    """Load this rank's part of the policy, as `load_policy` loads all of it. All ranks have met."""
+    model = read_split_model(config, torch.device(rank.device), ranks, source)
+    policy = prepare_policy(model, DTYPES[config.dtype], rank, ranks=ranks)
+    return replace(policy, max_model_len=config.max_model_len)
 
 
-def _refuse_pickle(folder: Path) -> None:
-    """Refuse a pickled checkpoint, which can run code of its own as it is loaded."""
-    if any(folder.glob("*.safetensors")):
-        return
-    pickled = sorted(path.name for path in folder.glob("*.bin") if "model" in path.name)
-    if pickled:
-        raise ModelError(
-            f"policy.model {str(folder)!r} holds pickled weights ({pickled[0]}), which can run "
-            "code as they are loaded, and no safetensors: convert it once, in a sandbox, with "
-            "model.save_pretrained(folder)"
-        )
+def prepare_policy(
+    model: PreTrainedModel, dtype: torch.dtype, rank: RankConfig, *, ranks: int = 1
+) -> Policy:
+    """Make a loaded model trainable and check that its logprobs are what it itself computes.
 
-
-def prepare_policy(model: PreTrainedModel, dtype: torch.dtype, rank: RankConfig) -> Policy:
-    """Make a loaded model trainable and check that its logprobs are what it itself computes."""
+    Of several `ranks`, which have met, each keeps a part."""
     device = torch.device(rank.device)
-    nn.Module.to(model, device)
+    if ranks == 1:
+        nn.Module.to(model, device)
     _switch_dropout_off(model)
     _check_rope(model)
     if rank.gradient_checkpointing:
@@ -222,20 +188,10 @@ def prepare_policy(model: PreTrainedModel, dtype: torch.dtype, rank: RankConfig)
     model.train()
     scale = _logit_scale(model.config)
     policy = Policy(model, model.config, dtype, device, packable=False, logit_scale=scale)
+    if ranks > 1:
+        policy = policy.split_over_ranks(ranks)
     _check_head(policy)
     return replace(policy, packable=_packs_are_exact(policy))
-
-
-def apply_rope_scaling(settings: Any, config: PolicyConfig) -> None:
-    """Lay `[policy.rope_scaling]` over the model's own rope parameters (theta stays)."""
-    scaling = config.rope_scaling
-    if scaling is None:
-        return
-    settings.standardize_rope_params()
-    settings.rope_parameters = {**settings.rope_parameters, **scaling}
-    settings.max_position_embeddings = config.scaled_positions(settings.max_position_embeddings)
-    settings.standardize_rope_params()
-    settings.validate_rope()
 
 
 def _switch_dropout_off(model: nn.Module) -> None:
@@ -286,6 +242,8 @@ def _check_head(policy: Policy) -> None:
             input_ids=torch.from_numpy(ids.astype(np.int64))[None].to(policy.device),
             use_cache=False,
         )
+    if policy.is_split:
+        reshard_unless_grad(policy.model)
     logits = output.logits[0, :-1].float()
     # Summed as the fused head does: torch's log_softmax rounds away unlikely tokens on CPUs.
     own = logits - logits.logsumexp(-1, keepdim=True)

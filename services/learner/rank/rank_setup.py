@@ -14,7 +14,7 @@ from services.learner.config.rank import RankConfig
 from services.learner.rank import checkpoint, initial_broadcast
 from services.learner.rank.critic import Critic
 from services.learner.rank.data_parallel import RankPlacement, Replicas
-from services.learner.rank.model import ModelError, Policy, load_policy
+from services.learner.rank.model import ModelError, Policy, load_policy, load_split_policy
 from services.learner.rank.optimizer import Optimizer
 from services.learner.rank.reference import ReferencePolicy
 from services.learner.rank.rendezvous_store import Store
@@ -78,15 +78,21 @@ def load_models(setup: RankSetup, store: Store | None = None) -> RankModels:
     device = _select_device(setup)
     source = setup.checkpoint
     step = checkpoint.read_step(source) if source else 0
-    policy = load_policy(setup.policy, setup.rank, source)
-    several = setup.place.count > 1
-    replicas = Replicas.join_process_group(setup.place, device, store) if several else Replicas()
+    several, ranks = setup.place.count > 1, setup.place.count if setup.rank.shard else 1
+    # A critic begins as a copy of the whole policy.
+    if split_as_read := ranks > 1 and setup.algorithm.advantage != "gae":
+        replicas = Replicas.join_process_group(setup.place, device, store)
+        policy = load_split_policy(setup.policy, setup.rank, ranks, source)
+    else:
+        policy = load_policy(setup.policy, setup.rank, source)
+        replicas = (
+            Replicas.join_process_group(setup.place, device, store) if several else Replicas()
+        )
     if setup.place.spans_machines:
         step = initial_broadcast.broadcast_policy(policy, step, replicas)
-    ranks = setup.place.count if setup.rank.shard else 1
     critic = _load_critic(setup, policy, replicas, ranks)
     reference = _load_reference(setup, policy, ranks)
-    if ranks > 1:
+    if ranks > 1 and not split_as_read:
         policy = policy.split_over_ranks(ranks)
     optimizer = _load_optimizer(setup, policy, replicas)
     trainer = Trainer(

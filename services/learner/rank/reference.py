@@ -24,7 +24,7 @@ class ReferencePolicy:
     def __init__(self, model: PreTrainedModel, policy: Policy, *, offload: bool) -> None:
         """Freeze `model`, one of the same architecture as `policy`."""
         _freeze_model(model, policy.compute_dtype)
-        self._policy = replace(policy, model=model)
+        self._policy = replace(policy, model=model, run_body=None)
         self._home = torch.device("cpu") if offload else policy.device
         nn.Module.to(model, self._home)
 

@@ -5,7 +5,7 @@ import multiprocessing
 import os
 import signal
 import time
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from multiprocessing.connection import Connection
@@ -13,13 +13,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
+import torch
 from safetensors.numpy import load_file
 from torch import Tensor
+from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from services.common.process_memory import peak_memory_bytes
 from services.learner.config.algorithm import AlgorithmConfig
 from services.learner.config.learner import LearnerConfig
 from services.learner.ports import RankError
+from services.learner.rank.data_parallel import Replicas
+from services.learner.rank.model_loading import read_split_model
 from services.learner.rank.rank_setup import RankSetup, load_models
 from services.learner.rank.sharding import local_tensor
 from services.learner.ranks.local_ranks import LocalRanks
@@ -202,21 +208,29 @@ def hold_a_part(setup: dict[str, Any], told: Connection) -> None:
     told.send((held_bytes(parameters), gradients[0], held_bytes(moments)))
 
 
+def load_a_part(setup: dict[str, Any], told: Connection) -> None:
+    """A rank that says how much its memory grew at the most while it read its part."""
+    given, device = RankSetup.model_validate(setup), torch.device("cpu")
+    Replicas.join_process_group(given.place, device)
+    before = psutil.Process().memory_info().rss
+    model = read_split_model(given.policy, device, given.place.count)
+    told.send((peak_memory_bytes() - before, held_bytes(model.parameters())))
+
+
 def held_bytes(tensors: Iterable[Tensor]) -> int:
     return sum(local_tensor(tensor).nbytes for tensor in tensors)
 
 
-@pytest.mark.parametrize("processes", [2, 4])
-def test_each_holds_its_part_of_parameters_gradients_and_moments(
-    processes: int, tmp_path: Path
-) -> None:
-    model = write_model(tmp_path / "model", tied=False)
-    whole = sum(value.nbytes for value in load_file(model / "model.safetensors").values())
+def start_alone(
+    rank: Callable[[dict[str, Any], Connection], None], model: Path, processes: int, folder: Path
+) -> list[Any]:
+    """Start as many processes that are ranks without a service; return what each says."""
+    folder.mkdir(exist_ok=True)
     config, context = configured(processes), multiprocessing.get_context("spawn")
-    place = {"count": processes, "rendezvous": f"file://{tmp_path}/meeting", "slots": processes}
+    place = {"count": processes, "rendezvous": f"file://{folder}/meeting", "slots": processes}
     setup = {
         "name": "part",
-        "shm_dir": str(tmp_path),
+        "shm_dir": str(folder),
         "total_steps": 1,
         "policy": policy_config(model).model_dump(mode="json"),
         "algorithm": config.algorithm.model_dump(mode="json"),
@@ -226,16 +240,43 @@ def test_each_holds_its_part_of_parameters_gradients_and_moments(
     pipes = [context.Pipe(duplex=False) for _ in range(processes)]
     ranks = [
         context.Process(
-            target=hold_a_part,
+            target=rank,
             args=({**setup, "place": {**place, "index": index, "slot": index}}, there),
         )
         for index, (_, there) in enumerate(pipes)
     ]
-    for rank in ranks:
-        rank.start()
+    for process in ranks:
+        process.start()
     found = [here.recv() for here, _ in pipes]
-    for rank in ranks:
-        rank.join()
+    for process in ranks:
+        process.join()
+    return found
+
+
+@pytest.mark.parametrize("processes", [2, 4])
+def test_each_holds_its_part_of_parameters_gradients_and_moments(
+    processes: int, tmp_path: Path
+) -> None:
+    model = write_model(tmp_path / "model", tied=False)
+    whole = sum(value.nbytes for value in load_file(model / "model.safetensors").values())
+    found = start_alone(hold_a_part, model, processes, tmp_path)
     for parameters, gradients, moments in found:
         for held, copies in ((parameters, 1), (gradients, 1), (moments, 2)):
             assert copies * whole / processes * 0.8 < held <= 1.1 * copies * whole / processes
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_more_there_are_the_less_memory_does_reading_take(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    sizes = {"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 8}
+    heads = {"num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128}
+    config = Qwen3Config(vocab_size=4096, tie_word_embeddings=True, **sizes, **heads)
+    Qwen3ForCausalLM(config).save_pretrained(model)
+    parameters = (model / "model.safetensors").stat().st_size // 4
+    assert parameters > 120e6
+    for processes in (2, 4):
+        for peak, held in start_alone(load_a_part, model, processes, tmp_path / str(processes)):
+            assert held == pytest.approx(4 * parameters / processes, rel=0.01)
+            # As much as is needed to train it afterwards: what is mapped of the files counts.
+            assert peak <= 1.1 * 16 * parameters / processes

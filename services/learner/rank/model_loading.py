@@ -1,0 +1,112 @@
+"""A policy's model from its files: Hugging Face's safetensors, as it is served."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers.utils import logging as transformers_logging
+from transformers.utils.hub import cached_file
+
+from services.common.spec import PolicyConfig
+from services.learner.rank import attention
+from services.learner.rank.sharding import shard_module
+from services.learner.rank.split_loading import (
+    find_tensor_files,
+    has_all_tensors,
+    make_empty_model,
+    read_parts,
+)
+
+
+class ModelError(Exception):
+    """The policy cannot be loaded or trained as configured; the message says what to change."""
+
+
+def read_model(config: PolicyConfig, source: str | Path | None = None) -> PreTrainedModel:
+    """The model in host memory, float32, with its configured rope. Raises ModelError."""
+    place = str(source or config.model)
+    try:
+        settings, options = _read_settings(config, source)
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            place, use_safetensors=True, output_loading_info=True, config=settings, **options
+        )
+    except (OSError, ValueError, SafetensorError) as error:
+        raise ModelError(f"policy.model {place!r} cannot be loaded: {error}") from error
+    model, loading = loaded
+    if loading["missing_keys"]:
+        # transformers would go on with random numbers in their place.
+        missing = sorted(loading["missing_keys"])
+        raise ModelError(f"policy.model {place!r} has no weights for {', '.join(missing[:5])}")
+    return model
+
+
+def read_split_model(
+    config: PolicyConfig, device: torch.device, ranks: int, source: str | Path | None = None
+) -> PreTrainedModel:
+    """Read this rank's part of the model, float32, from its files to the device.
+
+    The whole model, in host memory and not split, where the files name parameters otherwise than
+    the model does, as those of most models with experts do. Raises ModelError."""
+    place = str(source or config.model)
+    try:
+        settings, options = _read_settings(config, source)
+        files = find_tensor_files(_local_folder(place, options))
+        model = make_empty_model(settings, options)
+        if not has_all_tensors(model, files):
+            return read_model(config, source)
+        shard_module(model, device, ranks)
+        read_parts(model, files, device)
+    except (OSError, ValueError, SafetensorError) as error:
+        raise ModelError(f"policy.model {place!r} cannot be loaded: {error}") from error
+    return model
+
+
+def _local_folder(place: str, options: Mapping[str, Any]) -> Path:
+    """Return the folder of a model's files; of a model of the hub, that of its cache."""
+    if Path(place).is_dir():
+        return Path(place)
+    found = cached_file(place, "config.json", revision=options.get("revision"))
+    assert found is not None, "AutoConfig has just read it"
+    return Path(found).parent
+
+
+def _read_settings(config: PolicyConfig, source: str | Path | None) -> tuple[Any, dict[str, Any]]:
+    """Return the model's own configuration with the run's rope, and how to build it."""
+    attention.register()
+    transformers_logging.disable_progress_bar()
+    place = str(source or config.model)
+    _refuse_pickle(Path(place))
+    options: dict[str, Any] = {"trust_remote_code": config.trust_remote_code}
+    if config.revision is not None and source is None:
+        options["revision"] = config.revision
+    settings = AutoConfig.from_pretrained(place, **options)
+    apply_rope_scaling(settings, config)
+    return settings, {**options, "dtype": torch.float32, "attn_implementation": attention.NAME}
+
+
+def _refuse_pickle(folder: Path) -> None:
+    """Refuse a pickled checkpoint, which can run code of its own as it is loaded."""
+    if any(folder.glob("*.safetensors")):
+        return
+    pickled = sorted(path.name for path in folder.glob("*.bin") if "model" in path.name)
+    if pickled:
+        raise ModelError(
+            f"policy.model {str(folder)!r} holds pickled weights ({pickled[0]}), which can run "
+            "code as they are loaded, and no safetensors: convert it once, in a sandbox, with "
+            "model.save_pretrained(folder)"
+        )
+
+
+def apply_rope_scaling(settings: Any, config: PolicyConfig) -> None:
+    """Lay `[policy.rope_scaling]` over the model's own rope parameters (theta stays)."""
+    scaling = config.rope_scaling
+    if scaling is None:
+        return
+    settings.standardize_rope_params()
+    settings.rope_parameters = {**settings.rope_parameters, **scaling}
+    settings.max_position_embeddings = config.scaled_positions(settings.max_position_embeddings)
+    settings.standardize_rope_params()
+    settings.validate_rope()

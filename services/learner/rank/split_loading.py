@@ -1,0 +1,93 @@
+"""Models of which each rank reads its own part from the files, so that no rank ever holds one."""
+
+import json
+from collections.abc import Generator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.initialization import no_init_weights
+
+from services.learner.rank.sharding import local_tensor
+
+_FILE, _INDEX = "model.safetensors", "model.safetensors.index.json"
+
+
+def make_empty_model(settings: Any, options: Mapping[str, Any]) -> PreTrainedModel:
+    """Build a model whose parameters take no memory; its buffers are there."""
+    own = {name: value for name, value in options.items() if name != "revision"}
+    with no_init_weights(), _unallocated_parameters():
+        model: Any = AutoModelForCausalLM.from_config(settings, **own)
+    # Not above: what is registered there is never another module's.
+    model.tie_weights()
+    return model
+
+
+def find_tensor_files(folder: Path) -> dict[str, Path]:
+    """Return the file of each tensor of a model folder; empty where it has none as safetensors."""
+    if (folder / _INDEX).exists():
+        names: Mapping[str, str] = json.loads((folder / _INDEX).read_text())["weight_map"]
+        return {name: folder / file for name, file in names.items()}
+    if not (folder / _FILE).exists():
+        return {}
+    with safe_open(folder / _FILE, "pt") as opened:
+        return dict.fromkeys(opened.keys(), folder / _FILE)
+
+
+def has_all_tensors(model: nn.Module, files: Mapping[str, Path]) -> bool:
+    """Return True when every parameter lies in the files under its own name.
+
+    Where transformers converts as it loads, as for the experts of most models, some do not."""
+    return all(name in files for name, _ in model.named_parameters())
+
+
+@torch.no_grad()
+def read_parts(model: Any, files: Mapping[str, Path], device: torch.device) -> None:
+    """Give the parameters of a split empty model memory, and this rank's part of the files.
+
+    Raises ValueError for a tensor of another shape."""
+    model._apply(lambda t: torch.empty_like(t, device=device) if t.is_meta else t.to(device))
+    with ExitStack() as stack:
+        opened: dict[Path, Any] = {}
+        for name, parameter in model.named_parameters():
+            path = files[name]
+            if path not in opened:
+                opened[path] = stack.enter_context(safe_open(path, "pt"))
+            _read_part(parameter, opened[path].get_slice(name), name)
+
+
+def _read_part(parameter: DTensor, saved: Any, name: str) -> None:
+    if list(saved.get_shape()) != list(parameter.shape):
+        raise ValueError(
+            f"{name} has shape {list(saved.get_shape())}, the model's is {list(parameter.shape)}"
+        )
+    shape, offset = compute_local_shape_and_global_offset(
+        parameter.shape, parameter.device_mesh, parameter.placements
+    )
+    part: Tensor = local_tensor(parameter.detach())
+    # A rank may have no row of a small tensor.
+    if part.numel():
+        part.copy_(saved[tuple(slice(o, o + n) for o, n in zip(offset, shape, strict=True))])
+
+
+@contextmanager
+def _unallocated_parameters() -> Generator[None]:
+    """Put parameters on the meta device as they are registered while the block runs."""
+    register = nn.Module.register_parameter
+
+    def register_on_meta(self: nn.Module, name: str, param: nn.Parameter | None) -> None:
+        if param is not None:
+            param = nn.Parameter(param.detach().to("meta"), param.requires_grad)
+        register(self, name, param)
+
+    nn.Module.register_parameter = register_on_meta
+    try:
+        yield
+    finally:
+        nn.Module.register_parameter = register
