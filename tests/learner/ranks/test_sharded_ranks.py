@@ -269,9 +269,15 @@ def test_each_holds_its_part_of_parameters_gradients_and_moments(
 @pytest.mark.timeout(300)
 def test_the_more_there_are_the_less_memory_does_reading_take(tmp_path: Path) -> None:
     model = tmp_path / "model"
-    sizes = {"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 8}
-    heads = {"num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128}
-    config = Qwen3Config(vocab_size=4096, tie_word_embeddings=True, **sizes, **heads)
+    sizes: dict[str, Any] = {
+        "hidden_size": 1024,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 8,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+    }
+    config = Qwen3Config(vocab_size=4096, tie_word_embeddings=True, **sizes)
     Qwen3ForCausalLM(config).save_pretrained(model)
     parameters = (model / "model.safetensors").stat().st_size // 4
     assert parameters > 120e6
