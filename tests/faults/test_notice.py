@@ -24,6 +24,7 @@ from services.learner.journal.store import JOURNAL_FILE
 from tests.faults.harness import LIMIT_S, runs, spec
 from tests.faults.watched import MACHINES, NOTICE, OUTPUT
 from tests.support.launcher import TOKEN, ServedLauncher, serving
+from tests.support.process_commands import command_of
 
 pytestmark = pytest.mark.timeout(400)
 # What only a drain does in these tests: save a checkpoint, and end a lease.
@@ -80,7 +81,7 @@ class Rented:
     async def take_away(self, machine: str) -> None:
         """Give notice, and return when its watcher has ended, which has to be in time."""
         folder = self.machines / machine
-        watchers = [p for p in processes(folder) if "services.launcher.agent" in p.cmdline()]
+        watchers = [p for p in processes(folder) if "services.launcher.agent" in command_of(p)]
         assert watchers, self.state()
         began = time.monotonic()
         (folder / NOTICE).touch()

@@ -18,6 +18,7 @@ from services.learner.rank.model import Policy, load_policy
 from services.learner.rank.optimizer import Optimizer
 from services.learner.rank.trainer import Trainer
 from services.learner.types import StepResult, TrainBatch, TrainSequence
+from tests.support.process_commands import command_of
 from tests.support.rank_configs import policy_config
 
 VOCAB = 97
@@ -33,7 +34,7 @@ def rank_pids() -> list[int]:
     children = sorted(
         psutil.Process().children(), key=lambda child: (child.create_time(), child.pid)
     )
-    return [child.pid for child in children if "services.learner.rank" in child.cmdline()]
+    return [child.pid for child in children if "services.learner.rank" in command_of(child)]
 
 
 _SIZES: dict[str, Any] = {

@@ -49,7 +49,10 @@ def complete_zoo(
     missing = [archive for archive in archives if not is_whole(zoo, archive)]
     zoo.mkdir(parents=True, exist_ok=True)
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        list(pool.map(lambda archive: _add(zoo, archive, fetch), missing))
+        # Not `map`, which gives up what has not begun once one fails.
+        added = [pool.submit(_add, zoo, archive, fetch) for archive in missing]
+    for one in added:
+        one.result()
     return missing
 
 

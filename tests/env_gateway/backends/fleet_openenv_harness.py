@@ -13,6 +13,7 @@ from services.env_gateway.ports import Backend
 from tests.env_gateway.backends.apps import BookingTasks, stopped
 from tests.env_gateway.backends.fleet_harness import Emulator
 from tests.env_gateway.backends.harness import Can
+from tests.support.process_commands import command_of
 
 # An interpreter with what the fork needs, as it needs another MCP package than this repository.
 _PYTHON_VARIABLE = "OPENENV_FORK_PYTHON"
@@ -59,7 +60,9 @@ def _stopped(pids: list[int]) -> Generator[None]:
 
 def _workers() -> list[int]:
     children = psutil.Process().children(recursive=True)
-    return [child.pid for child in children if "fleet_openenv_worker" in " ".join(child.cmdline())]
+    return [
+        child.pid for child in children if "fleet_openenv_worker" in " ".join(command_of(child))
+    ]
 
 
 harness = FleetOpenEnvHarness

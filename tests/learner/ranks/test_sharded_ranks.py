@@ -104,10 +104,10 @@ def assert_same(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> Non
 @pytest.mark.parametrize(
     ("kind", "processes", "algorithm"),
     [
-        ("tied", 2, "plain"),
         ("tied", 2, "everything"),
-        ("experts", 2, "plain"),
-        ("untied", 4, "plain"),
+        pytest.param("tied", 2, "plain", marks=pytest.mark.slow),
+        pytest.param("experts", 2, "plain", marks=pytest.mark.slow),
+        pytest.param("untied", 4, "plain", marks=pytest.mark.slow),
         pytest.param("tied", 4, "everything", marks=pytest.mark.slow),
         pytest.param("untied", 2, "everything", marks=pytest.mark.slow),
         pytest.param("experts", 4, "everything", marks=pytest.mark.slow),
@@ -137,16 +137,23 @@ async def test_they_make_the_same_steps_as_one(
     )
 
 
-@pytest.mark.parametrize("algorithm", ["plain", pytest.param("everything", marks=pytest.mark.slow)])
-async def test_a_checkpoint_of_two_goes_on_with_four_and_with_one(
-    algorithm: str, tmp_path: Path
+@pytest.mark.parametrize(
+    ("algorithm", "counts"),
+    [
+        ("plain", (1,)),
+        pytest.param("plain", (4,), marks=pytest.mark.slow),
+        pytest.param("everything", (4, 1), marks=pytest.mark.slow),
+    ],
+)
+async def test_a_checkpoint_of_two_goes_on_with_another_number(
+    algorithm: str, counts: tuple[int, ...], tmp_path: Path
 ) -> None:
     model = write_model(tmp_path / "model")
     async with started(model, tmp_path, 2, algorithm=algorithm) as ranks:
         await train(ranks, range(1, 3))
         files = await ranks.save_checkpoint(tmp_path / "checkpoint")
         expected = await train(ranks, range(3, 5))
-    for count in (4, 1):
+    for count in counts:
         async with started(model, tmp_path, count, files.directory, algorithm) as ranks:
             for one, other in zip(expected, await train(ranks, range(3, 5)), strict=True):
                 loss = one.metrics["policy/loss"]
@@ -253,7 +260,7 @@ def start_alone(
     return found
 
 
-@pytest.mark.parametrize("processes", [2, 4])
+@pytest.mark.parametrize("processes", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_each_holds_its_part_of_parameters_gradients_and_moments(
     processes: int, tmp_path: Path
 ) -> None:

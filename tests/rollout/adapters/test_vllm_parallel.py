@@ -20,6 +20,7 @@ from services.rollout.adapters.vllm_start import start_engines
 from services.rollout.config.rollout import EngineConfig
 from services.rollout.ports import Engine
 from services.rollout.types import Publication, Sampling
+from tests.support.process_commands import command_of
 from tests.support.tiny_model import make_sparse_model, perturbed, publish, reference_logprobs
 
 pytestmark = [
@@ -134,18 +135,10 @@ def wait_for_cores(rollout: int) -> list[psutil.Process]:
     ends = time.monotonic() + 200.0
     while time.monotonic() < ends:
         children = psutil.Process(rollout).children(recursive=True)
-        if cores := [each for each in children if is_spawned(each)]:
+        if cores := [each for each in children if "spawn_main" in " ".join(command_of(each))]:
             return cores
         time.sleep(0.05)
     raise AssertionError("vLLM has started no process")
-
-
-def is_spawned(process: psutil.Process) -> bool:
-    try:
-        return "spawn_main" in " ".join(process.cmdline())
-    except psutil.NoSuchProcess:
-        # What vLLM asks of the machine takes processes that end at once.
-        return False
 
 
 async def test_two_engines_follow_the_weights_and_end_with_one_that_dies(tmp_path: Path) -> None:

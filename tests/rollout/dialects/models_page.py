@@ -50,8 +50,13 @@ before and after each of them, its logprob and the trainer's differ by {TOLERANC
 no attempt is lost. Where the last column says so, two tensor-parallel workers sample, too. The
 command `pytest tests/e2e/test_zoo.py` runs all of it.
 
-Gemma 3's weights are drawn with a standard deviation of 0.05, the others' with 0.2: at 0.1 the
-guard measured a difference of 0.0002 in such a run, twice the bound, which is not explained yet.
+Gemma 3's weights are drawn with a standard deviation of 0.1, the others' with 0.2: its embeddings
+are scaled up and tied, and at 0.2 every attempt repeats its first token.
+
+On CPUs, rollouts compute the logprobs of sampled tokens themselves. vLLM takes them from
+`torch.log_softmax`, which rounds away part of the unlikely tokens there: enough, in Gemma's
+vocabulary of 262,144, to bring a likely token near the bound above or beyond it. What is left is
+the rounding of the logits (`pytest tests/rollout/adapters/test_vllm_logprobs.py`).
 
 """
 _COLUMNS = (

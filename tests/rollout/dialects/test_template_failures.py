@@ -19,6 +19,7 @@ from services.rollout.episodes.episode import AttemptRunner
 from services.rollout.ports import TemplateError
 from services.rollout.types import Tool
 from tests.rollout.dialects.templates import AT_MOST_THREE, GEMMA, MISTRAL, chatml, tokenizer_with
+from tests.support.process_commands import command_of
 from tests.support.rollout import POLICY, TOOL, FakeEnvironment, attempt, limits, turns
 
 CALL = '<tool_call>{"name": "look", "arguments": {"at": "it"}}</tool_call>'
@@ -161,7 +162,7 @@ def test_a_child_that_somebody_killed_is_no_fault_of_the_template() -> None:
     children = [
         child
         for child in psutil.Process().children()
-        if "services.rollout.adapters.chat_template_child" in child.cmdline()
+        if "services.rollout.adapters.chat_template_child" in command_of(child)
     ]
     assert children
     for child in children:
