@@ -100,7 +100,7 @@ class Policy:
         return states
 
     def split_over_ranks(self, ranks: int) -> "Policy":
-        """Split the parameters over all ranks, which have met, unless they are split already."""
+        """Split the parameters over all ranks, which have met, unless the model was read so."""
 
         def run(model: Any, token_ids: Sequence[np.ndarray]) -> Tensor:
             return body_states(model.base_model, token_ids, self.device)

@@ -80,7 +80,7 @@ def load_models(setup: RankSetup, store: Store | None = None) -> RankModels:
     step = checkpoint.read_step(source) if source else 0
     several, ranks = setup.place.count > 1, setup.place.count if setup.rank.shard else 1
     # A critic begins as a copy of the whole policy.
-    if split_as_read := ranks > 1 and setup.algorithm.advantage != "gae":
+    if ranks > 1 and setup.algorithm.advantage != "gae":
         replicas = Replicas.join_process_group(setup.place, device, store)
         policy = load_split_policy(setup.policy, setup.rank, ranks, source)
     else:
@@ -92,7 +92,7 @@ def load_models(setup: RankSetup, store: Store | None = None) -> RankModels:
         step = initial_broadcast.broadcast_policy(policy, step, replicas)
     critic = _load_critic(setup, policy, replicas, ranks)
     reference = _load_reference(setup, policy, ranks)
-    if ranks > 1 and not split_as_read:
+    if ranks > 1 and not policy.is_split:
         policy = policy.split_over_ranks(ranks)
     optimizer = _load_optimizer(setup, policy, replicas)
     trainer = Trainer(

@@ -71,16 +71,24 @@ class Rank:
         """Remove what the rank holds in shared memory."""
 
 
-class FirstRank(Rank):
-    """The rank that speaks for all: they hold the same parameters."""
+class PublishingRank(Rank):
+    """A rank that takes part in what is done with all of the parameters."""
 
-    def __init__(self, setup: RankSetup, models: RankModels) -> None:
+    def __init__(self, setup: RankSetup, models: RankModels, *, own_slots: bool = True) -> None:
         super().__init__(setup, models)
         policy = models.policy
         self._slots = WeightSlots(
-            policy.named_parameters(), policy.compute_dtype, setup.shm_dir, setup.name
+            policy.named_parameters(),
+            policy.compute_dtype,
+            setup.shm_dir,
+            setup.name,
+            own=own_slots,
         )
         self._comparing = CompareCommand(policy, self._slots, setup.policy, setup.rank)
+
+
+class FirstRank(PublishingRank):
+    """The rank that speaks for all: they hold the same parameters."""
 
     @property
     def commands(self) -> Mapping[str, Command]:
@@ -123,16 +131,11 @@ class FirstRank(Rank):
         self._slots.unlink_slots()
 
 
-class JoiningRank(Rank):
+class JoiningRank(PublishingRank):
     """A rank with a part of the parameters, without which the first one has not all of them."""
 
     def __init__(self, setup: RankSetup, models: RankModels) -> None:
-        super().__init__(setup, models)
-        policy = models.policy
-        self._slots = WeightSlots(
-            *(policy.named_parameters(), policy.compute_dtype, setup.shm_dir, setup.name), own=False
-        )
-        self._comparing = CompareCommand(policy, self._slots, setup.policy, setup.rank)
+        super().__init__(setup, models, own_slots=False)
 
     @property
     def commands(self) -> Mapping[str, Command]:
