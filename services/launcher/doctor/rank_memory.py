@@ -1,0 +1,91 @@
+"""Estimate of one training rank's memory, by what it holds. Pure.
+
+A rank keeps parameters in float32 whatever the compute dtype: 4 bytes per parameter, as many for
+its gradient, 8 for AdamW's moments. Activation memory is an estimate, and reported as such."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from services.launcher.doctor.model_size import ModelSize
+
+FLOAT32, GRADIENT, MOMENTS = 4, 4, 8
+# Tensors of one decoder layer that the backward pass needs, in widths of the hidden state.
+_LAYER_WIDTHS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class RankMemory:
+    """Memory of one rank, in bytes: on its device, or for a CPU all on the host, and `offloaded`
+    in host memory."""
+
+    parameters: int
+    gradients: int
+    moments: int
+    reference: int
+    # Of the longest pack, with the logits of a chunk of the head.
+    activations: int
+    offloaded: int
+
+    @property
+    def device(self) -> int:
+        """Return all but what is offloaded."""
+        held = self.parameters + self.gradients + self.moments
+        return held + self.reference + self.activations
+
+
+def item_bytes(dtype: str) -> int:
+    return FLOAT32 if dtype == "float32" else 2
+
+
+def estimate_rank(
+    model: ModelSize, dtype: str, max_len: int, section: Mapping[str, Any]
+) -> RankMemory:
+    """Estimate a rank under `[learner]`, for sequences of up to `max_len` tokens."""
+    rank, algorithm = section["rank"], section["algorithm"]
+    models = 2 if algorithm["advantage"] == "gae" else 1
+    split = rank["processes"] if rank["shard"] else 1
+    held = model.parameters // split + _whole_parameters(model, split)
+    # Offloaded, AdamW's own copies of parameters and gradients come on top of its moments: 15.6
+    # bytes a parameter were measured on a 4B model.
+    away = rank["offload_optimizer"] and split == 1
+    offloaded = models * model.parameters * (MOMENTS + FLOAT32 + GRADIENT) if away else 0
+    # Without a KL term no reference policy is loaded.
+    reference = model.parameters * FLOAT32 // split if algorithm["kl"]["coefficient"] > 0 else 0
+    if rank["offload_reference"] and split == 1:
+        offloaded, reference = offloaded + reference, 0
+    return RankMemory(
+        parameters=models * held * FLOAT32,
+        gradients=models * held * GRADIENT,
+        moments=0 if away else models * model.parameters * MOMENTS // split,
+        reference=reference,
+        activations=activation_bytes(model, dtype, max_len, rank),
+        offloaded=offloaded,
+    )
+
+
+def _whole_parameters(model: ModelSize, ranks: int) -> int:
+    """Return the parameters of which a rank that holds a part has more during a pass."""
+    if ranks == 1:
+        return 0
+    ends = 2 * model.vocab * model.hidden
+    block = max(model.parameters - ends, 0) // model.layers
+    # Embedding and head are whole during a pass, and two blocks: one is computed, one is fetched.
+    return ends + 2 * block
+
+
+def activation_bytes(model: ModelSize, dtype: str, max_len: int, rank: Mapping[str, Any]) -> int:
+    """Estimate the longest forward and backward pass, with the logits of one chunk of the head."""
+    width = item_bytes(dtype)
+    tokens = max(rank["pack_tokens"], max_len)
+    layer = tokens * width * (_LAYER_WIDTHS * model.hidden + 3 * model.intermediate)
+    if rank["gradient_checkpointing"]:
+        layers = model.layers * tokens * model.hidden * width + layer
+    else:
+        layers = model.layers * layer
+    return layers + head_bytes(model, rank)
+
+
+def head_bytes(model: ModelSize, rank: Mapping[str, Any]) -> int:
+    """Return the bytes of one chunk's logits, their softmax and its gradient, in float32."""
+    return 3 * FLOAT32 * rank["head_chunk"] * model.vocab
