@@ -45,29 +45,29 @@ def estimate_rank(
     rank, algorithm = section["rank"], section["algorithm"]
     models = 2 if algorithm["advantage"] == "gae" else 1
     split = rank["processes"] if rank["shard"] else 1
-    held = model.parameters // split + _whole_parameters(model, split)
+    part, away = model.parameters // split, rank["offload_optimizer"]
     # Offloaded, AdamW's own copies of parameters and gradients come on top of its moments: 15.6
-    # bytes a parameter were measured on a 4B model.
-    away = rank["offload_optimizer"] and split == 1
-    offloaded = models * model.parameters * (MOMENTS + FLOAT32 + GRADIENT) if away else 0
+    # bytes a parameter were measured on a 4B model. Of what is split nothing else exists.
+    offloaded = models * part * (MOMENTS + FLOAT32 + GRADIENT) if away else 0
+    held = 0 if away and split > 1 else part
+    whole = _whole_parameters(model) if split > 1 else 0
     # Without a KL term no reference policy is loaded.
-    reference = model.parameters * FLOAT32 // split if algorithm["kl"]["coefficient"] > 0 else 0
-    if rank["offload_reference"] and split == 1:
+    reference = part * FLOAT32 if algorithm["kl"]["coefficient"] > 0 else 0
+    if rank["offload_reference"]:
         offloaded, reference = offloaded + reference, 0
     return RankMemory(
-        parameters=models * held * FLOAT32,
-        gradients=models * held * GRADIENT,
-        moments=0 if away else models * model.parameters * MOMENTS // split,
+        parameters=models * (held * FLOAT32 + whole * item_bytes(dtype)),
+        # The whole ones are summed in float32.
+        gradients=models * (held + whole) * GRADIENT,
+        moments=0 if away else models * part * MOMENTS,
         reference=reference,
         activations=activation_bytes(model, dtype, max_len, rank),
         offloaded=offloaded,
     )
 
 
-def _whole_parameters(model: ModelSize, ranks: int) -> int:
-    """Return the parameters of which a rank that holds a part has more during a pass."""
-    if ranks == 1:
-        return 0
+def _whole_parameters(model: ModelSize) -> int:
+    """Return the parameters that are whole at once in a pass of a rank that holds a part."""
     ends = 2 * model.vocab * model.hidden
     block = max(model.parameters - ends, 0) // model.layers
     # Embedding and head are whole during a pass, and two blocks: one is computed, one is fetched.

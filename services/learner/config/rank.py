@@ -18,6 +18,9 @@ class RankConfig(ConfigModel):
     # Split parameters, gradients and moments over the ranks (FSDP2) where each would else hold a
     # whole copy. Never changes the loss beyond rounding.
     shard: bool = False
+    # Split over the ranks of each machine, and have machines hold the same (HSDP): what is gathered
+    # at every block stays within one, and gradients alone are summed between them.
+    shard_within_node: bool = False
     # Machines of the learner; on all but the first runs `python -m services.learner.ranks`, and
     # SkyPilot's are started so by `launcher.sky.learner.num_nodes`. Only the number of ranks in all
     # matters for the result, never how many share a machine.
@@ -36,26 +39,23 @@ class RankConfig(ConfigModel):
     # Recompute activations in the backward pass: about a third more time, much less memory.
     gradient_checkpointing: bool = False
     # Keep AdamW's moments and master parameters in host memory: 8 bytes a parameter less on the
-    # device.
+    # device; with `shard` gradients, too, and nothing of a parameter stays on the device.
     offload_optimizer: bool = False
-    # Keep the reference policy in host memory while it is not used; on a CPU it is there anyway,
-    # and one that is split stays on the device.
+    # Keep the reference policy in host memory while it is not used; on a CPU it is there anyway.
     offload_reference: bool = True
     # Tokens that are scored again after a step, for policy/post_update_kl; 0 switches it off.
     post_update_tokens: int = Field(default=4096, ge=0, le=MOST_TOKENS)
 
     @model_validator(mode="after")
-    def _one_machine_shards(self) -> Self:
-        if self.shard and self.nodes > 1:
+    def _parts_are_within_machines(self) -> Self:
+        if self.shard and self.nodes > 1 and not self.shard_within_node:
             raise ValueError(
-                "shard: parameters are split over the ranks of one machine alone yet; set"
+                "shard: parameters are split over the ranks of one machine; for several machines"
+                " that hold the same set learner.rank.shard_within_node = true, else set"
                 " learner.rank.nodes = 1"
             )
-        if self.shard and self.offload_optimizer:
-            raise ValueError(
-                "shard: moments are split over the ranks, not offloaded; set"
-                " learner.rank.offload_optimizer = false"
-            )
+        if self.shard_within_node and not self.shard:
+            raise ValueError("shard_within_node: it splits nothing without learner.rank.shard")
         return self
 
     @model_validator(mode="after")

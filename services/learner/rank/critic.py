@@ -2,6 +2,8 @@
 
 import copy
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,7 +15,7 @@ from services.learner.config.learner import OptimizerConfig
 from services.learner.rank.model import IDLE_TOKENS, Policy, body_states
 from services.learner.rank.optimizer import Optimizer
 from services.learner.rank.packed_rows import PackTargets, Row
-from services.learner.rank.sharding import reshard_unless_grad, shard_module
+from services.learner.rank.sharding import ShardLayout, reshard_unless_grad
 
 _MODEL, _OPTIMIZER = "model.", "optimizer."
 
@@ -33,12 +35,12 @@ class Critic:
         *,
         offload: bool = False,
         state: Mapping[str, Tensor] | None = None,
-        ranks: int = 1,
+        layout: ShardLayout | None = None,
     ) -> None:
         """Build the critic; `optimizer` is the policy's: all but the learning rate comes from it.
 
-        With a `state` the critic continues where the one that saved it stopped, bit for bit. Of
-        several `ranks` each keeps a part. The policy is not split yet. Raises ValueError when the
+        With a `state` the critic continues where the one that saved it stopped, bit for bit. With a
+        `layout` each rank keeps a part. The policy is not split yet. Raises ValueError when the
         state is of another model."""
         self.config = config
         self._policy = policy
@@ -48,12 +50,15 @@ class Critic:
         nn.init.zeros_(self._head.bias)
         if state is not None:
             self._load_parameters(_strip_prefix(state, _MODEL))
-        self._is_split = ranks > 1
-        if self._is_split:
-            shard_module(self._body, policy.device, ranks)
-            shard_module(self._head, policy.device, ranks)
+        self._is_split = layout is not None
+        if layout is not None:
+            layout.split_module(self._body)
+            # Values are small differences of large numbers.
+            replace(layout, compute_dtype=torch.float32).split_module(self._head)
         chosen = optimizer.model_copy(update={"lr": config.lr})
-        self.optimizer = Optimizer(self.named_parameters(), chosen, offload=offload)
+        self.optimizer = Optimizer(
+            self.named_parameters(), chosen, offload=offload and layout is None
+        )
         if state is not None:
             self.optimizer.load_state(_strip_prefix(state, _OPTIMIZER))
 
@@ -68,7 +73,7 @@ class Critic:
 
     def predict_values(self, rows: Sequence[Row], targets: PackTargets) -> Tensor:
         """Return the value of each policy token of a pack [policy tokens], float32."""
-        with self._policy.autocast():
+        with self._autocast():
             states = body_states(self._body, [r.token_ids for r in rows], self._policy.device)
         # Outside of autocast: values are small differences of large numbers.
         values = self._head(states[targets.positions].float()).squeeze(1)
@@ -78,12 +83,15 @@ class Critic:
 
     def pass_idly(self) -> None:
         """Take part in the other ranks' pass over a pack; see `Policy.pass_idly`."""
-        with self._policy.autocast():
+        with self._autocast():
             states = body_states(self._body, [IDLE_TOKENS], self._policy.device)
         values = self._head(states.float())
         if torch.is_grad_enabled():
             (0.0 * values.sum()).backward()
         reshard_unless_grad(self._body, self._head)
+
+    def _autocast(self) -> AbstractContextManager[Any]:
+        return nullcontext() if self._is_split else self._policy.autocast()
 
     def accumulate_gradient(
         self,

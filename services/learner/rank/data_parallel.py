@@ -52,7 +52,8 @@ class Replicas:
 
         `store` is the one that this rank hosts for all, if it does."""
         dist.init_process_group(
-            "nccl" if device.type == "cuda" else "gloo",
+            # What is kept in host memory is summed there.
+            "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
             store=store or connect_store(place.rendezvous, place.count),
             rank=place.index,
             world_size=place.count,

@@ -8,10 +8,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch import distributed as dist
+from torch.distributed.tensor import DTensor
 
 from services.learner.rank.data_parallel import Replicas
 from services.learner.rank.model import Policy
 from services.learner.rank.optimizer import Optimizer
+from services.learner.rank.sharding import local_tensor
 
 
 @torch.no_grad()
@@ -20,16 +23,29 @@ def broadcast_policy(policy: Policy, step: int, replicas: Replicas) -> int:
     taken = torch.tensor([step], dtype=torch.int64)
     replicas.broadcast_tensor(taken)
     for parameter in policy.named_parameters().values():
-        replicas.broadcast_tensor(parameter)
+        _broadcast_part(parameter, replicas)
     return int(taken)
 
 
 @torch.no_grad()
 def broadcast_optimizer_state(optimizer: Optimizer, replicas: Replicas) -> None:
-    """Give the optimizer the first rank's state."""
-    moments = broadcast_named(optimizer.state_tensors(), replicas)
-    if replicas.index > 0:
-        optimizer.load_state(moments)
+    """Give the optimizer the first rank's state; of what is split, the first machine's."""
+    said = json.dumps(list(optimizer.state_tensors())).encode() if replicas.index == 0 else None
+    names: list[str] = json.loads(replicas.broadcast_bytes(said))
+    if not optimizer.state_tensors():
+        optimizer.add_empty_state(names)
+    state = optimizer.state_tensors()
+    for name in names:
+        _broadcast_part(state[name], replicas)
+
+
+def _broadcast_part(tensor: Tensor, replicas: Replicas) -> None:
+    """Replace the tensor by the first rank's; a part, by that of the rank of the first machine
+    with the same one."""
+    if not isinstance(tensor, DTensor):
+        replicas.broadcast_tensor(tensor)
+        return
+    dist.broadcast(local_tensor(tensor), group=tensor.device_mesh.get_group(0), group_src=0)
 
 
 @torch.no_grad()

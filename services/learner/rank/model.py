@@ -18,10 +18,10 @@ from services.learner.algo.packing import make_pack_layout
 from services.learner.config.rank import RankConfig
 from services.learner.rank.model_loading import ModelError, read_model, read_split_model
 from services.learner.rank.sharding import (
+    ShardLayout,
     add_forward,
     gather_tensor,
     reshard_unless_grad,
-    shard_module,
 )
 
 DTYPES: Mapping[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -36,7 +36,8 @@ class Policy:
     """A loaded model.
 
     Parameters are float32 whatever the compute dtype: an update of 1e-6 would vanish in
-    bfloat16's 8 bits of mantissa. Matrix products run in `compute_dtype`.
+    bfloat16's 8 bits of mantissa. Matrix products run in `compute_dtype`; of a model that is split
+    over ranks all that is computed with a parameter does, for it arrives from them so.
     """
 
     model: PreTrainedModel
@@ -77,7 +78,7 @@ class Policy:
 
     def autocast(self) -> AbstractContextManager[Any]:
         """The context in which the forward pass runs."""
-        if self.compute_dtype == torch.float32:
+        if self.compute_dtype == torch.float32 or self.is_split:
             return nullcontext()
         return torch.autocast(self.device.type, self.compute_dtype)
 
@@ -99,14 +100,14 @@ class Policy:
         reshard_unless_grad(self.model)
         return states
 
-    def split_over_ranks(self, ranks: int) -> "Policy":
-        """Split the parameters over all ranks, which have met, unless the model was read so."""
+    def split_over_ranks(self, layout: ShardLayout) -> "Policy":
+        """Split the parameters over the ranks, unless the model was read so."""
 
         def run(model: Any, token_ids: Sequence[np.ndarray]) -> Tensor:
             return body_states(model.base_model, token_ids, self.device)
 
         if not isinstance(self.model, FSDPModule):
-            shard_module(self.model, self.device, ranks)
+            layout.split_module(self.model)
         return replace(self, run_body=add_forward(self.model, "run_body", run))
 
     def pass_idly(self) -> None:
@@ -164,22 +165,26 @@ def load_policy(config: PolicyConfig, rank: RankConfig, source: str | Path | Non
 
 
 def load_split_policy(
-    config: PolicyConfig, rank: RankConfig, ranks: int, source: str | Path | None = None
+    config: PolicyConfig, rank: RankConfig, layout: ShardLayout, source: str | Path | None = None
 ) -> Policy:
-    """Load this rank's part of the policy, as `load_policy` loads all of it. All ranks have met."""
-    model = read_split_model(config, torch.device(rank.device), ranks, source)
-    policy = prepare_policy(model, DTYPES[config.dtype], rank, ranks=ranks)
+    """Load this rank's part of the policy, as `load_policy` loads all of it."""
+    model = read_split_model(config, layout, source)
+    policy = prepare_policy(model, DTYPES[config.dtype], rank, layout=layout)
     return replace(policy, max_model_len=config.max_model_len)
 
 
 def prepare_policy(
-    model: PreTrainedModel, dtype: torch.dtype, rank: RankConfig, *, ranks: int = 1
+    model: PreTrainedModel,
+    dtype: torch.dtype,
+    rank: RankConfig,
+    *,
+    layout: ShardLayout | None = None,
 ) -> Policy:
     """Make a loaded model trainable and check that its logprobs are what it itself computes.
 
-    Of several `ranks`, which have met, each keeps a part."""
+    With a `layout` each rank keeps a part."""
     device = torch.device(rank.device)
-    if ranks == 1:
+    if layout is None:
         nn.Module.to(model, device)
     _switch_dropout_off(model)
     _check_rope(model)
@@ -188,8 +193,8 @@ def prepare_policy(
     model.train()
     scale = _logit_scale(model.config)
     policy = Policy(model, model.config, dtype, device, packable=False, logit_scale=scale)
-    if ranks > 1:
-        policy = policy.split_over_ranks(ranks)
+    if layout is not None:
+        policy = policy.split_over_ranks(layout)
     _check_head(policy)
     return replace(policy, packable=_packs_are_exact(policy))
 

@@ -12,7 +12,7 @@ from transformers.utils.hub import cached_file
 
 from services.common.spec import PolicyConfig
 from services.learner.rank import attention
-from services.learner.rank.sharding import shard_module
+from services.learner.rank.sharding import ShardLayout
 from services.learner.rank.split_loading import (
     find_tensor_files,
     has_all_tensors,
@@ -44,9 +44,9 @@ def read_model(config: PolicyConfig, source: str | Path | None = None) -> PreTra
 
 
 def read_split_model(
-    config: PolicyConfig, device: torch.device, ranks: int, source: str | Path | None = None
+    config: PolicyConfig, layout: ShardLayout, source: str | Path | None = None
 ) -> PreTrainedModel:
-    """Read this rank's part of the model, float32, from its files to the device.
+    """Read this rank's part of the model, float32, from its files to where it is kept.
 
     The whole model, in host memory and not split, where the files name parameters otherwise than
     the model does, as those of most models with experts do. Raises ModelError."""
@@ -57,8 +57,8 @@ def read_split_model(
         model = make_empty_model(settings, options)
         if not has_all_tensors(model, files):
             return read_model(config, source)
-        shard_module(model, device, ranks)
-        read_parts(model, files, device)
+        layout.split_module(model)
+        read_parts(model, files, layout)
     except (OSError, ValueError, SafetensorError) as error:
         raise ModelError(f"policy.model {place!r} cannot be loaded: {error}") from error
     return model

@@ -1,7 +1,7 @@
 """AdamW, with updates that can be refused. Its rate is scheduled in `learning_rate`."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -135,6 +135,14 @@ class Optimizer:
             for name, master in self._masters.items()
             for kind, value in self._adamw.state[master].items()
         }
+
+    def add_empty_state(self, names: Sequence[str]) -> None:
+        """Add zeros under names that `state_tensors` of another rank has, to be overwritten."""
+        for key in names:
+            kind, _, name = key.partition(".")
+            master = self._masters[name]
+            counts = torch.zeros((), dtype=torch.float32, device=master.device)
+            self._adamw.state[master][kind] = counts if kind == "step" else torch.zeros_like(master)
 
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
         """Take over what `state_tensors` gave, gathered, bit for bit.

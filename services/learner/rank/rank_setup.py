@@ -1,6 +1,6 @@
 """A rank's setup message, and the models it builds from it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -14,10 +14,17 @@ from services.learner.config.rank import RankConfig
 from services.learner.rank import checkpoint, initial_broadcast
 from services.learner.rank.critic import Critic
 from services.learner.rank.data_parallel import RankPlacement, Replicas
-from services.learner.rank.model import ModelError, Policy, load_policy, load_split_policy
+from services.learner.rank.model import (
+    DTYPES,
+    ModelError,
+    Policy,
+    load_policy,
+    load_split_policy,
+)
 from services.learner.rank.optimizer import Optimizer
 from services.learner.rank.reference import ReferencePolicy
 from services.learner.rank.rendezvous_store import Store
+from services.learner.rank.sharding import ShardLayout
 from services.learner.rank.trainer import Trainer
 
 CRITIC_STATE = "critic"
@@ -78,22 +85,21 @@ def load_models(setup: RankSetup, store: Store | None = None) -> RankModels:
     device = _select_device(setup)
     source = setup.checkpoint
     step = checkpoint.read_step(source) if source else 0
-    several, ranks = setup.place.count > 1, setup.place.count if setup.rank.shard else 1
-    # A critic begins as a copy of the whole policy.
-    if ranks > 1 and setup.algorithm.advantage != "gae":
+    replicas = Replicas()
+    if setup.place.count > 1:
         replicas = Replicas.join_process_group(setup.place, device, store)
-        policy = load_split_policy(setup.policy, setup.rank, ranks, source)
+    layout = _make_layout(setup, device)
+    # A critic begins as a copy of the whole policy.
+    if layout is not None and setup.algorithm.advantage != "gae":
+        policy = load_split_policy(setup.policy, setup.rank, layout, source)
     else:
         policy = load_policy(setup.policy, setup.rank, source)
-        replicas = (
-            Replicas.join_process_group(setup.place, device, store) if several else Replicas()
-        )
     if setup.place.spans_machines:
         step = initial_broadcast.broadcast_policy(policy, step, replicas)
-    critic = _load_critic(setup, policy, replicas, ranks)
-    reference = _load_reference(setup, policy, ranks)
-    if ranks > 1 and not policy.is_split:
-        policy = policy.split_over_ranks(ranks)
+    critic = _load_critic(setup, policy, replicas, layout)
+    reference = _load_reference(setup, policy, layout)
+    if layout is not None:
+        policy = policy.split_over_ranks(layout)
     optimizer = _load_optimizer(setup, policy, replicas)
     trainer = Trainer(
         policy,
@@ -121,17 +127,29 @@ def _select_device(setup: RankSetup) -> torch.device:
     return torch.device("cuda", setup.place.slot)
 
 
-def _load_reference(setup: RankSetup, policy: Policy, ranks: int) -> ReferencePolicy | None:
+def _make_layout(setup: RankSetup, device: torch.device) -> ShardLayout | None:
+    """Return the split of the models; None where each rank has whole ones."""
+    if not setup.rank.shard or setup.place.slots == 1:
+        return None
+    dtype, offload = DTYPES[setup.policy.dtype], setup.rank.offload_optimizer
+    return ShardLayout.over_ranks(setup.place, device, dtype, offload=offload)
+
+
+def _load_reference(
+    setup: RankSetup, policy: Policy, layout: ShardLayout | None
+) -> ReferencePolicy | None:
     if setup.algorithm.kl.coefficient == 0:
         return None
     offload = setup.rank.offload_reference
     reference = ReferencePolicy.from_config(setup.policy, policy, offload=offload)
-    if ranks > 1:
-        reference.split_over_ranks(ranks)
+    if layout is not None:
+        reference.split_over_ranks(replace(layout, offload=offload))
     return reference
 
 
-def _load_critic(setup: RankSetup, policy: Policy, replicas: Replicas, ranks: int) -> Critic | None:
+def _load_critic(
+    setup: RankSetup, policy: Policy, replicas: Replicas, layout: ShardLayout | None
+) -> Critic | None:
     """Build the critic, of its saved state where there is one; None where none is needed."""
     if setup.algorithm.advantage != "gae":
         return None
@@ -145,12 +163,13 @@ def _load_critic(setup: RankSetup, policy: Policy, replicas: Replicas, ranks: in
         setup.optimizer,
         offload=setup.rank.offload_optimizer,
         state=state or None,
-        ranks=ranks,
+        layout=layout,
     )
 
 
 def _load_optimizer(setup: RankSetup, policy: Policy, replicas: Replicas) -> Optimizer:
-    offload = setup.rank.offload_optimizer
+    # What is split lives in host memory itself.
+    offload = setup.rank.offload_optimizer and not policy.is_split
     optimizer = Optimizer(policy.named_parameters(), setup.optimizer, offload=offload)
     if setup.checkpoint:
         checkpoint.load_optimizer(setup.checkpoint, optimizer)

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from services.common.spec import PolicyConfig
 from services.learner.rank.model import Policy, read_model
+from services.learner.rank.sharding import ShardLayout
 from services.learner.rank.weight_slots import fingerprint_weights
 
 
@@ -38,11 +39,10 @@ class ReferencePolicy:
         """Copy the policy as it is now."""
         return ReferencePolicy(copy.deepcopy(policy.model), policy, offload=offload)
 
-    def split_over_ranks(self, ranks: int) -> None:
-        """Split the parameters over all ranks; each keeps its part on the policy's device."""
+    def split_over_ranks(self, layout: ShardLayout) -> None:
+        """Split the parameters over the ranks; each keeps its part where the layout says."""
         self._home = self._policy.device
-        nn.Module.to(self._policy.model, self._home)
-        self._policy = self._policy.split_over_ranks(ranks)
+        self._policy = self._policy.split_over_ranks(layout)
 
     def weights_fingerprint(self) -> bytes:
         """Return the fingerprint under which these weights were published.

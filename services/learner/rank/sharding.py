@@ -4,31 +4,86 @@ A tensor that is not split passes through every function here unchanged, so that
 ask. Functions that gather are collective: all ranks call them in the same order."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from types import MethodType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+    register_fsdp_forward_method,
+)
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+from services.learner.rank.data_parallel import RankPlacement
 
 
-def shard_module(module: Any, device: torch.device, ranks: int) -> None:
-    """Split a module over all ranks, a decoder block at a time, the rest as one.
+@dataclass(frozen=True, slots=True)
+class ShardLayout:
+    """The split of modules over ranks that have met."""
 
-    Gradients become sums over the ranks."""
-    mesh = init_device_mesh(device.type, (ranks,))
-    for block in _decoder_blocks(module):
-        fully_shard(block, mesh=mesh)
-    fully_shard(module, mesh=mesh)
-    for part in module.modules():
-        if hasattr(part, "set_gradient_divide_factor"):
-            # Losses are normalised over all ranks' tokens already.
-            part.set_gradient_divide_factor(1.0)
-            part.set_force_sum_reduction_for_comms(True)
-    # A rank without tokens, or whose tokens pass by a parameter, reduces zeros with the others.
-    module.set_reduce_scatter_unused_params(True)
+    mesh: DeviceMesh
+    # Of whole parameters and of the products with them. Parts and sums of gradients are float32.
+    compute_dtype: torch.dtype
+    # Parts live in host memory, and so do their gradients and moments.
+    offload: bool = False
+
+    @staticmethod
+    def over_ranks(
+        place: RankPlacement, device: torch.device, dtype: torch.dtype, *, offload: bool = False
+    ) -> "ShardLayout":
+        """Return the split over all ranks of each machine; machines hold the same."""
+        machines = place.count // place.slots
+        if machines == 1:
+            mesh = init_device_mesh(device.type, (place.count,))
+        else:
+            names = ("machine", "slot")
+            mesh = init_device_mesh(device.type, (machines, place.slots), mesh_dim_names=names)
+        return ShardLayout(mesh, dtype, offload)
+
+    @property
+    def device(self) -> torch.device:
+        """The device that computes."""
+        return torch.device(self.mesh.device_type)
+
+    @property
+    def home(self) -> torch.device:
+        """The device that holds the parts."""
+        return torch.device("cpu") if self.offload else self.device
+
+    def split_module(self, module: Any) -> None:
+        """Split a module, a decoder block at a time, the rest as one.
+
+        Gradients become sums over the ranks."""
+        for block in _decoder_blocks(module):
+            self._split_group(block)
+        self._split_group(module)
+        for part in module.modules():
+            if hasattr(part, "set_gradient_divide_factor"):
+                # Losses are normalised over all ranks' tokens already.
+                part.set_gradient_divide_factor(1.0)
+                part.set_force_sum_reduction_for_comms(True)
+        # A rank without tokens, or whose tokens pass by a parameter, reduces zeros with the others.
+        module.set_reduce_scatter_unused_params(True)
+
+    def _split_group(self, module: nn.Module) -> None:
+        low = self.compute_dtype != torch.float32
+        fully_shard(
+            module,
+            mesh=self.mesh,
+            mp_policy=MixedPrecisionPolicy(self.compute_dtype, torch.float32)
+            if low
+            else MixedPrecisionPolicy(),
+            offload_policy=CPUOffloadPolicy(pin_memory=self.device.type == "cuda")
+            if self.offload
+            else OffloadPolicy(),
+        )
 
 
 def add_forward(module: Any, name: str, function: Any) -> Any:
@@ -53,8 +108,11 @@ def _decoder_blocks(model: Any) -> list[nn.Module]:
 
 
 def gather_tensor(tensor: Tensor) -> Tensor:
-    """Return the whole tensor, on every rank."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    """Return the whole tensor, on every rank, and on the device that computes."""
+    if not isinstance(tensor, DTensor):
+        return tensor
+    near: Any = tensor.to(tensor.device_mesh.device_type)
+    return near.full_tensor()
 
 
 def gather_named(tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
@@ -68,8 +126,18 @@ def local_tensor(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
+def local_slices(tensor: DTensor) -> tuple[slice, ...]:
+    """Return the place of this rank's part in the whole tensor."""
+    shape, offset = compute_local_shape_and_global_offset(
+        tensor.shape, tensor.device_mesh, tensor.placements
+    )
+    return tuple(slice(start, start + size) for start, size in zip(offset, shape, strict=True))
+
+
 def split_like(tensor: Tensor, whole: Tensor) -> Tensor:
-    """Split a whole tensor, which every rank has, as `tensor` is split."""
+    """Return the split of a whole tensor, which every rank has, as `tensor` is split."""
     if not isinstance(tensor, DTensor) or whole.ndim == 0:
         return whole
-    return distribute_tensor(whole, tensor.device_mesh, tensor.placements, src_data_rank=None)
+    part = torch.empty_like(tensor, dtype=whole.dtype)
+    local_tensor(part).copy_(whole[local_slices(tensor)])
+    return part

@@ -10,11 +10,10 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.initialization import no_init_weights
 
-from services.learner.rank.sharding import local_tensor
+from services.learner.rank.sharding import ShardLayout, local_slices, local_tensor
 
 _FILE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 
@@ -48,11 +47,13 @@ def has_all_tensors(model: nn.Module, files: Mapping[str, Path]) -> bool:
 
 
 @torch.no_grad()
-def read_parts(model: Any, files: Mapping[str, Path], device: torch.device) -> None:
+def read_parts(model: Any, files: Mapping[str, Path], layout: ShardLayout) -> None:
     """Give the parameters of a split empty model memory, and this rank's part of the files.
 
     Raises ValueError for a tensor of another shape."""
-    model._apply(lambda t: torch.empty_like(t, device=device) if t.is_meta else t.to(device))
+    model._apply(
+        lambda t: torch.empty_like(t, device=layout.home) if t.is_meta else t.to(layout.device)
+    )
     with ExitStack() as stack:
         opened: dict[Path, Any] = {}
         for name, parameter in model.named_parameters():
@@ -67,13 +68,10 @@ def _read_part(parameter: DTensor, saved: Any, name: str) -> None:
         raise ValueError(
             f"{name} has shape {list(saved.get_shape())}, the model's is {list(parameter.shape)}"
         )
-    shape, offset = compute_local_shape_and_global_offset(
-        parameter.shape, parameter.device_mesh, parameter.placements
-    )
     part: Tensor = local_tensor(parameter.detach())
     # A rank may have no row of a small tensor.
     if part.numel():
-        part.copy_(saved[tuple(slice(o, o + n) for o, n in zip(offset, shape, strict=True))])
+        part.copy_(saved[local_slices(parameter)])
 
 
 @contextmanager

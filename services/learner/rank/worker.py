@@ -196,4 +196,5 @@ def _start_rank(setup: RankSetup, store: Store | None) -> Rank:
     models = load_models(setup, store)
     if setup.place.index == 0:
         return FirstRank(setup, models)
-    return JoiningRank(setup, models) if models.policy.is_split else Rank(setup, models)
+    joins = models.policy.is_split and setup.place.index < setup.place.slots
+    return JoiningRank(setup, models) if joins else Rank(setup, models)

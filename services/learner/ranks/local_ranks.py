@@ -175,9 +175,9 @@ class LocalRanks:
         return await RankProcess.spawn_rank(f"training rank {index}", log, environment)
 
     async def _call_first(self, command: str, arguments: Mapping[str, Any]) -> protocol.Message:
-        """Return the first rank's answer to a command for it alone, or for all ranks where each
-        has a part of the parameters. Raises RankError."""
-        count = self._rank_count if self._config.rank.shard else 1
+        """Return the first rank's answer to a command for it alone, or for all of this machine
+        where each has a part of the parameters. Raises RankError."""
+        count = self._local_count if self._config.rank.shard else 1
         return (await self._call_ranks(command, [arguments] * count))[0]
 
     async def _call_ranks(

@@ -17,11 +17,8 @@ def problem(**learner: object) -> str:
 @pytest.mark.parametrize(
     ("learner", "said"),
     [
-        ({"rank": {"shard": True, "nodes": 2}}, "set learner.rank.nodes = 1"),
-        (
-            {"rank": {"shard": True, "offload_optimizer": True}},
-            "set learner.rank.offload_optimizer = false",
-        ),
+        ({"rank": {"shard": True, "nodes": 2}}, "set learner.rank.shard_within_node = true"),
+        ({"rank": {"shard_within_node": True}}, "nothing without learner.rank.shard"),
     ],
 )
 def test_what_split_parameters_do_not_go_with_is_refused_with_the_fix(

@@ -30,7 +30,7 @@ HOST = "127.0.0.1"
 
 
 def config_of(nodes: int, processes: int = 1, **learner: Any) -> LearnerConfig:
-    rank = {"nodes": nodes, "processes": processes, "join_s": 30.0}
+    rank = {"nodes": nodes, "processes": processes, "join_s": 30.0, **learner.pop("rank", {})}
     return LearnerConfig.model_validate({**LEARNER.model_dump(), **learner, "rank": rank})
 
 

@@ -7,6 +7,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 from pydantic import ValidationError
@@ -79,6 +80,29 @@ async def test_machines_without_the_checkpoint_go_on_from_it(
     )
     assert result.metrics == expected.metrics
     assert published.fingerprint == there.fingerprint
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("settings", [{}, EVERYTHING])
+async def test_machines_that_split_the_model_among_their_own_ranks_hold_the_same(
+    model_folder: Path, tmp_path: Path, settings: dict[str, object]
+) -> None:
+    config = config_of(2, 2, rank={"shard": True, "shard_within_node": True}, **settings)
+    async with head(tmp_path, model_folder, config) as learner:
+        await learner.machine()
+        await learner.ranks.start_ranks(None)
+        await learner.ranks.train_step(make_batch(step=1))
+        await learner.ranks.publish_weights(1)
+        files = await learner.ranks.save_checkpoint(tmp_path / "checkpoint")
+        assert (await learner.ranks.start_ranks(files.directory)).step == 1
+        result = await learner.ranks.train_step(make_batch(step=2))
+        published = await learner.ranks.publish_weights(2)
+    expected, there = await one_machine(tmp_path, model_folder, 4, files.directory, **settings)
+    for name in ("policy/loss", "policy/grad_norm", "policy/post_update_kl"):
+        bound = pytest.approx(expected.metrics[name], abs=1e-5, rel=1e-5)
+        assert result.metrics[name] == bound, name
+    np.testing.assert_allclose(published.canary_logprobs, there.canary_logprobs, rtol=0, atol=1e-5)
 
 
 @pytest.mark.slow

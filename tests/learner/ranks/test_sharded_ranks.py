@@ -27,7 +27,7 @@ from services.learner.ports import RankError
 from services.learner.rank.data_parallel import Replicas
 from services.learner.rank.model_loading import read_split_model
 from services.learner.rank.rank_setup import RankSetup, load_models
-from services.learner.rank.sharding import local_tensor
+from services.learner.rank.sharding import ShardLayout, local_tensor
 from services.learner.ranks.local_ranks import LocalRanks
 from services.learner.types import Comparison, Publication, StepResult, TrainBatch
 from tests.support.rank_configs import LEARNER, policy_config
@@ -51,9 +51,9 @@ ALGORITHMS: dict[str, dict[str, object]] = {
 }
 
 
-def configured(processes: int, algorithm: str = "plain") -> LearnerConfig:
-    changes = {"processes": processes, "shard": True, "pack_tokens": 128}
-    rank = LEARNER.rank.model_copy(update=changes)
+def configured(processes: int, algorithm: str = "plain", **changes: object) -> LearnerConfig:
+    own = {"processes": processes, "shard": True, "pack_tokens": 128, **changes}
+    rank = LEARNER.rank.model_copy(update=own)
     # Adam's first steps are as large as the rate wherever a gradient is next to nothing.
     optimizer = LEARNER.optimizer.model_copy(update={"lr": 1e-3})
     chosen = AlgorithmConfig.model_validate(ALGORITHMS[algorithm])
@@ -67,10 +67,13 @@ async def started(
     processes: int,
     checkpoint: Path | None = None,
     algorithm: str = "plain",
+    dtype: str = "float32",
+    **changes: object,
 ) -> AsyncGenerator[LocalRanks]:
     name = f"ranks-{processes}"
-    config = configured(processes, algorithm)
-    ranks = LocalRanks(name, policy_config(model), config, folder / f"{name}.log", folder)
+    config = configured(processes, algorithm, **changes)
+    policy = policy_config(model, dtype=dtype)
+    ranks = LocalRanks(name, policy, config, folder / f"{name}.log", folder)
     try:
         await ranks.start_ranks(checkpoint)
         yield ranks
@@ -160,6 +163,38 @@ async def test_a_checkpoint_of_two_goes_on_with_another_number(
                 assert other.metrics["policy/loss"] == pytest.approx(loss, abs=TOLERANCE)
 
 
+@pytest.mark.parametrize("algorithm", ["plain", pytest.param("everything", marks=pytest.mark.slow)])
+async def test_those_that_keep_their_parts_in_host_memory_make_the_same_steps(
+    algorithm: str, tmp_path: Path
+) -> None:
+    model = write_model(tmp_path / "model")
+    found: list[tuple[list[StepResult], Publication]] = []
+    for offload in (False, True):
+        changes: dict[str, Any] = {"offload_optimizer": offload, "offload_reference": offload}
+        async with started(model, tmp_path, 2, None, algorithm, **changes) as ranks:
+            results = await train(ranks, range(1, 3))
+            files = await ranks.save_checkpoint(tmp_path / f"checkpoint-{offload}")
+        async with started(model, tmp_path, 2, files.directory, algorithm, **changes) as ranks:
+            results += await train(ranks, range(3, 4))
+            found.append((results, await ranks.publish_weights(3)))
+    (kept, published), (moved, others) = found
+    assert [each.metrics for each in moved] == [each.metrics for each in kept]
+    assert others.fingerprint == published.fingerprint
+
+
+async def test_they_compute_in_bfloat16_and_sum_gradients_in_float32(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "model")
+    found: list[StepResult] = []
+    for dtype, count in (("float32", 2), ("bfloat16", 1), ("bfloat16", 2)):
+        async with started(model, tmp_path, count, None, "everything", dtype) as ranks:
+            found += await train(ranks, range(1, 2))
+            assert (await ranks.publish_weights(1)).version == 1
+    exact, alone, split = [each.metrics for each in found]
+    for name in ("policy/loss", "policy/grad_norm"):
+        assert split[name] != exact[name]
+        assert split[name] == pytest.approx(alone[name], rel=0.03, abs=0.01), name
+
+
 async def test_they_compare_engine_and_trainer_as_one_does(tmp_path: Path) -> None:
     model = write_model(tmp_path / "model", tied=False)
     compared, losses = list[Comparison](), list[float]()
@@ -219,8 +254,9 @@ def load_a_part(setup: dict[str, Any], told: Connection) -> None:
     """A rank that says how much its memory grew at the most while it read its part."""
     given, device = RankSetup.model_validate(setup), torch.device("cpu")
     Replicas.join_process_group(given.place, device)
+    layout = ShardLayout.over_ranks(given.place, device, torch.float32)
     before = psutil.Process().memory_info().rss
-    model = read_split_model(given.policy, device, given.place.count)
+    model = read_split_model(given.policy, layout)
     told.send((peak_memory_bytes() - before, held_bytes(model.parameters())))
 
 
