@@ -61,6 +61,12 @@ class Tokenizer(Protocol):
         """Tokens that structure a conversation, such as `<|im_end|>`, as text."""
         ...
 
+    @property
+    def structure_tokens(self) -> Sequence[str]:
+        """Tokens that data must not spell, as text: the control tokens, and those that are none in
+        name alone, such as DeepSeek's `<\uff5cUser\uff5c>` or `<tool_call>`."""
+        ...
+
     def encode(self, text: str) -> list[int]:
         """Return the token ids of `text`; control tokens in it become their ids, nothing is added.
 

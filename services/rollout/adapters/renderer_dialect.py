@@ -87,7 +87,7 @@ class RendererDialect:
         self.stop_ids = tuple(
             dict.fromkeys([*self._renderer.get_stop_token_ids(), *extra_stop_ids])
         )
-        self._inert = InertText(tokenizer.control_tokens)
+        self._inert = InertText(tokenizer.structure_tokens)
         self._tokenizer = tokenizer
         self._form = _WRITTEN.get(name)
         self._marker = TagMarker(tokenizer, self._form.tags if self._form else ())

@@ -32,6 +32,11 @@ class TransformersTokenizer:
         self.control_tokens: Sequence[str] = [str(token) for token in added if token.special]
         # Also those that no control token is, such as `<tool_call>` in some vocabularies.
         self.added_tokens: Sequence[str] = [str(token) for token in added]
+        template = str(tokenizer.chat_template)
+        self.structure_tokens: Sequence[str] = [
+            *self.control_tokens,
+            *(str(token) for token in added if _is_structure(str(token), template)),
+        ]
 
     @property
     def fast(self) -> PreTrainedTokenizerFast:
@@ -94,6 +99,14 @@ class TransformersTokenizer:
                 raise
         # A template that goes through tools in any case.
         return TEMPLATES.render_template(tools=[], **asked)
+
+
+def _is_structure(token: str, template: str) -> bool:
+    """True for a token that looks like a control token, or that the chat template writes. Others
+    are text: some vocabularies have tokens for tags of pages, or for runs of spaces."""
+    if token.startswith(("<|", "<\uff5c")) or token.endswith(("|>", "\uff5c>")):
+        return True
+    return token.startswith(("<", "[")) and token in template
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -33,7 +34,7 @@ class FullDialect:
 
     def __init__(self, tokenizer: Tokenizer, extra_stop_ids: Iterable[int] = ()) -> None:
         self._tokenizer = tokenizer
-        self._inert = InertText(tokenizer.control_tokens)
+        self._inert = InertText(tokenizer.structure_tokens)
         self._turns = TemplateTurns(tokenizer, "user", self._inert)
         self._thinking = ThinkingMarks(tokenizer, self._turns.first_turn())
         self.stop_ids = find_stop_ids(tokenizer, self._turns, extra_stop_ids)
@@ -86,14 +87,18 @@ class FullDialect:
         return self._tokenizer.encode(self._turns.without_closing(text))
 
     def _messages(self, facts: PromptFacts, tools: Sequence[Tool]) -> list[dict[str, str]]:
-        user = {"role": "user", "content": self._inert.clean_text(facts.task)}
-        explained = system_text(facts, self._inert.tool_schemas(tools))
-        system = {"role": "system", "content": self._inert.clean_text(explained)}
-        return [system, user] if explained else [user]
+        clean = self._inert.clean_text
+        user = {"role": "user", "content": clean(facts.task)}
+        # Not the whole message, whose own words name tokens such as `<tool_call>`.
+        variables = {clean(key): clean(value) for key, value in facts.variables.items()}
+        known = replace(facts, current_date=clean(facts.current_date), variables=variables)
+        explained = system_text(known, self._inert.tool_schemas(tools))
+        return [{"role": "system", "content": explained}, user] if explained else [user]
 
     def _shown_text(self, replies: Sequence[Reply]) -> str:
         """Return replies as one text: some templates refuse two messages of a user in a row."""
-        return self._inert.clean_text("\n\n".join(self.reply_text(reply) for reply in replies))
+        clean = [replace(each, parts=[self._inert.clean_text(each.text)]) for each in replies]
+        return "\n\n".join(self.reply_text(reply) for reply in clean)
 
     def reply_text(self, reply: Reply) -> str:
         if reply.item is None:

@@ -43,7 +43,7 @@ class TemplateDialect:
     ) -> None:
         self._tokenizer = tokenizer
         self._finish: Finish = finish
-        self._inert = InertText(tokenizer.control_tokens)
+        self._inert = InertText(tokenizer.structure_tokens)
         try:
             self._turns = TemplateTurns(tokenizer, "tool", self._inert)
         except TemplateError as error:

@@ -31,7 +31,7 @@ class ObservationCutter:
         self._tokenizer = tokenizer
         self._most = limits.observation_tokens
         self._side = limits.observation_side
-        self._inert = InertText(tokenizer.control_tokens)
+        self._inert = InertText(tokenizer.structure_tokens)
 
     def cut_reply(self, reply: Reply) -> Reply:
         """Return the reply as the policy is shown it. Raises TemplateError."""

@@ -1,16 +1,19 @@
 """Native calls of every family, spelled by its own template in the ids of its tokenizer."""
 
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from tokenizers import AddedToken
 
 from services.rollout.dialects.rehearsal import rehearse_dialect
-from services.rollout.dialects.turns import OK, Reply
+from services.rollout.dialects.turns import OK, Reply, ToolCall
 from services.rollout.ports import TemplateError
 from tests.rollout.dialects.families import FAMILIES
 from tests.rollout.dialects.native_calls import CASES, TOOLS, Case
 from tests.rollout.dialects.stages import Stage, calls_of, executed, stage_of
+from tests.support.model_zoo import read_template
 
 # vLLM takes ten seconds to import, and what it and torch warn about then is theirs to mend.
 _BY_VLLM = (pytest.mark.slow, pytest.mark.filterwarnings("default"))
@@ -118,6 +121,39 @@ def test_an_answer_is_shown_as_the_template_shows_it(name: str, answer: str) -> 
     shown = stage.dialect.reply_text(reply)
     whole = stage.writer.write_replies(_ONE, TOOLS, [call.call_id], [shown])
     assert whole.endswith(stage.tokenizer.decode(follows))
+
+
+@pytest.mark.parametrize("name", _NAMES)
+def test_no_answer_spells_a_token_that_structures_a_conversation(name: str) -> None:
+    """DeepSeek's `<\uff5cUser\uff5c>` and Qwen's `<tool_call>` are no special tokens of their
+    tokenizers."""
+    stage = stage_of(name)
+    added = stage.tokenizer.fast.added_tokens_decoder
+    template = read_template(stage.family.template)
+    forms = [str(token) for token in added.values() if _is_structure(token, template)]
+    assert len(forms) > 3
+
+    def count_added(answer: str) -> Counter[int]:
+        reply = Reply(ToolCall("list_open", "{}"), OK, [answer])
+        follows = stage.dialect.bridge_ids(stage.prompt_ids, stage.writer.encode("x"), [reply], ())
+        return Counter(token for token in follows if token in added)
+
+    harmless = count_added(" a" * len(forms))
+    assert not count_added(" a".join(forms)) - harmless
+
+
+def _is_structure(token: AddedToken, template: str) -> bool:
+    text = str(token)
+    looks = text.startswith(("<|", "<\uff5c")) or text.endswith(("|>", "\uff5c>"))
+    return token.special or looks or (text[:1] in "<[" and text.strip() == text in template)
+
+
+def test_an_answer_in_html_is_shown_as_it_is() -> None:
+    """Gemma's vocabulary has tokens for tags that structure pages, and no conversation."""
+    stage, page = stage_of("Gemma 4"), "<table><tr><td>1</td></tr></table>"
+    reply = Reply(ToolCall("list_open", "{}"), OK, [page])
+    follows = stage.dialect.bridge_ids(stage.prompt_ids, stage.writer.encode("x"), [reply], ())
+    assert page in stage.tokenizer.decode(follows)
 
 
 @pytest.mark.parametrize("name", _OF_SEVERAL)
