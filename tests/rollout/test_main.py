@@ -3,12 +3,14 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 from transformers import Qwen3Config
 
 from services.common.errors import ConfigError
 from services.common.spec import PolicyConfig, SharedConfig
 from services.rollout.__main__ import check_dialect
+from services.rollout.adapters.model_files import read_model_folder
 from services.rollout.config.rollout import DialectConfig, RolloutConfig
 from tests.rollout.dialects.templates import GEMMA, MISTRAL, chatml, tokenizer_with
 from tools.tiny_policy.tokenizer import save_tokenizer, train_tokenizer
@@ -58,3 +60,17 @@ def test_a_model_whose_template_breaks_is_refused_before_anything_is_started(
     with pytest.raises(ConfigError) as refused:
         check_dialect(SharedConfig(name="x", policy=policy), config)
     assert words in str(refused.value)
+
+
+def test_a_turn_ends_by_the_end_of_text_of_the_tokenizer_too(tmp_path: Path) -> None:
+    """vLLM ends a turn there whatever the stops are: unknown to the dialect, an answer would be
+    taken for a turn that was cut."""
+    made = train_tokenizer(["find book hotel"] * 3, 290)
+    made.eos_token = "<|endoftext|>"
+    save_tokenizer(made, tmp_path)
+    policy = PolicyConfig(model=str(tmp_path), max_model_len=64)
+    files = read_model_folder(tmp_path, policy, DialectConfig())
+    [end] = files.tokenizer.encode("<|endoftext|>")
+    assert files.dialect.stop_ids == (*files.tokenizer.encode("<|im_end|>"), end)
+    said = [*files.tokenizer.encode("find"), end]
+    assert files.dialect.parse_turn(np.zeros(0, np.int32), said, ()).done

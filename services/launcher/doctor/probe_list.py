@@ -113,6 +113,13 @@ PROBES = (
         local=False,
     ),
     Probe(
+        "dialect",
+        "a rehearsal of the chat template",
+        _import_lazily("services.launcher.doctor.dialect:probe_dialect"),
+        120.0,
+        local=False,
+    ),
+    Probe(
         "dataset",
         "tasks and their versions",
         _import_lazily("services.launcher.doctor.adapters.dataset_probe:probe_dataset"),

@@ -5,11 +5,11 @@ from pathlib import Path
 
 from services.common.adapters.model_hub import stage_model
 from services.common.errors import ConfigError
-from services.common.spec import SharedConfig
+from services.common.spec import PolicyConfig, SharedConfig
 from services.rollout.adapters.dialect_choice import choose_dialect
 from services.rollout.adapters.stop_tokens import check_stop_ids, read_eos_ids
 from services.rollout.adapters.tokenizer import TransformersTokenizer, load_tokenizer
-from services.rollout.config.rollout import RolloutConfig
+from services.rollout.config.rollout import DialectConfig, RolloutConfig
 from services.rollout.dialects.rehearsal import rehearse_dialect
 from services.rollout.ports import Dialect, TemplateError
 
@@ -25,16 +25,22 @@ class ModelFiles:
 
 def read_model_files(shared: SharedConfig, config: RolloutConfig) -> ModelFiles:
     """Fetch the model if need be, read its files, and rehearse the dialect. Raises ConfigError."""
-    policy = shared.policy
+    folder = stage_model(shared.policy.model, shared.policy.revision)
+    return read_model_folder(folder, shared.policy, config.dialect)
+
+
+def read_model_folder(folder: Path, policy: PolicyConfig, config: DialectConfig) -> ModelFiles:
+    """Read a folder with the model's files, those of its weights left aside, and rehearse the
+    dialect. Raises ConfigError."""
     trusted = policy.trust_remote_code
-    folder = stage_model(policy.model, policy.revision)
     try:
         tokenizer = load_tokenizer(
-            folder, trust_remote_code=trusted, template_options=config.dialect.options
+            folder, trust_remote_code=trusted, template_options=config.options
         )
-        dialect = choose_dialect(policy.model, tokenizer, config.dialect, read_eos_ids(folder))
+        extra = [*read_eos_ids(folder), *tokenizer.eos_ids]
+        dialect = choose_dialect(policy.model, tokenizer, config, extra)
         check_stop_ids(dialect.stop_ids, folder, trust_remote_code=trusted)
-        rehearse_dialect(dialect, tokenizer, config.dialect.retention)
+        rehearse_dialect(dialect, tokenizer, config.retention)
     except (OSError, TemplateError) as error:
         raise ConfigError(f"policy.model: {error}") from error
     return ModelFiles(folder, tokenizer, dialect)

@@ -43,6 +43,13 @@ class TransformersTokenizer:
         """The tokenizer itself, for adapters of libraries that take it."""
         return self._tokenizer
 
+    @property
+    def eos_ids(self) -> list[int]:
+        """The id at which an engine ends any text, whatever it is told; empty where there is
+        none."""
+        end = self._tokenizer.eos_token_id
+        return [end] if isinstance(end, int) else []
+
     def draw_ordinary(self, count: int) -> NDArray[np.int32]:
         """Draw ids of the vocabulary without those that structure a conversation, the same each
         time."""

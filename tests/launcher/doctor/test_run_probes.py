@@ -140,5 +140,5 @@ async def test_a_run_that_is_well_may_start_here_and_one_that_is_not_is_refused(
 
 def test_a_start_here_runs_no_probe_that_costs_something() -> None:
     costly = {probe.name for probe in PROBES if not probe.local}
-    assert costly == {"tokenizer", "echo", "ring"}
+    assert costly == {"tokenizer", "dialect", "echo", "ring"}
     assert LauncherConfig().skip_probes == ()

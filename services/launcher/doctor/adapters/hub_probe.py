@@ -15,7 +15,10 @@ from services.common.printable_text import say, say_json
 
 # Exit codes: the hub cannot be asked; it says that there is no such model for us.
 UNKNOWN, REFUSED = 1, 2
-_FILES = ("config.json", "*.index.json", "tokenizer.json", "tokenizer_config.json", "*.jinja")
+_FILES = (
+    *("config.json", "generation_config.json", "*.index.json"),
+    *("tokenizer.json", "tokenizer_config.json", "*.jinja"),
+)
 
 
 def main() -> int:

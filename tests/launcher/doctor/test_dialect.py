@@ -1,0 +1,46 @@
+"""A chat template that no dialect can play is named before an engine is loaded."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from services.launcher.doctor.findings import Status
+from tests.rollout.dialects.templates import chatml
+from tests.support.doctor import probed, says, spec, subject
+from tests.support.model_hub import FIRST, ModelHub, model_hub
+
+FILES = ("config.json", "tokenizer.json", "tokenizer_config.json")
+
+
+async def test_a_template_that_cannot_be_played_is_told_with_where_to_look(
+    policy: Path, tasks: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "policy"
+    shutil.copytree(policy, folder)
+    (folder / "chat_template.jinja").write_text(chatml(""))
+    result = await probed("dialect", subject(spec(folder, tasks), tmp_path))
+    says(result, Status.FAIL, "policy.model: a call that the chat template writes", "no call is re")
+    says(result, Status.FAIL, "docs/models.md")
+
+
+@pytest.mark.slow
+async def test_a_template_that_holds_is_told_too(policy: Path, tasks: Path, tmp_path: Path) -> None:
+    says(await probed("dialect", subject(spec(policy, tasks), tmp_path)), Status.OK, "is read as")
+
+
+@pytest.mark.slow
+async def test_a_model_of_the_hub_is_rehearsed_without_its_weights(
+    policy: Path, tasks: Path, tmp_path: Path
+) -> None:
+    files = {name: (policy / name).read_bytes() for name in FILES}
+    ends = json.dumps({"eos_token_id": 10**6}).encode()
+    files |= {"generation_config.json": ends, "model.safetensors": b"w" * 1000}
+    with model_hub(ModelHub({FIRST: files})) as hub:
+        environ = {"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(tmp_path / "cache")}
+        content = spec(Path("org/model"), tasks)
+        about = subject(content, tmp_path, HF_HUB_OFFLINE="0", **environ)
+        result = await probed("dialect", about)
+        assert not [asked for asked in hub.requests if "safetensors" in asked]
+    says(result, Status.FAIL, "turns end by token 1000000", "generation_config.json")
