@@ -102,7 +102,7 @@ def time_steps(shape: str, given: argparse.Namespace, peak: float) -> dict[str, 
         threads=torch.get_num_threads(),
         pack_tokens=given.pack_tokens,
         head_chunk=given.head_chunk,
-        gradient_checkpointing=not given.keep_activations,
+        gradient_checkpointing="off" if given.keep_activations else "full",
         offload_optimizer=given.offload,
     )
     with tempfile.TemporaryDirectory() as folder:

@@ -27,7 +27,7 @@ pytestmark = [
 @pytest.mark.parametrize("offload", [False, True])
 def test_a_step_is_that_of_the_cpu(model_folder: Path, offload: bool) -> None:
     expected_policy, _, expected = make_trainer(model_folder, eps=1.0)
-    rank = RankConfig(device="cuda", pack_tokens=256, head_chunk=16, gradient_checkpointing=True)
+    rank = RankConfig(device="cuda", pack_tokens=256, head_chunk=16, gradient_checkpointing="full")
     policy = load_policy(policy_config(model_folder), rank)
     adamw = Optimizer(policy.named_parameters(), OptimizerConfig(lr=1.0, eps=1.0), offload=offload)
     trainer = Trainer(policy, adamw, AlgorithmConfig(), rank)

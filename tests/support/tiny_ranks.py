@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import psutil
@@ -128,7 +128,7 @@ def make_trainer(
     pack_tokens: int = 256,
     head_chunk: int = 16,
     algorithm: AlgorithmConfig | None = None,
-    checkpointing: bool = False,
+    checkpointing: Literal["auto", "off", "selective", "full"] = "auto",
     offload: bool = False,
     replicas: Replicas | None = None,
     **optimizer: object,

@@ -7,11 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from services.common.activation_memory import (
+    Checkpointing,
+    DecoderShape,
+    layer_activation_bytes,
+)
 from services.launcher.doctor.model_size import ModelSize
 
 FLOAT32, GRADIENT, MOMENTS = 4, 4, 8
-# Tensors of one decoder layer that the backward pass needs, in widths of the hidden state.
-_LAYER_WIDTHS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +81,12 @@ def activation_bytes(model: ModelSize, dtype: str, max_len: int, rank: Mapping[s
     """Estimate the longest forward and backward pass, with the logits of one chunk of the head."""
     width = item_bytes(dtype)
     tokens = max(rank["pack_tokens"], max_len)
-    layer = tokens * width * (_LAYER_WIDTHS * model.hidden + 3 * model.intermediate)
-    if rank["gradient_checkpointing"]:
-        layers = model.layers * tokens * model.hidden * width + layer
-    else:
-        layers = model.layers * layer
-    return layers + head_bytes(model, rank)
+    shape = DecoderShape(model.layers, model.hidden, model.intermediate)
+    # On a GPU `auto` takes what fits, and `full` at the least.
+    least: Checkpointing = "full" if rank["device"] == "cuda" else "off"
+    chosen = rank["gradient_checkpointing"]
+    checkpointing: Checkpointing = least if chosen == "auto" else chosen
+    return layer_activation_bytes(shape, tokens, width, checkpointing) + head_bytes(model, rank)
 
 
 def head_bytes(model: ModelSize, rank: Mapping[str, Any]) -> int:

@@ -36,8 +36,11 @@ class RankConfig(ConfigModel):
     pack_tokens: Tokens = 4096
     # Policy tokens whose logits exist at once.
     head_chunk: Tokens = 512
-    # Recompute activations in the backward pass: about a third more time, much less memory.
-    gradient_checkpointing: bool = False
+    # Activations that the backward pass computes again instead of keeping them: none, all but the
+    # results of matrix products and attention (about half the memory), or all but each block's
+    # input (about a third more time). `auto` takes the first that fits into the GPU's memory, and
+    # `off` on a CPU.
+    gradient_checkpointing: Literal["auto", "off", "selective", "full"] = "auto"
     # Keep AdamW's moments and master parameters in host memory: 8 bytes a parameter less on the
     # device; with `shard` gradients, too, and nothing of a parameter stays on the device.
     offload_optimizer: bool = False

@@ -62,6 +62,11 @@ class Critic:
         if state is not None:
             self.optimizer.load_state(_strip_prefix(state, _OPTIMIZER))
 
+    @property
+    def body(self) -> Any:
+        """The model without its head."""
+        return self._body
+
     def named_parameters(self) -> dict[str, nn.Parameter]:
         """Parameters of body and head by name."""
         body: Mapping[str, nn.Parameter] = dict(self._body.named_parameters())

@@ -16,6 +16,7 @@ from services.common.spec import PolicyConfig
 from services.learner.algo.logprob_head import token_logprobs
 from services.learner.algo.packing import make_pack_layout
 from services.learner.config.rank import RankConfig
+from services.learner.rank.activation_checkpointing import enable_checkpointing
 from services.learner.rank.model_loading import ModelError, read_model, read_split_model
 from services.learner.rank.sharding import (
     ShardLayout,
@@ -188,8 +189,8 @@ def prepare_policy(
         nn.Module.to(model, device)
     _switch_dropout_off(model)
     _check_rope(model)
-    if rank.gradient_checkpointing:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    if rank.gradient_checkpointing != "auto":
+        enable_checkpointing(model, rank.gradient_checkpointing)
     model.train()
     scale = _logit_scale(model.config)
     policy = Policy(model, model.config, dtype, device, packable=False, logit_scale=scale)

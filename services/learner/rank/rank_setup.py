@@ -1,5 +1,6 @@
 """A rank's setup message, and the models it builds from it."""
 
+import logging
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -12,6 +13,11 @@ from services.learner.config.algorithm import AlgorithmConfig
 from services.learner.config.learner import OptimizerConfig
 from services.learner.config.rank import RankConfig
 from services.learner.rank import checkpoint, initial_broadcast
+from services.learner.rank.activation_checkpointing import (
+    choose_checkpointing,
+    decoder_shape,
+    enable_checkpointing,
+)
 from services.learner.rank.critic import Critic
 from services.learner.rank.data_parallel import RankPlacement, Replicas
 from services.learner.rank.model import (
@@ -24,10 +30,12 @@ from services.learner.rank.model import (
 from services.learner.rank.optimizer import Optimizer
 from services.learner.rank.reference import ReferencePolicy
 from services.learner.rank.rendezvous_store import Store
-from services.learner.rank.sharding import ShardLayout
+from services.learner.rank.sharding import ShardLayout, local_tensor
 from services.learner.rank.trainer import Trainer
 
 CRITIC_STATE = "critic"
+# The rank's log is what its process prints.
+_log = logging.getLogger(__name__)
 
 
 class RankSetup(ConfigModel):
@@ -101,6 +109,8 @@ def load_models(setup: RankSetup, store: Store | None = None) -> RankModels:
     if layout is not None:
         policy = policy.split_over_ranks(layout)
     optimizer = _load_optimizer(setup, policy, replicas)
+    if setup.rank.gradient_checkpointing == "auto" and device.type == "cuda":
+        _fit_checkpointing(setup, policy, critic, replicas)
     trainer = Trainer(
         policy,
         optimizer,
@@ -133,6 +143,27 @@ def _make_layout(setup: RankSetup, device: torch.device) -> ShardLayout | None:
         return None
     dtype, offload = DTYPES[setup.policy.dtype], setup.rank.offload_optimizer
     return ShardLayout.over_ranks(setup.place, device, dtype, offload=offload)
+
+
+def _fit_checkpointing(
+    setup: RankSetup, policy: Policy, critic: Critic | None, replicas: Replicas
+) -> None:
+    """Have the models keep what activations fit beside all else, the same on every rank."""
+    bodies = [policy.model.base_model, *([critic.body] if critic is not None else [])]
+    parts = sum(local_tensor(p).numel() for body in bodies for p in body.parameters())
+    gradients_and_moments = 4 * parts if setup.rank.offload_optimizer else 12 * parts
+    hidden = decoder_shape(policy.config).hidden
+    whole = (4 + 2 * policy.compute_dtype.itemsize) * policy.vocabulary * hidden
+    head = 3 * 4 * setup.rank.head_chunk * policy.vocabulary
+    taken = torch.cuda.memory_allocated(policy.device) + gradients_and_moments + whole + head
+    size = torch.cuda.get_device_properties(policy.device).total_memory
+    tokens = max(setup.rank.pack_tokens, setup.policy.max_model_len)
+    chosen = choose_checkpointing(
+        *(policy.config, tokens, policy.compute_dtype, replicas.largest_number(taken), size)
+    )
+    _log.info("gradient_checkpointing: %s fits into the GPU's memory", chosen)
+    for body in bodies:
+        enable_checkpointing(body, chosen)
 
 
 def _load_reference(

@@ -13,7 +13,7 @@ QWEN3_8B = ModelSize(8_190_735_360, 36, 4096, 12_288, 151_936, 8, 128, 40_960)
 
 
 def gib_of_a_gpu(**rank: object) -> float:
-    chosen = RankConfig.model_validate({"device": "cuda", "gradient_checkpointing": True, **rank})
+    chosen = RankConfig.model_validate({"device": "cuda", "gradient_checkpointing": "full", **rank})
     section: dict[str, Any] = {
         "rank": chosen.model_dump(),
         "algorithm": AlgorithmConfig().model_dump(),

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from services.common.activation_memory import Checkpointing
 from services.learner.config.algorithm import AlgorithmConfig
 from services.learner.config.learner import OptimizerConfig
 from services.learner.config.rank import RankConfig
@@ -98,8 +99,8 @@ def test_in_the_warm_up_the_critic_alone_learns(model_folder: Path) -> None:
     assert not same_bits(parameters(policy), before)
 
 
-@pytest.mark.parametrize("checkpointing", [False, True])
-def test_packs_change_nothing(model_folder: Path, checkpointing: bool) -> None:
+@pytest.mark.parametrize("checkpointing", ["off", "full"])
+def test_packs_change_nothing(model_folder: Path, checkpointing: Checkpointing) -> None:
     results: list[StepResult] = []
     for pack_tokens in (1, 256):
         policy, _, trainer = make_trainer(

@@ -164,13 +164,17 @@ async def test_a_checkpoint_of_two_goes_on_with_another_number(
 
 
 @pytest.mark.parametrize("algorithm", ["plain", pytest.param("everything", marks=pytest.mark.slow)])
-async def test_those_that_keep_their_parts_in_host_memory_make_the_same_steps(
+async def test_those_that_keep_less_on_the_device_make_the_same_steps(
     algorithm: str, tmp_path: Path
 ) -> None:
     model = write_model(tmp_path / "model")
     found: list[tuple[list[StepResult], Publication]] = []
     for offload in (False, True):
-        changes: dict[str, Any] = {"offload_optimizer": offload, "offload_reference": offload}
+        changes: dict[str, Any] = {
+            "offload_optimizer": offload,
+            "offload_reference": offload,
+            "gradient_checkpointing": "selective" if offload else "off",
+        }
         async with started(model, tmp_path, 2, None, algorithm, **changes) as ranks:
             results = await train(ranks, range(1, 3))
             files = await ranks.save_checkpoint(tmp_path / f"checkpoint-{offload}")

@@ -1,0 +1,33 @@
+"""Estimate of the activations that a decoder keeps for its backward pass. Pure."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+Checkpointing = Literal["off", "selective", "full"]
+# Elements that one decoder layer keeps of a token: with `full` its input alone, with `selective`
+# the results of matrix products and attention, too.
+_LAYER_ELEMENTS: Mapping[Checkpointing, Callable[["DecoderShape"], int]] = {
+    "off": lambda shape: 16 * shape.hidden + 3 * shape.intermediate,
+    "selective": lambda shape: 7 * shape.hidden + 2 * shape.intermediate,
+    "full": lambda shape: shape.hidden,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderShape:
+    """The sizes of a decoder that its activations depend on."""
+
+    layers: int
+    hidden: int
+    intermediate: int
+
+
+def layer_activation_bytes(
+    shape: DecoderShape, tokens: int, item_bytes: int, checkpointing: Checkpointing
+) -> int:
+    """Return the bytes that all layers keep of a pack with so many tokens, and the one layer whose
+    activations exist again in the backward pass."""
+    kept = shape.layers * _LAYER_ELEMENTS[checkpointing](shape)
+    again = 0 if checkpointing == "off" else _LAYER_ELEMENTS["off"](shape)
+    return tokens * item_bytes * (kept + again)

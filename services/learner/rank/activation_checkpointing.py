@@ -1,0 +1,67 @@
+"""Activations that the backward pass computes again instead of keeping them."""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
+
+from services.common.activation_memory import (
+    Checkpointing,
+    DecoderShape,
+    layer_activation_bytes,
+)
+
+# Results that `selective` keeps: those of matrix products and of attention, which cost most.
+_KEPT = (
+    "aten::mm",
+    "aten::addmm",
+    "aten::bmm",
+    "aten::_grouped_mm",
+    "aten::_scaled_dot_product_flash_attention",
+    "aten::_scaled_dot_product_flash_attention_for_cpu",
+    "aten::_scaled_dot_product_efficient_attention",
+    "aten::_scaled_dot_product_cudnn_attention",
+    "torch_attn::_varlen_attn",
+)
+# Of the device's memory; the rest is the allocator's and the libraries'.
+_USABLE = 0.9
+_CHOICES: Sequence[Checkpointing] = ("off", "selective", "full")
+
+
+def enable_checkpointing(model: Any, checkpointing: Checkpointing) -> None:
+    """Have the model's decoder blocks keep less; what they compute stays the same bit for bit."""
+    if checkpointing == "off":
+        return
+    options: dict[str, Any] = {"use_reentrant": False}
+    if checkpointing == "selective":
+        options["context_fn"] = partial(create_selective_checkpoint_contexts, _keep_products)
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=options)
+
+
+def _keep_products(_context: Any, operator: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:
+    name = operator.name().rpartition(".")[0] or operator.name()
+    return CheckpointPolicy.MUST_SAVE if name in _KEPT else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def choose_checkpointing(
+    settings: Any, tokens: int, dtype: torch.dtype, taken: int, device_bytes: int
+) -> Checkpointing:
+    """Return the least that fits beside `taken` bytes on a device of `device_bytes`.
+
+    `settings` are the model's own, `tokens` those of the longest pack."""
+    shape = decoder_shape(settings)
+    for choice in _CHOICES[:-1]:
+        activations = layer_activation_bytes(shape, tokens, dtype.itemsize, choice)
+        if taken + activations <= _USABLE * device_bytes:
+            return choice
+    return _CHOICES[-1]
+
+
+def decoder_shape(settings: Any) -> DecoderShape:
+    """Return the sizes of a model's decoder from its Hugging Face configuration."""
+    text = settings.get_text_config()
+    hidden = int(text.hidden_size)
+    intermediate = int(getattr(text, "intermediate_size", None) or 4 * hidden)
+    return DecoderShape(int(text.num_hidden_layers), hidden, intermediate)
