@@ -1,6 +1,6 @@
 """A policy's model from its files: Hugging Face's safetensors, as it is served."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -44,19 +44,27 @@ def read_model(config: PolicyConfig, source: str | Path | None = None) -> PreTra
 
 
 def read_split_model(
-    config: PolicyConfig, layout: ShardLayout, source: str | Path | None = None
+    config: PolicyConfig,
+    layout: ShardLayout,
+    source: str | Path | None = None,
+    *,
+    prepare: Callable[[PreTrainedModel], None] = lambda _: None,
 ) -> PreTrainedModel:
     """Read this rank's part of the model, float32, from its files to where it is kept.
 
     The whole model, in host memory and not split, where the files name parameters otherwise than
-    the model does, as those of most models with experts do. Raises ModelError."""
+    the model does, as those of most models with experts do. `prepare` may change the parameters'
+    types before any of them is split. Raises ModelError."""
     place = str(source or config.model)
     try:
         settings, options = _read_settings(config, source)
         files = find_tensor_files(_local_folder(place, options))
         model = make_empty_model(settings, options)
         if not has_all_tensors(model, files):
-            return read_model(config, source)
+            model = read_model(config, source)
+            prepare(model)
+            return model
+        prepare(model)
         layout.split_module(model)
         read_parts(model, files, layout)
     except (OSError, ValueError, SafetensorError) as error:

@@ -172,10 +172,8 @@ def _load_reference(
     if setup.algorithm.kl.coefficient == 0:
         return None
     offload = setup.rank.offload_reference
-    reference = ReferencePolicy.from_config(setup.policy, policy, offload=offload)
-    if layout is not None:
-        reference.split_over_ranks(replace(layout, offload=offload))
-    return reference
+    own = None if layout is None else replace(layout, offload=offload)
+    return ReferencePolicy.from_config(setup.policy, policy, offload=offload, layout=own)
 
 
 def _load_critic(

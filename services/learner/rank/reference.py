@@ -4,13 +4,15 @@ import copy
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel
 
 from services.common.spec import PolicyConfig
-from services.learner.rank.model import Policy, read_model
+from services.learner.rank.model import Policy
+from services.learner.rank.model_loading import read_model, read_split_model
 from services.learner.rank.sharding import ShardLayout
 from services.learner.rank.weight_slots import fingerprint_weights
 
@@ -22,27 +24,29 @@ class ReferencePolicy:
     for bit, those of a policy that is still the initial one.
     """
 
-    def __init__(self, model: PreTrainedModel, policy: Policy, *, offload: bool) -> None:
-        """Freeze `model`, one of the same architecture as `policy`."""
-        _freeze_model(model, policy.compute_dtype)
-        self._policy = replace(policy, model=model, run_body=None)
-        self._home = torch.device("cpu") if offload else policy.device
-        nn.Module.to(model, self._home)
+    def __init__(self, frozen: Policy, home: torch.device) -> None:
+        self._policy = frozen
+        # Where the parameters are when they are not used.
+        self._home = home
 
     @staticmethod
-    def from_config(config: PolicyConfig, policy: Policy, *, offload: bool) -> "ReferencePolicy":
-        """Load the reference from `policy.model`, whatever checkpoint the policy continues from."""
-        return ReferencePolicy(read_model(config), policy, offload=offload)
+    def from_config(
+        config: PolicyConfig, policy: Policy, *, offload: bool, layout: ShardLayout | None = None
+    ) -> "ReferencePolicy":
+        """Load the reference from `policy.model`, whatever checkpoint the policy continues from.
+
+        With a `layout` each rank reads and keeps its part, where the layout says."""
+        if layout is None:
+            return _freeze_policy(read_model(config), policy, offload=offload)
+        freeze = partial(_freeze_model, dtype=policy.compute_dtype)
+        model = read_split_model(config, layout, prepare=freeze)
+        frozen = replace(policy, model=model, run_body=None).split_over_ranks(layout)
+        return ReferencePolicy(frozen, policy.device)
 
     @staticmethod
     def copy_of(policy: Policy, *, offload: bool) -> "ReferencePolicy":
         """Copy the policy as it is now."""
-        return ReferencePolicy(copy.deepcopy(policy.model), policy, offload=offload)
-
-    def split_over_ranks(self, layout: ShardLayout) -> None:
-        """Split the parameters over the ranks; each keeps its part where the layout says."""
-        self._home = self._policy.device
-        self._policy = self._policy.split_over_ranks(layout)
+        return _freeze_policy(copy.deepcopy(policy.model), policy, offload=offload)
 
     def weights_fingerprint(self) -> bytes:
         """Return the fingerprint under which these weights were published.
@@ -62,6 +66,14 @@ class ReferencePolicy:
             yield self._policy
         finally:
             nn.Module.to(model, self._home)
+
+
+def _freeze_policy(model: PreTrainedModel, policy: Policy, *, offload: bool) -> ReferencePolicy:
+    """Freeze `model`, one of the same architecture as `policy`."""
+    _freeze_model(model, policy.compute_dtype)
+    home = torch.device("cpu") if offload else policy.device
+    nn.Module.to(model, home)
+    return ReferencePolicy(replace(policy, model=model, run_body=None), home)
 
 
 def _freeze_model(model: PreTrainedModel, dtype: torch.dtype) -> None:
