@@ -16,6 +16,7 @@ from services.launcher.cli.options import (
     RUNS,
     AcceptLoss,
     Detach,
+    Gpus,
     Grace,
     Resume,
     ResumedRun,
@@ -133,18 +134,30 @@ def plan(
         bool,
         typer.Option("--one-machine", help="All services on one machine, by plain `sky launch`."),
     ] = False,
+    gpus: Gpus = None,
     runs: Runs = RUNS,
 ) -> None:
     """Show which machines a run would ask SkyPilot for, at what price, and its task files.
 
     Starts nothing, and needs neither SkyPilot nor a network. Prices are those of the catalog that
-    SkyPilot keeps in `~/.sky`. Exit code: 0, or 2 for a bad spec.
+    SkyPilot keeps in `~/.sky`. Memory of ranks and engines is computed where the model's
+    config.json is there or can be fetched. Exit code: 0, or 2 for a bad spec, and for one that
+    does not fit.
     """
     from services.common import log
     from services.launcher.cli import plan as command
 
     log.setup("plan", "", level="WARNING")
-    _exit_with(command.print_plan(spec, runs, list(context.args), out, one_machine=one_machine))
+    _exit_with(
+        command.print_plan(
+            spec,
+            runs,
+            list(context.args),
+            out,
+            one_machine=one_machine,
+            gpus=gpus.each if gpus else (),
+        )
+    )
 
 
 # Between the commands above and below, for `--help` lists them in this order.
@@ -200,6 +213,7 @@ def doctor(
     tls_dir: Annotated[
         Path | None, typer.Option("--tls-dir", help="Certificates to call nodes with.")
     ] = None,
+    gpus: Gpus = None,
     runs: Runs = RUNS,
 ) -> None:
     """Look for what would make a run fail, before it costs anything.
@@ -211,7 +225,14 @@ def doctor(
     from services.launcher.cli import doctor as command
 
     found = command.run_doctor(
-        spec, runs, skip or [], node or [], tls_dir, context.args, as_json=as_json
+        spec,
+        runs,
+        skip or [],
+        node or [],
+        tls_dir,
+        context.args,
+        as_json=as_json,
+        gpus=gpus.each if gpus else (),
     )
     _exit_with(found)
 

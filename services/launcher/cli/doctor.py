@@ -40,6 +40,7 @@ def run_doctor(
     overrides: Sequence[str],
     *,
     as_json: bool,
+    gpus: tuple[int, ...] = (),
 ) -> int:
     """Examine a spec; the exit code says whether anything failed."""
     if wrong := find_unknown_probes(skip):
@@ -48,7 +49,7 @@ def run_doctor(
     try:
         plan = parse_spec(canonical_json(load_spec(spec, overrides)))
         context = make_run_context(plan, runs, os.environ)
-        context = replace(context, nodes=tuple(nodes), tls=read_tls(tls_dir))
+        context = replace(context, nodes=tuple(nodes), tls=read_tls(tls_dir), gpus=gpus)
     except (ConfigError, BadSpecError) as error:
         results = [combine_findings(SPEC, [failing(str(error), "correct the spec")])]
     else:

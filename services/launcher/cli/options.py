@@ -2,6 +2,8 @@
 
 import math
 import os
+import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -31,12 +33,37 @@ def _seconds(text: str) -> float:
     return value
 
 
+@dataclass(frozen=True, slots=True)
+class GpuSizes:
+    """Bytes of each GPU of a machine."""
+
+    each: tuple[int, ...]
+
+
+def parse_gpus(text: str) -> GpuSizes:
+    """Parse `4x80GB`, by the GB that GPUs are sold by."""
+    found = re.fullmatch(r"([1-9]\d{0,3})x([1-9]\d{0,3})(GB)?", text, re.IGNORECASE)
+    if found is None:
+        raise typer.BadParameter(f"{text!r}: give their number and memory, as in 4x80GB")
+    return GpuSizes((int(found[2]) * 2**30,) * int(found[1]))
+
+
 Runs = Annotated[
     Path,
     typer.Option("--runs", help="Folder of all runs.", show_default=True, callback=_check_folder),
 ]
 Grace = Annotated[
     float, typer.Option("--grace", parser=_seconds, help="Seconds that draining may take.")
+]
+Gpus = Annotated[
+    GpuSizes | None,
+    typer.Option(
+        "--gpus",
+        parser=parse_gpus,
+        metavar="NxGB",
+        show_default=False,
+        help="Judge memory by one machine with these GPUs, as in 4x80GB, whatever there is.",
+    ),
 ]
 Detach = Annotated[
     bool, typer.Option("--detach", help="Go as soon as the run has begun; it goes on.")

@@ -14,6 +14,7 @@ from services.launcher.backends.sky import cost_estimate, machine_candidates, ta
 from services.launcher.backends.sky.code_bundle import CODE_FOLDER
 from services.launcher.backends.sky.sdk_prices import choose_price_source
 from services.launcher.backends.sky.single_machine import REMOTE, whole_run_task
+from services.launcher.cli import plan_memory
 from services.launcher.config.launcher import LauncherConfig
 from services.launcher.control import budget, spec_check
 from services.launcher.run_plan import BadSpecError, RunPlan, parse_spec
@@ -26,15 +27,23 @@ _OWNER = "run"
 
 
 def print_plan(
-    path: Path, runs: Path, overrides: Sequence[str], out: Path | None, *, one_machine: bool
+    path: Path,
+    runs: Path,
+    overrides: Sequence[str],
+    out: Path | None,
+    *,
+    one_machine: bool,
+    gpus: tuple[int, ...] = (),
 ) -> int:
     """Print the plan; write its files to `out`, or print them too."""
     try:
         spec = load_spec(path, overrides)
         read = parse_spec(canonical_json(spec))
         _check_resources(read)
-        asyncio.run(spec_check.check_spec(read))
+        memory = asyncio.run(_check(read, runs, gpus))
         _print_machine(read) if one_machine else _print_services(read, runs)
+        for line in memory:
+            say(line)
         found = make_task_files(path, spec, read, runs, overrides, one_machine=one_machine)
     except (ConfigError, BadSpecError, BackendError) as error:
         say(f"error: {error}")
@@ -45,6 +54,14 @@ def print_plan(
         return OK
     _write_files(out, format_header(path, overrides, out, one_machine=one_machine), found)
     return OK
+
+
+async def _check(read: RunPlan, runs: Path, gpus: tuple[int, ...]) -> Sequence[str]:
+    """Have the services check the spec; return what it says of memory. Raises BadSpecError."""
+    _, lines = await asyncio.gather(
+        spec_check.check_spec(read), plan_memory.describe_memory(read, runs, gpus)
+    )
+    return lines
 
 
 def _write_files(out: Path, head: str, found: Mapping[str, str]) -> None:

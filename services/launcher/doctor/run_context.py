@@ -44,6 +44,8 @@ class RunContext:
     nodes: tuple[str, ...] = ()
     tls: Tls | None = None
     mode: RunMode = RunMode.TRAIN
+    # Bytes of each GPU of the one machine to judge memory by; none: those that there are.
+    gpus: tuple[int, ...] = ()
 
     @property
     def backend(self) -> str:

@@ -1,5 +1,6 @@
 """`flotilla plan`, and the task files in deploy/sky that it made."""
 
+import json
 import os
 import re
 import shutil
@@ -9,11 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 import yaml
 
 from services.common.config import canonical_json, load_spec
 from services.launcher.cli import plan as command
+from services.launcher.cli.options import parse_gpus
+from services.launcher.doctor.findings import Finding
+from services.launcher.doctor.run_context import RunContext
 from services.launcher.run_plan import RunPlan, parse_spec
+from tests.deploy.test_memory import SHAPES
+from tests.support.doctor import sections
 from tests.support.repository import ROOT
 from tests.support.sky_launches import VMS
 
@@ -72,6 +79,7 @@ def test_a_plan_says_machines_and_prices_offline(
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(command.spec_check, "check_spec", _content)
+    monkeypatch.setattr(command.plan_memory, "read_sections", _read_nothing)
     gpu = '[{infra = "lambda", accelerators = "H100:1"}]'
     changes = [f"--launcher.sky.{service}.any_of={gpu}" for service in ("learner", "rollout")]
     changes += ['--launcher.sky.env_gateway.any_of=[{infra = "lambda", cpus = "4+"}]']
@@ -167,6 +175,7 @@ def test_a_plan_warns_of_a_model_that_nobody_would_have(
 ) -> None:
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(command.spec_check, "check_spec", _content)
+    monkeypatch.setattr(command.plan_memory, "read_sections", _read_nothing)
     spec = Path("deploy/runs/local.toml")
     assert command.print_plan(spec, _RUNS, [change], None, one_machine=one_machine) == 0
     printed = capsys.readouterr().out
@@ -201,3 +210,58 @@ def test_a_wish_that_nobody_fulfils_is_a_bad_spec(
 
 async def _content(_: RunPlan) -> None:
     """The services have nothing against the spec; asking them takes seconds."""
+
+
+async def _read_nothing(_: RunContext) -> tuple[dict[str, Any], list[Finding]]:
+    """No section is known; asking the services for them takes seconds."""
+    return {}, []
+
+
+def _plan_8b(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, changes: list[str], gpus: str = ""
+) -> int:
+    """Plan deploy/runs/qwen3-8b.toml by the shape of its model."""
+
+    async def read(context: RunContext) -> tuple[dict[str, Any], list[Finding]]:
+        return sections(context.plan.spec), []
+
+    (folder / "config.json").write_text(json.dumps(SHAPES["qwen3-8b"]))
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(command.spec_check, "check_spec", _content)
+    monkeypatch.setattr(command.plan_memory, "read_sections", read)
+    return command.print_plan(
+        Path("deploy/runs/qwen3-8b.toml"),
+        _RUNS,
+        [f"--policy.model={folder}", *changes],
+        folder / "out",
+        one_machine=False,
+        gpus=parse_gpus(gpus).each if gpus else (),
+    )
+
+
+def test_a_plan_says_what_a_rank_holds(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert _plan_8b(tmp_path, monkeypatch, []) == 0
+    said = capsys.readouterr().out
+    assert re.search(r"^memory: 8.19 B parameters; learner .* GiB a GPU \(parameters", said, re.M)
+
+
+def test_a_plan_of_a_run_that_does_not_fit_is_refused_with_what_to_change(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = ["--learner.rank.shard=false", "--learner.rank.offload_optimizer=false"]
+    four = [*whole, "--learner.rank.processes=4", "--launcher.learner.gpus=4"]
+    assert _plan_8b(tmp_path, monkeypatch, four, "8x80GB") == 2
+    said = capsys.readouterr().out
+    assert "a GPU of the machine of --gpus has 80.0 GiB for the learner's" in said
+    assert "; set learner.rank.shard = true" in said
+    assert not (tmp_path / "out").exists()
+    assert _plan_8b(tmp_path, monkeypatch, [*four, "--learner.rank.shard=true"], "8x80GB") == 0
+
+
+@pytest.mark.parametrize("text", ["4", "4x", "x80", "0x80", "4x80TB", "-1x80GB"])
+def test_gpus_are_given_by_number_and_memory(text: str) -> None:
+    with pytest.raises(typer.BadParameter, match="as in 4x80GB"):
+        parse_gpus(text)
+    assert parse_gpus("2x24gb").each == (24 * 2**30,) * 2

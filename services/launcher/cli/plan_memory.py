@@ -1,0 +1,39 @@
+"""Memory in `flotilla plan`: what ranks and engines take, against the GPUs that they get."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from services.launcher.doctor.findings import Finding, NotApplicableError, Status
+from services.launcher.doctor.memory import check_candidates, check_gpus, measure_needs
+from services.launcher.doctor.memory_needs import MemoryNeeds
+from services.launcher.doctor.run_context import RunContext, make_run_context, read_sections
+from services.launcher.run_plan import BadSpecError, RunPlan
+
+
+async def describe_memory(read: RunPlan, runs: Path, gpus: tuple[int, ...]) -> Sequence[str]:
+    """Return what a plan says of memory, on the machines it asks for or on one with these GPUs.
+
+    Raises BadSpecError for a run that does not fit."""
+    context = make_run_context(read, runs, os.environ)
+    sections, _ = await read_sections(context)
+    context = replace(context, sections=sections, gpus=gpus)
+    try:
+        needs = await measure_needs(context)
+    except NotApplicableError as error:
+        return [f"memory: not computed, {error}"]
+    if isinstance(needs, Finding):
+        return [f"memory: not computed, {needs.detail}"]
+    found = list(_judge(context, needs))
+    refused = [finding.detail for finding in found if finding.status is Status.FAIL]
+    if refused:
+        raise BadSpecError("\n".join((f"memory: {needs.describe()}", *refused)))
+    return [f"memory: {needs.describe()}", *(f"warning: {finding.detail}" for finding in found)]
+
+
+def _judge(context: RunContext, needs: MemoryNeeds) -> Sequence[Finding]:
+    if context.gpus:
+        config = context.plan.config
+        return list(check_gpus(context.gpus, needs, config, "the machine of --gpus"))
+    return list(check_candidates(context, needs))

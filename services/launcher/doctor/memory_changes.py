@@ -1,0 +1,117 @@
+"""The smallest change of a spec after which a run fits into GPUs of one size. Pure."""
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from itertools import combinations
+from typing import Any
+
+from services.launcher.doctor.memory_estimate import format_gib
+from services.launcher.doctor.memory_needs import MemoryNeeds
+
+_MOST_RANKS = 1024
+_MOST_WORKERS = 64
+_SMALL_CHUNK = 256
+# Lengths of context are tried by steps of so many tokens.
+_LENGTH_STEP = 1024
+_Fits = Callable[[MemoryNeeds], bool]
+
+
+def suggest_for_trainer(needs: MemoryNeeds, gpu: int) -> str:
+    """Name the change after which a rank fits into a GPU of so many bytes.
+
+    Settings come first, the cheapest of the fewest; then more ranks, a shorter context, and a
+    larger GPU."""
+
+    def fits(changed: MemoryNeeds) -> bool:
+        return changed.trainer.device <= gpu
+
+    settings = list(_trainer_settings(needs))
+    for count in range(1, len(settings) + 1):
+        for chosen in combinations(settings, count):
+            keys = {key: value for each in chosen for key, value in each.items()}
+            if fits(_with_valid_rank(needs, keys)):
+                return f"set {_format_keys('learner.rank', keys)}"
+    every = {key: value for each in settings for key, value in each.items()}
+    return _more_ranks(needs, every, fits) or _shorter(needs, every, fits) or _larger(needs)
+
+
+def suggest_for_engine(needs: MemoryNeeds, gpu: int) -> str:
+    """Name the change after which one sequence of full length fits beside an engine's weights."""
+
+    def fits(changed: MemoryNeeds) -> bool:
+        return changed.engine.kv_cache_bytes(gpu) >= changed.engine.sequence
+
+    workers = needs.rollout["engine"]["tensor_parallel"] * 2
+    while workers <= _MOST_WORKERS:
+        if fits(needs.with_engine(tensor_parallel=workers)):
+            return f"set rollout.engine.tensor_parallel = {workers}"
+        workers *= 2
+    needed = needs.engine.weights + needs.engine.sequence
+    return (
+        f"lower policy.max_model_len, or take GPUs of {format_gib(needed / needs.engine.share)} or"
+        " more"
+    )
+
+
+def _trainer_settings(needs: MemoryNeeds) -> Iterator[Mapping[str, object]]:
+    """Yield changes of `[learner.rank]` that cost no GPU, the cheapest first."""
+    rank = needs.learner["rank"]
+    if rank["pack_tokens"] > needs.max_len:
+        yield {"pack_tokens": needs.max_len}
+    if rank["head_chunk"] > _SMALL_CHUNK:
+        yield {"head_chunk": _SMALL_CHUNK}
+    if rank["processes"] > 1 and rank["nodes"] == 1 and not rank["shard"]:
+        yield {"shard": True}
+    if not rank["gradient_checkpointing"]:
+        yield {"gradient_checkpointing": True}
+    if not (rank["offload_optimizer"] or rank["shard"]):
+        yield {"offload_optimizer": True}
+
+
+def _with_valid_rank(needs: MemoryNeeds, keys: Mapping[str, object]) -> MemoryNeeds:
+    """Return changed needs. Moments of ranks that split them are not offloaded."""
+    changed = needs.with_rank(**keys)
+    rank = changed.learner["rank"]
+    return changed.with_rank(offload_optimizer=rank["offload_optimizer"] and not rank["shard"])
+
+
+def _more_ranks(needs: MemoryNeeds, every: Mapping[str, object], fits: _Fits) -> str:
+    """Name the fewest ranks that fit, with the settings as they are or with all that save."""
+    found = [_fewest_ranks(needs, keys, fits) for keys in ({}, every)]
+    there = [changed for changed in found if changed is not None]
+    if not there:
+        return ""
+    changed = min(there, key=lambda keys: keys["processes"])
+    return f"set {_format_keys('learner.rank', changed)}, on as many GPUs"
+
+
+def _fewest_ranks(
+    needs: MemoryNeeds, keys: Mapping[str, object], fits: _Fits
+) -> dict[str, Any] | None:
+    split = _with_valid_rank(needs, {**keys, "shard": True})
+    ranks = range(needs.learner["rank"]["processes"] + 1, _MOST_RANKS + 1)
+    # The more ranks, the smaller each.
+    place = bisect_left(ranks, True, key=lambda count: fits(split.with_rank(processes=count)))
+    if place == len(ranks):
+        return None
+    then, now = {**split.learner["rank"], "processes": ranks[place]}, needs.learner["rank"]
+    return {key: value for key, value in then.items() if value != now[key]}
+
+
+def _shorter(needs: MemoryNeeds, every: Mapping[str, object], fits: _Fits) -> str:
+    for length in range(needs.max_len // _LENGTH_STEP * _LENGTH_STEP, 0, -_LENGTH_STEP):
+        shorter = replace(_with_valid_rank(needs, every), max_len=length)
+        if fits(shorter.with_rank(pack_tokens=length)):
+            keys = {**every, "pack_tokens": length}
+            return f"set policy.max_model_len = {length} and {_format_keys('learner.rank', keys)}"
+    return ""
+
+
+def _larger(needs: MemoryNeeds) -> str:
+    return f"take GPUs of {format_gib(needs.trainer.device)} or more"
+
+
+def _format_keys(table: str, keys: Mapping[str, object]) -> str:
+    said = [f"{table}.{key} = {str(value).lower()}" for key, value in keys.items()]
+    return " and ".join((", ".join(said[:-1]), said[-1])) if said[1:] else said[0]
