@@ -2,6 +2,7 @@
 shapes."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,8 @@ import pytest
 
 from services.common.config import apply_override, load_spec
 from services.launcher.doctor.findings import ProbeResult, Status
-from tests.support.doctor import probed, subject
+from services.launcher.doctor.memory_estimate import GIB
+from tests.support.doctor import probed, says, subject
 from tests.support.repository import ROOT
 
 QWEN = {"vocab_size": 151936, "num_key_value_heads": 8, "head_dim": 128}
@@ -41,17 +43,21 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 
 
-async def memory_of(tmp_path: Path, stem: str) -> ProbeResult:
-    """Return the doctor's findings about the memory of a spec on the machines that it asks for."""
+async def memory_of(
+    tmp_path: Path, stem: str, *changes: str, gpus: tuple[int, ...] = ()
+) -> ProbeResult:
+    """Return the doctor's findings about the memory of a spec on the machines that it asks for, or
+    on one with these GPUs."""
     (tmp_path / "config.json").write_text(json.dumps(SHAPES[stem]))
     spec = load_spec(ROOT / f"deploy/runs/{stem}.toml")
-    apply_override(spec, f"--policy.model={tmp_path}")
-    apply_override(spec, "--launcher.backend=sky")
-    return await probed("memory", subject(spec, tmp_path))
+    for change in (f"--policy.model={tmp_path}", "--launcher.backend=sky", *changes):
+        apply_override(spec, change)
+    return await probed("memory", replace(subject(spec, tmp_path), gpus=gpus))
 
 
 @pytest.mark.parametrize(
-    ("stem", "parameters"), [("openenv-fleet-grpo", "1.54 B"), ("qwen3-8b", "8.19 B")]
+    ("stem", "parameters"),
+    [("openenv-fleet-grpo", "1.54 B"), ("qwen3-8b", "8.19 B"), ("qwen3-32b", "32.76 B")],
 )
 async def test_a_run_that_trains_fits_into_its_machines(
     tmp_path: Path, stem: str, parameters: str
@@ -61,7 +67,15 @@ async def test_a_run_that_trains_fits_into_its_machines(
     assert parameters in result.detail
 
 
-async def test_the_run_that_does_not_train_yet_is_refused_by_its_figures(tmp_path: Path) -> None:
-    result = await memory_of(tmp_path, "qwen3-32b")
-    assert result.status is Status.FAIL
-    assert "for the learner's" in result.detail
+async def test_8b_trains_and_samples_on_four_gpus_of_80_gb(tmp_path: Path) -> None:
+    result = await memory_of(tmp_path, "qwen3-8b", gpus=(80 * GIB,) * 4)
+    assert result.status is Status.OK, result.detail
+    three = await memory_of(tmp_path, "qwen3-8b", gpus=(80 * GIB,) * 3)
+    says(three, Status.FAIL, "come to 4 for all replicas, the machine of --gpus has 3")
+
+
+async def test_32b_is_refused_with_the_key_that_is_missing_when_its_ranks_do_not_split_it(
+    tmp_path: Path,
+) -> None:
+    result = await memory_of(tmp_path, "qwen3-32b", "--learner.rank.shard=false")
+    says(result, Status.FAIL, "for the learner's", "; set learner.rank.shard = true")

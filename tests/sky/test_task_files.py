@@ -132,7 +132,7 @@ def test_a_plan_does_not_wait_for_a_catalog_that_nobody_sends(tmp_path: Path) ->
         with asked, pytest.raises(BlockingIOError):
             silent.accept()
     assert "in total: price not known" in done.stdout
-    assert "learner x 1: nebius/eu-north1 H200:1" in done.stdout
+    assert "learner x 1: lambda/us-south-3 H100:2" in done.stdout
 
 
 def test_clouds_without_multi_node_are_those_that_skypilot_names() -> None:

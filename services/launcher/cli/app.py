@@ -141,8 +141,7 @@ def plan(
 
     Starts nothing, and needs neither SkyPilot nor a network. Prices are those of the catalog that
     SkyPilot keeps in `~/.sky`. Memory of ranks and engines is computed where the model's
-    config.json is there or can be fetched. Exit code: 0, or 2 for a bad spec, and for one that
-    does not fit.
+    config.json is here. Exit code: 0, or 2 for a bad spec, and for one that does not fit.
     """
     from services.common import log
     from services.launcher.cli import plan as command

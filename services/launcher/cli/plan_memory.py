@@ -16,7 +16,8 @@ async def describe_memory(read: RunPlan, runs: Path, gpus: tuple[int, ...]) -> S
     """Return what a plan says of memory, on the machines it asks for or on one with these GPUs.
 
     Raises BadSpecError for a run that does not fit."""
-    context = make_run_context(read, runs, os.environ)
+    # A plan needs no network: what the hub's cache lacks is not fetched.
+    context = make_run_context(read, runs, {**os.environ, "HF_HUB_OFFLINE": "1"})
     sections, _ = await read_sections(context)
     context = replace(context, sections=sections, gpus=gpus)
     try:
@@ -24,12 +25,18 @@ async def describe_memory(read: RunPlan, runs: Path, gpus: tuple[int, ...]) -> S
     except NotApplicableError as error:
         return [f"memory: not computed, {error}"]
     if isinstance(needs, Finding):
-        return [f"memory: not computed, {needs.detail}"]
+        return [f"memory: not computed, {_explain(context.shared.policy.model, needs)}"]
     found = list(_judge(context, needs))
     refused = [finding.detail for finding in found if finding.status is Status.FAIL]
     if refused:
         raise BadSpecError("\n".join((f"memory: {needs.describe()}", *refused)))
     return [f"memory: {needs.describe()}", *(f"warning: {finding.detail}" for finding in found)]
+
+
+def _explain(model: str, finding: Finding) -> str:
+    if Path(model).is_dir():
+        return finding.detail
+    return f"for no config.json of {model} is here; `flotilla doctor` fetches it"
 
 
 def _judge(context: RunContext, needs: MemoryNeeds) -> Sequence[Finding]:

@@ -30,7 +30,7 @@ def suggest_for_trainer(needs: MemoryNeeds, gpu: int) -> str:
     for count in range(1, len(settings) + 1):
         for chosen in combinations(settings, count):
             keys = {key: value for each in chosen for key, value in each.items()}
-            if fits(_with_valid_rank(needs, keys)):
+            if fits(needs.with_rank(**keys)):
                 return f"set {_format_keys('learner.rank', keys)}"
     every = {key: value for each in settings for key, value in each.items()}
     return _more_ranks(needs, every, fits) or _shorter(needs, every, fits) or _larger(needs)
@@ -61,19 +61,18 @@ def _trainer_settings(needs: MemoryNeeds) -> Iterator[Mapping[str, object]]:
         yield {"pack_tokens": needs.max_len}
     if rank["head_chunk"] > _SMALL_CHUNK:
         yield {"head_chunk": _SMALL_CHUNK}
-    if rank["processes"] > 1 and rank["nodes"] == 1 and not rank["shard"]:
-        yield {"shard": True}
+    if rank["processes"] > 1 and not rank["shard"]:
+        yield _splitting(needs)
     if not rank["gradient_checkpointing"]:
         yield {"gradient_checkpointing": True}
-    if not (rank["offload_optimizer"] or rank["shard"]):
+    if not rank["offload_optimizer"]:
         yield {"offload_optimizer": True}
 
 
-def _with_valid_rank(needs: MemoryNeeds, keys: Mapping[str, object]) -> MemoryNeeds:
-    """Return changed needs. Moments of ranks that split them are not offloaded."""
-    changed = needs.with_rank(**keys)
-    rank = changed.learner["rank"]
-    return changed.with_rank(offload_optimizer=rank["offload_optimizer"] and not rank["shard"])
+def _splitting(needs: MemoryNeeds) -> dict[str, object]:
+    """Return the keys of a learner whose ranks split the model."""
+    several = needs.learner["rank"]["nodes"] > 1
+    return {"shard": True, **({"shard_within_node": True} if several else {})}
 
 
 def _more_ranks(needs: MemoryNeeds, every: Mapping[str, object], fits: _Fits) -> str:
@@ -89,7 +88,7 @@ def _more_ranks(needs: MemoryNeeds, every: Mapping[str, object], fits: _Fits) ->
 def _fewest_ranks(
     needs: MemoryNeeds, keys: Mapping[str, object], fits: _Fits
 ) -> dict[str, Any] | None:
-    split = _with_valid_rank(needs, {**keys, "shard": True})
+    split = needs.with_rank(**{**keys, **_splitting(needs)})
     ranks = range(needs.learner["rank"]["processes"] + 1, _MOST_RANKS + 1)
     # The more ranks, the smaller each.
     place = bisect_left(ranks, True, key=lambda count: fits(split.with_rank(processes=count)))
@@ -101,7 +100,7 @@ def _fewest_ranks(
 
 def _shorter(needs: MemoryNeeds, every: Mapping[str, object], fits: _Fits) -> str:
     for length in range(needs.max_len // _LENGTH_STEP * _LENGTH_STEP, 0, -_LENGTH_STEP):
-        shorter = replace(_with_valid_rank(needs, every), max_len=length)
+        shorter = replace(needs.with_rank(**every), max_len=length)
         if fits(shorter.with_rank(pack_tokens=length)):
             keys = {**every, "pack_tokens": length}
             return f"set policy.max_model_len = {length} and {_format_keys('learner.rank', keys)}"

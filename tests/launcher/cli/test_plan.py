@@ -27,11 +27,12 @@ from tests.support.sky_launches import VMS
 _RUNS = Path("runs")
 _SPECS = sorted((ROOT / "deploy/runs").glob("*.toml"))
 # Of the machines that deploy/runs/qwen3-8b.toml asks for.
-_NEBIUS = """\
+_LAMBDA = """\
 InstanceType,AcceleratorName,AcceleratorCount,vCPUs,MemoryGiB,Price,Region,GpuInfo,SpotPrice
-cpu-d3_4vcpu-16gb,,,4.0,16.0,0.1,eu-north1,,
-gpu-h200-sxm_1gpu,H200,1.0,16.0,200.0,3.5,eu-north1,,
-gpu-h200-sxm_1gpu,H200,1.0,16.0,200.0,1.5,us-central1,,
+cpu_4x_general,,,4.0,16.0,0.1,us-south-3,,
+gpu_1x_h100_sxm5,H100,1.0,26.0,225.0,3.5,us-south-3,,
+gpu_2x_h100_sxm5,H100,2.0,52.0,450.0,6.5,us-south-3,,
+gpu_1x_h100_sxm5,H100,1.0,26.0,225.0,1.5,us-east-1,,
 """
 _MADE = {
     "openenv-fleet-grpo": True,
@@ -131,9 +132,10 @@ def _planned(offline: tuple[str, ...], home: Path) -> tuple[str, dict[str, list[
 
 def test_a_plan_needs_no_network_and_no_catalog(offline: tuple[str, ...], tmp_path: Path) -> None:
     said, files = _planned(offline, tmp_path)
-    assert "env_gateway x 1: nebius/eu-north1 4+ CPUs, 16+ GiB; price not known each" in said
-    assert "learner x 1: nebius/eu-north1 H200:1, 180+ GiB, disk 500 GB; price not known" in said
-    assert "rollout x 3: nebius/eu-north1 H200:1, disk 200 GB; price not known each" in said
+    assert "env_gateway x 1: lambda/us-south-3 4+ CPUs, 16+ GiB; price not known each" in said
+    assert "learner x 1: lambda/us-south-3 H100:2, 180+ GiB, disk 500 GB; price not known" in said
+    assert "rollout x 2: lambda/us-south-3 H100:1, disk 200 GB; price not known each" in said
+    assert "memory: not computed, for no config.json of Qwen/Qwen3-8B is here" in said
     assert "in total: price not known\n" in said
     names = {"qwen3-8b-group.yaml", "qwen3-8b-rollout.yaml"}
     made = {name: (ROOT / "deploy/sky" / name).read_text() for name in names}
@@ -143,15 +145,15 @@ def test_a_plan_needs_no_network_and_no_catalog(offline: tuple[str, ...], tmp_pa
 def test_a_plan_knows_the_prices_of_a_catalog_without_a_network(
     offline: tuple[str, ...], tmp_path: Path
 ) -> None:
-    catalog = tmp_path / ".sky/catalogs/v8/nebius"
+    catalog = tmp_path / ".sky/catalogs/v8/lambda"
     catalog.mkdir(parents=True)
-    (catalog / "vms.csv").write_text(_NEBIUS)
+    (catalog / "vms.csv").write_text(_LAMBDA)
     said, files = _planned(offline, tmp_path)
     assert "4+ CPUs, 16+ GiB ($0.10/h); $0.10/h each" in said
-    assert "H200:1, 180+ GiB, disk 500 GB ($3.50/h); $3.50/h each" in said
-    assert "H200:1, disk 200 GB ($3.50/h); $3.50/h each" in said
-    assert "in total: $14.10/h\n" in said and "not known" not in said
-    assert "in launcher.max_hours, 72 h: $1,015.20" in said
+    assert "H100:2, 180+ GiB, disk 500 GB ($6.50/h); $6.50/h each" in said
+    assert "H100:1, disk 200 GB ($3.50/h); $3.50/h each" in said
+    assert "in total: $13.60/h\n" in said and "not known" not in said
+    assert "in launcher.max_hours, 72 h: $979.20" in said
     assert len(files) == 2
 
 

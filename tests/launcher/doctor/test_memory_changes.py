@@ -45,14 +45,16 @@ def test_two_settings_are_named_where_one_is_not_enough() -> None:
 
 
 def test_the_fewest_ranks_are_named_where_no_setting_is_enough() -> None:
-    given = needs(57_344, processes=2, shard=True, gradient_checkpointing=True, head_chunk=256)
-    assert suggest_for_trainer(given, H100) == "set learner.rank.processes = 3, on as many GPUs"
+    given = needs(57_344, gradient_checkpointing=True, head_chunk=256, offload_optimizer=True)
+    said = suggest_for_trainer(given, H100)
+    assert said == ("set learner.rank.processes = 2 and learner.rank.shard = true, on as many GPUs")
     assert given.with_rank(processes=2).trainer.device > H100
-    assert given.with_rank(processes=3).trainer.device <= H100
+    assert given.with_rank(processes=2, shard=True).trainer.device <= H100
 
 
 def test_a_shorter_context_is_named_where_no_number_of_ranks_is_enough() -> None:
-    given = needs(262_144, processes=8, shard=True, gradient_checkpointing=True, head_chunk=256)
+    saving = {"gradient_checkpointing": True, "head_chunk": 256, "offload_optimizer": True}
+    given = needs(262_144, processes=8, shard=True, **saving)
     said = suggest_for_trainer(given, H100)
     assert said.startswith("set policy.max_model_len = ")
     length = int(said.split()[3])
