@@ -1,5 +1,6 @@
 """The smallest change of a spec after which a run fits into GPUs of one size. Pure."""
 
+import json
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -63,8 +64,12 @@ def _trainer_settings(needs: MemoryNeeds) -> Iterator[Mapping[str, object]]:
         yield {"head_chunk": _SMALL_CHUNK}
     if rank["processes"] > 1 and not rank["shard"]:
         yield _splitting(needs)
-    if not rank["gradient_checkpointing"]:
-        yield {"gradient_checkpointing": True}
+    kept = rank["gradient_checkpointing"]
+    # `auto` is judged by the least that it keeps.
+    if kept == "off":
+        yield {"gradient_checkpointing": "selective"}
+    if kept in ("off", "selective"):
+        yield {"gradient_checkpointing": "full"}
     if not rank["offload_optimizer"]:
         yield {"offload_optimizer": True}
 
@@ -112,5 +117,5 @@ def _larger(needs: MemoryNeeds) -> str:
 
 
 def _format_keys(table: str, keys: Mapping[str, object]) -> str:
-    said = [f"{table}.{key} = {str(value).lower()}" for key, value in keys.items()]
+    said = [f"{table}.{key} = {json.dumps(value)}" for key, value in keys.items()]
     return " and ".join((", ".join(said[:-1]), said[-1])) if said[1:] else said[0]

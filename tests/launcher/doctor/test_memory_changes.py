@@ -28,24 +28,24 @@ def needs(max_len: int = 16_384, **rank: object) -> MemoryNeeds:
 
 
 def test_a_setting_that_costs_no_gpu_comes_first() -> None:
-    given = needs(processes=4, gradient_checkpointing=True)
+    given = needs(processes=4, gradient_checkpointing="full")
     assert suggest_for_trainer(given, H100) == "set learner.rank.shard = true"
     assert given.with_rank(shard=True).trainer.device <= H100
-    alone = needs(gradient_checkpointing=True)
+    alone = needs(gradient_checkpointing="full")
     assert suggest_for_trainer(alone, H100) == "set learner.rank.offload_optimizer = true"
     assert alone.with_rank(offload_optimizer=True).trainer.device <= H100
 
 
 def test_two_settings_are_named_where_one_is_not_enough() -> None:
-    given = needs(processes=4)
+    given = needs(processes=4, gradient_checkpointing="off")
     said = suggest_for_trainer(given, H100)
-    assert said == "set learner.rank.shard = true and learner.rank.gradient_checkpointing = true"
+    assert said == 'set learner.rank.shard = true and learner.rank.gradient_checkpointing = "full"'
     assert given.with_rank(shard=True).trainer.device > H100
-    assert given.with_rank(gradient_checkpointing=True).trainer.device > H100
+    assert given.with_rank(gradient_checkpointing="full").trainer.device > H100
 
 
 def test_the_fewest_ranks_are_named_where_no_setting_is_enough() -> None:
-    given = needs(57_344, gradient_checkpointing=True, head_chunk=256, offload_optimizer=True)
+    given = needs(57_344, gradient_checkpointing="full", head_chunk=256, offload_optimizer=True)
     said = suggest_for_trainer(given, H100)
     assert said == ("set learner.rank.processes = 2 and learner.rank.shard = true, on as many GPUs")
     assert given.with_rank(processes=2).trainer.device > H100
@@ -53,7 +53,7 @@ def test_the_fewest_ranks_are_named_where_no_setting_is_enough() -> None:
 
 
 def test_a_shorter_context_is_named_where_no_number_of_ranks_is_enough() -> None:
-    saving = {"gradient_checkpointing": True, "head_chunk": 256, "offload_optimizer": True}
+    saving = {"gradient_checkpointing": "full", "head_chunk": 256, "offload_optimizer": True}
     given = needs(262_144, processes=8, shard=True, **saving)
     said = suggest_for_trainer(given, H100)
     assert said.startswith("set policy.max_model_len = ")
@@ -68,7 +68,7 @@ def _rank(given: MemoryNeeds, length: int) -> dict[str, Any]:
 
 
 def test_a_gpu_is_named_that_holds_what_no_change_makes_smaller() -> None:
-    given = needs(1024, processes=1024, shard=True, gradient_checkpointing=True, head_chunk=256)
+    given = needs(1024, processes=1024, shard=True, gradient_checkpointing="full", head_chunk=256)
     said = suggest_for_trainer(given, GIB)
     assert said.startswith("take GPUs of ")
 
@@ -80,7 +80,7 @@ def test_an_engine_is_spread_before_its_context_is_cut() -> None:
 
 @pytest.mark.parametrize(("share", "refused"), [(0.3, False), (0.9, True)])
 def test_a_rank_beside_an_engine_has_what_the_engine_leaves(share: float, refused: bool) -> None:
-    given = needs(gradient_checkpointing=True, offload_optimizer=True)
+    given = needs(gradient_checkpointing="full", offload_optimizer=True)
     shared = given.with_engine(gpu_memory_utilization=share)
     assert not list(check_trainer_gpu(shared, H200, "it"))
     found = list(check_shared_gpu(shared, H200, "it"))

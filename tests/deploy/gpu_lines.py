@@ -1,0 +1,94 @@
+"""Lines of the services that a machine without GPUs cannot execute, or not as they are meant."""
+
+import ast
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from tests.support.repository import ROOT
+
+_WORD = re.compile(r"\b(cuda|nccl)\b|nvidia-smi", re.IGNORECASE)
+# By file and line: what happens there on a GPU, and what stands in for it where there is none.
+GPU_LINES: Mapping[str, Mapping[str, tuple[str, str]]] = {
+    "services/learner/rank/data_parallel.py": {
+        '"cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",': (
+            "ranks sum over NCCL, and what is offloaded over gloo",
+            "gloo alone, 1 to 4 ranks (`tests/learner/ranks`)",
+        ),
+    },
+    "services/learner/rank/sharding.py": {
+        'offload_policy=CPUOffloadPolicy(pin_memory=self.device.type == "cuda")': (
+            "parts that are offloaded lie in pinned memory",
+            "memory that is not pinned (`tests/learner/ranks/test_sharded_ranks.py`)",
+        ),
+    },
+    "services/learner/rank/rank_setup.py": {
+        "there = torch.cuda.device_count()": ("GPUs are counted", "`tests/gpu`"),
+        "torch.cuda.set_device(setup.place.slot)": ("a rank takes its GPU", "`tests/gpu`"),
+        'return torch.device("cuda", setup.place.slot)': ("the same", "`tests/gpu`"),
+        'if setup.rank.gradient_checkpointing == "auto" and device.type == "cuda":': (
+            "activations are kept as far as the GPU has room for them",
+            "each choice (`tests/learner/rank/test_activation_checkpointing.py`)",
+        ),
+        "size = torch.cuda.get_device_properties(policy.device).total_memory": (
+            "the same",
+            "the same tests",
+        ),
+        "taken = torch.cuda.memory_allocated(policy.device) + gradients_and_moments + whole"
+        " + head": ("the same", "the same tests"),
+    },
+    "services/learner/rank/worker.py": {
+        'cuda = device.type == "cuda"': ("what loading took of a GPU is told", "0 is told"),
+        '"device": torch.cuda.max_memory_reserved(device) if cuda else 0,': (
+            "the same",
+            "0 is told",
+        ),
+    },
+    "services/rollout/adapters/vllm_weights.py": {
+        'if worker.device.type != "cuda":': ("what an engine takes of a GPU is told", "0 is told"),
+        "free, total = torch.cuda.mem_get_info(worker.device)": ("the same", "0 is told"),
+        "back = torch.cuda.max_memory_reserved(worker.device) - torch.cuda.memory_reserved(": (
+            "the same",
+            "0 is told",
+        ),
+    },
+    "services/launcher/doctor/adapters/ring_probe.py": {
+        '_GLOO, _NCCL = "gloo", "nccl"': (
+            "the ring of the doctor runs over NCCL",
+            "gloo (`tests/launcher/doctor/test_ring.py`)",
+        ),
+        "has_gpu = assignment.gpu is not None and torch.cuda.device_count() > assignment.gpu": (
+            "a rank of the ring tells the others of its GPU",
+            "it tells that it sees none (the same tests)",
+        ),
+        'device = torch.device("cuda", assignment.gpu or 0) if backend == _NCCL else None': (
+            "tensors of the ring lie on GPUs",
+            "in host memory (the same tests)",
+        ),
+    },
+}
+
+
+def find_gpu_lines() -> Iterator[tuple[str, str]]:
+    """Yield file and line of what speaks of CUDA or NCCL in code that uses torch."""
+    for path in sorted((ROOT / "services").rglob("*.py")):
+        text = path.read_text()
+        if re.search(r"^\s*(import|from) torch", text, re.MULTILINE):
+            yield from ((str(path.relative_to(ROOT)), line) for line in _lines_of(path, text))
+
+
+def _lines_of(path: Path, text: str) -> Iterator[str]:
+    tree, lines = ast.parse(text, path.name), text.splitlines()
+    said = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    found = {
+        node.lineno
+        for node in ast.walk(tree)
+        if id(node) not in said and _is_of_gpus(node) and isinstance(node, ast.expr)
+    }
+    yield from (lines[number - 1].strip() for number in sorted(found))
+
+
+def _is_of_gpus(node: ast.AST) -> bool:
+    if isinstance(node, ast.Attribute):
+        return node.attr == "cuda"
+    return isinstance(node, ast.Constant) and bool(_WORD.search(str(node.value)))

@@ -1,0 +1,74 @@
+"""Run specs, and the GPUs that each is to fit: docs/scaling.md is written from this table."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from services.common.config import load_spec
+from services.common.spec import parse_shared
+from services.launcher.doctor.memory_estimate import GIB
+from services.launcher.doctor.memory_needs import MemoryNeeds
+from services.launcher.doctor.model_size import ModelSize
+from tests.support.doctor import sections
+from tests.support.repository import ROOT
+
+# Of the models' config.json and weights on the hub.
+MODELS: Mapping[str, ModelSize] = {
+    "openenv-fleet-grpo": ModelSize(
+        1_543_714_304, 28, 1536, 8960, 151_936, kv_heads=2, head_dim=128, positions=32_768
+    ),
+    "qwen3-8b": ModelSize(
+        8_190_735_360, 36, 4096, 12_288, 151_936, kv_heads=8, head_dim=128, positions=40_960
+    ),
+    "qwen3-32b": ModelSize(
+        32_762_123_264, 64, 5120, 25_600, 151_936, kv_heads=8, head_dim=128, positions=40_960
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """A spec with overrides, and the GPUs of its learner and of each rollout replica."""
+
+    spec: str
+    # GB of one GPU, as it is sold.
+    gpu: int
+    overrides: tuple[str, ...] = ()
+
+    @property
+    def gpu_bytes(self) -> int:
+        return self.gpu * GIB
+
+    def read_spec(self) -> dict[str, Any]:
+        return load_spec(ROOT / f"deploy/runs/{self.spec}.toml", self.overrides)
+
+    def measure_needs(self) -> MemoryNeeds:
+        """Return what the doctor computes of its memory."""
+        content = self.read_spec()
+        own = sections(content)
+        policy = parse_shared(content, where="spec").policy
+        return MemoryNeeds.from_spec(MODELS[self.spec], policy, own["learner"], own["rollout"])
+
+
+_NOT_OFFLOADED = "--learner.rank.offload_optimizer=false"
+LAYOUTS = (
+    Layout("openenv-fleet-grpo", 80),
+    Layout("qwen3-8b", 80),
+    Layout(
+        "qwen3-8b",
+        80,
+        (_NOT_OFFLOADED, "--learner.rank.processes=4", "--launcher.learner.gpus=4"),
+    ),
+    Layout("qwen3-8b", 141),
+    Layout("qwen3-8b", 141, (_NOT_OFFLOADED,)),
+    Layout(
+        "qwen3-32b",
+        80,
+        (
+            "--learner.rank.offload_optimizer=true",
+            "--rollout.engine.tensor_parallel=2",
+            "--launcher.rollout.gpus=2",
+        ),
+    ),
+    Layout("qwen3-32b", 141),
+)
