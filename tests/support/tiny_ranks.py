@@ -113,6 +113,27 @@ def _sequence(
     )
 
 
+def make_prompted_batch(
+    *, step: int = 1, groups: int = 3, size: int = 4, prompt: int = 24
+) -> TrainBatch:
+    """Groups of sequences that begin with their group's prompt, as `make_batch` has them else."""
+    rng = np.random.default_rng(step)
+    tails = make_batch(step=step, groups=groups, size=size, shift=0.1)
+    prompts = rng.integers(0, VOCAB, (groups, prompt)).astype(np.int32)
+    none = np.zeros(prompt, np.float32)
+    sequences = [
+        replace(
+            tail,
+            # Of its own only from the first policy token on.
+            token_ids=np.concatenate([prompts[index // size], tail.token_ids[4:]]),
+            policy_mask=np.concatenate([none[4:] > 0, tail.policy_mask]),
+            behaviour_logprobs=np.concatenate([none[4:], tail.behaviour_logprobs]),
+        )
+        for index, tail in enumerate(tails.sequences)
+    ]
+    return TrainBatch(step, tuple(sequences))
+
+
 @torch.no_grad()
 def reference_logprobs(policy: Policy, token_ids: np.ndarray, temperature: float) -> np.ndarray:
     """Return logprobs of tokens 1..n-1, by the model's own forward pass and a plain log_softmax."""

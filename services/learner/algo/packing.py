@@ -1,7 +1,8 @@
-"""Packs: several sequences laid end to end in one row, none seeing another.
+"""Packs: several segments laid end to end in one row, none seeing another but for a shared prompt.
 
 Attention is causal within a segment and position ids start again at 0 in each, so a pack computes
-exactly what its sequences would alone, without a padded token.
+exactly what its sequences would alone, without a padded token. A segment may continue another, its
+parent: it sees all of it, and its positions follow the parent's.
 """
 
 from collections.abc import Sequence
@@ -31,18 +32,57 @@ def first_fit_decreasing(lengths: Sequence[int], budget: int) -> tuple[tuple[int
     return tuple(tuple(sorted(pack)) for pack in packs)
 
 
+def spread_evenly(lengths: Sequence[int], count: int) -> list[list[int]]:
+    """Return the indices of the sequences of each of `count` shares.
+
+    The longest first, each to the share with the fewest tokens so far: at most 4/3 of the best
+    possible maximum (Graham 1969)."""
+    loads = [0] * count
+    shares: list[list[int]] = [[] for _ in range(count)]
+    for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
+        least = loads.index(min(loads))
+        loads[least] += lengths[index]
+        shares[least].append(index)
+    return [sorted(share) for share in shares]
+
+
+@dataclass(frozen=True, slots=True)
+class Segments:
+    """Token ids of the segments of a pack, in order."""
+
+    token_ids: Sequence[NDArray[np.int32]]
+    # See `PackLayout`; None: no segment continues another.
+    parents: Sequence[int | None] | None = None
+
+    @property
+    def lengths(self) -> list[int]:
+        """How many tokens each has."""
+        return [len(ids) for ids in self.token_ids]
+
+
 @dataclass(frozen=True, slots=True)
 class PackLayout:
     """The places of the segments in a pack."""
 
     # Start of each segment and, last, the end of the pack: one longer than the segments.
     offsets: tuple[int, ...]
-    # [tokens] int64, from 0 in every segment.
+    # Of each segment the one that it continues, which lies before it; None of those that begin.
+    parents: tuple[int | None, ...]
+    # [tokens] int64, from 0 in every segment that has no parent.
     position_ids: NDArray[np.int64]
 
 
-def make_pack_layout(lengths: Sequence[int]) -> PackLayout:
-    """Lay out segments of these lengths, in this order."""
+def make_pack_layout(
+    lengths: Sequence[int], parents: Sequence[int | None] | None = None
+) -> PackLayout:
+    """Lay out segments of these lengths, in this order; without `parents` none continues another.
+
+    A parent has no parent itself."""
+    parents = tuple(parents or [None] * len(lengths))
     offsets = (0, *np.cumsum(lengths, dtype=np.int64).tolist())
-    positions = [np.arange(length, dtype=np.int64) for length in lengths]
-    return PackLayout(offsets, np.concatenate(positions) if positions else np.zeros(0, np.int64))
+    starts = [0 if parent is None else lengths[parent] for parent in parents]
+    positions = [
+        np.arange(start, start + length, dtype=np.int64)
+        for start, length in zip(starts, lengths, strict=True)
+    ]
+    return PackLayout(offsets, parents, np.concatenate([np.zeros(0, np.int64), *positions]))

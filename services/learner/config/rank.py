@@ -34,6 +34,9 @@ class RankConfig(ConfigModel):
     threads: int = Field(default=1, ge=1, le=1024)
     # Most tokens in one forward pass; never changes the loss. A longer sequence goes alone.
     pack_tokens: Tokens = 4096
+    # Compute a prompt that several sequences of a pack begin with once for all of them. Never
+    # changes the loss beyond rounding; models whose packs would not be exact do without.
+    share_prompts: bool = True
     # Policy tokens whose logits exist at once.
     head_chunk: Tokens = 512
     # Activations that the backward pass computes again instead of keeping them: none, all but the

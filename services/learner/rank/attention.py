@@ -1,12 +1,18 @@
 """Attention within the segments of a pack, for any model that uses transformers' interface."""
 
-from itertools import pairwise
+from itertools import groupby
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 from transformers import AttentionInterface, AttentionMaskInterface
+
+from services.learner.rank.prefix_attention import (
+    Projections,
+    attend_after_prefix,
+    banded_mask,
+)
 
 NAME = "flotilla_segments"
 
@@ -33,37 +39,51 @@ def _segment_attention(
     dropout: float = 0.0,
     scaling: float | None = None,
     segment_offsets: tuple[int, ...] | None = None,
+    segment_parents: tuple[int | None, ...] | None = None,
     sliding_window: int | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Causal attention of each segment with itself.
+    """Causal attention of each segment with itself, and with all of its parent.
 
     query [1, heads, tokens, head_dim], key and value with their own number of heads; the answer
-    is [1, tokens, heads, head_dim]. Without `segment_offsets` all tokens are one segment.
+    is [1, tokens, heads, head_dim]. Without `segment_offsets` all tokens are one segment, and
+    without `segment_parents` none has a parent.
     """
     for name in _UNSUPPORTED:
         if kwargs.get(name) is not None:
             raise NotImplementedError(f"this model's attention needs {name!r}")
     offsets = segment_offsets or (0, query.shape[2])
-    grouped = query.shape[1] // key.shape[1]
-    if grouped > 1:
-        key = key.repeat_interleave(grouped, dim=1)
-        value = value.repeat_interleave(grouped, dim=1)
-    sizes = [end - start for start, end in pairwise(offsets)]
-    segments = zip(*(t.split(sizes, dim=2) for t in (query, key, value)), strict=True)
-    parts = [_causal(q, k, v, scaling, sliding_window) for q, k, v in segments]
+    parents = segment_parents or (None,) * (len(offsets) - 1)
+
+    def cut_out(start: int, end: int) -> Projections:
+        return query[:, :, start:end], key[:, :, start:end], value[:, :, start:end]
+
+    parts: list[Tensor] = []
+    for parent, run in groupby(range(len(parents)), key=parents.__getitem__):
+        spans = [(offsets[i], offsets[i + 1]) for i in run]
+        if parent is None:
+            parts += [_causal(*cut_out(*span), scaling, sliding_window) for span in spans]
+            continue
+        own = cut_out(spans[0][0], spans[-1][1])
+        prefix = cut_out(offsets[parent], offsets[parent + 1])[1:]
+        sizes = [end - start for start, end in spans]
+        parts.append(attend_after_prefix(own, prefix, sizes, scaling, sliding_window))
     return torch.cat(parts, dim=2).transpose(1, 2), None
 
 
 def _causal(
     query: Tensor, key: Tensor, value: Tensor, scaling: float | None, window: int | None
 ) -> Tensor:
-    length = query.shape[2]
+    if query.device.type != "cpu":
+        shared = query.shape[1] // key.shape[1]
+        key, value = (t.repeat_interleave(shared, dim=1) for t in (key, value))
+    # On a CPU no head of keys and values is copied for the queries' heads that share it.
+    grouped, length = key.shape[1] < query.shape[1], query.shape[2]
     if window is None or window >= length:
         return functional.scaled_dot_product_attention(
-            query, key, value, is_causal=True, scale=scaling
+            query, key, value, is_causal=True, scale=scaling, enable_gqa=grouped
         )
-    distance = torch.arange(length, device=query.device)
-    distance = distance[:, None] - distance[None, :]
-    mask = (distance >= 0) & (distance < window)
-    return functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scaling)
+    mask = banded_mask(length, length, window, query.device)
+    return functional.scaled_dot_product_attention(
+        query, key, value, attn_mask=mask, scale=scaling, enable_gqa=grouped
+    )

@@ -1,7 +1,7 @@
 """The value model of generalised advantage estimation."""
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from services.learner.algo.critic import clipped_value_loss
 from services.learner.config.algorithm import CriticConfig
 from services.learner.config.learner import OptimizerConfig
-from services.learner.rank.model import IDLE_TOKENS, Policy, body_states
+from services.learner.rank.model import IDLE_SEGMENTS, Policy, body_states
 from services.learner.rank.optimizer import Optimizer
-from services.learner.rank.packed_rows import PackTargets, Row
+from services.learner.rank.packed_rows import Pack, PackTargets
 from services.learner.rank.sharding import ShardLayout, reshard_unless_grad
 
 _MODEL, _OPTIMIZER = "model.", "optimizer."
@@ -76,10 +76,10 @@ class Critic:
             **{f"head.{name}": parameter for name, parameter in head},
         }
 
-    def predict_values(self, rows: Sequence[Row], targets: PackTargets) -> Tensor:
+    def predict_values(self, pack: Pack, targets: PackTargets) -> Tensor:
         """Return the value of each policy token of a pack [policy tokens], float32."""
         with self._autocast():
-            states = body_states(self._body, [r.token_ids for r in rows], self._policy.device)
+            states = body_states(self._body, pack.segments, self._policy.device)
         # Outside of autocast: values are small differences of large numbers.
         values = self._head(states[targets.positions].float()).squeeze(1)
         if self._is_split:
@@ -89,7 +89,7 @@ class Critic:
     def pass_idly(self) -> None:
         """Take part in the other ranks' pass over a pack; see `Policy.pass_idly`."""
         with self._autocast():
-            states = body_states(self._body, [IDLE_TOKENS], self._policy.device)
+            states = body_states(self._body, IDLE_SEGMENTS, self._policy.device)
         values = self._head(states.float())
         if torch.is_grad_enabled():
             (0.0 * values.sum()).backward()
@@ -100,7 +100,7 @@ class Critic:
 
     def accumulate_gradient(
         self,
-        rows: Sequence[Row],
+        pack: Pack,
         targets: PackTargets,
         old: Tensor,
         returns: Tensor,
@@ -109,7 +109,7 @@ class Critic:
         """Add the gradient of a pack's weighted value loss.
 
         Returns the loss, and the number of tokens clipped."""
-        values = self.predict_values(rows, targets)
+        values = self.predict_values(pack, targets)
         found = clipped_value_loss(values, old, returns, self.config.value_clip)
         loss = (found.loss * weights).sum()
         loss.backward()

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch import distributed as dist
 
 from services.common.config import ConfigModel
+from services.learner.algo.packing import spread_evenly
 from services.learner.rank.rendezvous_store import Store, connect_store
 
 # A rank may wait so long for the slowest; one that died is noticed by the service, in seconds.
@@ -64,16 +65,8 @@ class Replicas:
     def assign_sequences(self, lengths: Sequence[int]) -> list[int]:
         """Return the indices of the sequences that this rank computes.
 
-        The longest first, each to the rank with the fewest tokens so far: at most 4/3 of the best
-        possible maximum (Graham 1969). A pure function of lengths, index and count."""
-        loads = [0] * self.count
-        own: list[int] = []
-        for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
-            rank = loads.index(min(loads))
-            loads[rank] += lengths[index]
-            if rank == self.index:
-                own.append(index)
-        return sorted(own)
+        A pure function of lengths, index and count; see `spread_evenly`."""
+        return spread_evenly(lengths, self.count)[self.index]
 
     def all_reduce(self, tensors: Iterable[Tensor]) -> None:
         """Replace each tensor by its sum over all ranks."""

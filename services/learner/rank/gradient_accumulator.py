@@ -1,6 +1,6 @@
 """Gradients of a mini-batch, added to the models a pack at a time."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
 
 import numpy as np
@@ -13,7 +13,7 @@ from services.learner.algo.objective import Objective, ObjectiveSums, PackTokens
 from services.learner.rank.critic import Critic
 from services.learner.rank.data_parallel import Replicas
 from services.learner.rank.model import Policy
-from services.learner.rank.packed_rows import ByRow, PackTargets, RowPacker, split_by_row
+from services.learner.rank.packed_rows import ByRow, Pack, PackTargets, RowPacker, split_by_row
 from services.learner.rank.step_preparation import TrainExample
 
 
@@ -26,6 +26,9 @@ class MiniBatchSums:
     value_loss: float = 0.0
     value_clipped: int = 0
     value_tokens: int = 0
+    # Of the rows that the policy was computed for, and what was computed: prompts may be shared.
+    row_tokens: int = 0
+    computed_tokens: int = 0
     objective: ObjectiveSums = field(default_factory=ObjectiveSums)
 
     def __add__(self, other: "MiniBatchSums") -> "MiniBatchSums":
@@ -35,6 +38,8 @@ class MiniBatchSums:
             self.value_loss + other.value_loss,
             self.value_clipped + other.value_clipped,
             self.value_tokens + other.value_tokens,
+            self.row_tokens + other.row_tokens,
+            self.computed_tokens + other.computed_tokens,
             self.objective + other.objective,
         )
 
@@ -80,32 +85,35 @@ class GradientAccumulator:
     ) -> tuple[MiniBatchSums, RankTokenStats]:
         """Add the gradient of the objective on this rank's share of the examples."""
         sums, seen = MiniBatchSums(), RankTokenStats()
-        for pack in self._make_packs(examples):
-            sums += self._add_policy_pack(pack, objective, seen)
+        by_index = {example.row.index: example for example in examples}
+        for pack in self._packer.iter_packs([example.row for example in examples]):
+            sums += self._add_policy_pack(pack, by_index, objective, seen)
         return sums, seen
 
     def add_critic_gradients(self, examples: Sequence[TrainExample]) -> MiniBatchSums:
         """Add the gradient of the value loss on this rank's share of the examples."""
         sums = MiniBatchSums()
-        for pack in self._make_packs(examples):
-            sums += self._add_critic_pack(pack)
+        by_index = {example.row.index: example for example in examples}
+        for pack in self._packer.iter_packs([example.row for example in examples]):
+            sums += self._add_critic_pack(pack, by_index)
         return sums
 
-    def _make_packs(self, examples: Sequence[TrainExample]) -> list[list[TrainExample]]:
-        by_index = {example.row.index: example for example in examples}
-        packs = self._packer.iter_packs([example.row for example in examples])
-        return [[by_index[row.index] for row in pack] for pack in packs]
-
     def _add_policy_pack(
-        self, pack: Sequence[TrainExample], objective: Objective, seen: RankTokenStats
+        self,
+        pack: Pack,
+        examples: Mapping[int, TrainExample],
+        objective: Objective,
+        seen: RankTokenStats,
     ) -> MiniBatchSums:
-        if not pack:
+        if not pack.rows:
             self._policy.pass_idly()
             return MiniBatchSums()
-        rows = [example.row for example in pack]
-        targets = PackTargets.from_rows(rows, self._policy.device)
-        hidden = self._policy.hidden_states([row.token_ids for row in rows])[targets.positions]
-        on_pack = objective.make_pack_loss(_make_pack_tokens(pack, targets))
+        rows, segments = pack.rows, pack.segments
+        targets = PackTargets.from_pack(pack, self._policy.device)
+        hidden = self._policy.segment_states(segments)[targets.positions]
+        on_pack = objective.make_pack_loss(
+            _make_pack_tokens([examples[row.index] for row in rows], targets)
+        )
         loss, logprobs, entropy = fused_policy_loss(
             hidden,
             self._policy.head,
@@ -122,23 +130,25 @@ class GradientAccumulator:
         return MiniBatchSums(
             loss=float(loss.detach()),
             entropy=float(entropy.double().sum()),
+            row_tokens=pack.row_tokens,
+            computed_tokens=sum(segments.lengths),
             objective=on_pack.sums,
         )
 
-    def _add_critic_pack(self, pack: Sequence[TrainExample]) -> MiniBatchSums:
+    def _add_critic_pack(self, pack: Pack, examples: Mapping[int, TrainExample]) -> MiniBatchSums:
         assert self._critic is not None
-        if not pack:
+        if not pack.rows:
             self._critic.pass_idly()
             return MiniBatchSums()
         device = self._policy.device
-        rows = [example.row for example in pack]
-        targets = PackTargets.from_rows(rows, device)
+        chosen = [examples[row.index] for row in pack.rows]
+        targets = PackTargets.from_pack(pack, device)
         loss, clipped = self._critic.accumulate_gradient(
-            rows,
+            pack,
             targets,
-            _concat_arrays([example.values for example in pack], device),
-            _concat_arrays([example.returns for example in pack], device),
-            _expand_to_tokens([example.weight for example in pack], targets),
+            _concat_arrays([example.values for example in chosen], device),
+            _concat_arrays([example.returns for example in chosen], device),
+            _expand_to_tokens([example.weight for example in chosen], targets),
         )
         return MiniBatchSums(
             value_loss=loss, value_clipped=clipped, value_tokens=len(targets.token_ids)

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from services.common.spec import PolicyConfig
 from services.learner.algo.logprob_head import token_logprobs
-from services.learner.algo.packing import make_pack_layout
+from services.learner.algo.packing import Segments, make_pack_layout
 from services.learner.config.rank import RankConfig
 from services.learner.rank.activation_checkpointing import enable_checkpointing
 from services.learner.rank.model_loading import ModelError, read_model, read_split_model
@@ -27,7 +27,7 @@ from services.learner.rank.sharding import (
 
 DTYPES: Mapping[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 CANARY_TOKENS = 32
-IDLE_TOKENS = np.zeros(1, np.int32)
+IDLE_SEGMENTS = Segments([np.zeros(1, np.int32)])
 # What float32 (bfloat16) arithmetic in another order may change about a logprob.
 _TOLERANCE: Mapping[torch.dtype, float] = {torch.float32: 1e-3, torch.bfloat16: 0.25}
 
@@ -47,12 +47,14 @@ class Policy:
     device: torch.device
     # Several sequences in one forward pass give what each gives alone.
     packable: bool
+    # So does a prompt that is computed once for several sequences in a pack.
+    shares_prompts: bool = False
     # The longest sequence that the engines sample.
     max_model_len: int | None = None
     # What the head gives is logits once its input has been multiplied by this.
     logit_scale: float = 1.0
     # Runs the body of a model that is split over ranks.
-    run_body: Callable[[Sequence[np.ndarray]], Tensor] | None = None
+    run_body: Callable[[Segments], Tensor] | None = None
 
     @property
     def head(self) -> Tensor:
@@ -87,25 +89,29 @@ class Policy:
         """Return the last hidden states [tokens, width] of sequences end to end.
 
         Their products with the head are the logits; they are in the compute dtype."""
+        return self.segment_states(Segments(token_ids))
+
+    def segment_states(self, segments: Segments) -> Tensor:
+        """Return the same of segments, some of which may continue others."""
         with self.autocast():
-            states = self._body_states(token_ids)
+            states = self._body_states(segments)
         if self.logit_scale != 1.0:
             states = states * self.logit_scale
         # Autocast keeps norms in float32; the head is a matrix product like the others.
         return states.to(self.compute_dtype)
 
-    def _body_states(self, token_ids: Sequence[np.ndarray]) -> Tensor:
+    def _body_states(self, segments: Segments) -> Tensor:
         if self.run_body is None:
-            return body_states(self.model.base_model, token_ids, self.device)
-        states = self.run_body(token_ids)
+            return body_states(self.model.base_model, segments, self.device)
+        states = self.run_body(segments)
         reshard_unless_grad(self.model)
         return states
 
     def split_over_ranks(self, layout: ShardLayout) -> "Policy":
         """Split the parameters over the ranks, unless the model was read so."""
 
-        def run(model: Any, token_ids: Sequence[np.ndarray]) -> Tensor:
-            return body_states(model.base_model, token_ids, self.device)
+        def run(model: Any, segments: Segments) -> Tensor:
+            return body_states(model.base_model, segments, self.device)
 
         if not isinstance(self.model, FSDPModule):
             layout.split_module(self.model)
@@ -114,7 +120,7 @@ class Policy:
     def pass_idly(self) -> None:
         """Take part in the other ranks' pass over a pack, without tokens of one's own: backward,
         too, where gradients are wanted, all of them 0."""
-        hidden, head = self.hidden_states([IDLE_TOKENS]), self.head
+        hidden, head = self.segment_states(IDLE_SEGMENTS), self.head
         if torch.is_grad_enabled():
             (0.0 * hidden.sum() + 0.0 * head[:1].sum()).backward()
 
@@ -124,16 +130,17 @@ class Policy:
         return self.run_body is not None
 
 
-def body_states(body: Any, token_ids: Sequence[np.ndarray], device: torch.device) -> Tensor:
-    """Return the states [tokens, width] of a model without its head, for sequences end to end."""
-    plan = make_pack_layout([len(ids) for ids in token_ids])
-    ids = torch.from_numpy(np.concatenate(token_ids).astype(np.int64))
+def body_states(body: Any, segments: Segments, device: torch.device) -> Tensor:
+    """Return the states [tokens, width] of a model without its head, for segments end to end."""
+    plan = make_pack_layout(segments.lengths, segments.parents)
+    ids = torch.from_numpy(np.concatenate(segments.token_ids).astype(np.int64))
     positions = torch.from_numpy(plan.position_ids)
     output = body(
         input_ids=ids[None].to(device),
         position_ids=positions[None].to(device),
         use_cache=False,
         segment_offsets=plan.offsets,
+        segment_parents=plan.parents,
     )
     return output.last_hidden_state[0]
 
@@ -197,7 +204,9 @@ def prepare_policy(
     if layout is not None:
         policy = policy.split_over_ranks(layout)
     _check_head(policy)
-    return replace(policy, packable=_packs_are_exact(policy))
+    packable = _packs_are_exact(policy)
+    shares = rank.share_prompts and packable and _shared_prompts_are_exact(policy)
+    return replace(policy, packable=packable, shares_prompts=shares)
 
 
 def _switch_dropout_off(model: nn.Module) -> None:
@@ -276,3 +285,14 @@ def _packs_are_exact(policy: Policy) -> bool:
     packed = policy.hidden_states([first, second])[len(first) :]
     alone = policy.hidden_states([second])
     return torch.allclose(packed.float(), alone.float(), rtol=1e-2, atol=1e-2)
+
+
+@torch.no_grad()
+def _shared_prompts_are_exact(policy: Policy) -> bool:
+    """Return True when two segments that continue the same prompt are what they are with it."""
+    ids = canary_token_ids(policy.vocabulary)
+    prompt, *ends = ids[:12], ids[12:20], ids[20:]
+    shared = policy.segment_states(Segments([prompt, *ends], [None, 0, 0]))[len(prompt) :]
+    alone = [policy.hidden_states([np.concatenate([prompt, end])]) for end in ends]
+    whole = torch.cat([states[len(prompt) :] for states in alone])
+    return torch.allclose(shared.float(), whole.float(), rtol=1e-2, atol=1e-2)

@@ -9,8 +9,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from services.learner.algo.packing import first_fit_decreasing
+from services.learner.algo.packing import Segments, first_fit_decreasing
 from services.learner.algo.policy_tokens import predicting_positions
+from services.learner.algo.prefix_sharing import (
+    PrefixCluster,
+    Prompted,
+    cluster_by_prefix,
+    split_for_ranks,
+)
 from services.learner.rank.data_parallel import Replicas
 from services.learner.rank.model import Policy
 from services.learner.types import TrainSequence
@@ -51,6 +57,62 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
+class RowCluster:
+    """Rows whose first `prefix` tokens are the same, and computed once; 0 of a row alone.
+
+    None of these tokens is the policy's."""
+
+    rows: Sequence[Row]
+    prefix: int = 0
+
+    @property
+    def segments(self) -> list[NDArray[np.int32]]:
+        """The prefix, if there is one, and what each row has after it."""
+        shared = [self.rows[0].token_ids[: self.prefix]] if self.prefix else []
+        return [*shared, *(row.token_ids[self.prefix :] for row in self.rows)]
+
+    @property
+    def positions(self) -> list[NDArray[np.int64]]:
+        """Each row's positions among the tokens of the segments end to end."""
+        found: list[NDArray[np.int64]] = []
+        before = 0
+        for row in self.rows:
+            shift = np.where(row.positions < self.prefix, 0, before)
+            found.append(row.positions + shift)
+            before += len(row.token_ids) - self.prefix
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Pack:
+    """Rows that are forwarded at once; none, where other ranks need this one for theirs."""
+
+    clusters: Sequence[RowCluster] = ()
+
+    @property
+    def rows(self) -> list[Row]:
+        """The rows, in the order of their policy tokens."""
+        return [row for cluster in self.clusters for row in cluster.rows]
+
+    @property
+    def segments(self) -> Segments:
+        """The tokens to compute."""
+        token_ids: list[NDArray[np.int32]] = []
+        parents: list[int | None] = []
+        for cluster in self.clusters:
+            start, parts = len(token_ids), cluster.segments
+            shared = [None, *[start] * len(cluster.rows)] if cluster.prefix else [None]
+            parents += shared
+            token_ids += parts
+        return Segments(token_ids, parents)
+
+    @property
+    def row_tokens(self) -> int:
+        """The tokens of all rows; a shared prompt counts for each."""
+        return sum(len(row.token_ids) for row in self.rows)
+
+
+@dataclass(frozen=True, slots=True)
 class PackTargets:
     """The policy tokens of a pack; every tensor is [policy tokens]."""
 
@@ -62,10 +124,16 @@ class PackTargets:
     sequence: Tensor
 
     @staticmethod
-    def from_rows(rows: Sequence[Row], device: torch.device) -> "PackTargets":
-        starts = np.cumsum([0, *(len(row.token_ids) for row in rows)])
+    def from_pack(pack: Pack, device: torch.device) -> "PackTargets":
+        rows = pack.rows
+        sizes = [sum(len(ids) for ids in cluster.segments) for cluster in pack.clusters]
+        starts = np.cumsum([0, *sizes])
         counts = [len(row.positions) for row in rows]
-        positions = [row.positions + start for row, start in zip(rows, starts, strict=False)]
+        positions = [
+            place + start
+            for cluster, start in zip(pack.clusters, starts, strict=False)
+            for place in cluster.positions
+        ]
         targets = [row.token_ids[row.positions + 1].astype(np.int64) for row in rows]
         temperatures = np.array([row.temperature for row in rows], np.float32)
         columns = (
@@ -85,22 +153,33 @@ class RowPacker:
     pack_tokens: int
     replicas: Replicas
 
-    def iter_packs(self, rows: Sequence[Row]) -> Iterator[Sequence[Row]]:
+    def iter_packs(self, rows: Sequence[Row]) -> Iterator[Pack]:
         """Yield this rank's share of the rows that have a policy token, a pack at a time.
 
         Of a split policy every rank gets as many packs, for it takes all ranks to compute one: the
         last may be empty, and are computed by `Policy.pass_idly`."""
         filled = [row for row in rows if len(row.positions)]
-        own = [
-            filled[place]
-            for place in self.replicas.assign_sequences([len(r.token_ids) for r in filled])
-        ]
         budget = self.pack_tokens if self.policy.packable else 1
-        packs = first_fit_decreasing([len(row.token_ids) for row in own], budget)
+        clusters = self._find_clusters(filled, budget)
+        places = self.replicas.assign_sequences([cluster.tokens for cluster in clusters])
+        own = [clusters[place] for place in places]
+        packs = first_fit_decreasing([cluster.tokens for cluster in own], budget)
+        # Asked before the first is computed: all ranks do the same in the same order.
+        most = self.replicas.largest_number(len(packs)) if self.policy.is_split else len(packs)
         for pack in packs:
-            yield [own[place] for place in pack]
-        if self.policy.is_split:
-            yield from [()] * (self.replicas.largest_number(len(packs)) - len(packs))
+            members = [own[place] for place in pack]
+            yield Pack([RowCluster([filled[i] for i in c.members], c.prefix) for c in members])
+        yield from [Pack()] * (most - len(packs))
+
+    def _find_clusters(self, rows: Sequence[Row], budget: int) -> list[PrefixCluster]:
+        """Return the clusters of all ranks."""
+        lengths = [len(row.token_ids) for row in rows]
+        if not self.policy.shares_prompts:
+            return [PrefixCluster((place,), 0, length) for place, length in enumerate(lengths)]
+        # The state before the first policy token is the same too, and predicts it for all.
+        prompted = [Prompted(row.token_ids, int(row.positions[0]) + 1) for row in rows]
+        clusters = cluster_by_prefix(prompted, budget)
+        return split_for_ranks(clusters, lengths, self.replicas.count)
 
     def gather_by_row(self, own: ByRow, rows: Sequence[Row]) -> ByRow:
         """Return the values of all rows, whichever rank computed them."""

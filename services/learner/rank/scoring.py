@@ -17,15 +17,15 @@ def score_rows(policy: Policy, rows: Sequence[Row], packer: RowPacker, *, chunk:
     The result has every row with policy tokens, whichever rank computed it."""
     own: ByRow = {}
     for pack in packer.iter_packs(rows):
-        if not pack:
+        if not pack.rows:
             policy.pass_idly()
             continue
-        targets = PackTargets.from_rows(pack, policy.device)
-        hidden = policy.hidden_states([row.token_ids for row in pack])[targets.positions]
+        targets = PackTargets.from_pack(pack, policy.device)
+        hidden = policy.segment_states(pack.segments)[targets.positions]
         logprobs = token_logprobs(
             hidden, policy.head, targets.token_ids, targets.temperature, chunk=chunk
         )
-        own |= split_by_row(logprobs, pack)
+        own |= split_by_row(logprobs, pack.rows)
     return packer.gather_by_row(own, rows)
 
 
@@ -34,9 +34,9 @@ def predict_row_values(critic: Critic, rows: Sequence[Row], packer: RowPacker) -
     """Return the critic's value of each policy token, likewise."""
     own: ByRow = {}
     for pack in packer.iter_packs(rows):
-        if not pack:
+        if not pack.rows:
             critic.pass_idly()
             continue
-        targets = PackTargets.from_rows(pack, packer.policy.device)
-        own |= split_by_row(critic.predict_values(pack, targets), pack)
+        targets = PackTargets.from_pack(pack, packer.policy.device)
+        own |= split_by_row(critic.predict_values(pack, targets), pack.rows)
     return packer.gather_by_row(own, rows)

@@ -34,10 +34,13 @@ def policy_metrics(history: UpdateHistory, mini_batches: int, lr: float) -> dict
     - policy/clip_ratio: share of the tokens, over all updates, where the loss's clip took effect
     - policy/grad_norm: mean over updates, before clipping
     - policy/updates, policy/skipped: updates made, and refused
+    - policy/shared_prompt_share: share of the sequences' tokens, over all updates, that were not
+      computed, for another sequence of the pack begins with the same prompt
     - mismatch/masked_fraction, mismatch/masked_sequences, policy/correction_weight: of tokens and
       sequences that a correction masked, and its mean weight"""
     sums = _sum_outcomes(history.made_in_first_epoch)
-    seen, ever = sums.objective, _sum_outcomes(history.made_outcomes).objective
+    whole = _sum_outcomes(history.made_outcomes)
+    seen, ever = sums.objective, whole.objective
     updates = [outcome.policy for outcome in history.made_outcomes if outcome.policy is not None]
     found = {
         "policy/loss": sums.loss / max(1, mini_batches),
@@ -51,6 +54,7 @@ def policy_metrics(history: UpdateHistory, mini_batches: int, lr: float) -> dict
     return found | {
         "policy/entropy": sums.entropy / seen.tokens,
         "policy/clip_ratio": ever.clipped / ever.tokens,
+        "policy/shared_prompt_share": 1 - whole.computed_tokens / whole.row_tokens,
         "policy/correction_weight": seen.weight / seen.tokens,
         "mismatch/masked_fraction": seen.masked / seen.tokens,
         "mismatch/masked_sequences": seen.masked_sequences / seen.sequences,

@@ -20,7 +20,14 @@ from services.common.python_command import python_command
 from services.learner.config.algorithm import AlgorithmConfig
 from services.learner.rank.data_parallel import RankPlacement, Replicas
 from services.learner.types import StepResult, TrainBatch
-from tests.support.tiny_ranks import changed, make_batch, make_trainer, parameters, same_bits
+from tests.support.tiny_ranks import (
+    changed,
+    make_batch,
+    make_prompted_batch,
+    make_trainer,
+    parameters,
+    same_bits,
+)
 
 Weights = dict[str, torch.Tensor]
 Done = tuple[list[StepResult], Weights]
@@ -83,6 +90,11 @@ def equal(batch: TrainBatch) -> TrainBatch:
 
 def as_it_is(batch: TrainBatch) -> TrainBatch:
     return batch
+
+
+def prompted(batch: TrainBatch) -> TrainBatch:
+    """Groups with a prompt each, two in a mini-batch: of three ranks some share a group."""
+    return make_prompted_batch(groups=4, size=3)
 
 
 def poisoned(batch: TrainBatch) -> TrainBatch:
@@ -178,6 +190,24 @@ def test_neither_loss_nor_update_depends_on_the_number_of_ranks(
             assert tokens[0] == tokens[1]
         for key, value in held.items():
             torch.testing.assert_close(first[1][key], value, rtol=0, atol=1e-5)
+
+
+def test_nor_where_groups_share_their_prompts(model_folder: Path, tmp_path: Path, run: Run) -> None:
+    # No prompt is short enough for what it has of overlong ones.
+    algorithm = {name: value for name, value in EVERYTHING.items() if name != "overlong"}
+    ((alone, held),) = run(1, tmp_path, model_folder, algorithm, prompted)
+    first, *_ = run(3, tmp_path, model_folder, algorithm, prompted)
+    for ours, theirs in zip(first[0], alone, strict=True):
+        share = "policy/shared_prompt_share"
+        # A prompt whose group is split between ranks is computed by each.
+        assert 0.1 < ours.metrics[share] < theirs.metrics[share]
+        ours, theirs = (
+            {name: value for name, value in result.metrics.items() if name != share}
+            for result in (ours, theirs)
+        )
+        assert ours == pytest.approx(theirs, rel=1e-4, abs=1e-6)
+    for key, value in held.items():
+        torch.testing.assert_close(first[1][key], value, rtol=0, atol=1e-5)
 
 
 def test_two_runs_of_as_many_ranks_give_the_same_bits(

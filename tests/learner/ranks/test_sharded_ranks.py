@@ -31,7 +31,13 @@ from services.learner.rank.sharding import ShardLayout, local_tensor
 from services.learner.ranks.local_ranks import LocalRanks
 from services.learner.types import Comparison, Publication, StepResult, TrainBatch
 from tests.support.rank_configs import LEARNER, policy_config
-from tests.support.tiny_ranks import make_batch, rank_pids, write_model, write_sparse_model
+from tests.support.tiny_ranks import (
+    make_batch,
+    make_prompted_batch,
+    rank_pids,
+    write_model,
+    write_sparse_model,
+)
 
 STEPS = 5
 TOLERANCE = 1e-5
@@ -90,8 +96,9 @@ async def train(ranks: LocalRanks, steps: range) -> list[StepResult]:
 
 
 def batch_of(step: int) -> TrainBatch:
-    # One group less than there are ranks at most: some have nothing to compute.
-    return make_batch(step=step, groups=3 if step % 2 else 1)
+    # Three groups, each with a prompt that is computed once, make packs that ranks have not as many
+    # of; one without makes less than there are ranks at most: some have nothing to compute.
+    return make_prompted_batch(step=step) if step % 2 else make_batch(step=step, groups=1)
 
 
 def weights_of(publication: Publication) -> dict[str, np.ndarray]:
@@ -133,7 +140,11 @@ async def test_they_make_the_same_steps_as_one(
     (alone, published, weights), (several, others, shared) = found
     for one, other in zip(alone, several, strict=True):
         for name in ("policy/loss", "policy/grad_norm", "policy/post_update_kl"):
-            assert other.metrics[name] == pytest.approx(one.metrics[name], abs=TOLERANCE), name
+            assert other.metrics[name] == pytest.approx(
+                one.metrics[name], rel=TOLERANCE, abs=TOLERANCE
+            ), name
+    for results in (alone, several):
+        assert results[0].metrics["policy/shared_prompt_share"] > 0.25
     assert_same(weights, shared)
     np.testing.assert_allclose(
         others.canary_logprobs, published.canary_logprobs, rtol=0, atol=TOLERANCE

@@ -1,0 +1,158 @@
+"""Prefix sharing: sequences that begin with the same prompt compute it once per pack.
+
+Sequences are put into clusters by their tokens alone, so that every rank plans the same."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import ceil
+
+import numpy as np
+from numpy.typing import NDArray
+
+from services.learner.algo.packing import first_fit_decreasing, spread_evenly
+
+# A shorter prompt saves less than the further calls of attention cost.
+LEAST_PREFIX = 8
+# A longer prompt of as many sequences is all but free; the search for clusters is bounded by it.
+_MOST_MEMBERS = 256
+# Largest clusters that are tried, as shares of a rank's fair load.
+_SHARES = (1.0, 0.5, 0.25)
+
+
+@dataclass(frozen=True, slots=True)
+class Prompted:
+    """A sequence and how many of its first tokens are its prompt: those before the policy's."""
+
+    token_ids: NDArray[np.int32]
+    prompt: int
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixCluster:
+    """Sequences whose first `prefix` tokens are computed once; 0 of one that is alone."""
+
+    # Their indices, ascending.
+    members: tuple[int, ...]
+    prefix: int
+    # What is computed: the prefix, and what each member has after it.
+    tokens: int
+
+
+def cluster_by_prefix(sequences: Sequence[Prompted], budget: int) -> list[PrefixCluster]:
+    """Cluster sequences so that packs of at most `budget` tokens compute as few as they can.
+
+    A cluster is over the budget only if it is one sequence that is. A pure function."""
+    prompts = [sequence.token_ids[: sequence.prompt] for sequence in sequences]
+    order = sorted(range(len(prompts)), key=lambda i: (prompts[i].tobytes(), i))
+    # Of sequences in this order, what the first and the last share all between them share.
+    overlaps = [_overlap(prompts[a], prompts[b]) for a, b in pairwise(order)]
+    lengths = [len(sequence.token_ids) for sequence in sequences]
+    if max(overlaps, default=0) < LEAST_PREFIX:
+        return [_alone(index, lengths) for index in range(len(lengths))]
+    found: list[PrefixCluster] = []
+    for start, end in _partition([lengths[i] for i in order], overlaps, budget):
+        prefix = min(overlaps[start : end - 1], default=0)
+        found += _fit_budget(order[start:end], lengths, prefix, budget)
+    return sorted(found, key=lambda cluster: cluster.members)
+
+
+def split_for_ranks(
+    clusters: Sequence[PrefixCluster], lengths: Sequence[int], ranks: int
+) -> list[PrefixCluster]:
+    """Split clusters where the rank with the most tokens gets fewer by it.
+
+    `lengths` are all sequences'. A split computes a prefix once more."""
+    best = list(clusters)
+    if ranks == 1 or all(len(cluster.members) == 1 for cluster in clusters):
+        return best
+    fair = sum(cluster.tokens for cluster in clusters) / ranks
+    for share in _SHARES:
+        tried = [
+            part
+            for cluster in clusters
+            for part in _split_evenly(cluster, lengths, ceil(cluster.tokens / (share * fair)))
+        ]
+        if _largest_load(tried, ranks) < _largest_load(best, ranks):
+            best = tried
+    return best
+
+
+def _overlap(one: NDArray[np.int32], other: NDArray[np.int32]) -> int:
+    shorter = min(len(one), len(other))
+    differs = one[:shorter] != other[:shorter]
+    return int(differs.argmax()) if differs.any() else shorter
+
+
+def _partition(
+    lengths: Sequence[int], overlaps: Sequence[int], budget: int
+) -> Iterator[tuple[int, int]]:
+    """Yield runs [start, end) of neighbours, which together compute the fewest tokens."""
+    ends = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+    fewest = np.zeros(len(lengths) + 1)
+    starts = np.zeros(len(lengths) + 1, np.int64)
+    # Of runs that begin at each place, what their members share so far.
+    shared = np.full(len(lengths), np.iinfo(np.int64).max)
+    for end in range(1, len(lengths) + 1):
+        first = max(0, end - _MOST_MEMBERS)
+        if end > 1:
+            np.minimum(shared[: end - 1], overlaps[end - 2], out=shared[: end - 1])
+        totals = fewest[first:end] + _run_tokens(ends, shared, first, end, budget)
+        # Of equals the shortest run.
+        starts[end] = end - 1 - int(totals[::-1].argmin())
+        fewest[end] = totals[starts[end] - first]
+    found: list[tuple[int, int]] = []
+    end = len(lengths)
+    while end:
+        found.append((int(starts[end]), end))
+        end = int(starts[end])
+    yield from reversed(found)
+
+
+def _run_tokens(
+    ends: NDArray[np.int64], shared: NDArray[np.int64], first: int, end: int, budget: int
+) -> NDArray[np.float64]:
+    """Return what runs [start, end) compute, for every start from `first` on."""
+    own = (ends[end] - ends[first:end]).astype(np.float64)
+    members = end - np.arange(first, end)
+    useful = (shared[first:end] >= LEAST_PREFIX) & (shared[first:end] < budget) & (members > 1)
+    prefix = np.where(useful, shared[first:end], 0)
+    rest = own - members * prefix
+    return np.where(useful, rest + np.ceil(rest / np.maximum(budget - prefix, 1)) * prefix, own)
+
+
+def _fit_budget(
+    members: Sequence[int], lengths: Sequence[int], prefix: int, budget: int
+) -> Iterator[PrefixCluster]:
+    """Yield clusters that compute at most `budget` tokens each."""
+    if not LEAST_PREFIX <= prefix < budget:
+        yield from (_alone(index, lengths) for index in members)
+        return
+    suffixes = [lengths[index] - prefix for index in members]
+    for places in first_fit_decreasing(suffixes, budget - prefix):
+        yield _make_cluster([members[place] for place in places], lengths, prefix)
+
+
+def _split_evenly(
+    cluster: PrefixCluster, lengths: Sequence[int], parts: int
+) -> Iterator[PrefixCluster]:
+    suffixes = [lengths[index] - cluster.prefix for index in cluster.members]
+    for places in spread_evenly(suffixes, min(parts, len(suffixes))):
+        members = [cluster.members[place] for place in places]
+        yield _make_cluster(members, lengths, cluster.prefix)
+
+
+def _largest_load(clusters: Sequence[PrefixCluster], ranks: int) -> int:
+    tokens = [cluster.tokens for cluster in clusters]
+    return max(sum(tokens[i] for i in share) for share in spread_evenly(tokens, ranks))
+
+
+def _make_cluster(members: Sequence[int], lengths: Sequence[int], prefix: int) -> PrefixCluster:
+    if len(members) == 1:
+        return _alone(members[0], lengths)
+    tokens = prefix + sum(lengths[index] - prefix for index in members)
+    return PrefixCluster(tuple(sorted(members)), prefix, tokens)
+
+
+def _alone(index: int, lengths: Sequence[int]) -> PrefixCluster:
+    return PrefixCluster((index,), 0, lengths[index])
