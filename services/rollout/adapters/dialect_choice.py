@@ -11,7 +11,7 @@ from services.rollout.config.rollout import DialectConfig
 from services.rollout.dialects.call_readers import READERS, CallReader
 from services.rollout.dialects.full import FullDialect
 from services.rollout.dialects.template import TemplateDialect
-from services.rollout.dialects.thinking import CLOSE, OPEN
+from services.rollout.dialects.thinking import ThinkingForm
 from services.rollout.ports import Dialect, TemplateError, Tokenizer
 
 AUTO, TEMPLATE, FULL = "auto", "template", "full"
@@ -57,13 +57,13 @@ def _make_template_dialect(
         return TemplateDialect(tokenizer, reader, extra_stop_ids, finish=config.finish)
     if find_spec("vllm") is None:
         raise TemplateError("rollout.dialect.parser: vLLM, whose parser it is, is not installed")
-    from services.rollout.adapters.vllm_call_reader import VllmCallReader, find_thinking_marks
+    from services.rollout.adapters.vllm_call_reader import VllmCallReader, find_thinking_form
 
     def make_reader(_: Tokenizer, begin: str, end: str) -> CallReader:
         return VllmCallReader(tokenizer, begin, end, config.parser)
 
-    marks = (OPEN, CLOSE)
+    form = ThinkingForm()
     if config.reasoning:
-        marks = find_thinking_marks(tokenizer, config.reasoning)
+        form = find_thinking_form(tokenizer, config.reasoning)
     reader = READERS.get(config.parser, make_reader)
-    return TemplateDialect(tokenizer, reader, extra_stop_ids, marks, config.finish)
+    return TemplateDialect(tokenizer, reader, extra_stop_ids, form, config.finish)

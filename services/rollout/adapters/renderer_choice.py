@@ -9,12 +9,20 @@ from renderers.base import MODEL_RENDERER_MAP, create_renderer
 
 from services.common.errors import ConfigError
 from services.rollout.adapters.tokenizer import TransformersTokenizer
+from services.rollout.dialects.thinking import ThinkingForm
 from services.rollout.dialects.turns import Retention
 from services.rollout.ports import TemplateError
 
 if TYPE_CHECKING:
     from renderers.base import Renderer
 
+# Of families that have other marks around a thinking than `<think>`.
+THINKING_FORMS: Mapping[str, ThinkingForm] = {
+    "gemma4": ThinkingForm("<|channel>thought", "<channel|>", "\n<channel|>"),
+    "gpt-oss": ThinkingForm(
+        "<|channel|>analysis<|message|>", "<|end|>", "<|end|><|start|>assistant"
+    ),
+}
 # Renderers that are no family of models.
 _OTHERS = frozenset({"auto", "default", "custom"})
 # The field of every renderer that `rollout.dialect.retention` sets.

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from renderers.base import ParsedToolCall, ToolCallParseStatus
 
-from services.rollout.adapters.renderer_choice import make_renderer
+from services.rollout.adapters.renderer_choice import THINKING_FORMS, make_renderer
 from services.rollout.adapters.tokenizer import TransformersTokenizer
 from services.rollout.dialects.call_values import (
     Required,
@@ -20,7 +20,9 @@ from services.rollout.dialects.common_prefix import common_length
 from services.rollout.dialects.inert_text import InertText
 from services.rollout.dialects.marked_text import TagMarker
 from services.rollout.dialects.template import strip_stop
-from services.rollout.dialects.thinking import ThinkingMarks
+from services.rollout.dialects.template_turns import THINKING_FIELD
+from services.rollout.dialects.text_calls import PYTHON_TAG, find_unread_call
+from services.rollout.dialects.thinking import SAID, THOUGHT, ThinkingForm, ThinkingMarks
 from services.rollout.dialects.tool_replies import (
     make_conversation,
     make_tool_messages,
@@ -64,6 +66,7 @@ _WRITTEN = {
 }
 # Where calls have their arguments, if that is another key than `arguments`.
 _KEYS = {"llama-3": ("parameters",)}
+_CALLS_ARE_TEXT = frozenset({"llama-3"})
 _FACTS = PromptFacts("QUESTION", "", {})
 _ANSWER = "ANSWER"
 
@@ -90,9 +93,19 @@ class RendererDialect:
         self._inert = InertText(tokenizer.structure_tokens)
         self._tokenizer = tokenizer
         self._form = _WRITTEN.get(name)
+        tag = tokenizer.encode(PYTHON_TAG) if name in _CALLS_ARE_TEXT else ()
+        self._python_tag = tag[0] if len(tag) == 1 else None
         self._marker = TagMarker(tokenizer, self._form.tags if self._form else ())
-        self._thinking = ThinkingMarks(tokenizer, tokenizer.decode(self.prompt_ids(_FACTS, ())))
+        start = tokenizer.decode(self.prompt_ids(_FACTS, ()))
+        form = THINKING_FORMS.get(name, ThinkingForm())
+        self._thinking = ThinkingMarks(tokenizer, start, self._show_thinking(), form)
         self._inert.add_tags(self._find_frame())
+
+    def _show_thinking(self) -> str:
+        """Return a turn of THOUGHT and SAID as the family shows it."""
+        turn = {"role": "assistant", "content": SAID, THINKING_FIELD: THOUGHT}
+        question = {"role": "user", "content": _FACTS.task}
+        return self._tokenizer.decode(self._render([question, turn], (), generate=False))
 
     def _find_frame(self) -> list[str]:
         """Return the family's own text around an answer."""
@@ -185,10 +198,16 @@ class RendererDialect:
         completion_ids: Sequence[int],
         tools: Sequence[Tool],
     ) -> Turn:
+        tagged = len(completion_ids) > 0 and completion_ids[0] == self._python_tag
         parsed = self._renderer.parse_response(
-            list(completion_ids), tools=self._schemas(tools), prompt_ids=self._last_turn(prompt_ids)
+            list(completion_ids[tagged:]),
+            tools=self._schemas(tools),
+            prompt_ids=self._last_turn(prompt_ids),
         )
         items = tuple(self._read_items(parsed.tool_calls, completion_ids, tools))
+        if self._name in _CALLS_ARE_TEXT and not items:
+            unread = find_unread_call(parsed.content, tagged=tagged)
+            items = () if unread is None else (unread,)
         ids, ended = strip_stop(completion_ids, self.stop_ids)
         thinking = 0
         if parsed.reasoning_complete is False:

@@ -25,6 +25,7 @@ from services.rollout.dialects.call_values import (
 )
 from services.rollout.dialects.marked_text import TagMarker
 from services.rollout.dialects.template_turns import SAMPLE_NAME
+from services.rollout.dialects.thinking import ThinkingForm
 from services.rollout.dialects.turns import ParseError, ToolCall, Turn
 from services.rollout.types import Tool
 
@@ -146,8 +147,8 @@ def _make_request(box: _ToolBox) -> ChatCompletionRequest:
     )
 
 
-def find_thinking_marks(tokenizer: TransformersTokenizer, name: str) -> tuple[str, str]:
-    """Return what begins and ends the thinking by vLLM's reasoning parser of that name.
+def find_thinking_form(tokenizer: TransformersTokenizer, name: str) -> ThinkingForm:
+    """Return how a thinking is spelled by vLLM's reasoning parser of that name.
 
     Raises ConfigError when there is none, or it goes by other things than two marks."""
     _check_name("rollout.dialect.reasoning", name, ReasoningParserManager.list_registered())
@@ -161,7 +162,7 @@ def find_thinking_marks(tokenizer: TransformersTokenizer, name: str) -> tuple[st
             f"rollout.dialect.reasoning: vLLM's {name!r} knows no marks around a thinking; name the"
             " model's family in rollout.dialect.name"
         )
-    return begin, end
+    return ThinkingForm(begin, end, f"\n{end}\n\n")
 
 
 def _find_parser(tokenizer: TransformersTokenizer, name: str) -> "type[Parser]":

@@ -36,7 +36,9 @@ class FullDialect:
         self._tokenizer = tokenizer
         self._inert = InertText(tokenizer.structure_tokens)
         self._turns = TemplateTurns(tokenizer, "user", self._inert)
-        self._thinking = ThinkingMarks(tokenizer, self._turns.first_turn())
+        self._thinking = ThinkingMarks(
+            tokenizer, self._turns.first_turn(), self._turns.shown_thinking
+        )
         self.stop_ids = find_stop_ids(tokenizer, self._turns, extra_stop_ids)
 
     @property

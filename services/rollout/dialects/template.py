@@ -14,7 +14,7 @@ from services.rollout.dialects.template_turns import (
     advise_full,
     make_call_id,
 )
-from services.rollout.dialects.thinking import CLOSE, OPEN, ThinkingMarks
+from services.rollout.dialects.thinking import ThinkingForm, ThinkingMarks
 from services.rollout.dialects.tool_replies import (
     make_conversation,
     make_tool_messages,
@@ -38,7 +38,7 @@ class TemplateDialect:
         tokenizer: Tokenizer,
         reader: MakeReader = TaggedCallReader,
         extra_stop_ids: Iterable[int] = (),
-        thinking: tuple[str, str] = (OPEN, CLOSE),
+        thinking: ThinkingForm = ThinkingForm(),  # noqa: B008 - it is frozen
         finish: Finish = "answer",
     ) -> None:
         self._tokenizer = tokenizer
@@ -48,7 +48,10 @@ class TemplateDialect:
             self._turns = TemplateTurns(tokenizer, "tool", self._inert)
         except TemplateError as error:
             raise advise_full(tokenizer, error) from error
-        self._thinking = ThinkingMarks(tokenizer, self._turns.first_turn(), thinking)
+        turns = self._turns
+        self._thinking = ThinkingMarks(
+            tokenizer, turns.first_turn(), turns.shown_thinking, thinking
+        )
         self._reader = reader(tokenizer, self._turns.sample_call, self._turns.sample_end)
         self.stop_ids = find_stop_ids(tokenizer, self._turns, extra_stop_ids)
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from services.rollout.dialects.closing_token import find_closing_token
 from services.rollout.dialects.inert_text import InertText
-from services.rollout.dialects.thinking import CLOSE
+from services.rollout.dialects.thinking import CLOSE, SAID, THOUGHT
 from services.rollout.dialects.turns import PlayedTurn
 from services.rollout.ports import TemplateError, Tokenizer
 
@@ -106,12 +106,13 @@ class TemplateTurns:
 
     def puts_thinking_inline(self, turns: Sequence[PlayedTurn]) -> bool:
         """True when these turns think, and the template shows no thinking but in their content."""
-        return any(turn.thought for turn in turns) and not self._takes_thinking
+        return any(turn.thought for turn in turns) and THOUGHT not in self.shown_thinking
 
     @cached_property
-    def _takes_thinking(self) -> bool:
-        message = {"role": "assistant", "content": "said", THINKING_FIELD: TURN}
-        return TURN in self._render([QUESTION, message], generate=False)
+    def shown_thinking(self) -> str:
+        """A turn of THOUGHT and SAID as the template shows it."""
+        message = {"role": "assistant", "content": SAID, THINKING_FIELD: THOUGHT}
+        return self._render([QUESTION, message], generate=False)
 
     @property
     def sample_end(self) -> str:

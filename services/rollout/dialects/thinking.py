@@ -1,23 +1,42 @@
 """Where a policy's thinking starts and ends in its tokens."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from services.rollout.ports import Tokenizer
 
 OPEN, CLOSE = "<think>", "</think>"
+# Stand for a thinking and for what is said after it, in a turn that is rendered.
+THOUGHT, SAID = "POLICYTHOUGHT", "POLICYSAID"
 # Tokens of blank text before a mark that are read over.
 _SPACES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class ThinkingForm:
+    """Spelling of a thinking: its marks, and the text that ends one which goes on."""
+
+    open: str = OPEN
+    close: str = CLOSE
+    end: str = f"\n{CLOSE}\n\n"
 
 
 class ThinkingMarks:
     """The marks around a thinking that comes first in a turn, and ends at their first close."""
 
     def __init__(
-        self, tokenizer: Tokenizer, start: str, marks: tuple[str, str] = (OPEN, CLOSE)
+        self,
+        tokenizer: Tokenizer,
+        start: str,
+        shown: str = "",
+        form: ThinkingForm = ThinkingForm(),
     ) -> None:
-        """Create them; `start` is a prompt, which may open the policy's thinking."""
+        """Create them. `start` is a prompt, which may open the policy's thinking; `shown` is a turn
+        of THOUGHT and SAID as the template renders it, which ends a thinking in its own way."""
         self._tokenizer = tokenizer
-        self._open, self._close = marks
+        self._open, self._close = form.open, form.close
+        end = shown.partition(THOUGHT)[2].partition(SAID)[0]
+        self._end = end if form.close in end else form.end
         self._open_id = self._find_id(self._open)
         self._close_id = self._find_id(self._close)
         # True when the template itself starts the policy's thinking: it then only closes it.
@@ -40,11 +59,11 @@ class ThinkingMarks:
     def end_ids(self) -> list[int]:
         """Ids that end a thinking which the policy does not end itself; empty where the tokenizer
         has no token for it."""
-        return [] if self._close_id is None else self._tokenizer.encode(f"\n{self._close}\n\n")
+        return [] if self._close_id is None else self._tokenizer.encode(self._end)
 
     def wrap(self, thought: str) -> str:
         """Return a thinking between its marks, as it stands before what a turn says."""
-        return f"{self._open}\n{thought}\n{self._close}\n\n"
+        return f"{self._open}\n{thought}{self._end}"
 
     def _thinks(self, ids: Sequence[int]) -> bool:
         """True when the turn is, or begins with, a thinking."""

@@ -513,7 +513,8 @@ FAMILIES = (
         "template",
         _QWEN_35,
         parser="qwen3_coder",
-        think="<think>\n{}\n</think>\n\n",
+        think="<think>\n{}\n</think>\n",
+        close="\n</think>\n",
         refused=_XML_REFUSED,
     ),
 )

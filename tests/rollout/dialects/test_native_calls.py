@@ -25,9 +25,28 @@ _OURS = [family for family in FAMILIES if not family.read_by_vllm]
 _WITH_TOKENS = [family.name for family in _OURS if not family.calls_are_text]
 _AS_THE_TEMPLATE = [family.name for family in _OURS if not family.follows]
 _OF_SEVERAL = [f.name for f in _OURS if not f.follows and not f.single_call]
+# DeepSeek V3's tokenizer, by which R1 is tried, has no token that ends a thinking.
+_THINKING = [f.name for f in _OURS if f.think and f.name != "DeepSeek R1"]
 _NESTED = next(case for case in CASES if case.name == "an order with nested objects")
 _ONE = CASES[0]
 _TWO = next(case for case in CASES if case.name == "two calls")
+# Ways to spell the arguments of its call wrongly, in one family or another.
+_OBJECT = '{"query": "red shoes"}'
+_SPOILED = (
+    ('"arguments"', '"args"'),
+    ('"parameters"', '"args"'),
+    (f', "arguments": {_OBJECT}', ""),
+    (f', "parameters": {_OBJECT}', ""),
+    (_OBJECT, ""),
+    (_OBJECT, '"red shoes"'),
+    (_OBJECT, "null"),
+    (_OBJECT, "[]"),
+    ("<parameter=query>\nred shoes\n</parameter>\n", ""),
+    ("<parameter=", "<param="),
+    ("<arg_key>", "<key>"),
+    ("parameter name=", "param name="),
+    ('{query:<|"|>red shoes<|"|>}', ""),
+)
 ANSWERS = (
     '{"found": ["a \\"b\\"", 1]}',
     "two lines\nof text \u00e9\u4e2d\U0001f600\n",
@@ -69,6 +88,23 @@ def test_thinking_stays_in_a_tool_cycle_where_the_page_says_so(name: str) -> Non
         rehearse_dialect(stage.dialect, stage.tokenizer, "tool_cycle")
 
 
+@pytest.mark.parametrize("name", _THINKING)
+def test_a_thinking_that_is_ended_for_the_policy_is_followed_by_its_calls(name: str) -> None:
+    stage, thought = stage_of(name), "Let me see what there is."
+    begin, _, rest = stage.write(replace(_ONE, thought=thought)).partition(thought)
+    close = (stage.family.think or "").partition("{}")[2] if begin else stage.family.close
+    # Gemma's template begins a line for it.
+    rest = rest.removeprefix("\n" * (not rest.startswith(close)))
+    assert rest.startswith(close)
+    ids = stage.writer.encode(begin + thought)
+    ended = [*ids, *stage.dialect.thinking_end_ids]
+    assert stage.dialect.is_thinking(ids) and not stage.dialect.is_thinking(ended)
+    assert stage.tokenizer.decode(ended[len(ids) :]).lstrip("\n") == close.lstrip("\n")
+    turn = stage.read([*ended, *stage.writer.encode(rest.removeprefix(close))])
+    assert calls_of(turn) == [("search", {"query": "red shoes"})]
+    assert len(ids) < turn.thinking_tokens <= len(ended)
+
+
 @pytest.mark.parametrize("name", _NAMES)
 def test_native_calls_are_executed_with_exactly_their_arguments(name: str) -> None:
     stage = stage_of(name)
@@ -91,6 +127,19 @@ def _misread(stage: Stage, case: Case) -> Any:
         and not turn.done
     )
     return None if right else turn
+
+
+@pytest.mark.parametrize("name", _NAMES)
+def test_arguments_that_are_left_out_or_stand_elsewhere_are_an_error_and_never_none(
+    name: str,
+) -> None:
+    stage = stage_of(name)
+    text = stage.write(_ONE)
+    spoiled = {text.replace(part, instead, 1) for part, instead in _SPOILED if part in text}
+    assert spoiled
+    for each in spoiled:
+        turn = stage.read(stage.writer.encode(each))
+        assert turn.items and not executed(turn) and not turn.done, (each, turn)
 
 
 @pytest.mark.parametrize("name", _WITH_TOKENS)

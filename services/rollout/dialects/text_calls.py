@@ -1,0 +1,31 @@
+"""Calls that begin with no token of their own, as Llama's: what only begins so is no answer."""
+
+import re
+
+from services.rollout.dialects.call_values import error_reason
+from services.rollout.dialects.tagged_calls import DECODER
+from services.rollout.dialects.turns import ParseError
+
+# Models put it before their calls, whatever the template does.
+PYTHON_TAG = "<|python_tag|>"
+_OPENING = re.compile(r'\s*\{\s*"(?:name|type|function)"\s*:')
+
+
+def find_unread_call(said: str, *, tagged: bool) -> ParseError | None:
+    """Return the error for a text in which no call was read, and which is none of an answer;
+    `tagged` says that the tag stood before it."""
+    if _OPENING.match(said):
+        text = said.lstrip()
+        try:
+            _, end = DECODER.raw_decode(text)
+        except RecursionError:
+            return ParseError("tool call is nested too deeply")
+        except ValueError as error:
+            return ParseError(f"tool call is not valid JSON: {error_reason(error)}")
+        if text[end:].strip():
+            return ParseError(
+                "expected nothing after the JSON of a tool call: make one call a turn"
+            )
+    if tagged:
+        return ParseError("tool call is not in the form of this model's calls")
+    return None
