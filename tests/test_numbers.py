@@ -56,6 +56,7 @@ ZERO_IS_MEANT = {
     "learner.algorithm.critic.trace_decay": "TD(0)",
     "learner.algorithm.critic.warmup_steps": "none",
     "learner.algorithm.entropy_coefficient": "no bonus",
+    "learner.lora.dropout": "none, and nothing else is taken",
     "learner.optimizer.betas": "no moment",
     "learner.optimizer.weight_decay": "none",
     "learner.optimizer.grad_clip": "no clipping",

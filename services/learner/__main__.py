@@ -120,10 +120,13 @@ def _build_rendezvous(runtime: Runtime[LearnerConfig], machines: "MachineRoster"
 
 
 def _make_exporter(policy: PolicyConfig) -> Callable[[Path, Path], None]:
-    from services.learner.checkpoints.adapters.model_assets import assets_of
+    from services.learner.checkpoints.adapters.model_assets import folder_under
     from services.learner.checkpoints.export import export_model
 
-    return lambda checkpoint, out: export_model(checkpoint, assets_of(policy), policy, out)
+    def write(checkpoint: Path, out: Path) -> None:
+        export_model(checkpoint, folder_under(checkpoint, policy), policy, out)
+
+    return write
 
 
 def _open_remote_store(runtime: Runtime[LearnerConfig]) -> RemoteStore | None:

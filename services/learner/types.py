@@ -94,7 +94,8 @@ class ModelInfo:
     vocab_size: int
     # The step whose parameters are in memory: 0, or that of the checkpoint.
     step: int
-    # What a publication of the reference policy would be called, where there is one.
+    # What a publication of the first policy would be called, where that is the reference or lies
+    # under adapters.
     reference: bytes | None = None
 
 

@@ -12,6 +12,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3Moe
 
 from services.learner.config.algorithm import AlgorithmConfig
 from services.learner.config.learner import OptimizerConfig
+from services.learner.config.lora import LoraConfig
 from services.learner.config.rank import RankConfig
 from services.learner.rank.data_parallel import Replicas
 from services.learner.rank.model import Policy, load_policy
@@ -152,15 +153,17 @@ def make_trainer(
     checkpointing: Literal["auto", "off", "selective", "full"] = "auto",
     offload: bool = False,
     replicas: Replicas | None = None,
+    lora: LoraConfig | None = None,
+    dtype: str = "float32",
     **optimizer: object,
 ) -> tuple[Policy, Optimizer, Trainer]:
     rank = RankConfig(
         pack_tokens=pack_tokens, head_chunk=head_chunk, gradient_checkpointing=checkpointing
     )
-    policy = load_policy(policy_config(folder), rank)
+    policy = load_policy(policy_config(folder, dtype=dtype), rank, lora=lora)
     # Not validated: where eps is far out of bounds, an update is a multiple of the gradient.
     settings = OptimizerConfig(lr=1e-2).model_copy(update=optimizer)
-    adamw = Optimizer(policy.named_parameters(), settings, offload=offload)
+    adamw = Optimizer(policy.trained_parameters(), settings, offload=offload)
     chosen = algorithm or AlgorithmConfig()
     return policy, adamw, Trainer(policy, adamw, chosen, rank, replicas=replicas)
 

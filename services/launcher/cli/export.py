@@ -9,7 +9,7 @@ from services.launcher.cli.command_runner import report_error
 from services.launcher.cli.run_source import NoRunError, find_run_dir
 
 
-def export_model(run_id: str, step: int | None, out: Path, runs: Path) -> int:
+def export_model(run_id: str, step: int | None, out: Path, runs: Path, *, adapters: bool) -> int:
     """Write the model of a checkpoint that a run keeps."""
     try:
         run_dir = find_run_dir(run_id, runs)
@@ -23,4 +23,5 @@ def export_model(run_id: str, step: int | None, out: Path, runs: Path) -> int:
         str(out),
     ]
     command += [] if step is None else ["--step", str(step)]
+    command += ["--adapters"] if adapters else []
     return subprocess.run(command, check=False, env=child_environment(ours=True)).returncode

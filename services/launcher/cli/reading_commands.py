@@ -106,15 +106,19 @@ def export(
         int | None,
         typer.Option("--step", min=0, help="Step of a checkpoint; the newest if absent."),
     ] = None,
+    adapters: Annotated[
+        bool, typer.Option("--adapters", help="The adapters of learner.lora alone, for PEFT.")
+    ] = False,
     runs: Runs = RUNS,
 ) -> None:
     """Write the model of a run in Hugging Face's format, for transformers and vLLM.
 
     With tokenizer, chat template and generation config; `sha256sum -c SHA256SUMS` checks it. A run
-    that is complete has that of its last step in `runs/RUN_ID/model`.
+    that is complete has that of its last step in `runs/RUN_ID/model`. Adapters of `learner.lora`
+    are merged in, unless `--adapters` asks for them alone.
 
     Reads files of the run, so it works where these are, not by FLOTILLA_LAUNCHER.
     """
     from services.launcher.cli import export as command
 
-    raise typer.Exit(command.export_model(run, step, out, runs))
+    raise typer.Exit(command.export_model(run, step, out, runs, adapters=adapters))

@@ -2,23 +2,26 @@
 
 The weights are rounded to the dtype that the run was served in; the configuration is the run's
 own, including its rope scaling; a head that shares the embedding's weights is stored once.
-`SHA256SUMS` lists all files: `sha256sum -c SHA256SUMS` checks them."""
+Adapters are merged into the model that they belong to; `export_adapters` leaves them by themselves,
+for PEFT. `SHA256SUMS` lists all files: `sha256sum -c SHA256SUMS` checks them."""
 
 import asyncio
 import fnmatch
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
-from numpy.typing import NDArray
 
 from services.common.durable_files import sha256_of, sync_path, write_durably
 from services.common.log import get_logger
 from services.common.spec import PolicyConfig
+from services.learner.checkpoints.merged_model import ADAPTERS, write_merged_model
+from services.learner.checkpoints.number_formats import SERVED_DTYPES, to_bfloat16
 from services.learner.checkpoints.tensor_files import ITEM_BYTES, TensorSpan, read_header
 from services.learner.journal.store import Journal
 
@@ -43,7 +46,7 @@ ASSETS = (
 )
 # A model's own code is needed, and run, only where the run trusts it.
 _CODE = "*.py"
-_DTYPES = {"float32": "F32", "bfloat16": "BF16"}
+
 _CHUNK_ITEMS = 1 << 22
 _log = get_logger(__name__)
 
@@ -55,16 +58,46 @@ class ExportError(Exception):
 def export_model(checkpoint: Path, assets: Path, policy: PolicyConfig, out: Path) -> None:
     """Write the model of a checkpoint to `out`, replacing what is there, completely or not at all.
 
-    `assets` is the folder of `policy.model`. Raises ExportError."""
-    partial = out.parent / f".{out.name}.partial"
-    try:
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-        _write_model(checkpoint / MODEL, partial / MODEL, policy.dtype)
+    `assets` is the folder of `policy.model`; with adapters its weights are read, too. Raises
+    ExportError."""
+    with _replacing(checkpoint, out) as partial:
+        if has_adapters(checkpoint):
+            write_merged_model(checkpoint, assets, partial / MODEL, policy.dtype)
+        else:
+            _write_model(checkpoint / MODEL, partial / MODEL, policy.dtype)
         _write_config(checkpoint / CONFIG, partial / CONFIG, policy.dtype)
         _copy_assets(assets, partial, code=policy.trust_remote_code)
         if not (partial / GENERATION).exists():
             _write_generation_config(partial)
+
+
+def export_adapters(checkpoint: Path, assets: Path, out: Path) -> None:
+    """Write the adapters of a checkpoint to `out`, as PEFT's `from_pretrained` loads them, with the
+    tokenizer of `assets`. Raises ExportError."""
+    if not has_adapters(checkpoint):
+        raise ExportError(
+            f"{checkpoint} holds a whole model: the run trains no adapters (learner.lora); export"
+            " it without --adapters"
+        )
+    with _replacing(checkpoint, out) as partial:
+        for name in ADAPTERS:
+            write_durably(partial / name, (checkpoint / name).read_bytes())
+        _copy_assets(assets, partial, code=False)
+
+
+def has_adapters(checkpoint: Path) -> bool:
+    """Return True for a checkpoint of adapters alone."""
+    return (checkpoint / ADAPTERS[0]).exists()
+
+
+@contextmanager
+def _replacing(checkpoint: Path, out: Path) -> Generator[Path]:
+    """Yield an empty folder that becomes `out` with its sums. Raises ExportError."""
+    partial = out.parent / f".{out.name}.partial"
+    try:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        yield partial
         _write_sums(partial)
         _replace_folder(partial, out)
     except (OSError, ValueError, KeyError) as error:
@@ -90,7 +123,7 @@ async def export_newest(
 
 def _write_model(source: Path, target: Path, dtype: str) -> None:
     spans = read_header(source)
-    header, kind = {}, _DTYPES[dtype]
+    header, kind = {}, SERVED_DTYPES[dtype]
     at = 0
     for name, span in spans.items():
         stored = kind if span.dtype == "F32" else span.dtype
@@ -119,16 +152,6 @@ def _copy_tensor(read: BinaryIO, write: BinaryIO, span: TensorSpan, kind: str) -
             raise ValueError(f"{read.name} ends too early")
         left -= len(data)
         write.write(to_bfloat16(np.frombuffer(data, "<f4")).tobytes() if rounded else data)
-
-
-def to_bfloat16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
-    """Return the bits of the nearest bfloat16. Ties round to even, as in torch; NaN stays NaN."""
-    bits = values.view(np.uint32)
-    rounded = (bits + (np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1)))) >> np.uint32(
-        16
-    )
-    quiet = (bits >> np.uint32(16)) | np.uint32(0x40)
-    return np.where(np.isnan(values), quiet, rounded).astype("<u2")
 
 
 def _write_config(source: Path, target: Path, dtype: str) -> None:

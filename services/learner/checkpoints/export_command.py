@@ -10,8 +10,8 @@ from services.common.errors import ConfigError
 from services.common.printable_text import say
 from services.common.private_process import refuse_core_dumps
 from services.common.spec import parse_shared
-from services.learner.checkpoints.adapters.model_assets import assets_of
-from services.learner.checkpoints.export import ExportError, export_model
+from services.learner.checkpoints.adapters.model_assets import assets_of, folder_under
+from services.learner.checkpoints.export import ExportError, export_adapters, export_model
 from services.learner.journal.connection import JournalError
 from services.learner.journal.store import JOURNAL_FILE, open_read_only
 from services.learner.run_files.checkpoint_manifest import (
@@ -39,9 +39,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("run_dir", type=Path, help="folder of the run")
     parser.add_argument("--step", type=int, help="of a checkpoint that is kept (the newest)")
     parser.add_argument("--out", type=Path, required=True, help="folder to write; must not exist")
+    parser.add_argument(
+        "--adapters", action="store_true", help="the adapters alone (learner.lora), for PEFT"
+    )
     given = parser.parse_args(argv)
     try:
-        step = _export_step(given.run_dir, given.step, given.out)
+        step = _export_step(given.run_dir, given.step, given.out, adapters=given.adapters)
     except _REFUSALS as error:
         say(f"error: {error}", file=sys.stderr)
         return UNABLE
@@ -49,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return OK
 
 
-def _export_step(run_dir: Path, step: int | None, out: Path) -> int:
+def _export_step(run_dir: Path, step: int | None, out: Path, *, adapters: bool) -> int:
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ExportError(f"{out} is there already: choose a folder that is not, or remove it")
     policy = parse_shared(_read_spec(run_dir), where=str(run_dir / "spec.json")).policy
@@ -62,7 +65,10 @@ def _export_step(run_dir: Path, step: int | None, out: Path) -> int:
         raise ExportError(f"{run_dir} has no checkpoint of step {chosen}; it has those of {kept}")
     folder = run_dir / "checkpoints" / steps[chosen]
     verify_checkpoint(folder)
-    export_model(folder, assets_of(policy), policy, out)
+    if adapters:
+        export_adapters(folder, assets_of(policy), out)
+    else:
+        export_model(folder, folder_under(folder, policy), policy, out)
     return chosen
 
 

@@ -10,6 +10,7 @@ from services.common.number_ranges import MOST_STEPS, Count, Seconds, Steps
 from services.learner.config.alarms import AlarmsConfig
 from services.learner.config.algorithm import AlgorithmConfig
 from services.learner.config.guard import GuardConfig
+from services.learner.config.lora import LoraConfig
 from services.learner.config.rank import RankConfig
 from services.learner.config.sampling import SamplingConfig, SelectConfig, Tasks
 from services.learner.config.tracking import TrackingConfig
@@ -172,6 +173,8 @@ class LearnerConfig(ConfigModel):
     algorithm: AlgorithmConfig = AlgorithmConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     rank: RankConfig = RankConfig()
+    # Trains adapters in place of the model; absent: all of its parameters.
+    lora: LoraConfig | None = None
     guard: GuardConfig = GuardConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     eval: EvalConfig = EvalConfig()
@@ -179,6 +182,15 @@ class LearnerConfig(ConfigModel):
     sampling: SamplingConfig = SamplingConfig()
     tracking: TrackingConfig = TrackingConfig()
     alarms: AlarmsConfig = AlarmsConfig()
+
+    @model_validator(mode="after")
+    def _adapters_go_with_the_rest(self) -> Self:
+        if self.lora is not None and self.algorithm.advantage == "gae":
+            raise ValueError(
+                "lora: not with algorithm.advantage = 'gae' yet, whose critic trains a whole model;"
+                " choose another advantage, or leave lora out"
+            )
+        return self
 
     @model_validator(mode="after")
     def _a_group_can_be_complete(self) -> Self:

@@ -19,10 +19,10 @@ from services.learner.rank.sharding import local_tensor
 
 @torch.no_grad()
 def broadcast_policy(policy: Policy, step: int, replicas: Replicas) -> int:
-    """Give the policy the first rank's parameters; return the step behind them."""
+    """Give the policy the first rank's parameters, or adapters; return the step behind them."""
     taken = torch.tensor([step], dtype=torch.int64)
     replicas.broadcast_tensor(taken)
-    for parameter in policy.named_parameters().values():
+    for parameter in policy.trained_parameters().values():
         _broadcast_part(parameter, replicas)
     return int(taken)
 

@@ -112,8 +112,10 @@ class _HypothesisTrials:
                 older = dict(self._suspect.slots.iter_tensors(version))
                 yield from self._try_stale_weights(older, hidden, f"version {version}")
         if self._suspect.version > 0:
-            first = load_policy(self._suspect.config, self._suspect.rank).named_parameters()
-            own = {name: parameter.data for name, parameter in first.items()}
+            first = self._policy
+            if first.adapters is None:
+                first = load_policy(self._suspect.config, self._suspect.rank)
+            own = {name: parameter.data for name, parameter in first.named_parameters().items()}
             yield from self._try_stale_weights(
                 own, hidden, "policy.model, which the run began with"
             )

@@ -15,9 +15,12 @@ from transformers import PreTrainedModel
 from services.common.spec import PolicyConfig
 from services.learner.algo.logprob_head import token_logprobs
 from services.learner.algo.packing import Segments, make_pack_layout
+from services.learner.config.lora import LoraConfig
 from services.learner.config.rank import RankConfig
 from services.learner.rank.activation_checkpointing import enable_checkpointing
+from services.learner.rank.lora import Adapters, add_adapters
 from services.learner.rank.model_loading import ModelError, read_model, read_split_model
+from services.learner.rank.parameter_names import base_parameters
 from services.learner.rank.sharding import (
     ShardLayout,
     add_forward,
@@ -55,6 +58,8 @@ class Policy:
     logit_scale: float = 1.0
     # Runs the body of a model that is split over ranks.
     run_body: Callable[[Segments], Tensor] | None = None
+    # With them the parameters are frozen, and these are trained.
+    adapters: Adapters | None = None
 
     @property
     def head(self) -> Tensor:
@@ -76,8 +81,24 @@ class Policy:
         return any(".experts." in name for name in self.named_parameters())
 
     def named_parameters(self) -> dict[str, nn.Parameter]:
-        """Parameters by canonical Hugging Face name, each once: a tied head is left out."""
-        return dict(self.model.named_parameters())
+        """Parameters by canonical Hugging Face name, each once: a tied head is left out.
+
+        Without adapters; `published_tensor` has them in."""
+        return base_parameters(self.model)
+
+    def trained_parameters(self) -> dict[str, nn.Parameter]:
+        """Parameters that the optimizer updates, by name: all, or the adapters'."""
+        return (
+            self.named_parameters() if self.adapters is None else self.adapters.named_parameters()
+        )
+
+    def saved_parameters(self) -> dict[str, nn.Parameter]:
+        """Parameters that a checkpoint holds, by their names in its file."""
+        return self.named_parameters() if self.adapters is None else self.adapters.file_parameters()
+
+    def published_tensor(self, name: str, parameter: Tensor) -> Tensor:
+        """Return what engines are given for the parameter of this name: its adapter merged in."""
+        return parameter if self.adapters is None else self.adapters.merge(name, parameter)
 
     def autocast(self) -> AbstractContextManager[Any]:
         """The context in which the forward pass runs."""
@@ -164,20 +185,40 @@ def score_tokens(policy: Policy, token_ids: np.ndarray, *, chunk: int) -> np.nda
     return values.float().cpu().numpy()
 
 
-def load_policy(config: PolicyConfig, rank: RankConfig, source: str | Path | None = None) -> Policy:
+def load_policy(
+    config: PolicyConfig,
+    rank: RankConfig,
+    source: str | Path | None = None,
+    lora: LoraConfig | None = None,
+) -> Policy:
     """Load the policy's weights, from `source` (a checkpoint folder) instead where given.
 
-    Raises ModelError when the model cannot be found, or would not be trained as it is served."""
-    policy = prepare_policy(read_model(config, source), DTYPES[config.dtype], rank)
+    With `lora` they are frozen and get adapters, which change nothing yet. Raises ModelError when
+    the model cannot be found, or would not be trained as it is served."""
+    dtype = DTYPES[config.dtype]
+    model = read_model(config, source)
+    adapters = add_adapters(model, lora, dtype) if lora is not None else None
+    policy = prepare_policy(model, dtype, rank, adapters=adapters)
     return replace(policy, max_model_len=config.max_model_len)
 
 
 def load_split_policy(
-    config: PolicyConfig, rank: RankConfig, layout: ShardLayout, source: str | Path | None = None
+    config: PolicyConfig,
+    rank: RankConfig,
+    layout: ShardLayout,
+    source: str | Path | None = None,
+    lora: LoraConfig | None = None,
 ) -> Policy:
     """Load this rank's part of the policy, as `load_policy` loads all of it."""
-    model = read_split_model(config, layout, source)
-    policy = prepare_policy(model, DTYPES[config.dtype], rank, layout=layout)
+    dtype, added = DTYPES[config.dtype], list[Adapters]()
+
+    def prepare(model: PreTrainedModel) -> None:
+        if lora is not None:
+            added.append(add_adapters(model, lora, dtype))
+
+    model = read_split_model(config, layout, source, prepare=prepare)
+    adapters = added[-1] if added else None
+    policy = prepare_policy(model, dtype, rank, layout=layout, adapters=adapters)
     return replace(policy, max_model_len=config.max_model_len)
 
 
@@ -187,6 +228,7 @@ def prepare_policy(
     rank: RankConfig,
     *,
     layout: ShardLayout | None = None,
+    adapters: Adapters | None = None,
 ) -> Policy:
     """Make a loaded model trainable and check that its logprobs are what it itself computes.
 
@@ -200,9 +242,19 @@ def prepare_policy(
         enable_checkpointing(model, rank.gradient_checkpointing)
     model.train()
     scale = _logit_scale(model.config)
-    policy = Policy(model, model.config, dtype, device, packable=False, logit_scale=scale)
+    policy = Policy(
+        model,
+        model.config,
+        dtype,
+        device,
+        packable=False,
+        logit_scale=scale,
+        adapters=adapters,
+    )
     if layout is not None:
         policy = policy.split_over_ranks(layout)
+    if adapters is not None:
+        adapters.reset()
     _check_head(policy)
     packable = _packs_are_exact(policy)
     shares = rank.share_prompts and packable and _shared_prompts_are_exact(policy)

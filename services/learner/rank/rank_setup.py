@@ -11,6 +11,7 @@ from services.common.config import ConfigModel
 from services.common.spec import PolicyConfig
 from services.learner.config.algorithm import AlgorithmConfig
 from services.learner.config.learner import OptimizerConfig
+from services.learner.config.lora import LoraConfig
 from services.learner.config.rank import RankConfig
 from services.learner.rank import checkpoint, initial_broadcast
 from services.learner.rank.activation_checkpointing import (
@@ -18,6 +19,7 @@ from services.learner.rank.activation_checkpointing import (
     decoder_shape,
     enable_checkpointing,
 )
+from services.learner.rank.adapter_files import BaseRecord
 from services.learner.rank.critic import Critic
 from services.learner.rank.data_parallel import RankPlacement, Replicas
 from services.learner.rank.model import (
@@ -28,7 +30,7 @@ from services.learner.rank.model import (
     load_split_policy,
 )
 from services.learner.rank.optimizer import Optimizer
-from services.learner.rank.reference import ReferencePolicy
+from services.learner.rank.reference import BaseReference, ReferencePolicy
 from services.learner.rank.rendezvous_store import Store
 from services.learner.rank.sharding import ShardLayout, local_tensor
 from services.learner.rank.trainer import Trainer
@@ -49,6 +51,7 @@ class RankSetup(ConfigModel):
     algorithm: AlgorithmConfig
     optimizer: OptimizerConfig
     rank: RankConfig
+    lora: LoraConfig | None = None
     # A checkpoint folder to continue from. Ranks of other machines than the first do not see it,
     # and get everything from the first rank.
     checkpoint: Path | None = None
@@ -68,12 +71,23 @@ class RankModels:
     replicas: Replicas
     # The steps behind the parameters.
     step: int
+    # What the policy's adapters belong to, if it has any.
+    base: BaseRecord | None = None
 
     def save_checkpoint(self, directory: Path, step: int) -> checkpoint.CheckpointFiles:
         """Write a checkpoint of the state as of `step`."""
         return checkpoint.save_checkpoint(
-            directory, self.policy, self.optimizer, step, self._other_states
+            directory, self.policy, self.optimizer, step, self._other_states, self.base
         )
+
+    def initial_fingerprint(self) -> bytes | None:
+        """Return the fingerprint of the first policy, where it is still used: as the reference,
+        or under the adapters.
+
+        Of split models all ranks ask for it, and at the same time."""
+        if self.base is not None:
+            return bytes.fromhex(self.base.fingerprint)
+        return self.reference.weights_fingerprint() if self.reference is not None else None
 
     def join_checkpoint(self) -> None:
         """Take part in the first rank's saving, where this one holds a part of the state."""
@@ -91,17 +105,18 @@ def load_models(setup: RankSetup, store: Store | None = None) -> RankModels:
     CheckpointError, and ValueError for an algorithm that cannot be run."""
     torch.set_num_threads(setup.rank.threads)
     device = _select_device(setup)
-    source = setup.checkpoint
-    step = checkpoint.read_step(source) if source else 0
+    step = checkpoint.read_step(setup.checkpoint) if setup.checkpoint else 0
+    source = _model_source(setup)
     replicas = Replicas()
     if setup.place.count > 1:
         replicas = Replicas.join_process_group(setup.place, device, store)
     layout = _make_layout(setup, device)
     # A critic begins as a copy of the whole policy.
     if layout is not None and setup.algorithm.advantage != "gae":
-        policy = load_split_policy(setup.policy, setup.rank, layout, source)
+        policy = load_split_policy(setup.policy, setup.rank, layout, source, setup.lora)
     else:
-        policy = load_policy(setup.policy, setup.rank, source)
+        policy = load_policy(setup.policy, setup.rank, source, setup.lora)
+    base = _load_adapters(setup, policy)
     if setup.place.spans_machines:
         step = initial_broadcast.broadcast_policy(policy, step, replicas)
     critic = _load_critic(setup, policy, replicas, layout)
@@ -120,7 +135,7 @@ def load_models(setup: RankSetup, store: Store | None = None) -> RankModels:
         critic=critic,
         replicas=replicas,
     )
-    return RankModels(policy, optimizer, trainer.critic, reference, trainer, replicas, step)
+    return RankModels(policy, optimizer, trainer.critic, reference, trainer, replicas, step, base)
 
 
 def _select_device(setup: RankSetup) -> torch.device:
@@ -166,11 +181,35 @@ def _fit_checkpointing(
         enable_checkpointing(body, chosen)
 
 
+def _model_source(setup: RankSetup) -> Path | None:
+    """Return the checkpoint that has the whole model; None where it is that of `policy.model`."""
+    source = setup.checkpoint
+    if source is None or setup.lora is not None:
+        return None
+    if (base := checkpoint.read_base(source)) is not None:
+        raise checkpoint.CheckpointError(
+            f"{source} holds adapters of {base} alone: give learner.lora as the run was begun with"
+        )
+    return source
+
+
+def _load_adapters(setup: RankSetup, policy: Policy) -> BaseRecord | None:
+    """Give the policy the adapters of the checkpoint; return what they belong to."""
+    if policy.adapters is None:
+        return None
+    base = BaseRecord.of_policy(policy, setup.policy)
+    if setup.checkpoint is not None:
+        checkpoint.load_adapters(setup.checkpoint, policy, base)
+    return base
+
+
 def _load_reference(
     setup: RankSetup, policy: Policy, layout: ShardLayout | None
 ) -> ReferencePolicy | None:
     if setup.algorithm.kl.coefficient == 0:
         return None
+    if policy.adapters is not None:
+        return BaseReference(policy, policy.adapters)
     offload = setup.rank.offload_reference
     own = None if layout is None else replace(layout, offload=offload)
     return ReferencePolicy.from_config(setup.policy, policy, offload=offload, layout=own)
@@ -199,7 +238,7 @@ def _load_critic(
 def _load_optimizer(setup: RankSetup, policy: Policy, replicas: Replicas) -> Optimizer:
     # What is split lives in host memory itself.
     offload = setup.rank.offload_optimizer and not policy.is_split
-    optimizer = Optimizer(policy.named_parameters(), setup.optimizer, offload=offload)
+    optimizer = Optimizer(policy.trained_parameters(), setup.optimizer, offload=offload)
     if setup.checkpoint:
         checkpoint.load_optimizer(setup.checkpoint, optimizer)
     if setup.place.spans_machines:

@@ -11,6 +11,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from services.common.spec import PolicyConfig
+from services.learner.rank.lora import Adapters, freeze_model
 from services.learner.rank.model import Policy
 from services.learner.rank.model_loading import read_model, read_split_model
 from services.learner.rank.sharding import ShardLayout
@@ -38,14 +39,16 @@ class ReferencePolicy:
         With a `layout` each rank reads and keeps its part, where the layout says."""
         if layout is None:
             return _freeze_policy(read_model(config), policy, offload=offload)
-        freeze = partial(_freeze_model, dtype=policy.compute_dtype)
+        freeze = partial(freeze_model, dtype=policy.compute_dtype)
         model = read_split_model(config, layout, prepare=freeze)
         frozen = replace(policy, model=model, run_body=None).split_over_ranks(layout)
         return ReferencePolicy(frozen, policy.device)
 
     @staticmethod
     def copy_of(policy: Policy, *, offload: bool) -> "ReferencePolicy":
-        """Copy the policy as it is now."""
+        """Copy the policy as it is now; of one with adapters, take the model under these."""
+        if policy.adapters is not None:
+            return BaseReference(policy, policy.adapters)
         return _freeze_policy(copy.deepcopy(policy.model), policy, offload=offload)
 
     def weights_fingerprint(self) -> bytes:
@@ -70,19 +73,21 @@ class ReferencePolicy:
 
 def _freeze_policy(model: PreTrainedModel, policy: Policy, *, offload: bool) -> ReferencePolicy:
     """Freeze `model`, one of the same architecture as `policy`."""
-    _freeze_model(model, policy.compute_dtype)
+    freeze_model(model, policy.compute_dtype)
     home = torch.device("cpu") if offload else policy.device
     nn.Module.to(model, home)
     return ReferencePolicy(replace(policy, model=model, run_body=None), home)
 
 
-def _freeze_model(model: PreTrainedModel, dtype: torch.dtype) -> None:
-    """Freeze the model, and cast what autocast would cast anyway.
+class BaseReference(ReferencePolicy):
+    """The model under the policy's own adapters: it takes no memory of its own."""
 
-    That is matrices, but no embedding and no norm."""
-    model.eval()
-    embeddings = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
-    for parameter in model.parameters():
-        parameter.requires_grad_(False)
-        if parameter.ndim >= 2 and id(parameter) not in embeddings:
-            parameter.data = parameter.data.to(dtype)
+    def __init__(self, policy: Policy, adapters: Adapters) -> None:
+        super().__init__(policy, policy.device)
+        self._adapters = adapters
+
+    @contextmanager
+    def on_policy_device(self) -> Generator[Policy]:
+        """See `ReferencePolicy.on_policy_device`; the policy has no adapters meanwhile."""
+        with self._adapters.used(None):
+            yield self._policy

@@ -1,7 +1,7 @@
 """Comparison of engines' logprobs with those of the weights that sampled them."""
 
 from collections.abc import Generator, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -98,10 +98,27 @@ def swapped_weights(policy: Policy, tensors: Iterable[tuple[str, Tensor]]) -> Ge
 
     A CPU reads a published version where it lies in shared memory; a GPU holds it beside the
     newest weights. Of parameters that are split over ranks, each rank's part is overwritten."""
-    if policy.is_split:
-        with _overwritten_parts(policy, tensors):
-            yield
-        return
+    with ExitStack() as stack:
+        tensors = _without_adapters(policy, tensors, stack)
+        if policy.is_split:
+            stack.enter_context(_overwritten_parts(policy, tensors))
+        else:
+            stack.enter_context(_replaced_tensors(policy, tensors))
+        yield
+
+
+def _without_adapters(
+    policy: Policy, tensors: Iterable[tuple[str, Tensor]], stack: ExitStack
+) -> Iterator[tuple[str, Tensor]]:
+    """Pass the tensors on, and have their layers compute without adapters: these are merged in."""
+    for name, tensor in tensors:
+        if policy.adapters is not None:
+            stack.enter_context(policy.adapters.used(None, (name.removesuffix(".weight"),)))
+        yield name, tensor
+
+
+@contextmanager
+def _replaced_tensors(policy: Policy, tensors: Iterable[tuple[str, Tensor]]) -> Generator[None]:
     parameters = policy.named_parameters()
     newest = {name: parameter.data for name, parameter in parameters.items()}
     try:

@@ -141,3 +141,17 @@ def split_like(tensor: Tensor, whole: Tensor) -> Tensor:
     part = torch.empty_like(tensor, dtype=whole.dtype)
     local_tensor(part).copy_(whole[local_slices(tensor)])
     return part
+
+
+def with_part(tensor: Tensor, part: Tensor) -> Tensor:
+    """Return `part` as this rank's of a tensor that is split as `tensor` is."""
+    if not isinstance(tensor, DTensor):
+        return part
+    return DTensor.from_local(
+        part,
+        tensor.device_mesh,
+        tensor.placements,
+        run_check=False,
+        shape=tensor.shape,
+        stride=tensor.stride(),
+    )

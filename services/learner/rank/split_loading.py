@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.initialization import no_init_weights
 
+from services.learner.rank.parameter_names import base_parameters
 from services.learner.rank.sharding import ShardLayout, local_slices, local_tensor
 
 _FILE, _INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -56,7 +57,7 @@ def read_parts(model: Any, files: Mapping[str, Path], layout: ShardLayout) -> No
     )
     with ExitStack() as stack:
         opened: dict[Path, Any] = {}
-        for name, parameter in model.named_parameters():
+        for name, parameter in base_parameters(model).items():
             path = files[name]
             if path not in opened:
                 opened[path] = stack.enter_context(safe_open(path, "pt"))

@@ -4,7 +4,7 @@ import json
 import mmap
 import os
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +24,8 @@ _NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _MULTIPLIER = 0x9E3779B97F4A7C15
 _LENGTH_FACTOR = 0xD6E8FEB86659FD93
 _MASK = (1 << 64) - 1
+# (name, parameter) to the tensor that is published under this name.
+Merge = Callable[[str, Tensor], Tensor]
 # 256 KiB of words and as much of multipliers stay in a CPU's cache; a GPU wants few launches.
 _CHUNK_WORDS = 1 << 15
 _DEVICE_CHUNK_WORDS = 1 << 24
@@ -65,6 +67,10 @@ class _TensorSpan:
     end: int
 
 
+def _as_it_is(_: str, parameter: Tensor) -> Tensor:
+    return parameter
+
+
 class WeightSlots:
     """Weights in `{name}-slot{k}.safetensors`, version v in slot v mod 3.
 
@@ -83,8 +89,11 @@ class WeightSlots:
         name: str,
         *,
         own: bool = True,
+        merge: Merge = _as_it_is,
     ) -> None:
+        """Make the slots; `merge` gives what is published of each parameter, in its own shape."""
         self._parameters = dict(parameters)
+        self._merge = merge
         self._dtype = dtype
         header, self._places, self.total_bytes = _plan_file(self._parameters, dtype)
         self.paths = slot_paths(folder, name)
@@ -128,15 +137,18 @@ class WeightSlots:
         slot = version % SLOT_COUNT
         self._written.pop(slot, None)
         for place in self._places:
-            _gather_as(self._parameters[place.name], self._dtype)
+            _gather_as(self._published_tensor(place.name), self._dtype)
         self._buffers = self._buffers or [_map_slot(path, self.total_bytes) for path in self.paths]
         self._written[slot] = version
 
     def _copy_tensor(self, buffer: Tensor, place: _TensorSpan) -> TensorEntry:
         # Cast and checked where the parameters are; only the result is moved.
-        raw = _to_raw_bytes(self._parameters[place.name], self._dtype)
+        raw = _to_raw_bytes(self._published_tensor(place.name), self._dtype)
         buffer[place.start : place.end].copy_(raw)
         return _tensor_entry(place, raw, self._dtype)
+
+    def _published_tensor(self, name: str) -> Tensor:
+        return self._merge(name, self._parameters[name])
 
     def unlink_slots(self) -> None:
         """Unlink the slots, but not those that a successor made in their place.

@@ -40,9 +40,9 @@ class Rank:
 
     def model_info(self) -> ModelInfo:
         """Describe the loaded model."""
-        policy, reference = self._models.policy, self._models.reference
+        policy = self._models.policy
         count = sum(parameter.numel() for parameter in policy.named_parameters().values())
-        fingerprint = reference.weights_fingerprint() if reference is not None else None
+        fingerprint = self._models.initial_fingerprint()
         return ModelInfo(count, policy.vocabulary, self._step, fingerprint)
 
     def describe_start(self) -> protocol.Message:
@@ -83,6 +83,7 @@ class PublishingRank(Rank):
             setup.shm_dir,
             setup.name,
             own=own_slots,
+            merge=policy.published_tensor,
         )
         self._comparing = CompareCommand(policy, self._slots, setup.policy, setup.rank)
 

@@ -159,6 +159,7 @@ class LocalRanks:
             "algorithm": config.algorithm.model_dump(mode="json"),
             "optimizer": config.optimizer.model_dump(mode="json"),
             "rank": config.rank.model_dump(mode="json"),
+            "lora": None if config.lora is None else config.lora.model_dump(mode="json"),
             "checkpoint": seen,
             "place": {**place, "slot": index % here, "slots": here},
         }

@@ -38,8 +38,8 @@ class Machine:
             problem = f"is none of the numbers 1 to {self.machines - 1}"
         elif other.spec_digest != self.spec_digest:
             problem = (
-                "has another [policy], or another algorithm, optimizer or rank in [learner]; start"
-                " it with the learner's spec and overrides"
+                "has another [policy], or another algorithm, optimizer, lora or rank in [learner];"
+                " start it with the learner's spec and overrides"
             )
         else:
             return
@@ -56,6 +56,7 @@ def machine_from_config(
         "algorithm": config.algorithm.model_dump(mode="json"),
         "optimizer": config.optimizer.model_dump(mode="json"),
         "rank": rank.model_dump(mode="json", exclude=_PLACEMENT_KEYS),
+        "lora": None if config.lora is None else config.lora.model_dump(mode="json"),
         "steps": config.steps,
     }
     digest = hashlib.sha256(canonical_json(trained).encode()).digest()

@@ -78,7 +78,7 @@ async def check_weights_are_the_same(lineage: PolicyLineage, ranks: Ranks, info:
     if info.step == 0 and (await ranks.publish_weights(0)).fingerprint not in known:
         raise ConfigError(f"{changed}the run has no checkpoint yet{remedy}")
     if info.reference is not None and info.reference not in known:
-        raise ConfigError(f"{changed}its KL penalty is measured from them{remedy}")
+        raise ConfigError(f"{changed}its KL penalty or its adapters build on them{remedy}")
 
 
 async def _initial_value(journal: Journal, name: str, value: str | int) -> str | int:

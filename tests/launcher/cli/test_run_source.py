@@ -126,7 +126,7 @@ def test_what_reads_files_of_a_run_says_that_they_are_where_the_launcher_is(
     codes = (
         show.show_attempts("newest", tmp_path, show.AttemptFilter(), None),
         show.show_tasks("far-1", tmp_path),
-        export.export_model("far-1", None, tmp_path / "model", tmp_path),
+        export.export_model("far-1", None, tmp_path / "model", tmp_path, adapters=False),
         env_status.env_status("newest", tmp_path, None, as_json=False),
     )
     told = capsys.readouterr().out

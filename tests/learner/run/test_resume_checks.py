@@ -43,7 +43,7 @@ async def test_another_order_of_tasks_is_used_with_a_warning(
     [
         (0, b"other", None, "no checkpoint yet"),
         (5, b"other", None, None),
-        (5, b"other", b"reference", "its KL penalty is measured from them"),
+        (5, b"other", b"reference", "its KL penalty or its adapters build on them"),
         (5, b"reference", b"reference", None),
         (5, None, b"reference", None),
     ],

@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-from services.common.adapters.model_hub import fetch_files
+from services.common.adapters.model_hub import fetch_files, stage_model
 from services.common.errors import ConfigError
 from services.common.fingerprint import TokenizerDigests, tokenizer_digests
 from services.common.spec import PolicyConfig
-from services.learner.checkpoints.export import ASSETS
+from services.learner.checkpoints.export import ASSETS, has_adapters
 
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
@@ -25,3 +25,11 @@ def assets_of(policy: PolicyConfig) -> Path:
     """Return the folder with all of the model's files except its weights. Raises ConfigError."""
     code = ["*.py"] if policy.trust_remote_code else []
     return fetch_files(policy.model, policy.revision, [*ASSETS, *code])
+
+
+def folder_under(checkpoint: Path, policy: PolicyConfig) -> Path:
+    """Return the folder with all that an export of a checkpoint takes from the model: its weights,
+    too, where the checkpoint holds adapters alone. Raises ConfigError."""
+    if has_adapters(checkpoint):
+        return stage_model(policy.model, policy.revision)
+    return assets_of(policy)

@@ -1,0 +1,96 @@
+"""Adapters on disk: what PEFT's `PeftModel.from_pretrained` loads, and the base they belong to."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from services.common.spec import PolicyConfig
+from services.learner.rank.model import Policy
+from services.learner.rank.sharding import local_tensor, split_like
+from services.learner.rank.weight_slots import fingerprint_weights
+
+ADAPTER_FILE, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
+# Keys of PEFT's configuration that say what the adapters do.
+_MEANING = ("r", "lora_alpha", "target_modules")
+
+
+@dataclass(frozen=True, slots=True)
+class BaseRecord:
+    """The frozen model under some adapters."""
+
+    model: str
+    revision: str | None
+    # Under which engines are given it, as hex.
+    fingerprint: str
+
+    @staticmethod
+    def of_policy(policy: Policy, config: PolicyConfig) -> "BaseRecord":
+        """Describe the base of a policy with adapters.
+
+        Of a split policy all ranks ask for it, and at the same time."""
+        found = fingerprint_weights(policy.named_parameters(), policy.compute_dtype)
+        return BaseRecord(config.model, config.revision, found.hex())
+
+    def __str__(self) -> str:
+        revision = f" at revision {self.revision}" if self.revision else ""
+        return f"{self.model}{revision} (weights {self.fingerprint[:12]})"
+
+
+def describe_other_base(saved: BaseRecord | None, given: BaseRecord) -> str:
+    """Say what is wrong with adapters of `saved`, or a whole model, where `given` is the base."""
+    if saved is None:
+        return (
+            "it holds a whole model and no adapters: the run was begun without learner.lora; leave"
+            " that out, or start a new run from an export of this one"
+        )
+    return (
+        f"its adapters belong to {saved}, and policy.model is {given}: set policy.model and"
+        " policy.dtype as they were, or start a new run"
+    )
+
+
+def save_adapter_config(policy: Policy, base: BaseRecord, folder: Path) -> Sequence[str]:
+    """Write PEFT's configuration of the policy's adapters; return the names of its files."""
+    config = _peft_config(policy)
+    config.base_model_name_or_path, config.revision = base.model, base.revision
+    config.inference_mode = True
+    config.save_pretrained(str(folder))
+    path = folder / ADAPTER_CONFIG
+    written = json.loads(path.read_text())
+    # PEFT keeps a set, whose order differs from process to process.
+    written["target_modules"] = sorted(written["target_modules"])
+    path.write_text(json.dumps(written, indent=2, sort_keys=True) + "\n")
+    return (ADAPTER_CONFIG,)
+
+
+@torch.no_grad()
+def load_adapter_values(policy: Policy, folder: Path, saved: Mapping[str, Tensor]) -> None:
+    """Give the policy's adapters saved values.
+
+    Raises ValueError, and OSError, for those of another configuration."""
+    own, written = _peft_config(policy), json.loads((folder / ADAPTER_CONFIG).read_text())
+    for key in _MEANING:
+        given = getattr(own, key)
+        if written[key] != (sorted(given) if isinstance(given, set) else given):
+            raise ValueError(_describe_other_setting(key, written[key], given))
+    for name, parameter in policy.saved_parameters().items():
+        whole = saved[name].to(parameter.device)
+        local_tensor(parameter).copy_(local_tensor(split_like(parameter, whole)))
+
+
+def _describe_other_setting(key: str, saved: object, given: object) -> str:
+    names = {"r": "rank", "lora_alpha": "alpha"}
+    what = f"learner.lora.{names.get(key, key)}"
+    if key not in names:
+        return f"they are of other layers than {what} names: set it as it was"
+    return f"they were begun with {what} = {saved}, and it is {given}: set it as it was"
+
+
+def _peft_config(policy: Policy) -> Any:
+    assert policy.adapters is not None
+    return policy.adapters.peft_config()

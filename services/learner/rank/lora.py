@@ -1,0 +1,185 @@
+"""LoRA: small matrices beside frozen weights are all that is trained, by PEFT.
+
+The base is kept as engines are given it at first: matrices in the dtype that they compute in, which
+halves it in bfloat16. It takes no updates, so nothing of it is lost below what that dtype holds."""
+
+import hashlib
+import math
+from collections.abc import Generator, Iterable, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from services.learner.config.lora import ALL_LINEAR, LoraConfig
+from services.learner.rank.model_loading import ModelError
+from services.learner.rank.parameter_names import ADAPTER_MATRICES
+from services.learner.rank.sharding import gather_tensor, local_tensor, split_like, with_part
+
+if TYPE_CHECKING:
+    from services.learner.rank.merged_linear import MergedLinear
+
+ADAPTER = "default"
+# What PEFT's own files have before a module's name.
+FILE_PREFIX = "base_model.model."
+
+
+@dataclass(frozen=True, slots=True)
+class Adapters:
+    """The adapters of a model, and the layers that have them."""
+
+    config: LoraConfig
+    # By the name that the linear layer had.
+    layers: Mapping[str, "MergedLinear"]
+
+    def named_parameters(self, adapter: str = ADAPTER) -> dict[str, nn.Parameter]:
+        """Parameters by name, as in PEFT's files: `{layer}.lora_A.weight`."""
+        return {
+            f"{name}.{kind}.weight": matrix
+            for name, layer in self.layers.items()
+            for kind, matrix in zip(ADAPTER_MATRICES, layer.adapter_matrices(adapter), strict=True)
+        }
+
+    def file_parameters(self) -> dict[str, nn.Parameter]:
+        """Parameters by the names that PEFT's files have for them."""
+        return {FILE_PREFIX + name: value for name, value in self.named_parameters().items()}
+
+    @torch.no_grad()
+    def merge(self, name: str, base: Tensor) -> Tensor:
+        """Return the parameter that engines are given where `base` has this name.
+
+        Of parameters that are split over ranks all ranks ask, and each gets its part."""
+        from services.learner.rank.merged_linear import merge_weight
+
+        layer = self.layers.get(name.removesuffix(".weight"))
+        if layer is None or not name.endswith(".weight"):
+            return base
+        down, up = layer.adapter_matrices(ADAPTER)
+        # Rows of B are split as those of the weight.
+        merged = merge_weight(
+            local_tensor(base), gather_tensor(down), local_tensor(up), layer.scaling[ADAPTER]
+        )
+        return with_part(base, merged)
+
+    @contextmanager
+    def used(self, adapter: str | None, layers: Iterable[str] | None = None) -> Generator[None]:
+        """Have layers, by default all, compute with another adapter, or none, while this lasts."""
+        names = self.layers if layers is None else [name for name in layers if name in self.layers]
+        before = {name: self.layers[name].used_adapter for name in names}
+        try:
+            for name in names:
+                self.layers[name].used_adapter = adapter
+            yield
+        finally:
+            for name, own in before.items():
+                self.layers[name].used_adapter = own
+
+    @torch.no_grad()
+    def reset(self, adapter: str = ADAPTER) -> None:
+        """Give the adapter its first values, alike on all ranks: the policy is the base's.
+
+        A is uniform and B zero, as PEFT has it."""
+        for name, parameter in self.named_parameters(adapter).items():
+            whole = torch.zeros(parameter.shape)
+            if ".lora_A." in name:
+                seed = int.from_bytes(hashlib.sha256(f"{adapter} {name}".encode()).digest()[:7])
+                bound = 1 / math.sqrt(parameter.shape[1])
+                whole.uniform_(-bound, bound, generator=torch.Generator().manual_seed(seed))
+            part = local_tensor(split_like(parameter, whole.to(parameter.device)))
+            local_tensor(parameter).copy_(part)
+
+    def peft_config(self) -> Any:
+        """Return PEFT's configuration of them."""
+        return _peft_config(self.config, list(self.layers))
+
+
+def add_adapters(model: Any, config: LoraConfig, dtype: torch.dtype) -> Adapters:
+    """Freeze the model, and give it adapters, yet without values: see `Adapters.reset`.
+
+    Raises ModelError for a layer that cannot have one."""
+    from peft import inject_adapter_in_model
+
+    from services.learner.rank.merged_linear import MergedLinear
+
+    freeze_model(model, dtype)
+    chosen = _target_layers(model, config)
+    settings = _peft_config(config, chosen)
+    settings._register_custom_module({nn.Linear: MergedLinear})
+    inject_adapter_in_model(settings, model, ADAPTER, low_cpu_mem_usage=True)
+    found: dict[str, MergedLinear] = {name: model.get_submodule(name) for name in chosen}
+    for layer in found.values():
+        _make_room(layer)
+    return Adapters(config, found)
+
+
+def freeze_model(model: nn.Module, dtype: torch.dtype) -> None:
+    """Freeze the model, and cast what autocast would cast anyway.
+
+    That is matrices, but no embedding and no norm."""
+    model.eval()
+    embeddings = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+        if parameter.ndim >= 2 and id(parameter) not in embeddings:
+            parameter.data = parameter.data.to(dtype)
+
+
+def _make_room(layer: "MergedLinear") -> None:
+    """Give the adapter memory, in float32, unless the base itself has none yet."""
+    base: Any = layer.get_base_layer()
+    for matrices in (layer.lora_A, layer.lora_B):
+        matrices[ADAPTER].float().to_empty(device=base.weight.device)
+
+
+def _target_layers(model: Any, config: LoraConfig) -> list[str]:
+    """Return the names of the layers that get an adapter. Raises ModelError."""
+    head = model.get_output_embeddings()
+    linear = [name for name, m in model.named_modules() if type(m) is nn.Linear and m is not head]
+    wanted = config.target_modules
+    if wanted == ALL_LINEAR:
+        if not linear:
+            raise ModelError("learner.lora: the model has no linear layers besides its head")
+        return linear
+    targets = (wanted,) if isinstance(wanted, str) else wanted
+    for target in targets:
+        if not any(_is_named(name, target) for name in linear):
+            raise ModelError(_describe_target(model, target, linear))
+    return [name for name in linear if any(_is_named(name, target) for target in targets)]
+
+
+def _is_named(name: str, target: str) -> bool:
+    return name == target or name.endswith(f".{target}")
+
+
+def _describe_target(model: nn.Module, target: str, linear: Iterable[str]) -> str:
+    """Say why nothing of that name can have an adapter, and what can."""
+    kinds = sorted({name.rpartition(".")[2] for name in linear})
+    other = {
+        "an expert's weight, and these are no linear layers": [
+            name for name, _ in model.named_parameters() if ".experts" in name
+        ],
+        "no linear layer of the body": [name for name, _ in model.named_modules()],
+    }
+    why = next(
+        (what for what, names in other.items() if any(_has_part(name, target) for name in names)),
+        "no module of this model",
+    )
+    return f"learner.lora.target_modules: {target!r} is {why}; choose of {', '.join(kinds)}"
+
+
+def _has_part(name: str, target: str) -> bool:
+    return f".{target}." in f".{name}."
+
+
+def _peft_config(config: LoraConfig, layers: Iterable[str]) -> Any:
+    from peft import LoraConfig as PeftLoraConfig
+
+    return PeftLoraConfig(
+        r=config.rank,
+        lora_alpha=config.alpha,  # pyright: ignore[reportArgumentType]
+        target_modules=list(layers),
+        bias="none",
+        task_type="CAUSAL_LM",
+    )

@@ -1,0 +1,17 @@
+"""Names of a model's parameters, whether it has adapters or not."""
+
+from collections.abc import Mapping
+
+from torch import nn
+
+ADAPTER_MATRICES = ("lora_A", "lora_B")
+
+
+def base_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the parameters without adapters', by the names that they have in a model without."""
+    named: Mapping[str, nn.Parameter] = dict(model.named_parameters())
+    return {
+        name.replace(".base_layer.", "."): parameter
+        for name, parameter in named.items()
+        if not any(f".{kind}." in name for kind in ADAPTER_MATRICES)
+    }
