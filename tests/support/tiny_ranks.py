@@ -223,5 +223,9 @@ def parameters(policy: Policy) -> dict[str, torch.Tensor]:
     return {name: value.detach().clone() for name, value in policy.named_parameters().items()}
 
 
+def trained_parameters(policy: Policy) -> dict[str, torch.Tensor]:
+    return {name: value.detach().clone() for name, value in policy.trained_parameters().items()}
+
+
 def same_bits(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
     return left.keys() == right.keys() and all(torch.equal(left[k], right[k]) for k in left)

@@ -179,6 +179,7 @@ def _peft_config(config: LoraConfig, layers: Iterable[str]) -> Any:
     return PeftLoraConfig(
         r=config.rank,
         lora_alpha=config.alpha,  # pyright: ignore[reportArgumentType]
+        lora_dropout=config.dropout,
         target_modules=list(layers),
         bias="none",
         task_type="CAUSAL_LM",

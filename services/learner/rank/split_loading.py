@@ -64,7 +64,8 @@ def read_parts(model: Any, files: Mapping[str, Path], layout: ShardLayout) -> No
             _read_part(parameter, opened[path].get_slice(name), name)
 
 
-def _read_part(parameter: DTensor, saved: Any, name: str) -> None:
+def _read_part(parameter: Tensor, saved: Any, name: str) -> None:
+    assert isinstance(parameter, DTensor), "the model is split"
     if list(saved.get_shape()) != list(parameter.shape):
         raise ValueError(
             f"{name} has shape {list(saved.get_shape())}, the model's is {list(parameter.shape)}"

@@ -5,7 +5,7 @@ import os
 import pickle
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from multiprocessing.connection import Connection
@@ -18,6 +18,7 @@ import torch
 
 from services.common.python_command import python_command
 from services.learner.config.algorithm import AlgorithmConfig
+from services.learner.config.lora import LoraConfig
 from services.learner.rank.data_parallel import RankPlacement, Replicas
 from services.learner.types import StepResult, TrainBatch
 from tests.support.tiny_ranks import (
@@ -25,8 +26,8 @@ from tests.support.tiny_ranks import (
     make_batch,
     make_prompted_batch,
     make_trainer,
-    parameters,
     same_bits,
+    trained_parameters,
 )
 
 Weights = dict[str, torch.Tensor]
@@ -50,6 +51,7 @@ ALGORITHMS: dict[str, dict[str, object]] = {
     "coupled": {"loss": "gspo", "reduction": "sequence_mean"},
     "everything": EVERYTHING,
     "reward": {"advantage": "reinforce_pp", "kl": {"coefficient": 0.05, "place": "reward"}},
+    "adapters": {"kl": {"coefficient": 0.05}, "lora": {"rank": 4, "alpha": 8}},
 }
 
 
@@ -103,11 +105,16 @@ def poisoned(batch: TrainBatch) -> TrainBatch:
     return replace(batch, sequences=(bad, *batch.sequences[1:]))
 
 
-def work(folder: Path, algorithm: object, replicas: Replicas, change: Change) -> Done:
-    """Two steps of one rank, and what it holds then, its critic included."""
+def work(folder: Path, algorithm: Mapping[str, object], replicas: Replicas, change: Change) -> Done:
+    """Two steps of one rank, and what it holds then, its critic included.
+
+    The algorithm's `lora` is that of the learner."""
+    lora = algorithm.get("lora")
+    plain = {name: value for name, value in algorithm.items() if name != "lora"}
     policy, _, trainer = make_trainer(
         folder,
-        algorithm=AlgorithmConfig.model_validate(algorithm),
+        algorithm=AlgorithmConfig.model_validate(plain),
+        lora=None if lora is None else LoraConfig.model_validate(lora),
         replicas=replicas,
         # Adam divides a gradient by its own size, rounding errors too; not with this.
         eps=1.0,
@@ -116,7 +123,7 @@ def work(folder: Path, algorithm: object, replicas: Replicas, change: Change) ->
     results = [trainer.train_step(replace(batch, step=step), lr=1.0) for step in (1, 2)]
     critic = trainer.critic.state_tensors() if trainer.critic is not None else {}
     # Of another process only plain arrays come back.
-    held = {**parameters(policy), **critic}
+    held = {**trained_parameters(policy), **critic}
     return [replace(result, seconds=0.0) for result in results], held
 
 
@@ -134,7 +141,11 @@ def place(index: int, count: int, file: Path) -> RankPlacement:
 
 
 def ranks(
-    count: int, tmp_path: Path, folder: Path, algorithm: object, change: Change = as_it_is
+    count: int,
+    tmp_path: Path,
+    folder: Path,
+    algorithm: Mapping[str, object],
+    change: Change = as_it_is,
 ) -> list[Done]:
     """Return what each of `count` ranks did. They are forked: torch is loaded once."""
 

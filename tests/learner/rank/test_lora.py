@@ -35,6 +35,7 @@ from tests.support.tiny_ranks import (
     parameters,
     reference_logprobs,
     same_bits,
+    trained_parameters,
     write_sparse_model,
 )
 
@@ -65,10 +66,6 @@ def trained(models: RankModels, *steps: int, lr: float = 1e-2) -> list[StepResul
     return [replace(result, seconds=0.0) for result in found]
 
 
-def adapters_of(policy: Policy) -> dict[str, Tensor]:
-    return {name: value.detach().clone() for name, value in policy.trained_parameters().items()}
-
-
 def published(policy: Policy, folder: Path, version: int = 0) -> dict[str, Tensor]:
     folder.mkdir(exist_ok=True)
     slots = WeightSlots(
@@ -90,12 +87,12 @@ def scores(policy: Policy) -> dict[int, np.ndarray]:
 def test_a_step_changes_adapters_alone(model_folder: Path, untied_folder: Path, tied: bool) -> None:
     folder = model_folder if tied else untied_folder
     policy, optimizer, trainer = make_trainer(folder, lora=LORA)
-    base, before = parameters(policy), adapters_of(policy)
+    base, before = parameters(policy), trained_parameters(policy)
     assert all(torch.count_nonzero(v) == 0 for n, v in before.items() if ".lora_B." in n)
     result = trainer.train_step(make_batch(policy), lr=1e-2)
     assert result.metrics["policy/grad_norm"] > 0
     assert same_bits(parameters(policy), base)
-    after = adapters_of(policy)
+    after = trained_parameters(policy)
     # A moves from the second step on: its gradient is B's.
     moved = {name for name in after if not torch.equal(after[name], before[name])}
     assert moved == {name for name in after if ".lora_B." in name}
@@ -216,9 +213,9 @@ def test_a_run_that_resumes_equals_the_one_that_was_never_stopped(
     assert not (saved / "model.safetensors").exists()
     resumed = load_models(setup(model_folder, tmp_path, saved, algorithm=kl))
     assert resumed.step == 2
-    assert same_bits(adapters_of(resumed.policy), adapters_of(straight.policy))
+    assert same_bits(trained_parameters(resumed.policy), trained_parameters(straight.policy))
     assert trained(resumed, 3, 4) == trained(straight, 3, 4)
-    assert same_bits(adapters_of(resumed.policy), adapters_of(straight.policy))
+    assert same_bits(trained_parameters(resumed.policy), trained_parameters(straight.policy))
     moments = (models.optimizer.state_tensors() for models in (resumed, straight))
     assert same_bits(*moments)
 
