@@ -12,7 +12,15 @@ from services.common.spec import PolicyConfig, SharedConfig
 from services.rollout.__main__ import check_dialect
 from services.rollout.adapters.model_files import read_model_folder
 from services.rollout.config.rollout import DialectConfig, RolloutConfig
-from tests.rollout.dialects.templates import GEMMA, MISTRAL, chatml, tokenizer_with
+from tests.rollout.dialects.templates import (
+    GEMMA,
+    MISTRAL,
+    NATIVE_CALLS,
+    STRANGE_CALLS,
+    calls_in,
+    chatml,
+    tokenizer_with,
+)
 from tools.tiny_policy.tokenizer import save_tokenizer, train_tokenizer
 
 VOCABULARY = 384
@@ -46,6 +54,20 @@ def test_ends_of_the_generation_config_are_stops_of_the_run_and_must_be_known(
         (chatml("").replace("<|im_end|>", ""), "no call is read"),
         (chatml("{%- if message.role == 'tool' %}{%- continue %}{%- endif %}"), "tool"),
         (chatml("{{- raise_exception('never') }}"), "never"),
+        (calls_in(STRANGE_CALLS), "is not read again: it writes '<call:look_up>"),
+        # As Llama's, by a reader of other calls.
+        (calls_in(NATIVE_CALLS.replace("arguments", "parameters", 1)), 'under "arguments"'),
+        # As Seed-OSS's, which writes what Python does.
+        (calls_in(NATIVE_CALLS.replace(" | tojson", "")), "is not valid JSON"),
+        # One that shows no turn but the last, which cannot be gone on from token by token.
+        (
+            chatml(
+                "{%- if message.role == 'assistant' and not loop.last %}{%- continue %}{%- endif %}"
+            ),
+            "rewrites, repeats or leaves out earlier turns",
+        ),
+        # As Firefunction's, which knows no tools.
+        (calls_in(NATIVE_CALLS) + "{{- functions[0] }}", "'functions' is undefined"),
     ],
 )
 def test_a_model_whose_template_breaks_is_refused_before_anything_is_started(

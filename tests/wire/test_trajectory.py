@@ -110,7 +110,7 @@ def sequences(draw: st.DrawFn) -> Sequence:
     temperature = st.floats(0, 100, width=32)
     spans = [Span(Author.PROMPT, lengths[0])]
     for length in lengths[1:]:
-        author = draw(st.sampled_from([Author.POLICY, Author.ENVIRONMENT, Author.PROMPT]))
+        author = draw(st.sampled_from(Author))
         if author is Author.POLICY:
             spans.append(Span(author, length, next(policies), draw(temperature)))
         else:

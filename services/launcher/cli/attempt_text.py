@@ -121,11 +121,13 @@ def _format_turn(parts: Sequence[Any], timing: Sequence[Any]) -> str:
     parts = [part for part in parts if part["author"] == "policy"]
     count = sum(len(part["token_ids"]) for part in parts)
     total = sum(part["mean_logprob"] * len(part["token_ids"]) for part in parts)
-    facts = [f"policy {'+'.join(part['policy'] for part in parts)}", f"{count} tokens"]
+    policies = dict.fromkeys(part["policy"] for part in parts)
+    facts = [f"policy {'+'.join(policies)}", f"{count} tokens"]
     facts.append(f"mean logprob {total / max(count, 1):.3f}")
     for times in timing:
-        if times["thinking_tokens"]:
-            facts.append(f"thinking {times['thinking_tokens']} tokens")
+        if thought := times["thinking_tokens"]:
+            acted = times["generated_tokens"] - thought
+            facts.append(f"thinking {thought} tokens, acting {acted}")
         facts.append(f"generate {times['generate_s']:.2f} s, tools {times['tools_s']:.2f} s")
         if times["reward"] is not None:
             facts.append(f"reward of the step {times['reward']:g}")

@@ -30,7 +30,7 @@ from services.learner.sampling.tasks import Task
 from services.rollout.episodes.observation_cut import keep_whole
 from tests.support.launcher import run_cli_here
 
-WORDS = ("book", "a", "room", "find_room", "room7", "<done>")
+WORDS = ("book", "a", "room", "well", "enough", "find_room", "room7", "<done>")
 POLICY = PolicyId(1, 4, b"f" * 32)
 RUN = "solo"
 
@@ -51,11 +51,13 @@ def _played(group: GroupSpec, index: int, reward: float) -> Trajectory:
     spans = (
         Span(Author.PROMPT, 3),
         Span(Author.POLICY, 1, POLICY, 1.0),
+        Span(Author.FORCED, 1),
+        Span(Author.POLICY, 1, POLICY, 1.0),
         Span(Author.ENVIRONMENT, 1),
         Span(Author.POLICY, 1, POLICY, 1.0),
     )
     answered = tuple(
-        keep_whole(text, 4, room) for text, room in (("room7 and\nmore", 99), ("y", 0))
+        keep_whole(text, 6, room) for text, room in (("room7 and\nmore", 99), ("y", 0))
     )
     sequences = (replace(_tokens(WORDS, spans), media=answered),)
     passed, failed = ("[C] booked",), ("[X] not booked",)
@@ -69,7 +71,7 @@ def _played(group: GroupSpec, index: int, reward: float) -> Trajectory:
         checks_passed=passed if reward else (),
         checks_failed=() if reward else failed,
         suspicion="" if reward else "JUDGE ERROR: x\nApp a: 1",
-        turns=(TurnTiming(0.5, 0.25, 3, 1, 0.75), TurnTiming(0.5, 0.0, 5, 1)),
+        turns=(TurnTiming(0.5, 0.25, 3, 3, 0.75, thinking_tokens=2), TurnTiming(0.5, 0.0, 7, 1)),
         counts=Counts(turns=2, tool_calls=1),
         facts=Facts(env_key=group.task.env_key, worker_id="rollout-1"),
     )
@@ -128,7 +130,10 @@ async def test_show_prints_prompt_turns_observation_reward_and_checks_in_plain_t
     assert ["policy", "find_room"] in lines
     assert ["observation", "room7"] in lines
     assert ["policy", "<done>"] in lines
-    assert "turn 1       policy 1:4, 1 tokens, mean logprob -0.250" in output
+    assert "turn 1       policy 1:4, 2 tokens, mean logprob -0.250" in output
+    assert "thinking 2 tokens, acting 1, generate 0.50 s" in output
+    assert output.count("thinking") == 1, "the second turn has none"
+    assert ["forced", "enough"] in lines, "the policy has not sampled it"
     assert output.count("tools 0.25 s, reward of the step 0.75\n") == 1
     assert output.count("reward of the step") == 1, "the second turn got none"
     assert "reward 1, stop reason done" in output

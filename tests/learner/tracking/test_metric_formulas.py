@@ -37,7 +37,10 @@ def group(
     env: str, rewards: list[float], *, oldest: int = 0, counts: Counts | None = None
 ) -> ReadyGroup:
     spec = GroupSpec(f"{env}{rewards}", 0, Task("t", env, "{}"), Purpose.TRAIN, len(rewards), 1.0)
-    turns = (TurnTiming(0.5, 0.25, 10, 5), TurnTiming(0.5, 0.75, 10, 5))
+    turns = (
+        TurnTiming(0.5, 0.25, 10, 5, thinking_tokens=4),
+        TurnTiming(0.5, 0.75, 10, 5, thinking_tokens=2),
+    )
     records = tuple(
         AttemptRecord(
             Trajectory(
@@ -94,6 +97,8 @@ def test_environment_metrics_by_hand() -> None:
     )
     assert metrics["environment/shop/avg_turns"] == 3
     assert metrics["environment/shop/avg_tool_calls"] == 4
+    assert metrics["environment/shop/avg_thinking_tokens"] == 3
+    assert metrics["environment/shop/avg_acting_tokens"] == 2
     assert metrics["environment/shop/tool_error_rate"] == 0.25
     assert metrics["environment/shop/repeat_rate"] == 0.5
     assert metrics["environment/shop/no_grade_rate"] == 0.25

@@ -36,6 +36,24 @@ def chatml(check: str) -> str:
     return _CHATML.replace("CHECK", check)
 
 
+# The calls of a message, in a form that nobody reads.
+STRANGE_CALLS = (
+    "{%- for call in message.tool_calls or [] %}"
+    "{{- '<call:' ~ call.function.name ~ '>' ~ call.function.arguments | tojson ~ '</call>' }}"
+    "{%- endfor %}"
+)
+NATIVE_CALLS = (
+    STRANGE_CALLS.replace("'<call:' ~", '\'<tool_call>{"name": "\' ~')
+    .replace("~ '>' ~", '~ \'", "arguments": \' ~')
+    .replace("~ '</call>'", "~ '}</tool_call>'")
+)
+
+
+def calls_in(template: str) -> str:
+    """ChatML whose turns end with their calls."""
+    return chatml("").replace("message.content + ", "message.content -}}" + template + "{{- ")
+
+
 # As Mistral's, which wants the id of a call.
 MISTRAL = chatml(
     "{%- if message.role == 'tool' and (message.tool_call_id | default('') | length) != 9 %}"

@@ -12,25 +12,16 @@ from services.rollout.dialects.rehearsal import rehearse_dialect
 from services.rollout.dialects.template import TemplateDialect
 from services.rollout.dialects.turns import Turn
 from services.rollout.ports import TemplateError
-from tests.rollout.dialects.templates import CLOSED, GEMMA, chatml, tokenizer_with
+from tests.rollout.dialects.templates import (
+    CLOSED,
+    GEMMA,
+    NATIVE_CALLS,
+    STRANGE_CALLS,
+    calls_in,
+    chatml,
+    tokenizer_with,
+)
 from tests.support.rollout import dialect, tokenizer
-
-# The calls of a message, in a form that nobody reads.
-_STRANGE_CALLS = (
-    "{%- for call in message.tool_calls or [] %}"
-    "{{- '<call:' ~ call.function.name ~ '>' ~ call.function.arguments | tojson ~ '</call>' }}"
-    "{%- endfor %}"
-)
-_NATIVE_CALLS = (
-    _STRANGE_CALLS.replace("'<call:' ~", '\'<tool_call>{"name": "\' ~')
-    .replace("~ '>' ~", '~ \'", "arguments": \' ~')
-    .replace("~ '</call>'", "~ '}</tool_call>'")
-)
-
-
-def calls_in(template: str) -> str:
-    """ChatML whose turns end with their calls."""
-    return chatml("").replace("message.content + ", "message.content -}}" + template + "{{- ")
 
 
 def test_the_dialects_of_the_tiny_policy_hold() -> None:
@@ -39,13 +30,13 @@ def test_the_dialects_of_the_tiny_policy_hold() -> None:
 
 
 def test_calls_that_a_template_writes_and_nobody_reads_are_refused() -> None:
-    strange = tokenizer_with(calls_in(_STRANGE_CALLS))
+    strange = tokenizer_with(calls_in(STRANGE_CALLS))
     with pytest.raises(TemplateError) as refused:
         rehearse_dialect(TemplateDialect(strange), strange)
     said = str(refused.value)
     assert "a call that the chat template writes is not read again" in said
     assert "<call:look_up>" in said, "it shows what the template writes"
-    native = tokenizer_with(calls_in(_NATIVE_CALLS))
+    native = tokenizer_with(calls_in(NATIVE_CALLS))
     rehearse_dialect(TemplateDialect(native), native)
 
 
@@ -61,7 +52,7 @@ def test_a_template_that_shows_no_calls_is_refused_for_native_calls_but_not_for_
 def test_answers_that_a_template_trims_are_appended_as_it_shows_them() -> None:
     """Splices are used where they are proven to be what the template renders."""
     trims = chatml("").replace(
-        "message.content + ", "(message.content | trim) -}}" + _NATIVE_CALLS + "{{- "
+        "message.content + ", "(message.content | trim) -}}" + NATIVE_CALLS + "{{- "
     )
     trimming = tokenizer_with(trims)
     rehearse_dialect(TemplateDialect(trimming), trimming)
@@ -122,7 +113,7 @@ _THINKS = (
 
 def test_a_thinking_that_the_template_drops_before_a_user_is_kept_with_all_alone() -> None:
     shown = chatml("").replace(
-        "+ message.content + ", "}}" + _THINKS + "{{- message.content -}}" + _NATIVE_CALLS + "{{- "
+        "+ message.content + ", "}}" + _THINKS + "{{- message.content -}}" + NATIVE_CALLS + "{{- "
     )
     thinking = tokenizer_with(_FORGETS + shown)
     rehearse_dialect(TemplateDialect(thinking), thinking, "tool_cycle")
@@ -137,7 +128,7 @@ def test_a_template_that_keeps_the_newest_thinking_alone_is_refused_for_a_tool_c
     """It shows one turn of a cycle rightly: the second one finds it."""
     newest = _THINKS.replace("loop.index0 > ns.user", "loop.index0 > (messages | length) - 3")
     shown = chatml("").replace(
-        "+ message.content + ", "}}" + newest + "{{- message.content -}}" + _NATIVE_CALLS + "{{- "
+        "+ message.content + ", "}}" + newest + "{{- message.content -}}" + NATIVE_CALLS + "{{- "
     )
     forgets = tokenizer_with(shown)
     with pytest.raises(TemplateError, match="the chat template changes the prompt once a turn"):
@@ -162,6 +153,6 @@ def test_a_token_that_closes_a_conversation_is_no_part_of_one_that_goes_on() -> 
         rehearse_dialect(full, closed)
         assert full.stop_ids == (end, *also)
     native = tokenizer_with(
-        CLOSED.replace("message.content + ", "message.content -}}" + _NATIVE_CALLS + "{{- ")
+        CLOSED.replace("message.content + ", "message.content -}}" + NATIVE_CALLS + "{{- ")
     )
     rehearse_dialect(TemplateDialect(native), native)
