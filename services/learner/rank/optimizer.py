@@ -10,6 +10,7 @@ from torch.distributed.tensor import DTensor
 
 from services.learner.config.learner import OptimizerConfig
 from services.learner.rank.data_parallel import Replicas
+from services.learner.rank.host_parameters import HostParameters
 from services.learner.rank.sharding import gather_tensor, split_like
 
 
@@ -40,9 +41,8 @@ class Optimizer:
         self._config = config
         self._parameters = dict(parameters)
         # What AdamW updates: the parameters themselves, or their copies in host memory.
-        self._masters = dict(parameters)
-        if offload:
-            self._masters = {name: _host_copy(p) for name, p in parameters.items()}
+        self._host = HostParameters(parameters) if offload else None
+        self._masters = self._host.masters if self._host else self._parameters
         decayed = [p for p in self._masters.values() if p.ndim >= 2]
         plain = [p for p in self._masters.values() if p.ndim < 2]
         self._adamw = torch.optim.AdamW(
@@ -114,17 +114,11 @@ class Optimizer:
             )
         for group in self._adamw.param_groups:
             group["lr"] = lr
-        offloaded = [
-            (parameter, self._masters[name])
-            for name, parameter in self._parameters.items()
-            if self._masters[name] is not parameter
-        ]
-        for parameter, master in offloaded:
-            master.grad = None if parameter.grad is None else parameter.grad.to(master.device)
+        if self._host is not None:
+            self._host.fetch_gradients()
         self._adamw.step()
-        with torch.no_grad():
-            for parameter, master in offloaded:
-                parameter.copy_(master)
+        if self._host is not None:
+            self._host.return_values()
 
     def state_tensors(self) -> dict[str, Tensor]:
         """Return the state's tensors as `{kind}.{parameter}`; empty before the first update.
@@ -155,7 +149,3 @@ class Optimizer:
                 raise ValueError(f"the optimizer state is of another model: it has {name!r}")
             master = self._masters[name]
             self._adamw.state[master][kind] = split_like(master, value.to(master.device)).clone()
-
-
-def _host_copy(parameter: nn.Parameter) -> nn.Parameter:
-    return nn.Parameter(parameter.detach().to("cpu", copy=True))
