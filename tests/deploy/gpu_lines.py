@@ -16,6 +16,13 @@ GPU_LINES: Mapping[str, Mapping[str, tuple[str, str]]] = {
             "gloo alone, 1 to 4 ranks (`tests/learner/ranks`)",
         ),
     },
+    "services/learner/rank/host_parameters.py": {
+        'if device.type == "cuda":': (
+            "gradients come to locked host memory all at once, and one wait is for all",
+            "memory that is not locked (`tests/learner/rank/test_host_parameters.py`)",
+        ),
+        "torch.cuda.current_stream(device).synchronize()": ("the same", "the same tests"),
+    },
     "services/learner/rank/sharding.py": {
         'offload_policy=CPUOffloadPolicy(pin_memory=self.device.type == "cuda")': (
             "parts that are offloaded lie in pinned memory",

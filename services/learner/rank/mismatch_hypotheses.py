@@ -15,10 +15,12 @@ from transformers import AutoConfig
 from services.common.spec import PolicyConfig
 from services.learner.algo.logprob_head import token_logprobs
 from services.learner.config.rank import RankConfig
-from services.learner.rank.model import Policy, load_policy
+from services.learner.rank.initial_weights import open_initial_weights
+from services.learner.rank.model import Policy
 from services.learner.rank.score_comparison import PolicyTokens, predicting_states, swapped_weights
 from services.learner.rank.sharding import gather_tensor
 from services.learner.rank.weight_slots import WeightSlots
+from services.learner.rank.weight_streaming import streamed_weights
 from services.learner.types import Hypothesis, Setting, TrainBatch, TrainSequence
 
 _DTYPES = {
@@ -112,19 +114,16 @@ class _HypothesisTrials:
                 older = dict(self._suspect.slots.iter_tensors(version))
                 yield from self._try_stale_weights(older, hidden, f"version {version}")
         if self._suspect.version > 0:
-            first = self._policy
-            if first.adapters is None:
-                first = load_policy(self._suspect.config, self._suspect.rank)
-            own = {name: parameter.data for name, parameter in first.named_parameters().items()}
+            first = open_initial_weights(self._suspect.config, list(policy.named_parameters()))
             yield from self._try_stale_weights(
-                own, hidden, "policy.model, which the run began with"
+                first, hidden, "policy.model, which the run began with"
             )
 
     def _try_stale_weights(
         self, older: Mapping[str, Tensor], hidden: Tensor, owner: str
     ) -> Iterator[Hypothesis]:
         """Try an update that did not reach the head, one layer, or anything."""
-        with swapped_weights(self._policy, older.items()):
+        with swapped_weights(self._policy, older):
             head = self._policy.head.data
             whole = self._score_tokens(self._policy, self._hidden_states(self._policy))
         yield self._make_hypothesis(
@@ -132,24 +131,29 @@ class _HypothesisTrials:
         )
         yield self._make_hypothesis("weights", f"those of {owner}", whole)
         for layer, names in _group_by_layer(older).items():
-            with swapped_weights(self._policy, ((name, older[name]) for name in names)):
+            with swapped_weights(self._policy, {name: older[name] for name in names}):
                 scores = self._score_tokens(self._policy, self._hidden_states(self._policy))
             yield self._make_hypothesis("weights", f"new but for {layer}, that of {owner}", scores)
 
     def _try_dtypes(self) -> Iterator[Hypothesis]:
         """Try the whole model in another dtype, residual stream, norms and logits included.
 
-        Not of a split model, which has no second copy."""
+        Not of a split model, whose parameters arrive in one dtype."""
         if self._policy.is_split:
             return
         for name, dtype in _DTYPES.items():
             if dtype == self._policy.compute_dtype:
                 continue
-            model: Any = nn.Module.to(copy.deepcopy(self._policy.model), dtype)
-            # No autocast: nothing is computed in any other dtype than this.
-            cast = replace(self._policy, model=model, compute_dtype=torch.float32)
-            hidden = self._hidden_states(cast).to(dtype)
-            yield self._make_hypothesis("dtype", name, self._score_tokens(cast, hidden))
+
+            def cast(_: str, own: Tensor, dtype: torch.dtype = dtype) -> Tensor:
+                return own.to(dtype) if own.is_floating_point() else own
+
+            with streamed_weights(self._policy, cast):
+                # No autocast: nothing is computed in any other dtype than this.
+                policy = replace(self._policy, compute_dtype=torch.float32)
+                hidden = self._hidden_states(policy).to(dtype)
+                scores = self._score_tokens(policy, hidden)
+            yield self._make_hypothesis("dtype", name, scores)
 
     def _hidden_states(self, policy: Policy) -> Tensor:
         return predicting_states(policy, self._sequences, self._suspect.rank.pack_tokens)

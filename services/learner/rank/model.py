@@ -104,7 +104,8 @@ class Policy:
         """The context in which the forward pass runs."""
         if self.compute_dtype == torch.float32 or self.is_split:
             return nullcontext()
-        return torch.autocast(self.device.type, self.compute_dtype)
+        # A pass uses a weight once; the cache would hold all of them in the compute dtype, too.
+        return torch.autocast(self.device.type, self.compute_dtype, cache_enabled=False)
 
     def hidden_states(self, token_ids: Sequence[np.ndarray]) -> Tensor:
         """Return the last hidden states [tokens, width] of sequences end to end.

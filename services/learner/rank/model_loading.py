@@ -72,6 +72,12 @@ def read_split_model(
     return model
 
 
+def find_own_files(config: PolicyConfig) -> dict[str, Path]:
+    """Return the file of each tensor of `policy.model`; see `find_tensor_files`."""
+    revision = {} if config.revision is None else {"revision": config.revision}
+    return find_tensor_files(_local_folder(config.model, revision))
+
+
 def _local_folder(place: str, options: Mapping[str, Any]) -> Path:
     """Return the folder of a model's files; of a model of the hub, that of its cache."""
     if Path(place).is_dir():

@@ -1,6 +1,6 @@
 """Comparison of engines' logprobs with those of the weights that sampled them."""
 
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
@@ -8,14 +8,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from services.learner.algo.logprob_head import token_logprobs
 from services.learner.algo.mismatch import measure_version_mismatch
 from services.learner.algo.policy_tokens import predicting_positions
 from services.learner.config.rank import RankConfig
 from services.learner.rank.model import Policy
-from services.learner.rank.sharding import local_tensor, split_like
+from services.learner.rank.sharding import local_slices, local_tensor
 from services.learner.rank.weight_slots import WeightSlots
+from services.learner.rank.weight_streaming import streamed_weights
 from services.learner.types import (
     Comparison,
     PositionBand,
@@ -93,53 +95,41 @@ def _pack_neighbours(sequences: Sequence[TrainSequence], budget: int) -> list[li
 
 
 @contextmanager
-def swapped_weights(policy: Policy, tensors: Iterable[tuple[str, Tensor]]) -> Generator[None]:
+def swapped_weights(policy: Policy, tensors: Mapping[str, Tensor]) -> Generator[None]:
     """Have the policy compute with these weights in place of its own while the block runs.
 
-    A CPU reads a published version where it lies in shared memory; a GPU holds it beside the
-    newest weights. Of parameters that are split over ranks, each rank's part is overwritten."""
+    They lie in host memory, and none is held beside the newest for longer than it is computed with.
+    Of parameters that are split over ranks, each rank's part is overwritten, and its newest values
+    wait in host memory."""
+
+    def choose(name: str, own: Tensor) -> Tensor:
+        other = tensors.get(name)
+        # Moved first: published weights may be of half as many bytes.
+        return own if other is None else other.to(own.device).to(own.dtype)
+
     with ExitStack() as stack:
-        tensors = _without_adapters(policy, tensors, stack)
+        if policy.adapters is not None:
+            # They are merged into these weights.
+            layers = [name.removesuffix(".weight") for name in tensors]
+            stack.enter_context(policy.adapters.used(None, layers))
         if policy.is_split:
             stack.enter_context(_overwritten_parts(policy, tensors))
         else:
-            stack.enter_context(_replaced_tensors(policy, tensors))
+            stack.enter_context(streamed_weights(policy, choose))
         yield
 
 
-def _without_adapters(
-    policy: Policy, tensors: Iterable[tuple[str, Tensor]], stack: ExitStack
-) -> Iterator[tuple[str, Tensor]]:
-    """Pass the tensors on, and have their layers compute without adapters: these are merged in."""
-    for name, tensor in tensors:
-        if policy.adapters is not None:
-            stack.enter_context(policy.adapters.used(None, (name.removesuffix(".weight"),)))
-        yield name, tensor
-
-
 @contextmanager
-def _replaced_tensors(policy: Policy, tensors: Iterable[tuple[str, Tensor]]) -> Generator[None]:
-    parameters = policy.named_parameters()
-    newest = {name: parameter.data for name, parameter in parameters.items()}
-    try:
-        for name, tensor in tensors:
-            parameters[name].data = tensor.to(policy.device, newest[name].dtype)
-        yield
-    finally:
-        for name, data in newest.items():
-            parameters[name].data = data
-
-
-@contextmanager
-def _overwritten_parts(policy: Policy, tensors: Iterable[tuple[str, Tensor]]) -> Generator[None]:
+def _overwritten_parts(policy: Policy, tensors: Mapping[str, Tensor]) -> Generator[None]:
     parameters = policy.named_parameters()
     newest: list[tuple[Tensor, Tensor]] = []
     try:
-        for name, tensor in tensors:
-            part = local_tensor(parameters[name].detach())
-            newest.append((part, part.clone()))
-            whole = tensor.to(part.device, part.dtype)
-            part.copy_(local_tensor(split_like(parameters[name].detach(), whole)))
+        for name, tensor in tensors.items():
+            parameter = parameters[name].detach()
+            part = local_tensor(parameter)
+            newest.append((part, part.to("cpu", copy=True)))
+            if isinstance(parameter, DTensor) and part.numel():
+                part.copy_(tensor[local_slices(parameter)])
         yield
     finally:
         for part, data in newest:
@@ -197,8 +187,7 @@ class ScoreComparer:
 
     @contextmanager
     def _version_weights(self, version: int, *, newest: int) -> Generator[None]:
-        own = version == newest
-        older = () if own else self._slots.iter_tensors(version)
+        older = {} if version == newest else dict(self._slots.iter_tensors(version))
         with swapped_weights(self._policy, older):
             yield
 

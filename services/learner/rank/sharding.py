@@ -61,7 +61,7 @@ class ShardLayout:
         """Split a module, a decoder block at a time, the rest as one.
 
         Gradients become sums over the ranks."""
-        for block in _decoder_blocks(module):
+        for block in decoder_blocks(module):
             self._split_group(block)
         self._split_group(module)
         for part in module.modules():
@@ -102,9 +102,14 @@ def reshard_unless_grad(*modules: Any) -> None:
             module.reshard()
 
 
-def _decoder_blocks(model: Any) -> list[nn.Module]:
+def decoder_blocks(model: Any) -> list[nn.Module]:
+    """Return the model's decoder blocks, split or not."""
     names: set[str] = set(getattr(model, "_no_split_modules", None) or ())
-    return [module for module in model.modules() if type(module).__name__ in names]
+
+    def is_block(module: nn.Module) -> bool:
+        return any(base.__name__ in names for base in type(module).__mro__)
+
+    return [module for module in model.modules() if is_block(module)]
 
 
 def gather_tensor(tensor: Tensor) -> Tensor:
