@@ -2,9 +2,9 @@
 
 Forward and backward passes of a random Qwen3, whose shape is the argument's, over one batch:
 
-- padded: sequences of 64 to 1024 tokens, most of them short, in the order in which they came,
-  eight to a batch, padded to the longest of it, by transformers' own attention; against the packs
-  that ranks make of them.
+- padded: 16 sequences of 64 to 1024 tokens, their logarithms evenly spread, padded to the longest,
+  by transformers' own attention; against the packs that ranks make of them. 40 % of their tokens
+  are the policy's, and both sides apply the fused head to these alone.
 - shared: a group of 8 attempts whose prompt is 80 % of their tokens, packed by ranks, with
   `learner.rank.share_prompts` and without.
 
@@ -56,7 +56,7 @@ SHAPE: Mapping[str, Any] = {
     "tie_word_embeddings": False,
 }
 PACK_TOKENS, HEAD_CHUNK, PAIRS = 4096, 512, 5
-SEQUENCES, SHORTEST, LONGEST, PADDED_ROWS = 16, 64, 1024, 8
+SEQUENCES, SHORTEST, LONGEST, PADDED_ROWS, POLICY_SHARE = 16, 64, 1024, 16, 0.4
 GROUPS, ATTEMPTS, TOKENS, PROMPT_SHARE = 1, 8, 640, 0.8
 
 Side = Callable[[], float]
@@ -145,12 +145,12 @@ def compare_sides(one: Pass, other: Pass, pairs: int) -> dict[str, Any]:
 
 
 def uneven_rows() -> Iterator[Row]:
-    """Yield sequences of agents: many short ones and few long ones; half is the policy's."""
+    """Yield sequences as agents have them: many short ones and few long ones."""
     rng = np.random.default_rng(0)
     spread = np.exp(np.linspace(np.log(SHORTEST), np.log(LONGEST), SEQUENCES))
     for index, length in enumerate(rng.permutation(spread.astype(int))):
         token_ids = rng.integers(0, SHAPE["vocab_size"], length).astype(np.int32)
-        yield make_row(index, token_ids, int(length) // 2)
+        yield make_row(index, token_ids, round(length * (1 - POLICY_SHARE)))
 
 
 def group_rows() -> Iterator[Row]:

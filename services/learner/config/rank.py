@@ -8,6 +8,12 @@ from services.common.config import ConfigModel
 from services.common.number_ranges import MOST_TOKENS, Seconds, Tokens
 
 
+class BurnInConfig(ConfigModel):
+    """The trial of the longest pack, forward and backward, before anything is sampled."""
+
+    enabled: bool = True
+
+
 class RankConfig(ConfigModel):
     """Use of machines by the training ranks."""
 
@@ -49,6 +55,7 @@ class RankConfig(ConfigModel):
     offload_optimizer: bool = False
     # Keep the reference policy in host memory while it is not used; on a CPU it is there anyway.
     offload_reference: bool = True
+    burn_in: BurnInConfig = BurnInConfig()
     # Tokens that are scored again after a step, for policy/post_update_kl; 0 switches it off.
     post_update_tokens: int = Field(default=4096, ge=0, le=MOST_TOKENS)
 

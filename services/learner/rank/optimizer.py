@@ -120,6 +120,12 @@ class Optimizer:
         if self._host is not None:
             self._host.return_values()
 
+    def reserve_moments(self) -> list[Tensor]:
+        """Return memory of the size that the first update will take for moments; none after it."""
+        if self._adamw.state:
+            return []
+        return [torch.empty_like(m) for m in self._masters.values() for _ in range(2)]
+
     def state_tensors(self) -> dict[str, Tensor]:
         """Return the state's tensors as `{kind}.{parameter}`; empty before the first update.
 

@@ -7,6 +7,7 @@ import torch
 
 from services.common.process_memory import peak_memory_bytes
 from services.learner.rank.batch_transfer import make_batch_source
+from services.learner.rank.burn_in import BurnIn
 from services.learner.rank.compare_command import CompareCommand
 from services.learner.rank.learning_rate import learning_rate
 from services.learner.rank.model import canary_token_ids, score_tokens
@@ -36,7 +37,7 @@ class Rank:
     @property
     def commands(self) -> Mapping[str, Command]:
         """Commands by name; each takes the message's arguments."""
-        return {"train": self.train_step}
+        return {"train": self.train_step, "burn_in": self.burn_in}
 
     def model_info(self) -> ModelInfo:
         """Describe the loaded model."""
@@ -54,6 +55,12 @@ class Rank:
             "device": torch.cuda.max_memory_reserved(device) if cuda else 0,
         }
         return {**protocol.encode_model_info(self.model_info()), "memory": memory}
+
+    def burn_in(self, _: protocol.Message) -> protocol.Message:
+        """Try the longest pack; see `BurnIn`."""
+        models, setup = self._models, self._setup
+        trial = BurnIn(models.policy, models.critic, models.optimizer, setup.algorithm, setup.rank)
+        return trial.run(setup.policy.max_model_len).to_message()
 
     def train_step(self, message: protocol.Message) -> protocol.Message:
         """Make the next step with the batch that the message describes.

@@ -13,6 +13,7 @@ from services.common.spec import PolicyConfig
 from services.learner.config.learner import LearnerConfig
 from services.learner.ports import RankError
 from services.learner.ranks import protocol
+from services.learner.ranks.burn_in import BurnInPeaks, explain_failure
 from services.learner.ranks.comparison_codec import decode_comparison
 from services.learner.ranks.pending_calls import Answer, RankHandle
 from services.learner.ranks.rank_process import RankProcess, rank_environment
@@ -70,12 +71,18 @@ class LocalRanks:
             self._setup_message(checkpoint, index, rendezvous) for index in range(self._rank_count)
         ]
         try:
-            answers = await self._call_ranks("start", setups)
+            info = await self._load_models(setups)
+            if self._config.rank.burn_in.enabled:
+                await self.burn_in(fresh=checkpoint is None)
         except asyncio.CancelledError:
             # A rank that loads a model listens to nobody, and has nothing to lose.
             for rank in self._all_ranks:
                 rank.kill()
             raise
+        return info
+
+    async def _load_models(self, setups: Sequence[protocol.Message]) -> ModelInfo:
+        answers = await self._call_ranks("start", setups)
         peaks = [answer.pop("memory") for answer in answers]
         if any(answer != answers[0] for answer in answers):
             for rank in self._all_ranks:
@@ -87,6 +94,24 @@ class LocalRanks:
             gpu_peak_gib=[round(peak["device"] / _GIB, 2) for peak in peaks if peak["device"]],
         )
         return protocol.decode_model_info(answers[0])
+
+    async def burn_in(self, *, fresh: bool) -> None:
+        """Have every rank try the longest pack, and say what it took.
+
+        Raises ConfigError where the memory is too little, and RankError."""
+        try:
+            found = await self._call_ranks("burn_in", [{}] * self._rank_count)
+        except RankError as error:
+            limit = self._policy.max_model_len
+            raise explain_failure(error, self._config.rank, limit, fresh=fresh) from error
+        peaks = [BurnInPeaks(**answer) for answer in found]
+        _log.info(
+            "burn-in passed",
+            tokens=peaks[0].tokens,
+            seconds=round(max(peak.seconds for peak in peaks), 3),
+            peak_gib=[round(peak.host / _GIB, 2) for peak in peaks],
+            gpu_peak_gib=[round(peak.device / _GIB, 2) for peak in peaks if peak.device],
+        )
 
     async def train_step(self, batch: TrainBatch) -> StepResult:
         """See `ports.Ranks`."""

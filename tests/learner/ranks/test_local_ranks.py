@@ -67,6 +67,9 @@ async def test_a_second_process_continues_from_a_checkpoint_to_the_same_bits(
     assert (info.step, info.vocab_size) == (0, 97)
     (loaded,) = [line for line in logs if line["event"] == "ranks loaded"]
     assert 0.1 < loaded["peak_gib"][0] < 8
+    (passed,) = [line for line in logs if line["event"] == "burn-in passed"]
+    assert (passed["tokens"], passed["gpu_peak_gib"]) == (LEARNER.rank.pack_tokens, [])
+    assert loaded["peak_gib"][0] <= passed["peak_gib"][0] < 8
     assert not (await straight.train_step(make_batch(step=1))).skipped
     files = await straight.save_checkpoint(tmp_path / "checkpoint")
     assert (await resumed.start_ranks(files.directory)).step == 1

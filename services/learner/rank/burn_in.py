@@ -1,0 +1,118 @@
+"""A burn-in: the longest pack forward and backward, before the first step."""
+
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from services.common.process_memory import peak_memory_bytes
+from services.learner.algo.objective import Objective
+from services.learner.config.algorithm import AlgorithmConfig
+from services.learner.config.rank import RankConfig
+from services.learner.rank.critic import Critic
+from services.learner.rank.data_parallel import Replicas
+from services.learner.rank.gradient_accumulator import GradientAccumulator
+from services.learner.rank.model import Policy, canary_token_ids
+from services.learner.rank.optimizer import Optimizer
+from services.learner.rank.packed_rows import Row, RowPacker
+from services.learner.rank.step_preparation import TrainExample
+from services.learner.ranks.burn_in import BurnInMemoryError, BurnInPeaks, burn_in_lengths
+from services.learner.types import TrainSequence
+
+# What torch says where an operating system gives a CPU no more.
+_NO_MEMORY = "can't allocate memory"
+
+
+@dataclass(frozen=True, slots=True)
+class BurnIn:
+    """One pass of policy and critic that leaves parameters, moments and gradients as they were.
+
+    Every token is the policy's, and as much memory as the moments take is held meanwhile: what
+    passes here, a step can do."""
+
+    policy: Policy
+    critic: Critic | None
+    optimizer: Optimizer
+    algorithm: AlgorithmConfig
+    rank: RankConfig
+
+    def run(self, max_model_len: int) -> BurnInPeaks:
+        """Make the pass with sequences of at most so many tokens.
+
+        All ranks do so at once. Raises BurnInMemoryError."""
+        began = time.monotonic()
+        tokens = self.rank.pack_tokens if self.policy.packable else 1
+        lengths = burn_in_lengths(tokens, max_model_len)
+        try:
+            with _memory_errors(sum(lengths)):
+                self._make_pass(lengths)
+        finally:
+            for optimizer in self._optimizers:
+                optimizer.discard_gradients()
+        return BurnInPeaks(sum(lengths), time.monotonic() - began, *self._release_memory())
+
+    @property
+    def _optimizers(self) -> list[Optimizer]:
+        return [self.optimizer, *([self.critic.optimizer] if self.critic is not None else [])]
+
+    def _make_pass(self, lengths: list[int]) -> None:
+        moments = [optimizer.reserve_moments() for optimizer in self._optimizers]
+        examples = [self._make_example(index, length) for index, length in enumerate(lengths)]
+        # One pack on every rank, whatever the others compute, and no prompt in common.
+        alone = replace(self.policy, shares_prompts=False)
+        packer = RowPacker(alone, sum(lengths), Replicas())
+        accumulator = GradientAccumulator(
+            self.policy,
+            self.critic,
+            packer,
+            chunk=self.rank.head_chunk,
+            entropy_bonus=self.algorithm.entropy_coefficient != 0,
+        )
+        accumulator.add_policy_gradients(examples, Objective(self.algorithm))
+        if self.critic is not None:
+            accumulator.add_critic_gradients(examples)
+        del moments
+
+    def _make_example(self, index: int, length: int) -> TrainExample:
+        token_ids = np.resize(canary_token_ids(self.policy.vocabulary), length)
+        mask = np.arange(length) > 0
+        behaviour = np.where(mask, -np.log(self.policy.vocabulary), 0).astype(np.float32)
+        sequence = TrainSequence("burn-in", index, 1.0, token_ids, mask, behaviour, 1.0, 0)
+        row = Row.from_sequence(index, sequence)
+        ones = np.ones(len(row.positions))
+        objective = Objective(self.algorithm)
+        return TrainExample(
+            row,
+            advantages=ones,
+            moves=True,
+            weight=1.0,
+            proximal=row.behaviour if objective.needs_proximal_logprobs else None,
+            reference=row.behaviour if objective.needs_reference_logprobs else None,
+            values=None if self.critic is None else ones.astype(np.float32),
+            returns=None if self.critic is None else ones,
+        )
+
+    def _release_memory(self) -> tuple[int, int]:
+        """Return the peaks of host and device; what the pass took is free again."""
+        device = 0
+        if self.policy.device.type == "cuda":
+            device = torch.cuda.max_memory_allocated(self.policy.device)
+            torch.cuda.empty_cache()
+        return peak_memory_bytes(), device
+
+
+@contextmanager
+def _memory_errors(tokens: int) -> Generator[None]:
+    try:
+        yield
+    except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and not _is_of_memory(error):
+            raise
+        raise BurnInMemoryError(f"a pack of {tokens} tokens: {error}") from error
+
+
+def _is_of_memory(error: RuntimeError) -> bool:
+    return isinstance(error, torch.OutOfMemoryError) or _NO_MEMORY in str(error)
