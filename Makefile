@@ -74,6 +74,7 @@ demo: $(STAMP)  ## train a tiny policy on three tool-use environments (about 5 m
 ##@ Test
 # Most tests wait for processes of theirs: three at a time use two cores well. In their order: else
 # files of few tests, which are those of whole runs, come last, and one of them alone.
+test: export PYTHONDONTWRITEBYTECODE :=  # else each worker compiles and rewrites all tests
 test: $(STAMP) $(OPENENV)/.installed zoo-if-any  ## every test but the long ones
 	$(BIN)/python -m pytest -m "not slow and not gpu and not sky" --numprocesses 3 --dist loadfile \
 	  --no-loadscope-reorder

@@ -9,3 +9,11 @@ def command_of(process: psutil.Process) -> list[str]:
         return process.cmdline()
     except psutil.NoSuchProcess:
         return []
+
+
+def rank_pids() -> list[int]:
+    """The ranks that this process has started, the oldest first."""
+    children = sorted(
+        psutil.Process().children(), key=lambda child: (child.create_time(), child.pid)
+    )
+    return [child.pid for child in children if "services.learner.rank" in command_of(child)]

@@ -17,3 +17,9 @@ def policy_config(folder: Path, **changes: object) -> PolicyConfig:
     """Return the policy section of a tiny float32 model."""
     values = {"model": str(folder), "dtype": "float32", "max_model_len": 128, **changes}
     return PolicyConfig.model_validate(values)
+
+
+def several(processes: int) -> LearnerConfig:
+    """So many ranks, and losses that need them all."""
+    rank = LEARNER.rank.model_copy(update={"processes": processes})
+    return LEARNER.model_copy(update={"rank": rank})

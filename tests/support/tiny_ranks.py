@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import psutil
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
@@ -19,7 +18,6 @@ from services.learner.rank.model import Policy, load_policy
 from services.learner.rank.optimizer import Optimizer
 from services.learner.rank.trainer import Trainer
 from services.learner.types import StepResult, TrainBatch, TrainSequence
-from tests.support.process_commands import command_of
 from tests.support.rank_configs import policy_config
 
 VOCAB = 97
@@ -28,14 +26,6 @@ YARN: dict[str, str | int | float] = {
     "factor": 2.0,
     "original_max_position_embeddings": 64,
 }
-
-
-def rank_pids() -> list[int]:
-    """The ranks that this process has started, the oldest first."""
-    children = sorted(
-        psutil.Process().children(), key=lambda child: (child.create_time(), child.pid)
-    )
-    return [child.pid for child in children if "services.learner.rank" in command_of(child)]
 
 
 _SIZES: dict[str, Any] = {

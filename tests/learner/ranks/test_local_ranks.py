@@ -15,21 +15,15 @@ from safetensors.numpy import load_file
 from structlog.testing import capture_logs
 
 from services.common.fingerprint import checksum64, compute_fingerprint
-from services.learner.config.learner import LearnerConfig
 from services.learner.ports import RankError
 from services.learner.ranks import protocol
 from services.learner.ranks.local_ranks import LocalRanks
 from services.learner.types import TrainBatch
-from tests.support.rank_configs import LEARNER, policy_config
-from tests.support.tiny_ranks import make_batch, rank_pids
+from tests.support.process_commands import rank_pids
+from tests.support.rank_configs import policy_config, several
+from tests.support.tiny_ranks import make_batch
 
 Start = Callable[..., LocalRanks]
-
-
-def several(processes: int) -> LearnerConfig:
-    """So many ranks, and losses that need them all."""
-    rank = LEARNER.rank.model_copy(update={"processes": processes})
-    return LEARNER.model_copy(update={"rank": rank})
 
 
 @pytest_asyncio.fixture
@@ -58,6 +52,7 @@ def stale_and_foreign(folder: Path) -> tuple[Path, Path]:
     return stale, foreign
 
 
+@pytest.mark.usefixtures("forked_ranks")
 async def test_a_second_process_continues_from_a_checkpoint_to_the_same_bits(
     make_ranks: Start, tmp_path: Path
 ) -> None:
@@ -89,6 +84,7 @@ async def test_a_second_process_continues_from_a_checkpoint_to_the_same_bits(
     assert list(left.path.parent.iterdir()) == []
 
 
+@pytest.mark.usefixtures("forked_ranks")
 async def test_refusals_leave_the_rank_in_service(make_ranks: Start, tmp_path: Path) -> None:
     ranks = make_ranks()
     with pytest.raises(RankError, match="has not been started"):
@@ -193,8 +189,8 @@ async def test_one_rank_that_dies_is_an_error_of_all_within_seconds(
 ORPHAN = """
 import asyncio, sys
 from pathlib import Path
-from tests.learner.ranks.test_local_ranks import several
-from tests.support.tiny_ranks import policy_config, rank_pids
+from tests.support.process_commands import rank_pids
+from tests.support.rank_configs import policy_config, several
 from services.common import log
 from services.learner.ranks.local_ranks import LocalRanks
 

@@ -18,8 +18,9 @@ from services.learner.ports import RankError
 from services.learner.ranks.local_ranks import LocalRanks
 from services.learner.types import Publication, StepResult
 from tests.learner.ranks.nodes import HOST, config_of, head, left_of, start_machine, until
+from tests.support.process_commands import rank_pids
 from tests.support.rank_configs import policy_config
-from tests.support.tiny_ranks import make_batch, rank_pids
+from tests.support.tiny_ranks import make_batch
 
 EVERYTHING = {
     "algorithm": {"advantage": "gae", "kl": {"coefficient": 0.05}, "epochs": 2, "mini_batches": 2}
@@ -41,6 +42,7 @@ async def one_machine(
         await alone.close()
 
 
+@pytest.mark.usefixtures("forked_ranks")
 async def test_two_machines_make_the_step_of_one_with_as_many_ranks(
     model_folder: Path, tmp_path: Path
 ) -> None:

@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerContext, SpawnContext
 from pathlib import Path
 from typing import Any
 
@@ -30,17 +31,22 @@ from services.learner.rank.rank_setup import RankSetup, load_models
 from services.learner.rank.sharding import ShardLayout, local_tensor
 from services.learner.ranks.local_ranks import LocalRanks
 from services.learner.types import Comparison, Publication, StepResult, TrainBatch
+from tests.support.process_commands import rank_pids
 from tests.support.rank_configs import LEARNER, policy_config
 from tests.support.tiny_ranks import (
     make_batch,
     make_prompted_batch,
-    rank_pids,
     write_model,
     write_sparse_model,
 )
 
 STEPS = 5
 TOLERANCE = 1e-5
+
+SPAWNED = multiprocessing.get_context("spawn")
+# Of a process that has loaded torch once.
+FORKED = multiprocessing.get_context("forkserver")
+FORKED.set_forkserver_preload([__name__])
 
 
 ALGORITHMS: dict[str, dict[str, object]] = {
@@ -111,6 +117,7 @@ def assert_same(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> Non
         np.testing.assert_allclose(other[name], value, rtol=0, atol=TOLERANCE, err_msg=name)
 
 
+@pytest.mark.usefixtures("forked_ranks")
 @pytest.mark.parametrize(
     ("kind", "processes", "algorithm"),
     [
@@ -151,6 +158,7 @@ async def test_they_make_the_same_steps_as_one(
     )
 
 
+@pytest.mark.usefixtures("forked_ranks")
 @pytest.mark.parametrize(
     ("algorithm", "counts"),
     [
@@ -174,6 +182,7 @@ async def test_a_checkpoint_of_two_goes_on_with_another_number(
                 assert other.metrics["policy/loss"] == pytest.approx(loss, abs=TOLERANCE)
 
 
+@pytest.mark.usefixtures("forked_ranks")
 @pytest.mark.parametrize("algorithm", ["plain", pytest.param("everything", marks=pytest.mark.slow)])
 async def test_those_that_keep_less_on_the_device_make_the_same_steps(
     algorithm: str, tmp_path: Path
@@ -197,6 +206,7 @@ async def test_those_that_keep_less_on_the_device_make_the_same_steps(
     assert others.fingerprint == published.fingerprint
 
 
+@pytest.mark.usefixtures("forked_ranks")
 async def test_they_compute_in_bfloat16_and_sum_gradients_in_float32(tmp_path: Path) -> None:
     model = write_model(tmp_path / "model")
     found: list[StepResult] = []
@@ -210,6 +220,7 @@ async def test_they_compute_in_bfloat16_and_sum_gradients_in_float32(tmp_path: P
         assert split[name] == pytest.approx(alone[name], rel=0.03, abs=0.01), name
 
 
+@pytest.mark.usefixtures("forked_ranks")
 async def test_they_compare_engine_and_trainer_as_one_does(tmp_path: Path) -> None:
     model = write_model(tmp_path / "model", tied=False)
     compared, losses = list[Comparison](), list[float]()
@@ -234,6 +245,8 @@ async def test_they_compare_engine_and_trainer_as_one_does(tmp_path: Path) -> No
         assert each.residual == pytest.approx(tried[each.setting, each.value].residual, abs=1e-4)
 
 
+# As without parts: test_local_ranks.py kills one of those.
+@pytest.mark.slow
 async def test_one_that_is_killed_ends_them_all_within_seconds(tmp_path: Path) -> None:
     async with started(write_model(tmp_path / "model"), tmp_path, 2) as ranks:
         first, second = rank_pids()
@@ -280,11 +293,15 @@ def held_bytes(tensors: Iterable[Tensor]) -> int:
 
 
 def start_alone(
-    rank: Callable[[dict[str, Any], Connection], None], model: Path, processes: int, folder: Path
+    rank: Callable[[dict[str, Any], Connection], None],
+    model: Path,
+    processes: int,
+    folder: Path,
+    context: SpawnContext | ForkServerContext = SPAWNED,
 ) -> list[Any]:
     """Start as many processes that are ranks without a service; return what each says."""
     folder.mkdir(exist_ok=True)
-    config, context = configured(processes), multiprocessing.get_context("spawn")
+    config = configured(processes)
     place = {"count": processes, "rendezvous": f"file://{folder}/meeting", "slots": processes}
     setup = {
         "name": "part",
@@ -317,7 +334,7 @@ def test_each_holds_its_part_of_parameters_gradients_and_moments(
 ) -> None:
     model = write_model(tmp_path / "model", tied=False)
     whole = sum(value.nbytes for value in load_file(model / "model.safetensors").values())
-    found = start_alone(hold_a_part, model, processes, tmp_path)
+    found = start_alone(hold_a_part, model, processes, tmp_path, FORKED)
     for parameters, gradients, moments in found:
         for held, copies in ((parameters, 1), (gradients, 1), (moments, 2)):
             assert copies * whole / processes * 0.8 < held <= 1.1 * copies * whole / processes
