@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from services.common.domain.attempts import Grade
     from services.common.domain.policy import PolicyId
     from services.common.domain.trajectory import Trajectory
+    from services.rollout.dialects.thinking import ThinkingMarks
     from services.rollout.dialects.turns import PlayedTurn, Reply, Turn
     from services.rollout.types import (
         Completion,
@@ -103,13 +104,8 @@ class Dialect(Protocol):
         ...
 
     @property
-    def thinking_end_ids(self) -> "Sequence[int]":
-        """Ids that end a thinking which the policy does not end itself; empty where the family has
-        no mark for it."""
-        ...
-
-    def is_thinking(self, completion_ids: "Sequence[int]") -> bool:
-        """True when a turn of these ids ends inside its thinking."""
+    def thinking(self) -> "ThinkingMarks":
+        """Where a thinking at the start of a turn ends."""
         ...
 
     def prompt_ids(self, facts: "PromptFacts", tools: "Sequence[Tool]") -> list[int]:

@@ -98,7 +98,7 @@ class RendererDialect:
         self._marker = TagMarker(tokenizer, self._form.tags if self._form else ())
         start = tokenizer.decode(self.prompt_ids(_FACTS, ()))
         form = THINKING_FORMS.get(name, ThinkingForm())
-        self._thinking = ThinkingMarks(tokenizer, start, self._show_thinking(), form)
+        self.thinking = ThinkingMarks(tokenizer, start, self._show_thinking(), form)
         self._inert.add_tags(self._find_frame())
 
     def _show_thinking(self) -> str:
@@ -115,13 +115,6 @@ class RendererDialect:
         whole = self.render_turns(_FACTS, (), [PlayedTurn([call], replies)])
         shared = common_length(alone, whole)
         return self._tokenizer.decode(whole[shared:]).split(_ANSWER)
-
-    @property
-    def thinking_end_ids(self) -> Sequence[int]:
-        return self._thinking.end_ids
-
-    def is_thinking(self, completion_ids: Sequence[int]) -> bool:
-        return self._thinking.is_thinking(completion_ids)
 
     def prompt_ids(self, facts: PromptFacts, tools: Sequence[Tool]) -> list[int]:
         user = {"role": "user", "content": self._inert.clean_text(facts.task)}
@@ -162,7 +155,7 @@ class RendererDialect:
             return follows
         # Renderers go on neither from a thinking that was never closed nor from every end of text:
         # they then go on from a turn of nothing else than an end.
-        closed = list(self._thinking.end_ids)
+        closed = list(self.thinking.end_ids)
         sampled = [end for end in written[-1:] if end in self.stop_ids]
         for end in dict.fromkeys([*sampled, *self.stop_ids]):
             follows = self._go_on(before[:1], [*closed, end], messages, tools)
@@ -213,7 +206,7 @@ class RendererDialect:
         if parsed.reasoning_complete is False:
             thinking = len(ids)
         elif parsed.reasoning_content is not None:
-            thinking = self._thinking.count_tokens(ids, parsed.reasoning_content)
+            thinking = self.thinking.count_tokens(ids, parsed.reasoning_content)
         turn = Turn(items, False, parsed.content, thinking)
         return decide_end(turn, ended=ended, finish=self._finish)
 

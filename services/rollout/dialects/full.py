@@ -36,17 +36,10 @@ class FullDialect:
         self._tokenizer = tokenizer
         self._inert = InertText(tokenizer.structure_tokens)
         self._turns = TemplateTurns(tokenizer, "user", self._inert)
-        self._thinking = ThinkingMarks(
+        self.thinking = ThinkingMarks(
             tokenizer, self._turns.first_turn(), self._turns.shown_thinking
         )
         self.stop_ids = find_stop_ids(tokenizer, self._turns, extra_stop_ids)
-
-    @property
-    def thinking_end_ids(self) -> Sequence[int]:
-        return self._thinking.end_ids
-
-    def is_thinking(self, completion_ids: Sequence[int]) -> bool:
-        return self._thinking.is_thinking(completion_ids)
 
     def prompt_ids(self, facts: PromptFacts, tools: Sequence[Tool]) -> list[int]:
         messages = self._messages(facts, tools)
@@ -69,17 +62,17 @@ class FullDialect:
         tools: Sequence[Tool],
     ) -> Turn:
         ids, _ = strip_stop(completion_ids, self.stop_ids)
-        opened = self._thinking.is_open
+        opened = self.thinking.is_open
         text = self._tokenizer.decode(ids)
         turn = parse_turn(text, tools, thinking=opened, grammar=LENIENT)
-        thinking = self._thinking.count_tokens(ids)
+        thinking = self.thinking.count_tokens(ids)
         return Turn(turn.items, turn.done, turn.answer, thinking)
 
     def render_turns(
         self, facts: PromptFacts, tools: Sequence[Tool], turns: Sequence[PlayedTurn]
     ) -> list[int]:
         messages = self._messages(facts, tools)
-        marks = self._thinking if self._turns.puts_thinking_inline(turns) else None
+        marks = self.thinking if self._turns.puts_thinking_inline(turns) else None
         for turn in turns:
             said = "\n".join(write_call(call) for call in turn.calls)
             messages.append(make_said(said, turn.thought, marks))

@@ -49,18 +49,9 @@ class TemplateDialect:
         except TemplateError as error:
             raise advise_full(tokenizer, error) from error
         turns = self._turns
-        self._thinking = ThinkingMarks(
-            tokenizer, turns.first_turn(), turns.shown_thinking, thinking
-        )
+        self.thinking = ThinkingMarks(tokenizer, turns.first_turn(), turns.shown_thinking, thinking)
         self._reader = reader(tokenizer, self._turns.sample_call, self._turns.sample_end)
         self.stop_ids = find_stop_ids(tokenizer, self._turns, extra_stop_ids)
-
-    @property
-    def thinking_end_ids(self) -> Sequence[int]:
-        return self._thinking.end_ids
-
-    def is_thinking(self, completion_ids: Sequence[int]) -> bool:
-        return self._thinking.is_thinking(completion_ids)
 
     def prompt_ids(self, facts: PromptFacts, tools: Sequence[Tool]) -> list[int]:
         user = {"role": "user", "content": self._inert.clean_text(facts.task)}
@@ -87,8 +78,8 @@ class TemplateDialect:
         tools: Sequence[Tool],
     ) -> Turn:
         ids, ended = strip_stop(completion_ids, self.stop_ids)
-        thinking = self._thinking.count_tokens(ids)
-        sampled = SampledTurn(ids, prompt_ids, thinking, self._thinking.is_open)
+        thinking = self.thinking.count_tokens(ids)
+        sampled = SampledTurn(ids, prompt_ids, thinking, self.thinking.is_open)
         turn = self._reader.read_turn(sampled, tools)
         turn = decide_end(turn, ended=ended, finish=self._finish)
         return replace(turn, thinking_tokens=thinking)
@@ -96,7 +87,7 @@ class TemplateDialect:
     def render_turns(
         self, facts: PromptFacts, tools: Sequence[Tool], turns: Sequence[PlayedTurn]
     ) -> list[int]:
-        marks = self._thinking if self._turns.puts_thinking_inline(turns) else None
+        marks = self.thinking if self._turns.puts_thinking_inline(turns) else None
         messages = make_conversation(facts, turns, self._inert, marks)
         schemas = self._inert.tool_schemas(tools)
         goes_on = bool(turns[-1].replies)

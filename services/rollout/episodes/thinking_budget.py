@@ -18,12 +18,12 @@ class ThinkingBudget:
     """
 
     def __init__(self, dialect: Dialect, tokens: int | None) -> None:
-        if tokens is not None and not dialect.thinking_end_ids:
+        if tokens is not None and not dialect.thinking.end_ids:
             raise ConfigError(
                 "rollout.limits.thinking_tokens: this model's vocabulary has no token that ends a"
                 " thinking; leave it out, or name the marks by rollout.dialect.reasoning"
             )
-        self._dialect = dialect
+        self._thinking = dialect.thinking
         self._tokens = tokens
 
     def bound_request(self, written: Sequence[int], most: int) -> int:
@@ -37,10 +37,10 @@ class ThinkingBudget:
         logprobs, at most `room` of them. None where the turn may go on as it is."""
         if self._tokens is None or room < 1 or not self._is_over(written, self._tokens):
             return None
-        ids = np.array(self._dialect.thinking_end_ids[:room], np.int32)
+        ids = np.array(self._thinking.end_ids[:room], np.int32)
         spans = (PolicySpan(None, len(ids)),)
         return Completion(ids, np.zeros(0, np.float32), spans, cut=True)
 
     def _is_over(self, written: Sequence[int], tokens: int) -> bool:
         """True when `written` ends inside a thinking of so many tokens."""
-        return len(written) >= tokens and self._dialect.is_thinking(written)
+        return len(written) >= tokens and self._thinking.is_thinking(written)

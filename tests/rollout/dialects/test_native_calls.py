@@ -97,8 +97,8 @@ def test_a_thinking_that_is_ended_for_the_policy_is_followed_by_its_calls(name: 
     rest = rest.removeprefix("\n" * (not rest.startswith(close)))
     assert rest.startswith(close)
     ids = stage.writer.encode(begin + thought)
-    ended = [*ids, *stage.dialect.thinking_end_ids]
-    assert stage.dialect.is_thinking(ids) and not stage.dialect.is_thinking(ended)
+    ended = [*ids, *stage.dialect.thinking.end_ids]
+    assert stage.dialect.thinking.is_thinking(ids) and not stage.dialect.thinking.is_thinking(ended)
     assert stage.tokenizer.decode(ended[len(ids) :]).lstrip("\n") == close.lstrip("\n")
     turn = stage.read([*ended, *stage.writer.encode(rest.removeprefix(close))])
     assert calls_of(turn) == [("search", {"query": "red shoes"})]

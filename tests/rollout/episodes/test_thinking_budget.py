@@ -83,7 +83,7 @@ async def test_a_thinking_over_its_budget_is_ended_and_its_turn_goes_on(
     assert trajectory.stop_reason is StopReason.DONE
     assert environment.episodes[0].calls == [("look", '{"at": "it"}')]
     authors = [(span.author, span.length) for span in trajectory.spans[1:4]]
-    end = TemplateDialect(thinker).thinking_end_ids
+    end = TemplateDialect(thinker).thinking.end_ids
     assert authors[:2] == [(Author.POLICY, BUDGET), (Author.FORCED, len(end))]
     assert authors[2][0] is Author.POLICY, "the turn goes on"
     turn = trajectory.turns[0]
