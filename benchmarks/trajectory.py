@@ -82,13 +82,14 @@ def compare(trajectory: Trajectory, sample: Sample, pairs: int) -> dict[str, Any
     }
 
 
-def make_trajectory() -> Trajectory:
+def make_trajectory(tokens: int = TOKENS) -> Trajectory:
     chosen = np.random.default_rng(0)
-    written = (TOKENS - PROMPT - TURNS * OBSERVATION) // TURNS
-    turn = (Span(Author.POLICY, written, POLICY, 1.0), Span(Author.ENVIRONMENT, OBSERVATION))
-    last = Span(Author.ENVIRONMENT, TOKENS - PROMPT - TURNS * (written + OBSERVATION))
-    spans = (Span(Author.PROMPT, PROMPT), *(turn * TURNS), *((last,) if last.length else ()))
-    token_ids = chosen.integers(0, VOCABULARY, TOKENS, dtype=np.int32)
+    prompt, observation = PROMPT * tokens // TOKENS, OBSERVATION * tokens // TOKENS
+    written = (tokens - prompt - TURNS * observation) // TURNS
+    turn = (Span(Author.POLICY, written, POLICY, 1.0), Span(Author.ENVIRONMENT, observation))
+    last = Span(Author.ENVIRONMENT, tokens - prompt - TURNS * (written + observation))
+    spans = (Span(Author.PROMPT, prompt), *(turn * TURNS), *((last,) if last.length else ()))
+    token_ids = chosen.integers(0, VOCABULARY, tokens, dtype=np.int32)
     logprobs = -chosen.exponential(0.5, TURNS * written).astype(np.float32)
     sequence = Sampled(token_ids, spans, logprobs)
     return Trajectory(
@@ -98,7 +99,7 @@ def make_trajectory() -> Trajectory:
         content_digest=content_digest((sequence,)),
         reward=1.0,
         stop_reason=StopReason.DONE,
-        turns=(TurnTiming(1.0, 0.5, PROMPT, written),) * TURNS,
+        turns=(TurnTiming(1.0, 0.5, prompt, written),) * TURNS,
     )
 
 

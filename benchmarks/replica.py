@@ -1,0 +1,105 @@
+"""A rollout's connection to a learner, with an engine that takes every weights."""
+
+import asyncio
+import uuid
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from math import inf
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from services.common import rpc
+from services.common.concurrency import running_tasks
+from services.common.domain.attempts import AttemptKey
+from services.common.domain.policy import PolicyId
+from services.common.domain.trajectory import Trajectory, content_digest
+from services.common.fingerprint import TokenizerDigests
+from services.rollout.adapters.fake import FakeEngine
+from services.rollout.adapters.learner import GroupClient
+from services.rollout.adapters.learner_calls import RunEpoch, WorkerIdentity
+from services.rollout.adapters.policy_feed import PolicyClient
+from services.rollout.ports import EngineError
+from services.rollout.types import Completion, Lease, PolicySpan, Sampling
+from services.rollout.work.weight_updater import WeightUpdater
+from tests.support.learner import TOKEN, TOKENIZER
+from tests.support.rollout import tokenizer
+
+# Those of the benchmark's ranks, too.
+_CANARY_LOGPROB = -1.0
+
+
+class AgreeingEngine(FakeEngine):
+    """Engine whose scores are those of the benchmark's ranks."""
+
+    def __init__(self) -> None:
+        super().__init__(tokenizer(), 0)
+
+    async def generate(
+        self,
+        token_ids: NDArray[np.int32],
+        sampling: Sampling,
+        max_tokens: int,
+        timeout_s: float = inf,
+    ) -> Completion:
+        if self.policy is None:
+            raise EngineError("no policy is loaded")
+        ids, logprobs = np.zeros(max_tokens, np.int32), np.full(max_tokens, -0.5, np.float32)
+        return Completion(ids, logprobs, (PolicySpan(self.policy, max_tokens),), cut=False)
+
+    async def compute_logprobs(self, token_ids: NDArray[np.int32]) -> NDArray[np.float32]:
+        return np.full(len(token_ids) - 1, _CANARY_LOGPROB, np.float32)
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """One worker's clients, and the loop that keeps its engine up to date."""
+
+    groups: GroupClient
+    follower: WeightUpdater
+    # Ends when the loop does, which is a failure.
+    updating: asyncio.Task[Any]
+
+
+@asynccontextmanager
+async def connect_replica(
+    address: str, folder: Path, number: int, engine: FakeEngine
+) -> AsyncGenerator[Replica]:
+    """Connect one replica to a learner, with a channel of its own."""
+    digests, epoch = TokenizerDigests(TOKENIZER), RunEpoch()
+    identity = WorkerIdentity(f"rollout-{number}", uuid.uuid4().hex, 1, digests)
+    channel = rpc.channel(address, token=TOKEN)
+
+    def open_weights(there: str) -> Any:
+        return rpc.channel(there, token=TOKEN, peer="learner")
+
+    feed = PolicyClient(channel, identity, epoch, weights=open_weights)
+    follower = WeightUpdater(feed, engine, folder / f"staged-{number}")
+    try:
+        async with running_tasks(follower.keep_updating()) as (updating,):
+            yield Replica(GroupClient(channel, identity, epoch), follower, updating)
+    finally:
+        await channel.close()
+
+
+def written_for(trajectory: Trajectory, lease: Lease, index: int, policy: PolicyId) -> Trajectory:
+    """Return a trajectory as one of a leased attempt, written by this policy."""
+    sequences = tuple(
+        replace(
+            sequence,
+            spans=tuple(
+                replace(span, policy=policy) if span.policy else span for span in sequence.spans
+            ),
+        )
+        for sequence in trajectory.sequences
+    )
+    return replace(
+        trajectory,
+        key=AttemptKey(lease.group_id, index, 0),
+        lease_id=lease.lease_id,
+        sequences=sequences,
+        content_digest=content_digest(sequences),
+    )

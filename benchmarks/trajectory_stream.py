@@ -1,0 +1,157 @@
+"""CPU of handing in trajectories over a raw socket's: `python -m benchmarks.trajectory_stream`.
+
+Trajectories of 16,384 tokens go from a rollout's client to a learner in a process of its own, over
+gRPC: each is encoded, sent, checked, journaled and fsynced before its receipt. The other side sends
+the bytes of the same token ids and logprobs through a socket to a process that answers with one
+byte: `raw` as soon as they are there, `synced` once they are in a file and fsynced. CPU is that of
+both processes. The last line is one JSON object, with medians over the pairs:
+
+- `cpu_over_raw`, `cpu_over_synced`: CPU of ours over that of each.
+- `cpu_ms`: CPU milliseconds of a trajectory: `ours`, its parts `sender` and `learner`, and the
+  others.
+
+About a minute.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from benchmarks.raw_receiver import LENGTH
+from benchmarks.replica import AgreeingEngine, Replica, connect_replica, written_for
+from benchmarks.timed_learner import run_timed_learner
+from benchmarks.trajectory import TOKENS, make_trajectory
+from services.common import log
+from services.common.domain.policy import PolicyId
+from services.common.domain.trajectory import Trajectory
+from services.rollout.types import Lease
+
+GROUP, AT_ONCE = 16, 16
+PAIRS, ROUND = 7, 128
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--pairs", type=int, default=PAIRS)
+    given = parser.parse_args()
+    log.setup("benchmark", "", level="ERROR")
+    print(json.dumps(asyncio.run(compare(given.pairs))))
+
+
+async def compare(pairs: int) -> dict[str, Any]:
+    """Return the figures of so many pairs, after one that warms both sides."""
+    found: dict[str, list[float]] = {"sender": [], "learner": [], "raw": [], "synced": []}
+    changes: dict[str, Any] = {
+        # No batch is ever complete: nothing is trained.
+        **{"steps": 10, "groups_per_step": 1000, "group_size": GROUP},
+        **{"lease_ttl_s": 600.0, "intake": {"worker_bytes": 2**26, "total_bytes": 2**26}},
+    }
+    with tempfile.TemporaryDirectory() as place:
+        folder, engine = Path(place), AgreeingEngine()
+        async with (
+            run_timed_learner(folder, 0.0, **changes) as learner,
+            connect_replica(learner.address, folder, 0, engine) as replica,
+        ):
+            await replica.follower.wait_for_first_weights()
+            assert engine.policy is not None
+            trajectory = make_trajectory()
+            for _ in range(pairs + 1):
+                leases = [await lease_group(replica, engine.policy) for _ in range(ROUND // GROUP)]
+                sender, receiver = await hand_in(
+                    replica, leases, trajectory, engine.policy, learner.pid
+                )
+                found["sender"].append(sender)
+                found["learner"].append(receiver)
+                payload = payload_of(trajectory)
+                found["raw"].append(send_raw(payload, Path(os.devnull)))
+                found["synced"].append(send_raw(payload, folder / "received"))
+    return summarise(found)
+
+
+def summarise(found: dict[str, list[float]]) -> dict[str, Any]:
+    ours = [sum(both) for both in zip(found["sender"], found["learner"], strict=True)]
+
+    def over(theirs: str) -> float:
+        pairs = zip(ours[1:], found[theirs][1:], strict=True)
+        return round(statistics.median(one / other for one, other in pairs), 2)
+
+    parts = {"ours": ours, **found}
+    cpu_ms = {
+        name: round(statistics.median(all_[1:]) / ROUND * 1e3, 3) for name, all_ in parts.items()
+    }
+    return {
+        "cpu_over_raw": over("raw"),
+        "cpu_over_synced": over("synced"),
+        "cpu_ms": cpu_ms,
+        "kilobytes": TOKENS * 4 // 1000,
+        "load": os.getloadavg()[0],
+    }
+
+
+async def lease_group(replica: Replica, policy: PolicyId) -> Lease:
+    lease = await replica.groups.lease_group(policy, GROUP)
+    assert lease is not None
+    return lease
+
+
+async def hand_in(
+    replica: Replica,
+    leases: Sequence[Lease],
+    trajectory: Trajectory,
+    policy: PolicyId,
+    pid: int,
+) -> tuple[float, float]:
+    """Submit a trajectory for every attempt; return the CPU seconds of sender and learner."""
+    places = asyncio.Semaphore(AT_ONCE)
+
+    async def submit(lease: Lease, index: int) -> None:
+        made = written_for(trajectory, lease, index, policy)
+        async with places:
+            await replica.groups.submit_trajectory(lease, made, 120.0)
+
+    before, began = cpu_of(pid), time.process_time()
+    await asyncio.gather(
+        *(submit(lease, each.attempt_index) for lease in leases for each in lease.attempts)
+    )
+    return time.process_time() - began, cpu_of(pid) - before
+
+
+def cpu_of(pid: int) -> float:
+    used = psutil.Process(pid).cpu_times()
+    return used.user + used.system
+
+
+def payload_of(trajectory: Trajectory) -> bytes:
+    sequence = trajectory.sequences[0]
+    return sequence.token_ids.tobytes() + sequence.logprobs.tobytes()
+
+
+def send_raw(payload: bytes, out: Path) -> float:
+    """Send the payload as often as trajectories are; return the CPU seconds of both sides."""
+    command = [sys.executable, "-m", "benchmarks.raw_receiver", str(out)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        port = int(process.stdout.readline())
+        with socket.create_connection(("127.0.0.1", port)) as sender:
+            began = time.process_time()
+            for _ in range(ROUND):
+                sender.sendall(LENGTH.pack(len(payload)) + payload)
+                assert sender.recv(1) == b"k"
+            own = time.process_time() - began
+        return own + float(process.stdout.readline())
+
+
+if __name__ == "__main__":
+    main()
