@@ -22,6 +22,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -40,14 +41,31 @@ from services.learner.rank.trainer import Trainer
 from services.learner.types import TrainBatch, TrainSequence
 
 GB = 1e9
-# hidden, intermediate, layers, heads, key-value heads, tied head: of Qwen/Qwen3-*.
-SHAPES: Mapping[str, tuple[int, int, int, int, int, bool]] = {
-    "0.6b": (1024, 3072, 28, 16, 8, True),
-    "1.7b": (2048, 6144, 28, 16, 8, True),
-    "4b": (2560, 9728, 36, 32, 8, True),
-    "8b": (4096, 12288, 36, 32, 8, False),
-}
 VOCABULARY = 151_936
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Sizes of a model."""
+
+    hidden: int
+    intermediate: int
+    layers: int
+    heads: int
+    kv_heads: int
+    tied: bool
+    vocabulary: int = VOCABULARY
+    head_dim: int = 128
+
+
+# Of Qwen/Qwen3-*, and one for CPUs.
+SHAPES: Mapping[str, Shape] = {
+    "0.6b": Shape(1024, 3072, 28, 16, 8, tied=True),
+    "1.7b": Shape(2048, 6144, 28, 16, 8, tied=True),
+    "4b": Shape(2560, 9728, 36, 32, 8, tied=True),
+    "8b": Shape(4096, 12288, 36, 32, 8, tied=False),
+    "tiny": Shape(64, 128, 2, 4, 2, tied=True, vocabulary=512, head_dim=16),
+}
 
 
 def main() -> None:
@@ -139,39 +157,40 @@ def time_steps(shape: str, given: argparse.Namespace, peak: float) -> dict[str, 
 
 def load_shape(shape: str, length: int, folder: Path, rank: RankConfig) -> Policy:
     """Write a random model of the shape and load it as a rank loads a policy."""
-    hidden, intermediate, layers, heads, shared, tied = SHAPES[shape]
+    sizes = SHAPES[shape]
     config = Qwen3Config(
-        vocab_size=VOCABULARY,
-        hidden_size=hidden,
-        intermediate_size=intermediate,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=shared,
-        head_dim=128,
+        vocab_size=sizes.vocabulary,
+        hidden_size=sizes.hidden,
+        intermediate_size=sizes.intermediate,
+        num_hidden_layers=sizes.layers,
+        num_attention_heads=sizes.heads,
+        num_key_value_heads=sizes.kv_heads,
+        head_dim=sizes.head_dim,
         max_position_embeddings=max(length, 4096),
-        tie_word_embeddings=tied,
+        tie_word_embeddings=sizes.tied,
         rope_parameters={"rope_type": "default", "rope_theta": 1e6},
     )
-    with torch.device("cuda"):
+    with torch.device(rank.device):
         model: Any = Qwen3ForCausalLM(config).bfloat16()
     model.save_pretrained(folder)
     del model
-    torch.cuda.empty_cache()
+    if rank.device == "cuda":
+        torch.cuda.empty_cache()
     policy = PolicyConfig(model=str(folder), dtype="bfloat16", max_model_len=length)
     return load_policy(policy, rank)
 
 
-def random_batch(step: int, attempts: int, length: int) -> TrainBatch:
+def random_batch(step: int, attempts: int, length: int, vocabulary: int = VOCABULARY) -> TrainBatch:
     """One group whose attempts differ in reward; the policy wrote the second half of each."""
     rng = np.random.default_rng(step)
     mask = np.arange(length) >= length // 2
-    logprobs = np.where(mask, -np.log(VOCABULARY), 0).astype(np.float32)
+    logprobs = np.where(mask, -np.log(vocabulary), 0).astype(np.float32)
     sequences = tuple(
         TrainSequence(
             group_id="group",
             attempt_index=attempt,
             reward=float(attempt % 2),
-            token_ids=rng.integers(0, VOCABULARY, length).astype(np.int32),
+            token_ids=rng.integers(0, vocabulary, length).astype(np.int32),
             policy_mask=mask,
             behaviour_logprobs=logprobs,
             temperature=1.0,

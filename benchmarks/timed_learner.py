@@ -25,7 +25,7 @@ from services.learner.app import run_learner
 from services.learner.dependencies import LearnerDependencies
 from services.learner.ranks.fake import FakeRanks
 from services.learner.tracking.adapters.jsonl import JsonlTracker
-from services.learner.types import ModelInfo, Publication
+from services.learner.types import ModelInfo, Publication, StepResult, TrainBatch
 from tests.support.learner import TOKENIZER, free_port, make_config, make_runtime
 
 VOCABULARY = 151_936
@@ -34,10 +34,16 @@ _LAG_PROBE_S = 0.02
 
 
 class TimedRanks(FakeRanks):
-    """Ranks of a large vocabulary, with weights of a dtype that workers take."""
+    """Ranks of a large vocabulary, with weights of a dtype that workers take. They read nothing
+    of a batch."""
 
     async def start_ranks(self, checkpoint: Path | None) -> ModelInfo:
         return replace(await super().start_ranks(checkpoint), vocab_size=VOCABULARY)
+
+    async def train_step(self, batch: TrainBatch) -> StepResult:
+        await asyncio.sleep(self.train_s)
+        self.step = batch.step
+        return StepResult({"policy/loss": 0.0}, self.train_s, skipped=False)
 
     async def publish_weights(self, version: int) -> Publication:
         made = await super().publish_weights(version)

@@ -39,7 +39,7 @@ class FakeRanks:
         before: Callable[[str], None] = lambda name: None,
     ) -> None:
         self._folder = folder
-        self._train_s = train_s
+        self.train_s = train_s
         self._before = before
         self.parameters = np.zeros(_SIZE, dtype=np.uint64)
         self.step = 0
@@ -58,7 +58,7 @@ class FakeRanks:
     async def train_step(self, batch: TrainBatch) -> StepResult:
         """Replace each parameter by a hash of the old ones and the batch."""
         self._before("train")
-        await asyncio.sleep(self._train_s)
+        await asyncio.sleep(self.train_s)
         digest = hashlib.sha256(self.parameters.tobytes())
         for sequence in batch.sequences:
             digest.update(f"{sequence.group_id}/{sequence.attempt_index}".encode())
@@ -71,7 +71,7 @@ class FakeRanks:
         self.step = batch.step
         self.trained.append(batch)
         self._before("trained")
-        return StepResult({"policy/loss": 0.0}, self._train_s, skipped=False)
+        return StepResult({"policy/loss": 0.0}, self.train_s, skipped=False)
 
     async def compare_batch(self, batch: TrainBatch, *, diagnose: bool = False) -> Comparison:
         tokens: dict[int, int] = {}

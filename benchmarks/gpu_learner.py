@@ -1,0 +1,169 @@
+"""Speed and memory of one rank over packed sequences: `python -m benchmarks.gpu_learner`.
+
+Trains a model of random weights in the shape of Qwen3-0.6B in bfloat16, as a rank trains it, on
+packs of 16,384 and 65,536 tokens, and prints a table beside what prime-rl publishes for this model
+on one H100 at 16k. Needs a GPU, and of this repository's environment torch, transformers, peft,
+safetensors, numpy, pydantic, psutil and grpcio. With `--tiny`: a tiny model, on a CPU. The last
+line is one JSON object, with these for each length of a pack:
+
+- `tokens_per_s`: all tokens of a step over its median seconds: scoring, training and the update.
+- `mfu`: 6 floating-point operations a parameter and token, and 6 a layer, a head's width and a
+  token of context (causal attention within each sequence), over the GPU's published peak in
+  bfloat16. `mfu_one_sequence` counts attention as if a pack were one sequence: prime-rl's figures
+  agree with each other when counted so.
+- `peak_gib`: the most that tensors took on the device, of a CPU the process; `between_gib`: what is
+  there between steps.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.rank_step import SHAPES, load_shape, random_batch
+from services.common.process_memory import peak_memory_bytes
+from services.learner.config.algorithm import AlgorithmConfig
+from services.learner.config.learner import OptimizerConfig
+from services.learner.config.rank import RankConfig
+from services.learner.rank.model import Policy
+from services.learner.rank.optimizer import Optimizer
+from services.learner.rank.trainer import Trainer
+from services.learner.types import TrainBatch
+
+GIB = 2**30
+PACKS, SEQUENCE, STEPS = (16_384, 65_536), 4_096, 4
+# Dense products in bfloat16, as NVIDIA publishes them, by a part of the device's name.
+PEAK_FLOPS = {"H100": 989e12, "H200": 989e12, "A100": 312e12, "B200": 2250e12}
+PRIME_RL = {"pack": 16_384, "tokens_per_s": 11_900, "mfu": 0.111, "peak_gib": 12.5}
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """What is measured. A step is one pack of sequences of one length."""
+
+    shape: str
+    device: str
+    packs: tuple[int, ...]
+    sequence: int
+    steps: int
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--packs", type=int, nargs="+", default=PACKS, help="tokens of a pack")
+    parser.add_argument("--sequence", type=int, default=SEQUENCE, help="tokens of a sequence")
+    parser.add_argument("--shape", choices=list(SHAPES), default="0.6b")
+    parser.add_argument("--steps", type=int, default=STEPS, help="timed steps, after two more")
+    parser.add_argument("--tiny", action="store_true", help="a tiny model, on a CPU")
+    given = parser.parse_args(words)
+    sizes = Sizes(given.shape, "cuda", tuple(given.packs), given.sequence, given.steps)
+    if given.tiny:
+        sizes = replace(sizes, shape="tiny", device="cpu", packs=(64, 128), sequence=32, steps=1)
+    elif not torch.cuda.is_available():
+        sys.exit("error: no GPU is visible to torch; --tiny runs the same code on a CPU")
+    found = [measure_pack(sizes, pack) for pack in sizes.packs]
+    print_table(found)
+    print(json.dumps({"torch": torch.__version__, "device": device_name(sizes), "packs": found}))
+
+
+def measure_pack(sizes: Sizes, pack: int) -> dict[str, Any]:
+    """Return the figures of steps over packs of so many tokens."""
+    rank = RankConfig.model_validate(
+        {
+            "device": sizes.device,
+            "threads": torch.get_num_threads(),
+            "pack_tokens": pack,
+            "head_chunk": 1024,
+            "gradient_checkpointing": "full" if sizes.device == "cuda" else "off",
+            "post_update_tokens": 0,
+        }
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        policy = load_shape(sizes.shape, sizes.sequence, Path(folder), rank)
+    adamw = Optimizer(policy.named_parameters(), OptimizerConfig(lr=1e-6))
+    trainer = Trainer(policy, adamw, AlgorithmConfig(), rank)
+    seconds = [time_step(trainer, sizes, pack, step) for step in range(1, sizes.steps + 3)]
+    # The first two warm what is compiled, tuned or allocated once.
+    rate = pack / statistics.median(seconds[2:])
+    peak, between = device_memory(sizes)
+    return {
+        "pack": pack,
+        "tokens_per_s": round(rate),
+        "mfu": rounded_share(rate * token_flops(policy, sizes.sequence), sizes),
+        "mfu_one_sequence": rounded_share(rate * token_flops(policy, pack), sizes),
+        "peak_gib": round(peak / GIB, 2),
+        "between_gib": round(between / GIB, 2),
+        "step_s": round(pack / rate, 4),
+    }
+
+
+def time_step(trainer: Trainer, sizes: Sizes, pack: int, step: int) -> float:
+    """Make one step; return its seconds."""
+    batch = make_batch(step, sizes, pack)
+    if sizes.device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+        torch.cuda.synchronize()
+    began = time.perf_counter()
+    result = trainer.train_step(batch, lr=1e-6)
+    if sizes.device == "cuda":
+        torch.cuda.synchronize()
+    if result.skipped:
+        raise RuntimeError(f"step {step} was refused: {result.metrics}")
+    return time.perf_counter() - began
+
+
+def make_batch(step: int, sizes: Sizes, pack: int) -> TrainBatch:
+    return random_batch(
+        step, pack // sizes.sequence, sizes.sequence, SHAPES[sizes.shape].vocabulary
+    )
+
+
+def token_flops(policy: Policy, context: int) -> float:
+    """Return the floating-point operations of a token's forward and backward pass."""
+    settings: Any = policy.config
+    count = sum(p.numel() for p in policy.named_parameters().values())
+    width = settings.num_attention_heads * settings.head_dim
+    return 6 * count + 6 * settings.num_hidden_layers * width * context
+
+
+def rounded_share(flops: float, sizes: Sizes) -> float | None:
+    """Return the share of the device's peak; None where that is not known."""
+    name = device_name(sizes)
+    peaks = [peak for part, peak in PEAK_FLOPS.items() if part in name]
+    return round(flops / peaks[0], 4) if peaks else None
+
+
+def device_name(sizes: Sizes) -> str:
+    return torch.cuda.get_device_name() if sizes.device == "cuda" else "CPU"
+
+
+def device_memory(sizes: Sizes) -> tuple[int, int]:
+    """Return the most bytes of the last step, and those between steps."""
+    if sizes.device == "cpu":
+        return peak_memory_bytes(), 0
+    return torch.cuda.max_memory_allocated(), torch.cuda.memory_allocated()
+
+
+def print_table(found: Sequence[dict[str, Any]]) -> None:
+    print("| | tokens of a pack | tokens/s | MFU | GiB at most |")
+    print("|---|---|---|---|---|")
+    for row in (
+        *({"name": "Flotilla", **each} for each in found),
+        {"name": "prime-rl", **PRIME_RL},
+    ):
+        share = row.get("mfu_one_sequence", row["mfu"])
+        said = "unknown" if share is None else f"{share:.1%}"
+        cells = (row["name"], f"{row['pack']:,}", f"{row['tokens_per_s']:,}", said, row["peak_gib"])
+        print(f"| {' | '.join(map(str, cells))} |")
+
+
+if __name__ == "__main__":
+    main()

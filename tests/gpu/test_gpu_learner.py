@@ -1,0 +1,69 @@
+"""The benchmark of a rank on a GPU: it runs on a CPU, too, and with few packages."""
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks import gpu_learner
+from benchmarks.rank_step import SHAPES
+from tests.support.repository import ROOT
+
+_SERVICES_ALONE = ("vllm", "renderers", "mcp", "aiohttp", "structlog", "sky", "wandb", "msgspec")
+_BLOCKED = f"""
+import sys
+for name in {_SERVICES_ALONE}:
+    sys.modules[name] = None
+from benchmarks.gpu_learner import main
+main(["--tiny"])
+"""
+
+
+def figures(printed: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(printed.splitlines()[-1])["packs"]
+    return found
+
+
+def test_the_same_code_runs_on_a_cpu(capsys: pytest.CaptureFixture[str]) -> None:
+    gpu_learner.main(["--tiny"])
+    said = capsys.readouterr().out
+    assert "| prime-rl | 16,384 | 11,900 | 11.1% | 12.5 |" in said
+    assert [each["pack"] for each in figures(said)] == [64, 128]
+    assert all(each["tokens_per_s"] > 0 for each in figures(said))
+
+
+def test_published_figures_agree_when_a_pack_is_one_sequence() -> None:
+    shape, pack = SHAPES["0.6b"], gpu_learner.PRIME_RL["pack"]
+    width = shape.heads * shape.head_dim
+    attention = 6 * shape.layers * width * pack
+    rate = gpu_learner.PRIME_RL["tokens_per_s"]
+    share = rate * (6 * 596_049_920 + attention) / gpu_learner.PEAK_FLOPS["H100"]
+    assert share == pytest.approx(gpu_learner.PRIME_RL["mfu"], abs=5e-4)
+
+
+@pytest.mark.slow
+def test_it_runs_without_the_packages_of_other_services() -> None:
+    done = subprocess.run(
+        (sys.executable, "-c", _BLOCKED), cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True
+    )
+    assert len(figures(done.stdout)) == 2
+
+
+def test_a_checkout_is_small_enough_to_be_carried() -> None:
+    listed = subprocess.run(
+        ("git", "ls-files", "-z"), cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True
+    )
+    sizes = [(ROOT / name).stat().st_size for name in listed.stdout.split("\0") if name]
+    assert sum(sizes) < 64 * 2**20
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_packs_of_16k_and_64k_tokens_fit_into_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
+    gpu_learner.main(["--steps", "1"])
+    found = figures(capsys.readouterr().out)
+    assert [each["pack"] for each in found] == [16_384, 65_536]
+    assert found[0]["peak_gib"] < 40
