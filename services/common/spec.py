@@ -25,6 +25,9 @@ class PolicyConfig(ConfigModel):
     rope_scaling: dict[str, str | int | float] | None = None
     trust_remote_code: bool = False
     revision: str | None = None
+    # Of a mixture of experts: "replay" has the trainer use the experts that the engine chose for
+    # each token, weighted by its own router; "measure" only says how often it would choose others.
+    routing_replay: Literal["off", "measure", "replay"] = "off"
 
     @model_validator(mode="after")
     def _rope_scaling_is_whole(self) -> Self:

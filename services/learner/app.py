@@ -81,7 +81,8 @@ async def _serve_and_train(
     async with runtime.serving(_build_server(runtime, vendors, state, limits)) as serving:
 
         def accept_calls(info: ModelInfo) -> None:
-            limits.set_result(TokenLimits(info.vocab_size, runtime.shared.policy.max_model_len))
+            longest = runtime.shared.policy.max_model_len
+            limits.set_result(TokenLimits(info.vocab_size, longest, info.experts))
             serving.set_serving(True)
 
         runtime.report_status(partial(_heartbeat_status, state, limits))

@@ -9,10 +9,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.common.domain.attempts import StopReason
+from services.common.domain.trajectory import Experts
 from services.common.fingerprint import TensorEntry
 
 # A reward of at least this is a pass.
 PASS_REWARD = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertShape:
+    """Experts of a model: its layers, experts of each, and those chosen for one token."""
+
+    layers: int
+    experts: int
+    chosen: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +42,8 @@ class TrainSequence:
     # Trainer version minus the oldest version that wrote any of it.
     staleness: int
     stop_reason: StopReason = StopReason.DONE
+    # Those that the engine chose for the first so many tokens.
+    experts: Experts | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +109,8 @@ class ModelInfo:
     # What a publication of the first policy would be called, where that is the reference or lies
     # under adapters.
     reference: bytes | None = None
+    # Of a model whose engines say which experts they choose.
+    experts: ExpertShape | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from services.common.domain.attempts import AttemptKey, Purpose, ToolOutcome
 from services.common.domain.policy import PolicyId
+from services.common.domain.trajectory import Experts
 from services.common.fingerprint import TensorEntry
 
 
@@ -58,6 +59,8 @@ class Sampling:
     seed: int = 0
     top_p: float = 1.0
     top_k: int = 0
+    # The engine's experts are wanted from this token on, where it says which it chose.
+    experts_from: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +86,8 @@ class Completion:
     spans: tuple[PolicySpan, ...]
     cut: bool
     timed_out: bool = False
+    # Of all tokens from `Sampling.experts_from` on but the last.
+    experts: Experts | None = None
 
 
 def join_completions(pieces: Sequence[Completion]) -> Completion:

@@ -16,6 +16,7 @@ from services.common.domain.trajectory import (
     Span,
     Trajectory,
     TurnTiming,
+    expert_bytes,
 )
 from services.common.rpc import to_duration, to_seconds
 from services.wire.enums import AUTHORS, FAILURE_KINDS, STOP_REASONS
@@ -146,7 +147,15 @@ def _encode_sequence(sequence: Sequence) -> trajectory_pb2.SequenceHeader:
         token_count=len(sequence.token_ids),
         spans=[_encode_span(span) for span in sequence.spans],
         media=[_encode_media(item) for item in sequence.media],
+        experts=_encode_shape(sequence),
     )
+
+
+def _encode_shape(sequence: Sequence) -> trajectory_pb2.RoutedExperts | None:
+    if sequence.experts is None:
+        return None
+    tokens, layers, chosen = sequence.experts.shape
+    return trajectory_pb2.RoutedExperts(token_count=tokens, layers=layers, chosen=chosen)
 
 
 def _encode_chunks(index: int, sequence: Sequence) -> Iterator[trajectory_pb2.SequenceChunk]:
@@ -162,6 +171,10 @@ def _encode_chunks(index: int, sequence: Sequence) -> Iterator[trajectory_pb2.Se
     for start in range(0, len(media), CHUNK_BYTES):
         piece = media[start : start + CHUNK_BYTES]
         yield trajectory_pb2.SequenceChunk(sequence_index=index, media=piece)
+    experts = expert_bytes(sequence)
+    for start in range(0, len(experts), CHUNK_BYTES):
+        piece = experts[start : start + CHUNK_BYTES]
+        yield trajectory_pb2.SequenceChunk(sequence_index=index, experts=piece)
 
 
 def _encode_span(span: Span) -> trajectory_pb2.Span:

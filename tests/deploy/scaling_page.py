@@ -67,7 +67,8 @@ Several GPUs have run none of it.
 _BEYOND = """
 Without a line of their own, and only on GPUs: torch's kernels in bfloat16 (attention, AdamW,
 autocast), FSDP2's copies on streams of their own, and all of vLLM's GPU worker, with its tensor
-parallelism, which CPUs try with two workers.
+parallelism, which CPUs try with two workers, and its record of experts (`policy.routing_replay`),
+for which a recorder of ours stands in (`tests/rollout/adapters/test_vllm_experts.py`).
 """
 
 

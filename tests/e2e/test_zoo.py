@@ -13,6 +13,7 @@ import pytest
 from environments.api import ENV_KEYS
 from environments.tasks import make_tasks
 from services.common.domain.attempts import StopReason
+from services.common.domain.trajectory import Author, Sequence
 from tests.e2e.finished_run import FinishedRun, Scorer, distances, train
 from tests.support.architectures import ARCHITECTURES, PARALLEL, TOLERANCE, Architecture
 
@@ -167,3 +168,25 @@ def test_it_is_trained_by_two_ranks_that_hold_a_part_each(
 ) -> None:
     ranks = ("--learner.rank.processes=2", "--learner.rank.shard=true")
     check_run(train_model(architecture, tmp_path, *ranks))
+
+
+@pytest.mark.parametrize("ranks", [(), ("--learner.rank.processes=2", "--learner.rank.shard=true")])
+def test_a_mixture_of_experts_is_trained_with_those_that_its_engine_chose(
+    ranks: tuple[str, ...], tmp_path: Path
+) -> None:
+    experts = next(each for each in ARCHITECTURES if each.name == "Qwen3-MoE")
+    trained = train_model(experts, tmp_path, "--policy.routing_replay=replay", *ranks)
+    check_run(trained)
+    for attempt in trained.run.trajectories():
+        for sequence in attempt.sequences:
+            assert sequence.experts is not None
+            assert len(sequence.experts) == len(sequence.token_ids) - 1 - trailing(sequence)
+    # In float32 hardly any choice is close enough to fall otherwise.
+    for row in trained.run.metrics("mismatch/rerouted_tokens"):
+        assert row["mismatch/rerouted_tokens"] < 0.01
+
+
+def trailing(sequence: Sequence) -> int:
+    """Return the tokens behind the last that the policy wrote: no engine has read them."""
+    last = sequence.spans[-1]
+    return 0 if last.author is Author.POLICY else last.length

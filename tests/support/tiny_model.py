@@ -39,15 +39,15 @@ def load_model(folder: Path) -> Qwen3ForCausalLM:
 
 def make_sparse_model(folder: Path, **sizes: Any) -> Qwen3MoeForCausalLM:
     """Write a tied-head model of one dense layer and one of experts, and a tokenizer; float32."""
-    config = Qwen3MoeConfig(
-        **(_sizes(folder) | sizes),
-        num_experts=4,
-        num_experts_per_tok=2,
+    experts: dict[str, Any] = {
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
         # No multiple of what a CPU's kernel computes at once, which pads it.
-        moe_intermediate_size=48,
-        mlp_only_layers=[0],
-        norm_topk_prob=True,
-    )
+        "moe_intermediate_size": 48,
+        "mlp_only_layers": [0],
+        "norm_topk_prob": True,
+    }
+    config = Qwen3MoeConfig(**(_sizes(folder) | experts | sizes))
     model = Qwen3MoeForCausalLM(config).eval()
     model.save_pretrained(folder)
     return model

@@ -25,6 +25,7 @@ from services.common.domain.trajectory import (
     MOST_MEDIA_BYTES,
     Author,
     Counts,
+    Experts,
     Facts,
     Media,
     Sequence,
@@ -32,9 +33,11 @@ from services.common.domain.trajectory import (
     Trajectory,
     TurnTiming,
     content_digest,
+    expert_dtype,
 )
 from services.learner.api.decode import TrajectoryAssembler
 from services.learner.api.sequence_decode import MalformedRequestError, TokenLimits
+from services.learner.types import ExpertShape
 from services.rollout.episodes.attempt_record import (
     AttemptState,
     make_failed_trajectory,
@@ -46,7 +49,8 @@ from services.rollout.types import Completion, EpisodeInfo, Lease, PolicySpan, P
 from services.wire.trajectory import CHUNK_BYTES, encode_submission
 
 T = TypeVar("T")
-LIMITS = TokenLimits(vocab_size=100_000, max_tokens=10**6)
+EXPERTS = ExpertShape(layers=3, experts=300, chosen=2)
+LIMITS = TokenLimits(vocab_size=100_000, max_tokens=10**6, experts=EXPERTS)
 
 # Types of the fields, as far as the contract's own types hold them.
 VALUES: dict[Any, st.SearchStrategy[Any]] = {
@@ -102,6 +106,12 @@ MEDIA = every_field(
 ).map(kept)
 
 
+def make_experts(tokens: int, experts: int = 300) -> Experts:
+    """Experts of the first so many tokens of a sequence."""
+    ids = np.arange(tokens * 6).reshape(tokens, 3, 2) * 7 % experts
+    return ids.astype(expert_dtype(experts))
+
+
 @st.composite
 def sequences(draw: st.DrawFn) -> Sequence:
     """One that the learner takes: the prompt first, policies in order, logprobs of float32."""
@@ -130,6 +140,7 @@ def sequences(draw: st.DrawFn) -> Sequence:
             spans=st.just(tuple(spans)),
             logprobs=st.just(logprobs),
             media=st.lists(MEDIA, max_size=2).map(tuple),
+            experts=st.none() | st.integers(1, n).map(make_experts),
         )
     )
 
@@ -174,8 +185,8 @@ def sent(trajectory: Trajectory) -> list[bytes]:
     ]
 
 
-def received(messages: list[bytes]) -> Trajectory:
-    assembly = TrajectoryAssembler(LIMITS)
+def received(messages: list[bytes], limits: TokenLimits = LIMITS) -> Trajectory:
+    assembly = TrajectoryAssembler(limits)
     for message in messages:
         assembly.add_part(pb.SubmitTrajectoryRequest.FromString(message))
     return assembly.build_trajectory()
@@ -183,8 +194,11 @@ def received(messages: list[bytes]) -> Trajectory:
 
 def plain(trajectory: Trajectory) -> dict[str, Any]:
     """All of it as values that can be compared; policies are equal only with fingerprints."""
-    arrays = [(s.token_ids.tolist(), s.logprobs.tolist()) for s in trajectory.sequences]
-    bare = [replace(s, token_ids=0, logprobs=0) for s in trajectory.sequences]  # pyright: ignore[reportArgumentType]
+    arrays = [
+        (s.token_ids.tolist(), s.logprobs.tolist(), [] if s.experts is None else s.experts.tolist())
+        for s in trajectory.sequences
+    ]
+    bare = [replace(s, token_ids=0, logprobs=0, experts=None) for s in trajectory.sequences]  # pyright: ignore[reportArgumentType]
     return {**asdict(replace(trajectory, sequences=tuple(bare))), "arrays": arrays}
 
 
@@ -249,6 +263,60 @@ def test_media_that_do_not_come_are_refused() -> None:
     assert len(without) < len(parts)
     with pytest.raises(MalformedRequestError, match=r"sequence 0: .*media"):
         received([header, *without])
+
+
+def with_experts(experts: Experts | None, policy_tokens: int = 3) -> Trajectory:
+    """A try of so many tokens and one more."""
+    spans = (Span(Author.PROMPT, 1), Span(Author.POLICY, policy_tokens, PolicyId(1, 1), 1.0))
+    ids, logprobs = np.arange(policy_tokens + 1), -np.ones(policy_tokens, np.float32)
+    sequence = Sequence(ids, spans, logprobs, experts=experts)
+    return Trajectory(
+        *(AttemptKey("g", 0, 0), "l", (sequence,), content_digest((sequence,))),
+        reward=1.0,
+        stop_reason=StopReason.DONE,
+    )
+
+
+@pytest.mark.parametrize("experts", [256, 257])
+def test_experts_take_no_more_bytes_than_their_number_needs(experts: int) -> None:
+    limits = replace(LIMITS, experts=replace(EXPERTS, experts=experts))
+    tokens = CHUNK_BYTES // 6 + 1
+    made = with_experts(make_experts(tokens, experts), policy_tokens=tokens)
+    messages = sent(made)
+    size = 1 if experts == 256 else 2
+    # Less than a chunk of tokens and of logprobs each.
+    assert len(messages) == 4 + size + 1
+    found = received(messages, limits)
+    assert plain(found) == plain(made)
+    held = found.sequences[0].experts
+    assert held is not None
+    assert held.itemsize == size
+
+
+@pytest.mark.parametrize(
+    ("experts", "limits", "said"),
+    [
+        (make_experts(3), replace(LIMITS, experts=None), "policy.routing_replay is off"),
+        (make_experts(3)[:, :2], LIMITS, "2 experts a token in 2 layers; .* chooses 2 in 3"),
+        (make_experts(3)[:, :, :1], LIMITS, "1 experts a token in 3 layers; .* chooses 2 in 3"),
+        (make_experts(5), LIMITS, "experts of 5 tokens; there are 4"),
+        (make_experts(3) + np.uint16(299), LIMITS, r"an expert is outside 0\.\.299"),
+        (make_experts(3).astype(np.uint8), LIMITS, "18 bytes for 36 bytes of experts"),
+    ],
+)
+def test_experts_of_another_model_are_refused(
+    experts: Experts, limits: TokenLimits, said: str
+) -> None:
+    with pytest.raises(MalformedRequestError, match=f"sequence 0: .*{said}"):
+        received(sent(with_experts(experts)), limits)
+
+
+def test_experts_that_have_changed_on_the_way_are_refused() -> None:
+    *rest, chunk, end = sent(with_experts(make_experts(3)))
+    changed = pb.SubmitTrajectoryRequest.FromString(chunk)
+    changed.chunk.experts = bytes(reversed(changed.chunk.experts))
+    with pytest.raises(MalformedRequestError, match="content_digest does not match"):
+        received([*rest, changed.SerializeToString(), end])
 
 
 def lease(task_json: str) -> Lease:

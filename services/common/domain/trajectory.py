@@ -53,6 +53,15 @@ class Media:
     content: bytes = field(default=b"", repr=False)
 
 
+# [tokens, layers, experts of a token]; layers without experts count, too.
+Experts = NDArray[np.uint8 | np.uint16]
+
+
+def expert_dtype(experts: int) -> type[np.uint8 | np.uint16]:
+    """Return the type that ids of so many experts are kept in."""
+    return np.uint8 if experts <= 2**8 else np.uint16
+
+
 @dataclass(frozen=True, slots=True)
 class Sequence:
     """Tokens that the policy saw at once. `logprobs` are of its own tokens alone, in order."""
@@ -61,6 +70,8 @@ class Sequence:
     spans: tuple[Span, ...]
     logprobs: NDArray[np.float32]
     media: tuple[Media, ...] = ()
+    # Those that the engine chose for the tokens from the first on; it is not asked for the last.
+    experts: Experts | None = None
 
     @property
     def policy_mask(self) -> NDArray[np.bool_]:
@@ -164,9 +175,16 @@ class Trajectory:
 
 
 def content_digest(sequences: Items[Sequence]) -> bytes:
-    """SHA-256 over token id bytes and then logprob bytes, sequence by sequence."""
+    """SHA-256 over the bytes of token ids, logprobs and experts, sequence by sequence."""
     digest = hashlib.sha256()
     for sequence in sequences:
         digest.update(sequence.token_ids.astype("<i4").tobytes())
         digest.update(sequence.logprobs.astype("<f4").tobytes())
+        digest.update(expert_bytes(sequence))
     return digest.digest()
+
+
+def expert_bytes(sequence: Sequence) -> bytes:
+    """Return the ids of a sequence's experts, little-endian; empty where there are none."""
+    experts = sequence.experts
+    return b"" if experts is None else experts.astype(experts.dtype.newbyteorder("<")).tobytes()

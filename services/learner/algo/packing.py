@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from services.common.domain.trajectory import Experts
+
 
 def first_fit_decreasing(lengths: Sequence[int], budget: int) -> tuple[tuple[int, ...], ...]:
     """Indices of the sequences in each pack of at most `budget` tokens.
@@ -53,6 +55,8 @@ class Segments:
     token_ids: Sequence[NDArray[np.int32]]
     # See `PackLayout`; None: no segment continues another.
     parents: Sequence[int | None] | None = None
+    # Of the engine, for the first so many tokens of each; None where it has named none of any.
+    experts: Sequence[Experts | None] | None = None
 
     @property
     def lengths(self) -> list[int]:

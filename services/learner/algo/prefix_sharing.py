@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import ceil
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +25,8 @@ _SHARES = (1.0, 0.5, 0.25)
 class Prompted:
     """A sequence and how many of its first tokens are its prompt: those before the policy's."""
 
-    token_ids: NDArray[np.int32]
+    # Or whatever else is equal where tokens are computed to the same.
+    token_ids: NDArray[np.integer[Any]]
     prompt: int
 
 
@@ -78,7 +80,7 @@ def split_for_ranks(
     return best
 
 
-def _overlap(one: NDArray[np.int32], other: NDArray[np.int32]) -> int:
+def _overlap(one: NDArray[np.integer[Any]], other: NDArray[np.integer[Any]]) -> int:
     shorter = min(len(one), len(other))
     differs = one[:shorter] != other[:shorter]
     return int(differs.argmax()) if differs.any() else shorter

@@ -15,6 +15,7 @@ from services.learner.api.sequence_decode import (
     MalformedRequestError,
     SequenceArrays,
     TokenLimits,
+    check_experts,
     check_media,
     decode_sequence,
 )
@@ -39,6 +40,7 @@ class TrajectoryAssembler:
         self._token_ids: list[bytearray] = []
         self._logprobs: list[bytearray] = []
         self._media: list[bytearray] = []
+        self._experts: list[bytearray] = []
         self._received = 0
         self._expected = 0
         self._end: bytes | None = None
@@ -77,11 +79,12 @@ class TrajectoryAssembler:
             raise MalformedRequestError("the stream broke off before its end part")
         token_ids = [bytes(array) for array in self._token_ids]
         logprobs = [bytes(array) for array in self._logprobs]
-        _check_digest(self._end, token_ids, logprobs)
+        media, experts = ([bytes(one) for one in each] for each in (self._media, self._experts))
+        _check_digest(self._end, token_ids, logprobs, experts)
         sequences = tuple(
             decode_sequence(item, SequenceArrays(*arrays), self._limits, f"sequence {number}")
             for number, (item, *arrays) in enumerate(
-                zip(header.sequences, token_ids, logprobs, map(bytes, self._media), strict=True)
+                zip(header.sequences, token_ids, logprobs, media, experts, strict=True)
             )
         )
         trajectory = decode_trajectory(header, sequences, self._end)
@@ -104,11 +107,16 @@ class TrajectoryAssembler:
                     f" 1 to {self._limits.max_tokens} are allowed"
                 )
             check_media(sequence, f"sequence {number}")
+        experts = [
+            check_experts(sequence, self._limits, f"sequence {number}")
+            for number, sequence in enumerate(header.sequences)
+        ]
         self._header = header
         self._token_ids = [bytearray() for _ in range(count)]
         self._logprobs = [bytearray() for _ in range(count)]
         self._media = [bytearray() for _ in range(count)]
-        self._expected = sum(
+        self._experts = [bytearray() for _ in range(count)]
+        self._expected = sum(experts) + sum(
             8 * sequence.token_count + sum(item.sent_bytes for item in sequence.media)
             for sequence in header.sequences
         )
@@ -118,7 +126,7 @@ class TrajectoryAssembler:
             raise MalformedRequestError(
                 f"chunk of sequence {chunk.sequence_index}, which has no header"
             )
-        size = len(chunk.token_ids) + len(chunk.logprobs) + len(chunk.media)
+        size = len(chunk.token_ids) + len(chunk.logprobs) + len(chunk.media) + len(chunk.experts)
         if not size:
             # A stream of these would never come to its end.
             raise MalformedRequestError("a chunk is empty")
@@ -128,13 +136,16 @@ class TrajectoryAssembler:
         self._token_ids[chunk.sequence_index].extend(chunk.token_ids)
         self._logprobs[chunk.sequence_index].extend(chunk.logprobs)
         self._media[chunk.sequence_index].extend(chunk.media)
+        self._experts[chunk.sequence_index].extend(chunk.experts)
 
 
-def _check_digest(digest: bytes, token_ids: Items[bytes], logprobs: Items[bytes]) -> None:
+def _check_digest(
+    digest: bytes, token_ids: Items[bytes], logprobs: Items[bytes], experts: Items[bytes]
+) -> None:
     found = hashlib.sha256()
-    for ids, scores in zip(token_ids, logprobs, strict=True):
-        found.update(ids)
-        found.update(scores)
+    for arrays in zip(token_ids, logprobs, experts, strict=True):
+        for array in arrays:
+            found.update(array)
     if found.digest() != digest:
         raise MalformedRequestError("content_digest does not match the chunks received")
 

@@ -11,7 +11,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flotilla.learner.v1 import trajectory_pb2
-from services.common.domain.trajectory import MOST_MEDIA_BYTES, Author, Media, Sequence, Span
+from services.common.domain.trajectory import (
+    MOST_MEDIA_BYTES,
+    Author,
+    Experts,
+    Media,
+    Sequence,
+    Span,
+    expert_dtype,
+)
+from services.learner.types import ExpertShape
 from services.wire.trajectory import decode_media, decode_span
 
 _MAX_MEDIA = 4096
@@ -28,6 +37,8 @@ class TokenLimits:
 
     vocab_size: int
     max_tokens: int
+    # None: no experts are taken.
+    experts: ExpertShape | None = None
 
 
 def to_floats(data: bytes) -> NDArray[np.float32]:
@@ -44,6 +55,7 @@ class SequenceArrays:
     ids: bytes
     scores: bytes
     media: bytes
+    experts: bytes = b""
 
 
 def check_media(header: trajectory_pb2.SequenceHeader, where: str) -> None:
@@ -60,6 +72,44 @@ def check_media(header: trajectory_pb2.SequenceHeader, where: str) -> None:
                 f"{where}: media[{number}] is sent in part,"
                 f" {item.sent_bytes} of {item.size_bytes} bytes"
             )
+
+
+def check_experts(header: trajectory_pb2.SequenceHeader, limits: TokenLimits, where: str) -> int:
+    """Return how many bytes of experts a header announces; refuse those of another model."""
+    if not header.HasField("experts"):
+        return 0
+    shape, own = header.experts, limits.experts
+    if own is None:
+        raise MalformedRequestError(f"{where}: experts, and policy.routing_replay is off")
+    if (shape.layers, shape.chosen) != (own.layers, own.chosen):
+        raise MalformedRequestError(
+            f"{where}: {shape.chosen} experts a token in {shape.layers} layers; this model chooses"
+            f" {own.chosen} in {own.layers}"
+        )
+    if shape.token_count > header.token_count:
+        raise MalformedRequestError(
+            f"{where}: experts of {shape.token_count} tokens; there are {header.token_count}"
+        )
+    size = expert_dtype(own.experts)().itemsize
+    return size * shape.token_count * shape.layers * shape.chosen
+
+
+def _decode_experts(
+    header: trajectory_pb2.SequenceHeader, content: bytes, limits: TokenLimits, where: str
+) -> Experts | None:
+    announced = check_experts(header, limits, where)
+    if len(content) != announced:
+        raise MalformedRequestError(
+            f"{where}: {len(content)} bytes for {announced} bytes of experts"
+        )
+    if limits.experts is None or not announced:
+        return None
+    shape, own = header.experts, limits.experts
+    dtype = np.dtype(expert_dtype(own.experts)).newbyteorder("<")
+    found = np.frombuffer(content, dtype).reshape(shape.token_count, shape.layers, shape.chosen)
+    if found.max() >= own.experts:
+        raise MalformedRequestError(f"{where}: an expert is outside 0..{own.experts - 1}")
+    return found
 
 
 def _decode_media(
@@ -105,7 +155,8 @@ def decode_sequence(
         )
     _check_logprobs(logprobs, where)
     media = tuple(_decode_media(header, arrays.media, where))
-    return Sequence(token_ids, spans, logprobs, media)
+    experts = _decode_experts(header, arrays.experts, limits, where)
+    return Sequence(token_ids, spans, logprobs, media, experts)
 
 
 def _check_logprobs(logprobs: NDArray[np.float32], where: str) -> None:

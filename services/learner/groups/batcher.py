@@ -230,4 +230,5 @@ def _train_sequence(
         temperature=temperatures[0] if temperatures else 1.0,
         staleness=staleness,
         stop_reason=attempt.stop_reason or StopReason.DONE,
+        experts=sequence.experts,
     )

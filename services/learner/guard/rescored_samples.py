@@ -94,4 +94,5 @@ def _to_train_sequence(
         behaviour_logprobs=logprobs[:end],
         temperature=temperatures[0] if temperatures else 1.0,
         staleness=version - first.version,
+        experts=None if sequence.experts is None else sequence.experts[:end],
     )

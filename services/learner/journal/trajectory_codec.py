@@ -2,10 +2,11 @@
 
 The journal holds what a person may want to read as JSON (`summary_json`) and the arrays as one
 blob (`array_bytes`): for each sequence its int32 token ids, then its float32 logprobs, both
-little-endian, then what is kept of its media."""
+little-endian, then what is kept of its media, then the ids of its experts."""
 
 import hashlib
 import json
+import math
 from dataclasses import asdict, astuple
 from typing import Any
 
@@ -16,12 +17,14 @@ from services.common.domain.policy import PolicyId
 from services.common.domain.trajectory import (
     Author,
     Counts,
+    Experts,
     Facts,
     Media,
     Sequence,
     Span,
     Trajectory,
     TurnTiming,
+    expert_bytes,
 )
 
 
@@ -50,6 +53,7 @@ def summary_json(trajectory: Trajectory) -> str:
                 {"tokens": len(s.token_ids), "spans": [_span_row(span) for span in s.spans]}
                 for s in trajectory.sequences
             ],
+            "experts": [_expert_row(s.experts) for s in trajectory.sequences],
             "media": [[_media_row(item) for item in s.media] for s in trajectory.sequences],
         }
     )
@@ -62,6 +66,7 @@ def array_bytes(trajectory: Trajectory) -> bytes:
         parts.append(sequence.token_ids.astype("<i4").tobytes())
         parts.append(sequence.logprobs.astype("<f4").tobytes())
         parts += [item.content for item in sequence.media]
+        parts.append(expert_bytes(sequence))
     return b"".join(parts)
 
 
@@ -76,10 +81,12 @@ def restore_trajectory(
     """Restore a trajectory from its journal row; without sequences when `arrays` was pruned."""
     data = json.loads(text)
     rows, media = (data["sequences"], data["media"]) if arrays is not None else ([], [])
+    # Older rows have none.
+    experts: list[list[Any] | None] = data.get("experts") or [None] * len(rows)
     return Trajectory(
         key=key,
         lease_id=data["lease_id"],
-        sequences=_rows_to_sequences(rows, media, arrays or b""),
+        sequences=_rows_to_sequences(rows, media, experts[: len(rows)], arrays or b""),
         content_digest=digest,
         reward=reward,
         failure=FailureKind(failure) if failure else None,
@@ -115,6 +122,19 @@ def _row_to_media(item: dict[str, Any], arrays: bytes, offset: int) -> Media:
     )
 
 
+def _expert_row(experts: Experts | None) -> list[Any] | None:
+    """Return bytes of an id, and the shape."""
+    return [experts.itemsize, *experts.shape] if experts is not None else None
+
+
+def _row_to_experts(row: list[Any] | None, arrays: bytes, offset: int) -> Experts | None:
+    if row is None:
+        return None
+    size, *shape = row
+    count = math.prod(shape)
+    return np.frombuffer(arrays, f"<u{size}", count=count, offset=offset).reshape(shape)
+
+
 def _span_row(span: Span) -> list[Any]:
     policy = span.policy
     named = [policy.run_epoch, policy.version, policy.fingerprint.hex()] if policy else None
@@ -128,11 +148,14 @@ def _row_to_span(row: list[Any]) -> Span:
 
 
 def _rows_to_sequences(
-    rows: list[dict[str, Any]], media: list[list[dict[str, Any]]], arrays: bytes
+    rows: list[dict[str, Any]],
+    media: list[list[dict[str, Any]]],
+    experts: list[list[Any] | None],
+    arrays: bytes,
 ) -> tuple[Sequence, ...]:
     found: list[Sequence] = []
     offset = 0
-    for row, items in zip(rows, media, strict=True):
+    for row, items, expert_row in zip(rows, media, experts, strict=True):
         spans = tuple(_row_to_span(span) for span in row["spans"])
         written = sum(span.length for span in spans if span.author is Author.POLICY)
         token_ids = np.frombuffer(arrays, dtype="<i4", count=row["tokens"], offset=offset)
@@ -143,5 +166,7 @@ def _rows_to_sequences(
         for item in items:
             kept.append(_row_to_media(item, arrays, offset))
             offset += len(kept[-1].content)
-        found.append(Sequence(token_ids, spans, logprobs, tuple(kept)))
+        chosen = _row_to_experts(expert_row, arrays, offset)
+        offset += chosen.nbytes if chosen is not None else 0
+        found.append(Sequence(token_ids, spans, logprobs, tuple(kept), chosen))
     return tuple(found)

@@ -1,7 +1,7 @@
 """Gradients of a mini-batch, added to the models a pack at a time."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass, field, replace
+from dataclasses import asdict, astuple, dataclass, field, replace
 
 import numpy as np
 import torch
@@ -29,6 +29,11 @@ class MiniBatchSums:
     # Of the rows that the policy was computed for, and what was computed: prompts may be shared.
     row_tokens: int = 0
     computed_tokens: int = 0
+    # See `RoutingDifferences`.
+    routed_tokens: int = 0
+    rerouted_tokens: int = 0
+    routed_choices: int = 0
+    rerouted_choices: int = 0
     objective: ObjectiveSums = field(default_factory=ObjectiveSums)
 
     def __add__(self, other: "MiniBatchSums") -> "MiniBatchSums":
@@ -40,6 +45,10 @@ class MiniBatchSums:
             self.value_tokens + other.value_tokens,
             self.row_tokens + other.row_tokens,
             self.computed_tokens + other.computed_tokens,
+            self.routed_tokens + other.routed_tokens,
+            self.rerouted_tokens + other.rerouted_tokens,
+            self.routed_choices + other.routed_choices,
+            self.rerouted_choices + other.rerouted_choices,
             self.objective + other.objective,
         )
 
@@ -110,7 +119,8 @@ class GradientAccumulator:
             return MiniBatchSums()
         rows, segments = pack.rows, pack.segments
         targets = PackTargets.from_pack(pack, self._policy.device)
-        hidden = self._policy.segment_states(segments)[targets.positions]
+        routed = self._policy.make_pass(segments)
+        hidden = self._policy.segment_states(segments, routed)[targets.positions]
         on_pack = objective.make_pack_loss(
             _make_pack_tokens([examples[row.index] for row in rows], targets)
         )
@@ -133,6 +143,7 @@ class GradientAccumulator:
             row_tokens=pack.row_tokens,
             computed_tokens=sum(segments.lengths),
             objective=on_pack.sums,
+            **(asdict(routed.count_differences()) if routed is not None else {}),
         )
 
     def _add_critic_pack(self, pack: Pack, examples: Mapping[int, TrainExample]) -> MiniBatchSums:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,13 @@ from services.learner.rank.activation_checkpointing import enable_checkpointing
 from services.learner.rank.lora import Adapters, add_adapters
 from services.learner.rank.model_loading import ModelError, read_model, read_split_model
 from services.learner.rank.parameter_names import base_parameters
+from services.learner.rank.routing_replay import (
+    RoutedPass,
+    RoutingReplay,
+    check_replay,
+    pass_arguments,
+    prepare_routers,
+)
 from services.learner.rank.sharding import (
     ShardLayout,
     add_forward,
@@ -57,7 +65,9 @@ class Policy:
     # What the head gives is logits once its input has been multiplied by this.
     logit_scale: float = 1.0
     # Runs the body of a model that is split over ranks.
-    run_body: Callable[[Segments], Tensor] | None = None
+    run_body: Callable[[Segments, RoutedPass | None], Tensor] | None = None
+    # Where the routers of a mixture of experts follow the engine's, or are held beside them.
+    routing: RoutingReplay | None = None
     # With them the parameters are frozen, and these are trained.
     adapters: Adapters | None = None
 
@@ -113,27 +123,34 @@ class Policy:
         Their products with the head are the logits; they are in the compute dtype."""
         return self.segment_states(Segments(token_ids))
 
-    def segment_states(self, segments: Segments) -> Tensor:
-        """Return the same of segments, some of which may continue others."""
+    def segment_states(self, segments: Segments, routed: RoutedPass | None = None) -> Tensor:
+        """Return the same of segments, some of which may continue others, with the experts that
+        `routed` names."""
         with self.autocast():
-            states = self._body_states(segments)
+            states = self._body_states(segments, routed)
         if self.logit_scale != 1.0:
             states = states * self.logit_scale
         # Autocast keeps norms in float32; the head is a matrix product like the others.
         return states.to(self.compute_dtype)
 
-    def _body_states(self, segments: Segments) -> Tensor:
+    def make_pass(self, segments: Segments) -> RoutedPass | None:
+        """Return the engine's experts of a pass over segments, where routers ask for them."""
+        if self.routing is None or segments.experts is None:
+            return None
+        return self.routing.make_pass(segments.experts, segments.lengths, self.device)
+
+    def _body_states(self, segments: Segments, routed: RoutedPass | None) -> Tensor:
         if self.run_body is None:
-            return body_states(self.model.base_model, segments, self.device)
-        states = self.run_body(segments)
+            return body_states(self.model.base_model, segments, self.device, routed)
+        states = self.run_body(segments, routed)
         reshard_unless_grad(self.model)
         return states
 
     def split_over_ranks(self, layout: ShardLayout) -> "Policy":
         """Split the parameters over the ranks, unless the model was read so."""
 
-        def run(model: Any, segments: Segments) -> Tensor:
-            return body_states(model.base_model, segments, self.device)
+        def run(model: Any, segments: Segments, routed: RoutedPass | None = None) -> Tensor:
+            return body_states(model.base_model, segments, self.device, routed)
 
         if not isinstance(self.model, FSDPModule):
             layout.split_module(self.model)
@@ -152,7 +169,9 @@ class Policy:
         return self.run_body is not None
 
 
-def body_states(body: Any, segments: Segments, device: torch.device) -> Tensor:
+def body_states(
+    body: Any, segments: Segments, device: torch.device, routed: RoutedPass | None = None
+) -> Tensor:
     """Return the states [tokens, width] of a model without its head, for segments end to end."""
     plan = make_pack_layout(segments.lengths, segments.parents)
     ids = torch.from_numpy(np.concatenate(segments.token_ids).astype(np.int64))
@@ -163,6 +182,7 @@ def body_states(body: Any, segments: Segments, device: torch.device) -> Tensor:
         use_cache=False,
         segment_offsets=plan.offsets,
         segment_parents=plan.parents,
+        **pass_arguments(routed),
     )
     return output.last_hidden_state[0]
 
@@ -200,7 +220,7 @@ def load_policy(
     model = read_model(config, source)
     adapters = add_adapters(model, lora, dtype) if lora is not None else None
     policy = prepare_policy(model, dtype, rank, adapters=adapters)
-    return replace(policy, max_model_len=config.max_model_len)
+    return _follow_spec(policy, config)
 
 
 def load_split_policy(
@@ -220,7 +240,21 @@ def load_split_policy(
     model = read_split_model(config, layout, source, prepare=prepare)
     adapters = added[-1] if added else None
     policy = prepare_policy(model, dtype, rank, layout=layout, adapters=adapters)
-    return replace(policy, max_model_len=config.max_model_len)
+    return _follow_spec(policy, config)
+
+
+def _follow_spec(policy: Policy, config: PolicyConfig) -> Policy:
+    """Return the policy as the run's engines serve it."""
+    policy = replace(policy, max_model_len=config.max_model_len)
+    if config.routing_replay == "off":
+        return policy
+    segments = Segments([canary_token_ids(policy.vocabulary)])
+    try:
+        routing = prepare_routers(policy.model, replays=config.routing_replay == "replay")
+        check_replay(routing, partial(policy.segment_states, segments), policy.device)
+    except ValueError as error:
+        raise ModelError(str(error)) from error
+    return replace(policy, routing=routing)
 
 
 def prepare_policy(

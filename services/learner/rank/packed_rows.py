@@ -3,12 +3,14 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from services.common.domain.trajectory import Experts
 from services.learner.algo.packing import Segments, first_fit_decreasing
 from services.learner.algo.policy_tokens import predicting_positions
 from services.learner.algo.prefix_sharing import (
@@ -19,6 +21,7 @@ from services.learner.algo.prefix_sharing import (
 )
 from services.learner.rank.data_parallel import Replicas
 from services.learner.rank.model import Policy
+from services.learner.rank.routing_replay import routed_token_keys
 from services.learner.types import TrainSequence
 
 # One float32 array [policy tokens] by a row's place in the batch.
@@ -38,6 +41,8 @@ class Row:
     behaviour: NDArray[np.float32]
     temperature: float
     staleness: int
+    # Of the engine, for the first so many tokens.
+    experts: Experts | None = None
 
     @staticmethod
     def from_sequence(index: int, sequence: TrainSequence) -> "Row":
@@ -53,6 +58,7 @@ class Row:
             sequence.behaviour_logprobs[sequence.policy_mask].astype(np.float32, copy=False),
             sequence.temperature,
             sequence.staleness,
+            sequence.experts,
         )
 
 
@@ -70,6 +76,14 @@ class RowCluster:
         """The prefix, if there is one, and what each row has after it."""
         shared = [self.rows[0].token_ids[: self.prefix]] if self.prefix else []
         return [*shared, *(row.token_ids[self.prefix :] for row in self.rows)]
+
+    @property
+    def experts(self) -> list[Experts | None]:
+        """The engine's experts of each segment."""
+        named = [row.experts for row in self.rows]
+        first = named[0]
+        shared = [None if first is None else first[: self.prefix]] if self.prefix else []
+        return [*shared, *(None if each is None else each[self.prefix :] for each in named)]
 
     @property
     def positions(self) -> list[NDArray[np.int64]]:
@@ -104,7 +118,8 @@ class Pack:
             shared = [None, *[start] * len(cluster.rows)] if cluster.prefix else [None]
             parents += shared
             token_ids += parts
-        return Segments(token_ids, parents)
+        experts = [each for cluster in self.clusters for each in cluster.experts]
+        return Segments(token_ids, parents, experts)
 
     @property
     def row_tokens(self) -> int:
@@ -177,9 +192,16 @@ class RowPacker:
         if not self.policy.shares_prompts:
             return [PrefixCluster((place,), 0, length) for place, length in enumerate(lengths)]
         # The state before the first policy token is the same too, and predicts it for all.
-        prompted = [Prompted(row.token_ids, int(row.positions[0]) + 1) for row in rows]
+        prompted = [Prompted(self._token_keys(row), int(row.positions[0]) + 1) for row in rows]
         clusters = cluster_by_prefix(prompted, budget)
         return split_for_ranks(clusters, lengths, self.replicas.count)
+
+    def _token_keys(self, row: Row) -> NDArray[np.integer[Any]]:
+        """Return what tells a row's tokens from those of others: the experts that they pass, too,
+        where those are replayed."""
+        if self.policy.routing is None or not self.policy.routing.replays:
+            return row.token_ids
+        return routed_token_keys(row.token_ids, row.experts)
 
     def gather_by_row(self, own: ByRow, rows: Sequence[Row]) -> ByRow:
         """Return the values of all rows, whichever rank computed them."""

@@ -22,11 +22,12 @@ class ReferencePolicy:
     """The policy that the run began with; it is never trained, saved or published.
 
     Kept in the compute dtype: half of the policy's own size in bfloat16. Its logprobs are, bit
-    for bit, those of a policy that is still the initial one.
+    for bit, those of a policy that is still the initial one. It routes tokens by itself, whatever
+    experts the engine has chosen.
     """
 
     def __init__(self, frozen: Policy, home: torch.device) -> None:
-        self._policy = frozen
+        self._policy = replace(frozen, routing=None)
         # Where the parameters are when they are not used.
         self._home = home
 

@@ -10,8 +10,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from services.common.domain.trajectory import Experts
 from services.learner.algo.logprob_head import token_logprobs
 from services.learner.algo.mismatch import measure_version_mismatch
+from services.learner.algo.packing import Segments
 from services.learner.algo.policy_tokens import predicting_positions
 from services.learner.config.rank import RankConfig
 from services.learner.rank.model import Policy
@@ -26,8 +28,9 @@ from services.learner.types import (
     VersionMismatch,
 )
 
-# The tokens of a sequence, and the positions that predict the policy's among them.
-_Piece = tuple[NDArray[np.int32], NDArray[np.int64]]
+# The tokens of a sequence, the positions that predict the policy's among them, and the engine's
+# experts.
+_Piece = tuple[NDArray[np.int32], NDArray[np.int64], Experts | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +74,11 @@ def predicting_states(policy: Policy, sequences: Sequence[TrainSequence], budget
     Sequences are computed in packs of at most `budget` tokens, where the model allows packs."""
     parts: list[Tensor] = []
     for pack in _pack_neighbours(sequences, budget if policy.packable else 1):
-        starts = np.cumsum([0, *(len(ids) for ids, _ in pack)])
-        positions = [where + start for (_, where), start in zip(pack, starts, strict=False)]
-        hidden = policy.hidden_states([ids for ids, _ in pack])
+        token_ids = [ids for ids, _, _ in pack]
+        starts = np.cumsum([0, *map(len, token_ids)])
+        positions = [where + start for (_, where, _), start in zip(pack, starts, strict=False)]
+        segments = Segments(token_ids, experts=[experts for _, _, experts in pack])
+        hidden = policy.segment_states(segments, policy.make_pass(segments))
         parts.append(hidden[torch.from_numpy(np.concatenate(positions)).to(policy.device)])
     return torch.cat(parts)
 
@@ -89,7 +94,7 @@ def _pack_neighbours(sequences: Sequence[TrainSequence], budget: int) -> list[li
         if not packs or len(ids) > room:
             packs.append([])
             room = budget
-        packs[-1].append((ids, positions))
+        packs[-1].append((ids, positions, sequence.experts))
         room -= len(ids)
     return packs
 

@@ -21,7 +21,8 @@ def score_rows(policy: Policy, rows: Sequence[Row], packer: RowPacker, *, chunk:
             policy.pass_idly()
             continue
         targets = PackTargets.from_pack(pack, policy.device)
-        hidden = policy.segment_states(pack.segments)[targets.positions]
+        segments = pack.segments
+        hidden = policy.segment_states(segments, policy.make_pass(segments))[targets.positions]
         logprobs = token_logprobs(
             hidden, policy.head, targets.token_ids, targets.temperature, chunk=chunk
         )

@@ -61,6 +61,20 @@ def policy_metrics(history: UpdateHistory, mini_batches: int, lr: float) -> dict
     }
 
 
+def routing_metrics(history: UpdateHistory) -> dict[str, float]:
+    """Engine's routers against the trainer's, in the first epoch, where the engine named experts.
+
+    - mismatch/rerouted_tokens: share of tokens that differ in any layer
+    - mismatch/rerouted_choices: share of the tokens of all layers"""
+    seen = _sum_outcomes(history.made_in_first_epoch)
+    if not seen.routed_tokens:
+        return {}
+    return {
+        "mismatch/rerouted_tokens": seen.rerouted_tokens / seen.routed_tokens,
+        "mismatch/rerouted_choices": seen.rerouted_choices / seen.routed_choices,
+    }
+
+
 def kl_metrics(history: UpdateHistory) -> dict[str, float]:
     """policy/kl: the estimate of KL(policy || reference), mean over the first epoch's tokens."""
     seen = _sum_outcomes(history.made_in_first_epoch).objective

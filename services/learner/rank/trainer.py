@@ -109,6 +109,7 @@ class Trainer:
         evidence = self._gather_token_stats(examples, history)
         metrics = step_report.policy_metrics(history, len(prepared.mini_batches), lr)
         metrics |= step_report.mismatch_metrics(evidence, examples)
+        metrics |= step_report.routing_metrics(history)
         metrics |= self._post_update_metrics(examples, evidence, history)
         if self._algorithm.kl.coefficient > 0:
             metrics |= step_report.kl_metrics(history)

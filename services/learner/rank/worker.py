@@ -44,7 +44,8 @@ class Rank:
         policy = self._models.policy
         count = sum(parameter.numel() for parameter in policy.named_parameters().values())
         fingerprint = self._models.initial_fingerprint()
-        return ModelInfo(count, policy.vocabulary, self._step, fingerprint)
+        experts = policy.routing.shape if policy.routing is not None else None
+        return ModelInfo(count, policy.vocabulary, self._step, fingerprint, experts)
 
     def describe_start(self) -> protocol.Message:
         """Describe the loaded model, and the most memory that loading it has taken here."""

@@ -19,6 +19,7 @@ from services.common.domain.attempts import StopReason
 from services.common.fingerprint import TensorEntry
 from services.learner.types import (
     CheckpointFiles,
+    ExpertShape,
     Histogram,
     ModelInfo,
     Publication,
@@ -116,6 +117,11 @@ def write_batch(path: Path, batch: TrainBatch) -> Message:
         "policy_mask": _concat_arrays([s.policy_mask for s in sequences], np.uint8),
         "behaviour_logprobs": _concat_arrays([s.behaviour_logprobs for s in sequences], np.float32),
     }
+    arrays |= {
+        f"experts.{index}": np.ascontiguousarray(sequence.experts)
+        for index, sequence in enumerate(sequences)
+        if sequence.experts is not None
+    }
     safetensors_numpy.save_file(arrays, path)
     return {
         "step": batch.step,
@@ -160,6 +166,7 @@ def _assemble_batch(message: Message, arrays: Mapping[str, NDArray[Any]]) -> Tra
         message["temperature"],
         message["staleness"],
         [StopReason(reason) for reason in message["stop_reason"]],
+        [arrays.get(f"experts.{index}") for index in range(len(lengths))],
         strict=True,
     )
     sequences = tuple(TrainSequence(*column) for column in columns)
@@ -182,12 +189,13 @@ def encode_model_info(info: ModelInfo) -> Message:
 
 
 def decode_model_info(message: Message) -> ModelInfo:
-    reference = message["reference"]
+    reference, experts = message["reference"], message["experts"]
     return ModelInfo(
         parameters=message["parameters"],
         vocab_size=message["vocab_size"],
         step=message["step"],
         reference=bytes.fromhex(reference) if reference else None,
+        experts=ExpertShape(**experts) if experts else None,
     )
 
 

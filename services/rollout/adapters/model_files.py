@@ -5,6 +5,7 @@ from pathlib import Path
 
 from services.common.adapters.model_hub import stage_model
 from services.common.errors import ConfigError
+from services.common.expert_models import check_routing_replay
 from services.common.spec import PolicyConfig, SharedConfig
 from services.rollout.adapters.dialect_choice import choose_dialect
 from services.rollout.adapters.stop_tokens import check_stop_ids, read_eos_ids
@@ -33,6 +34,7 @@ def read_model_folder(folder: Path, policy: PolicyConfig, config: DialectConfig)
     """Read a folder with the model's files, those of its weights left aside, and rehearse the
     dialect. Raises ConfigError."""
     trusted = policy.trust_remote_code
+    check_routing_replay(policy, folder)
     try:
         tokenizer = load_tokenizer(
             folder, trust_remote_code=trusted, template_options=config.options

@@ -11,6 +11,7 @@ import os
 import uuid
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -25,6 +26,7 @@ from services.common.log import get_logger
 from services.common.tied_children import tie_children
 from services.rollout.adapters.vllm_answers import check_completion, sampled_logprobs
 from services.rollout.adapters.vllm_arguments import parse_arguments, shorten_refusal
+from services.rollout.adapters.vllm_experts import EngineExperts
 from services.rollout.adapters.vllm_options import (
     ServedModel,
     engine_options,
@@ -63,9 +65,17 @@ class VllmEngine:
     """The Engine port over AsyncLLM."""
 
     def __init__(
-        self, llm: "AsyncLLM", stop_token_ids: Sequence[int], *, seeded: bool, max_num_seqs: int
+        self,
+        llm: "AsyncLLM",
+        stop_token_ids: Sequence[int],
+        *,
+        seeded: bool,
+        max_num_seqs: int,
+        experts: EngineExperts | None = None,
     ) -> None:
+        """Build the engine; with `experts` it says which ones the model has chosen."""
         self._llm = llm
+        self._experts = experts
         # Requests wait here and not in vLLM's queue: what waits there keeps a policy's salt and
         # may be begun by the next one's weights.
         self._slots = asyncio.Semaphore(max_num_seqs)
@@ -97,8 +107,16 @@ class VllmEngine:
         between = [child.pid for child in multiprocessing.active_children()]
         await llm.collective_rpc("end_with_rollout", args=(os.getpid(), between))
         await llm.collective_rpc("correct_flotilla_logprobs")
+        experts = None
+        if model.policy.routing_replay != "off":
+            experts = EngineExperts(llm, config.device)
+            await experts.start_recording(config.max_num_seqs)
         return cls(
-            llm, model.stop_token_ids, seeded=config.seeded, max_num_seqs=config.max_num_seqs
+            llm,
+            model.stop_token_ids,
+            seeded=config.seeded,
+            max_num_seqs=config.max_num_seqs,
+            experts=experts,
         )
 
     async def generate(
@@ -116,6 +134,9 @@ class VllmEngine:
             except TimeoutError:
                 return OUT_OF_TIME
             completion = self._make_completion(answer.outputs[0], over=over)
+            if self._experts is not None:
+                experts = await self._experts.take_experts(answer, sampling)
+                completion = replace(completion, experts=experts)
             if not completion.spans or completion.spans[0].policy == policy:
                 return completion
             log.debug("begun by other weights than asked", policy=policy.label)
@@ -256,7 +277,8 @@ class VllmEngine:
         )
 
     def _make_params(self, sampling: Sampling, length: int, max_tokens: int) -> "SamplingParams":
-        return turn_params(sampling, length, max_tokens, self._stop, seeded=self._seeded)
+        more = self._experts.request_fields(sampling) if self._experts is not None else {}
+        return turn_params(sampling, length, max_tokens, self._stop, seeded=self._seeded, more=more)
 
     def _make_spans(self, output: "CompletionOutput") -> tuple[PolicySpan, ...]:
         spans = output.weight_versions or []

@@ -65,6 +65,8 @@ def engine_options(config: EngineConfig, model: ServedModel, index: int = 0) -> 
         # Without seeds of attempts each engine is to draw numbers of its own.
         "seed": 0 if config.seeded else secrets.randbits(31),
     }
+    if model.policy.routing_replay != "off" and config.device == "cuda":
+        options["enable_return_routed_experts"] = True
     if model.policy.rope_scaling is not None:
         options["hf_overrides"] = _rope_overrides(model)
     if config.device == "cpu":

@@ -1,6 +1,6 @@
 """vLLM's parameters of a request: a turn, a score of given tokens, and the burn-in's answer."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from services.rollout.types import Sampling
@@ -13,9 +13,15 @@ SEED_STRIDE = 0x9E3779B97F4A7C15
 
 
 def turn_params(
-    sampling: Sampling, length: int, max_tokens: int, stop: Sequence[int], *, seeded: bool
+    sampling: Sampling,
+    length: int,
+    max_tokens: int,
+    stop: Sequence[int],
+    *,
+    seeded: bool,
+    more: Mapping[str, Any],
 ) -> "SamplingParams":
-    """Return the parameters of a turn that begins behind `length` tokens."""
+    """Return the parameters of a turn that begins behind `length` tokens, with `more` fields."""
     return _make_params(
         temperature=sampling.temperature,
         top_p=sampling.top_p,
@@ -24,6 +30,7 @@ def turn_params(
         max_tokens=max_tokens,
         logprobs=0,
         stop_token_ids=list(stop),
+        **more,
     )
 
 

@@ -23,6 +23,7 @@ from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 from services.common.process_memory import peak_memory_bytes
 from services.common.tied_children import end_with_parent
 from services.rollout.adapters.vllm_logprobs import correct_sampler
+from services.rollout.adapters.vllm_routing import ExpertRecorder
 
 # Name, dtype, shape, offset in bytes.
 TensorRow = tuple[str, str, Sequence[int], int]
@@ -64,6 +65,20 @@ class WeightLoader:
         worker: Any = self
         if worker.device.type == "cpu":
             correct_sampler(worker.model_runner.sampler)
+
+    def record_flotilla_experts(self, kept: int) -> None:
+        """Record the experts of requests from now on; see `ExpertRecorder`.
+
+        Of workers that share a model all choose the same: the first one records."""
+        worker: Any = self
+        if worker.rank == 0:
+            worker.model_runner.flotilla_experts = ExpertRecorder(worker.model_runner, kept)
+
+    def take_flotilla_experts(self, request_id: str) -> tuple[list[int], int, bytes] | None:
+        """Return the experts of a request that has ended; see `ExpertRecorder.take_record`."""
+        worker: Any = self
+        recorder = getattr(worker.model_runner, "flotilla_experts", None)
+        return recorder.take_record(request_id) if recorder is not None else None
 
     def measure_flotilla_memory(self) -> tuple[int, int, int]:
         """Return the most memory that this process has had, that its device has had in use by

@@ -28,6 +28,8 @@ OWN_KEYS: Mapping[str, str] = {
     "enforce_eager": f"{_ENGINE}enforce_eager",
     "seed": f"{_ENGINE}seeded",
     "device_ids": "launcher.rollout.gpus",
+    "enable_return_routed_experts": "policy.routing_replay",
+    "aux_output_config": "policy.routing_replay",
     "hf_token": "the environment variable HF_TOKEN",
 }
 _REFUSED: Sequence[tuple[str, str]] = (
@@ -107,7 +109,7 @@ _REFUSED: Sequence[tuple[str, str]] = (
         "it takes GPUs that neither the launcher nor the doctor counts",
     ),
     (
-        "enable_return_routed_experts return_sampling_mask enable_trace_replay tokens_only",
+        "return_sampling_mask enable_trace_replay tokens_only",
         "nothing reads what it adds to answers",
     ),
 )

@@ -148,10 +148,26 @@ class RolloutConfig(ServiceConfig):
     engine: EngineConfig = EngineConfig()
 
     def check(self, shared: SharedConfig) -> None:
+        self._check_routing_replay(shared)
         if self.max_input_length >= (room := shared.policy.max_model_len):
             raise ConfigError(
                 f"policy.max_model_len: {room} is less than rollout.max_input_length + 1,"
                 f" {self.max_input_length} + 1: raise the former or lower the latter"
+            )
+
+    def _check_routing_replay(self, shared: SharedConfig) -> None:
+        engine = self.engine
+        if shared.policy.routing_replay == "off":
+            return
+        if engine.device == "cpu" and engine.enforce_eager is False:
+            raise ConfigError(
+                "rollout.engine.enforce_eager: policy.routing_replay records the experts of a CPU's"
+                ' engine as its layers run; leave it out, or set policy.routing_replay = "off"'
+            )
+        if engine.pipeline_parallel > 1:
+            raise ConfigError(
+                "rollout.engine.options.pipeline_parallel_size: vLLM names no experts across"
+                ' stages; leave it out, or set policy.routing_replay = "off"'
             )
 
     def attempt_limits(self, max_model_len: int) -> AttemptLimits:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from services.common.domain.trajectory import MOST_MEDIA_BYTES, Author, Media, Span
+from services.common.domain.trajectory import MOST_MEDIA_BYTES, Author, Experts, Media, Span
 from services.common.domain.trajectory import Sequence as TokenSequence
 from services.rollout.episodes.observation_cut import keep_whole
 from services.rollout.types import Completion
@@ -24,6 +24,7 @@ class Transcript:
         self._spans = [Span(Author.PROMPT, len(prompt_ids))]
         self._logprobs: list[NDArray[np.float32]] = []
         self._media: list[Media] = []
+        self._experts: list[Experts] = []
 
     def __len__(self) -> int:
         return len(self._ids)
@@ -40,6 +41,8 @@ class Transcript:
         self._ids = np.concatenate([self._ids, completion.token_ids])
         self._seen = self._ids.copy()
         self._logprobs.append(completion.logprobs)
+        if completion.experts is not None:
+            self._experts.append(completion.experts)
         self._spans += [
             Span(Author.FORCED, span.length)
             if span.policy is None
@@ -65,13 +68,19 @@ class Transcript:
         return sum(map(len, self._logprobs))
 
     @property
+    def known_experts(self) -> int:
+        """Tokens from the first on whose experts the engine has named."""
+        return sum(map(len, self._experts))
+
+    @property
     def spans(self) -> tuple[Span, ...]:
         return tuple(span for span in self._spans if span.length)
 
     @property
     def sequence(self) -> TokenSequence:
         """The tokens as the learner takes them."""
-        return TokenSequence(self._ids, self.spans, self.logprobs, tuple(self._media))
+        experts = np.concatenate(self._experts) if self._experts else None
+        return TokenSequence(self._ids, self.spans, self.logprobs, tuple(self._media), experts)
 
     @property
     def logprobs(self) -> NDArray[np.float32]:

@@ -1,6 +1,7 @@
 """One turn of the policy, sampled within the attempt's time and tokens."""
 
 import asyncio
+from dataclasses import replace
 from types import TracebackType
 
 from services.common import trace
@@ -73,6 +74,9 @@ class TurnSampler:
         The engine keeps the time itself: what is sampled when it is over is the policy's like
         all else."""
         transcript, left = state.transcript, max(state.ends - self._clock(), 0.0)
+        if transcript.known_experts:
+            # Of what a request computes again the first answer counts: it wrote what follows.
+            sampling = replace(sampling, experts_from=transcript.known_experts)
         stage, facts = self._watchdog.stage(_GENERATE), {"tokens": len(transcript)}
         with stage, trace.span(_GENERATE, facts):
             async with self.within_time(state, ENGINE_GRACE_S):

@@ -9,6 +9,7 @@ import pytest
 from services.common.domain.attempts import StopReason
 from services.learner.ranks import protocol
 from services.learner.types import (
+    ExpertShape,
     Histogram,
     ModelInfo,
     StepResult,
@@ -26,7 +27,13 @@ def through(message: protocol.Message) -> protocol.Message:
 def test_a_batch_arrives_whole(tmp_path: Path) -> None:
     made = make_batch(shift=0.1)
     sequences = tuple(
-        replace(s, stop_reason=reason, staleness=index, temperature=0.1 * index)
+        replace(
+            s,
+            stop_reason=reason,
+            staleness=index,
+            temperature=0.1 * index,
+            experts=np.arange(12 * index, dtype=np.uint16).reshape(index, 3, 4) if index else None,
+        )
         for index, (s, reason) in enumerate(zip(made.sequences, [*StopReason] * 3, strict=False))
     )
     batch = TrainBatch(7, sequences, StepSettings(ratio_limit=3.5))
@@ -39,6 +46,10 @@ def test_a_batch_arrives_whole(tmp_path: Path) -> None:
         for name in ("group_id", "attempt_index", "reward", "temperature", "staleness"):
             assert getattr(got, name) == getattr(sent, name)
         assert got.stop_reason is sent.stop_reason
+        assert (got.experts is None) == (sent.experts is None)
+        if got.experts is not None and sent.experts is not None:
+            assert got.experts.dtype == np.uint16
+            np.testing.assert_array_equal(got.experts, sent.experts)
 
 
 def test_an_empty_batch_arrives_too(tmp_path: Path) -> None:
@@ -47,8 +58,9 @@ def test_an_empty_batch_arrives_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("reference", [None, b"fingerprint"])
-def test_what_was_loaded_arrives(reference: bytes | None) -> None:
-    info = ModelInfo(parameters=3, vocab_size=97, step=4, reference=reference)
+@pytest.mark.parametrize("experts", [None, ExpertShape(2, 300, 8)])
+def test_what_was_loaded_arrives(reference: bytes | None, experts: ExpertShape | None) -> None:
+    info = ModelInfo(parameters=3, vocab_size=97, step=4, reference=reference, experts=experts)
     assert protocol.decode_model_info(through(protocol.encode_model_info(info))) == info
 
 

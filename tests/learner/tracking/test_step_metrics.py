@@ -22,9 +22,14 @@ from tests.support.tiny_ranks import make_batch, make_trainer
 
 DOCS = ROOT / "docs" / "metrics.md"
 NAMES, HISTOGRAMS = "## Names", "### Histograms"
-# No upload ends within the test, and no launcher tells of prices: tests/learner/checkpoints and
-# tests/learner/run/test_step_recorder.py have them.
-ELSEWHERE = ("with `checkpoint.remote`", "with machines whose price is known")
+# No upload ends within the test, no launcher tells of prices, and no engine of experts:
+# tests/learner/checkpoints, tests/learner/run/test_step_recorder.py and
+# tests/learner/rank/test_routing_replay.py have them.
+ELSEWHERE = (
+    "with `checkpoint.remote`",
+    "with machines whose price is known",
+    "with `policy.routing_replay`",
+)
 
 
 def documented(start: str, end: str) -> Iterator[str]:

@@ -2,7 +2,8 @@
 
 import os
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, Literal
 from unittest import mock
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 from services.common.errors import ConfigError
 from services.common.spec import PolicyConfig
 from services.rollout.adapters.vllm_answers import check_completion
+from services.rollout.adapters.vllm_experts import EngineExperts
 from services.rollout.adapters.vllm_options import (
     ServedModel,
     engine_options,
@@ -19,7 +21,7 @@ from services.rollout.adapters.vllm_options import (
 )
 from services.rollout.config.rollout import EngineConfig
 from services.rollout.ports import EngineError
-from services.rollout.types import Completion, PolicySpan
+from services.rollout.types import Completion, PolicySpan, Sampling
 from tests.support.rollout import POLICY
 
 
@@ -67,6 +69,54 @@ def test_engines_of_a_replica_get_gpus_of_their_own() -> None:
     assert options(1, **stages)["device_ids"] == [4, 5, 6, 7]
     assert "device_ids" not in options(device="cpu", data_parallel=2)
     assert "device_ids" not in options(tensor_parallel=2)
+
+
+def test_a_gpu_names_experts_by_itself_where_they_are_replayed() -> None:
+    policy = PolicyConfig(model="m", max_model_len=8, routing_replay="replay")
+    served = ServedModel(Path("m"), policy, ())
+    assert engine_options(EngineConfig(), served)["enable_return_routed_experts"] is True
+    on_cpu = engine_options(EngineConfig(device="cpu"), served)
+    assert "enable_return_routed_experts" not in on_cpu | options()
+
+
+class NamingEngine:
+    """An engine whose workers know the experts of so many tokens."""
+
+    def __init__(self, rows: int) -> None:
+        self.experts = np.arange(rows * 4, dtype=np.uint8).reshape(rows, 2, 2)
+
+    async def collective_rpc(self, name: str, args: tuple[str]) -> list[Any]:
+        assert (name, args) == ("take_flotilla_experts", ("r",))
+        found = (list(self.experts.shape), 1, self.experts.tobytes())
+        return [found if len(self.experts) else None, None]
+
+
+def finished(sampled: int, experts: Any = None) -> Any:
+    """An answer to a prompt of five tokens."""
+    output = SimpleNamespace(token_ids=list(range(sampled)), routed_experts=experts)
+    return SimpleNamespace(request_id="r", prompt_token_ids=list(range(5)), outputs=[output])
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+async def test_the_experts_of_an_answer_are_those_of_all_tokens_but_the_last(
+    device: Literal["cpu", "cuda"],
+) -> None:
+    llm: Any = NamingEngine(rows=8)
+    named = EngineExperts(llm, device)
+    sampling = Sampling(1.0, experts_from=3)
+    found = await named.take_experts(finished(4, llm.experts), sampling)
+    assert found is not None
+    np.testing.assert_array_equal(found, llm.experts[:5])
+    assert await named.take_experts(finished(0), sampling) is None
+    asked = {"cpu": "extra_args", "cuda": "routed_experts_prompt_start"}[device]
+    assert list(named.request_fields(sampling)) == [asked]
+
+
+@pytest.mark.parametrize("rows", [0, 4])
+async def test_experts_that_are_missing_are_an_engine_error(rows: int) -> None:
+    llm: Any = NamingEngine(rows)
+    with pytest.raises(EngineError, match=f"experts of {rows} tokens; 5 were computed"):
+        await EngineExperts(llm, "cpu").take_experts(finished(4), Sampling(1.0, experts_from=3))
 
 
 def test_engines_without_seeds_of_attempts_draw_numbers_of_their_own() -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from services.common.config import parse_config
 from services.common.errors import ConfigError
+from services.common.spec import SharedConfig
 from services.rollout.config.rollout import RolloutConfig
 
 
@@ -33,6 +34,7 @@ def refusal(options: dict[str, Any], **keys: Any) -> str:
         ("max_num_seqs", 8, "rollout.engine.max_num_seqs"),
         ("tensor_parallel_size", 2, "rollout.engine.tensor_parallel"),
         ("seed", 3, "rollout.engine.seeded"),
+        ("enable_return_routed_experts", True, "policy.routing_replay"),
     ],
 )
 def test_an_option_with_a_key_of_its_own_names_that_key(
@@ -102,3 +104,19 @@ def test_options_that_nothing_speaks_against_pass() -> None:
         "compilation_config": {"mode": 0},
     }
     assert engine(options).engine.options == options
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"device": "cpu", "enforce_eager": False}, r"engine\.enforce_eager: .* as its layers run"),
+        ({"options": {"pipeline_parallel_size": 2}}, "vLLM names no experts across stages"),
+    ],
+)
+def test_experts_that_cannot_be_recorded_are_not_asked_for(keys: dict[str, Any], said: str) -> None:
+    policy = {"model": "m", "max_model_len": 64}
+    config = engine(keys.pop("options", {}), **keys)
+    config.check(SharedConfig.model_validate({"name": "x", "policy": policy}))
+    replayed = {**policy, "routing_replay": "replay"}
+    with pytest.raises(ConfigError, match=said):
+        config.check(SharedConfig.model_validate({"name": "x", "policy": replayed}))

@@ -306,6 +306,7 @@ class SequenceHeader(google.protobuf.message.Message):
     TOKEN_COUNT_FIELD_NUMBER: builtins.int
     SPANS_FIELD_NUMBER: builtins.int
     MEDIA_FIELD_NUMBER: builtins.int
+    EXPERTS_FIELD_NUMBER: builtins.int
     token_count: builtins.int
     @property
     def spans(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Span]:
@@ -313,16 +314,49 @@ class SequenceHeader(google.protobuf.message.Message):
 
     @property
     def media(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___MediaReference]: ...
+    @property
+    def experts(self) -> global___RoutedExperts:
+        """Absent where the engine does not say which experts it chose."""
+
     def __init__(
         self,
         *,
         token_count: builtins.int = ...,
         spans: collections.abc.Iterable[global___Span] | None = ...,
         media: collections.abc.Iterable[global___MediaReference] | None = ...,
+        experts: global___RoutedExperts | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["media", b"media", "spans", b"spans", "token_count", b"token_count"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["experts", b"experts"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["experts", b"experts", "media", b"media", "spans", b"spans", "token_count", b"token_count"]) -> None: ...
 
 global___SequenceHeader = SequenceHeader
+
+@typing.final
+class RoutedExperts(google.protobuf.message.Message):
+    """Shape of the experts that the engine chose for the tokens from the first on.
+    Those of the last are not known: the engine has not read it.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TOKEN_COUNT_FIELD_NUMBER: builtins.int
+    LAYERS_FIELD_NUMBER: builtins.int
+    CHOSEN_FIELD_NUMBER: builtins.int
+    token_count: builtins.int
+    layers: builtins.int
+    """All layers of the model, those without experts included."""
+    chosen: builtins.int
+    """Experts of one token in one layer."""
+    def __init__(
+        self,
+        *,
+        token_count: builtins.int = ...,
+        layers: builtins.int = ...,
+        chosen: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["chosen", b"chosen", "layers", b"layers", "token_count", b"token_count"]) -> None: ...
+
+global___RoutedExperts = RoutedExperts
 
 @typing.final
 class Span(google.protobuf.message.Message):
@@ -574,11 +608,16 @@ class SequenceChunk(google.protobuf.message.Message):
     TOKEN_IDS_FIELD_NUMBER: builtins.int
     LOGPROBS_FIELD_NUMBER: builtins.int
     MEDIA_FIELD_NUMBER: builtins.int
+    EXPERTS_FIELD_NUMBER: builtins.int
     sequence_index: builtins.int
     token_ids: builtins.bytes
     logprobs: builtins.bytes
     media: builtins.bytes
     """The media that are sent, one behind the other in their order."""
+    experts: builtins.bytes
+    """Ids of experts, [tokens, layers, chosen]: uint8 of a model with at most 256
+    experts, uint16 of others.
+    """
     def __init__(
         self,
         *,
@@ -586,8 +625,9 @@ class SequenceChunk(google.protobuf.message.Message):
         token_ids: builtins.bytes = ...,
         logprobs: builtins.bytes = ...,
         media: builtins.bytes = ...,
+        experts: builtins.bytes = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["logprobs", b"logprobs", "media", b"media", "sequence_index", b"sequence_index", "token_ids", b"token_ids"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["experts", b"experts", "logprobs", b"logprobs", "media", b"media", "sequence_index", b"sequence_index", "token_ids", b"token_ids"]) -> None: ...
 
 global___SequenceChunk = SequenceChunk
 
@@ -599,8 +639,8 @@ class TrajectoryEnd(google.protobuf.message.Message):
 
     CONTENT_DIGEST_FIELD_NUMBER: builtins.int
     content_digest: builtins.bytes
-    """SHA-256 over all token id bytes and then all logprob bytes, sequence by
-    sequence. Catches truncation and reordering, and makes repeats comparable.
+    """SHA-256 over the bytes of all token ids, then of all logprobs, then of all
+    experts, sequence by sequence. Catches truncation and reordering, and makes repeats comparable.
     """
     def __init__(
         self,
