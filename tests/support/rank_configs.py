@@ -6,7 +6,15 @@ from services.common.spec import PolicyConfig
 from services.learner.config.learner import LearnerConfig
 
 LEARNER = LearnerConfig.model_validate(
-    {"tasks": "none", "steps": 10, "groups_per_step": 3, "group_size": 4, "optimizer": {"lr": 1e-2}}
+    {
+        "tasks": "none",
+        "steps": 10,
+        "groups_per_step": 3,
+        "group_size": 4,
+        "optimizer": {"lr": 1e-2},
+        # A burn-in tries as many.
+        "rank": {"pack_tokens": 512},
+    }
 )
 
 # A rank's place where there is no other.
