@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from services.launcher.doctor.adapter_memory import adapter_parameters
 from services.launcher.doctor.model_size import ModelSize
 from services.launcher.doctor.rank_memory import (
     FLOAT32,
@@ -124,7 +125,9 @@ def checkpoint_bytes(model: ModelSize, dtype: str, section: Mapping[str, Any]) -
     """Return the bytes of the checkpoints that are kept, the one being written, and the final
     model."""
     models = 2 if section["algorithm"]["advantage"] == "gae" else 1
-    one = models * model.parameters * (FLOAT32 + MOMENTS)
+    lora = section.get("lora")
+    trained = model.parameters if lora is None else adapter_parameters(model, lora)
+    one = models * trained * (FLOAT32 + MOMENTS)
     return (section["checkpoint"]["keep"] + 1) * one + model.parameters * item_bytes(dtype)
 
 

@@ -31,6 +31,8 @@ class ModelSize:
     head_dim: int
     # Positions it was made for; 0 where the config does not say.
     positions: int
+    # Heads of queries; 0 where it is not known.
+    heads: int = 0
 
     def kv_bytes(self, item_bytes: int) -> int:
         """Return the bytes of one token's keys and values, in all layers."""
@@ -53,6 +55,7 @@ def read_model_size(folder: Path) -> ModelSize:
             kv_heads=int(config.get("num_key_value_heads") or heads),
             head_dim=int(config.get("head_dim") or hidden // heads),
             positions=int(config.get("max_position_embeddings") or 0),
+            heads=heads,
         )
     except (KeyError, TypeError, ValueError) as error:
         raise UnknownModelSizeError(
@@ -63,7 +66,7 @@ def read_model_size(folder: Path) -> ModelSize:
     return ModelSize(parameters, *(getattr(found, name) for name in _REST))
 
 
-_REST = ("layers", "hidden", "intermediate", "vocab", "kv_heads", "head_dim", "positions")
+_REST = ("layers", "hidden", "intermediate", "vocab", "kv_heads", "head_dim", "positions", "heads")
 
 
 def _count_parameters(folder: Path, config: Mapping[str, Any]) -> int:

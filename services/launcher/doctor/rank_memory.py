@@ -1,7 +1,8 @@
 """Estimate of one training rank's memory, by what it holds. Pure.
 
 A rank keeps parameters in float32 whatever the compute dtype: 4 bytes per parameter, as many for
-its gradient, 8 for AdamW's moments. Activation memory is an estimate, and reported as such."""
+its gradient, 8 for AdamW's moments. Under adapters it keeps them as engines do, and these alone
+have gradients and moments. Activation memory is an estimate, and reported as such."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from services.common.activation_memory import (
     DecoderShape,
     layer_activation_bytes,
 )
+from services.launcher.doctor.adapter_memory import adapter_parameters, merging_bytes
 from services.launcher.doctor.model_size import ModelSize
 
 FLOAT32, GRADIENT, MOMENTS = 4, 4, 8
@@ -45,6 +47,8 @@ def estimate_rank(
     model: ModelSize, dtype: str, max_len: int, section: Mapping[str, Any]
 ) -> RankMemory:
     """Estimate a rank under `[learner]`, for sequences of up to `max_len` tokens."""
+    if section.get("lora") is not None:
+        return _estimate_adapted_rank(model, dtype, max_len, section)
     rank, algorithm = section["rank"], section["algorithm"]
     models = 2 if algorithm["advantage"] == "gae" else 1
     split = rank["processes"] if rank["shard"] else 1
@@ -66,6 +70,33 @@ def estimate_rank(
         reference=reference,
         activations=activation_bytes(model, dtype, max_len, rank),
         offloaded=offloaded,
+    )
+
+
+def _estimate_adapted_rank(
+    model: ModelSize, dtype: str, max_len: int, section: Mapping[str, Any]
+) -> RankMemory:
+    """Estimate a rank that trains adapters. Its reference is the base, and takes nothing."""
+    rank = section["rank"]
+    models = 2 if section["algorithm"]["advantage"] == "gae" else 1
+    split = rank["processes"] if rank["shard"] else 1
+    # Embeddings stay in float32.
+    embedding = model.vocab * model.hidden * (FLOAT32 - item_bytes(dtype))
+    base = (model.parameters * item_bytes(dtype) + embedding) // split
+    own = models * adapter_parameters(model, section["lora"]) // split
+    away = rank["offload_optimizer"]
+    whole = _whole_parameters(model) * item_bytes(dtype) if split > 1 else 0
+    offloaded = own * (MOMENTS + FLOAT32 + GRADIENT) if away else 0
+    # What is split is in host memory with the adapters.
+    far = base if away and split > 1 else 0
+    held = 0 if far else own
+    return RankMemory(
+        parameters=base - far + held * FLOAT32 + whole,
+        gradients=held * GRADIENT,
+        moments=0 if away else own * MOMENTS,
+        reference=0,
+        activations=activation_bytes(model, dtype, max_len, rank) + merging_bytes(model),
+        offloaded=offloaded + far,
     )
 
 

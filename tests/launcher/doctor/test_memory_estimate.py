@@ -1,22 +1,26 @@
 """Estimates for models of published sizes."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from services.launcher.doctor.memory_estimate import GIB, estimate_trainer
-from services.launcher.doctor.model_size import ModelSize
+from services.launcher.doctor.adapter_memory import adapter_parameters
+from services.launcher.doctor.memory_estimate import GIB, checkpoint_bytes, estimate_trainer
+from services.launcher.doctor.model_size import ModelSize, read_model_size
 from services.learner.config.algorithm import AlgorithmConfig
+from services.learner.config.lora import LoraConfig
 from services.learner.config.rank import RankConfig
 
-QWEN3_8B = ModelSize(8_190_735_360, 36, 4096, 12_288, 151_936, 8, 128, 40_960)
+QWEN3_8B = ModelSize(8_190_735_360, 36, 4096, 12_288, 151_936, 8, 128, 40_960, 32)
 
 
-def gib_of_a_gpu(**rank: object) -> float:
+def gib_of_a_gpu(*, lora: LoraConfig | None = None, **rank: object) -> float:
     chosen = RankConfig.model_validate({"device": "cuda", "gradient_checkpointing": "full", **rank})
     section: dict[str, Any] = {
         "rank": chosen.model_dump(),
         "algorithm": AlgorithmConfig().model_dump(),
+        "lora": None if lora is None else lora.model_dump(),
     }
     return estimate_trainer(QWEN3_8B, "bfloat16", 16_384, section).device / GIB
 
@@ -43,3 +47,36 @@ def test_what_is_whole_during_a_pass_stays_however_many_ranks_there_are() -> Non
     # Embedding and head in bfloat16, and their gradients, which are summed in float32.
     ends = 8 * 2 * QWEN3_8B.vocab * QWEN3_8B.hidden / GIB
     assert ends < gib_of_a_gpu(processes=1024, shard=True) < 3 * ends
+
+
+def test_a_model_that_no_gpu_holds_trains_adapters_on_one() -> None:
+    lora = LoraConfig(rank=16)
+    assert gib_of_a_gpu() > 120
+    # The base in bfloat16, 16 bytes for each of 43.6 million parameters, and a pass.
+    assert 17 < gib_of_a_gpu(lora=lora) < 40
+    assert gib_of_a_gpu(lora=lora, processes=4, shard=True) < gib_of_a_gpu(lora=lora) - 8
+    more = gib_of_a_gpu(lora=LoraConfig(rank=32)) - gib_of_a_gpu(lora=lora)
+    assert more == pytest.approx(16 * 43_646_976 / GIB)
+
+
+def test_checkpoints_of_adapters_are_small() -> None:
+    section: dict[str, Any] = {
+        "algorithm": AlgorithmConfig().model_dump(),
+        "checkpoint": {"keep": 2},
+        "lora": LoraConfig(rank=16).model_dump(),
+    }
+    whole = checkpoint_bytes(QWEN3_8B, "bfloat16", {**section, "lora": None})
+    assert whole > 300e9
+    model = 2 * QWEN3_8B.parameters
+    assert checkpoint_bytes(QWEN3_8B, "bfloat16", section) - model < 2e9
+
+
+@pytest.mark.parametrize("target", ["all-linear", ("q_proj", "mlp.down_proj")])
+def test_adapters_are_counted_as_they_are(model_folder: Path, target: Any) -> None:
+    from services.learner.rank.model import load_policy
+    from tests.support.rank_configs import policy_config
+
+    lora = LoraConfig(rank=4, target_modules=target)
+    policy = load_policy(policy_config(model_folder), RankConfig(), lora=lora)
+    counted = adapter_parameters(read_model_size(model_folder), lora.model_dump())
+    assert counted == sum(p.numel() for p in policy.trained_parameters().values())
