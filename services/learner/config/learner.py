@@ -184,15 +184,6 @@ class LearnerConfig(ConfigModel):
     alarms: AlarmsConfig = AlarmsConfig()
 
     @model_validator(mode="after")
-    def _adapters_go_with_the_rest(self) -> Self:
-        if self.lora is not None and self.algorithm.advantage == "gae":
-            raise ValueError(
-                "lora: not with algorithm.advantage = 'gae' yet, whose critic trains a whole model;"
-                " choose another advantage, or leave lora out"
-            )
-        return self
-
-    @model_validator(mode="after")
     def _a_group_can_be_complete(self) -> Self:
         if self.min_group > self.group_size:
             raise ValueError(

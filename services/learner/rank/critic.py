@@ -1,8 +1,6 @@
 """The value model of generalised advantage estimation."""
 
-import copy
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -12,16 +10,23 @@ from torch import Tensor, nn
 from services.learner.algo.critic import clipped_value_loss
 from services.learner.config.algorithm import CriticConfig
 from services.learner.config.learner import OptimizerConfig
-from services.learner.rank.model import IDLE_SEGMENTS, Policy, body_states
+from services.learner.rank.critic_body import make_critic_body
+from services.learner.rank.model import IDLE_SEGMENTS, Policy
 from services.learner.rank.optimizer import Optimizer
 from services.learner.rank.packed_rows import Pack, PackTargets
-from services.learner.rank.sharding import ShardLayout, reshard_unless_grad
+from services.learner.rank.sharding import (
+    ShardLayout,
+    local_tensor,
+    reshard_unless_grad,
+    split_like,
+)
 
 _MODEL, _OPTIMIZER = "model.", "optimizer."
 
 
 class Critic:
-    """A copy of the policy's body with a scalar head, and an optimizer of its own.
+    """A copy of the policy's body, or adapters beside the policy's, with a scalar head and an
+    optimizer of its own.
 
     The head begins at zero, so that the first advantages are those of a constant baseline. The
     value of a token is read where the policy predicts it: of the state before it.
@@ -40,21 +45,19 @@ class Critic:
         """Build the critic; `optimizer` is the policy's: all but the learning rate comes from it.
 
         With a `state` the critic continues where the one that saved it stopped, bit for bit. With a
-        `layout` each rank keeps a part. The policy is not split yet. Raises ValueError when the
-        state is of another model."""
+        `layout` each rank keeps a part, and a policy without adapters is not split yet. Raises
+        ValueError when the state is of another model."""
         self.config = config
-        self._policy = policy
-        self._body: Any = copy.deepcopy(policy.model.base_model)
-        self._head = nn.Linear(policy.head.shape[1], 1, device=policy.device)
+        self._body = make_critic_body(policy, layout)
+        self._head = nn.Linear(policy.width, 1, device=policy.device)
         nn.init.zeros_(self._head.weight)
         nn.init.zeros_(self._head.bias)
-        if state is not None:
-            self._load_parameters(_strip_prefix(state, _MODEL))
         self._is_split = layout is not None
         if layout is not None:
-            layout.split_module(self._body)
             # Values are small differences of large numbers.
             replace(layout, compute_dtype=torch.float32).split_module(self._head)
+        if state is not None:
+            self._load_parameters(_strip_prefix(state, _MODEL))
         chosen = optimizer.model_copy(update={"lr": config.lr})
         self.optimizer = Optimizer(
             self.named_parameters(), chosen, offload=offload and layout is None
@@ -65,38 +68,33 @@ class Critic:
     @property
     def body(self) -> Any:
         """The model without its head."""
-        return self._body
+        return self._body.model
 
     def named_parameters(self) -> dict[str, nn.Parameter]:
         """Parameters of body and head by name."""
-        body: Mapping[str, nn.Parameter] = dict(self._body.named_parameters())
         head = self._head.named_parameters()
         return {
-            **{f"body.{name}": parameter for name, parameter in body.items()},
+            **{f"body.{name}": value for name, value in self._body.named_parameters().items()},
             **{f"head.{name}": parameter for name, parameter in head},
         }
 
     def predict_values(self, pack: Pack, targets: PackTargets) -> Tensor:
         """Return the value of each policy token of a pack [policy tokens], float32."""
-        with self._autocast():
-            states = body_states(self._body, pack.segments, self._policy.device)
+        with self._body.in_use():
+            states = self._body.states(pack.segments)
         # Outside of autocast: values are small differences of large numbers.
         values = self._head(states[targets.positions].float()).squeeze(1)
         if self._is_split:
-            reshard_unless_grad(self._body, self._head)
+            reshard_unless_grad(self._head)
         return values
 
     def pass_idly(self) -> None:
         """Take part in the other ranks' pass over a pack; see `Policy.pass_idly`."""
-        with self._autocast():
-            states = body_states(self._body, IDLE_SEGMENTS, self._policy.device)
-        values = self._head(states.float())
-        if torch.is_grad_enabled():
-            (0.0 * values.sum()).backward()
-        reshard_unless_grad(self._body, self._head)
-
-    def _autocast(self) -> AbstractContextManager[Any]:
-        return nullcontext() if self._is_split else self._policy.autocast()
+        with self._body.in_use():
+            values = self._head(self._body.states(IDLE_SEGMENTS).float())
+            if torch.is_grad_enabled():
+                (0.0 * values.sum()).backward()
+        reshard_unless_grad(self._head)
 
     def accumulate_gradient(
         self,
@@ -112,7 +110,8 @@ class Critic:
         values = self.predict_values(pack, targets)
         found = clipped_value_loss(values, old, returns, self.config.value_clip)
         loss = (found.loss * weights).sum()
-        loss.backward()
+        with self._body.in_use():
+            loss.backward()
         return float(loss.detach()), int(torch.count_nonzero(found.clipped))
 
     def state_tensors(self) -> dict[str, Tensor]:
@@ -129,7 +128,8 @@ class Critic:
         if {n: t.shape for n, t in saved.items()} != {n: p.shape for n, p in own.items()}:
             raise ValueError("the critic's state is of another model")
         for name, parameter in own.items():
-            parameter.copy_(saved[name])
+            whole = saved[name].to(parameter.device)
+            local_tensor(parameter).copy_(local_tensor(split_like(parameter, whole)))
 
 
 def _strip_prefix(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:

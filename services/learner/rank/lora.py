@@ -5,6 +5,7 @@ halves it in bfloat16. It takes no updates, so nothing of it is lost below what 
 
 import hashlib
 import math
+import warnings
 from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from services.learner.rank.sharding import gather_tensor, local_tensor, split_li
 if TYPE_CHECKING:
     from services.learner.rank.merged_linear import MergedLinear
 
-ADAPTER = "default"
+ADAPTER, CRITIC_ADAPTER = "default", "critic"
 # What PEFT's own files have before a module's name.
 FILE_PREFIX = "base_model.model."
 
@@ -63,6 +64,11 @@ class Adapters:
         )
         return with_part(base, merged)
 
+    def add(self, model: Any, adapter: str) -> None:
+        """Give the layers a further adapter unless they have it; of a model that is not split."""
+        if any(adapter not in layer.lora_A for layer in self.layers.values()):
+            _inject(model, self.config, list(self.layers), adapter)
+
     @contextmanager
     def used(self, adapter: str | None, layers: Iterable[str] | None = None) -> Generator[None]:
         """Have layers, by default all, compute with another adapter, or none, while this lasts."""
@@ -95,23 +101,32 @@ class Adapters:
         return _peft_config(self.config, list(self.layers))
 
 
-def add_adapters(model: Any, config: LoraConfig, dtype: torch.dtype) -> Adapters:
+def add_adapters(
+    model: Any, config: LoraConfig, dtype: torch.dtype, names: Iterable[str] = (ADAPTER,)
+) -> Adapters:
     """Freeze the model, and give it adapters, yet without values: see `Adapters.reset`.
 
-    Raises ModelError for a layer that cannot have one."""
+    The first of them is used. Raises ModelError for a layer that cannot have one."""
+    freeze_model(model, dtype)
+    chosen = _target_layers(model, config)
+    for name in names:
+        _inject(model, config, chosen, name)
+    return Adapters(config, {name: model.get_submodule(name) for name in chosen})
+
+
+def _inject(model: Any, config: LoraConfig, layers: Iterable[str], name: str) -> None:
     from peft import inject_adapter_in_model
 
     from services.learner.rank.merged_linear import MergedLinear
 
-    freeze_model(model, dtype)
-    chosen = _target_layers(model, config)
-    settings = _peft_config(config, chosen)
+    settings = _peft_config(config, layers)
     settings._register_custom_module({nn.Linear: MergedLinear})
-    inject_adapter_in_model(settings, model, ADAPTER, low_cpu_mem_usage=True)
-    found: dict[str, MergedLinear] = {name: model.get_submodule(name) for name in chosen}
-    for layer in found.values():
-        _make_room(layer)
-    return Adapters(config, found)
+    with warnings.catch_warnings():
+        # A second adapter is meant.
+        warnings.filterwarnings("ignore", message="Already found a `peft_config`")
+        inject_adapter_in_model(settings, model, name, low_cpu_mem_usage=True)
+    for layer in layers:
+        _make_room(model.get_submodule(layer), name)
 
 
 def freeze_model(model: nn.Module, dtype: torch.dtype) -> None:
@@ -126,11 +141,13 @@ def freeze_model(model: nn.Module, dtype: torch.dtype) -> None:
             parameter.data = parameter.data.to(dtype)
 
 
-def _make_room(layer: "MergedLinear") -> None:
+def _make_room(layer: "MergedLinear", adapter: str) -> None:
     """Give the adapter memory, in float32, unless the base itself has none yet."""
     base: Any = layer.get_base_layer()
     for matrices in (layer.lora_A, layer.lora_B):
-        matrices[ADAPTER].float().to_empty(device=base.weight.device)
+        matrices[adapter].float().to_empty(device=base.weight.device)
+        # PEFT has one adapter train at a time.
+        matrices.requires_grad_(True)
 
 
 def _target_layers(model: Any, config: LoraConfig) -> list[str]:

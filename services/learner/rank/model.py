@@ -19,7 +19,7 @@ from services.learner.algo.packing import Segments, make_pack_layout
 from services.learner.config.lora import LoraConfig
 from services.learner.config.rank import RankConfig
 from services.learner.rank.activation_checkpointing import enable_checkpointing
-from services.learner.rank.lora import Adapters, add_adapters
+from services.learner.rank.lora import ADAPTER, Adapters, add_adapters
 from services.learner.rank.model_loading import ModelError, read_model, read_split_model
 from services.learner.rank.parameter_names import base_parameters
 from services.learner.rank.routing_replay import (
@@ -84,6 +84,12 @@ class Policy:
         """The number of tokens that the head gives logits for."""
         output: Any = self.model.get_output_embeddings()
         return output.weight.shape[0]
+
+    @property
+    def width(self) -> int:
+        """The length of a hidden state."""
+        output: Any = self.model.get_output_embeddings()
+        return output.weight.shape[1]
 
     @property
     def has_experts(self) -> bool:
@@ -229,13 +235,16 @@ def load_split_policy(
     layout: ShardLayout,
     source: str | Path | None = None,
     lora: LoraConfig | None = None,
+    adapter_names: Sequence[str] = (ADAPTER,),
 ) -> Policy:
-    """Load this rank's part of the policy, as `load_policy` loads all of it."""
+    """Load this rank's part of the policy, as `load_policy` loads all of it.
+
+    All adapters that it is to have are named now."""
     dtype, added = DTYPES[config.dtype], list[Adapters]()
 
     def prepare(model: PreTrainedModel) -> None:
         if lora is not None:
-            added.append(add_adapters(model, lora, dtype))
+            added.append(add_adapters(model, lora, dtype, adapter_names))
 
     model = read_split_model(config, layout, source, prepare=prepare)
     adapters = added[-1] if added else None

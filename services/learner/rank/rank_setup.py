@@ -22,6 +22,7 @@ from services.learner.rank.activation_checkpointing import (
 from services.learner.rank.adapter_files import BaseRecord
 from services.learner.rank.critic import Critic
 from services.learner.rank.data_parallel import RankPlacement, Replicas
+from services.learner.rank.lora import ADAPTER, CRITIC_ADAPTER
 from services.learner.rank.model import (
     DTYPES,
     ModelError,
@@ -111,9 +112,11 @@ def load_models(setup: RankSetup, store: Store | None = None) -> RankModels:
     if setup.place.count > 1:
         replicas = Replicas.join_process_group(setup.place, device, store)
     layout = _make_layout(setup, device)
-    # A critic begins as a copy of the whole policy.
-    if layout is not None and setup.algorithm.advantage != "gae":
-        policy = load_split_policy(setup.policy, setup.rank, layout, source, setup.lora)
+    values = setup.algorithm.advantage == "gae"
+    # A critic begins as a copy of the whole policy, unless that has adapters.
+    if layout is not None and (setup.lora is not None or not values):
+        names = (ADAPTER, CRITIC_ADAPTER) if values else (ADAPTER,)
+        policy = load_split_policy(setup.policy, setup.rank, layout, source, setup.lora, names)
     else:
         policy = load_policy(setup.policy, setup.rank, source, setup.lora)
     base = _load_adapters(setup, policy)

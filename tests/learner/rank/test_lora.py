@@ -320,3 +320,53 @@ def test_experts_are_left_out(tmp_path: Path) -> None:
     assert ends == {"q_proj", "k_proj", "v_proj", "o_proj"}
     with pytest.raises(ModelError, match="'gate_up_proj' is an expert's weight"):
         load_policy(config, RANK, lora=LoraConfig(target_modules="gate_up_proj"))
+
+
+GAE = {"advantage": "gae", "critic": {"lr": 1e-2}, "kl": {"coefficient": 0.05}}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_critic_has_adapters_of_its_own_on_the_same_base(
+    model_folder: Path, tmp_path: Path, dtype: str
+) -> None:
+    changes = {"algorithm": GAE, "policy": policy_config(model_folder, dtype=dtype)}
+    models = load_models(setup(model_folder, tmp_path, **changes))
+    assert models.critic is not None
+    assert models.critic.body is models.policy.model.base_model
+    base, before = parameters(models.policy), trained_parameters(models.policy)
+    values = critic_state(models)
+    trained(models, 1)
+    # At first its head is zero, so that nothing of the body has a gradient.
+    assert moved(models, values) == {"model.head.weight", "model.head.bias"}
+    trained(models, 2, 3)
+    assert moved(models, values) == values.keys()
+    assert same_bits(parameters(models.policy), base)
+    own = trained_parameters(models.policy)
+    assert not any(torch.equal(own[name], value) for name, value in before.items())
+    models.save_checkpoint(tmp_path / "checkpoint", 3)
+    resumed = load_models(setup(model_folder, tmp_path, tmp_path / "checkpoint", **changes))
+    assert trained(resumed, 4) == trained(models, 4)
+    assert same_bits(trained_parameters(resumed.policy), trained_parameters(models.policy))
+    assert same_bits(critic_state(resumed), critic_state(models))
+
+
+def test_what_a_critic_recomputes_in_its_backward_pass_is_its_own(
+    model_folder: Path, tmp_path: Path
+) -> None:
+    states: list[dict[str, Tensor]] = []
+    for checkpointing in ("off", "full"):
+        rank = RANK.model_copy(update={"gradient_checkpointing": checkpointing})
+        models = load_models(setup(model_folder, tmp_path, algorithm=GAE, rank=rank))
+        trained(models, 1, 2, 3)
+        states.append({**critic_state(models), **trained_parameters(models.policy)})
+    assert same_bits(*states)
+
+
+def critic_state(models: RankModels) -> dict[str, Tensor]:
+    assert models.critic is not None
+    return {name: value.clone() for name, value in models.critic.state_tensors().items()}
+
+
+def moved(models: RankModels, before: Mapping[str, Tensor]) -> set[str]:
+    state = critic_state(models)
+    return {name for name, value in before.items() if not torch.equal(state[name], value)}

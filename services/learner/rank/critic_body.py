@@ -1,0 +1,111 @@
+"""The body under a critic's head: a copy of the policy's, or adapters beside the policy's own."""
+
+import copy
+from collections.abc import Generator
+from contextlib import contextmanager, nullcontext
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+
+from services.learner.algo.packing import Segments
+from services.learner.rank.lora import CRITIC_ADAPTER, Adapters
+from services.learner.rank.model import Policy, body_states
+from services.learner.rank.sharding import ShardLayout, reshard_unless_grad
+
+
+class CriticBody(Protocol):
+    """What turns tokens into the states that values are read from."""
+
+    @property
+    def model(self) -> Any:
+        """The model without its head."""
+        ...
+
+    def named_parameters(self) -> dict[str, nn.Parameter]:
+        """Return what the critic trains of it, by name."""
+        ...
+
+    @contextmanager
+    def in_use(self) -> Generator[None]:
+        """Have passes be the critic's, backward ones too, for as long as the context lasts."""
+        ...
+
+    def states(self, segments: Segments) -> Tensor:
+        """Return the last hidden states [tokens, width]."""
+        ...
+
+
+class CopiedBody:
+    """A copy of the policy's body, with parameters of its own. Implements `CriticBody`."""
+
+    def __init__(self, policy: Policy) -> None:
+        """Copy the body of a policy that is not split yet."""
+        self._policy = policy
+        self._model: Any = copy.deepcopy(policy.model.base_model)
+        self._is_split = False
+
+    @property
+    def model(self) -> Any:
+        """See `CriticBody.model`."""
+        return self._model
+
+    def split_over_ranks(self, layout: ShardLayout) -> None:
+        """Have each rank keep a part."""
+        layout.split_module(self._model)
+        self._is_split = True
+
+    def named_parameters(self) -> dict[str, nn.Parameter]:
+        """See `CriticBody.named_parameters`."""
+        return dict(self._model.named_parameters())
+
+    @contextmanager
+    def in_use(self) -> Generator[None]:
+        """See `CriticBody.in_use`: it is the critic's always."""
+        yield
+
+    def states(self, segments: Segments) -> Tensor:
+        """See `CriticBody.states`."""
+        with nullcontext() if self._is_split else self._policy.autocast():
+            states = body_states(self._model, segments, self._policy.device)
+        if self._is_split:
+            reshard_unless_grad(self._model)
+        return states
+
+
+class AdaptedBody:
+    """The policy's frozen base under adapters of the critic's. Implements `CriticBody`."""
+
+    def __init__(self, policy: Policy, adapters: Adapters) -> None:
+        self._policy = policy
+        self._adapters = adapters
+        adapters.add(policy.model, CRITIC_ADAPTER)
+        adapters.reset(CRITIC_ADAPTER)
+
+    @property
+    def model(self) -> Any:
+        """See `CriticBody.model`: the policy's."""
+        return self._policy.model.base_model
+
+    def named_parameters(self) -> dict[str, nn.Parameter]:
+        """See `CriticBody.named_parameters`: the adapters'."""
+        return self._adapters.named_parameters(CRITIC_ADAPTER)
+
+    @contextmanager
+    def in_use(self) -> Generator[None]:
+        """See `CriticBody.in_use`: what is recomputed in a backward pass is the critic's, too."""
+        with self._adapters.used(CRITIC_ADAPTER):
+            yield
+
+    def states(self, segments: Segments) -> Tensor:
+        """See `CriticBody.states`; in the compute dtype."""
+        return self._policy.segment_states(segments)
+
+
+def make_critic_body(policy: Policy, layout: ShardLayout | None) -> CriticBody:
+    """Make the body that goes with a policy; a copy is of one that is not split yet."""
+    if policy.adapters is not None:
+        return AdaptedBody(policy, policy.adapters)
+    body = CopiedBody(policy)
+    if layout is not None:
+        body.split_over_ranks(layout)
+    return body
