@@ -168,7 +168,8 @@ def _fit_checkpointing(
 ) -> None:
     """Have the models keep what activations fit beside all else, the same on every rank."""
     bodies = [policy.model.base_model, *([critic.body] if critic is not None else [])]
-    parts = sum(local_tensor(p).numel() for body in bodies for p in body.parameters())
+    trained = (p for body in bodies for p in body.parameters() if p.requires_grad)
+    parts = sum(local_tensor(p).numel() for p in trained)
     gradients_and_moments = 4 * parts if setup.rank.offload_optimizer else 12 * parts
     hidden = decoder_shape(policy.config).hidden
     whole = (4 + 2 * policy.compute_dtype.itemsize) * policy.vocabulary * hidden

@@ -51,7 +51,12 @@ ALGORITHMS: dict[str, dict[str, object]] = {
     "coupled": {"loss": "gspo", "reduction": "sequence_mean"},
     "everything": EVERYTHING,
     "reward": {"advantage": "reinforce_pp", "kl": {"coefficient": 0.05, "place": "reward"}},
-    "adapters": {"kl": {"coefficient": 0.05}, "lora": {"rank": 4, "alpha": 8}},
+    "adapters": {
+        "advantage": "gae",
+        "kl": {"coefficient": 0.05},
+        "critic": {"lr": 1.0},
+        "lora": {"rank": 4, "alpha": 8},
+    },
 }
 
 

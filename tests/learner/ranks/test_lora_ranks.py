@@ -2,7 +2,9 @@
 
 import asyncio
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from safetensors.numpy import save_file
@@ -23,6 +25,7 @@ from tests.support.tiny_ranks import write_model, write_sparse_model
 
 LORA = LoraConfig(rank=4, alpha=8)
 KL = {"kl": {"coefficient": 0.05}}
+VALUES = {**KL, "advantage": "gae", "critic": {"lr": 1e-3}}
 Trained = tuple[list[StepResult], Publication, Path]
 
 
@@ -32,15 +35,16 @@ async def trained_by(
     processes: int,
     *,
     shard: bool = True,
+    algorithm: dict[str, Any] = KL,
     checkpoint: Path | None = None,
     steps: range = range(1, STEPS + 1),
 ) -> Trained:
     """Return the results of steps, the last publication, and the checkpoint after them."""
     await asyncio.to_thread(folder.mkdir)
     base = configured(processes)
-    algorithm = base.algorithm.model_validate(KL)
+    chosen = base.algorithm.model_validate(algorithm)
     rank = base.rank.model_copy(update={"shard": shard})
-    config = base.model_copy(update={"lora": LORA, "algorithm": algorithm, "rank": rank})
+    config = base.model_copy(update={"lora": LORA, "algorithm": chosen, "rank": rank})
     ranks = LocalRanks("lora", policy_config(model), config, folder / "rank.log", folder)
     try:
         info = await ranks.start_ranks(checkpoint)
@@ -59,40 +63,34 @@ async def trained_by(
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
-    ("kind", "processes", "shard"),
+    ("kind", "processes", "shard", "algorithm"),
     [
-        ("tied", 2, True),
-        ("tied", 2, False),
-        ("untied", 4, True),
-        ("experts", 2, True),
+        ("tied", 2, True, VALUES),
+        ("tied", 2, False, KL),
+        ("untied", 4, True, KL),
+        ("experts", 2, True, VALUES),
     ],
 )
 async def test_they_make_the_same_steps_as_one(
-    kind: str, processes: int, shard: bool, tmp_path: Path
+    kind: str, processes: int, shard: bool, algorithm: dict[str, Any], tmp_path: Path
 ) -> None:
     model = tmp_path / "model"
     if kind == "experts":
         write_sparse_model(model)
     else:
         write_model(model, tied=kind == "tied")
-    alone, published, _ = await trained_by(model, tmp_path / "alone", 1)
-    several, others, saved = await trained_by(model, tmp_path / "several", processes, shard=shard)
+    trained = partial(trained_by, model, algorithm=algorithm)
+    alone, published, _ = await trained(tmp_path / "alone", 1)
+    several, others, saved = await trained(tmp_path / "several", processes, shard=shard)
     for one, other in zip(alone, several, strict=True):
         for name in ("policy/loss", "policy/grad_norm", "policy/kl"):
             assert other.metrics[name] == pytest.approx(one.metrics[name], abs=TOLERANCE), name
-    assert one_moved(alone)
+    assert alone[-1].metrics["policy/kl"] > 0
     assert_same(weights_of(published), weights_of(others))
     # One rank goes on from where several stopped.
     step = range(STEPS + 1, STEPS + 2)
-    (resumed,), _, _ = await trained_by(
-        model, tmp_path / "resumed", 1, checkpoint=saved, steps=step
-    )
-    (straight,), _, _ = await trained_by(
-        model, tmp_path / "again", processes, shard=shard, checkpoint=saved, steps=step
-    )
+    resuming = partial(trained, checkpoint=saved, steps=step)
+    (resumed,), _, _ = await resuming(tmp_path / "resumed", 1)
+    (straight,), _, _ = await resuming(tmp_path / "again", processes, shard=shard)
     loss = straight.metrics["policy/loss"]
     assert resumed.metrics["policy/loss"] == pytest.approx(loss, abs=TOLERANCE)
-
-
-def one_moved(results: list[StepResult]) -> bool:
-    return results[-1].metrics["policy/kl"] > 0
