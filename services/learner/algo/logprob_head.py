@@ -74,8 +74,9 @@ def fused_policy_loss(
     """The summed objective, and the logprob and entropy (nats) of each token.
 
     hidden [n, width], weight [vocab, width], targets [n] int64, temperature [n]. Only the loss
-    carries a gradient, to `hidden` and `weight`. Logits are taken to float32 (float64 for
-    float64 input) before the temperature; the head's gradient is accumulated in that type.
+    carries a gradient, to `hidden` and, unless it is frozen, `weight`. Logits are taken to float32
+    (float64 for float64 input) before the temperature; the head's gradient is accumulated in that
+    type.
     With `entropy_weights` the loss includes their product with the entropies, whose gradient is
     that of the full distribution and not of the sampled tokens."""
     plan = _LossPlan(objective, entropy_weights, coupled, chunk)
@@ -96,7 +97,9 @@ class _FusedPolicyLoss(torch.autograd.Function):
         precise = _accumulation_dtype(hidden.dtype)
         head = weight.to(hidden.dtype)
         grad_hidden = torch.empty_like(hidden)
-        grad_weight = torch.zeros_like(weight, dtype=precise)
+        # A frozen head, as under adapters, is spared its gradient: it may be the largest matrix.
+        learns = ctx.needs_input_grad[1]
+        grad_weight = torch.zeros_like(weight, dtype=precise) if learns else None
         logprobs = hidden.new_empty(len(targets), dtype=precise)
         entropy = torch.empty_like(logprobs)
         loss = hidden.new_zeros((), dtype=precise)
@@ -119,8 +122,11 @@ class _FusedPolicyLoss(torch.autograd.Function):
             grad.scatter_add_(1, targets[span, None], (slope / temperature[span])[:, None])
             grad = grad.to(hidden.dtype)
             torch.mm(grad, head, out=grad_hidden[span])
-            _accumulate_gradient(grad_weight, grad, hidden[span])
-        ctx.save_for_backward(grad_hidden, grad_weight.to(weight.dtype))
+            if grad_weight is not None:
+                _accumulate_gradient(grad_weight, grad, hidden[span])
+        ctx.save_for_backward(
+            grad_hidden, None if grad_weight is None else grad_weight.to(weight.dtype)
+        )
         ctx.mark_non_differentiable(logprobs, entropy)
         return loss, logprobs, entropy
 
@@ -130,7 +136,7 @@ class _FusedPolicyLoss(torch.autograd.Function):
         scale = grads[0]
         return (
             grad_hidden * scale.to(grad_hidden.dtype),
-            grad_weight * scale.to(grad_weight.dtype),
+            None if grad_weight is None else grad_weight * scale.to(grad_weight.dtype),
             None,
             None,
             None,

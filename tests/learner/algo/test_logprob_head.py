@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from services.learner.algo import logprob_head
 from services.learner.algo.logprob_head import fused_policy_loss, token_logprobs
 from services.learner.algo.objective import Objective, PackLoss
 from tests.learner.algo.support import Sample, config, sample
@@ -99,6 +100,22 @@ def test_equals_the_naive_head_in_float64_with_its_gradients(name: str, chunk: i
     assert all(bool(grad.abs().max() > 1e-3) for grad in grads[0])
     for ours, theirs in zip(*grads, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
+
+
+def test_a_frozen_head_is_spared_its_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = OBJECTIVES["cispo with entropy and KL"]
+    case, frozen = problem(), problem()
+    frozen.weight.requires_grad_(False)
+    (expected,) = torch.autograd.grad(case.fused(keys, 16)[0], case.hidden)
+
+    def refuse(*_: Tensor) -> None:
+        raise AssertionError("the head's gradient is computed")
+
+    monkeypatch.setattr(logprob_head, "_accumulate_gradient", refuse)
+    with pytest.raises(AssertionError):
+        case.fused(keys, 16)
+    (grad,) = torch.autograd.grad(frozen.fused(keys, 16)[0], frozen.hidden)
+    assert grad.equal(expected)
 
 
 def check(case: Problem, loss: Callable[[Tensor, Tensor], Tensor]) -> bool:

@@ -19,6 +19,7 @@ from services.learner.config.algorithm import AlgorithmConfig
 from services.learner.config.lora import LoraConfig
 from services.learner.config.rank import RankConfig
 from services.learner.rank.checkpoint import CheckpointError
+from services.learner.rank.compare_command import CompareCommand
 from services.learner.rank.data_parallel import Replicas
 from services.learner.rank.merged_linear import MergedLinear, merge_weight
 from services.learner.rank.model import ModelError, Policy, load_policy
@@ -27,9 +28,10 @@ from services.learner.rank.rank_setup import RankModels, RankSetup, load_models
 from services.learner.rank.reference import ReferencePolicy
 from services.learner.rank.scoring import score_rows
 from services.learner.rank.weight_slots import WeightSlots
-from services.learner.types import StepResult
+from services.learner.types import StepResult, TrainBatch, TrainSequence
 from tests.support.rank_configs import ALONE, policy_config
 from tests.support.tiny_ranks import (
+    changed,
     make_batch,
     make_trainer,
     parameters,
@@ -329,7 +331,7 @@ GAE = {"advantage": "gae", "critic": {"lr": 1e-2}, "kl": {"coefficient": 0.05}}
 def test_a_critic_has_adapters_of_its_own_on_the_same_base(
     model_folder: Path, tmp_path: Path, dtype: str
 ) -> None:
-    changes = {"algorithm": GAE, "policy": policy_config(model_folder, dtype=dtype)}
+    changes: dict[str, Any] = {"algorithm": GAE, "policy": policy_config(model_folder, dtype=dtype)}
     models = load_models(setup(model_folder, tmp_path, **changes))
     assert models.critic is not None
     assert models.critic.body is models.policy.model.base_model
@@ -370,3 +372,35 @@ def critic_state(models: RankModels) -> dict[str, Tensor]:
 def moved(models: RankModels, before: Mapping[str, Tensor]) -> set[str]:
     state = critic_state(models)
     return {name for name, value in before.items() if not torch.equal(state[name], value)}
+
+
+def test_older_publications_score_without_the_adapters_that_are_merged_in(
+    model_folder: Path, tmp_path: Path
+) -> None:
+    models = load_models(setup(model_folder, tmp_path))
+    policy = models.policy
+    slots = WeightSlots(
+        policy.named_parameters(),
+        policy.compute_dtype,
+        tmp_path,
+        "run",
+        merge=policy.published_tensor,
+    )
+    sequences: list[TrainSequence] = []
+    for version in (0, 1, 2):
+        slots.write_version(version)
+        sampled = changed(make_batch(policy, step=version + 1, groups=1), staleness=2 - version)
+        sequences += sampled.sequences
+        if version < 2:
+            trained(models, version + 1)
+    own = scores(policy)
+    comparing = CompareCommand(policy, slots, policy_config(model_folder), RANK)
+    found = comparing.run_comparison(TrainBatch(3, tuple(sequences)), 2, diagnose=True)
+    assert found.versions.keys() == {0, 1, 2}
+    assert max(version.abs_diff_max for version in found.versions.values()) < 1e-4
+    stale = {h.value: h.effect for h in found.hypotheses if h.setting == "weights"}
+    assert stale["those of version 0"] > stale["those of version 1"] > 0.01
+    first = "those of policy.model, which the run began with"
+    assert stale[first] == pytest.approx(stale["those of version 0"], rel=1e-4)
+    # Nothing of it stays in the model.
+    assert distance(scores(policy), own) == 0
