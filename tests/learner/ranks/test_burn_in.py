@@ -19,8 +19,8 @@ from services.learner.ranks.burn_in import (
     smallest_change,
 )
 from services.learner.ranks.local_ranks import LocalRanks
+from tests.support.process_commands import rank_pids
 from tests.support.rank_configs import LEARNER, policy_config
-from tests.support.tiny_ranks import rank_pids
 
 
 @pytest.mark.slow
