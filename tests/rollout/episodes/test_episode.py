@@ -24,7 +24,7 @@ from services.rollout.config.rollout import DialectConfig, RolloutConfig
 from services.rollout.episodes.episode import AttemptRunner
 from services.rollout.episodes.transcript import PrefixBroken, Transcript
 from services.rollout.ports import EngineDead, EngineError, RequestAborted
-from services.rollout.types import Completion, ToolResult
+from services.rollout.types import OUT_OF_TIME, Completion, ToolResult
 from tests.support.rollout import (
     OK,
     POLICY,
@@ -241,8 +241,18 @@ async def test_the_turn_that_time_cuts_is_kept_as_far_as_it_was_sampled() -> Non
 
 
 async def test_a_turn_that_time_cuts_before_its_first_token_adds_nothing() -> None:
-    slow = runner(FakeEnvironment(), [LOOK], seconds=1.5, attempt_timeout_s=1.53)
-    trajectory = await slow.run_attempt(attempt())
+    class HasTimeForOne(FakeEngine):
+        async def generate(self, *given: Any, **named: Any) -> Completion:
+            if self.asked:
+                return OUT_OF_TIME
+            self.asked = True
+            return await super().generate(*given, **named)
+
+        asked = False
+
+    short = HasTimeForOne(tokenizer(), dialect().stop_ids[0], turns(LOOK), policy=POLICY)
+    run = AttemptRunner(short, FakeEnvironment(), tokenizer(), dialect(), limits())
+    trajectory = await run.run_attempt(attempt())
     assert trajectory.stop_reason is StopReason.TIMEOUT
     assert [span.author for span in trajectory.spans][-1] is Author.ENVIRONMENT
     assert (trajectory.counts.turns, len(trajectory.turns)) == (1, 1)
