@@ -1,14 +1,17 @@
 """A launcher with fake services, in this process or in one of its own."""
 
 import asyncio
+import atexit
 import json
 import sys
 import time
-from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 import psutil
 from typer.testing import CliRunner
@@ -26,9 +29,12 @@ from services.launcher.backends.local.marked_processes import MARK_VARIABLE
 from services.launcher.backends.ports import Backend
 from services.launcher.cli.app import app
 from services.launcher.config.launcher import LauncherConfig
+from services.launcher.control import spec_check
 from services.launcher.control.launcher import Launcher, LauncherDependencies
 from services.launcher.ports import NO_HOOKS, LauncherHooks
+from services.launcher.run_plan import check_command
 from services.launcher.store.ledger import Ledger
+from tests.support.process_forge import ProcessForge, running_forge
 from tests.support.repository import ROOT
 
 if TYPE_CHECKING:
@@ -120,6 +126,30 @@ async def serving(
     hooks: LauncherHooks = NO_HOOKS,
 ) -> AsyncGenerator[ServedLauncher]:
     """A launcher over real sockets; its runs are stopped in the end."""
+    with patch.object(spec_check, "check_command", _forked_check):
+        async with _served(folder, backend, stream_age_s, hooks) as served:
+            yield served
+
+
+def _forked_check(modules: Mapping[str, str], service: str) -> tuple[str, ...]:
+    """Return the command of a check; fakes have all that they import already."""
+    command = check_command(modules, service)
+    fake = modules.get(service, "").startswith("tests.support.fake_")
+    return _fakes().python_command(*command[command.index("-m") :]) if fake else command
+
+
+@cache
+def _fakes() -> ProcessForge:
+    """Return what forks fake services, as long as this process lasts."""
+    stack = ExitStack()
+    atexit.register(stack.close)
+    return stack.enter_context(running_forge("tests.support.fake_service"))
+
+
+@asynccontextmanager
+async def _served(
+    folder: Path, backend: Backend | None, stream_age_s: float, hooks: LauncherHooks
+) -> AsyncGenerator[ServedLauncher]:
     store, registry = Ledger(folder / "launcher.sqlite"), OneRegistry()
     chosen = backend or LocalBackend(folder)
     launcher = Launcher(

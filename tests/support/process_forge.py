@@ -1,5 +1,5 @@
-"""Processes that are forked from one that has loaded torch and transformers, which is most of what
-the start of a training rank takes.
+"""Processes that are forked from one that has imported what they need, which is most of what their
+start takes: torch and transformers for a training rank.
 
 `python_command` of a forge is the command of a stand-in: it hands its input, output and environment
 to a fork, ends as the fork ends, and takes the fork with it when it is killed. Tests of what
@@ -20,6 +20,7 @@ import traceback
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from services.common.python_command import python_command
 from tests.support.repository import ROOT
@@ -29,7 +30,8 @@ _STAND_IN = """
 import json, os, signal, socket, sys
 with socket.socket(socket.AF_UNIX) as forge:
     forge.connect(sys.argv[1])
-    asked = json.dumps({"words": sys.argv[2:], "environment": dict(os.environ)}).encode()
+    asked = {"words": sys.argv[2:], "environment": dict(os.environ), "folder": os.getcwd()}
+    asked = json.dumps(asked).encode()
     socket.send_fds(forge, [len(asked).to_bytes(4, "big")], [0, 1, 2])
     forge.sendall(asked)
     os.close(0)
@@ -54,8 +56,8 @@ class ProcessForge:
 
 
 @contextmanager
-def running_forge(threads: int = 1) -> Generator[ProcessForge]:
-    """Yield a forge whose forks compute with so many threads."""
+def running_forge(module: str, threads: int = 1) -> Generator[ProcessForge]:
+    """Yield a forge that has imported this module, and whose forks compute with so many threads."""
     environment = {
         **os.environ,
         "OMP_NUM_THREADS": str(threads),
@@ -67,7 +69,7 @@ def running_forge(threads: int = 1) -> Generator[ProcessForge]:
         with socket.socket(socket.AF_UNIX) as server:
             server.bind(str(address))
             server.listen(16)
-            command = python_command("-m", __name__, str(server.fileno()))
+            command = python_command("-m", __name__, str(server.fileno()), module)
             with subprocess.Popen(
                 command, stdin=subprocess.PIPE, pass_fds=[server.fileno()], env=environment
             ) as process:
@@ -78,7 +80,7 @@ def running_forge(threads: int = 1) -> Generator[ProcessForge]:
 
 def main() -> None:
     """Fork for each connection until stdin ends: with it the tests have ended."""
-    importlib.import_module("services.learner.rank.worker")
+    importlib.import_module(sys.argv[2])
 
     gc.freeze()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
@@ -112,24 +114,31 @@ def _keep_fork(connection: socket.socket) -> None:
     os._exit(0)
 
 
-def _become(asked: dict[str, object], descriptors: list[int]) -> None:
+def _become(asked: dict[str, Any], descriptors: list[int]) -> None:
     """Run a module as Python's `-m` does, and end."""
     for number, descriptor in enumerate(descriptors):
         os.dup2(descriptor, number)
         os.close(descriptor)
     os.environ.clear()
-    environment, words = asked["environment"], asked["words"]
-    assert isinstance(environment, dict) and isinstance(words, list)
-    os.environ.update(environment)
-    sys.argv = words[1:]
+    os.environ.update(asked["environment"])
+    os.chdir(asked["folder"])
+    sys.argv = asked["words"][1:]
+    code = _run_module(sys.argv[0])
+    sys.stdout.flush()
+    os._exit(code)
+
+
+def _run_module(name: str) -> int:
+    """Return the exit code that Python would end with."""
     try:
-        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+        runpy.run_module(name, run_name="__main__", alter_sys=True)
+    except SystemExit as ended:
+        return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
     # As at the top of any Python program.
     except BaseException:  # noqa: BLE001
         traceback.print_exc()
-        os._exit(1)
-    sys.stdout.flush()
-    os._exit(0)
+        return 1
+    return 0
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from tests.support.rank_configs import LEARNER
 
 @pytest.fixture(scope="module")
 def rank_forge() -> Generator[ProcessForge]:
-    with running_forge(LEARNER.rank.threads) as forge:
+    with running_forge("services.learner.rank.worker", LEARNER.rank.threads) as forge:
         yield forge
 
 

@@ -20,7 +20,7 @@ from services.learner.ranks import protocol
 from services.learner.ranks.local_ranks import LocalRanks
 from services.learner.types import TrainBatch
 from tests.support.process_commands import rank_pids
-from tests.support.rank_configs import policy_config, several
+from tests.support.rank_configs import LEARNER, policy_config, several
 from tests.support.tiny_ranks import make_batch
 
 Start = Callable[..., LocalRanks]
@@ -190,7 +190,7 @@ ORPHAN = """
 import asyncio, sys
 from pathlib import Path
 from tests.support.process_commands import rank_pids
-from tests.support.rank_configs import policy_config, several
+from tests.support.rank_configs import LEARNER, policy_config, several
 from services.common import log
 from services.learner.ranks.local_ranks import LocalRanks
 
