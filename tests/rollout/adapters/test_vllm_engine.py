@@ -18,6 +18,10 @@ from services.rollout.adapters.vllm_requests import run_request
 from services.rollout.config.rollout import EngineConfig
 from services.rollout.ports import EngineDead
 from services.rollout.types import Completion, Publication, Sampling
+from tests.rollout.adapters.real_attempts import (
+    check_attempt_that_time_cuts,
+    check_thinking_budget,
+)
 from tests.support.tiny_model import (
     load_model,
     make_sparse_model,
@@ -190,6 +194,8 @@ async def test_logprobs_follow_the_weights_through_updates(
         await engine.load_weights(first, Path(first.location))
         await check_without_update(engine, model, first.policy)
         await check_burn_in(engine, model, monkeypatch)
+        await check_thinking_budget(engine, model, TOLERANCE)
+        await check_attempt_that_time_cuts(engine, model, TOLERANCE)
 
         other = perturbed(model, 1)
         second = publish(other, tmp_path / "v2.safetensors", 2)
