@@ -97,6 +97,7 @@ async def _serve_and_train(
             # Calls that wait would hold up the server's end.
             await state.dispatcher.stop_leasing()
             state.broadcast.close()
+            await state.checkpoints.close()
 
 
 def _build_server(
@@ -153,6 +154,7 @@ async def _run_with_helpers(
         _run_when_set(runtime.drain, dispatcher.stop_leasing),
         state.journal.wait_until_broken(),
         state.guard.wait_for_mismatch(),
+        state.checkpoints.wait_until_failed(),
         state.uploads.wait_until_fenced(),
         _export_metrics(export_metrics),
     )

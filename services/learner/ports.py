@@ -1,6 +1,6 @@
 """Interfaces to what the learner needs from the world, in its own words."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -47,8 +47,11 @@ class Ranks(Protocol):
         """Write the current weights into shared memory and score the canary."""
         ...
 
-    async def save_checkpoint(self, directory: Path) -> CheckpointFiles:
-        """Write model and optimizer state under `directory` and fsync them."""
+    async def begin_checkpoint(self, directory: Path) -> Awaitable[CheckpointFiles]:
+        """Copy model and optimizer state to host memory, and begin to write them to `directory`.
+
+        Further calls may follow at once. What is returned ends when the files are fsynced, or with
+        a RankError when they could not be written; then nothing writes there any more."""
         ...
 
     async def close(self) -> None:

@@ -10,6 +10,7 @@ from services.learner.groups.batcher import build_train_batch
 from services.learner.journal.store import open_journal
 from services.learner.ranks.local_ranks import LocalRanks
 from tests.faults.harness import FaultRun
+from tests.support.checkpoints import save_ranks
 
 
 async def replayed(run: FaultRun, scratch: Path) -> Path:
@@ -30,7 +31,7 @@ async def replayed(run: FaultRun, scratch: Path) -> Path:
                     plan.step, await journal.load_trajectories(plan.attempts), plan.settings
                 )
             )
-        await ranks.save_checkpoint(scratch / "replayed")
+        await save_ranks(ranks, scratch / "replayed")
     finally:
         await ranks.close()
         await journal.close()

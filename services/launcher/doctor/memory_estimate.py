@@ -49,10 +49,12 @@ def estimate_trainer(
     """Estimate the trainer: all ranks together on the host, one rank on its device."""
     rank = estimate_rank(model, dtype, max_len, section)
     processes, work = section["rank"]["processes"], rank.activations
+    # Each tensor is copied by one rank of the machine, to be written beside training.
+    copied = _saved_bytes(model, section)
     if section["rank"]["device"] == "cuda":
-        host = processes * (rank.offloaded + _PROCESS_BYTES)
+        host = processes * (rank.offloaded + _PROCESS_BYTES) + copied
         return TrainerMemory(host, rank, rank.device, work, processes)
-    host = processes * (rank.device + rank.offloaded + _PROCESS_BYTES)
+    host = processes * (rank.device + rank.offloaded + _PROCESS_BYTES) + copied
     return TrainerMemory(host, rank, 0, processes * work)
 
 
@@ -124,11 +126,16 @@ def weight_slot_bytes(model: ModelSize, dtype: str) -> int:
 def checkpoint_bytes(model: ModelSize, dtype: str, section: Mapping[str, Any]) -> int:
     """Return the bytes of the checkpoints that are kept, the one being written, and the final
     model."""
+    kept = (section["checkpoint"]["keep"] + 1) * _saved_bytes(model, section)
+    return kept + model.parameters * item_bytes(dtype)
+
+
+def _saved_bytes(model: ModelSize, section: Mapping[str, Any]) -> int:
+    """Return the bytes of one checkpoint."""
     models = 2 if section["algorithm"]["advantage"] == "gae" else 1
     lora = section.get("lora")
     trained = model.parameters if lora is None else adapter_parameters(model, lora)
-    one = models * trained * (FLOAT32 + MOMENTS)
-    return (section["checkpoint"]["keep"] + 1) * one + model.parameters * item_bytes(dtype)
+    return models * trained * (FLOAT32 + MOMENTS)
 
 
 def format_gib(size: float) -> str:

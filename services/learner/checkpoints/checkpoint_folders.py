@@ -1,11 +1,13 @@
 """Checkpoints as folders under `runs/RUN_ID/checkpoints`.
 
-A checkpoint is made in `step-000040.tmp-2` (step, run epoch): the ranks write and fsync their
-files there, then the manifest follows (see `manifest`). In one transaction of the journal the
-folder is renamed to `step-000040`, the parent folder fsynced, and the row added that makes it
-the newest. That row is the only pointer: a folder without one is a leftover, removed at the
-next start, unless it is intact and of a step that the journal does not know. The transaction is
-also the fence: a learner of an older run epoch can neither rename nor commit.
+A checkpoint is made in `step-000040.tmp-2` (step, run epoch): the ranks copy their state, and
+write and fsync their files there beside training; then the manifest follows (see `manifest`). In
+one transaction of the journal the folder is renamed to `step-000040`, the parent folder fsynced,
+and the row added that makes it the newest. That row is the only pointer: a folder without one is a
+leftover, removed at the next start, unless it is intact and of a step that the journal does not
+know. The transaction is also the fence: a learner of an older run epoch can neither rename nor
+commit. Steps that were planned since the copy was made are after the checkpoint: what they train on
+is kept, and a start from it trains them again.
 
 `Checkpoints.find_newest` reads every byte of a checkpoint before it is used. A damaged one is
 reported as an incident, and the previous one is taken: the journal still has what is needed to
@@ -14,9 +16,12 @@ replay the steps between (payloads are kept until the oldest kept checkpoint con
 import asyncio
 import os
 import shutil
+import time
+from collections.abc import Awaitable
 from dataclasses import replace
 from pathlib import Path
 
+from services.common.concurrency import cancel_tasks
 from services.common.durable_files import sha256_of, sync_path
 from services.learner.journal.row_codec import replayed_version
 from services.learner.journal.schema import CheckpointRow
@@ -49,33 +54,49 @@ class Checkpoints:
         self._run_id = run_id
         self._run_epoch = run_epoch
         self._keep = keep
+        # The newest checkpoint, from the copy of the ranks' state on.
+        self._saving: asyncio.Task[None] | None = None
+        self._failed = asyncio.Event()
+        self._metrics: dict[str, float] = {}
 
-    async def save_step(self, ranks: Ranks, step: int) -> CheckpointRow:
-        """Write the ranks' state as the checkpoint of `step`, make it the newest, remove old ones.
+    async def begin_save(self, ranks: Ranks, step: int) -> None:
+        """Have the ranks copy their state, to become the checkpoint of `step` beside training.
 
-        Raises CheckpointWriteError when the disk refuses: then nothing has changed, and nothing
-        of the attempt remains."""
-        temporary = self.folder / f"step-{step:06d}.tmp-{self._run_epoch}"
-        final = self.folder / f"step-{step:06d}"
+        Waits for the checkpoint before. Raises CheckpointWriteError, as `finish_save`."""
+        await self.finish_save()
+        began, temporary = time.monotonic(), self.folder / f"step-{step:06d}.tmp-{self._run_epoch}"
         try:
             # What is there is of an attempt that failed.
             await asyncio.to_thread(_remove_folder, temporary)
-            files = await ranks.save_checkpoint(temporary)
-            row = await asyncio.to_thread(self._seal_folder, temporary, final, step, files)
-            old = await self._journal.commit_checkpoint(
-                row, self._keep, lambda: _put_in_place(temporary, final)
-            )
+            written = await ranks.begin_checkpoint(temporary)
         except (OSError, RankError) as error:
-            await asyncio.to_thread(shutil.rmtree, temporary, ignore_errors=True)
-            problem = f"the checkpoint of step {step} cannot be written to {self.folder}: {error}"
-            self._journal.incidents.report_incident("checkpoint_failed", problem, str(final))
-            raise CheckpointWriteError(
-                f"{problem}\nThe checkpoints before it are intact: resume the run when this is"
-                " mended"
-            ) from error
-        for directory in old:
-            await asyncio.to_thread(_remove_folder, self._local_folder(directory))
-        return row
+            raise await self._give_up(temporary, step, error) from error
+        self._saving = asyncio.create_task(self._complete_save(written, temporary, step, began))
+        self._saving.add_done_callback(self._note_end)
+
+    async def finish_save(self) -> None:
+        """Wait until the checkpoint that was begun is the newest, and old ones are removed.
+
+        Raises CheckpointWriteError when the disk refuses: then nothing has changed, and nothing
+        of the attempt remains."""
+        if self._saving is not None:
+            await asyncio.wait({self._saving})
+            self._saving.result()
+
+    async def wait_until_failed(self) -> None:
+        """Wait until a checkpoint cannot be written; then raise CheckpointWriteError."""
+        await self._failed.wait()
+        await self.finish_save()
+
+    async def close(self) -> None:
+        """Give up what is not finished; the next start removes what remains of it."""
+        if self._saving is not None:
+            await cancel_tasks((self._saving,))
+
+    def metrics(self) -> dict[str, float]:
+        """Return the metrics of the checkpoints finished since the last call."""
+        metrics, self._metrics = self._metrics, {}
+        return metrics
 
     async def find_newest(self) -> CheckpointRow | None:
         """Return the newest intact checkpoint; None when there is none.
@@ -96,6 +117,39 @@ class Checkpoints:
                 await self._journal.forget_checkpoints(damaged)
                 return row
         return None
+
+    async def _complete_save(
+        self, written: Awaitable[CheckpointFiles], temporary: Path, step: int, began: float
+    ) -> None:
+        final = self.folder / f"step-{step:06d}"
+        try:
+            files = await written
+            row = await asyncio.to_thread(self._seal_folder, temporary, final, step, files)
+            old = await self._journal.commit_checkpoint(
+                row, self._keep, lambda: _put_in_place(temporary, final)
+            )
+        except (OSError, RankError) as error:
+            raise await self._give_up(temporary, step, error) from error
+        for directory in old:
+            await asyncio.to_thread(_remove_folder, self._local_folder(directory))
+        self._metrics["timing/checkpoint_write"] = time.monotonic() - began
+        await self._take_note(row)
+
+    async def _take_note(self, row: CheckpointRow) -> None:
+        """Do what follows from a new checkpoint."""
+
+    async def _give_up(self, temporary: Path, step: int, error: Exception) -> CheckpointWriteError:
+        await asyncio.to_thread(shutil.rmtree, temporary, ignore_errors=True)
+        problem = f"the checkpoint of step {step} cannot be written to {self.folder}: {error}"
+        final = self.folder / f"step-{step:06d}"
+        self._journal.incidents.report_incident("checkpoint_failed", problem, str(final))
+        return CheckpointWriteError(
+            f"{problem}\nThe checkpoints before it are intact: resume the run when this is mended"
+        )
+
+    def _note_end(self, saving: asyncio.Task[None]) -> None:
+        if not saving.cancelled() and saving.exception() is not None:
+            self._failed.set()
 
     def _seal_folder(
         self, temporary: Path, final: Path, step: int, files: CheckpointFiles
@@ -133,8 +187,7 @@ class Checkpoints:
 def _put_in_place(temporary: Path, final: Path) -> None:
     """Rename a finished folder to its final name.
 
-    A folder that is already there was never committed, or is damaged: `save_step` runs once per
-    step."""
+    A folder that is already there was never committed, or is damaged: each step is saved once."""
     _remove_folder(final)
     os.rename(temporary, final)
     sync_path(final.parent)

@@ -1,13 +1,15 @@
 """Export of a checkpoint as a model folder in Hugging Face's format, for transformers and vLLM.
 
-The weights are rounded to the dtype that the run was served in; the configuration is the run's
-own, including its rope scaling; a head that shares the embedding's weights is stored once.
+The parts of all ranks are joined, one tensor after the other. The weights are rounded to the dtype
+that the run was served in; the configuration is the run's own, including its rope scaling; a head
+that shares the embedding's weights is stored once.
 Adapters are merged into the model that they belong to; `export_adapters` leaves them by themselves,
 for PEFT. `SHA256SUMS` lists all files: `sha256sum -c SHA256SUMS` checks them."""
 
 import asyncio
 import fnmatch
 import json
+import math
 import os
 import shutil
 from collections.abc import Callable, Generator, Mapping
@@ -20,13 +22,17 @@ import numpy as np
 from services.common.durable_files import sha256_of, sync_path, write_durably
 from services.common.log import get_logger
 from services.common.spec import PolicyConfig
-from services.learner.checkpoints.merged_model import ADAPTERS, write_merged_model
+from services.learner.checkpoints.merged_model import ADAPTER_CONFIG, write_merged_model
 from services.learner.checkpoints.number_formats import SERVED_DTYPES, to_bfloat16
-from services.learner.checkpoints.tensor_files import ITEM_BYTES, TensorSpan, read_header
+from services.learner.checkpoints.tensor_files import ITEM_BYTES, TensorSpan
+from services.learner.checkpoints.tensor_parts import ADAPTERS, find_tensors
+from services.learner.checkpoints.tensor_parts import MODEL as TRAINED
 from services.learner.journal.store import Journal
 
 SUMS = "SHA256SUMS"
 MODEL, CONFIG, GENERATION = "model.safetensors", "config.json", "generation_config.json"
+# PEFT's name for the tensors of adapters.
+ADAPTER_FILE = "adapter_model.safetensors"
 # What a model folder has beside weights and configuration: tokenizer, chat template, processors.
 ASSETS = (
     "tokenizer.json",
@@ -64,7 +70,7 @@ def export_model(checkpoint: Path, assets: Path, policy: PolicyConfig, out: Path
         if has_adapters(checkpoint):
             write_merged_model(checkpoint, assets, partial / MODEL, policy.dtype)
         else:
-            _write_model(checkpoint / MODEL, partial / MODEL, policy.dtype)
+            _write_tensors(checkpoint, TRAINED, partial / MODEL, policy.dtype)
         _write_config(checkpoint / CONFIG, partial / CONFIG, policy.dtype)
         _copy_assets(assets, partial, code=policy.trust_remote_code)
         if not (partial / GENERATION).exists():
@@ -80,14 +86,14 @@ def export_adapters(checkpoint: Path, assets: Path, out: Path) -> None:
             " it without --adapters"
         )
     with _replacing(checkpoint, out) as partial:
-        for name in ADAPTERS:
-            write_durably(partial / name, (checkpoint / name).read_bytes())
+        _write_tensors(checkpoint, ADAPTERS, partial / ADAPTER_FILE, "float32")
+        write_durably(partial / ADAPTER_CONFIG, (checkpoint / ADAPTER_CONFIG).read_bytes())
         _copy_assets(assets, partial, code=False)
 
 
 def has_adapters(checkpoint: Path) -> bool:
     """Return True for a checkpoint of adapters alone."""
-    return (checkpoint / ADAPTERS[0]).exists()
+    return (checkpoint / ADAPTER_CONFIG).exists()
 
 
 @contextmanager
@@ -121,28 +127,29 @@ async def export_newest(
     _log.info("exported", step=rows[0].step, folder=str(run_dir / "model"))
 
 
-def _write_model(source: Path, target: Path, dtype: str) -> None:
-    spans = read_header(source)
-    header, kind = {}, SERVED_DTYPES[dtype]
+def _write_tensors(checkpoint: Path, group: str, target: Path, dtype: str) -> None:
+    tensors, kind = find_tensors(checkpoint, group), SERVED_DTYPES[dtype]
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     at = 0
-    for name, span in spans.items():
-        stored = kind if span.dtype == "F32" else span.dtype
-        size = (span.end - span.begin) // ITEM_BYTES[span.dtype] * ITEM_BYTES[stored]
-        header[name] = {"dtype": stored, "shape": span.shape, "data_offsets": [at, at + size]}
+    for name, tensor in tensors.items():
+        stored = kind if tensor.dtype == "F32" else tensor.dtype
+        size = math.prod(tensor.shape) * ITEM_BYTES[stored]
+        header[name] = {"dtype": stored, "shape": tensor.shape, "data_offsets": [at, at + size]}
         at += size
-    text = json.dumps({"__metadata__": {"format": "pt"}, **header}).encode()
+    text = json.dumps(header).encode()
     # Data begins at a multiple of 8 bytes.
     text += b" " * (-len(text) % 8)
-    with source.open("rb") as read, target.open("wb") as write:
+    with target.open("wb") as write:
         write.write(len(text).to_bytes(8, "little") + text)
-        for span in spans.values():
-            _copy_tensor(read, write, span, kind)
+        for part in (part for tensor in tensors.values() for part in tensor.parts):
+            with part.path.open("rb") as read:
+                _copy_part(read, write, part.span, kind)
         write.flush()
         os.fsync(write.fileno())
 
 
-def _copy_tensor(read: BinaryIO, write: BinaryIO, span: TensorSpan, kind: str) -> None:
-    """Copy one tensor, in pieces."""
+def _copy_part(read: BinaryIO, write: BinaryIO, span: TensorSpan, kind: str) -> None:
+    """Copy one part of a tensor, in pieces."""
     rounded = span.dtype == "F32" and kind == "BF16"
     read.seek(span.begin)
     left = span.end - span.begin

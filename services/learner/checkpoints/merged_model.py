@@ -4,9 +4,9 @@ Computed as the ranks compute it (`rank/merged_linear.py`): base, A and B in the
 base + scale * B A in float32, rounded once. One tensor is held at a time."""
 
 import json
+import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -19,44 +19,27 @@ from services.learner.checkpoints.number_formats import (
     encode_numbers,
     round_numbers,
 )
-from services.learner.checkpoints.tensor_files import (
-    ITEM_BYTES,
-    TensorFileError,
-    TensorSpan,
-    read_header,
+from services.learner.checkpoints.tensor_files import ITEM_BYTES, TensorFileError, read_header
+from services.learner.checkpoints.tensor_parts import (
+    ADAPTERS,
+    SplitTensor,
+    TensorPart,
+    find_tensors,
 )
 
-# The adapters, and PEFT's configuration of them.
-ADAPTERS = ("adapter_model.safetensors", "adapter_config.json")
+# PEFT's configuration of the adapters.
+ADAPTER_CONFIG = "adapter_config.json"
 _HEAD = "lm_head.weight"
 _PREFIX = "base_model.model."
 _FLOATS = ("F64", "F32", "F16", "BF16")
-
-
-@dataclass(frozen=True, slots=True)
-class _SavedTensor:
-    """A tensor in a file."""
-
-    path: Path
-    span: TensorSpan
-
-    def read(self) -> bytes:
-        with self.path.open("rb") as file:
-            file.seek(self.span.begin)
-            return file.read(self.span.end - self.span.begin)
-
-    def numbers(self, kind: str) -> NDArray[np.float32]:
-        """Return its numbers, in its shape, as they are in a format."""
-        values = decode_numbers(self.read(), self.span.dtype)
-        return round_numbers(values, kind).reshape(self.span.shape)
 
 
 def write_merged_model(checkpoint: Path, base: Path, target: Path, dtype: str) -> None:
     """Write the weights of a checkpoint of adapters, and of the model in `base` under them.
 
     Raises ValueError where the files of the model have other names for the layers."""
-    kind, adapters = SERVED_DTYPES[dtype], _read_tensors(checkpoint / ADAPTERS[0])
-    scale = _read_scale(checkpoint / ADAPTERS[1])
+    kind, adapters = SERVED_DTYPES[dtype], find_tensors(checkpoint, ADAPTERS)
+    scale = _read_scale(checkpoint / ADAPTER_CONFIG)
     saved = _base_tensors(base)
     if _is_tied(checkpoint / "config.json"):
         saved.pop(_HEAD, None)
@@ -79,31 +62,33 @@ def write_merged_model(checkpoint: Path, base: Path, target: Path, dtype: str) -
         os.fsync(write.fileno())
 
 
-def _merge(
-    base: _SavedTensor, down: _SavedTensor, up: _SavedTensor, scale: float, kind: str
-) -> bytes:
-    whole = base.numbers(kind)
-    change = (up.numbers(kind) @ down.numbers(kind)) * np.float32(scale)
+def _merge(base: SplitTensor, down: SplitTensor, up: SplitTensor, scale: float, kind: str) -> bytes:
+    whole = _numbers(base, kind)
+    change = (_numbers(up, kind) @ _numbers(down, kind)) * np.float32(scale)
     return encode_numbers(np.where(change == 0, whole, whole + change), kind)
 
 
-def _converted(tensor: _SavedTensor, kind: str) -> bytes:
+def _numbers(tensor: SplitTensor, kind: str) -> NDArray[np.float32]:
+    """Return a tensor's numbers, in its shape, as they are in a format."""
+    values = decode_numbers(tensor.read(), tensor.dtype)
+    return round_numbers(values, kind).reshape(tensor.shape)
+
+
+def _converted(tensor: SplitTensor, kind: str) -> bytes:
     """Return the tensor's bytes in the format; those of no floating-point numbers as they are."""
-    data, own = tensor.read(), tensor.span.dtype
+    data, own = tensor.read(), tensor.dtype
     if own == kind or own not in _FLOATS:
         return data
     return encode_numbers(decode_numbers(data, own), kind)
 
 
-def _write_header(write: BinaryIO, saved: Mapping[str, _SavedTensor], kind: str) -> None:
+def _write_header(write: BinaryIO, saved: Mapping[str, SplitTensor], kind: str) -> None:
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     at = 0
     for name, tensor in saved.items():
-        own = tensor.span.dtype
-        stored = kind if own in _FLOATS else own
-        size = (tensor.span.end - tensor.span.begin) // ITEM_BYTES[own] * ITEM_BYTES[stored]
-        shape = list(tensor.span.shape)
-        header[name] = {"dtype": stored, "shape": shape, "data_offsets": [at, at + size]}
+        stored = kind if tensor.dtype in _FLOATS else tensor.dtype
+        size = math.prod(tensor.shape) * ITEM_BYTES[stored]
+        header[name] = {"dtype": stored, "shape": tensor.shape, "data_offsets": [at, at + size]}
         at += size
     text = json.dumps(header).encode()
     # Data begins at a multiple of 8 bytes.
@@ -111,15 +96,18 @@ def _write_header(write: BinaryIO, saved: Mapping[str, _SavedTensor], kind: str)
     write.write(len(text).to_bytes(8, "little") + text)
 
 
-def _base_tensors(folder: Path) -> dict[str, _SavedTensor]:
+def _base_tensors(folder: Path) -> dict[str, SplitTensor]:
     paths = sorted(folder.glob("*.safetensors"))
     if not paths:
         raise TensorFileError(f"{folder} has no *.safetensors to merge adapters into")
     return {name: tensor for path in paths for name, tensor in _read_tensors(path).items()}
 
 
-def _read_tensors(path: Path) -> dict[str, _SavedTensor]:
-    return {name: _SavedTensor(path, span) for name, span in read_header(path).items()}
+def _read_tensors(path: Path) -> dict[str, SplitTensor]:
+    return {
+        name: SplitTensor(span.dtype, span.shape, [TensorPart(path, span, 0)])
+        for name, span in read_header(path).items()
+    }
 
 
 def _read_scale(path: Path) -> float:

@@ -16,7 +16,6 @@ from typing import TypeVar
 
 from services.common.durable_files import sha256_of, sync_path
 from services.common.log import get_logger
-from services.learner.checkpoints.export import MODEL
 from services.learner.checkpoints.remote_layout import (
     JOURNAL,
     MANIFESTS,
@@ -36,7 +35,7 @@ from services.learner.checkpoints.remote_layout import (
 )
 from services.learner.checkpoints.remote_repair import Restored, cut_metrics, mend_journal
 from services.learner.checkpoints.remote_upload import read_markers, retry_request, sleep
-from services.learner.checkpoints.tensor_files import TensorFileError, check_dtype, read_header
+from services.learner.checkpoints.tensor_files import TensorFileError, check_dtype
 from services.learner.journal.schema import SCHEMA_VERSION
 from services.learner.ports import RemoteStore, RemoteStoreRefusedError
 
@@ -182,12 +181,10 @@ def _download(store: RemoteStore, source: str, target: Path, file: RemoteFile) -
 
 
 def _check_tensors(folder: Path) -> None:
-    """Check the tensor files before they are mapped; a checkpoint's master weights are float32."""
+    """Check the tensor files before they are mapped: master weights and moments are float32."""
     try:
         for path in sorted(folder.rglob("*.safetensors")):
-            read_header(path)
-        if (folder / MODEL).exists():
-            check_dtype(folder / MODEL, "F32")
+            check_dtype(path, "F32")
     except TensorFileError as error:
         raise _DamagedError(str(error)) from error
 

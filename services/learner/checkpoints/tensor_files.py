@@ -30,6 +30,7 @@ ITEM_BYTES: Mapping[str, int] = {
     "BOOL": 1,
 }
 _LENGTH_BYTES = 8
+_METADATA = "__metadata__"
 
 
 class TensorFileError(ValueError):
@@ -50,6 +51,24 @@ def read_header(path: Path) -> dict[str, TensorSpan]:
     """Return the tensors of a file, in the order of their data. Raises TensorFileError.
 
     Only the header is read, and only when its length is plausible."""
+    header, base, size = _read_json_header(path)
+    named = [(n, _parse_span(path, n, e, base)) for n, e in header.items() if n != _METADATA]
+    spans = dict(sorted(named, key=lambda item: (item[1].begin, item[1].end)))
+    _check_layout(path, spans, base, size)
+    return spans
+
+
+def read_metadata(path: Path) -> Mapping[str, Any]:
+    """Return the texts that a file's header has beside its tensors. Raises TensorFileError."""
+    header, _, _ = _read_json_header(path)
+    found = header.get(_METADATA, {})
+    if not isinstance(found, dict):
+        raise TensorFileError(f"{path}: not safetensors: its {_METADATA} is no JSON object")
+    return found
+
+
+def _read_json_header(path: Path) -> tuple[dict[str, Any], int, int]:
+    """Return a file's header, where its data begins, and its size."""
     try:
         size = path.stat().st_size
         with path.open("rb") as file:
@@ -66,11 +85,7 @@ def read_header(path: Path) -> dict[str, TensorSpan]:
         raise TensorFileError(f"{path}: not safetensors: its header is no JSON: {error}") from error
     if not isinstance(header, dict):
         raise TensorFileError(f"{path}: not safetensors: its header is no JSON object")
-    base = _LENGTH_BYTES + length
-    named = [(n, _parse_span(path, n, e, base)) for n, e in header.items() if n != "__metadata__"]
-    spans = dict(sorted(named, key=lambda item: (item[1].begin, item[1].end)))
-    _check_layout(path, spans, base, size)
-    return spans
+    return header, _LENGTH_BYTES + length, size
 
 
 def check_dtype(path: Path, dtype: str) -> None:

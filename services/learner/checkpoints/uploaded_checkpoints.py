@@ -6,7 +6,6 @@ from services.learner.checkpoints.checkpoint_folders import Checkpoints
 from services.learner.checkpoints.uploads import CheckpointUploads
 from services.learner.journal.schema import CheckpointRow
 from services.learner.journal.store import Journal
-from services.learner.ports import Ranks
 
 
 class UploadedCheckpoints(Checkpoints):
@@ -25,11 +24,13 @@ class UploadedCheckpoints(Checkpoints):
         super().__init__(run_dir, journal, run_id=run_id, run_epoch=run_epoch, keep=keep)
         self._uploads = uploads
 
-    async def save_step(self, ranks: Ranks, step: int) -> CheckpointRow:
-        """Save to the folder like the base class, and queue the upload."""
-        row = await super().save_step(ranks, step)
+    def metrics(self) -> dict[str, float]:
+        """Return the metrics of checkpoints and uploads that ended since the last call."""
+        return {**super().metrics(), **self._uploads.metrics()}
+
+    async def _take_note(self, row: CheckpointRow) -> None:
+        """Queue the upload."""
         await self._uploads.offer(row)
-        return row
 
     async def find_newest(self) -> CheckpointRow | None:
         """Find the newest checkpoint like the base class, and queue it: the end of the last start

@@ -10,6 +10,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import BinaryIO
 
 from services.common.printable_text import say
@@ -18,6 +19,7 @@ from services.learner.ranks import protocol
 ORPHANED_EXIT_CODE = 3
 
 Inbox = queue.SimpleQueue[protocol.Message]
+Result = protocol.Message | Future[protocol.Message]
 
 
 def main() -> None:
@@ -32,9 +34,9 @@ def main() -> None:
         target=_read_commands, args=(commands, inbox, dispatcher.close), daemon=True
     )
     listener.start()
+    channel = AnswerChannel(answers)
     while (message := inbox.get())["command"] != "close":
-        answers.write(protocol.encode_frame(_answer_message(dispatcher.answer_command, message)))
-        answers.flush()
+        channel.answer_message(dispatcher.answer_command, message)
     dispatcher.close()
     # The interpreter would spend a second on taking torch apart.
     os._exit(0)
@@ -61,15 +63,39 @@ def _read_commands(commands: BinaryIO, inbox: Inbox, cleanup: Callable[[], None]
     os._exit(ORPHANED_EXIT_CODE)
 
 
-def _answer_message(
-    handle: Callable[[protocol.Message], protocol.Message], message: protocol.Message
-) -> protocol.Message:
+class AnswerChannel:
+    """The way back to the parent, for the thread that works and for those that work beside it."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream = stream
+        self._turn = threading.Lock()
+
+    def answer_message(
+        self, handle: Callable[[protocol.Message], Result], message: protocol.Message
+    ) -> None:
+        """Handle a message and answer it: at once, or when the work that this began has ended."""
+        call = message["id"]
+        outcome = _outcome_of(lambda: handle(message))
+        begun = outcome.get("result")
+        if isinstance(begun, Future):
+            begun.add_done_callback(lambda ended: self._send(call, _outcome_of(ended.result)))
+        else:
+            self._send(call, outcome)
+
+    def _send(self, call: int, outcome: protocol.Message) -> None:
+        frame = protocol.encode_frame({"id": call, **outcome})
+        with self._turn:
+            self._stream.write(frame)
+            self._stream.flush()
+
+
+def _outcome_of(work: Callable[[], Result]) -> protocol.Message:
     try:
-        return {"id": message["id"], "result": handle(message)}
+        return {"result": work()}
     # The boundary of the process: whatever went wrong, the parent must hear of it.
     except Exception as error:  # noqa: BLE001
         say(traceback.format_exc(), end="", file=sys.stderr)
-        return {"id": message["id"], "error": f"{type(error).__name__}: {error}"}
+        return {"error": f"{type(error).__name__}: {error}"}
 
 
 if __name__ == "__main__":

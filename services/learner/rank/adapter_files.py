@@ -1,20 +1,16 @@
-"""Adapters on disk: what PEFT's `PeftModel.from_pretrained` loads, and the base they belong to."""
+"""Descriptions of adapters on disk: PEFT's configuration, and the base they belong to."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from services.common.spec import PolicyConfig
 from services.learner.rank.model import Policy
-from services.learner.rank.sharding import local_tensor, split_like
 from services.learner.rank.weight_slots import fingerprint_weights
 
-ADAPTER_FILE, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
+ADAPTER_CONFIG = "adapter_config.json"
 # Keys of PEFT's configuration that say what the adapters do.
 _MEANING = ("r", "lora_alpha", "target_modules")
 
@@ -68,19 +64,13 @@ def save_adapter_config(policy: Policy, base: BaseRecord, folder: Path) -> Seque
     return (ADAPTER_CONFIG,)
 
 
-@torch.no_grad()
-def load_adapter_values(policy: Policy, folder: Path, saved: Mapping[str, Tensor]) -> None:
-    """Give the policy's adapters saved values.
-
-    Raises ValueError, and OSError, for those of another configuration."""
+def check_adapter_config(policy: Policy, folder: Path) -> None:
+    """Raise ValueError, or OSError, for adapters of another configuration than the policy's."""
     own, written = _peft_config(policy), json.loads((folder / ADAPTER_CONFIG).read_text())
     for key in _MEANING:
         given = getattr(own, key)
         if written[key] != (sorted(given) if isinstance(given, set) else given):
             raise ValueError(_describe_other_setting(key, written[key], given))
-    for name, parameter in policy.saved_parameters().items():
-        whole = saved[name].to(parameter.device)
-        local_tensor(parameter).copy_(local_tensor(split_like(parameter, whole)))
 
 
 def _describe_other_setting(key: str, saved: object, given: object) -> str:

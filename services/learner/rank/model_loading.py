@@ -18,7 +18,9 @@ from services.learner.rank.split_loading import (
     has_all_tensors,
     make_empty_model,
     read_parts,
+    read_saved_model,
 )
+from services.learner.rank.tensor_shards import TensorShardError
 
 
 class ModelError(Exception):
@@ -30,10 +32,12 @@ def read_model(config: PolicyConfig, source: str | Path | None = None) -> PreTra
     place = str(source or config.model)
     try:
         settings, options = _read_settings(config, source)
+        if source is not None:
+            return read_saved_model(make_empty_model(settings, options), Path(source), None)
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             place, use_safetensors=True, output_loading_info=True, config=settings, **options
         )
-    except (OSError, ValueError, SafetensorError) as error:
+    except (OSError, ValueError, SafetensorError, TensorShardError) as error:
         raise ModelError(f"policy.model {place!r} cannot be loaded: {error}") from error
     model, loading = loaded
     if loading["missing_keys"]:
@@ -58,8 +62,10 @@ def read_split_model(
     place = str(source or config.model)
     try:
         settings, options = _read_settings(config, source)
-        files = find_tensor_files(_local_folder(place, options))
         model = make_empty_model(settings, options)
+        if source is not None:
+            return read_saved_model(model, Path(source), layout)
+        files = find_tensor_files(_local_folder(place, options))
         if not has_all_tensors(model, files):
             model = read_model(config, source)
             prepare(model)
@@ -67,7 +73,7 @@ def read_split_model(
         prepare(model)
         layout.split_module(model)
         read_parts(model, files, layout)
-    except (OSError, ValueError, SafetensorError) as error:
+    except (OSError, ValueError, SafetensorError, TensorShardError) as error:
         raise ModelError(f"policy.model {place!r} cannot be loaded: {error}") from error
     return model
 

@@ -137,9 +137,13 @@ class Optimizer:
         }
 
     def add_empty_state(self, names: Sequence[str]) -> None:
-        """Add zeros under names that `state_tensors` of another rank has, to be overwritten."""
+        """Add zeros under names that `state_tensors` of another rank has, to be overwritten.
+
+        Raises ValueError when they name parameters that this model does not have."""
         for key in names:
             kind, _, name = key.partition(".")
+            if name not in self._parameters:
+                raise ValueError(f"the optimizer state is of another model: it has {name!r}")
             master = self._masters[name]
             counts = torch.zeros((), dtype=torch.float32, device=master.device)
             self._adamw.state[master][kind] = counts if kind == "step" else torch.zeros_like(master)

@@ -1,7 +1,8 @@
 """A rank's setup message, and the models it builds from it."""
 
 import logging
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
@@ -19,7 +20,7 @@ from services.learner.rank.activation_checkpointing import (
     decoder_shape,
     enable_checkpointing,
 )
-from services.learner.rank.adapter_files import BaseRecord
+from services.learner.rank.adapter_files import BaseRecord, save_adapter_config
 from services.learner.rank.critic import Critic
 from services.learner.rank.data_parallel import RankPlacement, Replicas
 from services.learner.rank.lora import ADAPTER, CRITIC_ADAPTER
@@ -34,9 +35,10 @@ from services.learner.rank.optimizer import Optimizer
 from services.learner.rank.reference import BaseReference, ReferencePolicy
 from services.learner.rank.rendezvous_store import Store
 from services.learner.rank.sharding import ShardLayout, local_tensor
+from services.learner.rank.split_loading import MODEL, saved_tensors
 from services.learner.rank.trainer import Trainer
 
-CRITIC_STATE = "critic"
+CRITIC = "critic"
 # The rank's log is what its process prints.
 _log = logging.getLogger(__name__)
 
@@ -75,11 +77,31 @@ class RankModels:
     # What the policy's adapters belong to, if it has any.
     base: BaseRecord | None = None
 
-    def save_checkpoint(self, directory: Path, step: int) -> checkpoint.CheckpointFiles:
-        """Write a checkpoint of the state as of `step`."""
-        return checkpoint.save_checkpoint(
-            directory, self.policy, self.optimizer, step, self._other_states, self.base
-        )
+    @property
+    def state(self) -> dict[str, Mapping[str, Tensor]]:
+        """The tensors that a checkpoint keeps, by group."""
+        groups: dict[str, Mapping[str, Tensor]] = {
+            checkpoint.OPTIMIZER: self.optimizer.state_tensors()
+        }
+        if self.base is not None:
+            groups[checkpoint.ADAPTERS] = self.policy.saved_parameters()
+        else:
+            groups[MODEL] = saved_tensors(self.policy.model)
+        if self.critic is not None:
+            groups[CRITIC] = self.critic.state_tensors()
+        return groups
+
+    @property
+    def record(self) -> dict[str, object]:
+        """What a checkpoint's record says beside the step."""
+        return {} if self.base is None else {"base": asdict(self.base)}
+
+    def describe_state(self, directory: Path) -> list[str]:
+        """Write what a checkpoint needs beside tensors; return the names of the files."""
+        self.policy.config.save_pretrained(directory)
+        if self.base is None:
+            return [checkpoint.CONFIG_FILE]
+        return [checkpoint.CONFIG_FILE, *save_adapter_config(self.policy, self.base, directory)]
 
     def initial_fingerprint(self) -> bytes | None:
         """Return the fingerprint of the first policy, where it is still used: as the reference,
@@ -89,14 +111,6 @@ class RankModels:
         if self.base is not None:
             return bytes.fromhex(self.base.fingerprint)
         return self.reference.weights_fingerprint() if self.reference is not None else None
-
-    def join_checkpoint(self) -> None:
-        """Take part in the first rank's saving, where this one holds a part of the state."""
-        checkpoint.join_checkpoint(self.policy, self.optimizer, self._other_states)
-
-    @property
-    def _other_states(self) -> dict[str, dict[str, Tensor]]:
-        return {CRITIC_STATE: self.critic.state_tensors()} if self.critic is not None else {}
 
 
 def load_models(setup: RankSetup, store: Store | None = None) -> RankModels:
@@ -226,7 +240,7 @@ def _load_critic(
     if setup.algorithm.advantage != "gae":
         return None
     source = setup.checkpoint
-    state = checkpoint.load_extra_state(source, CRITIC_STATE) if source else {}
+    state = checkpoint.load_group(source, CRITIC) if source else {}
     if setup.place.spans_machines:
         state = initial_broadcast.broadcast_named(state, replicas)
     return Critic(

@@ -1,4 +1,6 @@
-"""Models of which each rank reads its own part from the files, so that no rank ever holds one."""
+"""Models that are built empty, and then filled from a checkpoint or from a model's files.
+
+Of a model that is split, each rank reads its own part, so that no rank ever holds one."""
 
 import json
 from collections.abc import Generator, Mapping
@@ -15,7 +17,9 @@ from transformers.initialization import no_init_weights
 
 from services.learner.rank.parameter_names import base_parameters
 from services.learner.rank.sharding import ShardLayout, local_slices, local_tensor
+from services.learner.rank.tensor_shards import ShardFolder
 
+MODEL = "model"
 _FILE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
@@ -27,6 +31,35 @@ def make_empty_model(settings: Any, options: Mapping[str, Any]) -> PreTrainedMod
     # Not above: what is registered there is never another module's.
     model.tie_weights()
     return model
+
+
+def saved_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Return what a model's files hold, each tensor once: parameters, and buffers with a state."""
+    states = model.state_dict().keys()
+    buffers = {name: buffer for name, buffer in model.named_buffers() if name in states}
+    return {**dict(model.named_parameters()), **buffers}
+
+
+def read_saved_model(
+    model: PreTrainedModel, checkpoint: Path, layout: ShardLayout | None
+) -> PreTrainedModel:
+    """Give an empty model memory, and what a checkpoint holds of it: with a layout, this rank's
+    part.
+
+    Raises TensorShardError."""
+    if layout is not None:
+        layout.split_module(model)
+    _allocate(model, layout)
+    ShardFolder(checkpoint).read_group(MODEL, saved_tensors(model))
+    return model
+
+
+def _allocate(model: Any, layout: ShardLayout | None) -> None:
+    home, device = (layout.home, layout.device) if layout else (torch.device("cpu"),) * 2
+    model._apply(lambda t: torch.empty_like(t, device=home) if t.is_meta else t.to(device))
+    if layout is None:
+        # They were one tensor, and have each got memory.
+        model.tie_weights()
 
 
 def find_tensor_files(folder: Path) -> dict[str, Path]:
@@ -52,9 +85,7 @@ def read_parts(model: Any, files: Mapping[str, Path], layout: ShardLayout) -> No
     """Give the parameters of a split empty model memory, and this rank's part of the files.
 
     Raises ValueError for a tensor of another shape."""
-    model._apply(
-        lambda t: torch.empty_like(t, device=layout.home) if t.is_meta else t.to(layout.device)
-    )
+    _allocate(model, layout)
     with ExitStack() as stack:
         opened: dict[Path, Any] = {}
         for name, parameter in base_parameters(model).items():

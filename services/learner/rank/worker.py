@@ -1,6 +1,7 @@
 """The rank's commands: start, train; of the first rank also host, publish, compare and save."""
 
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from pathlib import Path
 
 import torch
@@ -8,6 +9,7 @@ import torch
 from services.common.process_memory import peak_memory_bytes
 from services.learner.rank.batch_transfer import make_batch_source
 from services.learner.rank.burn_in import BurnIn
+from services.learner.rank.checkpoint_writer import CheckpointWriter
 from services.learner.rank.compare_command import CompareCommand
 from services.learner.rank.learning_rate import learning_rate
 from services.learner.rank.model import canary_token_ids, score_tokens
@@ -18,7 +20,9 @@ from services.learner.ranks import protocol
 from services.learner.ranks.comparison_codec import encode_comparison
 from services.learner.types import ModelInfo, Publication
 
-Command = Callable[[protocol.Message], protocol.Message]
+# A future is answered when it ends; meanwhile other commands are.
+CommandResult = protocol.Message | Future[protocol.Message]
+Command = Callable[[protocol.Message], CommandResult]
 
 
 class OutOfOrderError(Exception):
@@ -94,6 +98,22 @@ class PublishingRank(Rank):
             merge=policy.published_tensor,
         )
         self._comparing = CompareCommand(policy, self._slots, setup.policy, setup.rank)
+        index, record = setup.place.index, models.record
+        self._saving = CheckpointWriter(index, policy.device, models.describe_state, record)
+
+    @property
+    def commands(self) -> Mapping[str, Command]:
+        """See `Rank.commands`."""
+        return {**super().commands, "save": self.save_checkpoint, "saved": self.finish_checkpoint}
+
+    def save_checkpoint(self, message: protocol.Message) -> protocol.Message:
+        """Copy this rank's part of a checkpoint, and begin to write it."""
+        self._saving.begin_writing(Path(message["directory"]), self._models.state, self._step)
+        return {}
+
+    def finish_checkpoint(self, _: protocol.Message) -> Future[protocol.Message]:
+        """Answer when this rank's part of the newest checkpoint is written."""
+        return self._saving.when_written(protocol.encode_checkpoint)
 
 
 class FirstRank(PublishingRank):
@@ -106,7 +126,6 @@ class FirstRank(PublishingRank):
             **super().commands,
             "publish": self.publish_weights,
             "compare": self.compare_batch,
-            "save": self.save_checkpoint,
         }
 
     def publish_weights(self, message: protocol.Message) -> protocol.Message:
@@ -130,11 +149,6 @@ class FirstRank(PublishingRank):
         found = self._comparing.run_comparison(batch, self._step, diagnose=message["diagnose"])
         return encode_comparison(found)
 
-    def save_checkpoint(self, message: protocol.Message) -> protocol.Message:
-        """Write a checkpoint."""
-        files = self._models.save_checkpoint(Path(message["directory"]), self._step)
-        return protocol.encode_checkpoint(files)
-
     def close(self) -> None:
         """See `Rank.close`."""
         self._slots.unlink_slots()
@@ -153,7 +167,6 @@ class JoiningRank(PublishingRank):
             **super().commands,
             "publish": self.join_publication,
             "compare": self.join_comparison,
-            "save": self.join_checkpoint,
         }
 
     def join_publication(self, message: protocol.Message) -> protocol.Message:
@@ -170,11 +183,6 @@ class JoiningRank(PublishingRank):
         self._comparing.run_comparison(batch, self._step, diagnose=message["diagnose"])
         return {}
 
-    def join_checkpoint(self, _: protocol.Message) -> protocol.Message:
-        """Take part in `FirstRank.save_checkpoint`."""
-        self._models.join_checkpoint()
-        return {}
-
 
 class CommandDispatcher:
     """Answer messages; hold the rank from `start` on."""
@@ -188,7 +196,7 @@ class CommandDispatcher:
         if self._rank is not None:
             self._rank.close()
 
-    def answer_command(self, message: protocol.Message) -> protocol.Message:
+    def answer_command(self, message: protocol.Message) -> CommandResult:
         """Return the result of one command; raise whatever the command raises."""
         if message["command"] == "host":
             self._store, rendezvous = host_store(message["arguments"]["host"])

@@ -4,7 +4,7 @@ changes in its own way, so that any difference in what was trained, or in what o
 import asyncio
 import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import numpy as np
@@ -104,10 +104,13 @@ class FakeRanks:
             canary_logprobs=np.full(len(CANARY) - 1, -1.0, dtype=np.float32),
         )
 
-    async def save_checkpoint(self, directory: Path) -> CheckpointFiles:
+    async def begin_checkpoint(self, directory: Path) -> Awaitable[CheckpointFiles]:
         self._before("save")
         data = np.concatenate([np.array([self.step], dtype=np.uint64), self.parameters]).tobytes()
-        _write_synced(directory / "model.bin", data)
+        return asyncio.create_task(self._write_copy(directory, data))
+
+    async def _write_copy(self, directory: Path, data: bytes) -> CheckpointFiles:
+        await asyncio.to_thread(_write_synced, directory / "model.bin", data)
         self._before("saved")
         return CheckpointFiles(directory, {"model.bin": hashlib.sha256(data).hexdigest()})
 

@@ -2,7 +2,7 @@
 `ports.Ranks`."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -141,11 +141,12 @@ class LocalRanks:
         """See `ports.Ranks`."""
         return protocol.decode_publication(await self._call_first("publish", {"version": version}))
 
-    async def save_checkpoint(self, directory: Path) -> CheckpointFiles:
-        """See `ports.Ranks`."""
-        return protocol.decode_checkpoint(
-            await self._call_first("save", {"directory": str(directory)})
-        )
+    async def begin_checkpoint(self, directory: Path) -> Awaitable[CheckpointFiles]:
+        """See `ports.Ranks`. Every rank that holds parts of its own copies and writes them."""
+        await self._call_first("save", {"directory": str(directory)})
+        # Not in turn: other commands are answered meanwhile.
+        written = [rank.send_command("saved", {}) for rank in self._all_ranks[: self._first_count]]
+        return asyncio.create_task(_collect_files(directory, written))
 
     async def close(self) -> None:
         """See `ports.Ranks`. May be called again, and in any state."""
@@ -168,6 +169,11 @@ class LocalRanks:
     @property
     def _rank_count(self) -> int:
         return self._local_count + self._rendezvous.remote_rank_count
+
+    @property
+    def _first_count(self) -> int:
+        """The number of ranks that have all of the parameters together."""
+        return self._local_count if self._config.rank.shard else 1
 
     def _setup_message(
         self, checkpoint: Path | None, index: int, rendezvous: str
@@ -203,8 +209,7 @@ class LocalRanks:
     async def _call_first(self, command: str, arguments: Mapping[str, Any]) -> protocol.Message:
         """Return the first rank's answer to a command for it alone, or for all of this machine
         where each has a part of the parameters. Raises RankError."""
-        count = self._local_count if self._config.rank.shard else 1
-        return (await self._call_ranks(command, [arguments] * count))[0]
+        return (await self._call_ranks(command, [arguments] * self._first_count))[0]
 
     async def _call_ranks(
         self, command: str, arguments: Sequence[Mapping[str, Any]]
@@ -241,3 +246,16 @@ class LocalRanks:
         # That one died is why others could not go on.
         failed.sort(key=lambda pair: not pair[0].has_ended)
         raise failed[0][1]
+
+
+async def _collect_files(directory: Path, written: Sequence[Answer]) -> CheckpointFiles:
+    """Wait until every rank has written its files, or failed to: none writes any more.
+
+    Raises the first one's RankError."""
+    said = await asyncio.gather(*written, return_exceptions=True)
+    sha256: dict[str, str] = {}
+    for answer in said:
+        if isinstance(answer, BaseException):
+            raise answer
+        sha256 |= protocol.decode_checkpoint(answer).sha256
+    return CheckpointFiles(directory, sha256)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from services.common.runtime import Runtime
 from services.learner.alarms.alarms import Alarms
+from services.learner.checkpoints.checkpoint_folders import Checkpoints
 from services.learner.checkpoints.uploaded_checkpoints import UploadedCheckpoints
 from services.learner.checkpoints.uploads import CheckpointUploads
 from services.learner.config.learner import LearnerConfig
@@ -37,6 +38,7 @@ class RunState:
     guard: MismatchGuard
     alarms: Alarms
     status: LearnerStatus
+    checkpoints: Checkpoints
     uploads: CheckpointUploads
 
 
@@ -56,7 +58,15 @@ async def build_run_state(
     guard = await load_guard(config, policy, vendors.ranks, journal, runtime.run_dir, epoch)
     alarms = await _build_alarms(runtime, vendors, journal)
     status = LearnerStatus(total_steps=config.steps, flags=lambda: alarms.metrics)
-    return RunState(journal, dispatcher, broadcast, guard, alarms, status, uploads)
+    checkpoints = UploadedCheckpoints(
+        uploads,
+        runtime.run_dir,
+        journal,
+        run_id=runtime.run_id,
+        run_epoch=epoch,
+        keep=config.checkpoint.keep,
+    )
+    return RunState(journal, dispatcher, broadcast, guard, alarms, status, checkpoints, uploads)
 
 
 async def build_train_loop(
@@ -70,10 +80,9 @@ async def build_train_loop(
     tracked = await load_tracked_run(journal)
     await asyncio.to_thread(vendors.tracker.open_run, tracked)
     clock = await load_clock(journal)
-    checkpoints = _build_checkpoints(runtime, state)
     sinks = ResultSinks(vendors.tracker, state.alarms, state.status)
     stages = LoopStages(
-        trainer=StepTrainer(vendors.ranks, checkpoints, journal, dispatcher),
+        trainer=StepTrainer(vendors.ranks, state.checkpoints, journal, dispatcher),
         publisher=PolicyPublisher(
             config, dispatcher, state.broadcast, state.guard, journal, vendors.snapshots
         ),
@@ -86,23 +95,12 @@ async def build_train_loop(
             sinks,
             clock,
             tracked,
-            upload_metrics=state.uploads.metrics,
+            checkpoint_metrics=state.checkpoints.metrics,
             launcher_metrics=lambda: runtime.launcher_metrics,
         ),
         summary=RunSummary(runtime.run_dir, runtime.shared.seed, clock, journal),
     )
     return TrainLoop(config, dispatcher, stages, state.status, runtime.watchdog, runtime.drain)
-
-
-def _build_checkpoints(runtime: Runtime[LearnerConfig], state: RunState) -> UploadedCheckpoints:
-    return UploadedCheckpoints(
-        state.uploads,
-        runtime.run_dir,
-        state.journal,
-        run_id=runtime.run_id,
-        run_epoch=state.dispatcher.run_epoch,
-        keep=runtime.config.checkpoint.keep,
-    )
 
 
 async def _build_alarms(

@@ -45,7 +45,7 @@ class StepRecorder:
         clock: RunClock,
         tracked: TrackedRun,
         *,
-        upload_metrics: Callable[[], Mapping[str, float]],
+        checkpoint_metrics: Callable[[], Mapping[str, float]],
         launcher_metrics: Callable[[], Mapping[str, float]],
     ) -> None:
         """Create it; `launcher_metrics` are what the launcher tells of the run: its costs."""
@@ -55,7 +55,7 @@ class StepRecorder:
         self._clock = clock
         self._tracker_id = tracked.tracker_id
         self._logged_step = tracked.logged_step
-        self._upload_metrics = upload_metrics
+        self._checkpoint_metrics = checkpoint_metrics
         self._launcher_metrics = launcher_metrics
         self._metrics = StepMetrics(dispatcher)
 
@@ -81,7 +81,7 @@ class StepRecorder:
         times = step_times(batch, stages, whole, sync)
         metrics = self._metrics.compute_metrics(batch, base, times, counters)
         metrics.update(_rank_metrics(result))
-        metrics.update(self._upload_metrics())
+        metrics.update(self._checkpoint_metrics())
         first = self._clock.to_first_step
         metrics["timing/to_first_step"] = first if first is not None else 0.0
         sinks.alarms.judge_step(step_facts(base + 1, batch, metrics, counters))

@@ -88,12 +88,16 @@ class StepTrainer:
         """Write the weights of this version, ready to be announced."""
         return await self._ranks.publish_weights(self.version)
 
-    async def save_checkpoint(self) -> None:
-        """Save the ranks' state as the checkpoint of this version."""
-        await self._checkpoints.save_step(self._ranks, self.version)
+    async def begin_checkpoint(self) -> None:
+        """Copy the ranks' state, which becomes the checkpoint of this version beside training."""
+        await self._checkpoints.begin_save(self._ranks, self.version)
         self._saved_step = self.version
+
+    async def finish_checkpoint(self) -> None:
+        """Wait until the checkpoint that was begun last, if any, is the newest."""
+        await self._checkpoints.finish_save()
 
     @property
     def is_saved(self) -> bool:
-        """True if the newest checkpoint is of this version."""
+        """True if the newest checkpoint is of this version, or will be."""
         return self._saved_step >= self.version

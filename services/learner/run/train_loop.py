@@ -152,7 +152,7 @@ class TrainLoop:
         with self._watchdog.stage("compare"):
             ruling = await self._guard.before_step(batch, self._trainer.version)
         if ruling.stop:
-            await self._save_if_new()
+            await self._finish_saving()
             raise ruling.stop
         return ruling
 
@@ -175,7 +175,7 @@ class TrainLoop:
                 return False
         await self._publish_policy(batch)
         if is_checkpoint_due(self._trainer.version, self._config.checkpoint):
-            await self._save_checkpoint()
+            await self._begin_checkpoint()
         lap = self._stopwatch.end_lap()
         await self._recorder.record_step(batch, result, lap, sync, base=base)
         await self._begin_eval()
@@ -190,16 +190,19 @@ class TrainLoop:
             publication = await self._trainer.write_weights()
         self._status.policy = await self._publisher.publish_policy(publication, batch, train=train)
 
-    async def _save_checkpoint(self) -> None:
+    async def _begin_checkpoint(self) -> None:
         with self._stopwatch.time_stage("checkpoint"), self._watchdog.stage("checkpoint"):
-            await self._trainer.save_checkpoint()
+            await self._trainer.begin_checkpoint()
 
-    async def _save_if_new(self) -> None:
+    async def _finish_saving(self) -> None:
+        """Save this version unless it is saved, and wait until the checkpoint counts."""
         if not self._trainer.is_saved:
-            await self._save_checkpoint()
+            await self._begin_checkpoint()
+        with self._watchdog.stage("checkpoint"):
+            await self._trainer.finish_checkpoint()
 
     async def _finish_run(self) -> bool:
-        await self._save_if_new()
+        await self._finish_saving()
         if not await self._evals.wait_at_most(self._config.eval.hold_s, self._drain):
             return await self._stop_early()
         if self._evals.is_due("after", self._trainer.version):
@@ -229,7 +232,8 @@ class TrainLoop:
         self._status.enter_phase(Phase.DRAINING)
         await self._evals.cancel_running()
         if save and self._config.mode == "train":
-            await self._save_if_new()
+            await self._finish_saving()
+        await self._trainer.finish_checkpoint()
         await self._write_summary()
         return False
 

@@ -1,7 +1,7 @@
 """Manifest of a checkpoint folder: `manifest.json`, which names and hashes its files.
 
-    {"format": 1, "run_id": "demo-20260101-120000", "run_epoch": 2, "step": 40,
-     "files": {"model.safetensors": {"sha256": "...", "bytes": 1234}, ...}}
+    {"format": 2, "run_id": "demo-20260101-120000", "run_epoch": 2, "step": 40,
+     "files": {"rank.json": {"sha256": "...", "bytes": 1234}, ...}}
 
 `files` holds every file of the folder but the manifest itself. A folder is intact when each of
 them has the size and SHA-256 that the manifest lists. Files are safetensors and JSON only."""
@@ -18,7 +18,8 @@ from services.common.durable_files import sha256_of, write_durably
 from services.common.errors import ConfigError
 
 MANIFEST = "manifest.json"
-FORMAT = 1
+# Of the folder: 1 had one file for the model and one for the optimizer, 2 has those of all ranks.
+FORMAT = 2
 # What a file system gives a file, and Linux a path.
 _NAME_BYTES, _PATH_BYTES = 255, 2048
 # What JSON of any other shape leads to, a number without an end and 100,000 brackets included.

@@ -17,6 +17,7 @@ from services.learner.journal.trajectory_tables import trajectories_of
 from services.learner.tracking.adapters.jsonl import JsonlTracker
 from tests.faults.killer import Killer
 from tests.faults.kills.ranks import SmallRanks
+from tests.support.checkpoints import save_ranks
 from tests.support.learner import TOKENIZER, make_config, make_runtime
 from tests.support.rank_configs import policy_config
 
@@ -80,7 +81,7 @@ async def replay(folder: Path, model: Path) -> None:
             attempts, damaged = trajectories_of(db, plan.attempts)
             assert not damaged
             await ranks.train_step(build_train_batch(plan.step, attempts, plan.settings))
-        await ranks.save_checkpoint(folder / "replayed")
+        await save_ranks(ranks, folder / "replayed")
 
 
 def keep_payloads(run_dir: Path) -> None:

@@ -11,9 +11,11 @@ from pathlib import Path
 from services.learner.journal.audit import audit_journal
 from services.learner.journal.store import JOURNAL_FILE
 from tests.faults.harness import LEARNER, RANK, FaultRun, spec, write_tasks
-from tests.faults.kills.killed_run import TENSORS, Verdict
+from tests.faults.kills.killed_run import Verdict
 from tests.faults.replay import replayed
 from tests.faults.small_policy import write_policy
+from tests.support.checkpoints import saved_state
+from tests.support.tiny_ranks import same_bits
 
 STEPS = 6
 KILLS = 3
@@ -67,5 +69,5 @@ class FullRun:
             books = audit_journal(db)
         final = run.folder / "checkpoints" / f"step-{STEPS:06d}"
         again = await replayed(run, self._folder)
-        equal = all((final / n).read_bytes() == (again / n).read_bytes() for n in TENSORS)
+        equal = same_bits(saved_state(final), saved_state(again))
         return Verdict(len(books.unknown), len(books.twice), equal, books)

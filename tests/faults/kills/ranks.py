@@ -3,8 +3,9 @@
 `kill -9` of the process so hits the training step and every write of a checkpoint too.
 """
 
+import asyncio
 import hashlib
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +16,10 @@ from services.learner.config.algorithm import AlgorithmConfig
 from services.learner.config.learner import OptimizerConfig
 from services.learner.config.rank import RankConfig
 from services.learner.rank import checkpoint as files
+from services.learner.rank.checkpoint_writer import CheckpointWriter
 from services.learner.rank.model import load_policy
 from services.learner.rank.optimizer import Optimizer
+from services.learner.rank.split_loading import MODEL
 from services.learner.rank.trainer import Trainer
 from services.learner.ranks.fake import FakeRanks
 from services.learner.types import CheckpointFiles, ModelInfo, StepResult, TrainBatch
@@ -50,6 +53,7 @@ class SmallRanks(FakeRanks):
         self._optimizer = Optimizer(policy.named_parameters(), OptimizerConfig(lr=LR))
         if checkpoint:
             files.load_optimizer(checkpoint, self._optimizer)
+        self._writer = CheckpointWriter(0, policy.device, self._describe)
         self._trainer = Trainer(policy, self._optimizer, AlgorithmConfig(), RANK)
         self._summarise()
         count = sum(p.numel() for p in policy.named_parameters().values())
@@ -64,9 +68,21 @@ class SmallRanks(FakeRanks):
         self._moment("trained")
         return StepResult({"policy/loss": 0.0}, 0.0, skipped=False)
 
-    async def save_checkpoint(self, directory: Path) -> CheckpointFiles:
+    async def begin_checkpoint(self, directory: Path) -> Awaitable[CheckpointFiles]:
         self._moment("save")
-        saved = files.save_checkpoint(directory, self._policy, self._optimizer, self.step)
+        policy = self._policy
+        groups = {
+            MODEL: policy.named_parameters(),
+            files.OPTIMIZER: self._optimizer.state_tensors(),
+        }
+        self._writer.begin_writing(directory, groups, self.step)
+        return asyncio.wrap_future(self._writer.when_written(self._note_saved))
+
+    def _describe(self, directory: Path) -> list[str]:
+        self._policy.config.save_pretrained(directory)
+        return [files.CONFIG_FILE]
+
+    def _note_saved(self, saved: CheckpointFiles) -> CheckpointFiles:
         self._moment("saved")
         return saved
 

@@ -7,7 +7,13 @@ import pytest
 
 from tests.faults.kills import strace
 from tests.faults.kills.fork_server import ForkServer, tail
-from tests.faults.kills.killed_run import Death, KilledRun, checkpoint_files, journal_files
+from tests.faults.kills.killed_run import (
+    TENSORS,
+    Death,
+    KilledRun,
+    checkpoint_files,
+    journal_files,
+)
 from tests.faults.kills.strace import CALLS, Injection
 
 pytestmark = [
@@ -19,7 +25,7 @@ CANNOT = "the checkpoint of step 2 cannot be written"
 CHECKPOINTS = {
     "full": ("write", "rank.json", "error=ENOSPC", CANNOT),
     "full at the manifest": ("write", "manifest.json", "error=ENOSPC", CANNOT),
-    "failing": ("sync", "model.safetensors", "error=EIO", CANNOT),
+    "failing": ("sync", TENSORS, "error=EIO", CANNOT),
     "failing at the rename": ("rename", "", "error=EIO", CANNOT),
 }
 JOURNALS = {

@@ -1,8 +1,9 @@
 """What a checkpoint's folder must be for a start to take it, and what becomes of the others."""
 
+import asyncio
 import json
 import shutil
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from pathlib import Path
 
 import pytest
@@ -39,7 +40,8 @@ async def save(checkpoints: Checkpoints, *steps: int) -> FakeRanks:
     ranks = FakeRanks(checkpoints.folder.parent / "weights")
     for step in steps:
         ranks.step = step
-        await checkpoints.save_step(ranks, step)
+        await checkpoints.begin_save(ranks, step)
+        await checkpoints.finish_save()
     return ranks
 
 
@@ -131,9 +133,12 @@ def write_half(directory: Path) -> None:
 class FullRanks(FakeRanks):
     """The disk takes half of what they write."""
 
-    async def save_checkpoint(self, directory: Path) -> CheckpointFiles:
+    async def begin_checkpoint(self, directory: Path) -> Awaitable[CheckpointFiles]:
+        return asyncio.create_task(self.run_full(directory))
+
+    async def run_full(self, directory: Path) -> CheckpointFiles:
         write_half(directory)
-        raise RankError("save: OSError: [Errno 28] No space left on device")
+        raise RankError("saved: OSError: [Errno 28] No space left on device")
 
 
 async def test_a_checkpoint_that_cannot_be_written_leaves_nothing_and_harms_nothing(
@@ -141,7 +146,8 @@ async def test_a_checkpoint_that_cannot_be_written_leaves_nothing_and_harms_noth
 ) -> None:
     await save(checkpoints, 1)
     with pytest.raises(CheckpointWriteError, match=r"step 2 cannot be written.*No space left"):
-        await checkpoints.save_step(FullRanks(tmp_path / "weights"), 2)
+        await checkpoints.begin_save(FullRanks(tmp_path / "weights"), 2)
+        await checkpoints.wait_until_failed()
     assert names(checkpoints) == ["step-000001"]
     assert journal.incidents.counts == {"checkpoint_failed": 1}
     newest = await checkpoints.find_newest()
@@ -157,12 +163,12 @@ def rewrite(folder: Path, **changes: object) -> None:
 async def test_a_checkpoint_of_a_newer_program_is_refused(checkpoints: Checkpoints) -> None:
     await save(checkpoints, 1)
     folder = checkpoints.folder / "step-000001"
-    rewrite(folder, format=2)
-    with pytest.raises(ForeignCheckpointError, match="has format 2, this program reads and writes"):
+    rewrite(folder, format=3)
+    with pytest.raises(ForeignCheckpointError, match="has format 3, this program reads and writes"):
         verify_checkpoint(folder)
 
 
-@pytest.mark.parametrize("text", ["", "[]", "null", "{}", '{"format": 1}', "{" * 20])
+@pytest.mark.parametrize("text", ["", "[]", "null", "{}", '{"format": 2}', "{" * 20])
 async def test_what_is_no_manifest_is_damage(checkpoints: Checkpoints, text: str) -> None:
     await save(checkpoints, 1)
     folder = checkpoints.folder / "step-000001"

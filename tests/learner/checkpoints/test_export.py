@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from services.common.durable_files import sha256_of
@@ -22,11 +22,14 @@ from services.learner.checkpoints.export import ExportError, export_model, to_bf
 from services.learner.config.learner import OptimizerConfig
 from services.learner.config.rank import RankConfig
 from services.learner.journal.store import JOURNAL_FILE
-from services.learner.rank import checkpoint as rank_checkpoint
+from services.learner.rank.checkpoint import load_group, write_rank_files
 from services.learner.rank.model import canary_token_ids, load_policy
 from services.learner.rank.optimizer import Optimizer
+from services.learner.rank.split_loading import MODEL
+from services.learner.rank.tensor_shards import flatten_groups
 from services.learner.ranks.fake import FakeRanks
 from services.learner.run_files.checkpoint_manifest import FileEntry, Manifest, write_manifest
+from tests.support.checkpoints import write_checkpoint
 from tests.support.learner import learner, make_config
 from tests.support.rank_configs import policy_config
 from tests.support.remote_checkpoints import UploadingMachine, query, train
@@ -58,7 +61,7 @@ def train_checkpoint(folder: Path, base: Path, **policy: Any) -> tuple[Path, Pol
         for value in loaded.named_parameters().values():
             value.mul_(1.0 + 1.0 / 3.0)
     optimizer = Optimizer(loaded.named_parameters(), OptimizerConfig())
-    rank_checkpoint.save_checkpoint(folder / "checkpoint", loaded, optimizer, 7)
+    write_checkpoint(folder / "checkpoint", loaded, optimizer, 7)
     return folder / "checkpoint", config
 
 
@@ -99,7 +102,7 @@ def test_its_weights_are_rounded_to_the_dtype_of_the_run_as_torch_rounds(
     saved, policy = make_checkpoint(dtype="bfloat16")
     out = tmp_path / "model"
     export_model(saved, Path(policy.model), policy, out)
-    before = load_file(saved / "model.safetensors")
+    before = load_group(saved, MODEL)
     after = load_file(out / "model.safetensors")
     assert before.keys() == after.keys()
     assert all(torch.equal(after[name], before[name].bfloat16()) for name in before)
@@ -228,9 +231,10 @@ async def test_the_command_exports_a_kept_checkpoint_and_refuses_others(
     for arguments, why in refusals.items():
         assert command.main([str(run_dir), *arguments]) == 2
         assert why in capsys.readouterr().err
-    (run_dir / "checkpoints" / "step-000007" / "model.safetensors").write_bytes(b"damaged")
+    (path,) = (run_dir / "checkpoints" / "step-000007").glob("*.safetensors")
+    path.write_bytes(b"damaged")
     assert command.main([str(run_dir), "--out", str(tmp_path / "b")]) == 2
-    assert "model.safetensors has 7 bytes instead of" in capsys.readouterr().err
+    assert f"{path.name} has 7 bytes instead of" in capsys.readouterr().err
     assert not (tmp_path / "b").exists()
     (run_dir / JOURNAL_FILE).unlink()
     assert command.main([str(run_dir), "--out", str(tmp_path / "b")]) == 2
@@ -242,7 +246,9 @@ def test_shards_of_other_dtypes_stay_as_they_are(
 ) -> None:
     saved, policy = make_checkpoint(dtype="bfloat16")
     tensors = {"a": torch.arange(3), "b": torch.full((2, 2), 1 / 3), "c": torch.zeros(0)}
-    save_file(tensors, saved / "model.safetensors")
+    for path in saved.glob("*.safetensors"):
+        path.unlink()
+    write_rank_files(saved, flatten_groups({MODEL: tensors}), 0)
     export_model(saved, Path(policy.model), policy, tmp_path / "model")
     found = load_file(tmp_path / "model" / "model.safetensors")
     assert torch.equal(found["a"], tensors["a"])

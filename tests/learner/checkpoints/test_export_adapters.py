@@ -16,9 +16,9 @@ from services.common.spec import PolicyConfig
 from services.learner.checkpoints.export import ExportError, export_adapters, export_model
 from services.learner.checkpoints.number_formats import decode_numbers, encode_numbers
 from services.learner.config.lora import LoraConfig
-from services.learner.rank import checkpoint
 from services.learner.rank.adapter_files import BaseRecord
 from services.learner.rank.model import Policy, canary_token_ids
+from tests.support.checkpoints import write_checkpoint
 from tests.support.rank_configs import policy_config
 from tests.support.tiny_ranks import make_batch, make_trainer, reference_logprobs
 
@@ -43,7 +43,7 @@ def save(tmp_path: Path, model_folder: Path, untied_folder: Path) -> Save:
             trainer.train_step(make_batch(step=step), lr=1e-2)
         config = policy_config(base, dtype=dtype)
         record = BaseRecord.of_policy(policy, config)
-        checkpoint.save_checkpoint(tmp_path / "saved", policy, optimizer, 3, base=record)
+        write_checkpoint(tmp_path / "saved", policy, optimizer, 3, record)
         return tmp_path / "saved", policy, config
 
     return save_checkpoint
@@ -109,7 +109,7 @@ def test_a_model_whose_files_name_layers_otherwise_is_not_merged(
     tmp_path: Path, save: Save
 ) -> None:
     saved, _, config = save(dtype="float32")
-    path = saved / "adapter_model.safetensors"
+    (path,) = saved.glob("*.safetensors")
     path.write_bytes(path.read_bytes().replace(b"layers.0.mlp.up_proj", b"layers.0.mlp.UP_proj"))
     with pytest.raises(
         ExportError, match=r"another name for model\.layers\.0\.mlp\.UP_proj.*--adap"
@@ -122,7 +122,7 @@ def test_a_checkpoint_of_a_whole_model_has_no_adapters_to_export(
     tmp_path: Path, model_folder: Path
 ) -> None:
     policy, optimizer, _ = make_trainer(model_folder)
-    checkpoint.save_checkpoint(tmp_path / "saved", policy, optimizer, 0)
+    write_checkpoint(tmp_path / "saved", policy, optimizer, 0)
     with pytest.raises(ExportError, match="export it without --adapters"):
         export_adapters(tmp_path / "saved", model_folder, tmp_path / "adapters")
 

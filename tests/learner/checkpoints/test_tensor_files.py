@@ -217,6 +217,6 @@ async def test_b58_a_journal_of_a_newer_schema_is_refused_and_left_as_it_is(
 def test_b58_a_checkpoint_of_a_newer_format_is_foreign_and_a_torn_one_damaged() -> None:
     with pytest.raises(ForeignCheckpointError, match="has format 99"):
         parse_manifest('{"format": 99}', "manifest.json")
-    for text in ("{", "[]", "null", '{"format": 1}', '{"format": 1, "files": {"a": {}}}'):
+    for text in ("{", "[]", "null", '{"format": 2}', '{"format": 2, "files": {"a": {}}}'):
         with pytest.raises(DamagedCheckpointError):
             parse_manifest(text, "manifest.json")

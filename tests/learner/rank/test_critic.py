@@ -10,12 +10,12 @@ from services.common.activation_memory import Checkpointing
 from services.learner.config.algorithm import AlgorithmConfig
 from services.learner.config.learner import OptimizerConfig
 from services.learner.config.rank import RankConfig
-from services.learner.rank import checkpoint
 from services.learner.rank.checkpoint import CheckpointError
 from services.learner.rank.critic import Critic
 from services.learner.rank.model import Policy, load_policy
-from services.learner.rank.rank_setup import CRITIC_STATE, RankModels, RankSetup, load_models
+from services.learner.rank.rank_setup import RankModels, RankSetup, load_models
 from services.learner.types import Histogram, StepResult, TrainBatch
+from tests.support.checkpoints import write_checkpoint, write_models
 from tests.support.rank_configs import ALONE, policy_config
 from tests.support.tiny_ranks import make_batch, make_trainer, only, parameters, same_bits
 
@@ -140,8 +140,7 @@ def test_a_resumed_run_equals_the_one_that_was_never_stopped_critic_included(
     straight = load_models(setup(model_folder, tmp_path, None))
     batches: list[TrainBatch] = [make_batch(step=step) for step in (1, 2, 3)]
     straight.trainer.train_step(batches[0], lr=1e-2)
-    files = straight.save_checkpoint(tmp_path / "checkpoint", 1)
-    assert f"{CRITIC_STATE}.safetensors" in files.sha256
+    write_models(tmp_path / "checkpoint", straight, 1)
     resumed = load_models(setup(model_folder, tmp_path, tmp_path / "checkpoint"))
     assert same_bits(everything(resumed), everything(straight))
     for batch in batches[1:]:
@@ -155,8 +154,8 @@ def test_a_checkpoint_of_a_run_without_a_critic_is_refused(
 ) -> None:
     policy, adamw, trainer = make_trainer(model_folder)
     trainer.train_step(make_batch(policy), lr=1e-2)
-    checkpoint.save_checkpoint(tmp_path / "checkpoint", policy, adamw, 1)
-    with pytest.raises(CheckpointError, match=r"critic\.safetensors: .*begun without it"):
+    write_checkpoint(tmp_path / "checkpoint", policy, adamw, 1)
+    with pytest.raises(CheckpointError, match=r"has no critic: .*begun without it"):
         load_models(setup(model_folder, tmp_path, tmp_path / "checkpoint"))
 
 

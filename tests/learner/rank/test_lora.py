@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from services.learner.checkpoints.export import export_adapters
 from services.learner.config.algorithm import AlgorithmConfig
 from services.learner.config.lora import LoraConfig
 from services.learner.config.rank import RankConfig
@@ -27,8 +28,10 @@ from services.learner.rank.packed_rows import Row, RowPacker
 from services.learner.rank.rank_setup import RankModels, RankSetup, load_models
 from services.learner.rank.reference import ReferencePolicy
 from services.learner.rank.scoring import score_rows
+from services.learner.rank.tensor_shards import ShardFolder
 from services.learner.rank.weight_slots import WeightSlots
 from services.learner.types import StepResult, TrainBatch, TrainSequence
+from tests.support.checkpoints import write_models
 from tests.support.rank_configs import ALONE, policy_config
 from tests.support.tiny_ranks import (
     changed,
@@ -210,9 +213,9 @@ def test_a_run_that_resumes_equals_the_one_that_was_never_stopped(
     straight = load_models(setup(model_folder, tmp_path, algorithm=kl))
     trained(straight, 1, 2)
     saved = tmp_path / "checkpoint"
-    files = straight.save_checkpoint(saved, 2)
+    files = write_models(saved, straight, 2)
     assert set(files.sha256) == {path.name for path in saved.iterdir()}
-    assert not (saved / "model.safetensors").exists()
+    assert not ShardFolder(saved).list_group("model")
     resumed = load_models(setup(model_folder, tmp_path, saved, algorithm=kl))
     assert resumed.step == 2
     assert same_bits(trained_parameters(resumed.policy), trained_parameters(straight.policy))
@@ -227,7 +230,7 @@ def saved(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("lora")
     models = load_models(setup(model_folder, folder))
     trained(models, 1, 2)
-    models.save_checkpoint(folder / "checkpoint", 2)
+    write_models(folder / "checkpoint", models, 2)
     return folder / "checkpoint"
 
 
@@ -260,14 +263,17 @@ def test_a_checkpoint_of_another_base_is_refused(
 
 def test_a_checkpoint_of_a_whole_model_is_refused(model_folder: Path, tmp_path: Path) -> None:
     models = load_models(setup(model_folder, tmp_path, lora=None))
-    models.save_checkpoint(tmp_path / "whole", 0)
+    write_models(tmp_path / "whole", models, 0)
     with pytest.raises(CheckpointError, match="begun without learner"):
         load_models(setup(model_folder, tmp_path, tmp_path / "whole"))
 
 
-def test_peft_loads_a_checkpoint_onto_the_base(model_folder: Path, saved: Path) -> None:
+def test_peft_loads_an_export_onto_the_base(
+    model_folder: Path, tmp_path: Path, saved: Path
+) -> None:
+    export_adapters(saved, model_folder, tmp_path / "adapters")
     base = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32)
-    loaded = PeftModel.from_pretrained(base, str(saved))
+    loaded = PeftModel.from_pretrained(base, str(tmp_path / "adapters"))
     models = load_models(setup(model_folder, saved.parent, saved))
     for sequence in make_batch().sequences[:3]:
         ids = torch.from_numpy(sequence.token_ids.astype(np.int64))[None]

@@ -20,6 +20,7 @@ from services.learner.rank.scoring import score_rows
 from services.learner.rank.trainer import Trainer
 from services.learner.rank.weight_slots import WeightSlots
 from services.learner.types import StepResult
+from tests.support.checkpoints import write_models
 from tests.support.rank_configs import ALONE, policy_config
 from tests.support.tiny_ranks import (
     changed,
@@ -160,7 +161,7 @@ def test_a_run_that_resumes_measures_from_where_it_began(
     straight = load_models(setup(model_folder, tmp_path, None))
     batch = make_batch()
     straight.trainer.train_step(batch, lr=1e-2)
-    straight.save_checkpoint(tmp_path / "checkpoint", 1)
+    write_models(tmp_path / "checkpoint", straight, 1)
     resumed = load_models(setup(model_folder, tmp_path, tmp_path / "checkpoint"))
     assert straight.reference is not None
     assert resumed.reference is not None

@@ -19,6 +19,7 @@ from services.learner.ports import RankError
 from services.learner.ranks import protocol
 from services.learner.ranks.local_ranks import LocalRanks
 from services.learner.types import TrainBatch
+from tests.support.checkpoints import save_ranks
 from tests.support.process_commands import rank_pids
 from tests.support.rank_configs import LEARNER, policy_config, several
 from tests.support.tiny_ranks import make_batch
@@ -66,7 +67,7 @@ async def test_a_second_process_continues_from_a_checkpoint_to_the_same_bits(
     assert (passed["tokens"], passed["gpu_peak_gib"]) == (LEARNER.rank.pack_tokens, [])
     assert loaded["peak_gib"][0] <= passed["peak_gib"][0] < 8
     assert not (await straight.train_step(make_batch(step=1))).skipped
-    files = await straight.save_checkpoint(tmp_path / "checkpoint")
+    files = await save_ranks(straight, tmp_path / "checkpoint")
     assert (await resumed.start_ranks(files.directory)).step == 1
     first, second = [await ranks.train_step(make_batch(step=2)) for ranks in (straight, resumed)]
     assert first.metrics == second.metrics
@@ -147,7 +148,7 @@ async def test_two_ranks_train_and_one_goes_on_from_their_checkpoint(
     with pytest.raises(RankError, match="step 5 asked for, the next one is 1"):
         await pair.train_step(make_batch(step=5))
     result = await pair.train_step(make_batch(step=1))
-    files = await pair.save_checkpoint(tmp_path / "checkpoint")
+    files = await save_ranks(pair, tmp_path / "checkpoint")
     first = await pair.publish_weights(1)
     assert len(rank_pids()) == 2
     assert (await alone.start_ranks(files.directory)).step == 1

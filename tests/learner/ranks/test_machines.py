@@ -18,6 +18,7 @@ from services.learner.ports import RankError
 from services.learner.ranks.local_ranks import LocalRanks
 from services.learner.types import Publication, StepResult
 from tests.learner.ranks.nodes import HOST, config_of, head, left_of, start_machine, until
+from tests.support.checkpoints import save_ranks
 from tests.support.process_commands import rank_pids
 from tests.support.rank_configs import policy_config
 from tests.support.tiny_ranks import make_batch
@@ -72,7 +73,7 @@ async def test_machines_without_the_checkpoint_go_on_from_it(
         await learner.machine()
         await learner.ranks.start_ranks(None)
         await learner.ranks.train_step(make_batch(step=1))
-        files = await learner.ranks.save_checkpoint(tmp_path / "checkpoint")
+        files = await save_ranks(learner.ranks, tmp_path / "checkpoint")
         # Another start, with the machine's second membership.
         assert (await learner.ranks.start_ranks(files.directory)).step == 1
         result = await learner.ranks.train_step(make_batch(step=2))
@@ -96,7 +97,7 @@ async def test_machines_that_split_the_model_among_their_own_ranks_hold_the_same
         await learner.ranks.start_ranks(None)
         await learner.ranks.train_step(make_batch(step=1))
         await learner.ranks.publish_weights(1)
-        files = await learner.ranks.save_checkpoint(tmp_path / "checkpoint")
+        files = await save_ranks(learner.ranks, tmp_path / "checkpoint")
         assert (await learner.ranks.start_ranks(files.directory)).step == 1
         result = await learner.ranks.train_step(make_batch(step=2))
         published = await learner.ranks.publish_weights(2)

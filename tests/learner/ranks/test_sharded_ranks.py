@@ -31,6 +31,7 @@ from services.learner.rank.rank_setup import RankSetup, load_models
 from services.learner.rank.sharding import ShardLayout, local_tensor
 from services.learner.ranks.local_ranks import LocalRanks
 from services.learner.types import Comparison, Publication, StepResult, TrainBatch
+from tests.support.checkpoints import save_ranks
 from tests.support.process_commands import rank_pids
 from tests.support.rank_configs import LEARNER, policy_config
 from tests.support.tiny_ranks import (
@@ -173,7 +174,7 @@ async def test_a_checkpoint_of_two_goes_on_with_another_number(
     model = write_model(tmp_path / "model")
     async with started(model, tmp_path, 2, algorithm=algorithm) as ranks:
         await train(ranks, range(1, 3))
-        files = await ranks.save_checkpoint(tmp_path / "checkpoint")
+        files = await save_ranks(ranks, tmp_path / "checkpoint")
         expected = await train(ranks, range(3, 5))
     for count in counts:
         async with started(model, tmp_path, count, files.directory, algorithm) as ranks:
@@ -197,7 +198,7 @@ async def test_those_that_keep_less_on_the_device_make_the_same_steps(
         }
         async with started(model, tmp_path, 2, None, algorithm, **changes) as ranks:
             results = await train(ranks, range(1, 3))
-            files = await ranks.save_checkpoint(tmp_path / f"checkpoint-{offload}")
+            files = await save_ranks(ranks, tmp_path / f"checkpoint-{offload}")
         async with started(model, tmp_path, 2, files.directory, algorithm, **changes) as ranks:
             results += await train(ranks, range(3, 4))
             found.append((results, await ranks.publish_weights(3)))

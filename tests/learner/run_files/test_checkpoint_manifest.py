@@ -39,7 +39,7 @@ def test_a_name_that_leads_elsewhere_is_refused(name: str) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        *("", "[]", "7", "null", "{}", "[" * 100_000, '{"format": 1, "files": []}'),
+        *("", "[]", "7", "null", "{}", "[" * 100_000, '{"format": 2, "files": []}'),
         manifest("a").replace('"step": 2', '"step": Infinity'),
         manifest("a").replace('"step": 2', f'"step": {"9" * 5000}'),
         manifest("a").replace('"bytes": 7', '"bytes": "7"'),

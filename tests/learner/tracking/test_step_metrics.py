@@ -115,6 +115,7 @@ async def logged(tmp_path: Path, trained: StepResult) -> Names:
         ranks=RanksThatTell(tmp_path / "weights", trained),
         worker=WorkerThatTells,
         max_tries=1,
+        checkpoint={"every": 1},
         eval={"sets": sets},
     )
     return names

@@ -1,0 +1,50 @@
+"""Checkpoints without a service: ranks write them, and their tensors are read whole."""
+
+from pathlib import Path
+
+from torch import Tensor
+
+from services.learner.config.algorithm import AlgorithmConfig
+from services.learner.config.rank import RankConfig
+from services.learner.ports import Ranks
+from services.learner.rank.adapter_files import BaseRecord
+from services.learner.rank.checkpoint import OPTIMIZER, load_group
+from services.learner.rank.checkpoint_writer import CheckpointWriter
+from services.learner.rank.data_parallel import Replicas
+from services.learner.rank.model import Policy
+from services.learner.rank.optimizer import Optimizer
+from services.learner.rank.rank_setup import RankModels
+from services.learner.rank.split_loading import MODEL
+from services.learner.rank.trainer import Trainer
+from services.learner.types import CheckpointFiles
+
+
+def write_checkpoint(
+    directory: Path,
+    policy: Policy,
+    optimizer: Optimizer,
+    step: int,
+    base: BaseRecord | None = None,
+) -> CheckpointFiles:
+    """Write the checkpoint of one rank."""
+    trainer = Trainer(policy, optimizer, AlgorithmConfig(), RankConfig())
+    models = RankModels(policy, optimizer, None, None, trainer, Replicas(), step, base)
+    return write_models(directory, models, step)
+
+
+def write_models(directory: Path, models: RankModels, step: int) -> CheckpointFiles:
+    """Write the checkpoint of one rank with all of its models."""
+    writer = CheckpointWriter(0, models.policy.device, models.describe_state, models.record)
+    writer.begin_writing(directory, models.state, step)
+    return writer.when_written(lambda files: files).result()
+
+
+async def save_ranks(ranks: Ranks, directory: Path) -> CheckpointFiles:
+    """Have ranks save, and wait until they have."""
+    return await (await ranks.begin_checkpoint(directory))
+
+
+def saved_state(directory: Path) -> dict[str, Tensor]:
+    """Return the whole tensors of model and optimizer, of however many ranks."""
+    groups = {group: load_group(directory, group) for group in (MODEL, OPTIMIZER)}
+    return {f"{g}/{name}": value for g, found in groups.items() for name, value in found.items()}
