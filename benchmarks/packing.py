@@ -56,7 +56,7 @@ SHAPE: Mapping[str, Any] = {
     "tie_word_embeddings": False,
 }
 PACK_TOKENS, HEAD_CHUNK, PAIRS = 4096, 512, 5
-SEQUENCES, SHORTEST, LONGEST, PADDED_ROWS, POLICY_SHARE = 16, 64, 1024, 16, 0.4
+SEQUENCES, SHORTEST, LONGEST, POLICY_SHARE = 16, 64, 1024, 0.4
 GROUPS, ATTEMPTS, TOKENS, PROMPT_SHARE = 1, 8, 640, 0.8
 
 Side = Callable[[], float]
@@ -188,19 +188,18 @@ def packed_loss(policy: Policy, rows: Sequence[Row]) -> Callable[[], Iterator[Te
 def padded_loss(plain: Any, rows: Sequence[Row]) -> Callable[[], Iterator[Tensor]]:
     """Return the passes of rows that are padded; the head is the same, on policy tokens alone."""
 
+    width = max(len(row.token_ids) for row in rows)
+    ids = torch.zeros(len(rows), width, dtype=torch.int64)
+    mask = torch.zeros_like(ids)
+    for place, row in enumerate(rows):
+        ids[place, : len(row.token_ids)] = torch.from_numpy(row.token_ids)
+        mask[place, : len(row.token_ids)] = 1
+    targets = np.concatenate([row.token_ids[row.positions + 1] for row in rows])
+
     def passes() -> Iterator[Tensor]:
-        for start in range(0, len(rows), PADDED_ROWS):
-            chosen = rows[start : start + PADDED_ROWS]
-            width = max(len(row.token_ids) for row in chosen)
-            ids = torch.zeros(len(chosen), width, dtype=torch.int64)
-            mask = torch.zeros_like(ids)
-            for place, row in enumerate(chosen):
-                ids[place, : len(row.token_ids)] = torch.from_numpy(row.token_ids)
-                mask[place, : len(row.token_ids)] = 1
-            states = plain.model(input_ids=ids, attention_mask=mask, use_cache=False)[0]
-            hidden = torch.cat([s[row.positions] for s, row in zip(states, chosen, strict=True)])
-            targets = np.concatenate([row.token_ids[row.positions + 1] for row in chosen])
-            yield head_loss(plain, hidden, torch.from_numpy(targets.astype(np.int64)))
+        states = plain.model(input_ids=ids, attention_mask=mask, use_cache=False)[0]
+        hidden = torch.cat([s[row.positions] for s, row in zip(states, rows, strict=True)])
+        yield head_loss(plain, hidden, torch.from_numpy(targets.astype(np.int64)))
 
     return passes
 
@@ -224,12 +223,7 @@ def computed_tokens(policy: Policy, rows: Sequence[Row]) -> int:
 
 
 def padded_tokens(rows: Sequence[Row]) -> int:
-    lengths = [len(row.token_ids) for row in rows]
-    starts = range(0, len(rows), PADDED_ROWS)
-    return sum(
-        max(lengths[start : start + PADDED_ROWS]) * len(lengths[start : start + PADDED_ROWS])
-        for start in starts
-    )
+    return len(rows) * max(len(row.token_ids) for row in rows)
 
 
 if __name__ == "__main__":

@@ -44,6 +44,33 @@ GPU_LINES: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "taken = torch.cuda.memory_allocated(policy.device) + gradients_and_moments + whole"
         " + head": ("the same", "the same tests"),
     },
+    "services/learner/rank/activation_offload.py": {
+        'return save_on_cpu(pin_memory=device.type == "cuda") if enabled else nullcontext()': (
+            "blocks' inputs come to pinned host memory",
+            "they stay where they are (`tests/learner/rank/test_activation_offload.py`)",
+        ),
+    },
+    "services/learner/rank/attention.py": {
+        'if query.device.type == "cuda":': (
+            "heads of keys are copied for those of queries that share them",
+            "kernels that share them (`tests/learner/rank/test_model.py`)",
+        ),
+    },
+    "services/learner/rank/prefix_attention.py": {
+        'if query.device.type == "cuda":': (
+            "the same, behind a prefix, which each segment's keys follow in a copy",
+            "segments with windows, and one prefix for all without"
+            " (`tests/learner/rank/test_prompt_sharing.py`)",
+        ),
+    },
+    "services/learner/rank/burn_in.py": {
+        'if self.policy.device.type == "cuda":': (
+            "the most memory that the burn-in took of a GPU is told",
+            "0 is told",
+        ),
+        "device = torch.cuda.max_memory_allocated(self.policy.device)": ("the same", "0 is told"),
+        "torch.cuda.empty_cache()": ("an engine on the same GPU has that memory again", "nothing"),
+    },
     "services/learner/rank/worker.py": {
         'cuda = device.type == "cuda"': ("what loading took of a GPU is told", "0 is told"),
         '"device": torch.cuda.max_memory_reserved(device) if cuda else 0,': (

@@ -70,6 +70,10 @@ def _trainer_settings(needs: MemoryNeeds) -> Iterator[Mapping[str, object]]:
         yield {"gradient_checkpointing": "selective"}
     if kept in ("off", "selective"):
         yield {"gradient_checkpointing": "full"}
+    if rank["device"] == "cuda" and not rank["offload_activations"]:
+        # What is offloaded is what `full` leaves.
+        full = {} if kept == "full" else {"gradient_checkpointing": "full"}
+        yield {**full, "offload_activations": True}
     if not rank["offload_optimizer"]:
         yield {"offload_optimizer": True}
 

@@ -11,6 +11,7 @@ from typing import Any
 from services.common.activation_memory import (
     Checkpointing,
     DecoderShape,
+    block_input_bytes,
     layer_activation_bytes,
 )
 from services.launcher.doctor.adapter_memory import adapter_parameters, merging_bytes
@@ -62,6 +63,7 @@ def estimate_rank(
     reference = part * FLOAT32 if algorithm["kl"]["coefficient"] > 0 else 0
     if rank["offload_reference"]:
         offloaded, reference = offloaded + reference, 0
+    offloaded += offloaded_activation_bytes(model, dtype, max_len, rank)
     return RankMemory(
         parameters=models * (held * FLOAT32 + whole * item_bytes(dtype)),
         # The whole ones are summed in float32.
@@ -117,7 +119,19 @@ def activation_bytes(model: ModelSize, dtype: str, max_len: int, rank: Mapping[s
     least: Checkpointing = "full" if rank["device"] == "cuda" else "off"
     chosen = rank["gradient_checkpointing"]
     checkpointing: Checkpointing = least if chosen == "auto" else chosen
-    return layer_activation_bytes(shape, tokens, width, checkpointing) + head_bytes(model, rank)
+    layers = layer_activation_bytes(shape, tokens, width, checkpointing)
+    away = offloaded_activation_bytes(model, dtype, max_len, rank)
+    return layers - away + head_bytes(model, rank)
+
+
+def offloaded_activation_bytes(
+    model: ModelSize, dtype: str, max_len: int, rank: Mapping[str, Any]
+) -> int:
+    """Return the bytes of the blocks' inputs that wait in host memory; none of a CPU's."""
+    if rank["device"] == "cpu" or not rank["offload_activations"]:
+        return 0
+    shape = DecoderShape(model.layers, model.hidden, model.intermediate)
+    return block_input_bytes(shape, max(rank["pack_tokens"], max_len), item_bytes(dtype))
 
 
 def head_bytes(model: ModelSize, rank: Mapping[str, Any]) -> int:

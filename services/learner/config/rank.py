@@ -50,6 +50,9 @@ class RankConfig(ConfigModel):
     # input (about a third more time). `auto` takes the first that fits into the GPU's memory, and
     # `off` on a CPU.
     gradient_checkpointing: Literal["auto", "off", "selective", "full"] = "auto"
+    # Keep what `full` leaves of activations, each block's input, in host memory until the backward
+    # pass; on a CPU it is there anyway. Changes no result.
+    offload_activations: bool = False
     # Keep AdamW's moments and master parameters in host memory: 8 bytes a parameter less on the
     # device; with `shard` gradients, too, and nothing of a parameter stays on the device.
     offload_optimizer: bool = False
@@ -69,6 +72,15 @@ class RankConfig(ConfigModel):
             )
         if self.shard_within_node and not self.shard:
             raise ValueError("shard_within_node: it splits nothing without learner.rank.shard")
+        return self
+
+    @model_validator(mode="after")
+    def _blocks_inputs_are_offloaded(self) -> Self:
+        if self.offload_activations and self.gradient_checkpointing != "full":
+            raise ValueError(
+                "offload_activations: it offloads the inputs of blocks, which are all that is kept"
+                ' with learner.rank.gradient_checkpointing = "full"; set that, too'
+            )
         return self
 
     @model_validator(mode="after")

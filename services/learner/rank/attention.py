@@ -74,7 +74,7 @@ def _segment_attention(
 def _causal(
     query: Tensor, key: Tensor, value: Tensor, scaling: float | None, window: int | None
 ) -> Tensor:
-    if query.device.type != "cpu":
+    if query.device.type == "cuda":
         shared = query.shape[1] // key.shape[1]
         key, value = (t.repeat_interleave(shared, dim=1) for t in (key, value))
     # On a CPU no head of keys and values is copied for the queries' heads that share it.

@@ -65,7 +65,8 @@ class CopiedBody:
 
     def states(self, segments: Segments) -> Tensor:
         """See `CriticBody.states`."""
-        with nullcontext() if self._is_split else self._policy.autocast():
+        autocast = nullcontext() if self._is_split else self._policy.autocast()
+        with autocast, self._policy.offload_context():
             states = body_states(self._model, segments, self._policy.device)
         if self._is_split:
             reshard_unless_grad(self._model)

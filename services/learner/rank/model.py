@@ -19,6 +19,7 @@ from services.learner.algo.packing import Segments, make_pack_layout
 from services.learner.config.lora import LoraConfig
 from services.learner.config.rank import RankConfig
 from services.learner.rank.activation_checkpointing import enable_checkpointing
+from services.learner.rank.activation_offload import activation_offload
 from services.learner.rank.lora import ADAPTER, Adapters, add_adapters
 from services.learner.rank.model_loading import ModelError, read_model, read_split_model
 from services.learner.rank.parameter_names import base_parameters
@@ -60,6 +61,8 @@ class Policy:
     packable: bool
     # So does a prompt that is computed once for several sequences in a pack.
     shares_prompts: bool = False
+    # Blocks' inputs wait in host memory for the backward pass.
+    offload_activations: bool = False
     # The longest sequence that the engines sample.
     max_model_len: int | None = None
     # What the head gives is logits once its input has been multiplied by this.
@@ -123,6 +126,10 @@ class Policy:
         # A pass uses a weight once; the cache would hold all of them in the compute dtype, too.
         return torch.autocast(self.device.type, self.compute_dtype, cache_enabled=False)
 
+    def offload_context(self) -> AbstractContextManager[Any]:
+        """The context in which the forward pass of a body runs."""
+        return activation_offload(self.device, enabled=self.offload_activations)
+
     def hidden_states(self, token_ids: Sequence[np.ndarray]) -> Tensor:
         """Return the last hidden states [tokens, width] of sequences end to end.
 
@@ -132,7 +139,7 @@ class Policy:
     def segment_states(self, segments: Segments, routed: RoutedPass | None = None) -> Tensor:
         """Return the same of segments, some of which may continue others, with the experts that
         `routed` names."""
-        with self.autocast():
+        with self.autocast(), self.offload_context():
             states = self._body_states(segments, routed)
         if self.logit_scale != 1.0:
             states = states * self.logit_scale
@@ -295,6 +302,7 @@ def prepare_policy(
         logit_scale=scale,
         adapters=adapters,
     )
+    policy = replace(policy, offload_activations=rank.offload_activations)
     if layout is not None:
         policy = policy.split_over_ranks(layout)
     if adapters is not None:

@@ -61,7 +61,7 @@ def _attend_lower_right(
     mask: Any = causal_lower_right(queries, keys)
     if window is not None:
         mask = banded_mask(queries, keys, window, query.device)
-    if query.device.type != "cpu":
+    if query.device.type == "cuda":
         # No kernel for masks shares heads there.
         shared = query.shape[1] // key.shape[1]
         key, value = (t.repeat_interleave(shared, dim=1) for t in (key, value))

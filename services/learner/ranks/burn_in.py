@@ -62,6 +62,8 @@ def smallest_change(rank: RankConfig, max_model_len: int) -> str:
         return f"set learner.rank.pack_tokens = {max_model_len}, policy.max_model_len"
     if rank.gradient_checkpointing != "full":
         return 'set learner.rank.gradient_checkpointing = "full"'
+    if rank.device == "cuda" and not rank.offload_activations:
+        return "set learner.rank.offload_activations = true"
     if rank.processes > 1 and not rank.shard:
         return "set learner.rank.shard = true"
     if rank.device == "cuda" and not rank.offload_optimizer:

@@ -15,6 +15,12 @@ from services.rollout.config.rollout import EngineConfig
 from tests.launcher.doctor.test_memory_estimate import QWEN3_8B
 
 H100, H200 = 80 * GIB, 141 * GIB
+EVERY_SETTING: dict[str, object] = {
+    "gradient_checkpointing": "full",
+    "head_chunk": 256,
+    "offload_optimizer": True,
+    "offload_activations": True,
+}
 
 
 def needs(max_len: int = 16_384, **rank: object) -> MemoryNeeds:
@@ -44,8 +50,27 @@ def test_two_settings_are_named_where_one_is_not_enough() -> None:
     assert given.with_rank(gradient_checkpointing="full").trainer.device > H100
 
 
+def test_a_long_context_has_its_activations_offloaded() -> None:
+    settings: dict[str, object] = {"processes": 8, "shard": True, "head_chunk": 256}
+    given = needs(65_536, gradient_checkpointing="full", **settings)
+    moved = given.with_rank(offload_activations=True)
+    # What all layers keep is gone from the GPU; it waits in host memory.
+    inputs = 65_536 * 2 * QWEN3_8B.layers * QWEN3_8B.hidden
+    assert given.trainer.device - moved.trainer.device == inputs
+    assert moved.trainer.host - given.trainer.host == 8 * inputs
+    assert (
+        suggest_for_trainer(given, moved.trainer.device)
+        == "set learner.rank.offload_activations = true"
+    )
+    auto = needs(65_536, **settings)
+    assert suggest_for_trainer(auto, moved.trainer.device) == (
+        'set learner.rank.gradient_checkpointing = "full" and'
+        " learner.rank.offload_activations = true"
+    )
+
+
 def test_the_fewest_ranks_are_named_where_no_setting_is_enough() -> None:
-    given = needs(57_344, gradient_checkpointing="full", head_chunk=256, offload_optimizer=True)
+    given = needs(131_072, **EVERY_SETTING)
     said = suggest_for_trainer(given, H100)
     assert said == ("set learner.rank.processes = 2 and learner.rank.shard = true, on as many GPUs")
     assert given.with_rank(processes=2).trainer.device > H100
@@ -53,8 +78,7 @@ def test_the_fewest_ranks_are_named_where_no_setting_is_enough() -> None:
 
 
 def test_a_shorter_context_is_named_where_no_number_of_ranks_is_enough() -> None:
-    saving = {"gradient_checkpointing": "full", "head_chunk": 256, "offload_optimizer": True}
-    given = needs(262_144, processes=8, shard=True, **saving)
+    given = needs(524_288, processes=8, shard=True, **EVERY_SETTING)
     said = suggest_for_trainer(given, H100)
     assert said.startswith("set policy.max_model_len = ")
     length = int(said.split()[3])

@@ -18,10 +18,14 @@ def problem(**learner: object) -> str:
     ("learner", "said"),
     [
         ({"rank": {"shard": True, "nodes": 2}}, "set learner.rank.shard_within_node = true"),
+        (
+            {"rank": {"offload_activations": True}},
+            "set that, too",
+        ),
         ({"rank": {"shard_within_node": True}}, "nothing without learner.rank.shard"),
     ],
 )
-def test_what_split_parameters_do_not_go_with_is_refused_with_the_fix(
+def test_what_does_not_go_together_is_refused_with_the_fix(
     learner: dict[str, object], said: str
 ) -> None:
     assert said in problem(**learner)

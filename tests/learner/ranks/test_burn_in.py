@@ -72,6 +72,7 @@ def test_the_change_that_costs_least_comes_first() -> None:
     for change in (
         {"pack_tokens": 1024},
         {"gradient_checkpointing": "full"},
+        {"offload_activations": True},
         {"shard": True},
         {"offload_optimizer": True},
         {},
@@ -81,6 +82,7 @@ def test_the_change_that_costs_least_comes_first() -> None:
     assert found == [
         "set learner.rank.pack_tokens = 1024, policy.max_model_len",
         'set learner.rank.gradient_checkpointing = "full"',
+        "set learner.rank.offload_activations = true",
         "set learner.rank.shard = true",
         "set learner.rank.offload_optimizer = true",
         "lower policy.max_model_len, or take more memory",
