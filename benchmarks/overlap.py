@@ -5,7 +5,7 @@ their weight updates are the real ones, as many replicas as asked for side by si
 do takes time and no CPU: ranks train for a fixed time, and each engine writes so many tokens a
 second, shared by all that it is asked for. Turns differ in length. The last line is one JSON
 object: for 1 to 16 replicas, and for a rollout that takes half, as much and twice the time of
-training, `step_over_longest`, the median step over max(rollout, train). About 6 minutes.
+training, `step_over_longest`, the median step over max(rollout, train). About 20 minutes.
 """
 
 import argparse
