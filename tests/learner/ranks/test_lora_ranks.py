@@ -3,13 +3,18 @@
 import asyncio
 from dataclasses import replace
 from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
 from services.learner.config.lora import LoraConfig
+from services.learner.rank.adapter_files import BaseRecord
+from services.learner.rank.checkpoint import save_checkpoint
+from services.learner.rank.rank_setup import RankSetup, load_models
 from services.learner.ranks.local_ranks import LocalRanks
 from services.learner.types import Publication, StepResult
 from tests.learner.ranks.test_sharded_ranks import (
@@ -17,12 +22,13 @@ from tests.learner.ranks.test_sharded_ranks import (
     TOLERANCE,
     assert_same,
     configured,
+    start_alone,
     train,
     weights_of,
 )
 from tests.support.checkpoints import save_ranks
 from tests.support.rank_configs import policy_config
-from tests.support.tiny_ranks import write_model, write_sparse_model
+from tests.support.tiny_ranks import make_batch, make_trainer, write_model, write_sparse_model
 
 LORA = LoraConfig(rank=4, alpha=8)
 KL = {"kl": {"coefficient": 0.05}}
@@ -95,3 +101,32 @@ async def test_they_make_the_same_steps_as_one(
     (straight,), _, _ = await resuming(tmp_path / "again", processes, shard=shard)
     loss = straight.metrics["policy/loss"]
     assert resumed.metrics["policy/loss"] == pytest.approx(loss, abs=TOLERANCE)
+
+
+def load_from_the_first(setup: dict[str, Any], told: Connection) -> None:
+    """A rank on a machine of its own, of which the first alone sees the checkpoint."""
+    place, seen = setup["place"], str(Path(setup["shm_dir"]).with_name("checkpoint"))
+    changes = {
+        "place": {**place, "slots": 1, "slot": 0},
+        "rank": {**setup["rank"], "shard": False},
+        "checkpoint": seen if place["index"] == 0 else None,
+        "lora": LORA.model_dump(mode="json"),
+    }
+    models = load_models(RankSetup.model_validate({**setup, **changes}))
+    held = {**models.policy.trained_parameters(), **models.optimizer.state_tensors()}
+    told.send((models.step, {name: value.detach().numpy() for name, value in held.items()}))
+
+
+@pytest.mark.slow
+def test_a_rank_elsewhere_gets_the_adapters_and_their_moments(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "model")
+    policy, optimizer, trainer = make_trainer(model, lora=LORA)
+    trainer.train_step(make_batch(), lr=1e-2)
+    record = BaseRecord.of_policy(policy, policy_config(model))
+    save_checkpoint(tmp_path / "checkpoint", policy, optimizer, 1, base=record)
+    expected = {**policy.trained_parameters(), **optimizer.state_tensors()}
+    for step, held in start_alone(load_from_the_first, model, 2, tmp_path / "ranks"):
+        assert step == 1
+        assert held.keys() == expected.keys()
+        for name, value in expected.items():
+            np.testing.assert_array_equal(held[name], value.detach().numpy(), err_msg=name)
