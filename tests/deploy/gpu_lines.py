@@ -78,6 +78,12 @@ GPU_LINES: Mapping[str, Mapping[str, tuple[str, str]]] = {
             "0 is told",
         ),
     },
+    "services/learner/rank/tensor_shards.py": {
+        'self._cuda = device.type == "cuda"': (
+            "a snapshot is staged through pinned memory, without blocking",
+            "plain copies (`tests/learner/rank`)",
+        ),
+    },
     "services/rollout/adapters/vllm_weights.py": {
         'if worker.device.type != "cuda":': ("what an engine takes of a GPU is told", "0 is told"),
         "free, total = torch.cuda.mem_get_info(worker.device)": ("the same", "0 is told"),
