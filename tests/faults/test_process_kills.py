@@ -32,6 +32,20 @@ MODEL = "model.safetensors"
 async def test_a_run_goes_on_without_its_rollout_its_environments_and_its_gateway(
     new_run: NewRun,
 ) -> None:
+    run = new_run(env_gateway=MCP, learner={"steps": 4})
+    modules = (ROLLOUT, ENVIRONMENTS, GATEWAY)
+    await run.train()
+    await run.step(1)
+    before = {module: run.processes(module) for module in modules}
+    run.kill(*modules)
+    for module in modules:
+        await run.restarted(module, before[module])
+    await run.completes()
+    await run.check_end(4)
+
+
+@pytest.mark.slow
+async def test_a_run_goes_on_without_each_of_them_alone(new_run: NewRun) -> None:
     run = new_run(env_gateway=MCP, learner={"steps": 8})
     await run.train()
     for module in (ROLLOUT, ENVIRONMENTS, GATEWAY):
