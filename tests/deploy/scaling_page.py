@@ -37,8 +37,8 @@ What does not fit is refused, with the smallest change after which it would.
 GiB of each GPU of the learner: a rank's part of parameters, gradients and AdamW's moments, with
 what is whole at once of them; what a pass over the longest sequence keeps, and the logits of one
 chunk. Beside it, of each GPU of a rollout replica, its engine: weights, and how many sequences of
-full length its KV cache holds at once. `host` is what the learner's machine holds of offloaded
-parts.
+full length its KV cache holds at once. `host` is what the learner's machine holds: offloaded
+parts, and a checkpoint while it is written.
 
 """
 _LAYOUT_COLUMNS = (

@@ -133,7 +133,7 @@ def _planned(offline: tuple[str, ...], home: Path) -> tuple[str, dict[str, list[
 def test_a_plan_needs_no_network_and_no_catalog(offline: tuple[str, ...], tmp_path: Path) -> None:
     said, files = _planned(offline, tmp_path)
     assert "env_gateway x 1: lambda/us-south-3 4+ CPUs, 16+ GiB; price not known each" in said
-    assert "learner x 1: lambda/us-south-3 H100:2, 180+ GiB, disk 500 GB; price not known" in said
+    assert "learner x 1: lambda/us-south-3 H100:2, 240+ GiB, disk 500 GB; price not known" in said
     assert "rollout x 2: lambda/us-south-3 H100:1, disk 200 GB; price not known each" in said
     assert "memory: not computed, for no config.json of Qwen/Qwen3-8B is here" in said
     assert "in total: price not known\n" in said
@@ -150,7 +150,7 @@ def test_a_plan_knows_the_prices_of_a_catalog_without_a_network(
     (catalog / "vms.csv").write_text(_LAMBDA)
     said, files = _planned(offline, tmp_path)
     assert "4+ CPUs, 16+ GiB ($0.10/h); $0.10/h each" in said
-    assert "H100:2, 180+ GiB, disk 500 GB ($6.50/h); $6.50/h each" in said
+    assert "H100:2, 240+ GiB, disk 500 GB ($6.50/h); $6.50/h each" in said
     assert "H100:1, disk 200 GB ($3.50/h); $3.50/h each" in said
     assert "in total: $13.60/h\n" in said and "not known" not in said
     assert "in launcher.max_hours, 72 h: $979.20" in said
