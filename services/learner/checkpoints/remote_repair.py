@@ -5,11 +5,13 @@ import os
 import sqlite3
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from services.common.durable_files import write_durably
 from services.learner.checkpoints.remote_claim import KNOWN_MARKERS, RESTORED
+from services.learner.journal.connection import connect_journal
 from services.learner.journal.progress_mark import MARK_FILE as MARK
 from services.learner.journal.progress_mark import ProgressMark
 from services.learner.journal.schema import LOST_WITH_DISK
@@ -32,6 +34,24 @@ class Restored:
     lost_steps: int
     # The newest epoch that ever began: the next start is above it.
     newest_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class JournaledSteps:
+    """How far a journal goes beyond the checkpoint that it came with: it was copied when that was
+    written, and training went on meanwhile."""
+
+    planned: int
+    # Their metrics are not logged again.
+    logged: int
+
+
+def read_steps(path: Path) -> JournaledSteps:
+    """Read how far a restored journal goes. Raises sqlite3.Error, ValueError."""
+    with closing(connect_journal(path, read_only=True)) as db:
+        (planned,) = db.execute("SELECT coalesce(max(step), 0) FROM plans").fetchone()
+        tracker = db.execute("SELECT value FROM meta WHERE key = 'tracker'").fetchone()
+    return JournaledSteps(planned, int(json.loads(tracker[0])["step"]) if tracker else 0)
 
 
 def mend_journal(path: Path, restored: Restored, markers: Sequence[str]) -> str | None:

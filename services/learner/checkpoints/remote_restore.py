@@ -33,7 +33,12 @@ from services.learner.checkpoints.remote_layout import (
     stamps,
     surviving,
 )
-from services.learner.checkpoints.remote_repair import Restored, cut_metrics, mend_journal
+from services.learner.checkpoints.remote_repair import (
+    Restored,
+    cut_metrics,
+    mend_journal,
+    read_steps,
+)
 from services.learner.checkpoints.remote_upload import read_markers, retry_request, sleep
 from services.learner.checkpoints.tensor_files import TensorFileError, check_dtype
 from services.learner.journal.schema import SCHEMA_VERSION
@@ -203,6 +208,10 @@ def _mend(
 ) -> Restored:
     """Convert the files to what a learner on this machine expects."""
     stamp = manifest.stamp
+    try:
+        steps = read_steps(folder / JOURNAL)
+    except (sqlite3.Error, ValueError) as error:
+        raise _DamagedError(f"its journal cannot be read: {error}") from error
     restored = Restored(
         url=url,
         run_id=manifest.run_id,
@@ -210,13 +219,13 @@ def _mend(
         run_epoch=stamp.run_epoch,
         step=stamp.step,
         lost=max(0, found.acknowledged - manifest.acknowledged),
-        lost_steps=max(0, found.step - stamp.step),
+        lost_steps=max(0, found.step - max(stamp.step, steps.planned)),
         newest_epoch=max([stamp.run_epoch, *(marker.run_epoch for marker in found.markers)]),
     )
     markers = [marker.name for marker in found.markers]
     try:
         name = mend_journal(folder / JOURNAL, restored, markers)
-        cut_metrics(folder / METRICS, stamp.step)
+        cut_metrics(folder / METRICS, max(stamp.step, steps.logged))
     except (sqlite3.Error, ValueError) as error:
         raise _DamagedError(f"its journal or metrics cannot be read: {error}") from error
     if name is None:

@@ -14,6 +14,7 @@ from services.learner.checkpoints import restore_command as command
 from services.learner.checkpoints.adapters.fsspec_store import FsspecStore, open_store
 from services.learner.checkpoints.remote_layout import Marker, Stamp
 from services.learner.checkpoints.remote_restore import RestoreError, restore
+from services.learner.journal.schema import Plan
 from services.learner.journal.store import JOURNAL_FILE, open_journal
 from services.learner.ports import RemoteStoreError
 from tests.support.remote_checkpoints import RUN_ID, UploadingMachine, query
@@ -52,6 +53,28 @@ async def test_the_newest_checkpoint_is_restored_with_journal_spec_and_metrics(
     where = str(run_dir / "checkpoints" / "step-000020")
     assert query(run_dir, "SELECT step, directory FROM checkpoints") == [(20, where)]
     assert os.listdir(tmp_path / "new") == [RUN_ID]
+
+
+async def test_steps_that_were_planned_while_it_was_written_are_not_lost(
+    store: FsspecStore, tmp_path: Path
+) -> None:
+    machine = UploadingMachine(tmp_path / "old", store)
+    row = await machine.make(20)
+    journal = open_journal(machine.run_dir)
+    for step in (21, 22):
+        await journal.commit_plan(Plan(step, ()), 1, [], [])
+    await journal.set_meta({"tracker": {"id": "a", "step": 21}})
+    await journal.close()
+    lines = [json.dumps({"step": step}) + "\n" for step in (19, 20, 21, 22)]
+    (machine.run_dir / "metrics.jsonl").write_text("".join(lines))
+    machine.uploader.upload(machine.stage(row))
+    machine.note(acknowledged=0, step=24)
+    restored = restore(store, tmp_path / "new", name="test")
+    assert (restored.step, restored.lost_steps) == (20, 2)
+    run_dir = tmp_path / "new" / RUN_ID
+    assert query(run_dir, "SELECT step FROM plans") == [(21,), (22,)]
+    # A start trains both again, and logs the second alone.
+    assert (run_dir / "metrics.jsonl").read_text() == "".join(lines[:3])
 
 
 async def test_the_next_start_has_an_epoch_above_every_one_that_ever_began(

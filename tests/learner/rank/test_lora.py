@@ -351,7 +351,7 @@ def test_a_critic_has_adapters_of_its_own_on_the_same_base(
     assert same_bits(parameters(models.policy), base)
     own = trained_parameters(models.policy)
     assert not any(torch.equal(own[name], value) for name, value in before.items())
-    models.save_checkpoint(tmp_path / "checkpoint", 3)
+    write_models(tmp_path / "checkpoint", models, 3)
     resumed = load_models(setup(model_folder, tmp_path, tmp_path / "checkpoint", **changes))
     assert trained(resumed, 4) == trained(models, 4)
     assert same_bits(trained_parameters(resumed.policy), trained_parameters(models.policy))
