@@ -69,8 +69,9 @@ def configured(processes: int, algorithm: str = "plain", **changes: object) -> L
     if processes > 1 and algorithm == "everything":
         own |= {"gradient_checkpointing": "full", "offload_activations": True}
     rank = LEARNER.rank.model_copy(update=own)
-    # Adam's first steps are as large as the rate wherever a gradient is next to nothing.
-    optimizer = LEARNER.optimizer.model_copy(update={"lr": 1e-3})
+    # Adam's first steps are as large as the rate wherever a gradient is next to nothing, and so is
+    # the difference of its roundings: not with this eps.
+    optimizer = LEARNER.optimizer.model_copy(update={"lr": 1e-3, "eps": 1e-4})
     chosen = AlgorithmConfig.model_validate(ALGORITHMS[algorithm])
     return LEARNER.model_copy(update={"rank": rank, "optimizer": optimizer, "algorithm": chosen})
 
