@@ -152,7 +152,8 @@ async def test_what_the_environment_shows_first_follows_the_prompt() -> None:
 
 async def test_no_more_is_leased_than_fits() -> None:
     learner = learner_with(lease("a", 4), lease("b", 4))
-    async with setup(learner, seconds=0.2, max_attempts=4) as it:
+    # The first four must not have ended before a busy machine looks.
+    async with setup(learner, seconds=1.0, max_attempts=4) as it:
         await until(lambda: it.worker.running_attempts == 4)
         await asyncio.sleep(0.1)
         assert len(learner.leases) == 1
