@@ -16,6 +16,12 @@ GPU_LINES: Mapping[str, Mapping[str, tuple[str, str]]] = {
             "gloo alone, 1 to 4 ranks (`tests/learner/ranks`)",
         ),
     },
+    "services/learner/rank/device_transfer.py": {
+        'if device.type != "cuda":': (
+            "a pack's numbers come from locked memory while the host goes on",
+            "that no number is read between packs (`tests/learner/rank/test_device_transfer.py`)",
+        ),
+    },
     "services/learner/rank/host_parameters.py": {
         'if device.type == "cuda":': (
             "gradients come to locked host memory all at once, and one wait is for all",

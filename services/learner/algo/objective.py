@@ -9,6 +9,7 @@ AReaL, arXiv 2505.24298).
 A step's `Objective` says what it needs to know beforehand; `make_pack_loss` makes it the weighted
 loss of one pack's tokens, in the form that the fused head takes."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -61,6 +62,12 @@ class ObjectiveSums:
     # Of the corrections' weights, and of the estimates of KL(policy || reference).
     weight: float = 0.0
     kl: float = 0.0
+
+    @staticmethod
+    def from_figures(figures: Sequence[float]) -> "ObjectiveSums":
+        """Return the sums whose fields are these, in order."""
+        tokens, clipped, masked, masked_sequences, sequences = (int(count) for count in figures[:5])
+        return ObjectiveSums(tokens, clipped, masked, masked_sequences, sequences, *figures[5:])
 
     def __add__(self, other: "ObjectiveSums") -> "ObjectiveSums":
         return ObjectiveSums(
@@ -193,21 +200,24 @@ class PackLoss:
         weights = self._tokens.weights[span]
         return torch.where(self.kept[span], -self._config.entropy_coefficient * weights, 0.0)
 
-    @property
-    def sums(self) -> ObjectiveSums:
-        """The sums that the pack's tokens add to the metrics."""
+    def measure(self) -> Tensor:
+        """Return what the tokens add to the metrics, for `ObjectiveSums.from_figures`.
+
+        The figures stay on the tokens' device: to read them is to wait for it."""
         tokens = self._tokens
         left = torch.zeros(tokens.count, dtype=torch.int64, device=self.kept.device)
         left.index_add_(0, tokens.sequence, self.kept.long())
-        return ObjectiveSums(
-            tokens=self.kept.numel(),
-            clipped=int(self.clipped.sum()),
-            masked=int((~self.kept).sum()),
-            masked_sequences=int((left == 0).sum()),
-            sequences=tokens.count,
-            weight=float(self.correction.double().sum()),
-            kl=float(self.kl.double().sum()),
-        )
+        found = torch.zeros(7, dtype=torch.float64, device=self.kept.device)
+        found[0], found[4] = self.kept.numel(), tokens.count
+        for place, values in (
+            (1, self.clipped),
+            (2, ~self.kept),
+            (3, left == 0),
+            (5, self.correction.double()),
+            (6, self.kl.double()),
+        ):
+            found[place] = values.sum()
+        return found
 
     def _proximal_logprobs(self, now: Tensor, span: slice) -> Tensor:
         if self._config.proximal == "behaviour":

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional
-from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import AttentionInterface
 
 from services.learner.rank.prefix_attention import (
     Projections,
@@ -21,13 +21,11 @@ _UNSUPPORTED = ("softcap", "s_aux", "position_bias")
 
 
 def register() -> None:
-    """Makes `attn_implementation=NAME` known to transformers; may be called again."""
+    """Makes `attn_implementation=NAME` known to transformers; may be called again.
+
+    No mask goes with it, so transformers makes none: the segments carry all that it would say, and
+    to make it transformers would wait for the device in each pass."""
     AttentionInterface.register(NAME, _segment_attention)
-    AttentionMaskInterface.register(NAME, _no_mask)
-
-
-def _no_mask(*_args: Any, **_kwargs: Any) -> None:
-    """The segments carry all that a mask would say."""
 
 
 def _segment_attention(

@@ -103,16 +103,16 @@ class Critic:
         old: Tensor,
         returns: Tensor,
         weights: Tensor,
-    ) -> tuple[float, int]:
+    ) -> tuple[Tensor, Tensor]:
         """Add the gradient of a pack's weighted value loss.
 
-        Returns the loss, and the number of tokens clipped."""
+        Returns the loss, and the number of tokens clipped, both on the device."""
         values = self.predict_values(pack, targets)
         found = clipped_value_loss(values, old, returns, self.config.value_clip)
         loss = (found.loss * weights).sum()
         with self._body.in_use():
             loss.backward()
-        return float(loss.detach()), int(torch.count_nonzero(found.clipped))
+        return loss.detach(), torch.count_nonzero(found.clipped)
 
     def state_tensors(self) -> dict[str, Tensor]:
         """Return parameters and moments by name, for a checkpoint."""

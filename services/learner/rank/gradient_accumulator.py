@@ -12,6 +12,7 @@ from services.learner.algo.logprob_head import fused_policy_loss
 from services.learner.algo.objective import Objective, ObjectiveSums, PackTokens
 from services.learner.rank.critic import Critic
 from services.learner.rank.data_parallel import Replicas
+from services.learner.rank.device_transfer import to_device
 from services.learner.rank.model import Policy
 from services.learner.rank.packed_rows import ByRow, Pack, PackTargets, RowPacker, split_by_row
 from services.learner.rank.step_preparation import TrainExample
@@ -93,30 +94,29 @@ class GradientAccumulator:
         self, examples: Sequence[TrainExample], objective: Objective
     ) -> tuple[MiniBatchSums, RankTokenStats]:
         """Add the gradient of the objective on this rank's share of the examples."""
-        sums, seen = MiniBatchSums(), RankTokenStats()
         by_index = {example.row.index: example for example in examples}
-        for pack in self._packer.iter_packs([example.row for example in examples]):
-            sums += self._add_policy_pack(pack, by_index, objective, seen)
-        return sums, seen
+        packs = self._packer.iter_packs([example.row for example in examples])
+        done = [self._add_policy_pack(pack, by_index, objective) for pack in packs]
+        return _read_policy_packs([each for each in done if each is not None])
 
     def add_critic_gradients(self, examples: Sequence[TrainExample]) -> MiniBatchSums:
         """Add the gradient of the value loss on this rank's share of the examples."""
-        sums = MiniBatchSums()
         by_index = {example.row.index: example for example in examples}
-        for pack in self._packer.iter_packs([example.row for example in examples]):
-            sums += self._add_critic_pack(pack, by_index)
+        packs = self._packer.iter_packs([example.row for example in examples])
+        done = [self._add_critic_pack(pack, by_index) for pack in packs]
+        found = [each for each in done if each is not None]
+        sums = MiniBatchSums()
+        figures = _read_together([figures for figures, _ in found])
+        for (loss, clipped), (_, tokens) in zip(figures, found, strict=True):
+            sums += MiniBatchSums(value_loss=loss, value_clipped=int(clipped), value_tokens=tokens)
         return sums
 
     def _add_policy_pack(
-        self,
-        pack: Pack,
-        examples: Mapping[int, TrainExample],
-        objective: Objective,
-        seen: RankTokenStats,
-    ) -> MiniBatchSums:
+        self, pack: Pack, examples: Mapping[int, TrainExample], objective: Objective
+    ) -> "_PolicyPack | None":
         if not pack.rows:
             self._policy.pass_idly()
-            return MiniBatchSums()
+            return None
         rows, segments = pack.rows, pack.segments
         targets = PackTargets.from_pack(pack, self._policy.device)
         routed = self._policy.make_pass(segments)
@@ -135,22 +135,20 @@ class GradientAccumulator:
             entropy_weights=on_pack.entropy_weights if self._entropy_bonus else None,
         )
         loss.backward()
-        seen.logprobs |= split_by_row(logprobs, rows)
-        seen.entropy |= split_by_row(entropy, rows)
-        return MiniBatchSums(
-            loss=float(loss.detach()),
-            entropy=float(entropy.double().sum()),
-            row_tokens=pack.row_tokens,
-            computed_tokens=sum(segments.lengths),
-            objective=on_pack.sums,
-            **(asdict(routed.count_differences()) if routed is not None else {}),
-        )
+        figures = torch.stack([loss.detach().double(), entropy.double().sum()])
+        figures = torch.cat([figures, on_pack.measure()])
+        replayed = asdict(routed.count_differences()) if routed is not None else {}
+        tokens = sum(segments.lengths)
+        return _PolicyPack(pack, tokens, figures, logprobs, entropy, replayed)
 
-    def _add_critic_pack(self, pack: Pack, examples: Mapping[int, TrainExample]) -> MiniBatchSums:
+    def _add_critic_pack(
+        self, pack: Pack, examples: Mapping[int, TrainExample]
+    ) -> tuple[Tensor, int] | None:
+        """Return the pack's loss and number of tokens clipped, and its number of tokens."""
         assert self._critic is not None
         if not pack.rows:
             self._critic.pass_idly()
-            return MiniBatchSums()
+            return None
         device = self._policy.device
         chosen = [examples[row.index] for row in pack.rows]
         targets = PackTargets.from_pack(pack, device)
@@ -161,9 +159,46 @@ class GradientAccumulator:
             _concat_arrays([example.returns for example in chosen], device),
             _expand_to_tokens([example.weight for example in chosen], targets),
         )
-        return MiniBatchSums(
-            value_loss=loss, value_clipped=clipped, value_tokens=len(targets.token_ids)
+        return torch.stack([loss.double(), clipped.double()]), len(targets.token_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class _PolicyPack:
+    """A pack whose gradients are there, and its figures, which are still on the device.
+
+    To read them is to wait for the device. The host prepares the next pack in that time."""
+
+    pack: Pack
+    computed_tokens: int
+    # The loss, the sum of the entropies, and what the objective measured.
+    figures: Tensor
+    # By policy token.
+    logprobs: Tensor
+    entropy: Tensor
+    # See `RoutingDifferences`.
+    routing: Mapping[str, int]
+
+
+def _read_policy_packs(done: Sequence[_PolicyPack]) -> tuple[MiniBatchSums, RankTokenStats]:
+    """Read the figures of all packs at once."""
+    sums = MiniBatchSums()
+    read = _read_together([each.figures for each in done])
+    for each, (loss, entropy, *measured) in zip(done, read, strict=True):
+        sums += MiniBatchSums(
+            loss=loss,
+            entropy=entropy,
+            row_tokens=each.pack.row_tokens,
+            computed_tokens=each.computed_tokens,
+            objective=ObjectiveSums.from_figures(measured),
+            **each.routing,
         )
+    rows = [row for each in done for row in each.pack.rows]
+    logprobs = split_by_row([each.logprobs for each in done], rows)
+    return sums, RankTokenStats(logprobs, split_by_row([each.entropy for each in done], rows))
+
+
+def _read_together(figures: Sequence[Tensor]) -> list[list[float]]:
+    return torch.stack(list(figures)).tolist() if figures else []
 
 
 def _make_pack_tokens(pack: Sequence[TrainExample], targets: PackTargets) -> PackTokens:
@@ -188,10 +223,10 @@ def _make_pack_tokens(pack: Sequence[TrainExample], targets: PackTargets) -> Pac
 def _concat_arrays(arrays: Sequence[NDArray[np.floating] | None], device: torch.device) -> Tensor:
     """Concatenate the arrays of a pack's rows as float32; either all rows have one or none has."""
     there = [array for array in arrays if array is not None]
-    return torch.from_numpy(np.concatenate(there).astype(np.float32)).to(device)
+    return to_device(np.concatenate(there).astype(np.float32), device)
 
 
 def _expand_to_tokens(values: Sequence[float], targets: PackTargets) -> Tensor:
     """Repeat each row's value at each of its policy tokens."""
-    by_sequence = torch.tensor(values, dtype=torch.float32, device=targets.sequence.device)
+    by_sequence = to_device(np.array(values, np.float32), targets.sequence.device)
     return by_sequence[targets.sequence]

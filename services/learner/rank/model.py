@@ -20,6 +20,7 @@ from services.learner.config.lora import LoraConfig
 from services.learner.config.rank import RankConfig
 from services.learner.rank.activation_checkpointing import enable_checkpointing
 from services.learner.rank.activation_offload import activation_offload
+from services.learner.rank.device_transfer import to_device
 from services.learner.rank.lora import ADAPTER, Adapters, add_adapters
 from services.learner.rank.model_loading import ModelError, read_model, read_split_model
 from services.learner.rank.parameter_names import base_parameters
@@ -187,11 +188,9 @@ def body_states(
 ) -> Tensor:
     """Return the states [tokens, width] of a model without its head, for segments end to end."""
     plan = make_pack_layout(segments.lengths, segments.parents)
-    ids = torch.from_numpy(np.concatenate(segments.token_ids).astype(np.int64))
-    positions = torch.from_numpy(plan.position_ids)
     output = body(
-        input_ids=ids[None].to(device),
-        position_ids=positions[None].to(device),
+        input_ids=to_device(np.concatenate(segments.token_ids).astype(np.int64), device)[None],
+        position_ids=to_device(plan.position_ids, device)[None],
         use_cache=False,
         segment_offsets=plan.offsets,
         segment_parents=plan.parents,

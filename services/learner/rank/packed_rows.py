@@ -20,6 +20,7 @@ from services.learner.algo.prefix_sharing import (
     split_for_ranks,
 )
 from services.learner.rank.data_parallel import Replicas
+from services.learner.rank.device_transfer import to_device
 from services.learner.rank.model import Policy
 from services.learner.rank.routing_replay import routed_token_keys
 from services.learner.types import TrainSequence
@@ -157,7 +158,7 @@ class PackTargets:
             np.repeat(temperatures, counts),
             np.repeat(np.arange(len(rows)), counts),
         )
-        return PackTargets(*(torch.from_numpy(column).to(device) for column in columns))
+        return PackTargets(*(to_device(column, device) for column in columns))
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,10 +210,14 @@ class RowPacker:
         return self.replicas.gather_arrays(own, lengths)
 
 
-def split_by_row(values: Tensor, rows: Sequence[Row]) -> ByRow:
-    """Split a pack's values [policy tokens] into one float32 array for each row's index."""
+def split_by_row(packs: Sequence[Tensor], rows: Sequence[Row]) -> ByRow:
+    """Split packs' values [policy tokens] into one float32 array for each row's index.
+
+    All are read at once, for each reading waits for the device."""
+    if not packs:
+        return {}
     ends = np.cumsum([len(row.positions) for row in rows])[:-1]
-    parts = np.split(values.detach().float().cpu().numpy(), ends)
+    parts = np.split(torch.cat(list(packs)).detach().float().cpu().numpy(), ends)
     return {row.index: part for row, part in zip(rows, parts, strict=True)}
 
 

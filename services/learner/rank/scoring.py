@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from services.learner.algo.logprob_head import token_logprobs
 from services.learner.rank.critic import Critic
@@ -15,7 +16,8 @@ def score_rows(policy: Policy, rows: Sequence[Row], packer: RowPacker, *, chunk:
     """Return the policy's logprobs of each row's policy tokens, at the row's temperature.
 
     The result has every row with policy tokens, whichever rank computed it."""
-    own: ByRow = {}
+    found: list[Tensor] = []
+    own: list[Row] = []
     for pack in packer.iter_packs(rows):
         if not pack.rows:
             policy.pass_idly()
@@ -26,18 +28,21 @@ def score_rows(policy: Policy, rows: Sequence[Row], packer: RowPacker, *, chunk:
         logprobs = token_logprobs(
             hidden, policy.head, targets.token_ids, targets.temperature, chunk=chunk
         )
-        own |= split_by_row(logprobs, pack.rows)
-    return packer.gather_by_row(own, rows)
+        found.append(logprobs)
+        own += pack.rows
+    return packer.gather_by_row(split_by_row(found, own), rows)
 
 
 @torch.no_grad()
 def predict_row_values(critic: Critic, rows: Sequence[Row], packer: RowPacker) -> ByRow:
     """Return the critic's value of each policy token, likewise."""
-    own: ByRow = {}
+    found: list[Tensor] = []
+    own: list[Row] = []
     for pack in packer.iter_packs(rows):
         if not pack.rows:
             critic.pass_idly()
             continue
         targets = PackTargets.from_pack(pack, packer.policy.device)
-        own |= split_by_row(critic.predict_values(pack, targets), pack.rows)
-    return packer.gather_by_row(own, rows)
+        found.append(critic.predict_values(pack, targets))
+        own += pack.rows
+    return packer.gather_by_row(split_by_row(found, own), rows)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from services.learner.algo.kl import kl_penalty, kl_rewards
-from services.learner.algo.objective import Objective
+from services.learner.algo.objective import Objective, ObjectiveSums
 from services.learner.config.algorithm import KlConfig
 from tests.learner.algo.support import config, sample
 
@@ -98,7 +98,7 @@ def test_in_the_reward_it_adds_nothing_to_the_loss_and_is_measured() -> None:
         losses.append(pack(drawn.logprobs.clone().requires_grad_(), slice(0, 5)).detach())
     torch.testing.assert_close(losses[0], losses[1], rtol=0, atol=0)
     expected = kl_penalty(drawn.logprobs, drawn.reference, "k3").sum()
-    assert pack.sums.kl == pytest.approx(float(expected))
+    assert ObjectiveSums.from_figures(pack.measure().tolist()).kl == pytest.approx(float(expected))
 
 
 def test_k3_of_an_absurd_ratio_is_finite_and_an_unknown_estimator_is_refused() -> None:
