@@ -1,0 +1,47 @@
+"""Experts are computed by torch's grouped matrix product, as exactly as one after another."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from services.learner.config.rank import RankConfig
+from services.learner.rank.model import Policy, load_policy
+from tests.support.rank_configs import policy_config
+from tests.support.tiny_ranks import make_batch, write_sparse_model
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory: pytest.TempPathFactory) -> Policy:
+    folder: Path = write_sparse_model(tmp_path_factory.mktemp("experts"))
+    return load_policy(policy_config(folder), RankConfig())
+
+
+def compute_pack(policy: Policy, implementation: str) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return a pack's states, and the gradients of a sum of them."""
+    policy.model.set_experts_implementation(implementation)
+    states = policy.hidden_states([s.token_ids for s in make_batch().sequences])
+    # The head comes after the states.
+    named = dict(policy.model.base_model.named_parameters())
+    pull = torch.randn(states.shape, generator=torch.Generator().manual_seed(0))
+    slopes = torch.autograd.grad((states * pull).sum(), list(named.values()))
+    return states.detach(), dict(zip(named, slopes, strict=True))
+
+
+def test_a_policy_is_loaded_with_the_grouped_product(policy: Policy) -> None:
+    assert policy.model.get_experts_implementation() == {"": "grouped_mm"}
+
+
+@pytest.mark.parametrize("other", ["eager", "batched_mm"])
+def test_it_gives_the_states_and_gradients_of_experts_one_by_one(
+    policy: Policy, other: str
+) -> None:
+    states, slopes = compute_pack(policy, "grouped_mm")
+    expected, own = compute_pack(policy, other)
+    torch.testing.assert_close(states, expected, rtol=0, atol=1e-5)
+    assert slopes.keys() == own.keys()
+    assert any("experts" in name for name in slopes)
+    for name, slope in slopes.items():
+        scale = float(own[name].abs().max())
+        torch.testing.assert_close(slope / scale, own[name] / scale, rtol=0, atol=1e-5)
