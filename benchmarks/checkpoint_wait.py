@@ -20,6 +20,7 @@ from collections import defaultdict
 from collections.abc import Awaitable
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 import torch
@@ -96,8 +97,8 @@ def make_ranks(folder: Path) -> LocalRanks:
     model, shared = folder / "model", folder / "shared"
     shared.mkdir()
     torch.manual_seed(0)
-    sizes = {"hidden_size": 384, "intermediate_size": 1152, "num_hidden_layers": 6}
-    heads = {"num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 64}
+    sizes: dict[str, Any] = {"hidden_size": 384, "intermediate_size": 1152, "num_hidden_layers": 6}
+    heads: dict[str, Any] = {"num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 64}
     config = Qwen3Config(vocab_size=VOCABULARY, tie_word_embeddings=True, **sizes, **heads)
     Qwen3ForCausalLM(config).save_pretrained(model)
     learner = LearnerConfig.model_validate(

@@ -7,7 +7,8 @@ import hashlib
 import random
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -31,6 +32,7 @@ from services.learner.checkpoints.remote_layout import (
     surviving,
 )
 from services.learner.checkpoints.remote_staging import Staged
+from services.learner.checkpoints.upload_report import UploadReport
 from services.learner.ports import RemoteStore, RemoteStoreError, RemoteStoreRefusedError
 
 T = TypeVar("T")
@@ -39,9 +41,10 @@ T = TypeVar("T")
 # compared, beside the checksums that the store itself verifies.
 READ_BACK_BYTES = 8 << 20
 _ATTEMPTS = 6
+# Of one checkpoint; the parts of a large file, at the store, are sent several at once, too.
+_FILES_AT_ONCE = 4
 _PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 30.0
-_REPORT_EVERY_S = 10.0
 _log = get_logger(__name__)
 
 
@@ -125,9 +128,8 @@ class Uploader:
         if metrics.exists():
             shutil.copyfile(metrics, staged.folder / METRICS)
         files = {name: _digest(staged, name) for name in self._names(staged)}
-        report = _Report(staged.stamp.step, sum(file.size_bytes for file in files.values()))
-        for name, file in files.items():
-            self._send(staged, name, file, report)
+        report = UploadReport(staged.stamp.step, sum(file.size_bytes for file in files.values()))
+        self._send_all(staged, files, report)
         self.check_fence()
         manifest = RemoteManifest(
             staged.stamp, self._who.run_id, staged.schema_version, staged.acknowledged, files
@@ -173,14 +175,30 @@ class Uploader:
         sha256 = {name: file.sha256 for name, file in files.items()}
         return all(sha256.get(name) == own for name, own in staged.files.items() if own)
 
-    def _send(self, staged: Staged, name: str, file: RemoteFile, report: "_Report") -> None:
+    def _send_all(
+        self, staged: Staged, files: Mapping[str, RemoteFile], report: UploadReport
+    ) -> None:
+        """Send files, some at once; each rank wrote its own. Raises the first one's error."""
+        with ThreadPoolExecutor(_FILES_AT_ONCE, thread_name_prefix="uploads-file") as pool:
+            sent = [
+                pool.submit(self._send, staged, name, file, report) for name, file in files.items()
+            ]
+            try:
+                for each in sent:
+                    each.result()
+            finally:
+                # What has not begun need not.
+                pool.shutdown(wait=False, cancel_futures=True)
+
+    def _send(self, staged: Staged, name: str, file: RemoteFile, report: UploadReport) -> None:
         target = f"{staged.stamp.folder}/{name}"
 
         def send() -> None:
-            report.begin()
-            self._store.upload(staged.folder / name, target, report.sent)
+            report.begin(name)
+            self._store.upload(
+                staged.folder / name, target, lambda count: report.count_sent(name, count)
+            )
             self._check(target, file)
-            report.end(file.size_bytes)
 
         self._ask(send)
 
@@ -216,34 +234,6 @@ class Uploader:
 
     def _ask(self, ask: Callable[[], T]) -> T:
         return retry_request(ask, self._wait)
-
-
-class _Report:
-    """Logs the progress of an upload from time to time."""
-
-    def __init__(self, step: int, total_bytes: int) -> None:
-        self.total_bytes = total_bytes
-        self._step = step
-        self._done = 0
-        self._of_file = 0
-        self._said = time.monotonic()
-
-    def begin(self) -> None:
-        """Start sending a file, possibly again."""
-        self._of_file = 0
-
-    def sent(self, count: int) -> None:
-        """Count further bytes of the file."""
-        self._of_file += count
-        if time.monotonic() - self._said >= _REPORT_EVERY_S:
-            self._said = time.monotonic()
-            sent = self._done + self._of_file
-            _log.info("uploading", step=self._step, sent_bytes=sent, total_bytes=self.total_bytes)
-
-    def end(self, size_bytes: int) -> None:
-        """Count the file as sent."""
-        self._done += size_bytes
-        self._of_file = 0
 
 
 def _digest(staged: Staged, name: str) -> RemoteFile:

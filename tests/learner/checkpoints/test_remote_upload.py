@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import sqlite3
+import threading
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -60,6 +61,20 @@ async def test_the_manifest_comes_last_and_names_what_is_there(
     ]
     for name, file in manifest.files.items():
         assert s3.size(f"{stamp.folder}/{name}") == file.size_bytes
+
+
+async def test_files_are_sent_several_at_once(store: FsspecStore, tmp_path: Path) -> None:
+    machine = UploadingMachine(tmp_path, store)
+    # Each file waits for another one.
+    meeting = threading.Barrier(2)
+
+    def meet(call: str, _: str) -> None:
+        if call == "upload":
+            meeting.wait(20)
+
+    uploader = Uploader(unreliable(store, meet), machine.who, tmp_path, keep=2, wait=no_wait)
+    assert uploader.upload(machine.stage(await machine.make(10))) > 0
+    assert manifests(store) == ["e000001-s000010"]
 
 
 async def test_files_of_an_interrupted_upload_are_no_checkpoint_and_go_with_the_next(
