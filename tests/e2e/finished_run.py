@@ -26,6 +26,7 @@ from services.learner.journal.trajectory_tables import keys_of, trajectory_of
 from tests.support.repository import ROOT
 
 EVAL_TASKS = 12
+GROUPS = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +77,7 @@ def write_spec(folder: Path, policy: Path, *, steps: int) -> Path:
     learner = spec["learner"]
     # Strictly on policy: each step then trains on what the step before it published.
     learner |= {"steps": steps, "max_staleness": 0, "tasks": _tasks(folder, "train", 48)}
+    learner["groups_per_step"] = GROUPS
     learner["checkpoint"] = {"every": 1, "keep": steps}
     for chosen in learner["eval"]["sets"]:
         split: Split = "unseen_names" if chosen["name"] == "unseen_names" else "heldout"

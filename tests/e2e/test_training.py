@@ -11,6 +11,7 @@ from services.common.domain.attempts import FailureKind
 from services.common.shared_memory import SHARED_MEMORY
 from tests.e2e.finished_run import (
     EVAL_TASKS,
+    GROUPS,
     FinishedRun,
     Scorer,
     distances,
@@ -27,7 +28,7 @@ pytestmark = [
 ]
 
 STEPS = 2
-ATTEMPTS = 96
+ATTEMPTS = 8 * GROUPS
 TOLERANCE = 1e-4
 
 
