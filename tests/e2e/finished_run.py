@@ -21,6 +21,8 @@ from environments.api import ENV_KEYS
 from environments.task_generator import Split
 from environments.tasks import make_tasks
 from services.common.domain.trajectory import Author, Sequence, Trajectory
+from services.common.spec import PolicyConfig
+from services.learner.checkpoints.export import export_model
 from services.learner.journal.store import open_read_only
 from services.learner.journal.trajectory_tables import keys_of, trajectory_of
 from tests.support.repository import ROOT
@@ -49,6 +51,14 @@ class FinishedRun:
     @property
     def summary(self) -> dict[str, Any]:
         return json.loads((self.folder / "summary.json").read_text())
+
+    def export_step(self, step: int, model: Path) -> Path:
+        """Return a folder with the model of a step's checkpoint, in float32; `model` is the one
+        that the run began with."""
+        out = self.runs / f".exported-{step}"
+        policy = PolicyConfig(model=str(model), dtype="float32", max_model_len=1)
+        export_model(self.folder / f"checkpoints/step-{step:06d}", model, policy, out)
+        return out
 
     def rows(self, query: str, file: str = "journal.sqlite") -> list[tuple[Any, ...]]:
         """Return what a query finds in one of the run's SQLite files."""

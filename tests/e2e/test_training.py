@@ -44,7 +44,7 @@ def finished(quick_policy: Path, tmp_path_factory: pytest.TempPathFactory) -> Fi
 @pytest.fixture(scope="module")
 def scorers(finished: FinishedRun, quick_policy: Path) -> list[Scorer]:
     """Return scorers by version: what was trained from, and the checkpoint of each step."""
-    saved = [finished.folder / f"checkpoints/step-{step:06d}" for step in range(1, STEPS + 1)]
+    saved = [finished.export_step(step, quick_policy) for step in range(1, STEPS + 1)]
     return [Scorer(folder) for folder in (quick_policy, *saved)]
 
 

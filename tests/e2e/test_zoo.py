@@ -124,7 +124,7 @@ def check_agreement(trained: Trained) -> None:
     guarded = trained.run.metrics("mismatch/audit_abs_diff_max")
     assert [(row["step"], row["mismatch/guard_level"]) for row in guarded] == [(1, 0), (2, 0)]
     assert max(row["mismatch/audit_abs_diff_max"] for row in guarded) <= TOLERANCE
-    saved = [trained.run.folder / f"checkpoints/step-{step:06d}" for step in range(1, STEPS + 1)]
+    saved = [trained.run.export_step(step, trained.model) for step in range(1, STEPS + 1)]
     scorers = [Scorer(folder) for folder in (trained.model, *saved)]
     for version, scorer in enumerate(scorers):
         assert largest_distance(trained, scorer, version) <= TOLERANCE, f"version {version}"
