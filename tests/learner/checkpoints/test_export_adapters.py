@@ -20,7 +20,8 @@ from services.learner.rank.adapter_files import BaseRecord
 from services.learner.rank.model import Policy, canary_token_ids
 from tests.support.checkpoints import write_checkpoint
 from tests.support.rank_configs import policy_config
-from tests.support.tiny_ranks import make_batch, make_trainer, reference_logprobs
+from tests.support.split_checkpoints import split_checkpoint
+from tests.support.tiny_ranks import make_batch, make_trainer, reference_logprobs, same_bits
 
 LORA = LoraConfig(rank=4, alpha=8)
 Saved = tuple[Path, Policy, PolicyConfig]
@@ -103,6 +104,22 @@ def test_the_adapters_alone_are_what_peft_loads(tmp_path: Path, save: Save) -> N
         logits = loaded.merge_and_unload()(whole).logits[0, :-1].log_softmax(-1)
     found = logits.gather(1, whole[0, 1:, None]).squeeze(1).numpy()
     np.testing.assert_allclose(found, reference_logprobs(policy, ids, 1.0), rtol=0, atol=1e-4)
+
+
+def test_adapters_in_parts_of_two_ranks_are_merged_as_those_of_one(
+    tmp_path: Path, save: Save
+) -> None:
+    saved, _, config = save(dtype="float32")
+    parts = split_checkpoint(saved, tmp_path / "parts", 2)
+    found = list[dict[str, torch.Tensor]]()
+    for checkpoint in (saved, parts):
+        out = tmp_path / f"model-of-{checkpoint.name}"
+        export_model(checkpoint, Path(config.model), config, out)
+        found.append(load_file(out / "model.safetensors"))
+        export_adapters(checkpoint, Path(config.model), out)
+        found.append(load_file(out / "adapter_model.safetensors"))
+    assert same_bits(found[2], found[0])
+    assert same_bits(found[3], found[1])
 
 
 def test_a_model_whose_files_name_layers_otherwise_is_not_merged(

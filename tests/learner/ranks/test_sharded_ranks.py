@@ -22,6 +22,7 @@ from torch import Tensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from services.common.process_memory import peak_memory_bytes
+from services.learner.checkpoints.export import export_model
 from services.learner.config.algorithm import AlgorithmConfig
 from services.learner.config.learner import LearnerConfig
 from services.learner.ports import RankError
@@ -179,7 +180,13 @@ async def test_a_checkpoint_of_two_goes_on_with_another_number(
     async with started(model, tmp_path, 2, algorithm=algorithm) as ranks:
         await train(ranks, range(1, 3))
         files = await save_ranks(ranks, tmp_path / "checkpoint")
+        weights = weights_of(await ranks.publish_weights(2))
         expected = await train(ranks, range(3, 5))
+    assert len(list(files.directory.glob("*.safetensors"))) == 2
+    export_model(files.directory, model, policy_config(model), tmp_path / "exported")
+    exported = load_file(tmp_path / "exported" / "model.safetensors")
+    assert exported.keys() == weights.keys()
+    assert all((exported[name] == weights[name]).all() for name in weights)
     for count in counts:
         async with started(model, tmp_path, count, files.directory, algorithm) as ranks:
             for one, other in zip(expected, await train(ranks, range(3, 5)), strict=True):

@@ -1,0 +1,66 @@
+"""A checkpoint whose tensors lie in the files of several ranks."""
+
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from services.common.spec import PolicyConfig
+from services.learner.checkpoints.export import ExportError, export_model
+from services.learner.config.rank import RankConfig
+from services.learner.rank.checkpoint import CheckpointError, load_group
+from services.learner.rank.model import load_policy
+from services.learner.rank.model_loading import ModelError
+from services.learner.rank.split_loading import MODEL
+from services.learner.rank.tensor_shards import shard_pattern
+from tests.support.checkpoints import saved_state, write_checkpoint
+from tests.support.rank_configs import policy_config
+from tests.support.split_checkpoints import split_checkpoint
+from tests.support.tiny_ranks import make_batch, make_trainer, same_bits
+
+
+@pytest.fixture
+def policy(model_folder: Path) -> PolicyConfig:
+    return policy_config(model_folder)
+
+
+@pytest.fixture
+def saved(model_folder: Path, tmp_path: Path) -> Path:
+    """The checkpoint of one rank, with its optimizer's moments."""
+    trained, optimizer, trainer = make_trainer(model_folder)
+    trainer.train_step(make_batch(), lr=1e-2)
+    write_checkpoint(tmp_path / "saved", trained, optimizer, 1)
+    return tmp_path / "saved"
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_it_is_read_and_exported_as_that_of_one(
+    saved: Path, policy: PolicyConfig, tmp_path: Path, ranks: int
+) -> None:
+    parts = split_checkpoint(saved, tmp_path / "parts", ranks)
+    assert len(list(parts.glob("*.safetensors"))) == ranks
+    assert same_bits(saved_state(parts), saved_state(saved))
+    for source in (saved, parts):
+        export_model(source, Path(policy.model), policy, tmp_path / f"model-of-{source.name}")
+    one, several = (
+        load_file(tmp_path / f"model-of-{name}" / "model.safetensors")
+        for name in ("saved", "parts")
+    )
+    assert same_bits(several, one)
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_tensor_whose_part_before_others_is_missing_is_named(
+    saved: Path, policy: PolicyConfig, tmp_path: Path, lost: int
+) -> None:
+    parts = split_checkpoint(saved, tmp_path / "parts", 3)
+    (path,) = parts.glob(shard_pattern(lost))
+    path.unlink()
+    incomplete = r"parts has not all parts of model/model\.\S+$"
+    with pytest.raises(CheckpointError, match=incomplete):
+        load_group(parts, MODEL)
+    with pytest.raises(ModelError, match=incomplete):
+        load_policy(policy, RankConfig(), parts)
+    after = rf"parts: shard-{lost + 2:05d}-\S+ does not continue model\.\S+$"
+    with pytest.raises(ExportError, match=after):
+        export_model(parts, Path(policy.model), policy, tmp_path / "model")
