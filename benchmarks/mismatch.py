@@ -25,7 +25,7 @@ from services.learner.config.rank import RankConfig
 from services.learner.guard.dtype_bounds import BOUNDS
 from services.learner.guard.probes import Probe, ProbeResult, probe_batch
 from services.learner.rank.compare_command import CompareCommand
-from services.learner.rank.model import load_policy
+from services.learner.rank.policy_loading import load_policy
 from services.learner.rank.weight_slots import WeightSlots
 from services.learner.types import TrainBatch
 from services.rollout.adapters.vllm import VllmEngine

@@ -39,8 +39,9 @@ from services.common.spec import PolicyConfig
 from services.learner.algo.logprob_head import fused_policy_loss
 from services.learner.config.rank import RankConfig
 from services.learner.rank.data_parallel import Replicas
-from services.learner.rank.model import Policy, load_policy
+from services.learner.rank.model import Policy
 from services.learner.rank.packed_rows import PackTargets, Row, RowPacker
+from services.learner.rank.policy_loading import load_policy
 from services.learner.types import TrainSequence
 
 # As in Qwen3-8B, an untied head has 8 % of the parameters.

@@ -35,8 +35,9 @@ from services.common.spec import PolicyConfig
 from services.learner.config.algorithm import AlgorithmConfig
 from services.learner.config.learner import OptimizerConfig
 from services.learner.config.rank import RankConfig
-from services.learner.rank.model import Policy, load_policy
+from services.learner.rank.model import Policy
 from services.learner.rank.optimizer import Optimizer
+from services.learner.rank.policy_loading import load_policy
 from services.learner.rank.trainer import Trainer
 from services.learner.types import TrainBatch, TrainSequence
 

@@ -35,7 +35,7 @@ from services.common.domain.policy import PolicyId
 from services.common.loaded_objects import freeze_loaded_objects
 from services.common.spec import PolicyConfig
 from services.learner.config.rank import RankConfig
-from services.learner.rank.model import load_policy
+from services.learner.rank.policy_loading import load_policy
 from services.learner.rank.weight_slots import WeightSlots
 from services.rollout.adapters.dialect_choice import choose_dialect
 from services.rollout.adapters.tokenizer import TransformersTokenizer, load_tokenizer

@@ -17,7 +17,8 @@ from services.learner.config.algorithm import AlgorithmConfig
 from services.learner.config.learner import OptimizerConfig
 from services.learner.config.rank import RankConfig
 from services.learner.rank.data_parallel import RankPlacement
-from services.learner.rank.model import Policy, load_policy, score_tokens
+from services.learner.rank.model import Policy, score_tokens
+from services.learner.rank.policy_loading import load_policy
 from services.learner.rank.rank_setup import RankSetup, load_models
 from services.learner.rank.worker import FirstRank
 from services.learner.ranks import protocol

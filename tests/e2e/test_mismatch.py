@@ -15,7 +15,8 @@ from services.learner.guard.diagnosis import Diagnosis, diagnose_mismatch
 from services.learner.guard.dtype_bounds import BOUNDS
 from services.learner.guard.probes import ProbeResult, probe_batch, start_probes
 from services.learner.rank.compare_command import CompareCommand
-from services.learner.rank.model import Policy, load_policy
+from services.learner.rank.model import Policy
+from services.learner.rank.policy_loading import load_policy
 from services.learner.rank.weight_slots import WeightSlots
 from services.learner.types import Comparison
 from services.rollout.adapters.vllm import VllmEngine

@@ -10,8 +10,9 @@ from services.common import fingerprint as reference
 from services.learner.config.algorithm import AlgorithmConfig
 from services.learner.config.learner import OptimizerConfig
 from services.learner.config.rank import RankConfig
-from services.learner.rank.model import canary_token_ids, load_policy, score_tokens
+from services.learner.rank.model import canary_token_ids, score_tokens
 from services.learner.rank.optimizer import Optimizer
+from services.learner.rank.policy_loading import load_policy
 from services.learner.rank.reference import ReferencePolicy
 from services.learner.rank.trainer import Trainer
 from services.learner.rank.weight_slots import WeightSlots, checksum64

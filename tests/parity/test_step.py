@@ -11,8 +11,8 @@ from torch import Tensor
 
 from services.learner.config.learner import OptimizerConfig
 from services.learner.config.rank import RankConfig
-from services.learner.rank.model import load_policy
 from services.learner.rank.optimizer import Optimizer
+from services.learner.rank.policy_loading import load_policy
 from services.learner.rank.reference import ReferencePolicy
 from services.learner.rank.trainer import Trainer
 from services.learner.types import TrainBatch, TrainSequence

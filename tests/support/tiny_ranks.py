@@ -14,8 +14,9 @@ from services.learner.config.learner import OptimizerConfig
 from services.learner.config.lora import LoraConfig
 from services.learner.config.rank import RankConfig
 from services.learner.rank.data_parallel import Replicas
-from services.learner.rank.model import Policy, load_policy
+from services.learner.rank.model import Policy
 from services.learner.rank.optimizer import Optimizer
+from services.learner.rank.policy_loading import load_policy
 from services.learner.rank.trainer import Trainer
 from services.learner.types import StepResult, TrainBatch, TrainSequence
 from tests.support.rank_configs import policy_config

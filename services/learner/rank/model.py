@@ -3,8 +3,6 @@
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,23 +11,16 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel
 
-from services.common.spec import PolicyConfig
 from services.learner.algo.logprob_head import token_logprobs
 from services.learner.algo.packing import Segments, make_pack_layout
-from services.learner.config.lora import LoraConfig
-from services.learner.config.rank import RankConfig
-from services.learner.rank.activation_checkpointing import enable_checkpointing
 from services.learner.rank.activation_offload import activation_offload
 from services.learner.rank.device_transfer import to_device
-from services.learner.rank.lora import ADAPTER, Adapters, add_adapters
-from services.learner.rank.model_loading import ModelError, read_model, read_split_model
+from services.learner.rank.lora import Adapters
 from services.learner.rank.parameter_names import base_parameters
 from services.learner.rank.routing_replay import (
     RoutedPass,
     RoutingReplay,
-    check_replay,
     pass_arguments,
-    prepare_routers,
 )
 from services.learner.rank.sharding import (
     ShardLayout,
@@ -41,8 +32,6 @@ from services.learner.rank.sharding import (
 DTYPES: Mapping[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 CANARY_TOKENS = 32
 IDLE_SEGMENTS = Segments([np.zeros(1, np.int32)])
-# What float32 (bfloat16) arithmetic in another order may change about a logprob.
-_TOLERANCE: Mapping[torch.dtype, float] = {torch.float32: 1e-3, torch.bfloat16: 0.25}
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,186 +205,3 @@ def score_tokens(policy: Policy, token_ids: np.ndarray, *, chunk: int) -> np.nda
     temperature = torch.ones(len(targets), device=policy.device)
     values = token_logprobs(hidden, policy.head, targets, temperature, chunk=chunk)
     return values.float().cpu().numpy()
-
-
-def load_policy(
-    config: PolicyConfig,
-    rank: RankConfig,
-    source: str | Path | None = None,
-    lora: LoraConfig | None = None,
-) -> Policy:
-    """Load the policy's weights, from `source` (a checkpoint folder) instead where given.
-
-    With `lora` they are frozen and get adapters, which change nothing yet. Raises ModelError when
-    the model cannot be found, or would not be trained as it is served."""
-    dtype = DTYPES[config.dtype]
-    model = read_model(config, source)
-    adapters = add_adapters(model, lora, dtype) if lora is not None else None
-    policy = prepare_policy(model, dtype, rank, adapters=adapters)
-    return _follow_spec(policy, config)
-
-
-def load_split_policy(
-    config: PolicyConfig,
-    rank: RankConfig,
-    layout: ShardLayout,
-    source: str | Path | None = None,
-    lora: LoraConfig | None = None,
-    adapter_names: Sequence[str] = (ADAPTER,),
-) -> Policy:
-    """Load this rank's part of the policy, as `load_policy` loads all of it.
-
-    All adapters that it is to have are named now."""
-    dtype, added = DTYPES[config.dtype], list[Adapters]()
-
-    def prepare(model: PreTrainedModel) -> None:
-        if lora is not None:
-            added.append(add_adapters(model, lora, dtype, adapter_names))
-
-    model = read_split_model(config, layout, source, prepare=prepare)
-    adapters = added[-1] if added else None
-    policy = prepare_policy(model, dtype, rank, layout=layout, adapters=adapters)
-    return _follow_spec(policy, config)
-
-
-def _follow_spec(policy: Policy, config: PolicyConfig) -> Policy:
-    """Return the policy as the run's engines serve it."""
-    policy = replace(policy, max_model_len=config.max_model_len)
-    if config.routing_replay == "off":
-        return policy
-    segments = Segments([canary_token_ids(policy.vocabulary)])
-    try:
-        routing = prepare_routers(policy.model, replays=config.routing_replay == "replay")
-        check_replay(routing, partial(policy.segment_states, segments), policy.device)
-    except ValueError as error:
-        raise ModelError(str(error)) from error
-    return replace(policy, routing=routing)
-
-
-def prepare_policy(
-    model: PreTrainedModel,
-    dtype: torch.dtype,
-    rank: RankConfig,
-    *,
-    layout: ShardLayout | None = None,
-    adapters: Adapters | None = None,
-) -> Policy:
-    """Make a loaded model trainable and check that its logprobs are what it itself computes.
-
-    With a `layout` each rank keeps a part."""
-    device = torch.device(rank.device)
-    if layout is None:
-        nn.Module.to(model, device)
-    _switch_dropout_off(model)
-    _check_rope(model)
-    if rank.gradient_checkpointing != "auto":
-        enable_checkpointing(model, rank.gradient_checkpointing)
-    model.train()
-    scale = _logit_scale(model.config)
-    policy = Policy(
-        model,
-        model.config,
-        dtype,
-        device,
-        packable=False,
-        logit_scale=scale,
-        adapters=adapters,
-    )
-    policy = replace(policy, offload_activations=rank.offload_activations)
-    if layout is not None:
-        policy = policy.split_over_ranks(layout)
-    if adapters is not None:
-        adapters.reset()
-    _check_head(policy)
-    packable = _packs_are_exact(policy)
-    shares = rank.share_prompts and packable and _shared_prompts_are_exact(policy)
-    return replace(policy, packable=packable, shares_prompts=shares)
-
-
-def _switch_dropout_off(model: nn.Module) -> None:
-    """Switch dropout off: behaviour logprobs were computed without it.
-
-    A ratio with dropout is noise."""
-    for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
-
-
-def _rope_types(model: nn.Module) -> set[str]:
-    """Return transformers' names of how the model's layers turn positions into angles."""
-    found: set[str] = set()
-    for module in model.modules():
-        kind: Any = getattr(module, "rope_type", None)
-        kinds = kind.values() if isinstance(kind, Mapping) else (kind,)
-        found |= {name for name in kinds if isinstance(name, str)}
-    return found
-
-
-def _check_rope(model: nn.Module) -> None:
-    """Refuse dynamic scaling.
-
-    It keeps the angles of the longest sequence so far for those that follow."""
-    if any("dynamic" in name for name in _rope_types(model)):
-        raise ModelError(
-            "this model's rope is scaled dynamically: what it gives a sequence depends on the "
-            'sequences before it; set policy.rope_scaling, for example to rope_type = "yarn"'
-        )
-
-
-def _logit_scale(settings: Any) -> float:
-    """Return the factor of a model's logits, as Cohere's configs and Granite's have it."""
-    factor = getattr(settings, "logit_scale", None)
-    divisor = getattr(settings, "logits_scaling", None)
-    return float(1.0 if factor is None else factor) / float(1.0 if divisor is None else divisor)
-
-
-@torch.no_grad()
-def _check_head(policy: Policy) -> None:
-    """Check that the fused head gives what the model's own forward pass gives.
-
-    It would not for a head with a bias, or with capped logits."""
-    ids = canary_token_ids(policy.vocabulary)
-    with policy.autocast():
-        output: Any = policy.model(
-            input_ids=torch.from_numpy(ids.astype(np.int64))[None].to(policy.device),
-            use_cache=False,
-        )
-    if policy.is_split:
-        reshard_unless_grad(policy.model)
-    logits = output.logits[0, :-1].float()
-    # Summed as the fused head does: torch's log_softmax rounds away unlikely tokens on CPUs.
-    own = logits - logits.logsumexp(-1, keepdim=True)
-    targets = torch.from_numpy(ids[1:].astype(np.int64)).to(policy.device)
-    expected = own.gather(1, targets[:, None]).squeeze(1).cpu().numpy()
-    worst = float(np.abs(score_tokens(policy, ids, chunk=CANARY_TOKENS) - expected).max())
-    if not worst <= _TOLERANCE[policy.compute_dtype]:
-        raise ModelError(
-            f"{type(policy.model).__name__} computes its logits by more than a matrix product "
-            f"with its output embeddings (logprobs differ by {worst:.3g}); choose another model"
-        )
-
-
-@torch.no_grad()
-def _packs_are_exact(policy: Policy) -> bool:
-    """Return True when a segment's hidden states do not depend on the segment before it.
-
-    They do in models whose layers carry a state along the row (convolutions, linear attention),
-    and with longrope, whose angles are chosen by the largest position in the row."""
-    if "longrope" in _rope_types(policy.model):
-        return False
-    ids = canary_token_ids(policy.vocabulary)
-    first, second = ids[:20], ids[20:]
-    packed = policy.hidden_states([first, second])[len(first) :]
-    alone = policy.hidden_states([second])
-    return torch.allclose(packed.float(), alone.float(), rtol=1e-2, atol=1e-2)
-
-
-@torch.no_grad()
-def _shared_prompts_are_exact(policy: Policy) -> bool:
-    """Return True when two segments that continue the same prompt are what they are with it."""
-    ids = canary_token_ids(policy.vocabulary)
-    prompt, *ends = ids[:12], ids[12:20], ids[20:]
-    shared = policy.segment_states(Segments([prompt, *ends], [None, 0, 0]))[len(prompt) :]
-    alone = [policy.hidden_states([np.concatenate([prompt, end])]) for end in ends]
-    whole = torch.cat([states[len(prompt) :] for states in alone])
-    return torch.allclose(shared.float(), whole.float(), rtol=1e-2, atol=1e-2)

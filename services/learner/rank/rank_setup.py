@@ -24,14 +24,10 @@ from services.learner.rank.adapter_files import BaseRecord, save_adapter_config
 from services.learner.rank.critic import Critic
 from services.learner.rank.data_parallel import RankPlacement, Replicas
 from services.learner.rank.lora import ADAPTER, CRITIC_ADAPTER
-from services.learner.rank.model import (
-    DTYPES,
-    ModelError,
-    Policy,
-    load_policy,
-    load_split_policy,
-)
+from services.learner.rank.model import DTYPES, Policy
+from services.learner.rank.model_loading import ModelError
 from services.learner.rank.optimizer import Optimizer
+from services.learner.rank.policy_loading import load_policy, load_split_policy
 from services.learner.rank.reference import BaseReference, ReferencePolicy
 from services.learner.rank.rendezvous_store import Store
 from services.learner.rank.sharding import ShardLayout, local_tensor

@@ -17,8 +17,8 @@ from services.learner.config.learner import OptimizerConfig
 from services.learner.config.rank import RankConfig
 from services.learner.rank import checkpoint as files
 from services.learner.rank.checkpoint_writer import CheckpointWriter
-from services.learner.rank.model import load_policy
 from services.learner.rank.optimizer import Optimizer
+from services.learner.rank.policy_loading import load_policy
 from services.learner.rank.split_loading import MODEL
 from services.learner.rank.trainer import Trainer
 from services.learner.ranks.fake import FakeRanks

@@ -23,8 +23,9 @@ from services.learner.config.learner import OptimizerConfig
 from services.learner.config.rank import RankConfig
 from services.learner.journal.store import JOURNAL_FILE
 from services.learner.rank.checkpoint import load_group, write_rank_files
-from services.learner.rank.model import canary_token_ids, load_policy
+from services.learner.rank.model import canary_token_ids
 from services.learner.rank.optimizer import Optimizer
+from services.learner.rank.policy_loading import load_policy
 from services.learner.rank.split_loading import MODEL
 from services.learner.rank.tensor_shards import flatten_groups
 from services.learner.ranks.fake import FakeRanks

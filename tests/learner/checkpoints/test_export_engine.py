@@ -10,7 +10,7 @@ import pytest
 
 from services.learner.checkpoints.export import export_model
 from services.learner.config.rank import RankConfig
-from services.learner.rank.model import load_policy
+from services.learner.rank.policy_loading import load_policy
 from tests.learner.checkpoints.test_export import train_checkpoint
 from tests.support.tiny_model import VOCAB
 from tests.support.tiny_ranks import YARN, reference_logprobs

@@ -14,7 +14,8 @@ from services.learner.config.rank import RankConfig
 from services.learner.guard.diagnosis import Diagnosis, diagnose_mismatch
 from services.learner.guard.dtype_bounds import BOUNDS
 from services.learner.rank.compare_command import CompareCommand
-from services.learner.rank.model import Policy, load_policy
+from services.learner.rank.model import Policy
+from services.learner.rank.policy_loading import load_policy
 from services.learner.rank.weight_slots import WeightSlots
 from services.learner.types import Comparison, TrainBatch, TrainSequence
 from tests.support.rank_configs import policy_config

@@ -10,7 +10,7 @@ import torch
 
 from services.learner.guard.control_chart import MismatchBound
 from services.learner.guard.dtype_bounds import BOUNDS
-from services.learner.rank.model import load_policy
+from services.learner.rank.policy_loading import load_policy
 from services.learner.types import TrainBatch, TrainSequence
 from tests.learner.guard.engines import (
     RANK,

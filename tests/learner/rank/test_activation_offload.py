@@ -11,8 +11,8 @@ from services.learner.config.algorithm import AlgorithmConfig
 from services.learner.config.learner import OptimizerConfig
 from services.learner.config.rank import RankConfig
 from services.learner.rank import activation_offload
-from services.learner.rank.model import load_policy
 from services.learner.rank.optimizer import Optimizer
+from services.learner.rank.policy_loading import load_policy
 from services.learner.rank.trainer import Trainer
 from tests.support.rank_configs import policy_config
 from tests.support.tiny_ranks import make_prompted_batch, parameters, same_bits

@@ -12,9 +12,9 @@ from services.learner.config.rank import RankConfig
 from services.learner.rank import checkpoint
 from services.learner.rank.checkpoint import CheckpointError
 from services.learner.rank.checkpoint_writer import CheckpointWriter
-from services.learner.rank.model import load_policy
 from services.learner.rank.model_loading import ModelError
 from services.learner.rank.optimizer import Optimizer
+from services.learner.rank.policy_loading import load_policy
 from services.learner.rank.tensor_shards import (
     ShardFolder,
     TensorShardError,

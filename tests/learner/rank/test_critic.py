@@ -12,7 +12,8 @@ from services.learner.config.learner import OptimizerConfig
 from services.learner.config.rank import RankConfig
 from services.learner.rank.checkpoint import CheckpointError
 from services.learner.rank.critic import Critic
-from services.learner.rank.model import Policy, load_policy
+from services.learner.rank.model import Policy
+from services.learner.rank.policy_loading import load_policy
 from services.learner.rank.rank_setup import RankModels, RankSetup, load_models
 from services.learner.types import Histogram, StepResult, TrainBatch
 from tests.support.checkpoints import write_checkpoint, write_models

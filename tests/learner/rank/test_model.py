@@ -23,15 +23,11 @@ from services.learner.algo.logprob_head import fused_policy_loss
 from services.learner.config.rank import RankConfig
 from services.learner.rank import attention
 from services.learner.rank.data_parallel import Replicas
-from services.learner.rank.model import (
-    ModelError,
-    Policy,
-    canary_token_ids,
-    load_policy,
-    prepare_policy,
-    score_tokens,
-)
+from services.learner.rank.model import Policy, canary_token_ids, score_tokens
+from services.learner.rank.model_loading import ModelError
 from services.learner.rank.packed_rows import Row, RowPacker
+from services.learner.rank.policy_checks import check_attention
+from services.learner.rank.policy_loading import load_policy, prepare_policy
 from services.learner.rank.scoring import score_rows
 from tests.support.rank_configs import policy_config
 from tests.support.tiny_ranks import VOCAB, YARN, reference_logprobs
@@ -114,6 +110,14 @@ def test_dynamic_rope_is_refused(model_folder: Path) -> None:
     folder = with_rope(model_folder, {"rope_type": "dynamic", "factor": 2.0})
     with pytest.raises(ModelError, match="is scaled dynamically"):
         load_policy(policy_config(folder), RankConfig())
+
+
+def test_attention_within_chunks_is_refused(model_folder: Path) -> None:
+    config = Qwen3Config.from_pretrained(model_folder)
+    check_attention(config)
+    config.layer_types, config.attention_chunk_size = ["chunked_attention", "full_attention"], 64
+    with pytest.raises(ModelError, match="attend within chunks of 64 tokens"):
+        check_attention(config)
 
 
 def test_sliding_windows_are_kept(tmp_path: Path, model_folder: Path) -> None:

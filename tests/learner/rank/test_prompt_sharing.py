@@ -23,9 +23,10 @@ from services.learner.config.algorithm import AlgorithmConfig
 from services.learner.config.learner import OptimizerConfig
 from services.learner.config.rank import RankConfig
 from services.learner.rank.data_parallel import Replicas
-from services.learner.rank.model import Policy, load_policy
+from services.learner.rank.model import Policy
 from services.learner.rank.optimizer import Optimizer
 from services.learner.rank.packed_rows import Pack, PackTargets, Row, RowCluster, RowPacker
+from services.learner.rank.policy_loading import load_policy
 from services.learner.rank.scoring import score_rows
 from services.learner.rank.trainer import Trainer
 from services.learner.types import TrainBatch, TrainSequence

@@ -19,9 +19,10 @@ from services.learner.config.algorithm import AlgorithmConfig
 from services.learner.config.learner import OptimizerConfig
 from services.learner.config.lora import LoraConfig
 from services.learner.config.rank import RankConfig
-from services.learner.rank.model import Policy, load_policy
+from services.learner.rank.model import Policy
 from services.learner.rank.model_loading import ModelError
 from services.learner.rank.optimizer import Optimizer
+from services.learner.rank.policy_loading import load_policy
 from services.learner.rank.trainer import Trainer
 from services.learner.types import ExpertShape, StepResult, TrainBatch
 from tests.support.rank_configs import policy_config

@@ -9,7 +9,7 @@ import pytest
 from services.learner.config.algorithm import AlgorithmConfig
 from services.learner.config.rank import RankConfig
 from services.learner.rank import step_histograms
-from services.learner.rank.model import load_policy
+from services.learner.rank.policy_loading import load_policy
 from services.learner.rank.trainer import Trainer
 from services.learner.types import TrainBatch
 from tests.support.rank_configs import policy_config

@@ -12,7 +12,8 @@ from services.learner.algo.advantages import ADVANTAGES
 from services.learner.algo.losses import LOSSES
 from services.learner.config.algorithm import ADVANTAGE_NAMES, LOSS_NAMES, AlgorithmConfig
 from services.learner.config.rank import RankConfig
-from services.learner.rank.model import Policy, load_policy
+from services.learner.rank.model import Policy
+from services.learner.rank.policy_loading import load_policy
 from services.learner.rank.trainer import Trainer
 from services.learner.types import TrainBatch, TrainSequence
 from tests.support.rank_configs import policy_config

@@ -9,7 +9,8 @@ import pytest
 
 from services.common.domain.attempts import StopReason
 from services.learner.config.rank import RankConfig
-from services.learner.rank.model import Policy, load_policy
+from services.learner.rank.model import Policy
+from services.learner.rank.policy_loading import load_policy
 from services.learner.types import StepSettings, TrainBatch, TrainSequence
 from tests.support.rank_configs import policy_config
 from tests.support.tiny_ranks import changed, make_batch, parameters, same_bits, train

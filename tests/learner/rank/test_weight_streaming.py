@@ -13,7 +13,8 @@ from services.common.spec import PolicyConfig
 from services.learner.config.rank import RankConfig
 from services.learner.rank.compare_command import CompareCommand
 from services.learner.rank.initial_weights import open_initial_weights
-from services.learner.rank.model import Policy, load_policy
+from services.learner.rank.model import Policy
+from services.learner.rank.policy_loading import load_policy
 from services.learner.rank.score_comparison import swapped_weights
 from services.learner.rank.weight_slots import WeightSlots
 from services.learner.types import TrainBatch

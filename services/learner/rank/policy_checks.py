@@ -1,0 +1,101 @@
+"""Checks that a loaded policy computes what engines do, and what its packs may hold."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from services.learner.algo.packing import Segments
+from services.learner.rank.model import CANARY_TOKENS, Policy, canary_token_ids, score_tokens
+from services.learner.rank.model_loading import ModelError
+from services.learner.rank.sharding import reshard_unless_grad
+
+# What float32 (bfloat16) arithmetic in another order may change about a logprob.
+_TOLERANCE: Mapping[torch.dtype, float] = {torch.float32: 1e-3, torch.bfloat16: 0.25}
+
+
+def _rope_types(model: nn.Module) -> set[str]:
+    """Return transformers' names of how the model's layers turn positions into angles."""
+    found: set[str] = set()
+    for module in model.modules():
+        kind: Any = getattr(module, "rope_type", None)
+        kinds = kind.values() if isinstance(kind, Mapping) else (kind,)
+        found |= {name for name in kinds if isinstance(name, str)}
+    return found
+
+
+def check_rope(model: nn.Module) -> None:
+    """Refuse dynamic scaling.
+
+    It keeps the angles of the longest sequence so far for those that follow."""
+    if any("dynamic" in name for name in _rope_types(model)):
+        raise ModelError(
+            "this model's rope is scaled dynamically: what it gives a sequence depends on the "
+            'sequences before it; set policy.rope_scaling, for example to rope_type = "yarn"'
+        )
+
+
+def check_attention(settings: Any) -> None:
+    """Refuse attention within chunks of tokens, as Llama 4's.
+
+    Ranks would let every token see all before it, as only short sequences have it."""
+    text = settings.get_text_config()
+    if "chunked_attention" in (getattr(text, "layer_types", None) or ()):
+        raise ModelError(
+            f"layers of this model attend within chunks of {text.attention_chunk_size} tokens,"
+            " which ranks do not compute; choose another model"
+        )
+
+
+@torch.no_grad()
+def check_head(policy: Policy) -> None:
+    """Check that the fused head gives what the model's own forward pass gives.
+
+    It would not for a head with a bias, or with capped logits."""
+    ids = canary_token_ids(policy.vocabulary)
+    with policy.autocast():
+        output: Any = policy.model(
+            input_ids=torch.from_numpy(ids.astype(np.int64))[None].to(policy.device),
+            use_cache=False,
+        )
+    if policy.is_split:
+        reshard_unless_grad(policy.model)
+    logits = output.logits[0, :-1].float()
+    # Summed as the fused head does: torch's log_softmax rounds away unlikely tokens on CPUs.
+    own = logits - logits.logsumexp(-1, keepdim=True)
+    targets = torch.from_numpy(ids[1:].astype(np.int64)).to(policy.device)
+    expected = own.gather(1, targets[:, None]).squeeze(1).cpu().numpy()
+    worst = float(np.abs(score_tokens(policy, ids, chunk=CANARY_TOKENS) - expected).max())
+    if not worst <= _TOLERANCE[policy.compute_dtype]:
+        raise ModelError(
+            f"{type(policy.model).__name__} computes its logits by more than a matrix product "
+            f"with its output embeddings (logprobs differ by {worst:.3g}); choose another model"
+        )
+
+
+@torch.no_grad()
+def packs_are_exact(policy: Policy) -> bool:
+    """Return True when a segment's hidden states do not depend on the segment before it.
+
+    They do in models whose layers carry a state along the row (convolutions, linear attention),
+    and with longrope, whose angles are chosen by the largest position in the row."""
+    if "longrope" in _rope_types(policy.model):
+        return False
+    ids = canary_token_ids(policy.vocabulary)
+    first, second = ids[:20], ids[20:]
+    packed = policy.hidden_states([first, second])[len(first) :]
+    alone = policy.hidden_states([second])
+    return torch.allclose(packed.float(), alone.float(), rtol=1e-2, atol=1e-2)
+
+
+@torch.no_grad()
+def shared_prompts_are_exact(policy: Policy) -> bool:
+    """Return True when two segments that continue the same prompt are what they are with it."""
+    ids = canary_token_ids(policy.vocabulary)
+    prompt, *ends = ids[:12], ids[12:20], ids[20:]
+    shared = policy.segment_states(Segments([prompt, *ends], [None, 0, 0]))[len(prompt) :]
+    alone = [policy.hidden_states([np.concatenate([prompt, end])]) for end in ends]
+    whole = torch.cat([states[len(prompt) :] for states in alone])
+    return torch.allclose(shared.float(), whole.float(), rtol=1e-2, atol=1e-2)

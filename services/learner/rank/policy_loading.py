@@ -1,0 +1,140 @@
+"""Loading of a policy, whole or this rank's part of it, ready to be trained."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from services.common.spec import PolicyConfig
+from services.learner.algo.packing import Segments
+from services.learner.config.lora import LoraConfig
+from services.learner.config.rank import RankConfig
+from services.learner.rank.activation_checkpointing import enable_checkpointing
+from services.learner.rank.lora import ADAPTER, Adapters, add_adapters
+from services.learner.rank.model import DTYPES, Policy, canary_token_ids
+from services.learner.rank.model_loading import ModelError, read_model, read_split_model
+from services.learner.rank.policy_checks import (
+    check_attention,
+    check_head,
+    check_rope,
+    packs_are_exact,
+    shared_prompts_are_exact,
+)
+from services.learner.rank.routing_replay import check_replay, prepare_routers
+from services.learner.rank.sharding import ShardLayout
+
+
+def load_policy(
+    config: PolicyConfig,
+    rank: RankConfig,
+    source: str | Path | None = None,
+    lora: LoraConfig | None = None,
+) -> Policy:
+    """Load the policy's weights, from `source` (a checkpoint folder) instead where given.
+
+    With `lora` they are frozen and get adapters, which change nothing yet. Raises ModelError when
+    the model cannot be found, or would not be trained as it is served."""
+    dtype = DTYPES[config.dtype]
+    model = read_model(config, source)
+    adapters = add_adapters(model, lora, dtype) if lora is not None else None
+    policy = prepare_policy(model, dtype, rank, adapters=adapters)
+    return _follow_spec(policy, config)
+
+
+def load_split_policy(
+    config: PolicyConfig,
+    rank: RankConfig,
+    layout: ShardLayout,
+    source: str | Path | None = None,
+    lora: LoraConfig | None = None,
+    adapter_names: Sequence[str] = (ADAPTER,),
+) -> Policy:
+    """Load this rank's part of the policy, as `load_policy` loads all of it.
+
+    All adapters that it is to have are named now."""
+    dtype, added = DTYPES[config.dtype], list[Adapters]()
+
+    def prepare(model: PreTrainedModel) -> None:
+        if lora is not None:
+            added.append(add_adapters(model, lora, dtype, adapter_names))
+
+    model = read_split_model(config, layout, source, prepare=prepare)
+    adapters = added[-1] if added else None
+    policy = prepare_policy(model, dtype, rank, layout=layout, adapters=adapters)
+    return _follow_spec(policy, config)
+
+
+def _follow_spec(policy: Policy, config: PolicyConfig) -> Policy:
+    """Return the policy as the run's engines serve it."""
+    policy = replace(policy, max_model_len=config.max_model_len)
+    if config.routing_replay == "off":
+        return policy
+    segments = Segments([canary_token_ids(policy.vocabulary)])
+    try:
+        routing = prepare_routers(policy.model, replays=config.routing_replay == "replay")
+        check_replay(routing, partial(policy.segment_states, segments), policy.device)
+    except ValueError as error:
+        raise ModelError(str(error)) from error
+    return replace(policy, routing=routing)
+
+
+def prepare_policy(
+    model: PreTrainedModel,
+    dtype: torch.dtype,
+    rank: RankConfig,
+    *,
+    layout: ShardLayout | None = None,
+    adapters: Adapters | None = None,
+) -> Policy:
+    """Make a loaded model trainable and check that its logprobs are what it itself computes.
+
+    With a `layout` each rank keeps a part."""
+    device = torch.device(rank.device)
+    if layout is None:
+        nn.Module.to(model, device)
+    _switch_dropout_off(model)
+    check_rope(model)
+    check_attention(model.config)
+    if rank.gradient_checkpointing != "auto":
+        enable_checkpointing(model, rank.gradient_checkpointing)
+    model.train()
+    scale = _logit_scale(model.config)
+    policy = Policy(
+        model,
+        model.config,
+        dtype,
+        device,
+        packable=False,
+        logit_scale=scale,
+        adapters=adapters,
+    )
+    policy = replace(policy, offload_activations=rank.offload_activations)
+    if layout is not None:
+        policy = policy.split_over_ranks(layout)
+    if adapters is not None:
+        adapters.reset()
+    check_head(policy)
+    packable = packs_are_exact(policy)
+    shares = rank.share_prompts and packable and shared_prompts_are_exact(policy)
+    return replace(policy, packable=packable, shares_prompts=shares)
+
+
+def _switch_dropout_off(model: nn.Module) -> None:
+    """Switch dropout off: behaviour logprobs were computed without it.
+
+    A ratio with dropout is noise."""
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+
+
+def _logit_scale(settings: Any) -> float:
+    """Return the factor of a model's logits, as Cohere's configs and Granite's have it."""
+    factor = getattr(settings, "logit_scale", None)
+    divisor = getattr(settings, "logits_scaling", None)
+    return float(1.0 if factor is None else factor) / float(1.0 if divisor is None else divisor)
