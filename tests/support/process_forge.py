@@ -48,11 +48,11 @@ class ProcessForge:
     """A process that forks for whoever connects to its socket."""
 
     def __init__(self, address: Path) -> None:
-        self._address = address
+        self.address = address
 
     def python_command(self, *words: str) -> tuple[str, ...]:
         """Return a command that runs Python with these words, `-m` and a module first."""
-        return (sys.executable, "-I", "-S", "-c", _STAND_IN, str(self._address), *words)
+        return (sys.executable, "-I", "-S", "-c", _STAND_IN, str(self.address), *words)
 
 
 @contextmanager
@@ -109,6 +109,8 @@ def _keep_fork(connection: socket.socket) -> None:
     ended = os.pidfd_open(fork)
     if ended not in select.select([connection, ended], [], [])[0]:
         os.kill(fork, signal.SIGKILL)
+        # Nobody is left to be told.
+        os._exit(0)
     _, status = os.waitpid(fork, 0)
     connection.send(str(os.waitstatus_to_exitcode(status)).encode())
     os._exit(0)

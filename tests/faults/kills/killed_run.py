@@ -142,19 +142,24 @@ class KilledRun:
 
     async def verdict(self) -> Verdict:
         """Return the verdict on a run that is done."""
-        with closing(sqlite3.connect(self.run_dir / JOURNAL_FILE)) as db:
-            books = audit_journal(db)
-            rows = db.execute(
-                "SELECT group_id, attempt_index, try, content_digest FROM trajectories"
-            )
-            journaled = {(group, index, n): digest for group, index, n, digest in rows}
-        lost = [key for key, sent in self.receipts.items() if journaled.get(key) != sent]
+        lost, books = self.books()
         arguments = {"folder": self.folder, "model": self.model}
         await self.server.run("replay", arguments, self.log)
         final = self.run_dir / "checkpoints" / f"step-{self.steps:06d}"
         again = self.folder / "replayed"
         equal = same_bits(saved_state(final), saved_state(again))
         return Verdict(len(lost), len(books.twice), equal, books)
+
+    def books(self) -> tuple[list[tuple[str, int, int]], Audit]:
+        """Return what was acknowledged and is not in the journal as it was sent, and its audit."""
+        with closing(sqlite3.connect(self.run_dir / JOURNAL_FILE)) as db:
+            audit = audit_journal(db)
+            rows = db.execute(
+                "SELECT group_id, attempt_index, try, content_digest FROM trajectories"
+            )
+            journaled = {(group, index, n): digest for group, index, n, digest in rows}
+        lost = [key for key, sent in self.receipts.items() if journaled.get(key) != sent]
+        return lost, audit
 
     async def _attach(self, pid: int, injection: Injection) -> Strace:
         strace = await Strace.attach(pid, injection, self.folder / "strace.log")

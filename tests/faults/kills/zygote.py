@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.faults.kills.child import Life, replay, run_life
+from tests.faults.kills.sharded_learner import ShardedLife, run_sharded
 from tests.support.tiny_ranks import write_model
 
 # A process of which nobody wants to know ends by itself.
@@ -61,6 +62,12 @@ def _live(arguments: dict[str, Any]) -> None:
     run_life(Life(**arguments))
 
 
+def _live_sharded(arguments: dict[str, Any]) -> None:
+    for name in ("folder", "model", "forge"):
+        arguments[name] = Path(arguments[name])
+    run_sharded(ShardedLife(**arguments))
+
+
 def _replay(arguments: dict[str, Any]) -> None:
     asyncio.run(replay(Path(arguments["folder"]), Path(arguments["model"])))
 
@@ -71,6 +78,7 @@ def _model(arguments: dict[str, Any]) -> None:
 
 _WORK: dict[str, Callable[[dict[str, Any]], None]] = {
     "live": _live,
+    "live-sharded": _live_sharded,
     "replay": _replay,
     "model": _model,
 }

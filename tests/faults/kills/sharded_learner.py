@@ -1,0 +1,106 @@
+"""A whole learner with two rank processes, each with a part of the parameters, to be killed."""
+
+import asyncio
+import shutil
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from services.common.spec import PolicyConfig
+from services.learner.app import run_learner
+from services.learner.config.learner import LearnerConfig
+from services.learner.dependencies import LearnerDependencies
+from services.learner.ranks import rank_process
+from services.learner.ranks.fake import FakeRanks
+from services.learner.ranks.local_ranks import LocalRanks
+from services.learner.tracking.adapters.jsonl import JsonlTracker
+from services.learner.types import Comparison, ModelInfo, Publication, TrainBatch
+from tests.support.learner import TOKENIZER, make_config, make_runtime
+from tests.support.process_forge import ProcessForge
+from tests.support.rank_configs import policy_config
+
+RANKS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class ShardedLife:
+    """One start of a learner, whose ranks are forked by the forge at this address."""
+
+    folder: Path
+    model: Path
+    forge: Path
+    port: int
+    steps: int
+    checkpoint_every: int
+
+
+class TrustedRanks(LocalRanks):
+    """Real ranks whose engines are beyond doubt: `FakeWorker` samples from no weights.
+
+    What they are started from is kept in `read`, as they found it."""
+
+    def __init__(
+        self, folder: Path, policy: PolicyConfig, config: LearnerConfig, shm_dir: Path
+    ) -> None:
+        shm_dir.mkdir(exist_ok=True)
+        super().__init__("sharded", policy, config, folder / "rank.log", shm_dir)
+        self._read = folder / "read"
+        self._fake = FakeRanks(folder)
+
+    async def start_ranks(self, checkpoint: Path | None) -> ModelInfo:
+        if checkpoint is not None:
+            number = len(list(self._read.glob("*"))) + 1
+            shutil.copytree(checkpoint, self._read / f"{number}-{checkpoint.name}")
+        return await super().start_ranks(checkpoint)
+
+    async def publish_weights(self, version: int) -> Publication:
+        published = await super().publish_weights(version)
+        sure = published.canary_logprobs * 0 - 1
+        return replace(published, canary_logprobs=sure)
+
+    async def compare_batch(self, batch: TrainBatch, *, diagnose: bool = False) -> Comparison:
+        return await self._fake.compare_batch(batch, diagnose=diagnose)
+
+
+def sharded_config(folder: Path, steps: int, checkpoint_every: int) -> LearnerConfig:
+    """Return the configuration of a run. Adam's `eps` keeps roundings of a gradient that is next to
+    nothing from becoming whole steps."""
+    return make_config(
+        folder,
+        steps=steps,
+        groups_per_step=2,
+        group_size=2,
+        max_staleness=1,
+        lease_ttl_s=0.4,
+        attach_grace_s=0.1,
+        checkpoint={"every": checkpoint_every, "keep": 2},
+        optimizer={"lr": 1e-3, "eps": 1e-4},
+        rank={
+            "processes": RANKS,
+            "shard": True,
+            "pack_tokens": 64,
+            "head_chunk": 16,
+            "burn_in": {"enabled": False},
+        },
+    )
+
+
+async def live_sharded(life: ShardedLife) -> None:
+    """Serve and train until the run is done."""
+    config = sharded_config(life.folder, life.steps, life.checkpoint_every)
+    runtime = make_runtime(life.folder, config, listen=f"127.0.0.1:{life.port}")
+    ranks = TrustedRanks(life.folder, policy_config(life.model), config, life.folder / "shm")
+    tracker = JsonlTracker(life.folder / "run" / "metrics.jsonl")
+    try:
+        await run_learner(runtime, LearnerDependencies(ranks, tracker, TOKENIZER))
+    finally:
+        await ranks.close()
+        tracker.close()
+
+
+def run_sharded(life: ShardedLife) -> None:
+    """Live one life, in the forked process."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rank_process, "python_command", ProcessForge(life.forge).python_command)
+        asyncio.run(live_sharded(life))
