@@ -73,7 +73,7 @@ def test_checkpoints_of_adapters_are_small() -> None:
 
 @pytest.mark.parametrize("target", ["all-linear", ("q_proj", "mlp.down_proj")])
 def test_adapters_are_counted_as_they_are(model_folder: Path, target: Any) -> None:
-    from services.learner.rank.model import load_policy
+    from services.learner.rank.policy_loading import load_policy
     from tests.support.rank_configs import policy_config
 
     lora = LoraConfig(rank=4, target_modules=target)

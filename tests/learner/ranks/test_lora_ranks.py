@@ -13,7 +13,6 @@ from safetensors.numpy import save_file
 
 from services.learner.config.lora import LoraConfig
 from services.learner.rank.adapter_files import BaseRecord
-from services.learner.rank.checkpoint import save_checkpoint
 from services.learner.rank.rank_setup import RankSetup, load_models
 from services.learner.ranks.local_ranks import LocalRanks
 from services.learner.types import Publication, StepResult
@@ -26,7 +25,7 @@ from tests.learner.ranks.test_sharded_ranks import (
     train,
     weights_of,
 )
-from tests.support.checkpoints import save_ranks
+from tests.support.checkpoints import save_ranks, write_checkpoint
 from tests.support.rank_configs import policy_config
 from tests.support.tiny_ranks import make_batch, make_trainer, write_model, write_sparse_model
 
@@ -123,7 +122,7 @@ def test_a_rank_elsewhere_gets_the_adapters_and_their_moments(tmp_path: Path) ->
     policy, optimizer, trainer = make_trainer(model, lora=LORA)
     trainer.train_step(make_batch(), lr=1e-2)
     record = BaseRecord.of_policy(policy, policy_config(model))
-    save_checkpoint(tmp_path / "checkpoint", policy, optimizer, 1, base=record)
+    write_checkpoint(tmp_path / "checkpoint", policy, optimizer, 1, record)
     expected = {**policy.trained_parameters(), **optimizer.state_tensors()}
     for step, held in start_alone(load_from_the_first, model, 2, tmp_path / "ranks"):
         assert step == 1

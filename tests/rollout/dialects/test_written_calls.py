@@ -148,6 +148,7 @@ class FewTokens:
     """A tokenizer of characters, with some tags as tokens of their own."""
 
     control_tokens: Sequence[str] = ()
+    structure_tokens: Sequence[str] = ()
 
     def __init__(self, *tags: str) -> None:
         self._tags = tags
