@@ -9,8 +9,8 @@ from services.common.spec import PolicyConfig
 from services.learner.checkpoints.export import ExportError, export_model
 from services.learner.config.rank import RankConfig
 from services.learner.rank.checkpoint import CheckpointError, load_group
-from services.learner.rank.policy_loading import load_policy
 from services.learner.rank.model_loading import ModelError
+from services.learner.rank.policy_loading import load_policy
 from services.learner.rank.split_loading import MODEL
 from services.learner.rank.tensor_shards import shard_pattern
 from tests.support.checkpoints import saved_state, write_checkpoint
