@@ -138,6 +138,7 @@ def meet(seat: RankAssignment, port: int) -> None:
     store = TCPStore(seat.host, seat.port, is_master=False)
     fact = f'{{"host": "127.0.0.1", "port": {port}, "gpu": false}}'
     store.set(f"rank {seat.rank}", fact)
+    store.set(f"checked {seat.rank}", "")
 
 
 async def test_an_interface_that_gloo_does_not_find_is_named(

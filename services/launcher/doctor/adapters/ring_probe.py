@@ -72,9 +72,11 @@ def _test_ring(assignment: RankAssignment, listener: int | None) -> str:
     with listen_on(own) as door:
         facts = _exchange_facts(store, assignment, own, door)
         peers = {rank: (fact["host"], fact["port"]) for rank, fact in facts.items()}
-        if wrong := find_unreachable(
+        wrong = find_unreachable(
             {rank: at for rank, at in peers.items() if rank != assignment.rank}
-        ):
+        )
+        _await_checks(store, assignment)
+        if wrong:
             raise _BlockedError(", ".join(wrong))
         without = [str(rank) for rank, fact in sorted(facts.items()) if not fact["gpu"]]
         backend = _NCCL if assignment.gpu is not None and not without else _GLOO
@@ -115,6 +117,14 @@ def _exchange_facts(
     fact = {"host": own, "port": door.getsockname()[1], "gpu": has_gpu}
     store.set(f"rank {assignment.rank}", json.dumps(fact))
     return {rank: json.loads(store.get(f"rank {rank}")) for rank in range(assignment.world)}
+
+
+def _await_checks(store: Any, assignment: RankAssignment) -> None:
+    """Wait until every rank has tried to reach the others.
+
+    A rank that ended before would close its door to those that try it last."""
+    store.set(f"checked {assignment.rank}", "")
+    store.wait([f"checked {rank}" for rank in range(assignment.world)])
 
 
 def _pass_around(assignment: RankAssignment, backend: str) -> None:
