@@ -14,7 +14,12 @@ from pathlib import Path
 _SILENCE_S = 60.0
 _COMMAND_S = 120.0
 # By itself npm waits for minutes where there is no network.
-_NPM_OPTIONS = ("--json", "--fetch-retries=1", "--fetch-retry-maxtimeout=5000")
+_NPM_OPTIONS = (
+    "--json",
+    "--fetch-retries=1",
+    "--fetch-retry-mintimeout=1000",
+    "--fetch-retry-maxtimeout=5000",
+)
 
 
 class RegistryError(Exception):
