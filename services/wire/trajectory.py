@@ -4,6 +4,8 @@ What is decoded here is well formed; whether it holds together the learner check
 (`services/learner/api/decode.py`)."""
 
 from collections.abc import Iterator
+from itertools import accumulate
+from typing import Any
 
 from flotilla.learner.v1 import group_service_pb2 as group_pb
 from flotilla.learner.v1 import trajectory_pb2
@@ -16,24 +18,30 @@ from services.common.domain.trajectory import (
     Span,
     Trajectory,
     TurnTiming,
-    expert_bytes,
+    wire_arrays,
 )
-from services.common.rpc import to_duration, to_seconds
+from services.common.rpc import to_seconds
 from services.wire.enums import AUTHORS, FAILURE_KINDS, STOP_REASONS
-from services.wire.policy import decode_policy, encode_policy
+from services.wire.policy import decode_policy
 
-# Bytes of one array in one message, which stays under 1 MiB with all around it.
+# Bytes of arrays in one message, which stays under 1 MiB with all around them.
 CHUNK_BYTES = 512 * 1024
 
 _NO_GRADE = "NO_GRADE_REASON_"
 
+# Of a message and all within it, by name: a message made of these is made once, and not copied
+# into the one around it.
+_Fields = dict[str, Any]
+
 
 def encode_submission(trajectory: Trajectory) -> Iterator[group_pb.SubmitTrajectoryRequest]:
     """Yield header, chunks and end."""
-    yield group_pb.SubmitTrajectoryRequest(header=_encode_header(trajectory))
+    header: Any = _header_fields(trajectory)
+    yield group_pb.SubmitTrajectoryRequest(header=header)
     for index, sequence in enumerate(trajectory.sequences):
-        for chunk in _encode_chunks(index, sequence):
-            yield group_pb.SubmitTrajectoryRequest(chunk=chunk)
+        for chunk in _chunk_fields(index, sequence):
+            piece: Any = chunk
+            yield group_pb.SubmitTrajectoryRequest(chunk=piece)
     end = trajectory_pb2.TrajectoryEnd(content_digest=trajectory.content_digest)
     yield group_pb.SubmitTrajectoryRequest(end=end)
 
@@ -65,32 +73,30 @@ def decode_trajectory(
     )
 
 
-def _encode_header(trajectory: Trajectory) -> trajectory_pb2.TrajectoryHeader:
+def _header_fields(trajectory: Trajectory) -> _Fields:
     facts = trajectory.facts
-    header = trajectory_pb2.TrajectoryHeader(
-        key=_encode_key(trajectory.key),
-        lease_id=trajectory.lease_id,
-        worker_id=facts.worker_id,
-        sequences=[_encode_sequence(sequence) for sequence in trajectory.sequences],
-        detail=trajectory.detail,
-        partial_reward=trajectory.partial_reward,
-        checks_passed=trajectory.checks_passed,
-        checks_failed=trajectory.checks_failed,
-        suspicion=trajectory.suspicion,
-        turns=[_encode_turn(turn) for turn in trajectory.turns],
-        counts=_encode_counts(trajectory.counts),
-        env_key=facts.env_key,
-        task_key=facts.task_key,
-        env_version=facts.env_version,
-        data_version=facts.data_version,
-        tool_schema_digest=bytes.fromhex(facts.tool_schema_digest),
-        prompt_digest=bytes.fromhex(facts.prompt_digest),
-        instance_id=facts.instance_id,
-    )
-    if trajectory.stop_reason is not None:
-        header.stop_reason = STOP_REASONS.encode(trajectory.stop_reason)
-    _encode_outcome(header, trajectory)
-    return header
+    return {
+        "key": _key_fields(trajectory.key),
+        "lease_id": trajectory.lease_id,
+        "worker_id": facts.worker_id,
+        "sequences": [_sequence_fields(sequence) for sequence in trajectory.sequences],
+        **_outcome_fields(trajectory),
+        "detail": trajectory.detail,
+        "stop_reason": trajectory.stop_reason and STOP_REASONS.encode(trajectory.stop_reason),
+        "partial_reward": trajectory.partial_reward,
+        "checks_passed": trajectory.checks_passed,
+        "checks_failed": trajectory.checks_failed,
+        "suspicion": trajectory.suspicion,
+        "turns": [_turn_fields(turn) for turn in trajectory.turns],
+        "counts": _count_fields(trajectory.counts),
+        "env_key": facts.env_key,
+        "task_key": facts.task_key,
+        "env_version": facts.env_version,
+        "data_version": facts.data_version,
+        "tool_schema_digest": bytes.fromhex(facts.tool_schema_digest),
+        "prompt_digest": bytes.fromhex(facts.prompt_digest),
+        "instance_id": facts.instance_id,
+    }
 
 
 def _decode_facts(header: trajectory_pb2.TrajectoryHeader) -> Facts:
@@ -106,14 +112,15 @@ def _decode_facts(header: trajectory_pb2.TrajectoryHeader) -> Facts:
     )
 
 
-def _encode_outcome(header: trajectory_pb2.TrajectoryHeader, trajectory: Trajectory) -> None:
+def _outcome_fields(trajectory: Trajectory) -> _Fields:
     if trajectory.reward is not None:
-        header.reward = trajectory.reward
-    elif trajectory.no_grade:
+        return {"reward": trajectory.reward}
+    if trajectory.no_grade:
         name = f"{_NO_GRADE}{trajectory.no_grade.upper()}"
-        header.no_grade = trajectory_pb2.NoGradeReason.Value(name)
-    elif trajectory.failure is not None:
-        header.failure = FAILURE_KINDS.encode(trajectory.failure)
+        return {"no_grade": trajectory_pb2.NoGradeReason.Value(name)}
+    if trajectory.failure is not None:
+        return {"failure": FAILURE_KINDS.encode(trajectory.failure)}
+    return {}
 
 
 def _decode_outcome(
@@ -128,62 +135,62 @@ def _decode_outcome(
     return None, FAILURE_KINDS.find_member(header.failure), ""
 
 
-def _encode_key(key: AttemptKey) -> trajectory_pb2.TrajectoryKey:
-    # `try` is a word of Python's, so the field cannot be named as an argument.
-    fields = {
+def _key_fields(key: AttemptKey) -> _Fields:
+    return {
         "group_id": key.group_id,
         "attempt_index": key.attempt_index,
         "try": key.attempt_try,
     }
-    return trajectory_pb2.TrajectoryKey(**fields)  # pyright: ignore[reportArgumentType]
 
 
 def decode_key(key: trajectory_pb2.TrajectoryKey) -> AttemptKey:
     return AttemptKey(key.group_id, key.attempt_index, getattr(key, "try"))
 
 
-def _encode_sequence(sequence: Sequence) -> trajectory_pb2.SequenceHeader:
-    return trajectory_pb2.SequenceHeader(
-        token_count=len(sequence.token_ids),
-        spans=[_encode_span(span) for span in sequence.spans],
-        media=[_encode_media(item) for item in sequence.media],
-        experts=_encode_shape(sequence),
-    )
+def _sequence_fields(sequence: Sequence) -> _Fields:
+    return {
+        "token_count": len(sequence.token_ids),
+        "spans": [_span_fields(span) for span in sequence.spans],
+        "media": [_media_fields(item) for item in sequence.media],
+        "experts": _shape_fields(sequence),
+    }
 
 
-def _encode_shape(sequence: Sequence) -> trajectory_pb2.RoutedExperts | None:
+def _shape_fields(sequence: Sequence) -> _Fields | None:
     if sequence.experts is None:
         return None
     tokens, layers, chosen = sequence.experts.shape
-    return trajectory_pb2.RoutedExperts(token_count=tokens, layers=layers, chosen=chosen)
+    return {"token_count": tokens, "layers": layers, "chosen": chosen}
 
 
-def _encode_chunks(index: int, sequence: Sequence) -> Iterator[trajectory_pb2.SequenceChunk]:
-    tokens = sequence.token_ids.astype("<i4").tobytes()
-    for start in range(0, len(tokens), CHUNK_BYTES):
-        piece = tokens[start : start + CHUNK_BYTES]
-        yield trajectory_pb2.SequenceChunk(sequence_index=index, token_ids=piece)
-    logprobs = sequence.logprobs.astype("<f4").tobytes()
-    for start in range(0, len(logprobs), CHUNK_BYTES):
-        piece = logprobs[start : start + CHUNK_BYTES]
-        yield trajectory_pb2.SequenceChunk(sequence_index=index, logprobs=piece)
+def _chunk_fields(index: int, sequence: Sequence) -> Iterator[_Fields]:
+    """Yield the arrays one behind the other, as many of them in a message as fit: a message costs
+    more than 100 kB in it."""
+    token_ids, logprobs, experts = (array.tobytes() for array in wire_arrays(sequence))
     media = b"".join(item.content for item in sequence.media)
-    for start in range(0, len(media), CHUNK_BYTES):
-        piece = media[start : start + CHUNK_BYTES]
-        yield trajectory_pb2.SequenceChunk(sequence_index=index, media=piece)
-    experts = expert_bytes(sequence)
-    for start in range(0, len(experts), CHUNK_BYTES):
-        piece = experts[start : start + CHUNK_BYTES]
-        yield trajectory_pb2.SequenceChunk(sequence_index=index, experts=piece)
+    arrays = {"token_ids": token_ids, "logprobs": logprobs, "media": media, "experts": experts}
+    ends = list(accumulate(map(len, arrays.values())))
+    begins = (0, *ends)
+    for start in range(0, ends[-1], CHUNK_BYTES):
+        pieces = {
+            name: data[max(0, start - begin) : max(0, start + CHUNK_BYTES - begin)]
+            for begin, (name, data) in zip(begins, arrays.items(), strict=False)
+        }
+        yield {"sequence_index": index, **pieces}
 
 
-def _encode_span(span: Span) -> trajectory_pb2.Span:
-    return trajectory_pb2.Span(
-        author=AUTHORS.encode(span.author),
-        length=span.length,
-        policy=None if span.policy is None else encode_policy(span.policy),
-        temperature=span.temperature,
-    )
+def _span_fields(span: Span) -> _Fields:
+    fields: _Fields = {"author": AUTHORS.encode(span.author), "length": span.length}
+    policy = span.policy
+    if policy is not None:
+        fields["policy"] = {
+            "run_epoch": policy.run_epoch,
+            "version": policy.version,
+            "fingerprint": policy.fingerprint,
+        }
+    if span.temperature is not None:
+        fields["temperature"] = span.temperature
+    return fields
 
 
 def decode_span(span: trajectory_pb2.Span) -> Span | None:
@@ -199,16 +206,16 @@ def decode_span(span: trajectory_pb2.Span) -> Span | None:
     )
 
 
-def _encode_media(item: Media) -> trajectory_pb2.MediaReference:
-    return trajectory_pb2.MediaReference(
-        sha256=bytes.fromhex(item.sha256),
-        mime=item.mime,
-        grid=item.grid,
-        token_offset=item.token_offset,
-        processor_digest=bytes.fromhex(item.processor_digest),
-        size_bytes=item.size_bytes,
-        sent_bytes=len(item.content),
-    )
+def _media_fields(item: Media) -> _Fields:
+    return {
+        "sha256": bytes.fromhex(item.sha256),
+        "mime": item.mime,
+        "grid": item.grid,
+        "token_offset": item.token_offset,
+        "processor_digest": bytes.fromhex(item.processor_digest),
+        "size_bytes": item.size_bytes,
+        "sent_bytes": len(item.content),
+    }
 
 
 def decode_media(item: trajectory_pb2.MediaReference, content: bytes) -> Media:
@@ -223,15 +230,22 @@ def decode_media(item: trajectory_pb2.MediaReference, content: bytes) -> Media:
     )
 
 
-def _encode_turn(turn: TurnTiming) -> trajectory_pb2.TurnTiming:
-    return trajectory_pb2.TurnTiming(
-        generate=to_duration(turn.generate_s),
-        tools=to_duration(turn.tools_s),
-        prompt_tokens=turn.prompt_tokens,
-        generated_tokens=turn.generated_tokens,
-        reward=turn.reward,
-        thinking_tokens=turn.thinking_tokens,
-    )
+def _turn_fields(turn: TurnTiming) -> _Fields:
+    return {
+        "generate": _duration_fields(turn.generate_s),
+        "tools": _duration_fields(turn.tools_s),
+        "prompt_tokens": turn.prompt_tokens,
+        "generated_tokens": turn.generated_tokens,
+        "reward": turn.reward,
+        "thinking_tokens": turn.thinking_tokens,
+    }
+
+
+def _duration_fields(seconds: float) -> _Fields:
+    """Return seconds as a Duration has them: both parts have their sign."""
+    sign = -1 if seconds < 0 else 1
+    whole, nanos = divmod(round(abs(seconds) * 1e9), 10**9)
+    return {"seconds": sign * whole, "nanos": sign * nanos}
 
 
 def _decode_turn(turn: trajectory_pb2.TurnTiming) -> TurnTiming:
@@ -246,20 +260,20 @@ def _decode_turn(turn: trajectory_pb2.TurnTiming) -> TurnTiming:
     )
 
 
-def _encode_counts(counts: Counts) -> trajectory_pb2.TrajectoryCounts:
-    return trajectory_pb2.TrajectoryCounts(
-        turns=counts.turns,
-        tool_calls=counts.tool_calls,
-        tool_errors=counts.tool_errors,
-        parse_errors=counts.parse_errors,
-        repeats=counts.repeats,
-        open=to_duration(counts.open_s),
-        grade=to_duration(counts.grade_s),
-        tools=counts.tools,
-        malformed_turns=counts.malformed_turns,
-        parse_messages=counts.parse_messages,
-        unknown_tools=counts.unknown_tools,
-    )
+def _count_fields(counts: Counts) -> _Fields:
+    return {
+        "turns": counts.turns,
+        "tool_calls": counts.tool_calls,
+        "tool_errors": counts.tool_errors,
+        "parse_errors": counts.parse_errors,
+        "repeats": counts.repeats,
+        "open": _duration_fields(counts.open_s),
+        "grade": _duration_fields(counts.grade_s),
+        "tools": counts.tools,
+        "malformed_turns": counts.malformed_turns,
+        "parse_messages": counts.parse_messages,
+        "unknown_tools": counts.unknown_tools,
+    }
 
 
 def _decode_counts(counts: trajectory_pb2.TrajectoryCounts) -> Counts:

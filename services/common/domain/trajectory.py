@@ -55,6 +55,7 @@ class Media:
 
 # [tokens, layers, experts of a token]; layers without experts count, too.
 Experts = NDArray[np.uint8 | np.uint16]
+_NO_EXPERTS: Experts = np.zeros(0, np.uint8)
 
 
 def expert_dtype(experts: int) -> type[np.uint8 | np.uint16]:
@@ -178,13 +179,17 @@ def content_digest(sequences: Items[Sequence]) -> bytes:
     """SHA-256 over the bytes of token ids, logprobs and experts, sequence by sequence."""
     digest = hashlib.sha256()
     for sequence in sequences:
-        digest.update(sequence.token_ids.astype("<i4").tobytes())
-        digest.update(sequence.logprobs.astype("<f4").tobytes())
-        digest.update(expert_bytes(sequence))
+        for array in wire_arrays(sequence):
+            digest.update(array)
     return digest.digest()
 
 
-def expert_bytes(sequence: Sequence) -> bytes:
-    """Return the ids of a sequence's experts, little-endian; empty where there are none."""
-    experts = sequence.experts
-    return b"" if experts is None else experts.astype(experts.dtype.newbyteorder("<")).tobytes()
+def wire_arrays(sequence: Sequence) -> tuple[memoryview, memoryview, memoryview]:
+    """Return token ids, logprobs and the ids of experts in the order of their bytes on the wire
+    and on disk: little-endian and flat, copied only where they are not so already."""
+    experts = sequence.experts if sequence.experts is not None else _NO_EXPERTS
+    return (
+        np.ascontiguousarray(sequence.token_ids, "<i4").data,
+        np.ascontiguousarray(sequence.logprobs, "<f4").data,
+        np.ascontiguousarray(experts, experts.dtype.newbyteorder("<")).reshape(-1).data,
+    )

@@ -77,15 +77,11 @@ class TrajectoryAssembler:
         header = self._header
         if header is None or self._end is None:
             raise MalformedRequestError("the stream broke off before its end part")
-        token_ids = [bytes(array) for array in self._token_ids]
-        logprobs = [bytes(array) for array in self._logprobs]
-        media, experts = ([bytes(one) for one in each] for each in (self._media, self._experts))
-        _check_digest(self._end, token_ids, logprobs, experts)
+        arrays_of = (self._token_ids, self._logprobs, self._media, self._experts)
+        _check_digest(self._end, self._token_ids, self._logprobs, self._experts)
         sequences = tuple(
             decode_sequence(item, SequenceArrays(*arrays), self._limits, f"sequence {number}")
-            for number, (item, *arrays) in enumerate(
-                zip(header.sequences, token_ids, logprobs, media, experts, strict=True)
-            )
+            for number, (item, *arrays) in enumerate(zip(header.sequences, *arrays_of, strict=True))
         )
         trajectory = decode_trajectory(header, sequences, self._end)
         _check_trajectory(trajectory)
@@ -126,21 +122,25 @@ class TrajectoryAssembler:
             raise MalformedRequestError(
                 f"chunk of sequence {chunk.sequence_index}, which has no header"
             )
-        size = len(chunk.token_ids) + len(chunk.logprobs) + len(chunk.media) + len(chunk.experts)
+        # Each look at a field copies it.
+        pieces = (chunk.token_ids, chunk.logprobs, chunk.media, chunk.experts)
+        size = sum(map(len, pieces))
         if not size:
             # A stream of these would never come to its end.
             raise MalformedRequestError("a chunk is empty")
         self._received += size
         if self._received > self._expected:
             raise MalformedRequestError("the chunks hold more than the header announced")
-        self._token_ids[chunk.sequence_index].extend(chunk.token_ids)
-        self._logprobs[chunk.sequence_index].extend(chunk.logprobs)
-        self._media[chunk.sequence_index].extend(chunk.media)
-        self._experts[chunk.sequence_index].extend(chunk.experts)
+        arrays = (self._token_ids, self._logprobs, self._media, self._experts)
+        for array, piece in zip(arrays, pieces, strict=True):
+            array[chunk.sequence_index].extend(piece)
 
 
 def _check_digest(
-    digest: bytes, token_ids: Items[bytes], logprobs: Items[bytes], experts: Items[bytes]
+    digest: bytes,
+    token_ids: Items[bytearray],
+    logprobs: Items[bytearray],
+    experts: Items[bytearray],
 ) -> None:
     found = hashlib.sha256()
     for arrays in zip(token_ids, logprobs, experts, strict=True):

@@ -25,6 +25,7 @@ from services.wire.trajectory import decode_media, decode_span
 
 _MAX_MEDIA = 4096
 _MIN_LOGPROB = -1e4
+_LEAST_NORMAL = np.finfo(np.float32).tiny
 
 
 class MalformedRequestError(ValueError):
@@ -41,7 +42,7 @@ class TokenLimits:
     experts: ExpertShape | None = None
 
 
-def to_floats(data: bytes) -> NDArray[np.float32]:
+def to_floats(data: bytes | bytearray) -> NDArray[np.float32]:
     """Decode little-endian float32. Raises MalformedRequestError."""
     if len(data) % 4:
         raise MalformedRequestError(f"{len(data)} bytes are not a whole number of float32")
@@ -50,12 +51,12 @@ def to_floats(data: bytes) -> NDArray[np.float32]:
 
 @dataclass(frozen=True, slots=True)
 class SequenceArrays:
-    """The bytes of one sequence as they came."""
+    """The bytes of one sequence as they came; the arrays that are made of them are views."""
 
-    ids: bytes
-    scores: bytes
-    media: bytes
-    experts: bytes = b""
+    ids: bytes | bytearray
+    scores: bytes | bytearray
+    media: bytes | bytearray
+    experts: bytes | bytearray = b""
 
 
 def check_media(header: trajectory_pb2.SequenceHeader, where: str) -> None:
@@ -95,7 +96,10 @@ def check_experts(header: trajectory_pb2.SequenceHeader, limits: TokenLimits, wh
 
 
 def _decode_experts(
-    header: trajectory_pb2.SequenceHeader, content: bytes, limits: TokenLimits, where: str
+    header: trajectory_pb2.SequenceHeader,
+    content: bytes | bytearray,
+    limits: TokenLimits,
+    where: str,
 ) -> Experts | None:
     announced = check_experts(header, limits, where)
     if len(content) != announced:
@@ -113,7 +117,7 @@ def _decode_experts(
 
 
 def _decode_media(
-    header: trajectory_pb2.SequenceHeader, content: bytes, where: str
+    header: trajectory_pb2.SequenceHeader, content: bytes | bytearray, where: str
 ) -> Iterator[Media]:
     start = 0
     for number, item in enumerate(header.media):
@@ -145,7 +149,8 @@ def decode_sequence(
         )
     _check_order(spans, where)
     token_ids = np.frombuffer(ids, dtype="<i4")
-    if token_ids.min() < 0 or token_ids.max() >= limits.vocab_size:
+    # Read as unsigned, what is below 0 is above every vocabulary.
+    if token_ids.view("<u4").max() >= limits.vocab_size:
         raise MalformedRequestError(f"{where}: a token id is outside 0..{limits.vocab_size - 1}")
     logprobs = to_floats(scores)
     written = sum(span.length for span in spans if span.author is Author.POLICY)
@@ -162,14 +167,18 @@ def decode_sequence(
 def _check_logprobs(logprobs: NDArray[np.float32], where: str) -> None:
     """Refuse logprobs that no softmax in float32 gives a sampled token: most bytes in another
     order or of another type look so."""
-    if not (np.isfinite(logprobs).all() and (logprobs <= 0).all()):
+    if not len(logprobs):
+        return
+    # NaN, which is both if it is anywhere, is within no bounds.
+    lowest, highest = logprobs.min(), logprobs.max()
+    if not (lowest > -np.inf and highest <= 0):
         raise MalformedRequestError(f"{where}: logprobs must be finite and at most 0")
-    if (logprobs < _MIN_LOGPROB).any():
+    if lowest < _MIN_LOGPROB:
         raise MalformedRequestError(
-            f"{where}: a logprob of {logprobs.min():.3g} is below {_MIN_LOGPROB:g}, which no"
+            f"{where}: a logprob of {lowest:.3g} is below {_MIN_LOGPROB:g}, which no"
             " sampled token has; logprobs are little-endian float32"
         )
-    if ((logprobs != 0) & (np.abs(logprobs) < np.finfo(np.float32).tiny)).any():
+    if ((logprobs < 0) & (logprobs > -_LEAST_NORMAL)).any():
         raise MalformedRequestError(
             f"{where}: a logprob is subnormal; they are little-endian float32"
         )

@@ -7,7 +7,8 @@ little-endian, then what is kept of its media, then the ids of its experts."""
 import hashlib
 import json
 import math
-from dataclasses import asdict, astuple
+from dataclasses import asdict, fields
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -24,8 +25,11 @@ from services.common.domain.trajectory import (
     Span,
     Trajectory,
     TurnTiming,
-    expert_bytes,
+    wire_arrays,
 )
+
+# As `astuple` gives them, which copies every value.
+_TURN_FIELDS = attrgetter(*(each.name for each in fields(TurnTiming)))
 
 
 def record_digest(trajectory: Trajectory) -> bytes:
@@ -46,9 +50,9 @@ def summary_json(trajectory: Trajectory) -> str:
             "checks_passed": trajectory.checks_passed,
             "checks_failed": trajectory.checks_failed,
             "suspicion": trajectory.suspicion,
-            "turns": [list(astuple(turn)) for turn in trajectory.turns],
-            "counts": asdict(trajectory.counts),
-            "facts": asdict(trajectory.facts),
+            "turns": [_TURN_FIELDS(turn) for turn in trajectory.turns],
+            "counts": _named_fields(trajectory.counts),
+            "facts": _named_fields(trajectory.facts),
             "sequences": [
                 {"tokens": len(s.token_ids), "spans": [_span_row(span) for span in s.spans]}
                 for s in trajectory.sequences
@@ -61,12 +65,10 @@ def summary_json(trajectory: Trajectory) -> str:
 
 def array_bytes(trajectory: Trajectory) -> bytes:
     """Encode the arrays alone."""
-    parts: list[bytes] = []
+    parts: list[bytes | memoryview] = []
     for sequence in trajectory.sequences:
-        parts.append(sequence.token_ids.astype("<i4").tobytes())
-        parts.append(sequence.logprobs.astype("<f4").tobytes())
-        parts += [item.content for item in sequence.media]
-        parts.append(expert_bytes(sequence))
+        token_ids, logprobs, experts = wire_arrays(sequence)
+        parts += (token_ids, logprobs, *(item.content for item in sequence.media), experts)
     return b"".join(parts)
 
 
@@ -101,6 +103,11 @@ def restore_trajectory(
         counts=Counts(**data["counts"]),
         facts=Facts(**data["facts"]),
     )
+
+
+def _named_fields(value: Counts | Facts) -> dict[str, Any]:
+    """Return the fields by name, as `asdict` does, without copying every value."""
+    return {each.name: getattr(value, each.name) for each in fields(value)}
 
 
 def _media_row(item: Media) -> dict[str, Any]:

@@ -87,12 +87,10 @@ def make_submission(trajectory: Trajectory, lease: Lease, worker_id: str) -> Tra
 
     A try without a grade carries no tokens."""
     task: dict[str, Any] = json.loads(lease.task_json)
-    sequences = trajectory.sequences if trajectory.is_graded else ()
+    kept = trajectory if trajectory.is_graded else _without_tokens(trajectory)
     return replace(
-        trajectory,
+        kept,
         lease_id=lease.lease_id,
-        sequences=sequences,
-        content_digest=content_digest(sequences),
         facts=replace(
             trajectory.facts,
             env_key=str(task.get("env_key") or task.get("env_id") or ""),
@@ -100,6 +98,10 @@ def make_submission(trajectory: Trajectory, lease: Lease, worker_id: str) -> Tra
             worker_id=worker_id,
         ),
     )
+
+
+def _without_tokens(trajectory: Trajectory) -> Trajectory:
+    return replace(trajectory, sequences=(), content_digest=content_digest(()))
 
 
 def _make_facts(state: AttemptState) -> Facts:
