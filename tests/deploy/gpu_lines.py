@@ -56,15 +56,33 @@ GPU_LINES: Mapping[str, Mapping[str, tuple[str, str]]] = {
             "they stay where they are (`tests/learner/rank/test_activation_offload.py`)",
         ),
     },
+    "services/learner/rank/segment_places.py": {
+        'kernel = None if device.type != "cuda" else make_kernel_places(layout, device, window)': (
+            "the places of all segments come to the GPU, once a pack",
+            "the same places, on a CPU (`tests/learner/rank/test_flash_attention.py`)",
+        ),
+    },
+    "services/learner/rank/flash_attention.py": {
+        "given = torch.backends.cuda.SDPAParams(query, key, value, None, 0.0, True, grouped)": (
+            "all segments of a pack are attended by one call of torch's flash kernel, in half"
+            " precision",
+            "the same calls, of plain arithmetic to the kernel's contract"
+            " (`tests/learner/rank/test_flash_attention.py`); `tests/gpu` runs the kernel",
+        ),
+        "return query.shape[3] % 8 == 0 and torch.backends.cuda.can_use_flash_attention(given)": (
+            "the same",
+            "the same tests",
+        ),
+    },
     "services/learner/rank/attention.py": {
         'if query.device.type == "cuda":': (
-            "heads of keys are copied for those of queries that share them",
+            "in float32, heads of keys are copied for those of queries that share them",
             "kernels that share them (`tests/learner/rank/test_model.py`)",
         ),
     },
     "services/learner/rank/prefix_attention.py": {
         'if query.device.type == "cuda":': (
-            "the same, behind a prefix, which each segment's keys follow in a copy",
+            "the same behind a prefix, which each segment's keys follow in a copy",
             "segments with windows, and one prefix for all without"
             " (`tests/learner/rank/test_prompt_sharing.py`)",
         ),

@@ -23,7 +23,7 @@ _KEPT = (
     "aten::_scaled_dot_product_flash_attention_for_cpu",
     "aten::_scaled_dot_product_efficient_attention",
     "aten::_scaled_dot_product_cudnn_attention",
-    "torch_attn::_varlen_attn",
+    "aten::_flash_attention_forward",
 )
 # Of the device's memory; the rest is the allocator's and the libraries'.
 _USABLE = 0.9

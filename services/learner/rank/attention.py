@@ -8,11 +8,14 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import AttentionInterface
 
+from services.learner.rank.flash_attention import attend_at_once, runs_on_flash
 from services.learner.rank.prefix_attention import (
     Projections,
     attend_after_prefix,
     banded_mask,
+    cast_as_products,
 )
+from services.learner.rank.segment_places import SegmentPlaces
 
 NAME = "flotilla_segments"
 
@@ -36,37 +39,46 @@ def _segment_attention(
     attention_mask: Tensor | None,
     dropout: float = 0.0,
     scaling: float | None = None,
-    segment_offsets: tuple[int, ...] | None = None,
-    segment_parents: tuple[int | None, ...] | None = None,
+    segment_places: SegmentPlaces | None = None,
     sliding_window: int | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """Causal attention of each segment with itself, and with all of its parent.
 
     query [1, heads, tokens, head_dim], key and value with their own number of heads; the answer
-    is [1, tokens, heads, head_dim]. Without `segment_offsets` all tokens are one segment, and
-    without `segment_parents` none has a parent.
+    is [1, tokens, heads, head_dim]. Without `segment_places` all tokens are one segment.
     """
     for name in _UNSUPPORTED:
         if kwargs.get(name) is not None:
             raise NotImplementedError(f"this model's attention needs {name!r}")
-    offsets = segment_offsets or (0, query.shape[2])
-    parents = segment_parents or (None,) * (len(offsets) - 1)
+    places = segment_places or SegmentPlaces((0, query.shape[2]), (None,))
+    if places.kernel is not None and places.kernel.serves(sliding_window):
+        query, key, value = cast_as_products(query, key, value)
+        if runs_on_flash(query, key, value):
+            kernel = places.kernel
+            return attend_at_once(query, key, value, kernel, scaling, sliding_window), None
+    return _attend_one_by_one((query, key, value), places, scaling, sliding_window), None
 
+
+def _attend_one_by_one(
+    given: Projections, places: SegmentPlaces, scaling: float | None, window: int | None
+) -> Tensor:
     def cut_out(start: int, end: int) -> Projections:
-        return query[:, :, start:end], key[:, :, start:end], value[:, :, start:end]
+        query, key, value = (tensor[:, :, start:end] for tensor in given)
+        return query, key, value
 
+    offsets, parents = places.offsets, places.parents
     parts: list[Tensor] = []
     for parent, run in groupby(range(len(parents)), key=parents.__getitem__):
         spans = [(offsets[i], offsets[i + 1]) for i in run]
         if parent is None:
-            parts += [_causal(*cut_out(*span), scaling, sliding_window) for span in spans]
+            parts += [_causal(*cut_out(*span), scaling, window) for span in spans]
             continue
         own = cut_out(spans[0][0], spans[-1][1])
         prefix = cut_out(offsets[parent], offsets[parent + 1])[1:]
         sizes = [end - start for start, end in spans]
-        parts.append(attend_after_prefix(own, prefix, sizes, scaling, sliding_window))
-    return torch.cat(parts, dim=2).transpose(1, 2), None
+        parts.append(attend_after_prefix(own, prefix, sizes, scaling, window))
+    return torch.cat(parts, dim=2).transpose(1, 2)
 
 
 def _causal(

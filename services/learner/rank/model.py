@@ -22,6 +22,7 @@ from services.learner.rank.routing_replay import (
     RoutingReplay,
     pass_arguments,
 )
+from services.learner.rank.segment_places import place_segments
 from services.learner.rank.sharding import (
     ShardLayout,
     add_forward,
@@ -177,12 +178,12 @@ def body_states(
 ) -> Tensor:
     """Return the states [tokens, width] of a model without its head, for segments end to end."""
     plan = make_pack_layout(segments.lengths, segments.parents)
+    window = getattr(body.config.get_text_config(), "sliding_window", None)
     output = body(
         input_ids=to_device(np.concatenate(segments.token_ids).astype(np.int64), device)[None],
         position_ids=to_device(plan.position_ids, device)[None],
         use_cache=False,
-        segment_offsets=plan.offsets,
-        segment_parents=plan.parents,
+        segment_places=place_segments(plan, device, window),
         **pass_arguments(routed),
     )
     return output.last_hidden_state[0]

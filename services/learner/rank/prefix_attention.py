@@ -30,7 +30,7 @@ def attend_after_prefix(
     longest = prefix[0].shape[2] + max(sizes)
     windowed = window is not None and window < longest
     if query.device.type == "cpu" and query.shape[3] == value.shape[3] and not windowed:
-        return _CascadeAttention.apply(*_autocast(*own, *prefix), tuple(sizes), scaling)
+        return _CascadeAttention.apply(*cast_as_products(*own, *prefix), tuple(sizes), scaling)
     return torch.cat(
         [
             _attend_lower_right((q, k, v), prefix, scaling, window if windowed else None)
@@ -70,11 +70,12 @@ def _attend_lower_right(
     )
 
 
-def _autocast(*tensors: Tensor) -> list[Tensor]:
-    """Cast as scaled dot product attention itself is cast."""
-    if not torch.is_autocast_enabled("cpu"):
+def cast_as_products(*tensors: Tensor) -> list[Tensor]:
+    """Cast as scaled dot product attention itself is cast by autocast, where that is on."""
+    kind = tensors[0].device.type
+    if not torch.is_autocast_enabled(kind):
         return list(tensors)
-    return [tensor.to(torch.get_autocast_dtype("cpu")) for tensor in tensors]
+    return [tensor.to(torch.get_autocast_dtype(kind)) for tensor in tensors]
 
 
 class _CascadeAttention(torch.autograd.Function):
