@@ -34,11 +34,30 @@ def _accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def _log_softmax(hidden: Tensor, weight: Tensor, temperature: Tensor) -> Tensor:
-    """log softmax(hidden @ weight.T / temperature), [n, vocab], at least float32."""
-    logits = (hidden @ weight.t()).to(_accumulation_dtype(hidden.dtype))
-    logits.div_(temperature[:, None])
-    return logits.sub_(logits.logsumexp(-1, keepdim=True))
+class _ChunkScores:
+    """Scores of one chunk after the other, in the same two matrices [chunk, vocab], which hold
+    the largest values there are: new ones for each chunk cost more than all that is computed in
+    them. They are at least float32."""
+
+    def __init__(self, head: Tensor, rows: int, precise: torch.dtype) -> None:
+        self._head = head
+        self._log_probs, self._probs = (
+            head.new_empty(rows, len(head), dtype=precise) for _ in range(2)
+        )
+
+    def score_chunk(self, hidden: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor]:
+        """Return log softmax(hidden @ head.T / temperature) and its exponential, [n, vocab] each,
+        which are the caller's until the next chunk."""
+        logits, probs = self._log_probs[: len(hidden)], self._probs[: len(hidden)]
+        if logits.dtype == hidden.dtype:
+            torch.mm(hidden, self._head.t(), out=logits)
+        else:
+            logits.copy_(hidden @ self._head.t())
+        logits.div_(temperature[:, None])
+        torch.softmax(logits, -1, out=probs)
+        # The largest probability is never so small that its logarithm would be off.
+        greatest, where = logits.max(-1, keepdim=True)
+        return logits.sub_(greatest.sub_(probs.gather(1, where).log_())), probs
 
 
 def _chunk_spans(count: int, chunk: int) -> list[slice]:
@@ -50,14 +69,13 @@ def token_logprobs(
     hidden: Tensor, weight: Tensor, targets: Tensor, temperature: Tensor, *, chunk: int
 ) -> Tensor:
     """Logprobs [n] of `targets` [n] given `hidden` [n, width]; float32, no gradient."""
-    head = weight.to(hidden.dtype)
-    parts = [
-        _log_softmax(hidden[span], head, temperature[span])
-        .gather(1, targets[span, None])
-        .squeeze(1)
-        for span in _chunk_spans(len(targets), chunk)
-    ]
-    return torch.cat(parts) if parts else temperature.new_zeros(0)
+    precise = _accumulation_dtype(hidden.dtype)
+    scores = _ChunkScores(weight.to(hidden.dtype), min(chunk, len(targets)), precise)
+    logprobs = hidden.new_empty(len(targets), dtype=precise)
+    for span in _chunk_spans(len(targets), chunk):
+        log_probs, _ = scores.score_chunk(hidden[span], temperature[span])
+        logprobs[span] = log_probs.gather(1, targets[span, None]).squeeze(1)
+    return logprobs
 
 
 def fused_policy_loss(
@@ -99,16 +117,18 @@ class _FusedPolicyLoss(torch.autograd.Function):
         grad_hidden = torch.empty_like(hidden)
         # A frozen head, as under adapters, is spared its gradient: it may be the largest matrix.
         learns = ctx.needs_input_grad[1]
-        grad_weight = torch.zeros_like(weight, dtype=precise) if learns else None
+        begin = torch.empty_like if len(targets) else torch.zeros_like
+        grad_weight = begin(weight, dtype=precise) if learns else None
         logprobs = hidden.new_empty(len(targets), dtype=precise)
         entropy = torch.empty_like(logprobs)
         loss = hidden.new_zeros((), dtype=precise)
         derive = _make_derivative(plan, hidden, weight, targets, temperature)
+        scores = _ChunkScores(head, min(plan.chunk, len(targets)), precise)
         for span in _chunk_spans(len(targets), plan.chunk):
-            log_probs = _log_softmax(hidden[span], head, temperature[span])
+            log_probs, probs = scores.score_chunk(hidden[span], temperature[span])
             logprobs[span] = log_probs.gather(1, targets[span, None]).squeeze(1)
-            probs = log_probs.exp()
-            entropy[span] = -torch.linalg.vecdot(probs, log_probs)
+            # A row's dot product, without the matrix of all products.
+            entropy[span] = -torch.bmm(probs[:, None], log_probs[:, :, None]).view(-1)
             values, slope = derive(logprobs[span], span)
             loss += values.sum()
             pull = slope[:, None]
@@ -123,7 +143,7 @@ class _FusedPolicyLoss(torch.autograd.Function):
             grad = grad.to(hidden.dtype)
             torch.mm(grad, head, out=grad_hidden[span])
             if grad_weight is not None:
-                _accumulate_gradient(grad_weight, grad, hidden[span])
+                _accumulate_gradient(grad_weight, grad, hidden[span], first=span.start == 0)
         ctx.save_for_backward(
             grad_hidden, None if grad_weight is None else grad_weight.to(weight.dtype)
         )
@@ -166,8 +186,12 @@ def _values_and_slope(
     return values.detach(), slope
 
 
-def _accumulate_gradient(total: Tensor, grad: Tensor, hidden: Tensor) -> None:
+def _accumulate_gradient(total: Tensor, grad: Tensor, hidden: Tensor, *, first: bool) -> None:
+    """Add a chunk's gradient to that of the chunks before; what is there before the `first` is
+    not read."""
     if total.dtype == hidden.dtype:
-        total.addmm_(grad.t(), hidden)
+        total.addmm_(grad.t(), hidden, beta=0 if first else 1)
+    elif first:
+        total.copy_(grad.t() @ hidden)
     else:
         total += grad.t() @ hidden

@@ -108,7 +108,7 @@ def test_a_frozen_head_is_spared_its_gradient(monkeypatch: pytest.MonkeyPatch) -
     frozen.weight.requires_grad_(False)
     (expected,) = torch.autograd.grad(case.fused(keys, 16)[0], case.hidden)
 
-    def refuse(*_: Tensor) -> None:
+    def refuse(*_: Tensor, first: bool) -> None:
         raise AssertionError("the head's gradient is computed")
 
     monkeypatch.setattr(logprob_head, "_accumulate_gradient", refuse)
