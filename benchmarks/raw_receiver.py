@@ -1,7 +1,9 @@
-"""The other side of a raw socket: `python -m benchmarks.raw_receiver FILE`.
+"""The other side of a raw socket: `python -m benchmarks.raw_receiver KIND FILE`.
 
-It answers each payload with one byte, once that is in the file and fsynced; with /dev/null, as soon
-as it is there. It prints its port and, when its peer has closed, the CPU seconds that it took."""
+It answers each payload with one byte: a `raw` one as soon as it is there, a `synced` one once it is
+in the file and fsynced. A `decoded` payload is the messages of a submission, which become a
+trajectory, every check and digest included, before they are written and fsynced. It prints its port
+and, when its peer has closed, the CPU seconds that it took."""
 
 import os
 import socket
@@ -9,12 +11,14 @@ import struct
 import sys
 import time
 from pathlib import Path
+from typing import IO
+
+from benchmarks.trajectory import decode_ours
 
 LENGTH = struct.Struct("<I")
 
 
-def main(out: Path) -> None:
-    keep = str(out) != os.devnull
+def main(kind: str, out: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server, out.open("wb", buffering=0) as file:
         print(server.getsockname()[1], flush=True)
         there, _ = server.accept()
@@ -22,12 +26,35 @@ def main(out: Path) -> None:
             began = time.process_time()
             while head := incoming.read(LENGTH.size):
                 data = incoming.read(LENGTH.unpack(head)[0])
-                if keep:
-                    file.write(data)
-                    os.fdatasync(file.fileno())
+                take_payload(kind, data, file)
                 there.sendall(b"k")
             print(time.process_time() - began)
 
 
+def take_payload(kind: str, data: bytes, file: IO[bytes]) -> None:
+    if kind == "raw":
+        return
+    if kind == "decoded":
+        decode_ours(split_messages(data))
+    file.write(data)
+    os.fdatasync(file.fileno())
+
+
+def join_messages(messages: list[bytes]) -> bytes:
+    """Return messages as one payload, each with its length."""
+    return b"".join(part for each in messages for part in (LENGTH.pack(len(each)), each))
+
+
+def split_messages(data: bytes) -> list[bytes]:
+    found: list[bytes] = []
+    start = 0
+    while start < len(data):
+        (size,) = LENGTH.unpack_from(data, start)
+        start += LENGTH.size
+        found.append(data[start : start + size])
+        start += size
+    return found
+
+
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(sys.argv[1], Path(sys.argv[2]))

@@ -1,12 +1,20 @@
 """CPU of handing in trajectories over a raw socket's: `python -m benchmarks.trajectory_stream`.
 
 Trajectories of 16,384 tokens go from a rollout's client to a learner in a process of its own, over
-gRPC: each is encoded, sent, checked, journaled and fsynced before its receipt. The other side sends
-the bytes of the same token ids and logprobs through a socket to a process that answers with one
-byte: `raw` as soon as they are there, `synced` once they are in a file and fsynced. CPU is that of
-both processes. The last line is one JSON object, with medians over the pairs:
+gRPC: each is encoded, sent, checked, journaled and fsynced before its receipt. The other sides do
+parts of that, in a process of their own, too, and CPU is always that of both processes:
 
-- `cpu_over_raw`, `cpu_over_synced`: CPU of ours over that of each.
+- `raw`: the bytes of the same token ids and logprobs through a socket, answered with one byte.
+- `synced`: the same, in a file and fsynced before the answer.
+- `decoded`: what the learner does but for gRPC and the journal's database: digested and encoded,
+  through a socket, decoded with every check, in a file and fsynced before the answer.
+- `grpc`: the messages of a submission, made beforehand, through gRPC with the services' options,
+  in as many calls, answered with one byte. Nothing parses, checks or keeps them.
+
+The last line is one JSON object, with medians over the pairs:
+
+- `cpu_over_raw`, `cpu_over_synced`, `cpu_over_decoded`: CPU of ours over that of each.
+- `grpc_over_raw`: how much of the first is gRPC alone.
 - `cpu_ms`: CPU milliseconds of a trajectory: `ours`, its parts `sender` and `learner`, and the
   others.
 
@@ -27,19 +35,23 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import grpc.aio
 import psutil
 
-from benchmarks.raw_receiver import LENGTH
+from benchmarks.grpc_receiver import METHOD, SERVICE
+from benchmarks.raw_receiver import LENGTH, join_messages
 from benchmarks.replica import AgreeingEngine, Replica, connect_replica, written_for
 from benchmarks.timed_learner import run_timed_learner
-from benchmarks.trajectory import TOKENS, make_trajectory
+from benchmarks.trajectory import encode_ours, make_trajectory
 from services.common import log
 from services.common.domain.policy import PolicyId
 from services.common.domain.trajectory import Trajectory
+from services.common.rpc_options import CHANNEL_OPTIONS
 from services.rollout.types import Lease
 
 GROUP, AT_ONCE = 16, 16
 PAIRS, ROUND = 7, 128
+KINDS = ("raw", "synced", "decoded")
 
 
 def main() -> None:
@@ -52,7 +64,8 @@ def main() -> None:
 
 async def compare(pairs: int) -> dict[str, Any]:
     """Return the figures of so many pairs, after one that warms both sides."""
-    found: dict[str, list[float]] = {"sender": [], "learner": [], "raw": [], "synced": []}
+    found: dict[str, list[float]] = {"sender": [], "learner": [], "grpc": []}
+    found |= {kind: [] for kind in KINDS}
     changes: dict[str, Any] = {
         # No batch is ever complete: nothing is trained.
         **{"steps": 10, "groups_per_step": 1000, "group_size": GROUP},
@@ -74,17 +87,17 @@ async def compare(pairs: int) -> dict[str, Any]:
                 )
                 found["sender"].append(sender)
                 found["learner"].append(receiver)
-                payload = payload_of(trajectory)
-                found["raw"].append(send_raw(payload, Path(os.devnull)))
-                found["synced"].append(send_raw(payload, folder / "received"))
+                found["grpc"].append(await send_bare(encode_ours(trajectory)))
+                for kind in KINDS:
+                    found[kind].append(send_raw(kind, trajectory, folder / "received"))
     return summarise(found)
 
 
 def summarise(found: dict[str, list[float]]) -> dict[str, Any]:
     ours = [sum(both) for both in zip(found["sender"], found["learner"], strict=True)]
 
-    def over(theirs: str) -> float:
-        pairs = zip(ours[1:], found[theirs][1:], strict=True)
+    def over(theirs: str, mine: list[float] = ours) -> float:
+        pairs = zip(mine[1:], found[theirs][1:], strict=True)
         return round(statistics.median(one / other for one, other in pairs), 2)
 
     parts = {"ours": ours, **found}
@@ -92,10 +105,9 @@ def summarise(found: dict[str, list[float]]) -> dict[str, Any]:
         name: round(statistics.median(all_[1:]) / ROUND * 1e3, 3) for name, all_ in parts.items()
     }
     return {
-        "cpu_over_raw": over("raw"),
-        "cpu_over_synced": over("synced"),
+        **{f"cpu_over_{kind}": over(kind) for kind in KINDS},
+        "grpc_over_raw": over("raw", found["grpc"]),
         "cpu_ms": cpu_ms,
-        "kilobytes": TOKENS * 4 // 1000,
         "load": os.getloadavg()[0],
     }
 
@@ -133,24 +145,51 @@ def cpu_of(pid: int) -> float:
     return used.user + used.system
 
 
-def payload_of(trajectory: Trajectory) -> bytes:
-    sequence = trajectory.sequences[0]
-    return sequence.token_ids.tobytes() + sequence.logprobs.tobytes()
+async def send_bare(messages: list[bytes]) -> float:
+    """Send the messages of a submission as often; return the CPU seconds of both sides."""
+    command = (sys.executable, "-m", "benchmarks.grpc_receiver")
+    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+    assert process.stdout is not None
+    try:
+        address = f"127.0.0.1:{int(await process.stdout.readline())}"
+        async with grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
+            send = channel.stream_unary(f"/{SERVICE}/{METHOD}")
+            assert await send(iter(messages), timeout=120.0) == b"k"
+            before, began = cpu_of(process.pid), time.process_time()
+            places = asyncio.Semaphore(AT_ONCE)
+
+            async def submit() -> None:
+                async with places:
+                    await send(iter(messages), timeout=120.0)
+
+            await asyncio.gather(*(submit() for _ in range(ROUND)))
+            return time.process_time() - began + cpu_of(process.pid) - before
+    finally:
+        process.kill()
+        await process.wait()
 
 
-def send_raw(payload: bytes, out: Path) -> float:
-    """Send the payload as often as trajectories are; return the CPU seconds of both sides."""
-    command = [sys.executable, "-m", "benchmarks.raw_receiver", str(out)]
+def send_raw(kind: str, trajectory: Trajectory, out: Path) -> float:
+    """Send a trajectory as often; return the CPU seconds of both sides."""
+    command = [sys.executable, "-m", "benchmarks.raw_receiver", kind, str(out)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         port = int(process.stdout.readline())
         with socket.create_connection(("127.0.0.1", port)) as sender:
             began = time.process_time()
             for _ in range(ROUND):
+                payload = payload_of(kind, trajectory)
                 sender.sendall(LENGTH.pack(len(payload)) + payload)
                 assert sender.recv(1) == b"k"
             own = time.process_time() - began
         return own + float(process.stdout.readline())
+
+
+def payload_of(kind: str, trajectory: Trajectory) -> bytes:
+    if kind == "decoded":
+        return join_messages(encode_ours(trajectory))
+    sequence = trajectory.sequences[0]
+    return sequence.token_ids.tobytes() + sequence.logprobs.tobytes()
 
 
 if __name__ == "__main__":
