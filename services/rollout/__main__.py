@@ -216,9 +216,15 @@ async def _keep_reporting(parts: "_WorkerParts", engine: "Engine", serving: "Ser
 
 
 def check_here(shared: SharedConfig, config: RolloutConfig) -> str:
-    """Check what the packages and the model of this machine show; return what could not be seen.
+    """Check what the packages and the model of this machine show, in a process that does nothing
+    else; return what could not be seen.
 
     Raises ConfigError."""
+    from services.common.adapters.hidden_torch import hide_torch
+
+    # vLLM's options and parsers, and the model's own code, may need torch.
+    if not (config.engine.options or config.dialect.parser or shared.policy.trust_remote_code):
+        hide_torch()
     from services.rollout.adapters.vllm_arguments import check_engine_options
 
     unseen = (check_engine_options(config.engine), check_dialect(shared, config))

@@ -14,7 +14,11 @@ from services.launcher.doctor.findings import (
     ok,
     warn,
 )
-from services.launcher.doctor.policy_files import NoPolicyError, fetch_policy_folder
+from services.launcher.doctor.policy_files import (
+    NoPolicyError,
+    fetch_policy_folder,
+    reads_text_alone,
+)
 from services.launcher.doctor.probe_process import run_command
 from services.launcher.doctor.run_context import RunContext
 from services.launcher.state import ROLLOUT
@@ -23,12 +27,16 @@ from services.launcher.state import ROLLOUT
 _REHEARSAL = """
 import json, sys
 from pathlib import Path
+from services.common.adapters.hidden_torch import hide_torch
+
+asked = json.load(sys.stdin)
+if asked["text_only"]:
+    hide_torch()
 from services.common.errors import ConfigError
 from services.common.spec import PolicyConfig
 from services.rollout.adapters.model_files import read_model_folder
 from services.rollout.config.rollout import DialectConfig
 
-asked = json.load(sys.stdin)
 policy, dialect = PolicyConfig(**asked["policy"]), DialectConfig(**asked["dialect"])
 try:
     read_model_folder(Path(asked["folder"]), policy, dialect)
@@ -59,6 +67,7 @@ async def probe_dialect(context: RunContext) -> list[Finding]:
         "folder": str(folder.resolve()),
         "policy": policy.model_dump(mode="json"),
         "dialect": dialect,
+        "text_only": reads_text_alone(context),
     }
     return [await _rehearse(context, python, question)]
 

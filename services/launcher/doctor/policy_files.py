@@ -56,6 +56,13 @@ async def fetch_policy_folder(context: RunContext) -> Path:
     return Path((await _ask_hub(policy, context.environ)).strip())
 
 
+def reads_text_alone(context: RunContext) -> bool:
+    """Return whether tokenizer and chat template need no torch: the model's own code and vLLM's
+    parsers may."""
+    dialect = context.get_section(ROLLOUT)["dialect"]
+    return not (context.shared.policy.trust_remote_code or dialect["parser"])
+
+
 async def look_up_policy(policy: PolicyConfig, environ: Mapping[str, str]) -> HubModel:
     """Ask the hub for a model's commit and size, as we may read it. Raises NoPolicyError."""
     return HubModel(**json.loads(await _ask_hub(policy, environ, look_up=True)))

@@ -16,7 +16,11 @@ from services.launcher.doctor.findings import (
     ok,
     warn,
 )
-from services.launcher.doctor.policy_files import NoPolicyError, fetch_policy_folder
+from services.launcher.doctor.policy_files import (
+    NoPolicyError,
+    fetch_policy_folder,
+    reads_text_alone,
+)
 from services.launcher.doctor.probe_process import run_command
 from services.launcher.doctor.run_context import RunContext
 from services.launcher.state import ROLLOUT
@@ -26,6 +30,11 @@ from services.launcher.state import ROLLOUT
 _COUNT_SCRIPT = """
 import base64, json, sys
 from pathlib import Path
+from services.common.adapters.hidden_torch import hide_torch
+
+asked = json.load(sys.stdin)
+if asked["text_only"]:
+    hide_torch()
 from flotilla.env_gateway.v1 import episode_service_pb2 as pb
 from services.rollout.api import codec
 from services.rollout.adapters.dialect_choice import choose_dialect
@@ -33,7 +42,6 @@ from services.rollout.adapters.tokenizer import load_tokenizer
 from services.rollout.config.rollout import DialectConfig
 from services.rollout.ports import TemplateError
 
-asked = json.load(sys.stdin)
 config = DialectConfig(**asked["dialect"])
 tokenizer = load_tokenizer(
     Path(asked["folder"]),
@@ -78,6 +86,7 @@ async def check_prompts(
     question = {
         "folder": str(folder.resolve()),
         "trust_remote_code": context.shared.policy.trust_remote_code,
+        "text_only": reads_text_alone(context),
         "model": context.shared.policy.model,
         "dialect": rollout["dialect"],
         "ready": {env_key: base64.b64encode(text).decode() for env_key, text in opened.items()},

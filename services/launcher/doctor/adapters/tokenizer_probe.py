@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from services.common.adapters.hidden_torch import hide_torch
 from services.launcher.doctor.findings import Finding, fail, first_line, ok
 from services.launcher.doctor.probe_process import answer_question
 
@@ -65,4 +66,5 @@ def _check_ids(loaded: Any, plain: Any) -> list[Finding]:
 
 
 if __name__ == "__main__":
+    hide_torch()
     answer_question(compare_tokenizers)

@@ -1,0 +1,42 @@
+"""Processes that read a model's texts, which do so without torch."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+from services.common.python_command import python_command
+from tests.support.repository import ROOT
+
+_PROGRAM = """
+import sys
+from services.common.spec import PolicyConfig, SharedConfig
+from services.rollout.__main__ import check_here
+from services.rollout.config.rollout import DialectConfig, RolloutConfig
+
+policy = PolicyConfig(model=sys.argv[1], max_model_len=64)
+config = RolloutConfig(max_input_length=8, max_generate_length=8, dialect=DialectConfig())
+check_here(SharedConfig(name="x", policy=policy), config)
+print("transformers" in sys.modules, sys.modules["torch"])
+"""
+
+
+def test_a_models_dialect_is_checked_without_torch_and_without_a_word_of_it(
+    engine_folder: Path,
+) -> None:
+    done = subprocess.run(
+        python_command("-c", _PROGRAM, str(engine_folder)),
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        check=True,
+    )
+    assert (done.stdout, done.stderr) == ("True None\n", "")
+
+
+def test_torch_that_is_loaded_stays() -> None:
+    import torch
+
+    from services.common.adapters.hidden_torch import hide_torch
+
+    hide_torch()
+    assert sys.modules["torch"] is torch
