@@ -6,7 +6,7 @@ import random
 import shutil
 import signal
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -56,17 +56,25 @@ class ShardedRun(KilledRun):
 
     async def live(self, strike: Strike | None) -> int:
         """One life of the learner; its exit status, 0 when the run is done."""
+
+        async def play(pid: int, ending: asyncio.Task[int]) -> None:
+            async with self._working(same_worker=True):
+                if strike and await self._planned(strike.step, ending):
+                    await asyncio.wait({ending}, timeout=strike.after_s)
+                    self._strike(pid, strike.victim)
+                await asyncio.wait({ending})
+
+        return await self._live(play)
+
+    async def _live(self, play: Callable[[int, asyncio.Task[int]], Awaitable[None]]) -> int:
+        """One life, in which `play` is told the learner's process once its port is open."""
         life = ShardedLife(self.folder, self.model, self.forge, self.port, self.steps, self.every)
         told = {k: str(v) if isinstance(v, Path) else v for k, v in asdict(life).items()}
         pid = await self.server.begin("live-sharded", told, self.log)
         ending = asyncio.create_task(self.server.end(LIFE_S))
         try:
             if await self._opened(ending):
-                async with self._working(same_worker=True):
-                    if strike and await self._planned(strike.step, ending):
-                        await asyncio.wait({ending}, timeout=strike.after_s)
-                        self._strike(pid, strike.victim)
-                    await asyncio.wait({ending})
+                await play(pid, ending)
             return await ending
         finally:
             if not ending.done():
@@ -101,8 +109,8 @@ class ShardedRun(KilledRun):
         return {p["step"]: p["policy/loss"] for p in points if "policy/loss" in p}
 
     def read_states(self) -> list[tuple[int, Mapping[str, Tensor]]]:
-        """Return every checkpoint that ranks were started from, by its step."""
-        folders = sorted((self.folder / "read").glob("*"))
+        """Return every checkpoint that ranks were started from, in order, by its step."""
+        folders = sorted((self.folder / "read").glob("*"), key=lambda p: int(p.name.split("-")[0]))
         return [(int(path.name[-6:]), saved_state(path)) for path in folders]
 
     def final_state(self) -> Mapping[str, Tensor]:

@@ -88,6 +88,11 @@ class Strace:
     async def ended(self) -> None:
         await self._process.communicate()
 
+    async def detach(self) -> None:
+        """Leave the process as it is."""
+        self._process.terminate()
+        await self.ended()
+
     def calls(self) -> list[Call]:
         """The calls on the files, in order. The last is the one that was hit."""
         found: list[Call] = []
