@@ -15,6 +15,7 @@ from services.learner.checkpoints.tensor_files import (
     read_header,
     read_metadata,
 )
+from services.learner.run_files.rank_record import read_shapes
 
 MODEL, ADAPTERS = "model", "adapters"
 # In the metadata of a file's header: by tensor, where its part begins in each dimension.
@@ -52,7 +53,8 @@ class SplitTensor:
 def find_tensors(folder: Path, group: str) -> dict[str, SplitTensor]:
     """Return the tensors that are called `group/NAME` in a checkpoint, by `NAME`.
 
-    Raises TensorFileError when parts of one are missing, or do not belong together."""
+    Raises TensorFileError when parts of one are missing, or do not belong together, and
+    RankRecordError when the record of the checkpoint does not say what it holds."""
     found: dict[str, list[TensorPart]] = {}
     for path in sorted(folder.glob("*.safetensors")):
         for name, part in _parts_of(path):
@@ -60,7 +62,11 @@ def find_tensors(folder: Path, group: str) -> dict[str, SplitTensor]:
                 found.setdefault(name.removeprefix(f"{group}/"), []).append(part)
     if not found:
         raise TensorFileError(f"{folder} has no tensors of a {group}")
-    return {name: _join_parts(folder, name, parts) for name, parts in found.items()}
+    joined = {name: _join_parts(folder, name, parts) for name, parts in found.items()}
+    for name, shape in read_shapes(folder, group).items():
+        if name not in joined or joined[name].shape != shape:
+            raise TensorFileError(f"{folder} has not all parts of {group}/{name}")
+    return joined
 
 
 def _parts_of(path: Path) -> Iterator[tuple[str, TensorPart]]:

@@ -2,13 +2,13 @@
 
 A checkpoint folder holds the tensors of all groups of state (`model`, `optimizer`, ...), each under
 `GROUP/NAME` and in float32, in the files of the ranks that hold them (see `tensor_shards`); the
-model's `config.json`; and `rank.json` with the step. Of a policy with adapters there are these
+model's `config.json`; and `rank.json` with the step and the shapes of all tensors (see
+`run_files/rank_record.py`). Of a policy with adapters there are these
 alone, as `adapters/NAME`, with PEFT's configuration of them; `rank.json` says to which base they
 belong. The service adds a manifest with the SHA-256 of each file, by which it verifies them before
 ranks read any. A training step draws no random numbers, so there is no generator state to keep.
 """
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -29,10 +29,16 @@ from services.learner.rank.tensor_shards import (
     shard_pattern,
     write_parts,
 )
+from services.learner.run_files.rank_record import (
+    RECORD_FILE,
+    RankRecordError,
+    read_record,
+    write_record,
+)
 from services.learner.types import CheckpointFiles
 
 OPTIMIZER, ADAPTERS = "optimizer", "adapters"
-STATE_FILE, CONFIG_FILE = "rank.json", "config.json"
+CONFIG_FILE = "config.json"
 
 
 class CheckpointError(Exception):
@@ -48,13 +54,16 @@ def write_rank_files(directory: Path, tensors: Mapping[str, Tensor], rank: int) 
 
 
 def write_run_files(
-    directory: Path, describe: Callable[[Path], Sequence[str]], record: Mapping[str, object]
+    directory: Path,
+    describe: Callable[[Path], Sequence[str]],
+    shapes: Mapping[str, Sequence[int]],
+    **facts: object,
 ) -> CheckpointFiles:
     """Write and fsync what belongs to all ranks: descriptions of the state, which `describe` writes
-    and names, and the record with the step."""
+    and names, and the record with the step, and with the shapes of all ranks' tensors."""
     directory.mkdir(parents=True, exist_ok=True)
-    names = [*describe(directory), STATE_FILE]
-    (directory / STATE_FILE).write_text(json.dumps(record, indent=1, sort_keys=True) + "\n")
+    names = [*describe(directory), RECORD_FILE]
+    write_record(directory, shapes, **facts)
     for name in names:
         sync_path(directory / name)
     return CheckpointFiles(directory, {name: sha256_of(directory / name) for name in names})
@@ -62,16 +71,17 @@ def write_run_files(
 
 def read_step(directory: Path) -> int:
     """Return the step of a checkpoint. Raises CheckpointError."""
-    path = directory / STATE_FILE
     try:
-        return int(json.loads(path.read_text())["step"])
-    except (OSError, KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(f"{path} names no step: {error!r}") from error
+        return int(read_record(directory)["step"])
+    except RankRecordError as error:
+        raise CheckpointError(str(error)) from error
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{directory / RECORD_FILE} names no step: {error!r}") from error
 
 
 def read_base(directory: Path) -> BaseRecord | None:
     """Return the base of a checkpoint's adapters; None for a checkpoint of a whole model."""
-    said = json.loads((directory / STATE_FILE).read_text()).get("base")
+    said = read_record(directory).get("base")
     return None if said is None else BaseRecord(**said)
 
 

@@ -51,9 +51,10 @@ class CheckpointWriter:
         Raises CheckpointError while an earlier copy is not written yet."""
         if self._written is not None and not self._written.done():
             raise CheckpointError("the checkpoint before is still being written: wait for it")
-        own = own_tensors(flatten_groups(groups), self._rank)
-        copied = self._memory.copy_tensors(own)
-        self._written = self._thread.submit(self._write_files, directory, copied, step)
+        tensors = flatten_groups(groups)
+        copied = self._memory.copy_tensors(own_tensors(tensors, self._rank))
+        shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+        self._written = self._thread.submit(self._write_files, directory, copied, shapes, step)
 
     def when_written(self, use: Callable[[CheckpointFiles], T]) -> Future[T]:
         """Return what `use` makes of the newest checkpoint's files, once they are fsynced."""
@@ -63,10 +64,16 @@ class CheckpointWriter:
         return self._thread.submit(lambda: use(written.result()))
 
     def _write_files(
-        self, directory: Path, tensors: dict[str, Tensor], step: int
+        self,
+        directory: Path,
+        tensors: dict[str, Tensor],
+        shapes: Mapping[str, tuple[int, ...]],
+        step: int,
     ) -> CheckpointFiles:
         files = checkpoint.write_rank_files(directory, tensors, self._rank)
         if self._rank > 0:
             return files
-        run = checkpoint.write_run_files(directory, self._describe, {**self._record, "step": step})
+        run = checkpoint.write_run_files(
+            directory, self._describe, shapes, **self._record, step=step
+        )
         return CheckpointFiles(directory, {**files.sha256, **run.sha256})

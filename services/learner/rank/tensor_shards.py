@@ -25,6 +25,7 @@ from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.tensor import DTensor, Replicate
 
 from services.learner.rank.sharding import local_tensor
+from services.learner.run_files.rank_record import RankRecordError, read_shapes
 
 # DCP holds all that goes to one file a second time while it writes it.
 _FILE_BYTES = 1 << 30
@@ -137,21 +138,20 @@ class ShardFolder:
             raise TensorShardError(f"{folder}: {error}") from error
 
     def list_group(self, group: str) -> dict[str, SavedTensor]:
-        """Return the tensors of a group by name."""
-        found = self._metadata.state_dict_metadata.items()
-        return {
-            name.removeprefix(f"{group}/"): SavedTensor(tuple(saved.size), saved.properties.dtype)
-            for name, saved in found
-            if name.startswith(f"{group}/") and isinstance(saved, TensorStorageMetadata)
-        }
+        """Return the tensors of a group by name.
+
+        Raises TensorShardError when one is missing or incomplete."""
+        shapes = self._read_shapes(group)
+        found = self._check_complete(group, shapes, shapes)
+        return {n: SavedTensor(shapes[n], saved.properties.dtype) for n, saved in found.items()}
 
     @torch.no_grad()
     def read_group(self, group: str, tensors: Mapping[str, Tensor]) -> None:
         """Fill tensors, of which this rank may hold parts alone, with those of a group.
 
         Raises TensorShardError when one is missing, incomplete or of another shape."""
+        self._check_complete(group, tensors, self._read_shapes(group))
         targets = flatten_groups({group: tensors})
-        self._check_complete(targets)
         planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
         planner.set_up_planner(targets, self._metadata, is_coordinator=True)
         self._reader.set_up_storage_reader(self._metadata, is_coordinator=True)
@@ -161,11 +161,24 @@ class ShardFolder:
         except (OSError, ValueError, SafetensorError) as error:
             raise TensorShardError(f"{self._folder}: {error}") from error
 
-    def _check_complete(self, names: Iterable[str]) -> None:
-        """DCP would leave what no file has as it is."""
+    def _read_shapes(self, group: str) -> dict[str, tuple[int, ...]]:
+        try:
+            return read_shapes(self._folder, group)
+        except RankRecordError as error:
+            raise TensorShardError(str(error)) from error
+
+    def _check_complete(
+        self, group: str, names: Iterable[str], shapes: Mapping[str, tuple[int, ...]]
+    ) -> dict[str, TensorStorageMetadata]:
+        """Return what the headers say of tensors, all parts of which are there.
+
+        DCP would leave what no file has as it is."""
+        found: dict[str, TensorStorageMetadata] = {}
         for name in names:
-            saved = self._metadata.state_dict_metadata.get(name)
-            if not isinstance(saved, TensorStorageMetadata):
-                raise TensorShardError(f"{self._folder} has no {name}")
-            if sum(math.prod(part.sizes) for part in saved.chunks) != math.prod(saved.size):
-                raise TensorShardError(f"{self._folder} has not all parts of {name}")
+            saved = self._metadata.state_dict_metadata.get(f"{group}/{name}")
+            if name not in shapes or not isinstance(saved, TensorStorageMetadata):
+                raise TensorShardError(f"{self._folder} has no {group}/{name}")
+            if sum(math.prod(part.sizes) for part in saved.chunks) != math.prod(shapes[name]):
+                raise TensorShardError(f"{self._folder} has not all parts of {group}/{name}")
+            found[name] = saved
+        return found

@@ -30,6 +30,7 @@ from services.learner.rank.split_loading import MODEL
 from services.learner.rank.tensor_shards import flatten_groups
 from services.learner.ranks.fake import FakeRanks
 from services.learner.run_files.checkpoint_manifest import FileEntry, Manifest, write_manifest
+from services.learner.run_files.rank_record import write_record
 from tests.support.checkpoints import write_checkpoint
 from tests.support.learner import learner, make_config
 from tests.support.rank_configs import policy_config
@@ -249,7 +250,9 @@ def test_shards_of_other_dtypes_stay_as_they_are(
     tensors = {"a": torch.arange(3), "b": torch.full((2, 2), 1 / 3), "c": torch.zeros(0)}
     for path in saved.glob("*.safetensors"):
         path.unlink()
-    write_rank_files(saved, flatten_groups({MODEL: tensors}), 0)
+    named = flatten_groups({MODEL: tensors})
+    write_rank_files(saved, named, 0)
+    write_record(saved, {name: tensor.shape for name, tensor in named.items()}, step=1)
     export_model(saved, Path(policy.model), policy, tmp_path / "model")
     found = load_file(tmp_path / "model" / "model.safetensors")
     assert torch.equal(found["a"], tensors["a"])

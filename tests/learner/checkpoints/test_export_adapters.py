@@ -18,6 +18,7 @@ from services.learner.checkpoints.number_formats import decode_numbers, encode_n
 from services.learner.config.lora import LoraConfig
 from services.learner.rank.adapter_files import BaseRecord
 from services.learner.rank.model import Policy, canary_token_ids
+from services.learner.run_files.rank_record import RECORD_FILE
 from tests.support.checkpoints import write_checkpoint
 from tests.support.rank_configs import policy_config
 from tests.support.split_checkpoints import split_checkpoint
@@ -126,8 +127,9 @@ def test_a_model_whose_files_name_layers_otherwise_is_not_merged(
     tmp_path: Path, save: Save
 ) -> None:
     saved, _, config = save(dtype="float32")
-    (path,) = saved.glob("*.safetensors")
-    path.write_bytes(path.read_bytes().replace(b"layers.0.mlp.up_proj", b"layers.0.mlp.UP_proj"))
+    for path in (*saved.glob("*.safetensors"), saved / RECORD_FILE):
+        renamed = path.read_bytes().replace(b"layers.0.mlp.up_proj", b"layers.0.mlp.UP_proj")
+        path.write_bytes(renamed)
     with pytest.raises(
         ExportError, match=r"another name for model\.layers\.0\.mlp\.UP_proj.*--adap"
     ):

@@ -1,5 +1,6 @@
 """A checkpoint whose tensors lie in the files of several ranks."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from services.learner.rank.model_loading import ModelError
 from services.learner.rank.policy_loading import load_policy
 from services.learner.rank.split_loading import MODEL
 from services.learner.rank.tensor_shards import shard_pattern
+from services.learner.run_files.rank_record import RECORD_FILE
 from tests.support.checkpoints import saved_state, write_checkpoint
 from tests.support.rank_configs import policy_config
 from tests.support.split_checkpoints import split_checkpoint
@@ -49,8 +51,8 @@ def test_it_is_read_and_exported_as_that_of_one(
     assert same_bits(several, one)
 
 
-@pytest.mark.parametrize("lost", [0, 1])
-def test_a_tensor_whose_part_before_others_is_missing_is_named(
+@pytest.mark.parametrize("lost", [0, 1, 2])
+def test_a_tensor_of_which_one_ranks_part_is_missing_is_named(
     saved: Path, policy: PolicyConfig, tmp_path: Path, lost: int
 ) -> None:
     parts = split_checkpoint(saved, tmp_path / "parts", 3)
@@ -62,5 +64,35 @@ def test_a_tensor_whose_part_before_others_is_missing_is_named(
     with pytest.raises(ModelError, match=incomplete):
         load_policy(policy, RankConfig(), parts)
     after = rf"parts: shard-{lost + 2:05d}-\S+ does not continue model\.\S+$"
-    with pytest.raises(ExportError, match=after):
+    with pytest.raises(ExportError, match=after if lost < 2 else incomplete):
         export_model(parts, Path(policy.model), policy, tmp_path / "model")
+
+
+def test_a_record_without_the_shapes_of_tensors_is_refused(
+    saved: Path, policy: PolicyConfig, tmp_path: Path
+) -> None:
+    for text, why in (
+        ('{"step": 1}', r"rank\.json says no shapes of tensors: KeyError\('shapes'\)"),
+        ('{"step": 1, "shapes": 3}', r"rank\.json says no shapes of tensors: "),
+        ("[]", r"rank\.json is no JSON object"),
+        ("{", r"rank\.json cannot be read: Expecting"),
+    ):
+        (saved / RECORD_FILE).write_text(text)
+        with pytest.raises(CheckpointError, match=why):
+            load_group(saved, MODEL)
+        with pytest.raises(ModelError, match=why):
+            load_policy(policy, RankConfig(), saved)
+        with pytest.raises(ExportError, match=why):
+            export_model(saved, Path(policy.model), policy, tmp_path / "model")
+
+
+def test_a_tensor_that_no_file_has_is_named(
+    saved: Path, policy: PolicyConfig, tmp_path: Path
+) -> None:
+    record = json.loads((saved / RECORD_FILE).read_text())
+    record["shapes"]["model/more"] = [2]
+    (saved / RECORD_FILE).write_text(json.dumps(record))
+    with pytest.raises(CheckpointError, match=r"has no model/more$"):
+        load_group(saved, MODEL)
+    with pytest.raises(ExportError, match=r"has not all parts of model/more$"):
+        export_model(saved, Path(policy.model), policy, tmp_path / "model")

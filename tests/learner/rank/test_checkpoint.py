@@ -114,6 +114,7 @@ def test_a_missing_file_is_found(saved: Path, model_folder: Path) -> None:
 def test_a_tensor_of_which_a_part_is_missing_is_refused(tmp_path: Path) -> None:
     tensors = flatten_groups({"model": {"a": torch.zeros(4, 2)}})
     checkpoint.write_rank_files(tmp_path, tensors, 0)
+    checkpoint.write_run_files(tmp_path, describe_nothing, {"model/a": (4, 2)}, step=1)
     folder = ShardFolder(tmp_path)
     for wanted, why in (({"b": torch.zeros(1)}, "has no model/b"), ({"a": torch.zeros(3, 2)}, "")):
         with pytest.raises(TensorShardError, match=why or "Size mismatch"):
