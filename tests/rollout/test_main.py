@@ -84,6 +84,26 @@ def test_a_model_whose_template_breaks_is_refused_before_anything_is_started(
     assert words in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (None, r" has no tokenizer \(none of tokenizer\.json, .*\)$"),
+        ("{}", r"^policy\.model: the tokenizer of .* cannot be loaded: "),
+        ("no JSON", r"^policy\.model: the tokenizer of .* cannot be loaded: "),
+    ],
+)
+def test_a_model_folder_without_a_tokenizer_is_refused_in_one_line(
+    tmp_path: Path, content: str | None, problem: str
+) -> None:
+    Qwen3Config().save_pretrained(tmp_path)
+    if content is not None:
+        (tmp_path / "tokenizer.json").write_text(content)
+    policy = PolicyConfig(model=str(tmp_path), max_model_len=64)
+    with pytest.raises(ConfigError, match=problem) as refused:
+        read_model_folder(tmp_path, policy, DialectConfig())
+    assert "\n" not in str(refused.value)
+
+
 def test_a_turn_ends_by_the_end_of_text_of_the_tokenizer_too(tmp_path: Path) -> None:
     """vLLM ends a turn there whatever the stops are: unknown to the dialect, an answer would be
     taken for a turn that was cut."""

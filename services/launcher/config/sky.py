@@ -1,11 +1,14 @@
 """`[launcher.sky]`: the machines that a run asks SkyPilot for, and how patiently."""
 
+import re
 from typing import Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from services.common.config import ConfigModel
 from services.common.number_ranges import Seconds
+
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 class Machine(ConfigModel):
@@ -96,3 +99,14 @@ class SkyConfig(ConfigModel):
     # What runs on a machine ends when the launcher has been silent for so long.
     unit_lease_s: Seconds = 900.0
     labels: dict[str, str] = Field(default_factory=dict)
+
+    @field_validator("secrets")
+    @classmethod
+    def _each_is_named(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        for name in names:
+            if not _VARIABLE.fullmatch(name):
+                raise ValueError(
+                    f"{name!r} is no name of an environment variable: each is handed over by its"
+                    " name, and patterns such as '*' would hand over what the run has no use for"
+                )
+        return names

@@ -13,6 +13,8 @@ from services.rollout.adapters.chat_template_process import TEMPLATES
 from services.rollout.ports import TemplateError
 
 MAX_ERROR_CHARACTERS = 300
+# One of them has the tokens of any tokenizer.
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json")
 
 
 class TransformersTokenizer:
@@ -137,10 +139,24 @@ def load_tokenizer(
     trust_remote_code: bool = False,
     template_options: Mapping[str, Any] | None = None,
 ) -> TransformersTokenizer:
-    """Load the tokenizer of a model folder. Raises OSError when there is none."""
-    tokenizer = AutoTokenizer.from_pretrained(
-        str(folder), trust_remote_code=trust_remote_code, use_fast=True
-    )
+    """Load the tokenizer of a model folder. Raises OSError when there is none to be used."""
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(
+            str(folder), trust_remote_code=trust_remote_code, use_fast=True
+        )
+    # tokenizers raises nothing but `Exception`.
+    except Exception as error:
+        problem = f"the tokenizer of {folder} cannot be loaded: {' '.join(str(error).split())}"
+        raise OSError(_without_files(folder) or problem) from error
     if not isinstance(tokenizer, PreTrainedTokenizerFast) or not tokenizer.chat_template:
-        raise OSError(f"{folder} has no fast tokenizer with a chat template")
+        problem = f"{folder} has no fast tokenizer with a chat template"
+        raise OSError(_without_files(folder) or problem)
     return TransformersTokenizer(tokenizer, template_options)
+
+
+def _without_files(folder: Path) -> str:
+    """Say that a folder has no file of a tokenizer, of which transformers says something else for
+    each family of models; "" where it has one."""
+    if any((folder / name).exists() for name in _TOKENIZER_FILES):
+        return ""
+    return f"{folder} has no tokenizer (none of {', '.join(_TOKENIZER_FILES)})"

@@ -1,4 +1,7 @@
-"""`launcher.sky.cloud` restricts a run to one cloud."""
+"""`launcher.sky.cloud` restricts a run to one cloud; `launcher.sky.secrets` are names."""
+
+import pytest
+from pydantic import ValidationError
 
 from services.launcher.backends.sky.machine_candidates import check_candidates, machines_of
 from services.launcher.config.sky import Machine, Machines, SkyConfig
@@ -27,3 +30,14 @@ def test_a_cloud_without_candidates_is_refused_by_name() -> None:
     (problem,) = check_candidates(config, LEARNER)
     assert problem.startswith("launcher.sky.cloud: launcher.sky.learner has no candidate at 'vast'")
     assert "lambda, runpod" in problem
+
+
+@pytest.mark.parametrize("name", ["*", "AWS_*", "", "A=b", "1ST"])
+def test_a_secret_that_is_no_name_of_a_variable_is_refused(name: str) -> None:
+    assert SkyConfig(secrets=("MY_KEY", "_x1")).secrets == ("MY_KEY", "_x1")
+    with pytest.raises(ValidationError) as refused:
+        SkyConfig(secrets=("MY_KEY", name))
+    assert (
+        f"{name!r} is no name of an environment variable: each is handed over by its name"
+        in str(refused.value)
+    )
