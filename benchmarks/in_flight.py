@@ -26,8 +26,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.replica import AgreeingEngine, Replica, connect_replica, written_for
+from benchmarks.submission import make_trajectory
 from benchmarks.timed_learner import TimedLearner, run_timed_learner
-from benchmarks.trajectory import make_trajectory
 from services.common import log
 from services.common.concurrency import running_tasks
 from services.rollout.ports import LeaseLost

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import IO
 
-from benchmarks.trajectory import decode_ours
+from benchmarks.submission import decode_messages
 
 LENGTH = struct.Struct("<I")
 
@@ -35,7 +35,7 @@ def take_payload(kind: str, data: bytes, file: IO[bytes]) -> None:
     if kind == "raw":
         return
     if kind == "decoded":
-        decode_ours(split_messages(data))
+        decode_messages(split_messages(data))
     file.write(data)
     os.fdatasync(file.fileno())
 

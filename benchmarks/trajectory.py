@@ -1,46 +1,44 @@
 """CPU of a trajectory on the wire over msgspec's: `python -m benchmarks.trajectory`.
 
-A trajectory of 16,384 tokens in 12 turns is encoded as rollouts submit it, and decoded as the
-learner takes it, every check and digest included: from arrays to arrays. The other side is a
-msgspec struct of lists, as prime-rl sends its samples: token ids, mask, logprobs and temperatures
-of every token. The last line is one JSON object:
+A trajectory of 12 turns is encoded as rollouts submit it, and decoded as the learner takes it, with
+every check and digest: from arrays to arrays, and then to the tensors of a training step. The other
+side is msgspec as prime-rl uses it (its `transports/batch`): a micro batch of lists with token ids,
+mask, advantages, logprobs, positions and temperatures of each token, encoded and decoded as
+msgpack, and every list made into a tensor. No sender pays for its arrays or lists. The last line
+is one JSON object:
 
-- `cpu`: CPU seconds of ours over those of msgspec with its lists made into arrays, the median of
-  the pairs; `cpu_encode` and `cpu_decode` are its parts.
-- `cpu_over_lists`: the same without the arrays.
-- `bytes`: bytes of ours over those of msgspec.
+- `cpu`: CPU seconds of ours over those of prime-rl's, the median of the pairs.
+- `cpu_without_digests`: the same without the two SHA-256 of ours, which the other side has not.
+- `cpu_same_fields`: ours over a msgspec struct of no more than ours holds (token ids, mask,
+  logprobs, temperatures), from lists to numpy arrays; ours to arrays, digests included.
+- `bytes`: bytes of ours over those of prime-rl's.
+- `us`: CPU microseconds of each part; `digest` is in our `encode` once, and in our `decode`.
 
-About 10 seconds.
+About 20 seconds.
 """
 
 import argparse
 import json
 import statistics
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
 import msgspec
 import numpy as np
+import torch
+from torch import Tensor
 
-from flotilla.learner.v1 import group_service_pb2 as pb
-from services.common.domain.attempts import AttemptKey, StopReason
-from services.common.domain.policy import PolicyId
-from services.common.domain.trajectory import Author, Span, Trajectory, TurnTiming, content_digest
-from services.common.domain.trajectory import Sequence as Sampled
-from services.learner.api.decode import TrajectoryAssembler
-from services.learner.api.sequence_decode import TokenLimits
-from services.wire.trajectory import encode_submission
+from benchmarks.submission import TOKENS, decode_messages, encode_trajectory, make_trajectory
+from services.common.domain.trajectory import Author, Trajectory, content_digest
 
-TOKENS, TURNS, PROMPT, OBSERVATION = 16_384, 12, 1_024, 400
-VOCABULARY = 151_936
-PAIRS, REPEATS = 15, 20
-POLICY = PolicyId(1, 3, b"f" * 16)
-LIMITS = TokenLimits(vocab_size=VOCABULARY, max_tokens=TOKENS)
+PAIRS, REPEATS = 15, 10
+ADVANTAGE = 0.37
 
 
 class Sample(msgspec.Struct, array_like=True, gc=False, omit_defaults=True):
-    """A sample whose tokens are lists."""
+    """Lists of what a trajectory of ours holds of each token."""
 
     token_ids: list[int]
     mask: list[bool]
@@ -50,57 +48,115 @@ class Sample(msgspec.Struct, array_like=True, gc=False, omit_defaults=True):
     reward: float | None = None
 
 
+class MicroBatch(msgspec.Struct, array_like=True, gc=False, omit_defaults=True):
+    """A micro batch with the fields of prime-rl's that are always sent, in their order."""
+
+    input_ids: list[int]
+    loss_mask: list[bool]
+    advantages: list[float]
+    inference_logprobs: list[float]
+    position_ids: list[int]
+    sequence_lengths: list[int]
+    temperatures: list[float]
+    env_names: list[str]
+    seq_lens: list[int]
+
+
+ENCODER = msgspec.msgpack.Encoder()
+BATCHES = msgspec.msgpack.Decoder(list[MicroBatch])
+SAMPLES = msgspec.msgpack.Decoder(Sample)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--pairs", type=int, default=PAIRS)
-    pairs = parser.parse_args().pairs
-    trajectory = make_trajectory()
-    print(json.dumps(compare(trajectory, make_sample(trajectory), pairs)))
+    parser.add_argument("--tokens", type=int, default=TOKENS)
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    print(json.dumps(compare(make_trajectory(given.tokens), given.pairs)))
 
 
-def compare(trajectory: Trajectory, sample: Sample, pairs: int) -> dict[str, Any]:
-    wire, packed = encode_ours(trajectory), msgspec.msgpack.encode(sample)
-    check_same(decode_ours(wire), decode_arrays(packed))
-    ours, encoded, arrays, lists = list[float](), list[float](), list[float](), list[float]()
-    theirs_encoded: list[float] = []
+def compare(trajectory: Trajectory, pairs: int) -> dict[str, Any]:
+    sample = make_sample(trajectory)
+    batch = make_batch(sample)
+    wire, packed = encode_trajectory(trajectory), ENCODER.encode([batch])
+    lists = ENCODER.encode(sample)
+    check_same(make_tensors(decode_messages(wire)), batch_tensors(BATCHES.decode(packed)[0]))
+    parts: dict[str, Callable[[], object]] = {
+        "encode": lambda: encode_trajectory(trajectory),
+        "decode": lambda: decode_messages(wire),
+        "tensors": lambda: make_tensors(trajectory),
+        "digest": lambda: content_digest(trajectory.sequences),
+        "msgspec_encode": lambda: ENCODER.encode([batch]),
+        "msgspec_decode": lambda: BATCHES.decode(packed),
+        "msgspec_tensors": lambda: batch_tensors(batch),
+        "fields_encode": lambda: ENCODER.encode(sample),
+        "fields_decode": lambda: sample_arrays(SAMPLES.decode(lists)),
+    }
+    found: dict[str, list[float]] = defaultdict(list)
     for _ in range(pairs + 1):
-        encoded.append(time_cpu(lambda: encode_ours(trajectory)))
-        ours.append(time_cpu(lambda: decode_ours(wire)))
-        theirs_encoded.append(time_cpu(lambda: msgspec.msgpack.encode(sample)))
-        arrays.append(time_cpu(lambda: decode_arrays(packed)))
-        lists.append(time_cpu(lambda: msgspec.msgpack.decode(packed, type=Sample)))
-    both = list(map(sum, zip(encoded, ours, strict=True)))
-    return {
-        "cpu": median_ratio(both, list(map(sum, zip(theirs_encoded, arrays, strict=True)))),
-        "cpu_encode": median_ratio(encoded, theirs_encoded),
-        "cpu_decode": median_ratio(ours, arrays),
-        "cpu_over_lists": median_ratio(
-            both, list(map(sum, zip(theirs_encoded, lists, strict=True)))
-        ),
-        "bytes": round(sum(map(len, wire)) / len(packed), 3),
-        "tokens_per_cpu_s": round(TOKENS / statistics.median(both)),
+        for name, work in parts.items():
+            found[name].append(time_cpu(work))
+    return summarise(found, len(trajectory.sequences[0].token_ids)) | {
+        "bytes": round(sum(map(len, wire)) / len(packed), 3)
     }
 
 
-def make_trajectory(tokens: int = TOKENS) -> Trajectory:
-    chosen = np.random.default_rng(0)
-    prompt, observation = PROMPT * tokens // TOKENS, OBSERVATION * tokens // TOKENS
-    written = (tokens - prompt - TURNS * observation) // TURNS
-    turn = (Span(Author.POLICY, written, POLICY, 1.0), Span(Author.ENVIRONMENT, observation))
-    last = Span(Author.ENVIRONMENT, tokens - prompt - TURNS * (written + observation))
-    spans = (Span(Author.PROMPT, prompt), *(turn * TURNS), *((last,) if last.length else ()))
-    token_ids = chosen.integers(0, VOCABULARY, tokens, dtype=np.int32)
-    logprobs = -chosen.exponential(0.5, TURNS * written).astype(np.float32)
-    sequence = Sampled(token_ids, spans, logprobs)
-    return Trajectory(
-        key=AttemptKey("group", 0, 0),
-        lease_id="lease",
-        sequences=(sequence,),
-        content_digest=content_digest((sequence,)),
-        reward=1.0,
-        stop_reason=StopReason.DONE,
-        turns=(TurnTiming(1.0, 0.5, prompt, written),) * TURNS,
-    )
+def summarise(found: dict[str, list[float]], tokens: int) -> dict[str, Any]:
+    def total(*names: str) -> np.ndarray:
+        # The first of each warms it.
+        return np.sum([found[name][1:] for name in names], axis=0)
+
+    def median(ratios: np.ndarray) -> float:
+        return round(float(np.median(ratios)), 4)
+
+    ours, digests = total("encode", "decode"), 2 * total("digest")
+    tensors = ours + total("tensors")
+    theirs = total("msgspec_encode", "msgspec_decode", "msgspec_tensors")
+    return {
+        "cpu": median(tensors / theirs),
+        "cpu_without_digests": median((tensors - digests) / theirs),
+        "cpu_same_fields": median(ours / total("fields_encode", "fields_decode")),
+        "tokens": tokens,
+        "us": {name: round(statistics.median(all_[1:]) * 1e6, 1) for name, all_ in found.items()},
+    }
+
+
+def make_tensors(trajectory: Trajectory) -> list[Tensor]:
+    """Return what a training step has of each token."""
+    sequence = trajectory.sequences[0]
+    mask = sequence.policy_mask
+    logprobs = np.zeros(len(mask), np.float32)
+    logprobs[mask] = sequence.logprobs
+    by_policy = torch.from_numpy(mask)
+    return [
+        torch.from_numpy(sequence.token_ids.astype(np.int64)),
+        by_policy,
+        by_policy * ADVANTAGE,
+        torch.from_numpy(logprobs),
+        torch.arange(len(mask)),
+        torch.ones(len(mask)),
+    ]
+
+
+def batch_tensors(batch: MicroBatch) -> list[Tensor]:
+    return [
+        torch.tensor(batch.input_ids, dtype=torch.long),
+        torch.tensor(batch.loss_mask, dtype=torch.bool),
+        torch.tensor(batch.advantages, dtype=torch.float),
+        torch.tensor(batch.inference_logprobs, dtype=torch.float),
+        torch.tensor(batch.position_ids, dtype=torch.long),
+        torch.tensor(batch.temperatures, dtype=torch.float),
+    ]
+
+
+def sample_arrays(sample: Sample) -> list[np.ndarray]:
+    return [
+        np.array(sample.token_ids, np.int32),
+        np.array(sample.mask, np.bool_),
+        np.array(sample.logprobs, np.float32),
+        np.array(sample.temperatures, np.float32),
+    ]
 
 
 def make_sample(trajectory: Trajectory) -> Sample:
@@ -119,34 +175,25 @@ def make_sample(trajectory: Trajectory) -> Sample:
     )
 
 
-def encode_ours(trajectory: Trajectory) -> list[bytes]:
-    sequences = trajectory.sequences
-    assert content_digest(sequences) == trajectory.content_digest
-    return [part.SerializeToString() for part in encode_submission(trajectory)]
-
-
-def decode_ours(wire: list[bytes]) -> Trajectory:
-    assembler = TrajectoryAssembler(LIMITS)
-    for message in wire:
-        assembler.add_part(pb.SubmitTrajectoryRequest.FromString(message))
-    return assembler.build_trajectory()
-
-
-def decode_arrays(packed: bytes) -> tuple[np.ndarray, ...]:
-    sample = msgspec.msgpack.decode(packed, type=Sample)
-    return (
-        np.array(sample.token_ids, np.int32),
-        np.array(sample.mask, np.bool_),
-        np.array(sample.logprobs, np.float32),
-        np.array(sample.temperatures, np.float32),
+def make_batch(sample: Sample) -> MicroBatch:
+    length = len(sample.token_ids)
+    return MicroBatch(
+        input_ids=sample.token_ids,
+        loss_mask=sample.mask,
+        advantages=[ADVANTAGE if chosen else 0.0 for chosen in sample.mask],
+        inference_logprobs=sample.logprobs,
+        position_ids=list(range(length)),
+        sequence_lengths=[length],
+        temperatures=sample.temperatures,
+        env_names=[sample.env_name],
+        seq_lens=[length],
     )
 
 
-def check_same(trajectory: Trajectory, arrays: tuple[np.ndarray, ...]) -> None:
-    token_ids, mask, logprobs, _ = arrays
-    sequence = trajectory.sequences[0]
-    assert np.array_equal(sequence.token_ids, token_ids)
-    assert np.array_equal(sequence.logprobs, logprobs[mask])
+def check_same(ours: list[Tensor], theirs: list[Tensor]) -> None:
+    for one, other in zip(ours, theirs, strict=True):
+        assert one.dtype == other.dtype
+        assert torch.equal(one, other)
 
 
 def time_cpu(work: Callable[[], object]) -> float:
@@ -155,12 +202,6 @@ def time_cpu(work: Callable[[], object]) -> float:
     for _ in range(REPEATS):
         work()
     return (time.process_time() - began) / REPEATS
-
-
-def median_ratio(ours: list[float], theirs: list[float]) -> float:
-    """Return the median over the pairs; the first pair warms both."""
-    ratios = [one / other for one, other in zip(ours[1:], theirs[1:], strict=True)]
-    return round(statistics.median(ratios), 4)
 
 
 if __name__ == "__main__":

@@ -41,8 +41,8 @@ import psutil
 from benchmarks.grpc_receiver import METHOD, SERVICE
 from benchmarks.raw_receiver import LENGTH, join_messages
 from benchmarks.replica import AgreeingEngine, Replica, connect_replica, written_for
+from benchmarks.submission import encode_trajectory, make_trajectory
 from benchmarks.timed_learner import run_timed_learner
-from benchmarks.trajectory import encode_ours, make_trajectory
 from services.common import log
 from services.common.domain.policy import PolicyId
 from services.common.domain.trajectory import Trajectory
@@ -87,7 +87,7 @@ async def compare(pairs: int) -> dict[str, Any]:
                 )
                 found["sender"].append(sender)
                 found["learner"].append(receiver)
-                found["grpc"].append(await send_bare(encode_ours(trajectory)))
+                found["grpc"].append(await send_bare(encode_trajectory(trajectory)))
                 for kind in KINDS:
                     found[kind].append(send_raw(kind, trajectory, folder / "received"))
     return summarise(found)
@@ -187,7 +187,7 @@ def send_raw(kind: str, trajectory: Trajectory, out: Path) -> float:
 
 def payload_of(kind: str, trajectory: Trajectory) -> bytes:
     if kind == "decoded":
-        return join_messages(encode_ours(trajectory))
+        return join_messages(encode_trajectory(trajectory))
     sequence = trajectory.sequences[0]
     return sequence.token_ids.tobytes() + sequence.logprobs.tobytes()
 

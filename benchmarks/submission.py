@@ -1,0 +1,52 @@
+"""A trajectory of a tool-using policy, and its way over the wire: encoded and decoded."""
+
+import numpy as np
+
+from flotilla.learner.v1 import group_service_pb2 as pb
+from services.common.domain.attempts import AttemptKey, StopReason
+from services.common.domain.policy import PolicyId
+from services.common.domain.trajectory import Author, Span, Trajectory, TurnTiming, content_digest
+from services.common.domain.trajectory import Sequence as Sampled
+from services.learner.api.decode import TrajectoryAssembler
+from services.learner.api.sequence_decode import TokenLimits
+from services.wire.trajectory import encode_submission
+
+TOKENS, TURNS, PROMPT, OBSERVATION = 16_384, 12, 1_024, 400
+VOCABULARY = 151_936
+POLICY = PolicyId(1, 3, b"f" * 16)
+LIMITS = TokenLimits(vocab_size=VOCABULARY, max_tokens=2**17)
+
+
+def make_trajectory(tokens: int = TOKENS) -> Trajectory:
+    chosen = np.random.default_rng(0)
+    prompt, observation = PROMPT * tokens // TOKENS, OBSERVATION * tokens // TOKENS
+    written = (tokens - prompt - TURNS * observation) // TURNS
+    turn = (Span(Author.POLICY, written, POLICY, 1.0), Span(Author.ENVIRONMENT, observation))
+    last = Span(Author.ENVIRONMENT, tokens - prompt - TURNS * (written + observation))
+    spans = (Span(Author.PROMPT, prompt), *(turn * TURNS), *((last,) if last.length else ()))
+    token_ids = chosen.integers(0, VOCABULARY, tokens, dtype=np.int32)
+    logprobs = -chosen.exponential(0.5, TURNS * written).astype(np.float32)
+    sequence = Sampled(token_ids, spans, logprobs)
+    return Trajectory(
+        key=AttemptKey("group", 0, 0),
+        lease_id="lease",
+        sequences=(sequence,),
+        content_digest=content_digest((sequence,)),
+        reward=1.0,
+        stop_reason=StopReason.DONE,
+        turns=(TurnTiming(1.0, 0.5, prompt, written),) * TURNS,
+    )
+
+
+def encode_trajectory(trajectory: Trajectory) -> list[bytes]:
+    """Return the messages of a submission; the digest that is made with a trajectory is made."""
+    assert content_digest(trajectory.sequences) == trajectory.content_digest
+    return [part.SerializeToString() for part in encode_submission(trajectory)]
+
+
+def decode_messages(messages: list[bytes]) -> Trajectory:
+    """Return the trajectory of a submission; every check of the learner's is made."""
+    assembler = TrajectoryAssembler(LIMITS)
+    for message in messages:
+        assembler.add_part(pb.SubmitTrajectoryRequest.FromString(message))
+    return assembler.build_trajectory()
