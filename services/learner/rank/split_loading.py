@@ -74,37 +74,40 @@ def find_tensor_files(folder: Path) -> dict[str, Path]:
 
 
 def has_all_tensors(model: nn.Module, files: Mapping[str, Path]) -> bool:
-    """Return True when every parameter lies in the files under its own name.
+    """Return True when every parameter, and buffer with a state, lies in the files under its own
+    name.
 
     Where transformers converts as it loads, as for the experts of most models, some do not."""
-    return all(name in files for name, _ in model.named_parameters())
+    return all(name in files for name in saved_tensors(model))
 
 
 @torch.no_grad()
 def read_parts(model: Any, files: Mapping[str, Path], layout: ShardLayout) -> None:
-    """Give the parameters of a split empty model memory, and this rank's part of the files.
+    """Give the parameters of a split empty model memory, and this rank's part of the files;
+    buffers, which no rank splits, their whole state.
 
     Raises ValueError for a tensor of another shape."""
     _allocate(model, layout)
+    buffers = saved_tensors(model).keys() - dict(model.named_parameters()).keys()
+    named = {**base_parameters(model), **{name: model.get_buffer(name) for name in buffers}}
     with ExitStack() as stack:
         opened: dict[Path, Any] = {}
-        for name, parameter in base_parameters(model).items():
+        for name, tensor in named.items():
             path = files[name]
             if path not in opened:
                 opened[path] = stack.enter_context(safe_open(path, "pt"))
-            _read_part(parameter, opened[path].get_slice(name), name)
+            _read_part(tensor, opened[path].get_slice(name), name)
 
 
-def _read_part(parameter: Tensor, saved: Any, name: str) -> None:
-    assert isinstance(parameter, DTensor), "the model is split"
-    if list(saved.get_shape()) != list(parameter.shape):
+def _read_part(tensor: Tensor, saved: Any, name: str) -> None:
+    if list(saved.get_shape()) != list(tensor.shape):
         raise ValueError(
-            f"{name} has shape {list(saved.get_shape())}, the model's is {list(parameter.shape)}"
+            f"{name} has shape {list(saved.get_shape())}, the model's is {list(tensor.shape)}"
         )
-    part: Tensor = local_tensor(parameter.detach())
+    part: Tensor = local_tensor(tensor.detach())
     # A rank may have no row of a small tensor.
     if part.numel():
-        part.copy_(saved[local_slices(parameter)])
+        part.copy_(saved[local_slices(tensor) if isinstance(tensor, DTensor) else ...])
 
 
 @contextmanager

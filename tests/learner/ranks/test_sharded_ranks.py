@@ -19,17 +19,19 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 from torch import Tensor
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import Gemma4ForCausalLM, Gemma4TextConfig, Qwen3Config, Qwen3ForCausalLM
 
 from services.common.process_memory import peak_memory_bytes
 from services.learner.checkpoints.export import export_model
 from services.learner.config.algorithm import AlgorithmConfig
 from services.learner.config.learner import LearnerConfig
 from services.learner.ports import RankError
+from services.learner.rank.checkpoint_writer import CheckpointWriter
 from services.learner.rank.data_parallel import Replicas
 from services.learner.rank.model_loading import read_split_model
 from services.learner.rank.rank_setup import RankSetup, load_models
 from services.learner.rank.sharding import ShardLayout, local_tensor
+from services.learner.rank.split_loading import MODEL, saved_tensors
 from services.learner.ranks.local_ranks import LocalRanks
 from services.learner.types import Comparison, Publication, StepResult, TrainBatch
 from tests.support.checkpoints import save_ranks
@@ -43,6 +45,8 @@ from tests.support.tiny_ranks import (
 )
 
 STEPS = 5
+# Gemma 4 has them as buffers; they begin as 1.
+LAYER_SCALARS = {f"model.layers.{index}.layer_scalar": 0.5 + index for index in range(2)}
 TOLERANCE = 1e-5
 
 SPAWNED = multiprocessing.get_context("spawn")
@@ -300,6 +304,27 @@ def load_a_part(setup: dict[str, Any], told: Connection) -> None:
     told.send((peak_memory_bytes() - before, held_bytes(model.parameters())))
 
 
+def read_buffers(setup: dict[str, Any], told: Connection) -> None:
+    """A rank that reads its part of a model, writes it as a checkpoint and reads that; it says what
+    its buffers then are."""
+    given, device = RankSetup.model_validate(setup), torch.device("cpu")
+    Replicas.join_process_group(given.place, device)
+    layout = ShardLayout.over_ranks(given.place, device, torch.float32)
+    model = read_split_model(given.policy, layout)
+    found = [model.get_buffer(name).tolist() for name in LAYER_SCALARS]
+
+    def describe(folder: Path) -> list[str]:
+        model.config.save_pretrained(folder)
+        return ["config.json"]
+
+    writer = CheckpointWriter(given.place.index, device, describe)
+    writer.begin_writing(given.shm_dir / "saved", {MODEL: saved_tensors(model)}, 1)
+    writer.when_written(lambda files: files).result()
+    torch.distributed.barrier()
+    again = read_split_model(given.policy, layout, given.shm_dir / "saved")
+    told.send((found, [again.get_buffer(name).tolist() for name in LAYER_SCALARS]))
+
+
 def held_bytes(tensors: Iterable[Tensor]) -> int:
     return sum(local_tensor(tensor).nbytes for tensor in tensors)
 
@@ -350,6 +375,29 @@ def test_each_holds_its_part_of_parameters_gradients_and_moments(
     for parameters, gradients, moments in found:
         for held, copies in ((parameters, 1), (gradients, 1), (moments, 2)):
             assert copies * whole / processes * 0.8 < held <= 1.1 * copies * whole / processes
+
+
+def test_buffers_with_a_state_are_read_and_saved_by_each(tmp_path: Path) -> None:
+    sizes: dict[str, Any] = {
+        "vocab_size": 97,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "global_head_dim": 8,
+        "hidden_size_per_layer_input": 0,
+        "num_kv_shared_layers": 0,
+        "layer_types": ["full_attention"] * 2,
+    }
+    model = Gemma4ForCausalLM(Gemma4TextConfig(**sizes))
+    for name, value in LAYER_SCALARS.items():
+        model.get_buffer(name).fill_(value)
+    model.save_pretrained(tmp_path / "model")
+    expected = [[value] for value in LAYER_SCALARS.values()]
+    for found in start_alone(read_buffers, tmp_path / "model", 2, tmp_path / "ranks", FORKED):
+        assert found == (expected, expected)
 
 
 @pytest.mark.slow
