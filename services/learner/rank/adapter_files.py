@@ -8,6 +8,7 @@ from typing import Any
 
 from services.common.spec import PolicyConfig
 from services.learner.rank.model import Policy
+from services.learner.rank.model_loading import ModelError, find_own_files
 from services.learner.rank.weight_slots import fingerprint_weights
 
 ADAPTER_CONFIG = "adapter_config.json"
@@ -35,6 +36,21 @@ class BaseRecord:
     def __str__(self) -> str:
         revision = f" at revision {self.revision}" if self.revision else ""
         return f"{self.model}{revision} (weights {self.fingerprint[:12]})"
+
+
+def check_mergeable(policy: Policy, config: PolicyConfig) -> None:
+    """Check that the files of the base name every layer with an adapter as the model does.
+
+    An export merges the adapters into these files. Raises ModelError."""
+    assert policy.adapters is not None
+    files = find_own_files(config)
+    other = [name for name in policy.adapters.layers if f"{name}.weight" not in files]
+    if other:
+        raise ModelError(
+            f"learner.lora: the files of {config.model} have another name for {other[0]}.weight, so"
+            " that no export could merge its adapter into them: save the model once by"
+            " transformers' save_pretrained, or leave its like out of target_modules"
+        )
 
 
 def describe_other_base(saved: BaseRecord | None, given: BaseRecord) -> str:

@@ -20,7 +20,11 @@ from services.learner.rank.activation_checkpointing import (
     decoder_shape,
     enable_checkpointing,
 )
-from services.learner.rank.adapter_files import BaseRecord, save_adapter_config
+from services.learner.rank.adapter_files import (
+    BaseRecord,
+    check_mergeable,
+    save_adapter_config,
+)
 from services.learner.rank.critic import Critic
 from services.learner.rank.data_parallel import RankPlacement, Replicas
 from services.learner.rank.lora import ADAPTER, CRITIC_ADAPTER
@@ -211,6 +215,7 @@ def _load_adapters(setup: RankSetup, policy: Policy) -> BaseRecord | None:
     """Give the policy the adapters of the checkpoint; return what they belong to."""
     if policy.adapters is None:
         return None
+    check_mergeable(policy, setup.policy)
     base = BaseRecord.of_policy(policy, setup.policy)
     if setup.checkpoint is not None:
         checkpoint.load_adapters(setup.checkpoint, policy, base)

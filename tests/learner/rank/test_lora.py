@@ -322,6 +322,21 @@ def test_what_cannot_have_an_adapter_is_refused(untied_folder: Path, target: str
         load_policy(policy_config(untied_folder), RANK, lora=chosen)
 
 
+def test_a_base_whose_files_name_layers_otherwise_is_refused_at_the_start(
+    model_folder: Path, tmp_path: Path
+) -> None:
+    """No export could merge adapters into them."""
+    model: Any = AutoModelForCausalLM.from_pretrained(model_folder)
+    # Of a body alone, whose names transformers completes as it reads them.
+    model.base_model.save_pretrained(tmp_path / "body")
+    assert load_policy(policy_config(tmp_path / "body"), RANK).packable
+    named = (
+        r"learner\.lora: the files of .*body have another name for model\.layers\.0\.self_attn\."
+    )
+    with pytest.raises(ModelError, match=named):
+        load_models(setup(tmp_path / "body", tmp_path))
+
+
 def test_experts_are_left_out(tmp_path: Path) -> None:
     config = policy_config(write_sparse_model(tmp_path))
     policy = load_policy(config, RANK, lora=LORA)
