@@ -98,6 +98,7 @@ async def test_the_gate_refuses_training_and_lets_an_evaluation_begin(
         "clouds",
         "ports",
         "tokenizer",
+        "dialect",
         "echo",
         "ring",
         "episodes",

@@ -100,7 +100,8 @@ async def test_a_start_tells_what_was_left_out_and_goes_on(
 ) -> None:
     hide(monkeypatch, "torch")
     content = spec(policy, tasks, *ELSEWHERE, f"learner.checkpoint.remote=file://{tmp_path}/kept")
-    content["launcher"]["skip_probes"] = ["clouds", "echo", "tokenizer", "memory", "disk"]
+    of_others = ["clouds", "echo", "tokenizer", "dialect", "memory", "disk", "episodes"]
+    content["launcher"]["skip_probes"] = of_others
     plan = parse_spec(canonical_json(content))
     run = Run(run_id="well-1", name="well", wanted=plan.config.replica_counts())
     told = await doctor_gate(PendingRun(run, tmp_path / "runs/well-1", plan.text, plan.config, ()))
