@@ -1,6 +1,6 @@
 """A fake env_gateway."""
 
-from tests.support.fake_service import run
+from tests.support.fake_entry import run_fake
 
 if __name__ == "__main__":
-    run("env_gateway")
+    run_fake("env_gateway")

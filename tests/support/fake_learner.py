@@ -1,6 +1,6 @@
 """A fake learner."""
 
-from tests.support.fake_service import run
+from tests.support.fake_entry import run_fake
 
 if __name__ == "__main__":
-    run("learner")
+    run_fake("learner")

@@ -3,6 +3,7 @@
 import asyncio
 import atexit
 import json
+import os
 import sys
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
@@ -34,6 +35,7 @@ from services.launcher.control.launcher import Launcher, LauncherDependencies
 from services.launcher.ports import NO_HOOKS, LauncherHooks
 from services.launcher.run_plan import check_command
 from services.launcher.store.ledger import Ledger
+from tests.support.fake_entry import FORGE_VARIABLE
 from tests.support.process_forge import ProcessForge, running_forge
 from tests.support.repository import ROOT
 
@@ -180,12 +182,14 @@ async def until(reached: Callable[[], bool], limit_s: float = 15.0) -> None:
 
 
 async def start_cli(*arguments: str) -> asyncio.subprocess.Process:
-    """The `flotilla` command with its output in a pipe."""
+    """The `flotilla` command with its output in a pipe; its launcher has fakes checked by a
+    forge."""
     return await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "services.launcher.cli.app", *arguments),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
         cwd=ROOT,
+        env={**os.environ, FORGE_VARIABLE: str(_fakes().address)},
         start_new_session=True,
     )
 

@@ -25,23 +25,7 @@ from typing import Any
 from services.common.python_command import python_command
 from tests.support.repository import ROOT
 
-# All that a stand-in does, in a Python that starts in milliseconds.
-_STAND_IN = """
-import json, os, signal, socket, sys
-with socket.socket(socket.AF_UNIX) as forge:
-    forge.connect(sys.argv[1])
-    asked = {"words": sys.argv[2:], "environment": dict(os.environ), "folder": os.getcwd()}
-    asked = json.dumps(asked).encode()
-    socket.send_fds(forge, [len(asked).to_bytes(4, "big")], [0, 1, 2])
-    forge.sendall(asked)
-    os.close(0)
-    os.close(1)
-    told = forge.recv(16)
-code = int(told or "1")
-if code < 0:
-    os.kill(os.getpid(), -code)
-os._exit(code)
-"""
+_STAND_IN = Path(__file__).with_name("stand_in.py")
 
 
 class ProcessForge:
@@ -52,7 +36,7 @@ class ProcessForge:
 
     def python_command(self, *words: str) -> tuple[str, ...]:
         """Return a command that runs Python with these words, `-m` and a module first."""
-        return (sys.executable, "-I", "-S", "-c", _STAND_IN, str(self.address), *words)
+        return (sys.executable, "-I", "-S", str(_STAND_IN), str(self.address), *words)
 
 
 @contextmanager
