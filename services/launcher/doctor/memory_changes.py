@@ -66,7 +66,7 @@ def _trainer_settings(needs: MemoryNeeds) -> Iterator[Mapping[str, object]]:
         yield _splitting(needs)
     kept = rank["gradient_checkpointing"]
     # `auto` is judged by the least that it keeps.
-    if kept == "off":
+    if kept == "off" and not rank["compile"]:
         yield {"gradient_checkpointing": "selective"}
     if kept in ("off", "selective"):
         yield {"gradient_checkpointing": "full"}

@@ -50,6 +50,10 @@ class RankConfig(ConfigModel):
     # input (about a third more time). `auto` takes the first that fits into the GPU's memory, and
     # `off` on a CPU.
     gradient_checkpointing: Literal["auto", "off", "selective", "full"] = "auto"
+    # Have torch compile the decoder blocks of policy, reference and critic, all but attention. It
+    # takes minutes at a rank's first start; what cannot be compiled computes as without. Changes
+    # losses by rounding alone.
+    compile: bool = False
     # Keep what `full` leaves of activations, each block's input, in host memory until the backward
     # pass; on a CPU it is there anyway. Changes no result.
     offload_activations: bool = False
@@ -72,6 +76,16 @@ class RankConfig(ConfigModel):
             )
         if self.shard_within_node and not self.shard:
             raise ValueError("shard_within_node: it splits nothing without learner.rank.shard")
+        return self
+
+    @model_validator(mode="after")
+    def _compiled_blocks_choose_themselves(self) -> Self:
+        if self.compile and self.gradient_checkpointing == "selective":
+            raise ValueError(
+                'compile: "selective" cannot tell the products within a compiled block, which keeps'
+                " little more than those by itself; set learner.rank.gradient_checkpointing to"
+                ' "off" or "full"'
+            )
         return self
 
     @model_validator(mode="after")

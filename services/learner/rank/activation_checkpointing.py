@@ -46,13 +46,20 @@ def _keep_products(_context: Any, operator: Any, *_args: Any, **_kwargs: Any) ->
 
 
 def choose_checkpointing(
-    settings: Any, tokens: int, dtype: torch.dtype, taken: int, device_bytes: int
+    settings: Any,
+    tokens: int,
+    dtype: torch.dtype,
+    taken: int,
+    device_bytes: int,
+    *,
+    compiled: bool = False,
 ) -> Checkpointing:
     """Return the least that fits beside `taken` bytes on a device of `device_bytes`.
 
-    `settings` are the model's own, `tokens` those of the longest pack."""
+    `settings` are the model's own, `tokens` those of the longest pack. Of blocks that are
+    `compiled`, `selective` could not tell the results that it keeps."""
     shape = decoder_shape(settings)
-    for choice in _CHOICES[:-1]:
+    for choice in ("off",) if compiled else _CHOICES[:-1]:
         activations = layer_activation_bytes(shape, tokens, dtype.itemsize, choice)
         if taken + activations <= _USABLE * device_bytes:
             return choice

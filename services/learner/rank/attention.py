@@ -31,6 +31,7 @@ def register() -> None:
     AttentionInterface.register(NAME, _segment_attention)
 
 
+@torch.compiler.disable
 def _segment_attention(
     module: torch.nn.Module,
     query: Tensor,

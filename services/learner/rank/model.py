@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from services.learner.algo.logprob_head import token_logprobs
 from services.learner.algo.packing import Segments, make_pack_layout
 from services.learner.rank.activation_offload import activation_offload
+from services.learner.rank.block_compilation import CompiledBlocks
 from services.learner.rank.device_transfer import to_device
 from services.learner.rank.lora import Adapters
 from services.learner.rank.parameter_names import base_parameters
@@ -64,6 +65,8 @@ class Policy:
     routing: RoutingReplay | None = None
     # With them the parameters are frozen, and these are trained.
     adapters: Adapters | None = None
+    # Where decoder blocks are compiled: this model's, and those of others made from it.
+    compiled: CompiledBlocks | None = None
 
     @property
     def head(self) -> Tensor:
@@ -160,10 +163,10 @@ class Policy:
             layout.split_module(self.model)
         return replace(self, run_body=add_forward(self.model, "run_body", run))
 
-    def pass_idly(self) -> None:
+    def pass_idly(self, segments: Segments = IDLE_SEGMENTS) -> None:
         """Take part in the other ranks' pass over a pack, without tokens of one's own: backward,
         too, where gradients are wanted, all of them 0."""
-        hidden, head = self.segment_states(IDLE_SEGMENTS), self.head
+        hidden, head = self.segment_states(segments), self.head
         if torch.is_grad_enabled():
             (0.0 * hidden.sum() + 0.0 * head[:1].sum()).backward()
 

@@ -15,6 +15,7 @@ from services.learner.algo.packing import Segments
 from services.learner.config.lora import LoraConfig
 from services.learner.config.rank import RankConfig
 from services.learner.rank.activation_checkpointing import enable_checkpointing
+from services.learner.rank.block_compilation import CompiledBlocks
 from services.learner.rank.lora import ADAPTER, Adapters, add_adapters
 from services.learner.rank.model import DTYPES, Policy, canary_token_ids
 from services.learner.rank.model_loading import ModelError, read_model, read_split_model
@@ -43,7 +44,7 @@ def load_policy(
     model = read_model(config, source)
     adapters = add_adapters(model, lora, dtype) if lora is not None else None
     policy = prepare_policy(model, dtype, rank, adapters=adapters)
-    return _follow_spec(policy, config)
+    return _compile_blocks(_follow_spec(policy, config), rank)
 
 
 def load_split_policy(
@@ -66,7 +67,7 @@ def load_split_policy(
     model = read_split_model(config, layout, source, prepare=prepare)
     adapters = added[-1] if added else None
     policy = prepare_policy(model, dtype, rank, layout=layout, adapters=adapters)
-    return _follow_spec(policy, config)
+    return _compile_blocks(_follow_spec(policy, config), rank)
 
 
 def _follow_spec(policy: Policy, config: PolicyConfig) -> Policy:
@@ -81,6 +82,15 @@ def _follow_spec(policy: Policy, config: PolicyConfig) -> Policy:
     except ValueError as error:
         raise ModelError(str(error)) from error
     return replace(policy, routing=routing)
+
+
+def _compile_blocks(policy: Policy, rank: RankConfig) -> Policy:
+    """Have the blocks compiled from now on, if at all: what was checked was the model's own."""
+    if not rank.compile:
+        return policy
+    compiled = CompiledBlocks(policy.device)
+    compiled.add_model(policy.model)
+    return replace(policy, compiled=compiled)
 
 
 def prepare_policy(

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from services.common.config import ConfigModel
 from services.common.spec import PolicyConfig
+from services.learner.algo.packing import Segments
 from services.learner.config.algorithm import AlgorithmConfig
 from services.learner.config.learner import OptimizerConfig
 from services.learner.config.lora import LoraConfig
@@ -28,7 +29,7 @@ from services.learner.rank.adapter_files import (
 from services.learner.rank.critic import Critic
 from services.learner.rank.data_parallel import RankPlacement, Replicas
 from services.learner.rank.lora import ADAPTER, CRITIC_ADAPTER
-from services.learner.rank.model import DTYPES, Policy
+from services.learner.rank.model import DTYPES, Policy, canary_token_ids
 from services.learner.rank.model_loading import ModelError
 from services.learner.rank.optimizer import Optimizer
 from services.learner.rank.policy_loading import load_policy, load_split_policy
@@ -143,6 +144,8 @@ def load_models(setup: RankSetup, store: Store | None = None) -> RankModels:
     optimizer = _load_optimizer(setup, policy, replicas)
     if setup.rank.gradient_checkpointing == "auto" and device.type == "cuda":
         _fit_checkpointing(setup, policy, critic, replicas)
+    if policy.compiled is not None:
+        _try_compiling(policy, optimizer)
     trainer = Trainer(
         policy,
         optimizer,
@@ -192,11 +195,20 @@ def _fit_checkpointing(
     size = torch.cuda.get_device_properties(policy.device).total_memory
     tokens = max(setup.rank.pack_tokens, setup.policy.max_model_len)
     chosen = choose_checkpointing(
-        *(policy.config, tokens, policy.compute_dtype, replicas.largest_number(taken), size)
+        *(policy.config, tokens, policy.compute_dtype, replicas.largest_number(taken), size),
+        compiled=setup.rank.compile,
     )
     _log.info("gradient_checkpointing: %s fits into the GPU's memory", chosen)
     for body in bodies:
         enable_checkpointing(body, chosen)
+
+
+def _try_compiling(policy: Policy, optimizer: Optimizer) -> None:
+    """Have the policy's blocks compiled now, which takes up to minutes, or refused.
+
+    All ranks do so at once."""
+    policy.pass_idly(Segments([canary_token_ids(policy.vocabulary)]))
+    optimizer.discard_gradients()
 
 
 def _model_source(setup: RankSetup) -> Path | None:

@@ -22,12 +22,15 @@ class ReferencePolicy:
     """The policy that the run began with; it is never trained, saved or published.
 
     Kept in the compute dtype: half of the policy's own size in bfloat16. Its logprobs are, bit
-    for bit, those of a policy that is still the initial one. It routes tokens by itself, whatever
+    for bit, those of a policy that is still the initial one (but for rounding, where blocks are
+    compiled). It routes tokens by itself, whatever
     experts the engine has chosen.
     """
 
     def __init__(self, frozen: Policy, home: torch.device) -> None:
         self._policy = replace(frozen, routing=None)
+        if frozen.compiled is not None:
+            frozen.compiled.add_model(frozen.model)
         # Where the parameters are when they are not used.
         self._home = home
 

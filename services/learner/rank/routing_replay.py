@@ -200,6 +200,7 @@ def _routed_layers(block: nn.Module) -> Iterator[_RoutedLayer]:
             yield state
 
 
+@torch.compiler.disable
 def _route(router: Any, *arguments: Any, **named: Any) -> Any:
     """Run a router's own `forward`, with the engine's experts where its pass has some."""
     state: _RoutedLayer = router.routed_layer

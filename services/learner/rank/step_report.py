@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from services.learner.algo.mismatch import measure_mismatch, measure_version_mismatch
 from services.learner.rank import step_histograms as histograms
+from services.learner.rank.block_compilation import CompiledBlocks
 from services.learner.rank.gradient_accumulator import MiniBatchSums
 from services.learner.rank.model_updates import UpdateHistory, UpdateOutcome
 from services.learner.rank.packed_rows import ByRow
@@ -58,6 +59,19 @@ def policy_metrics(history: UpdateHistory, mini_batches: int, lr: float) -> dict
         "policy/correction_weight": seen.weight / seen.tokens,
         "mismatch/masked_fraction": seen.masked / seen.tokens,
         "mismatch/masked_sequences": seen.masked_sequences / seen.sequences,
+    }
+
+
+def compilation_metrics(compiled: CompiledBlocks | None) -> dict[str, float]:
+    """Metrics of blocks that are compiled, where they are to be.
+
+    - policy/uncompiled_blocks: those that torch could not compile
+    - policy/compiled_graphs: graphs that were compiled since the step before"""
+    if compiled is None:
+        return {}
+    return {
+        "policy/uncompiled_blocks": float(compiled.uncompiled),
+        "policy/compiled_graphs": float(compiled.take_graph_count()),
     }
 
 

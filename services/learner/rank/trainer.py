@@ -110,6 +110,7 @@ class Trainer:
         metrics = step_report.policy_metrics(history, len(prepared.mini_batches), lr)
         metrics |= step_report.mismatch_metrics(evidence, examples)
         metrics |= step_report.routing_metrics(history)
+        metrics |= step_report.compilation_metrics(self._policy.compiled)
         metrics |= self._post_update_metrics(examples, evidence, history)
         if self._algorithm.kl.coefficient > 0:
             metrics |= step_report.kl_metrics(history)

@@ -52,14 +52,20 @@ class Rank:
         return ModelInfo(count, policy.vocabulary, self._step, fingerprint, experts)
 
     def describe_start(self) -> protocol.Message:
-        """Describe the loaded model, and the most memory that loading it has taken here."""
-        device = self._models.policy.device
+        """Describe the loaded model, the most memory that loading it has taken here, and why its
+        blocks are not compiled if they should be."""
+        device, compiled = self._models.policy.device, self._models.policy.compiled
         cuda = device.type == "cuda"
         memory = {
             "host": peak_memory_bytes(),
             "device": torch.cuda.max_memory_reserved(device) if cuda else 0,
         }
-        return {**protocol.encode_model_info(self.model_info()), "memory": memory}
+        why = None if compiled is None else compiled.why_not
+        return {
+            **protocol.encode_model_info(self.model_info()),
+            "memory": memory,
+            "uncompiled": why,
+        }
 
     def burn_in(self, _: protocol.Message) -> protocol.Message:
         """Try the longest pack; see `BurnIn`."""

@@ -84,6 +84,7 @@ class LocalRanks:
     async def _load_models(self, setups: Sequence[protocol.Message]) -> ModelInfo:
         answers = await self._call_ranks("start", setups)
         peaks = [answer.pop("memory") for answer in answers]
+        uncompiled = [why for answer in answers if (why := answer.pop("uncompiled"))]
         if any(answer != answers[0] for answer in answers):
             for rank in self._all_ranks:
                 rank.kill()
@@ -93,6 +94,12 @@ class LocalRanks:
             peak_gib=[round(peak["host"] / _GIB, 2) for peak in peaks],
             gpu_peak_gib=[round(peak["device"] / _GIB, 2) for peak in peaks if peak["device"]],
         )
+        if uncompiled:
+            _log.warning(
+                "learner.rank.compile: decoder blocks compute uncompiled",
+                ranks=len(uncompiled),
+                why=uncompiled[0],
+            )
         return protocol.decode_model_info(answers[0])
 
     async def burn_in(self, *, fresh: bool) -> None:

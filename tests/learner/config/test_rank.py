@@ -22,6 +22,10 @@ def problem(**learner: object) -> str:
             {"rank": {"offload_activations": True}},
             "set that, too",
         ),
+        (
+            {"rank": {"compile": True, "gradient_checkpointing": "selective"}},
+            'gradient_checkpointing to "off" or "full"',
+        ),
         ({"rank": {"shard_within_node": True}}, "nothing without learner.rank.shard"),
     ],
 )
