@@ -1,5 +1,7 @@
 """Attention of all segments by one call of the kernel, on a GPU: as one by one."""
 
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -7,9 +9,17 @@ import torch
 from torch import Tensor
 
 from services.learner.algo.packing import PackLayout, make_pack_layout
+from services.learner.config.algorithm import AlgorithmConfig
+from services.learner.config.learner import OptimizerConfig
+from services.learner.config.rank import RankConfig
 from services.learner.rank import attention
-from services.learner.rank.flash_attention import runs_on_flash
+from services.learner.rank.flash_attention import attend_at_once, runs_on_flash
+from services.learner.rank.optimizer import Optimizer
+from services.learner.rank.policy_loading import load_policy
 from services.learner.rank.segment_places import SegmentPlaces, place_segments
+from services.learner.rank.trainer import Trainer
+from tests.support.rank_configs import policy_config
+from tests.support.tiny_ranks import make_prompted_batch
 
 pytestmark = [
     pytest.mark.gpu,
@@ -95,3 +105,31 @@ def test_float32_is_attended_one_by_one() -> None:
         strict=True,
     ):
         torch.testing.assert_close(ours, theirs)
+
+
+def step(folder: Path, dtype: str, **rank: object) -> Mapping[str, float]:
+    """Return the metrics of a step on prompts that several sequences begin with."""
+    config = RankConfig.model_validate({"pack_tokens": 256, "head_chunk": 16, **rank})
+    policy = load_policy(policy_config(folder, dtype=dtype), config)
+    adamw = Optimizer(policy.named_parameters(), OptimizerConfig())
+    trainer = Trainer(policy, adamw, AlgorithmConfig(), config)
+    return trainer.train_step(make_prompted_batch(), lr=1e-3).metrics
+
+
+@pytest.mark.parametrize("checkpointing", ["off", "selective", "full"])
+def test_a_step_is_near_that_of_the_cpu(
+    model_folder: Path, monkeypatch: pytest.MonkeyPatch, checkpointing: str
+) -> None:
+    exact = step(model_folder, "float32")
+    taken: list[int] = []
+
+    def attend_and_count(*given: Any) -> Tensor:
+        taken.append(1)
+        return attend_at_once(*given)
+
+    monkeypatch.setattr(attention, "attend_at_once", attend_and_count)
+    chosen = {"device": "cuda", "gradient_checkpointing": checkpointing}
+    rough = step(model_folder, "bfloat16", **chosen)
+    assert taken
+    assert rough["policy/shared_prompt_share"] == exact["policy/shared_prompt_share"] > 0
+    assert rough["policy/grad_norm"] == pytest.approx(exact["policy/grad_norm"], rel=0.1)

@@ -23,9 +23,10 @@ from services.learner.rank.segment_places import (
 _Sight = tuple[int, int]
 _EVERYTHING: _Sight = (-1, -1)
 _ALL_BEFORE: _Sight = (-1, 0)
-
 _DROPOUT = 0.0
 
+# What `torch.nn.attention.varlen.varlen_attn` calls, in torch 2.11 and 2.13 alike; its own backward
+# pass takes no merged answer.
 _flash = torch.ops.aten._flash_attention_forward
 _flash_backward = torch.ops.aten._flash_attention_backward
 

@@ -157,6 +157,7 @@ def test_bfloat16_is_as_near_as_without_sharing(model_folder: Path) -> None:
     for on in (True, False):
         rough = train(model_folder, dtype="bfloat16", share_prompts=on)
         for ours, theirs in zip(rough.metrics, exact.metrics, strict=True):
+            assert (ours["policy/shared_prompt_share"] > 0.35) == on
             assert ours["policy/grad_norm"] == pytest.approx(theirs["policy/grad_norm"], rel=0.1)
 
 
@@ -196,8 +197,9 @@ def test_models_whose_packs_are_not_exact_share_nothing(model_folder: Path) -> N
         assert all(pack.row_tokens == sum(pack.segments.lengths) for pack in packs)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_model_that_computes_shared_prompts_otherwise_is_found_out(
-    model_folder: Path, monkeypatch: pytest.MonkeyPatch
+    model_folder: Path, monkeypatch: pytest.MonkeyPatch, dtype: str
 ) -> None:
     """As one that makes its own positions, or attention that sees no parent."""
     kind: Any = type(load_policy(policy_config(model_folder), RankConfig()).model.base_model)
@@ -210,7 +212,7 @@ def test_a_model_that_computes_shared_prompts_otherwise_is_found_out(
         return plain(self, **given)
 
     monkeypatch.setattr(kind, "forward", without_parents)
-    policy = load_policy(policy_config(model_folder), RankConfig())
+    policy = load_policy(policy_config(model_folder, dtype=dtype), RankConfig())
     assert policy.packable
     assert not policy.shares_prompts
 
