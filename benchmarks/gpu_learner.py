@@ -13,9 +13,15 @@ line is one JSON object, with these for each length of a pack:
   agree with each other when counted so.
 - `peak_gib`: the most that tensors took on the device, of a CPU the process; `between_gib`: what is
   there between steps.
+- `cpu_s`: the process's CPU seconds of a step, the median.
+
+With `--compile` each length is measured twice, with decoder blocks as they are and compiled
+(`learner.rank.compile`, as `compiled` tells); `compiled_share` has for each length the seconds of a
+compiled step over those of the other, on a CPU of `cpu_s`.
 """
 
 import argparse
+import gc
 import json
 import statistics
 import sys
@@ -54,6 +60,7 @@ class Sizes:
     packs: tuple[int, ...]
     sequence: int
     steps: int
+    compiled: bool = False
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -62,20 +69,26 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--sequence", type=int, default=SEQUENCE, help="tokens of a sequence")
     parser.add_argument("--shape", choices=list(SHAPES), default="0.6b")
     parser.add_argument("--steps", type=int, default=STEPS, help="timed steps, after two more")
+    parser.add_argument("--compile", action="store_true", help="measure compiled blocks beside")
     parser.add_argument("--tiny", action="store_true", help="a tiny model, on a CPU")
     given = parser.parse_args(words)
     sizes = Sizes(given.shape, "cuda", tuple(given.packs), given.sequence, given.steps)
     if given.tiny:
-        sizes = replace(sizes, shape="tiny", device="cpu", packs=(64, 128), sequence=32, steps=1)
+        sizes = replace(sizes, shape="tiny", device="cpu", packs=(64, 128), sequence=32)
     elif not torch.cuda.is_available():
         sys.exit("error: no GPU is visible to torch; --tiny runs the same code on a CPU")
-    found = [measure_pack(sizes, pack) for pack in sizes.packs]
+    kinds = (sizes, replace(sizes, compiled=True)) if given.compile else (sizes,)
+    found = [measure_pack(each, pack) for pack in sizes.packs for each in kinds]
     print_table(found)
-    print(json.dumps({"torch": torch.__version__, "device": device_name(sizes), "packs": found}))
+    said = {"torch": torch.__version__, "device": device_name(sizes), "packs": found}
+    shares = {"compiled_share": compiled_shares(found, sizes)} if given.compile else {}
+    print(json.dumps({**said, **shares}))
 
 
 def measure_pack(sizes: Sizes, pack: int) -> dict[str, Any]:
     """Return the figures of steps over packs of so many tokens."""
+    # A model whose blocks are compiled goes with the next collection alone.
+    gc.collect()
     rank = RankConfig.model_validate(
         {
             "device": sizes.device,
@@ -84,40 +97,53 @@ def measure_pack(sizes: Sizes, pack: int) -> dict[str, Any]:
             "head_chunk": 1024,
             "gradient_checkpointing": "full" if sizes.device == "cuda" else "off",
             "post_update_tokens": 0,
+            "compile": sizes.compiled,
         }
     )
     with tempfile.TemporaryDirectory() as folder:
         policy = load_shape(sizes.shape, sizes.sequence, Path(folder), rank)
     adamw = Optimizer(policy.named_parameters(), OptimizerConfig(lr=1e-6))
     trainer = Trainer(policy, adamw, AlgorithmConfig(), rank)
-    seconds = [time_step(trainer, sizes, pack, step) for step in range(1, sizes.steps + 3)]
+    times = [time_step(trainer, sizes, pack, step) for step in range(1, sizes.steps + 3)]
     # The first two warm what is compiled, tuned or allocated once.
-    rate = pack / statistics.median(seconds[2:])
+    seconds, cpu = (statistics.median(each) for each in zip(*times[2:], strict=True))
+    rate = pack / seconds
+    if policy.compiled is not None and policy.compiled.why_not is not None:
+        raise RuntimeError(f"blocks were not compiled: {policy.compiled.why_not}")
     peak, between = device_memory(sizes)
     return {
         "pack": pack,
+        "compiled": sizes.compiled,
         "tokens_per_s": round(rate),
         "mfu": rounded_share(rate * token_flops(policy, sizes.sequence), sizes),
         "mfu_one_sequence": rounded_share(rate * token_flops(policy, pack), sizes),
         "peak_gib": round(peak / GIB, 2),
         "between_gib": round(between / GIB, 2),
-        "step_s": round(pack / rate, 4),
+        "step_s": round(seconds, 4),
+        "cpu_s": round(cpu, 4),
     }
 
 
-def time_step(trainer: Trainer, sizes: Sizes, pack: int, step: int) -> float:
-    """Make one step; return its seconds."""
+def time_step(trainer: Trainer, sizes: Sizes, pack: int, step: int) -> tuple[float, float]:
+    """Make one step; return its seconds, and those of this process's CPU."""
     batch = make_batch(step, sizes, pack)
     if sizes.device == "cuda":
         torch.cuda.reset_peak_memory_stats()
         torch.cuda.synchronize()
-    began = time.perf_counter()
+    began, cpu = time.perf_counter(), time.process_time()
     result = trainer.train_step(batch, lr=1e-6)
     if sizes.device == "cuda":
         torch.cuda.synchronize()
     if result.skipped:
         raise RuntimeError(f"step {step} was refused: {result.metrics}")
-    return time.perf_counter() - began
+    return time.perf_counter() - began, time.process_time() - cpu
+
+
+def compiled_shares(found: Sequence[dict[str, Any]], sizes: Sizes) -> dict[int, float]:
+    """Return by length the time of a compiled step over that of another."""
+    key = "cpu_s" if sizes.device == "cpu" else "step_s"
+    times = {(row["pack"], row["compiled"]): row[key] for row in found}
+    return {pack: round(times[pack, True] / times[pack, False], 3) for pack in sizes.packs}
 
 
 def make_batch(step: int, sizes: Sizes, pack: int) -> TrainBatch:
@@ -156,7 +182,7 @@ def print_table(found: Sequence[dict[str, Any]]) -> None:
     print("| | tokens of a pack | tokens/s | MFU | GiB at most |")
     print("|---|---|---|---|---|")
     for row in (
-        *({"name": "Flotilla", **each} for each in found),
+        *({"name": "Flotilla" + ", compiled" * each["compiled"], **each} for each in found),
         {"name": "prime-rl", **PRIME_RL},
     ):
         share = row.get("mfu_one_sequence", row["mfu"])

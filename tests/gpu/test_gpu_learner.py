@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 
 from benchmarks import gpu_learner
 from benchmarks.rank_step import SHAPES
+from services.learner.rank.block_compilation import CACHE_VARIABLE
 from tests.support.repository import ROOT
 
 _SERVICES_ALONE = ("vllm", "renderers", "mcp", "aiohttp", "structlog", "sky", "wandb", "msgspec")
@@ -20,6 +22,21 @@ for name in {_SERVICES_ALONE}:
 from benchmarks.gpu_learner import main
 main(["--tiny"])
 """
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
+def test_compiled_blocks_are_measured_beside_those_that_are_not(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))
+    gpu_learner.main(["--tiny", "--compile", "--steps", "1"])
+    said = capsys.readouterr().out
+    assert "| Flotilla, compiled | 128 |" in said
+    assert [each["compiled"] for each in figures(said)] == [False, True, False, True]
+    shares = json.loads(said.splitlines()[-1])["compiled_share"]
+    assert shares.keys() == {"64", "128"} and all(share > 0 for share in shares.values())
 
 
 def figures(printed: str) -> list[dict[str, Any]]:
