@@ -11,7 +11,7 @@ from transformers.utils import logging as transformers_logging
 from transformers.utils.hub import cached_file
 
 from services.common.spec import PolicyConfig
-from services.learner.rank import attention
+from services.learner.rank import attention, expert_products
 from services.learner.rank.sharding import ShardLayout
 from services.learner.rank.split_loading import (
     find_tensor_files,
@@ -96,6 +96,7 @@ def _local_folder(place: str, options: Mapping[str, Any]) -> Path:
 def _read_settings(config: PolicyConfig, source: str | Path | None) -> tuple[Any, dict[str, Any]]:
     """Return the model's own configuration with the run's rope, and how to build it."""
     attention.register()
+    expert_products.register()
     transformers_logging.disable_progress_bar()
     place = str(source or config.model)
     _refuse_pickle(Path(place))

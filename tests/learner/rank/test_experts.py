@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
+from transformers.integrations import moe
 
 from services.learner.config.rank import RankConfig
 from services.learner.rank.model import Policy
@@ -14,8 +15,12 @@ from tests.support.tiny_ranks import make_batch, write_sparse_model
 
 
 @pytest.fixture(scope="module")
-def policy(tmp_path_factory: pytest.TempPathFactory) -> Policy:
-    folder: Path = write_sparse_model(tmp_path_factory.mktemp("experts"))
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_sparse_model(tmp_path_factory.mktemp("experts"))
+
+
+@pytest.fixture(scope="module")
+def policy(folder: Path) -> Policy:
     return load_policy(policy_config(folder), RankConfig())
 
 
@@ -46,3 +51,29 @@ def test_it_gives_the_states_and_gradients_of_experts_one_by_one(
     for name, slope in slopes.items():
         scale = float(own[name].abs().max())
         torch.testing.assert_close(slope / scale, own[name] / scale, rtol=0, atol=1e-5)
+
+
+def test_it_computes_in_bfloat16_where_the_policy_does(
+    folder: Path, policy: Policy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Autocast leaves the grouped product alone: it would be in the masters' float32."""
+    low = load_policy(policy_config(folder, dtype="bfloat16"), RankConfig())
+    kinds = set[tuple[torch.dtype, torch.dtype]]()
+    product = vars(moe)["_grouped_mm"]
+
+    def noted(given: Tensor, weight: Tensor, offs: Tensor) -> Tensor:
+        found = product(given, weight, offs)
+        kinds.add((weight.dtype, found.dtype))
+        return found
+
+    monkeypatch.setattr(moe, "_grouped_mm", noted)
+    states, slopes = compute_pack(low, "grouped_mm")
+    assert kinds == {(torch.bfloat16, torch.bfloat16)}
+    expected, own = compute_pack(low, "eager")
+    torch.testing.assert_close(states.float(), expected.float(), rtol=0, atol=0.1)
+    for name, slope in slopes.items():
+        assert slope.dtype == torch.float32
+        assert torch.cosine_similarity(slope.flatten(), own[name].flatten(), dim=0) > 0.99, name
+    kinds.clear()
+    compute_pack(policy, "grouped_mm")
+    assert kinds == {(torch.float32, torch.float32)}
