@@ -128,6 +128,8 @@ class _ThreadSettings(threading.local):
         if device.type == "cpu":
             # Its other processes would wait for work that only GPUs have.
             compiler.compile_threads = 1
+            # They would lie in a folder of /tmp whose name anybody can tell.
+            compiler.cpp_cache_precompile_headers = False
 
 
 def default_cache() -> Path:

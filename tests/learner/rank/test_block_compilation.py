@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch._inductor import codecache
 from torch._inductor import config as inductor
 
 from services.learner.algo.packing import Segments
@@ -186,10 +187,16 @@ def test_too_many_variants_of_a_block_are_said_too(
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_compiled_code_lies_where_it_is_to(model_folder: Path, cache: Path, tmp_path: Path) -> None:
+def test_compiled_code_lies_where_it_is_to_and_nowhere_else(
+    model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache, headers = tmp_path / "compiled", tmp_path / "headers"
+    monkeypatch.setenv(CACHE_VARIABLE, str(cache))
+    monkeypatch.setattr(codecache, "_HEADER_DIR", str(headers))
     train(model_folder, compile=True, steps=1)
     assert os.environ[CACHE_VARIABLE] == str(cache)
-    assert list(cache.rglob("*.so")) or list(cache.rglob("*.py"))
+    assert list(cache.rglob("*.so"))
+    assert not headers.exists()
 
 
 def test_compiled_code_is_kept_in_a_folder_of_the_user(
