@@ -41,14 +41,15 @@ class Critic:
         offload: bool = False,
         state: Mapping[str, Tensor] | None = None,
         layout: ShardLayout | None = None,
+        body: Any | None = None,
     ) -> None:
         """Build the critic; `optimizer` is the policy's: all but the learning rate comes from it.
 
         With a `state` the critic continues where the one that saved it stopped, bit for bit. With a
-        `layout` each rank keeps a part, and a policy without adapters is not split yet. Raises
+        `layout` each rank keeps a part: of a policy without adapters, `body` is this rank's. Raises
         ValueError when the state is of another model."""
         self.config = config
-        self._body = make_critic_body(policy, layout)
+        self._body = make_critic_body(policy, body)
         self._head = nn.Linear(policy.width, 1, device=policy.device)
         nn.init.zeros_(self._head.weight)
         nn.init.zeros_(self._head.bias)

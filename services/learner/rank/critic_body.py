@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from services.learner.algo.packing import Segments
 from services.learner.rank.lora import CRITIC_ADAPTER, Adapters
 from services.learner.rank.model import Policy, body_states
-from services.learner.rank.sharding import ShardLayout, reshard_unless_grad
+from services.learner.rank.sharding import reshard_unless_grad
 
 
 class CriticBody(Protocol):
@@ -38,21 +38,16 @@ class CriticBody(Protocol):
 class CopiedBody:
     """A copy of the policy's body, with parameters of its own. Implements `CriticBody`."""
 
-    def __init__(self, policy: Policy) -> None:
-        """Copy the body of a policy that is not split yet."""
+    def __init__(self, policy: Policy, split: Any | None = None) -> None:
+        """Copy the policy's body, or take over `split`, one of which each rank has a part."""
         self._policy = policy
-        self._model: Any = copy.deepcopy(policy.model.base_model)
-        self._is_split = False
+        self._model: Any = copy.deepcopy(policy.model.base_model) if split is None else split
+        self._is_split = split is not None
 
     @property
     def model(self) -> Any:
         """See `CriticBody.model`."""
         return self._model
-
-    def split_over_ranks(self, layout: ShardLayout) -> None:
-        """Have each rank keep a part."""
-        layout.split_module(self._model)
-        self._is_split = True
 
     def named_parameters(self) -> dict[str, nn.Parameter]:
         """See `CriticBody.named_parameters`."""
@@ -102,11 +97,9 @@ class AdaptedBody:
         return self._policy.segment_states(segments)
 
 
-def make_critic_body(policy: Policy, layout: ShardLayout | None) -> CriticBody:
-    """Make the body that goes with a policy; a copy is of one that is not split yet."""
+def make_critic_body(policy: Policy, split: Any | None) -> CriticBody:
+    """Make the body that goes with a policy: adapters beside the policy's, or else `split`, or else
+    a copy."""
     if policy.adapters is not None:
         return AdaptedBody(policy, policy.adapters)
-    body = CopiedBody(policy)
-    if layout is not None:
-        body.split_over_ranks(layout)
-    return body
+    return CopiedBody(policy, split)

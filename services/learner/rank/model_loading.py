@@ -78,6 +78,24 @@ def read_split_model(
     return model
 
 
+def read_split_body(config: PolicyConfig, layout: ShardLayout) -> Any:
+    """Read this rank's part of `policy.model` without its head, as `read_split_model` reads all of
+    it. Raises ModelError."""
+    try:
+        settings, options = _read_settings(config, None)
+        model: Any = make_empty_model(settings, options)
+        files = find_tensor_files(_local_folder(config.model, options))
+        if not has_all_tensors(model, files):
+            model, files = read_model(config), {}
+        body = model.base_model
+        layout.split_module(body)
+        if files:
+            read_parts(body, files, layout, f"{model.base_model_prefix}.")
+    except (OSError, ValueError, SafetensorError) as error:
+        raise ModelError(f"policy.model {config.model!r} cannot be loaded: {error}") from error
+    return body
+
+
 def find_own_files(config: PolicyConfig) -> dict[str, Path]:
     """Return the file of each tensor of `policy.model`; see `find_tensor_files`."""
     revision = {} if config.revision is None else {"revision": config.revision}

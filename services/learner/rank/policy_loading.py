@@ -18,7 +18,12 @@ from services.learner.rank.activation_checkpointing import enable_checkpointing
 from services.learner.rank.block_compilation import CompiledBlocks
 from services.learner.rank.lora import ADAPTER, Adapters, add_adapters
 from services.learner.rank.model import DTYPES, Policy, canary_token_ids
-from services.learner.rank.model_loading import ModelError, read_model, read_split_model
+from services.learner.rank.model_loading import (
+    ModelError,
+    read_model,
+    read_split_body,
+    read_split_model,
+)
 from services.learner.rank.policy_checks import (
     check_attention,
     check_head,
@@ -68,6 +73,15 @@ def load_split_policy(
     adapters = added[-1] if added else None
     policy = prepare_policy(model, dtype, rank, layout=layout, adapters=adapters)
     return _compile_blocks(_follow_spec(policy, config), rank)
+
+
+def load_split_body(config: PolicyConfig, rank: RankConfig, layout: ShardLayout) -> Any:
+    """Load this rank's part of `policy.model` without its head, ready to be trained."""
+    body = read_split_body(config, layout)
+    _switch_dropout_off(body)
+    if rank.gradient_checkpointing != "auto":
+        enable_checkpointing(body, rank.gradient_checkpointing)
+    return body.train()
 
 
 def _follow_spec(policy: Policy, config: PolicyConfig) -> Policy:

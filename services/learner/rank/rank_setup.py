@@ -32,7 +32,7 @@ from services.learner.rank.lora import ADAPTER, CRITIC_ADAPTER
 from services.learner.rank.model import DTYPES, Policy, canary_token_ids
 from services.learner.rank.model_loading import ModelError
 from services.learner.rank.optimizer import Optimizer
-from services.learner.rank.policy_loading import load_policy, load_split_policy
+from services.learner.rank.policy_loading import load_policy, load_split_body, load_split_policy
 from services.learner.rank.reference import BaseReference, ReferencePolicy
 from services.learner.rank.rendezvous_store import Store
 from services.learner.rank.sharding import ShardLayout, local_tensor
@@ -128,8 +128,7 @@ def load_models(setup: RankSetup, store: Store | None = None) -> RankModels:
         replicas = Replicas.join_process_group(setup.place, device, store)
     layout = _make_layout(setup, device)
     values = setup.algorithm.advantage == "gae"
-    # A critic begins as a copy of the whole policy, unless that has adapters.
-    if layout is not None and (setup.lora is not None or not values):
+    if layout is not None:
         names = (ADAPTER, CRITIC_ADAPTER) if values else (ADAPTER,)
         policy = load_split_policy(setup.policy, setup.rank, layout, source, setup.lora, names)
     else:
@@ -256,6 +255,9 @@ def _load_critic(
     state = checkpoint.load_group(source, CRITIC) if source else {}
     if setup.place.spans_machines:
         state = initial_broadcast.broadcast_named(state, replicas)
+    body = None
+    if layout is not None and setup.lora is None:
+        body = load_split_body(setup.policy, setup.rank, layout)
     return Critic(
         policy,
         setup.algorithm.critic,
@@ -263,6 +265,7 @@ def _load_critic(
         offload=setup.rank.offload_optimizer,
         state=state or None,
         layout=layout,
+        body=body,
     )
 
 

@@ -82,9 +82,11 @@ def has_all_tensors(model: nn.Module, files: Mapping[str, Path]) -> bool:
 
 
 @torch.no_grad()
-def read_parts(model: Any, files: Mapping[str, Path], layout: ShardLayout) -> None:
+def read_parts(
+    model: Any, files: Mapping[str, Path], layout: ShardLayout, prefix: str = ""
+) -> None:
     """Give the parameters of a split empty model memory, and this rank's part of the files;
-    buffers, which no rank splits, their whole state.
+    buffers, which no rank splits, their whole state. `prefix` begins their names in the files.
 
     Raises ValueError for a tensor of another shape."""
     _allocate(model, layout)
@@ -93,10 +95,10 @@ def read_parts(model: Any, files: Mapping[str, Path], layout: ShardLayout) -> No
     with ExitStack() as stack:
         opened: dict[Path, Any] = {}
         for name, tensor in named.items():
-            path = files[name]
+            path = files[prefix + name]
             if path not in opened:
                 opened[path] = stack.enter_context(safe_open(path, "pt"))
-            _read_part(tensor, opened[path].get_slice(name), name)
+            _read_part(tensor, opened[path].get_slice(prefix + name), name)
 
 
 def _read_part(tensor: Tensor, saved: Any, name: str) -> None:

@@ -29,6 +29,7 @@ from services.learner.ports import RankError
 from services.learner.rank.checkpoint_writer import CheckpointWriter
 from services.learner.rank.data_parallel import Replicas
 from services.learner.rank.model_loading import read_split_model
+from services.learner.rank.policy_loading import load_split_body
 from services.learner.rank.rank_setup import RankSetup, load_models
 from services.learner.rank.sharding import ShardLayout, local_tensor
 from services.learner.rank.split_loading import MODEL, saved_tensors
@@ -295,13 +296,16 @@ def hold_a_part(setup: dict[str, Any], told: Connection) -> None:
 
 
 def load_a_part(setup: dict[str, Any], told: Connection) -> None:
-    """A rank that says how much its memory grew at the most while it read its part."""
+    """A rank that says how much its memory grew at the most while it read its part of a policy, and
+    then while it read that of a critic's body."""
     given, device = RankSetup.model_validate(setup), torch.device("cpu")
     Replicas.join_process_group(given.place, device)
     layout = ShardLayout.over_ranks(given.place, device, torch.float32)
     before = psutil.Process().memory_info().rss
     model = read_split_model(given.policy, layout)
-    told.send((peak_memory_bytes() - before, held_bytes(model.parameters())))
+    peak, held = peak_memory_bytes() - before, held_bytes(model.parameters())
+    body = load_split_body(given.policy, given.rank, layout)
+    told.send(((peak, held), (peak_memory_bytes() - before, held + held_bytes(body.parameters()))))
 
 
 def read_buffers(setup: dict[str, Any], told: Connection) -> None:
@@ -417,7 +421,8 @@ def test_the_more_there_are_the_less_memory_does_reading_take(tmp_path: Path) ->
     parameters = (model / "model.safetensors").stat().st_size // 4
     assert parameters > 120e6
     for processes in (2, 4):
-        for peak, held in start_alone(load_a_part, model, processes, tmp_path / str(processes)):
-            assert held == pytest.approx(4 * parameters / processes, rel=0.01)
+        found = start_alone(load_a_part, model, processes, tmp_path / str(processes))
+        for models, (peak, held) in (each for rank in found for each in enumerate(rank, 1)):
+            assert held == pytest.approx(models * 4 * parameters / processes, rel=0.01)
             # As much as is needed to train it afterwards: what is mapped of the files counts.
-            assert peak <= 1.1 * 16 * parameters / processes
+            assert peak <= 1.1 * 16 * models * parameters / processes
