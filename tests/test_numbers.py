@@ -51,6 +51,7 @@ ZERO_IS_MEANT = {
     "learner.max_staleness": "strictly on policy",
     "learner.max_requeues": "a dropped group is given up",
     "learner.weights.port": "any free one",
+    "learner.weights.transfer_port": "any free one",
     "learner.algorithm.kl.coefficient": "no KL",
     "learner.algorithm.overlong.soft_buffer": "unused without soft_limit",
     "learner.algorithm.critic.trace_decay": "TD(0)",

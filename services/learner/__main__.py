@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from services.learner.ranks.machines import MachineRoster
     from services.learner.ranks.rendezvous import Rendezvous
 
+_WEIGHT_SERVER = "services.learner.weights.weight_server"
+
 
 def _load_learner() -> Callable[[Runtime[LearnerConfig]], Awaitable[None]]:
     from services.learner.alarms.adapters.sinks import build_alarm_sinks
@@ -28,7 +30,12 @@ def _load_learner() -> Callable[[Runtime[LearnerConfig]], Awaitable[None]]:
     from services.learner.checkpoints.model_file_checks import check_model_files
     from services.learner.dependencies import LearnerDependencies
     from services.learner.tracking.adapters.build_trackers import build_trackers
-    from services.learner.weights.weight_server_process import WeightServer, server_config_of
+    from services.learner.weights.live_sender import LiveSender
+    from services.learner.weights.publication_child import (
+        PublicationChild,
+        sender_config_of,
+        server_config_of,
+    )
 
     async def run_learner_service(runtime: Runtime[LearnerConfig]) -> None:
         with private_folder(f"{_memory_name(runtime)}-learner") as memory:
@@ -41,21 +48,26 @@ def _load_learner() -> Callable[[Runtime[LearnerConfig]], Awaitable[None]]:
         tokenizer = tokenizer_digests_of(policy)
         machines = _build_machines(runtime)
         ranks = _build_ranks(runtime, memory, machines)
-        weights = WeightServer(runtime.run_dir / "logs" / "learner-weights.log")
+        logs = runtime.run_dir / "logs"
+        weights = PublicationChild(_WEIGHT_SERVER, logs / "learner-weights.log")
+        sender_config = sender_config_of(runtime)
+        sender = sender_config and LiveSender(sender_config, logs / "learner-sender.log")
         tracking = runtime.config.tracking
         tracker = build_trackers(tracking, runtime.run_id, runtime.run_dir, runtime.spec)
         sinks = build_alarm_sinks(runtime.config.alarms, runtime.run_id, runtime.run_dir)
         try:
-            address = await weights.start_process(server_config_of(runtime))
+            address = await weights.start_process(server_config_of(runtime).to_line())
             store = _open_remote_store(runtime)
             export = _make_exporter(policy)
             vendors = LearnerDependencies(
-                ranks, tracker, tokenizer, weights, address, store, sinks, export, machines
+                ranks, tracker, tokenizer, weights, address, store, sinks, export, machines, sender
             )
             await run_learner(runtime, vendors)
         finally:
             await ranks.close()
             await weights.close()
+            if sender is not None:
+                await sender.close()
             await asyncio.to_thread(tracker.close)
             for sink in sinks:
                 await asyncio.to_thread(sink.close)

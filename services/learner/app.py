@@ -122,7 +122,9 @@ def _build_server(
         state.guard,
         tokenizer=vendors.tokenizer,
         weight_server=vendors.weight_server,
-        share_memory=config.weights.network == "private",
+        sender=vendors.sender,
+        weights=config.weights,
+        sends_from_gpu=config.rank.device == "cuda",
         publish_timeout_s=config.publish_timeout_s,
     )
     ranks = None if vendors.machines is None else RankService(vendors.machines, drain=drain)

@@ -7,6 +7,7 @@ from services.common.fingerprint import TokenizerDigests
 from services.learner.alarms.ports import AlarmSink
 from services.learner.ports import Ranks, RemoteStore, SnapshotServer, Tracker
 from services.learner.ranks.machines import MachineRoster
+from services.learner.weights.live_sender import LiveSender
 
 
 class LearnerDependencies:
@@ -23,9 +24,11 @@ class LearnerDependencies:
         alarm_sinks: Sequence[AlarmSink] = (),
         export: Callable[[Path, Path], None] | None = None,
         machines: MachineRoster | None = None,
+        sender: LiveSender | None = None,
     ) -> None:
         """Collect them; `export` writes the model of a checkpoint's folder to a folder of its
-        own, `machines` are the learner's further ones, if it has any."""
+        own, `machines` are the learner's further ones and `sender` sends weights into live
+        engines, if there are any."""
         self.ranks = ranks
         self.tracker = tracker
         if isinstance(tokenizer, bytes):
@@ -37,3 +40,9 @@ class LearnerDependencies:
         self.alarm_sinks = alarm_sinks
         self.export = export
         self.machines = machines
+        self.sender = sender
+
+    @property
+    def publication_servers(self) -> Sequence[SnapshotServer]:
+        """All that hand publications out."""
+        return [server for server in (self.snapshots, self.sender) if server is not None]

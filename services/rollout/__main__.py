@@ -130,7 +130,8 @@ async def _connect_peers(
         engine, environment, model.tokenizer, model.dialect, limits, watchdog=watchdog
     )
     weights = partial(rpc.channel, token=runtime.token, tls=runtime.tls, peer="learner")
-    feed = PolicyClient(learner, identity, epoch, weights=weights)
+    transfers = config.engine.transfers
+    feed = PolicyClient(learner, identity, epoch, weights=weights, transfers=transfers)
     follower = WeightUpdater(feed, engine, memory / "staged.safetensors", watchdog)
     groups = GroupClient(learner, identity, epoch)
     burn_in = BurnIn(

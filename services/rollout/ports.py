@@ -46,6 +46,10 @@ class EngineDead(EngineError):
     """The engine is gone, or holds torn weights: the process must be replaced."""
 
 
+class WeightsTorn(EngineError):
+    """New weights are half loaded: nothing is served until a publication has been loaded whole."""
+
+
 class EnvironmentLost(Exception):
     """The episode cannot go on: it could not be opened, or its instance or gateway is lost."""
 
@@ -177,6 +181,12 @@ class Engine(Protocol):
         With `publication.reload` nothing that was computed before is used any more.
 
         On EngineDead the weights are torn and nothing is served any more."""
+        ...
+
+    async def receive_weights(self, publication: "Publication") -> None:
+        """Take these weights from the learner's sender, and serve them as after `load_weights`.
+
+        Raises TransportFailed, with the old ones served on; WeightsTorn; EngineDead."""
         ...
 
     async def compute_logprobs(self, token_ids: "NDArray[np.int32]") -> "NDArray[np.float32]":

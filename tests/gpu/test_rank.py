@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from services.common import fingerprint as reference
+from services.common.tensors.tensor_checksum import checksum64
 from services.learner.config.algorithm import AlgorithmConfig
 from services.learner.config.learner import OptimizerConfig
 from services.learner.config.rank import RankConfig
@@ -15,7 +16,7 @@ from services.learner.rank.optimizer import Optimizer
 from services.learner.rank.policy_loading import load_policy
 from services.learner.rank.reference import ReferencePolicy
 from services.learner.rank.trainer import Trainer
-from services.learner.rank.weight_slots import WeightSlots, checksum64
+from services.learner.rank.weight_slots import WeightSlots
 from tests.support.rank_configs import policy_config
 from tests.support.tiny_ranks import VOCAB, make_batch, make_trainer, parameters
 

@@ -1,6 +1,6 @@
 """Server of `flotilla.learner.v1.PolicyService`. The proto holds the contract."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Container
 
 import grpc
 import numpy as np
@@ -21,10 +21,12 @@ from services.learner.api.request_checks import (
     refuse,
 )
 from services.learner.api.sequence_decode import MalformedRequestError, to_floats
+from services.learner.config.learner import WeightsConfig
 from services.learner.groups.dispatcher import GroupDispatcher
 from services.learner.groups.lease_clock import loop_time
 from services.learner.guard.mismatch_guard import MismatchGuard
 from services.learner.guard.probes import Probe, ProbeError, ProbeResult
+from services.learner.weights.live_sender import LiveSender
 from services.learner.weights.weight_broadcast import (
     AttachedWorker,
     NoCommonTransportError,
@@ -35,13 +37,15 @@ from services.learner.weights.weight_broadcast import (
 from services.wire.policy import decode_policy, encode_manifest, encode_policy
 
 _log = get_logger(__name__)
+_TRANSFERS = {"gloo": pb.TRANSPORT_GLOO, "nccl": pb.TRANSPORT_NCCL}
+_TRANSPORTS = {"shm": pb.TRANSPORT_SHM, "grpc": pb.TRANSPORT_GRPC, **_TRANSFERS}
 
 
 class PolicyService(policy_service_pb2_grpc.PolicyServiceServicer):
     """Translation between the contract and the broadcast.
 
     `weight_server` is the address of WeightService; without one, workers must share memory.
-    Without `share_memory` none does, on this machine or not."""
+    `sender` sends weights into engines as `weights` has it."""
 
     def __init__(
         self,
@@ -51,7 +55,9 @@ class PolicyService(policy_service_pb2_grpc.PolicyServiceServicer):
         *,
         tokenizer: TokenizerDigests,
         weight_server: str | None,
-        share_memory: bool = True,
+        sender: LiveSender | None = None,
+        weights: WeightsConfig,
+        sends_from_gpu: bool = False,
         publish_timeout_s: float,
         max_age_s: float = 1800.0,
     ) -> None:
@@ -60,7 +66,9 @@ class PolicyService(policy_service_pb2_grpc.PolicyServiceServicer):
         self._guard = guard
         self._tokenizer = tokenizer
         self._weight_server = weight_server
-        self._share_memory = share_memory
+        self._sender = sender
+        self._weights = weights
+        self._sends_from_gpu = sends_from_gpu
         self._publish_timeout_s = publish_timeout_s
         self._max_age_s = max_age_s
         broadcast.on_left = dispatcher.book.workers.detach_worker
@@ -138,19 +146,26 @@ class PolicyService(policy_service_pb2_grpc.PolicyServiceServicer):
         claimed = decode_policy(request.holding) if request.HasField("holding") else None
         worker = book.workers[request.worker_id]
         transports = set(request.transports)
+        shares_memory = (
+            # On a public network none does, on this machine or not.
+            self._weights.network == "private"
+            and pb.TRANSPORT_SHM in transports
+            and request.host_digest == host_digest()
+        )
         member = AttachedWorker(
             worker_id=request.worker_id,
             incarnation=request.incarnation,
             devices=request.device_count,
-            shares_memory=self._share_memory
-            and pb.TRANSPORT_SHM in transports
-            and request.host_digest == host_digest(),
+            shares_memory=shares_memory,
+            transfer=self._choose_transfer(transports, shares_memory=shares_memory),
             can_fetch=pb.TRANSPORT_GRPC in transports and self._weight_server is not None,
             holding=claimed if claimed == worker.holding else None,
             # An order to load again may have gone down with the stream before.
             reload_next=worker.holding is None and worker.refusals > 0,
         )
         book.workers.attach_worker(member.worker_id, member.devices)
+        if member.transfer is not None and self._sender is not None:
+            self._sender.start_soon()
         try:
             self._broadcast.attach_worker(member)
         except NoCommonTransportError as error:
@@ -158,15 +173,27 @@ class PolicyService(policy_service_pb2_grpc.PolicyServiceServicer):
             raise refuse(code, "NO_COMMON_TRANSPORT", str(error)) from error
         return member
 
+    def _choose_transfer(self, transports: Container[int], *, shares_memory: bool) -> str | None:
+        """Choose the backend over which weights are sent into a worker's engine, if they are."""
+        wanted = self._weights.transfer
+        if wanted == "auto":
+            if shares_memory or self._weights.network == "public":
+                return None
+            wanted = "nccl" if self._sends_from_gpu else "gloo"
+            if _TRANSFERS[wanted] not in transports:
+                wanted = "gloo"
+        return wanted if wanted != "off" and _TRANSFERS[wanted] in transports else None
+
     def _update_message(self, update: WeightUpdate) -> pb.AttachResponse:
         policy, publication = update.announcement.policy, update.announcement.publication
-        location = str(publication.path) if update.by_shm else self._weight_server or ""
+        locations = {"shm": str(publication.path), "grpc": self._weight_server or ""}
+        sender = (self._sender and self._sender.address) or ""
         canary = publication.canary_token_ids.astype("<i4").tobytes()
         message = pb.Update(
             policy=encode_policy(policy),
             manifest=encode_manifest(publication.manifest, publication.total_bytes),
-            transport=pb.TRANSPORT_SHM if update.by_shm else pb.TRANSPORT_GRPC,
-            location=location,
+            transport=_TRANSPORTS[update.transport],
+            location=locations.get(update.transport, sender),
             canary_token_ids=canary,
             reload=update.reload,
             probes=[_probe_message(probe) for probe in update.announcement.probes],

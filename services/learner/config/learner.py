@@ -118,6 +118,24 @@ class WeightsConfig(ConfigModel):
     port: int = Field(default=0, ge=0, le=65535)
     # HOST or HOST:PORT at which engines reach it; absent: the learner's host, and that port.
     advertise: str | None = None
+    # New weights that are sent into live engines, by vLLM's weight transfer. `auto`: to engines on
+    # other machines of a private network, over NCCL between GPUs and gloo else. `gloo`, `nccl`: to
+    # all of them, also on this machine. `off`: engines read shared memory, or fetch.
+    transfer: Literal["auto", "off", "gloo", "nccl"] = "auto"
+    # Port at which engines meet the sender; 0 is any free one.
+    transfer_port: int = Field(default=0, ge=0, le=65535)
+    # A sender or an engine that brings nothing for so long is given up by the other.
+    transfer_stall_s: Seconds = 15.0
+
+    @model_validator(mode="after")
+    def _strangers_receive_nothing(self) -> Self:
+        if self.network == "public" and self.transfer in ("gloo", "nccl"):
+            raise ValueError(
+                f"transfer: {self.transfer!r}, but network is 'public': gloo and NCCL neither"
+                " encrypt nor ask who is there; set learner.weights.transfer = 'auto', by which"
+                " engines fetch from WeightService under TLS there"
+            )
+        return self
 
 
 class IntakeConfig(ConfigModel):

@@ -52,7 +52,9 @@ async def build_run_state(
     """Build the state, with what earlier starts left of it in the journal."""
     config, policy = runtime.config, runtime.shared.policy
     broadcast = WeightBroadcast(
-        canary_tolerance=CANARY_TOLERANCE[policy.dtype], attach_grace_s=config.attach_grace_s
+        canary_tolerance=CANARY_TOLERANCE[policy.dtype],
+        attach_grace_s=config.attach_grace_s,
+        can_send=None if vendors.sender is None else vendors.sender.can_send,
     )
     epoch = dispatcher.run_epoch
     guard = await load_guard(config, policy, vendors.ranks, journal, runtime.run_dir, epoch)
@@ -84,7 +86,7 @@ async def build_train_loop(
     stages = LoopStages(
         trainer=StepTrainer(vendors.ranks, state.checkpoints, journal, dispatcher),
         publisher=PolicyPublisher(
-            config, dispatcher, state.broadcast, state.guard, journal, vendors.snapshots
+            config, dispatcher, state.broadcast, state.guard, journal, vendors.publication_servers
         ),
         guard=state.guard,
         resync=EngineResync(dispatcher, state.broadcast, config.max_staleness),

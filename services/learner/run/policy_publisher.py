@@ -1,6 +1,7 @@
 """Announcement of a step's weights to the rollout workers, and what follows from it for leases."""
 
 import asyncio
+from collections.abc import Sequence
 
 from services.common.domain.policy import PolicyId
 from services.common.log import get_logger
@@ -26,15 +27,15 @@ class PolicyPublisher:
         broadcast: WeightBroadcast,
         guard: MismatchGuard,
         journal: Journal,
-        snapshots: SnapshotServer | None,
+        servers: Sequence[SnapshotServer],
     ) -> None:
-        """Create it; `snapshots` is None when every worker shares memory with the learner."""
+        """Create it; `servers` are empty when every worker shares memory with the learner."""
         self._config = config
         self._dispatcher = dispatcher
         self._broadcast = broadcast
         self._guard = guard
         self._journal = journal
-        self._snapshots = snapshots
+        self._servers = servers
 
     @property
     def sync_seconds(self) -> float | None:
@@ -53,8 +54,8 @@ class PolicyPublisher:
         if known and publication.fingerprint not in known:
             _log.warning("the replay gave other weights than before", version=version)
         await self._journal.add_publication(policy)
-        if self._snapshots:
-            await self._snapshots.serve_publication(publication, policy)
+        for server in self._servers:
+            await server.serve_publication(publication, policy)
         train = train and self._config.mode == "train"
         self._dispatcher.book.train_slots = self._slots_left(version) if train else 0
         probes = self._guard.probes_for(publication)

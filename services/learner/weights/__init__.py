@@ -1,2 +1,3 @@
-"""Publication of weights to rollouts: announced by `weight_broadcast.py`, served by
-`weight_server.py`; `rank/weight_slots.py` writes them."""
+"""Publication of weights to rollouts: announced by `weight_broadcast.py`; served by
+`weight_server.py`, and sent into live engines by `adapters/weight_sender.py`, each a process of its
+own that `publication_child.py` starts. `rank/weight_slots.py` writes them."""

@@ -43,10 +43,11 @@ class Announcement:
 
 @dataclass(frozen=True, slots=True)
 class WeightUpdate:
-    """One worker's order to load a publication; by shared memory or through WeightService."""
+    """One worker's order to load a publication: by shared memory `shm`, through WeightService
+    `grpc`, or as it is sent into the engine over `gloo` or `nccl`."""
 
     announcement: Announcement
-    by_shm: bool
+    transport: str
     # Also what the engine serves already.
     reload: bool = False
 
@@ -60,6 +61,8 @@ class AttachedWorker:
     devices: int
     shares_memory: bool
     can_fetch: bool
+    # The backend over which weights are sent into its engine; None where they are not.
+    transfer: str | None = None
     holding: PolicyId | None = None
     sent: PolicyId | None = None
     # The next update goes through WeightService: a late joiner, or shared memory failed.
@@ -73,7 +76,15 @@ class AttachedWorker:
 class WeightBroadcast:
     """Attached workers, and the newest policy."""
 
-    def __init__(self, *, canary_tolerance: float, attach_grace_s: float) -> None:
+    def __init__(
+        self,
+        *,
+        canary_tolerance: float,
+        attach_grace_s: float,
+        can_send: Callable[[PolicyId], bool] | None = None,
+    ) -> None:
+        """Make a broadcast without workers; `can_send` tells of a policy if it can be sent."""
+        self._can_send = can_send
         self.newest: Announcement | None = None
         # Called with (worker_id) when a worker's membership ends.
         self.on_left: Callable[[str], None] = _ignore_departure
@@ -175,10 +186,22 @@ class WeightBroadcast:
         newest = self.newest
         if newest is None or newest.policy in (member.sent, member.holding):
             return None
-        by_shm = member.shares_memory and not (member.fetch_next and member.can_fetch)
-        update = WeightUpdate(newest, by_shm, member.reload_next)
+        update = WeightUpdate(
+            newest, self._choose_transport(member, newest.policy), member.reload_next
+        )
         member.sent, member.fetch_next, member.reload_next = newest.policy, False, False
         return update
+
+    def _choose_transport(self, member: AttachedWorker, policy: PolicyId) -> str:
+        """Choose how a member gets a policy: not into its engine where that has to begin anew."""
+        if member.fetch_next and member.can_fetch:
+            return "grpc"
+        if member.transfer is not None and not member.fetch_next and self._is_sent(policy):
+            return member.transfer
+        return "shm" if member.shares_memory else "grpc"
+
+    def _is_sent(self, policy: PolicyId) -> bool:
+        return self._can_send is not None and self._can_send(policy)
 
     def _retry_later(self, member: AttachedWorker) -> None:
         asyncio.get_running_loop().call_later(_RETRY_S, _forget_holding, member)

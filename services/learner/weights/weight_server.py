@@ -23,11 +23,14 @@ from services.common.errors import ServiceError
 from services.common.printable_text import say_json
 from services.common.redaction import add_secret
 from services.common.tls import from_text
+from services.learner.weights.weight_snapshots import (
+    SnapshotCache,
+    SupersededError,
+    WeightSnapshot,
+)
 
 DOMAIN = "learner.flotilla"
 CHUNK_BYTES = 1 << 20
-# The slot of the one before these is being rewritten.
-KEPT = 2
 # A fetch that is not read holds a chunk or two, and a file; whoever comes beyond these comes again.
 MOST_STREAMS = {"/flotilla.learner.v1.WeightService/FetchWeights": 128}
 
@@ -54,58 +57,6 @@ class WeightServerConfig:
         return WeightServerConfig(**json.loads(line))
 
 
-@dataclass(frozen=True, slots=True)
-class WeightSnapshot:
-    """One publication: whose it is and the file that holds it."""
-
-    run_epoch: int
-    version: int
-    fingerprint: bytes
-    path: str
-    total_bytes: int
-
-    def to_line(self) -> bytes:
-        """Encode as a line of stdin."""
-        values = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        return json.dumps({**values, "fingerprint": self.fingerprint.hex()}).encode() + b"\n"
-
-    @staticmethod
-    def from_line(line: bytes) -> "WeightSnapshot":
-        """Decode what `to_line` encoded."""
-        values: dict[str, Any] = json.loads(line)
-        values["fingerprint"] = bytes.fromhex(values["fingerprint"])
-        return WeightSnapshot(**values)
-
-
-class SnapshotCache:
-    """The newest two publications, in the order in which they were announced."""
-
-    def __init__(self) -> None:
-        self._snapshots: dict[tuple[int, int, bytes], WeightSnapshot] = {}
-
-    def add_snapshot(self, snapshot: WeightSnapshot) -> None:
-        """Add the newest publication; the oldest over two is superseded."""
-        key = (snapshot.run_epoch, snapshot.version, snapshot.fingerprint)
-        self._snapshots.pop(key, None)
-        self._snapshots[key] = snapshot
-        while len(self._snapshots) > KEPT:
-            del self._snapshots[next(iter(self._snapshots))]
-
-    def find_snapshot(self, run_epoch: int, version: int, fingerprint: bytes) -> WeightSnapshot:
-        """Find a publication.
-
-        Raises ServiceError VERSION_SUPERSEDED for one that is not, or no longer, held."""
-        snapshot = self._snapshots.get((run_epoch, version, fingerprint))
-        if snapshot is None:
-            raise ServiceError(
-                grpc.StatusCode.FAILED_PRECONDITION,
-                "VERSION_SUPERSEDED",
-                f"version {version} of epoch {run_epoch} is not served; attach again",
-                domain=DOMAIN,
-            )
-        return snapshot
-
-
 class WeightService(pb_grpc.WeightServiceServicer):
     """Streams the publications that are held."""
 
@@ -119,7 +70,7 @@ class WeightService(pb_grpc.WeightServiceServicer):
         VERSION_SUPERSEDED."""
         policy = request.policy
         wanted = (policy.run_epoch, policy.version, policy.fingerprint)
-        snapshot = self._shelf.find_snapshot(*wanted)
+        snapshot = self._find_snapshot(*wanted)
         offset = request.offset_bytes
         if not 0 <= offset <= snapshot.total_bytes:
             raise ServiceError(
@@ -133,9 +84,21 @@ class WeightService(pb_grpc.WeightServiceServicer):
                 size = min(CHUNK_BYTES, snapshot.total_bytes - offset)
                 chunk = os.pread(file.fileno(), size, offset)
                 # After the read: bytes read before it was overtaken are whole.
-                self._shelf.find_snapshot(*wanted)
+                self._find_snapshot(*wanted)
                 yield pb.FetchWeightsResponse(chunk=chunk, offset_bytes=offset)
                 offset += len(chunk)
+
+    def _find_snapshot(self, run_epoch: int, version: int, fingerprint: bytes) -> WeightSnapshot:
+        """Find a publication. Raises ServiceError VERSION_SUPERSEDED."""
+        try:
+            return self._shelf.find_snapshot(run_epoch, version, fingerprint)
+        except SupersededError as error:
+            raise ServiceError(
+                grpc.StatusCode.FAILED_PRECONDITION,
+                "VERSION_SUPERSEDED",
+                f"{error}; attach again",
+                domain=DOMAIN,
+            ) from error
 
 
 async def serve_weights() -> None:

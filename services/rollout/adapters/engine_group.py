@@ -11,7 +11,13 @@ from numpy.typing import NDArray
 from services.common.concurrency import running_tasks, wait_for_any
 from services.common.domain.policy import PolicyId
 from services.rollout.adapters.engine_slots import EngineSlots
-from services.rollout.ports import Engine, EngineError
+from services.rollout.ports import (
+    Engine,
+    EngineDead,
+    EngineError,
+    TransportFailed,
+    WeightsTorn,
+)
 from services.rollout.types import OUT_OF_TIME, Completion, MemoryPeak, Publication, Sampling
 
 # What arithmetic in another order may change about a logprob.
@@ -51,6 +57,17 @@ class EngineGroup:
     async def load_weights(self, publication: Publication, path: Path) -> None:
         await asyncio.gather(*(each.load_weights(publication, path) for each in self._engines))
 
+    async def receive_weights(self, publication: Publication) -> None:
+        """Have all engines receive them, each in a group of its own.
+
+        Of several failures the worst counts: a dead engine before torn weights."""
+        said = await asyncio.gather(
+            *(each.receive_weights(publication) for each in self._engines), return_exceptions=True
+        )
+        failed = [error for error in said if isinstance(error, BaseException)]
+        if failed:
+            raise max(failed, key=_severity)
+
     async def compute_logprobs(self, token_ids: NDArray[np.int32]) -> NDArray[np.float32]:
         """Score by every engine: a canary of one of them would tell nothing of the others.
 
@@ -84,3 +101,9 @@ class EngineGroup:
 
     async def close(self) -> None:
         await asyncio.gather(*(each.close() for each in self._engines))
+
+
+def _severity(error: BaseException) -> int:
+    """Return how much of an engine is lost by an error of `receive_weights`."""
+    kinds = (TransportFailed, WeightsTorn, EngineDead)
+    return next((rank for rank, kind in enumerate(kinds) if isinstance(error, kind)), len(kinds))

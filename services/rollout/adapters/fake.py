@@ -75,6 +75,10 @@ class FakeEngine:
         self.policy = publication.policy
         self.loaded.append(publication.policy)
 
+    async def receive_weights(self, publication: Publication) -> None:
+        self.policy = publication.policy
+        self.loaded.append(publication.policy)
+
     async def compute_logprobs(self, token_ids: NDArray[np.int32]) -> NDArray[np.float32]:
         return np.full(max(len(token_ids) - 1, 0), LOGPROB, np.float32)
 

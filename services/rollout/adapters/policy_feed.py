@@ -46,16 +46,18 @@ class PolicyClient:
         epoch: RunEpoch,
         *,
         weights: Callable[[str], grpc.aio.Channel],
+        transfers: Sequence[str] = (),
     ) -> None:
         """Take `weights`, which opens a channel to WeightService, wherever the learner says it
-        is."""
+        is, and the backends over which the engine can be sent weights."""
         self._stub = cast("PolicyServiceAsyncStub", policy_grpc.PolicyServiceStub(channel))
         self._identity = identity
         self._epoch = epoch
         self._weights = weights
+        self._transfers = transfers
 
     async def stream_publications(self, holding: PolicyId | None) -> AsyncGenerator[Publication]:
-        request = _attach_request(self._identity, holding)
+        request = _attach_request(self._identity, holding, self._transfers)
         try:
             async for event in self._stub.Attach(request, metadata=self._epoch.metadata):
                 self._epoch.adopt_epoch(event.run_epoch)
@@ -110,12 +112,15 @@ class PolicyClient:
                 raise TransportFailed(describe_error(error)) from error
 
 
-def _attach_request(identity: WorkerIdentity, holding: PolicyId | None) -> policy_pb.AttachRequest:
+def _attach_request(
+    identity: WorkerIdentity, holding: PolicyId | None, transfers: Sequence[str]
+) -> policy_pb.AttachRequest:
+    names = (*transfers, "shm", "grpc")
     return policy_pb.AttachRequest(
         worker_id=identity.worker_id,
         incarnation=identity.incarnation,
         device_count=identity.device_count,
-        transports=[policy_pb.TRANSPORT_SHM, policy_pb.TRANSPORT_GRPC],
+        transports=[policy_pb.Transport.Value(f"TRANSPORT_{name.upper()}") for name in names],
         holding=None if holding is None else encode_policy(holding),
         host_digest=host_digest(),
         tokenizer_digest=identity.tokenizer.whole,

@@ -9,7 +9,7 @@ import asyncio
 import multiprocessing
 import os
 import uuid
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from math import inf
@@ -34,10 +34,17 @@ from services.rollout.adapters.vllm_options import (
     refuse_foreign_torchvision,
     set_environment,
 )
+from services.rollout.adapters.vllm_receiving import WeightTransfers
 from services.rollout.adapters.vllm_requests import run_request
 from services.rollout.adapters.vllm_sampling import burn_in_params, score_params, turn_params
 from services.rollout.config.rollout import EngineConfig
-from services.rollout.ports import EngineDead, EngineError, RequestAborted
+from services.rollout.ports import (
+    EngineDead,
+    EngineError,
+    RequestAborted,
+    TransportFailed,
+    WeightsTorn,
+)
 from services.rollout.types import (
     OUT_OF_TIME,
     Completion,
@@ -75,6 +82,7 @@ class VllmEngine:
     ) -> None:
         """Build the engine; with `experts` it says which ones the model has chosen."""
         self._llm = llm
+        self._transfers = WeightTransfers(llm)
         self._experts = experts
         # Requests wait here and not in vLLM's queue: what waits there keeps a policy's salt and
         # may be begun by the next one's weights.
@@ -176,27 +184,16 @@ class VllmEngine:
             (entry.name, entry.dtype, list(entry.shape), entry.offset_bytes)
             for entry in publication.manifest
         ]
-        label = publication.policy.label
-        self._weights_stand.clear()
-        try:
-            await self._llm.pause_generation(mode="keep", clear_cache=False)
-            await self._llm.collective_rpc(
-                "load_flotilla_weights", args=(str(path), publication.total_bytes, rows)
-            )
-            await self._llm.update_weight_version(label)
-            if publication.reload:
-                # Under the same salt lies what weights that were not trusted have computed.
-                await self._llm.reset_prefix_cache(reset_running_requests=True)
-            self._remember_policy(publication.policy)
-            await self._llm.resume_generation()
-        except Exception as error:
-            # Whatever failed, and wherever, the layers may be half replaced: nothing of this
-            # engine may be served, and resuming would.
-            self._dead = f"weights of policy {label} could not be loaded: {error!r}"
-            self.policy = None
-            raise EngineDead(self._dead) from error
-        finally:
-            self._weights_stand.set()
+        args = (str(path), publication.total_bytes, rows)
+        await self._change_weights(
+            publication, lambda: self._llm.collective_rpc("load_flotilla_weights", args=args)
+        )
+
+    async def receive_weights(self, publication: Publication) -> None:
+        await self._transfers.open_group(publication)
+        await self._change_weights(
+            publication, lambda: self._transfers.receive_weights(publication)
+        )
 
     async def wait_until_dead(self) -> str:
         # vLLM tells of its death only by this property.
@@ -212,6 +209,41 @@ class VllmEngine:
         await asyncio.to_thread(self._llm.shutdown)
         # The destructor would shut down once more, when the interpreter's modules are gone.
         vars(self._llm)["shutdown"] = _do_nothing
+
+    async def _change_weights(
+        self, publication: Publication, change: Callable[[], Awaitable[object]]
+    ) -> None:
+        """Change the weights while nothing is computed, and serve them.
+
+        Raises TransportFailed, with the old ones served on; WeightsTorn, with nothing served until
+        others have been loaded; EngineDead."""
+        label = publication.policy.label
+        self._weights_stand.clear()
+        try:
+            await self._llm.pause_generation(mode="keep", clear_cache=False)
+            await change()
+            await self._llm.update_weight_version(label)
+            if publication.reload:
+                # Under the same salt lies what weights that were not trusted have computed.
+                await self._llm.reset_prefix_cache(reset_running_requests=True)
+            self._remember_policy(publication.policy)
+            await self._llm.resume_generation()
+        except WeightsTorn:
+            self.policy = None
+            raise
+        except TransportFailed:
+            if self.policy is not None:
+                await self._llm.resume_generation()
+                self._weights_stand.set()
+            raise
+        except Exception as error:
+            # Whatever failed, and wherever, the layers may be half replaced: nothing of this
+            # engine may be served, and resuming would.
+            self._dead = f"weights of policy {label} could not be loaded: {error!r}"
+            self.policy = None
+            self._weights_stand.set()
+            raise EngineDead(self._dead) from error
+        self._weights_stand.set()
 
     def _remember_policy(self, policy: PolicyId) -> None:
         """Answer requests by `policy` from here on; those under way name older ones too."""

@@ -16,6 +16,8 @@ from services.common.spec import PolicyConfig
 from services.rollout.config.rollout import EngineConfig
 
 WEIGHT_LOADER = "services.rollout.adapters.vllm_weights.WeightLoader"
+# As the module of the above registers it.
+WEIGHT_TRANSFER = "flotilla"
 ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "WARNING",
@@ -59,6 +61,7 @@ def engine_options(config: EngineConfig, model: ServedModel, index: int = 0) -> 
         "logprobs_mode": "processed_logprobs",
         "disable_log_stats": True,
         "worker_extension_cls": WEIGHT_LOADER,
+        "weight_transfer_config": {"backend": WEIGHT_TRANSFER},
         "generation_config": "vllm",
         # Never a pickle, which could run code as it is loaded.
         "load_format": "safetensors",

@@ -2,46 +2,30 @@
 
 `services/rollout/work/weight_updater.py` decides when they are made."""
 
-import logging
 import os
 import select
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
 import torch
 from vllm.config import set_current_vllm_config
-from vllm.model_executor.model_loader.reload import (
-    finalize_layerwise_reload,
-    initialize_layerwise_reload,
-)
-from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
 from services.common.process_memory import peak_memory_bytes
 from services.common.tied_children import end_with_parent
 from services.rollout.adapters.vllm_logprobs import correct_sampler
+from services.rollout.adapters.vllm_reload import DTYPES, WeightReload
 from services.rollout.adapters.vllm_routing import ExpertRecorder
+from services.rollout.adapters.vllm_transfer import register_transfer
 
 # Name, dtype, shape, offset in bytes.
 TensorRow = tuple[str, str, Sequence[int], int]
 
-RELOAD_LOGGER = "vllm.model_executor.model_loader.reload.layerwise"
-# It says so of every module without weights of its own too, and names none: _refuse_unloaded does.
-NOT_LOADED = "%s: Failed to load weights"
-
-DTYPES = {
-    "float64": torch.float64,
-    "float32": torch.float32,
-    "float16": torch.float16,
-    "bfloat16": torch.bfloat16,
-    "int64": torch.int64,
-    "int32": torch.int32,
-    "int8": torch.int8,
-    "uint8": torch.uint8,
-}
+# vLLM imports this module in each worker before it makes the engine of its transfers.
+register_transfer()
 
 
 class WeightLoader:
@@ -100,16 +84,14 @@ class WeightLoader:
         lie on the meta device in between, and computing with those ends the engine.
         """
         worker: Any = self
-        model = worker.get_model()
-        logging.getLogger(RELOAD_LOGGER).addFilter(_is_not_of_unloaded)
         with set_current_vllm_config(worker.vllm_config):
-            _forget_packed_experts(model)
-            owned = {name: _weights_of(module) for name, module in model.named_modules()}
-            initialize_layerwise_reload(model)
-            model.load_weights(_map_tensors(path, total_bytes, rows))
-            _refuse_unloaded(model, owned)
-            finalize_layerwise_reload(model, worker.model_config)
-            _repack_tied_heads(model)
+            reload = WeightReload(worker.get_model(), worker.model_config)
+            reload.load_tensors(_map_tensors(path, total_bytes, rows))
+
+    def has_torn_flotilla_weights(self) -> bool:
+        """Return True while weights of a transfer that failed are half loaded."""
+        worker: Any = self
+        return worker.weight_transfer_engine.torn
 
 
 def _end_after(rollout: int, *others: int) -> None:
@@ -134,59 +116,3 @@ def _map_tensors(
         for extent in shape:
             length *= extent
         yield name, data[offset : offset + length].view(dtype).view(list(shape))
-
-
-def _is_not_of_unloaded(record: logging.LogRecord) -> bool:
-    return record.msg != NOT_LOADED
-
-
-def _forget_packed_experts(model: torch.nn.Module) -> None:
-    """Have the experts packed once more when their weights have come.
-
-    On a CPU vLLM packs them for its kernel when it makes the kernel; where it has one, reloading
-    leaves them as they came, which the kernel reads as other weights. No graph has captured the
-    kernel there."""
-    for module in model.modules():
-        method: Any = getattr(module, "quant_method", None)
-        if getattr(method, "moe_kernel", None) is not None and _on_cpu(module):
-            method.moe_kernel = None
-
-
-def _on_cpu(module: torch.nn.Module) -> bool:
-    return all(parameter.device.type == "cpu" for parameter in module.parameters())
-
-
-def _weights_of(module: torch.nn.Module) -> frozenset[int]:
-    """Return the identities of a module's own parameters: a tied head has another's."""
-    return frozenset(id(parameter) for parameter in module.parameters(recurse=False))
-
-
-def _refuse_unloaded(model: torch.nn.Module, owned: Mapping[str, frozenset[int]]) -> None:
-    """Raise RuntimeError where a module would keep the old weights, since none have come for it.
-
-    A module whose weights are all another's, which have come, has them from there."""
-    unloaded: list[str] = []
-    come: set[int] = set()
-    for name, module in model.named_modules():
-        info = get_layerwise_info(module)
-        if info.can_load() and info.load_numel == 0:
-            parameters, _ = info.restore_metadata
-            unloaded += [name] if parameters else []
-        else:
-            come |= owned[name]
-    kept = [name for name in unloaded if not owned[name] <= come]
-    if kept:
-        raise RuntimeError(f"no weights have come for {', '.join(kept)}")
-
-
-def _repack_tied_heads(model: torch.nn.Module) -> None:
-    """Bring a tied lm_head up to date where it keeps a packed copy of its own.
-
-    On a CPU vLLM packs every linear layer for oneDNN, and layerwise reloading forgets the copy of
-    a head that shares its weight with the embedding: logits would stay those of the old weights.
-    """
-    for module in model.modules():
-        head: Any = module
-        packed = type(head).__name__ == "ParallelLMHead" and hasattr(head, "cpu_linear")
-        if packed and head.weight.numel():
-            head.quant_method.process_weights_after_loading(head)

@@ -108,6 +108,13 @@ class EngineConfig(ConfigModel):
         return self.tensor_parallel * self.data_parallel * self.pipeline_parallel
 
     @property
+    def transfers(self) -> tuple[str, ...]:
+        """The backends over which weights can be sent into the engine, best first."""
+        if self.kind == "fake":
+            return ()
+        return ("nccl", "gloo") if self.device == "cuda" else ("gloo",)
+
+    @property
     def pipeline_parallel(self) -> int:
         return int(self.options.get("pipeline_parallel_size", 1))
 

@@ -13,7 +13,15 @@ from services.common import metrics
 from services.common.concurrency import run_until_first
 from services.common.log import bind_process, get_logger
 from services.common.watchdog import Watchdog
-from services.rollout.ports import Engine, EngineDead, EngineError, PolicyFeed, TransportFailed
+from services.common.weight_transfer import BACKENDS
+from services.rollout.ports import (
+    Engine,
+    EngineDead,
+    EngineError,
+    PolicyFeed,
+    TransportFailed,
+    WeightsTorn,
+)
 from services.rollout.types import Completion, Publication, UpdateOutcome
 from services.rollout.work.weight_staging import FingerprintMismatch, stage_weights
 
@@ -119,21 +127,39 @@ class WeightUpdater:
         same = held == publication.policy and not publication.reload
         if held and same and held.fingerprint == publication.policy.fingerprint:
             return UpdateOutcome.APPLIED, ""
+        sent = publication.transport in BACKENDS
         try:
-            await stage_weights(publication, self._feed, self._staged)
+            if not sent:
+                await stage_weights(publication, self._feed, self._staged)
+            await self._change_weights(publication, sent=sent)
         except TransportFailed as error:
             return UpdateOutcome.TRANSPORT_FAILED, str(error)
         except FingerprintMismatch as error:
             return UpdateOutcome.FINGERPRINT_MISMATCH, str(error)
+        except WeightsTorn as error:
+            return UpdateOutcome.ENGINE_FAILED, str(error)
+        return UpdateOutcome.APPLIED, ""
+
+    async def _change_weights(self, publication: Publication, *, sent: bool) -> None:
+        """Have the engine take weights that are sent, or those that are staged.
+
+        Raises TransportFailed, with the old ones still served; WeightsTorn; EngineDead."""
+        judged = self._judged.is_set()
         self._judged.clear()
         try:
-            await self._engine.load_weights(publication, self._staged)
+            if sent:
+                await self._engine.receive_weights(publication)
+            else:
+                await self._engine.load_weights(publication, self._staged)
+        except TransportFailed:
+            if judged:
+                self._judged.set()
+            raise
         except EngineDead as error:
             await self._feed.report_update(
                 publication, UpdateOutcome.ENGINE_FAILED, NO_LOGPROBS, str(error)
             )
             raise
-        return UpdateOutcome.APPLIED, ""
 
     async def _score_canary(self, publication: Publication) -> NDArray[np.float32]:
         """Return the canary's logprobs.

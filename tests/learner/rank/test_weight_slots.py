@@ -11,8 +11,9 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from services.common import fingerprint as reference
+from services.common.tensors.tensor_checksum import checksum64
 from services.learner.rank.model import Policy
-from services.learner.rank.weight_slots import SharedMemoryError, WeightSlots, checksum64
+from services.learner.rank.weight_slots import SharedMemoryError, WeightSlots
 from services.learner.ranks.protocol import SLOT_COUNT
 from tests.support.tiny_ranks import make_batch, make_trainer, parameters, same_bits
 

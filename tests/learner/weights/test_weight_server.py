@@ -13,8 +13,8 @@ from flotilla.learner.v1 import weight_service_pb2_grpc as pb_grpc
 from services.common import rpc
 from services.common.domain.policy import PolicyId
 from services.learner.types import Publication
+from services.learner.weights.publication_child import PublicationChild, PublicationChildError
 from services.learner.weights.weight_server import WeightServerConfig
-from services.learner.weights.weight_server_process import WeightServer, WeightServerError
 
 TOKEN = "a-token-of-this-test"
 SIZE = 3 * 2**20 + 17
@@ -31,9 +31,9 @@ def publish(folder: Path, version: int) -> tuple[Publication, PolicyId, bytes]:
 
 
 @pytest_asyncio.fixture
-async def weights(tmp_path: Path) -> AsyncIterator[tuple[WeightServer, str]]:
-    server = WeightServer(tmp_path / "weights.log")
-    yield server, await server.start_process(WeightServerConfig("run", TOKEN))
+async def weights(tmp_path: Path) -> AsyncIterator[tuple[PublicationChild, str]]:
+    server = PublicationChild("services.learner.weights.weight_server", tmp_path / "weights.log")
+    yield server, await server.start_process(WeightServerConfig("run", TOKEN).to_line())
     await server.close()
     await server.close()
 
@@ -71,7 +71,7 @@ async def refusal(address: str, policy: PolicyId, offset: int = 0) -> tuple[str,
 
 
 async def test_serves_the_newest_two_publications_byte_for_byte(
-    weights: tuple[WeightServer, str], tmp_path: Path
+    weights: tuple[PublicationChild, str], tmp_path: Path
 ) -> None:
     server, address = weights
     published = [publish(tmp_path, version) for version in range(3)]
@@ -90,7 +90,7 @@ async def test_serves_the_newest_two_publications_byte_for_byte(
 
 
 async def test_a_fetch_that_is_overtaken_ends_instead_of_mixing_versions(
-    weights: tuple[WeightServer, str], tmp_path: Path
+    weights: tuple[PublicationChild, str], tmp_path: Path
 ) -> None:
     server, address = weights
     publication, policy, _ = publish(tmp_path, 0)
@@ -115,7 +115,7 @@ async def test_a_fetch_that_is_overtaken_ends_instead_of_mixing_versions(
 
 
 async def test_without_the_token_nothing_is_served(
-    weights: tuple[WeightServer, str], tmp_path: Path
+    weights: tuple[PublicationChild, str], tmp_path: Path
 ) -> None:
     server, address = weights
     publication, policy, _ = publish(tmp_path, 0)
@@ -126,12 +126,12 @@ async def test_without_the_token_nothing_is_served(
 
 
 async def test_a_server_that_died_is_an_error(
-    weights: tuple[WeightServer, str], tmp_path: Path
+    weights: tuple[PublicationChild, str], tmp_path: Path
 ) -> None:
     server, _ = weights
     process = server._process  # pyright: ignore[reportPrivateUsage]
     assert process is not None
     process.kill()
     await process.wait()
-    with pytest.raises(WeightServerError, match="ended with code -9"):
+    with pytest.raises(PublicationChildError, match="ended with code -9"):
         await server.serve_publication(*publish(tmp_path, 0)[:2])

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from services.common.domain.policy import PolicyId
 from services.rollout.adapters.engine_group import EngineGroup
-from services.rollout.ports import EngineDead, EngineError
+from services.rollout.ports import EngineDead, EngineError, TransportFailed, WeightsTorn
 from services.rollout.types import Completion, MemoryPeak, PolicySpan, Publication, Sampling
 
 PROMPT = np.arange(3, dtype=np.int32)
@@ -29,6 +29,7 @@ class Engine:
         self.dead: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.score = 0.0
         self.torn = False
+        self.refusal: Exception | None = None
         self.tried: list[int] = []
         self.reach = 8
         self.closed = False
@@ -50,6 +51,11 @@ class Engine:
         if self.torn:
             self.policy = None
             raise EngineDead("torn")
+        self.policy = publication.policy
+
+    async def receive_weights(self, publication: Publication) -> None:
+        if self.refusal is not None:
+            raise self.refusal
         self.policy = publication.policy
 
     async def compute_logprobs(self, token_ids: NDArray[np.int32]) -> NDArray[np.float32]:
@@ -175,3 +181,18 @@ async def test_every_engine_is_burnt_in_and_the_shortest_answer_tells() -> None:
     assert [engine.tried for engine in engines] == [[8], [8]]
     assert len(answer.token_ids) == 3
     assert [peak.host for peak in await group.measure_memory()] == [8, 3]
+
+
+async def test_of_engines_that_are_sent_weights_the_worst_failure_counts() -> None:
+    engines = [Engine(), Engine(), Engine()]
+    group = grouped(engines)
+    engines[1].refusal = TransportFailed("refused")
+    with pytest.raises(TransportFailed):
+        await group.receive_weights(publication())
+    assert [engine.policy for engine in engines] == [NEW, OLD, NEW]
+    engines[0].refusal = WeightsTorn("torn")
+    with pytest.raises(WeightsTorn):
+        await group.receive_weights(publication())
+    engines[2].refusal = EngineDead("dead")
+    with pytest.raises(EngineDead):
+        await group.receive_weights(publication())

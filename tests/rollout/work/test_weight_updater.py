@@ -29,7 +29,7 @@ from services.common.fingerprint import (
 from services.rollout.adapters.fake import LOGPROB, FakeEngine
 from services.rollout.adapters.learner_calls import RunEpoch, WorkerIdentity
 from services.rollout.adapters.policy_feed import PolicyClient
-from services.rollout.ports import EngineDead, EngineError
+from services.rollout.ports import EngineDead, EngineError, TransportFailed, WeightsTorn
 from services.rollout.types import Publication
 from services.rollout.work.weight_updater import WeightUpdater
 from services.wire.policy import encode_policy
@@ -65,6 +65,12 @@ class RecordingEngine(FakeEngine):
     """Keeps the bytes that it was given; slow when told."""
 
     seconds_to_load = 0.0
+    refusal: Exception | None = None
+
+    async def receive_weights(self, publication: Publication) -> None:
+        if self.refusal is not None:
+            raise self.refusal
+        await super().receive_weights(publication)
 
     async def load_weights(self, publication: Publication, path: Path) -> None:
         self.bytes = await asyncio.to_thread(path.read_bytes)
@@ -313,3 +319,28 @@ async def test_probes_are_sampled_and_reported_with_their_logprobs(tmp_path: Pat
         assert sampled[0] == 1 < sampled[1]
         for answer, count in zip(answers, sampled, strict=True):
             assert np.frombuffer(answer.logprobs, "<f4").tolist() == [LOGPROB] * count
+
+
+@pytest.mark.parametrize(
+    ("refusal", "outcome", "detail"),
+    [
+        (None, "APPLIED", ""),
+        (TransportFailed("no sender"), "TRANSPORT_FAILED", "no sender"),
+        (WeightsTorn("cut off"), "ENGINE_FAILED", "cut off"),
+    ],
+)
+async def test_weights_that_are_sent_are_reported_as_the_engine_took_them(
+    tmp_path: Path, refusal: Exception | None, outcome: str, detail: str
+) -> None:
+    async with following(tmp_path, FakeLearner()) as it:
+        it.engine.refusal = refusal
+        update = publication(tmp_path / "v0", 0)
+        update.transport, update.location = policy_pb.TRANSPORT_GLOO, "127.0.0.1:1"
+        it.learner.updates.put_nowait(update)
+        await until(lambda: it.learner.reports)
+        assert it.outcomes() == [(0, outcome)]
+        assert it.learner.reports[0].detail == detail
+        # What has failed is made good by weights that are loaded whole.
+        it.learner.updates.put_nowait(publication(tmp_path / "v1", 1))
+        await until(lambda: len(it.learner.reports) == 2)
+        assert it.outcomes()[1] == (1, "APPLIED")

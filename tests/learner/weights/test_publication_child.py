@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from services.learner.weights.weight_server_process import server_config_of
+from services.learner.weights.publication_child import server_config_of
 from tests.support.learner import make_config, make_runtime
 from tests.support.outsiders import run
 

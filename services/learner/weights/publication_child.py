@@ -1,4 +1,5 @@
-"""Child process of WeightService beside the learner, which is told of publications."""
+"""Child processes beside the learner that hand publications out: WeightService, and the sender of
+transfers into live engines."""
 
 import asyncio
 import json
@@ -11,9 +12,12 @@ from services.common.domain.policy import PolicyId
 from services.common.network_addresses import advertised_address, join_host_port, split_host_port
 from services.common.python_command import python_command
 from services.common.runtime import Runtime
+from services.common.weight_transfer import TransferSettings
 from services.learner.config.learner import LearnerConfig
 from services.learner.types import Publication
-from services.learner.weights.weight_server import WeightServerConfig, WeightSnapshot
+from services.learner.weights.sender_config import WeightSenderConfig
+from services.learner.weights.weight_server import WeightServerConfig
+from services.learner.weights.weight_snapshots import WeightSnapshot
 
 _START_SECONDS = 30.0
 _ANSWER_SECONDS = 10.0
@@ -22,10 +26,7 @@ _CLOSE_SECONDS = 5.0
 
 def server_config_of(runtime: Runtime[LearnerConfig]) -> WeightServerConfig:
     """Configure a server beside the learner: on the same host, for the same callers."""
-    host, _ = split_host_port(runtime.listen, "listen")
-    config, outer = runtime.config.weights, runtime.advertise
-    # Without its port, which is the learner's own.
-    outer = split_host_port(advertised_address(host, 0, outer), "advertised")[0] if outer else None
+    config, (host, outer) = runtime.config.weights, _hosts_of(runtime)
     return WeightServerConfig(
         run_id=runtime.run_id,
         token=runtime.token,
@@ -35,27 +36,49 @@ def server_config_of(runtime: Runtime[LearnerConfig]) -> WeightServerConfig:
     )
 
 
-class WeightServerError(Exception):
-    """The weight server ended or does not answer; its log says why."""
+def sender_config_of(runtime: Runtime[LearnerConfig]) -> WeightSenderConfig | None:
+    """Configure a sender beside the learner; None where weights are sent into no engine."""
+    config, (host, outer) = runtime.config.weights, _hosts_of(runtime)
+    if config.transfer == "off" or config.network == "public":
+        return None
+    settings = TransferSettings(stall_s=config.transfer_stall_s)
+    return WeightSenderConfig(runtime.run_id, host, config.transfer_port, outer, settings)
 
 
-class WeightServer:
-    """The WeightService process. Publications are served from the shared memory they lie in.
+def _hosts_of(runtime: Runtime[LearnerConfig]) -> tuple[str, str | None]:
+    """Return the host that the learner listens on, and the one that others reach, if not that."""
+    host, _ = split_host_port(runtime.listen, "listen")
+    outer = runtime.advertise
+    # Without its port, which is the learner's own.
+    if outer is not None:
+        outer, _ = split_host_port(advertised_address(host, 0, outer), "advertised")
+    return host, outer
 
-    What it logs goes to `log_path`.
-    """
 
-    def __init__(self, log_path: Path) -> None:
+class PublicationChildError(Exception):
+    """The process ended or does not answer; its log says why."""
+
+
+class PublicationChild:
+    """A process that is told of publications, and serves them from the shared memory they lie in.
+
+    `module` is its main module, which answers with one JSON line to each of its stdin; what it logs
+    goes to `log_path`."""
+
+    def __init__(self, module: str, log_path: Path) -> None:
+        self._module = module
         self._log_path = log_path
         self._turn = asyncio.Lock()
         self._process: Process | None = None
 
-    async def start_process(self, start: WeightServerConfig) -> str:
-        """Start the process and return its address. Raises WeightServerError."""
+    async def start_process(self, start: bytes) -> str:
+        """Start the process with a line of configuration and return its address.
+
+        Raises PublicationChildError."""
         self._log_path.parent.mkdir(parents=True, exist_ok=True)
         with self._log_path.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
-                *python_command("-m", "services.learner.weights.weight_server"),
+                *python_command("-m", self._module),
                 stdin=PIPE,
                 stdout=PIPE,
                 stderr=log,
@@ -64,13 +87,13 @@ class WeightServer:
             )
         assert self._process.stdin is not None
         # Not by its environment: that is for other processes to read.
-        self._process.stdin.write(start.to_line())
+        self._process.stdin.write(start)
         return (await self._read_answer(_START_SECONDS))["address"]
 
     async def serve_publication(self, publication: Publication, policy_id: PolicyId) -> None:
         """Have `publication` served as `policy_id`; on return it can be fetched.
 
-        Raises WeightServerError."""
+        Raises PublicationChildError."""
         snapshot = WeightSnapshot(
             policy_id.run_epoch,
             policy_id.version,
@@ -80,7 +103,7 @@ class WeightServer:
         )
         async with self._turn:
             if self._process is None or self._process.stdin is None:
-                raise WeightServerError("the weight server has not been started")
+                raise PublicationChildError(f"{self._name} has not been started")
             self._process.stdin.write(snapshot.to_line())
             await self._read_answer(_ANSWER_SECONDS)
 
@@ -97,6 +120,10 @@ class WeightServer:
             process.kill()
             await process.wait()
 
+    @property
+    def _name(self) -> str:
+        return f"the {self._module.rpartition('.')[2].replace('_', ' ')}"
+
     async def _read_answer(self, seconds: float) -> dict[str, Any]:
         assert self._process is not None
         assert self._process.stdout is not None
@@ -104,12 +131,12 @@ class WeightServer:
             async with asyncio.timeout(seconds):
                 line = await self._process.stdout.readline()
         except TimeoutError:
-            raise WeightServerError(
-                f"the weight server has not answered for {seconds:.0f} s, see {self._log_path}"
+            raise PublicationChildError(
+                f"{self._name} has not answered for {seconds:.0f} s, see {self._log_path}"
             ) from None
         if not line:
             code = await self._process.wait()
-            raise WeightServerError(
-                f"the weight server ended with code {code}, see {self._log_path}"
+            raise PublicationChildError(
+                f"{self._name} ended with code {code}, see {self._log_path}"
             )
         return json.loads(line)

@@ -1,0 +1,212 @@
+"""Sender of publications into live engines, a program of its own.
+
+A child of the learner service, beside WeightService and spoken to in the same lines. Engines meet
+it at a store (`services/common/weight_transfer.py`), each in a group of its own: one that dies or
+stands still costs the others nothing. It ends when its stdin does, so never outlives its parent."""
+
+import os
+import queue
+import signal
+import socket
+import sys
+import threading
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from services.common import log
+from services.common.network_addresses import join_host_port
+from services.common.network_interfaces import choose_interface
+from services.common.printable_text import say_json
+from services.common.tensors.transfer_group import SENDER, TCPStore, TransferGroup
+from services.common.weight_transfer import (
+    ACCEPTED,
+    REQUESTS,
+    SETTINGS,
+    OpenGroup,
+    SendWeights,
+    decode_request,
+)
+from services.learner.weights.sender_config import WeightSenderConfig
+from services.learner.weights.weight_snapshots import (
+    SnapshotCache,
+    SupersededError,
+    WeightSnapshot,
+)
+
+# An engine that has asked for nothing for so long opens a group anew when it does.
+_IDLE_S = 3600.0
+_log = log.get_logger(__name__)
+
+
+class MappedFiles:
+    """The files of publications, mapped once each: they are few, and written again and again."""
+
+    def __init__(self) -> None:
+        self._maps: dict[str, tuple[int, Tensor]] = {}
+        self._turn = threading.Lock()
+
+    def map_file(self, snapshot: WeightSnapshot) -> Tensor:
+        """Return the bytes of a publication, of shape [total_bytes]. Raises OSError."""
+        inode = Path(snapshot.path).stat().st_ino
+        with self._turn:
+            known = self._maps.get(snapshot.path)
+            if known is None or known[0] != inode or len(known[1]) != snapshot.total_bytes:
+                data = torch.from_file(
+                    snapshot.path, shared=True, size=snapshot.total_bytes, dtype=torch.uint8
+                )
+                known = self._maps[snapshot.path] = (inode, data)
+            return known[1]
+
+
+class EngineGroup:
+    """The workers of one engine, served by a thread until one of them is gone."""
+
+    def __init__(
+        self, opening: OpenGroup, store: Any, host: str, shelf: SnapshotCache, files: MappedFiles
+    ) -> None:
+        self._opening = opening
+        self._store = store
+        self._host = host
+        self._shelf = shelf
+        self._files = files
+        self._asked: queue.Queue[SendWeights] = queue.Queue()
+        self._thread = threading.Thread(target=self._serve, name=opening.group, daemon=True)
+        self._thread.start()
+
+    @property
+    def is_served(self) -> bool:
+        """True while somebody answers the group's requests."""
+        return self._thread.is_alive()
+
+    def ask(self, request: SendWeights) -> None:
+        """Have a publication sent, after those that were asked for before."""
+        self._asked.put(request)
+
+    def _serve(self) -> None:
+        name, size = self._opening.group, self._opening.workers + 1
+        stall_s = self._store.timeout.total_seconds()
+        try:
+            group = TransferGroup(
+                self._store, self._host, name, SENDER, size, self._opening.backend, stall_s
+            )
+        except RuntimeError as error:
+            _log.warning("no engine has come", group=name, reason=str(error))
+            return
+        _log.info("an engine has joined", group=name, workers=self._opening.workers)
+        try:
+            while True:
+                self._send_publication(group, self._asked.get(timeout=_IDLE_S))
+        except queue.Empty:
+            _log.info("an engine has asked for nothing", group=name)
+        # Whatever a transfer fails by ends the group: its engine opens another.
+        except (RuntimeError, OSError) as error:
+            _log.warning("an engine is lost", group=name, reason=str(error))
+        group.abort()
+
+    def _send_publication(self, group: TransferGroup, request: SendWeights) -> None:
+        try:
+            snapshot = self._shelf.find_snapshot(
+                request.run_epoch, request.version, bytes.fromhex(request.fingerprint)
+            )
+        except SupersededError as error:
+            self._store.set(request.answer, str(error))
+            return
+        data = self._files.map_file(snapshot)
+        self._store.set(request.answer, ACCEPTED)
+        device = torch.device("cuda") if self._opening.backend == "nccl" else data.device
+        for start, end in request.pieces:
+            group.broadcast(data[start:end].to(device))
+        # All have read it: they have what came after.
+        self._store.delete_key(request.answer)
+
+
+class WeightSender:
+    """Groups of engines by name, and the requests that come for them."""
+
+    def __init__(self, store: Any, config: WeightSenderConfig) -> None:
+        self.shelf = SnapshotCache()
+        self._store = store
+        self._host = config.reached_at
+        self._stall = timedelta(seconds=config.settings.stall_s)
+        self._files = MappedFiles()
+        self._groups: dict[str, EngineGroup] = {}
+
+    def answer_for_ever(self) -> None:
+        """Hand each request to the group that it is of."""
+        while True:
+            text = self._store.queue_pop(REQUESTS)
+            try:
+                request = decode_request(text)
+            except ValueError as error:
+                _log.warning("a request was not understood", reason=str(error))
+                continue
+            if isinstance(request, OpenGroup):
+                self._open_group(request)
+            else:
+                self._pass_on(request)
+
+    def _open_group(self, opening: OpenGroup) -> None:
+        served = {name: group for name, group in self._groups.items() if group.is_served}
+        store = self._store.clone()
+        store.set_timeout(self._stall)
+        self._groups = served
+        self._groups[opening.group] = EngineGroup(
+            opening, store, self._host, self.shelf, self._files
+        )
+
+    def _pass_on(self, request: SendWeights) -> None:
+        group = self._groups.get(request.group)
+        if group is not None and group.is_served:
+            group.ask(request)
+        else:
+            self._store.set(request.answer, f"there is no group {request.group}")
+
+
+def _open_store(config: WeightSenderConfig) -> Any:
+    """Open the store at which engines meet this process. Raises OSError."""
+    listener = socket.create_server((config.host, config.port), backlog=64)
+    port: int = listener.getsockname()[1]
+    store = TCPStore(
+        config.host,
+        port,
+        is_master=True,
+        wait_for_workers=False,
+        # Nobody may ask for days.
+        timeout=timedelta(days=365),
+        master_listen_fd=listener.detach(),
+    )
+    store.set(SETTINGS, config.settings.to_text())
+    return store
+
+
+def serve_engines(line: bytes) -> None:
+    """Serve until stdin ends; `line` is its first, the configuration."""
+    config = WeightSenderConfig.from_line(line)
+    log.setup("weight_sender", config.run_id)
+    torch.set_num_threads(1)
+    choose_interface(config.reached_at)
+    store = _open_store(config)
+    sender = WeightSender(store, config)
+    threading.Thread(target=sender.answer_for_ever, daemon=True).start()
+    say_json({"address": join_host_port(config.reached_at, store.port)})
+    while (line := sys.stdin.buffer.readline()).endswith(b"\n"):
+        snapshot = WeightSnapshot.from_line(line)
+        sender.shelf.add_snapshot(snapshot)
+        say_json({"announced": [snapshot.run_epoch, snapshot.version]})
+    # Threads that wait for engines hold up an orderly exit, and have nothing to lose.
+    os._exit(0)
+
+
+def main() -> None:
+    """The process's entry point."""
+    # Ctrl-C in a terminal is for the learner service, which closes this stdin in its drain.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    serve_engines(sys.stdin.buffer.readline())
+
+
+if __name__ == "__main__":
+    main()

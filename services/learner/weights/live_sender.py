@@ -1,0 +1,75 @@
+"""The sender of weights into live engines, as the learner keeps it: without it engines fetch."""
+
+import asyncio
+from pathlib import Path
+
+from services.common import metrics
+from services.common.domain.policy import PolicyId
+from services.common.log import get_logger
+from services.learner.types import Publication
+from services.learner.weights.publication_child import PublicationChild, PublicationChildError
+from services.learner.weights.sender_config import WeightSenderConfig
+
+# Its own main module: what it imports does not belong in this process.
+_MODULE = "services.learner.weights.adapters.weight_sender"
+
+_losses = metrics.event_counter(
+    "flotilla_weight_sender_losses", "Times that the sender of weights into engines was lost"
+)
+_log = get_logger(__name__)
+
+
+class LiveSender:
+    """The sender's process, from the first engine on that weights are sent to.
+
+    Its loss costs a run nothing but speed: engines fetch until it is back. Implements
+    `ports.SnapshotServer`."""
+
+    def __init__(self, start: WeightSenderConfig, log_path: Path) -> None:
+        """Make it; what the process logs goes to `log_path`."""
+        self._start = start
+        self._child = PublicationChild(_MODULE, log_path)
+        self._starting: asyncio.Task[None] | None = None
+        # Where engines meet it; None while it is not there.
+        self.address: str | None = None
+        self._served: PolicyId | None = None
+
+    def can_send(self, policy: PolicyId) -> bool:
+        """Return True if engines that ask for `policy` are sent it."""
+        return self.address is not None and self._served == policy
+
+    def start_soon(self) -> None:
+        """Have it started, beside all else, unless it is there or being started."""
+        if self.address is None and (self._starting is None or self._starting.done()):
+            self._starting = asyncio.create_task(self._start_child())
+
+    async def serve_publication(self, publication: Publication, policy_id: PolicyId) -> None:
+        """See `ports.SnapshotServer`. Never fails: engines that are not sent weights fetch them."""
+        if self._starting is None:
+            return
+        if self.address is None:
+            self.start_soon()
+            return
+        try:
+            await self._child.serve_publication(publication, policy_id)
+            self._served = policy_id
+        except (PublicationChildError, OSError) as error:
+            self.address = None
+            _losses()()
+            _log.warning("engines fetch weights: their sender is lost", reason=str(error))
+            self.start_soon()
+
+    async def close(self) -> None:
+        """End the process. May be called again, and in any state."""
+        self.address = None
+        if self._starting is not None:
+            self._starting.cancel()
+            await asyncio.wait([self._starting])
+        await self._child.close()
+
+    async def _start_child(self) -> None:
+        await self._child.close()
+        try:
+            self.address = await self._child.start_process(self._start.to_line())
+        except (PublicationChildError, OSError) as error:
+            _log.warning("engines fetch weights: their sender does not start", reason=str(error))

@@ -1,0 +1,57 @@
+"""Publications as a process beside the learner knows them: the file that holds each."""
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+# The slot of the one before these is being rewritten.
+KEPT = 2
+
+
+class SupersededError(Exception):
+    """A publication is not held, or not any longer."""
+
+
+@dataclass(frozen=True, slots=True)
+class WeightSnapshot:
+    """One publication: whose it is and the file that holds it."""
+
+    run_epoch: int
+    version: int
+    fingerprint: bytes
+    path: str
+    total_bytes: int
+
+    def to_line(self) -> bytes:
+        """Encode as a line of stdin."""
+        values = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return json.dumps({**values, "fingerprint": self.fingerprint.hex()}).encode() + b"\n"
+
+    @staticmethod
+    def from_line(line: bytes) -> "WeightSnapshot":
+        """Decode what `to_line` encoded."""
+        values: dict[str, Any] = json.loads(line)
+        values["fingerprint"] = bytes.fromhex(values["fingerprint"])
+        return WeightSnapshot(**values)
+
+
+class SnapshotCache:
+    """The newest two publications, in the order in which they were announced."""
+
+    def __init__(self) -> None:
+        self._snapshots: dict[tuple[int, int, bytes], WeightSnapshot] = {}
+
+    def add_snapshot(self, snapshot: WeightSnapshot) -> None:
+        """Add the newest publication; the oldest over two is superseded."""
+        key = (snapshot.run_epoch, snapshot.version, snapshot.fingerprint)
+        self._snapshots.pop(key, None)
+        self._snapshots[key] = snapshot
+        while len(self._snapshots) > KEPT:
+            del self._snapshots[next(iter(self._snapshots))]
+
+    def find_snapshot(self, run_epoch: int, version: int, fingerprint: bytes) -> WeightSnapshot:
+        """Find a publication. Raises SupersededError for one that is not, or no longer, held."""
+        snapshot = self._snapshots.get((run_epoch, version, fingerprint))
+        if snapshot is None:
+            raise SupersededError(f"version {version} of epoch {run_epoch} is not served")
+        return snapshot

@@ -1,0 +1,77 @@
+"""Transfers of weights into the live engine, as the rollout drives them by vLLM's own calls."""
+
+import uuid
+from typing import TYPE_CHECKING
+
+from services.common.log import get_logger
+from services.rollout.ports import TransportFailed, WeightsTorn
+from services.rollout.types import Publication
+
+if TYPE_CHECKING:
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+log = get_logger(__name__)
+
+
+class WeightTransfers:
+    """The group of one engine with the learner's sender, opened when it is first needed and anew
+    after each failure."""
+
+    def __init__(self, llm: "AsyncLLM") -> None:
+        self._llm = llm
+        # The sender's address and the backend; None while there is no group.
+        self._opened: tuple[str, str] | None = None
+
+    async def open_group(self, publication: Publication) -> None:
+        """Have a group with the sender that `publication` names. Raises TransportFailed."""
+        from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
+
+        wanted = (publication.location, publication.transport)
+        if self._opened == wanted:
+            return
+        info = {
+            "address": publication.location,
+            "group": uuid.uuid4().hex,
+            "backend": publication.transport,
+        }
+        self._opened = None
+        try:
+            await self._llm.init_weight_transfer_engine(WeightTransferInitRequest(info))
+        # vLLM raises what its worker said in a class of its own choice.
+        except Exception as error:
+            raise TransportFailed(f"no group with {publication.location}: {error}") from error
+        self._opened = wanted
+        log.info("joined the weight sender", address=publication.location)
+
+    async def receive_weights(self, publication: Publication) -> None:
+        """Receive into the engine, which stands still; its group is open.
+
+        Raises TransportFailed where nothing has changed, and WeightsTorn."""
+        from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
+
+        try:
+            await self._llm.start_weight_update()
+            await self._llm.update_weights(WeightTransferUpdateRequest(_update_info(publication)))
+            await self._llm.finish_weight_update()
+        # As above.
+        except Exception as error:
+            self._opened = None
+            torn = any(await self._llm.collective_rpc("has_torn_flotilla_weights"))
+            await self._llm.shutdown_weight_transfer_engine()
+            kind = WeightsTorn if torn else TransportFailed
+            raise kind(f"{publication.policy.label} was not received: {error}") from error
+
+
+def _update_info(publication: Publication) -> dict[str, object]:
+    policy = publication.policy
+    rows = [
+        (entry.name, entry.dtype, list(entry.shape), entry.offset_bytes, entry.checksum)
+        for entry in publication.manifest
+    ]
+    return {
+        "run_epoch": policy.run_epoch,
+        "version": policy.version,
+        "fingerprint": policy.fingerprint.hex(),
+        "total_bytes": publication.total_bytes,
+        "rows": rows,
+    }

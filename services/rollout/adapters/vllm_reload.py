@@ -1,0 +1,124 @@
+"""Replacement of all weights of a live model, between two engine steps."""
+
+import logging
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from vllm.model_executor.model_loader.reload import (
+    finalize_layerwise_reload,
+    initialize_layerwise_reload,
+)
+from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
+
+RELOAD_LOGGER = "vllm.model_executor.model_loader.reload.layerwise"
+# It says so of every module without weights of its own too, and names none: _refuse_unloaded does.
+NOT_LOADED = "%s: Failed to load weights"
+
+DTYPES = {
+    "float64": torch.float64,
+    "float32": torch.float32,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "int64": torch.int64,
+    "int32": torch.int32,
+    "int8": torch.int8,
+    "uint8": torch.uint8,
+}
+
+
+class WeightReload:
+    """Reload of all of a model's weights in one call, so that no step can see it half loaded.
+
+    Layers lie on the meta device in between, and computing with those ends the engine."""
+
+    def __init__(self, model: torch.nn.Module, model_config: Any) -> None:
+        self._model: Any = model
+        self._model_config = model_config
+
+    def load_tensors(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Replace the weights by `tensors`, by their names in the checkpoint.
+
+        Raises RuntimeError where some do not come, and what the tensors or vLLM raise. Then some
+        layers have new weights and some old ones, until all are loaded again."""
+        model = self._model
+        logging.getLogger(RELOAD_LOGGER).addFilter(_is_not_of_unloaded)
+        _forget_packed_experts(model)
+        owned = {name: _weights_of(module) for name, module in model.named_modules()}
+        initialize_layerwise_reload(model)
+        try:
+            model.load_weights(tensors)
+            _refuse_unloaded(model, owned)
+        except BaseException:
+            self._put_back()
+            raise
+        finalize_layerwise_reload(model, self._model_config)
+        _repack_tied_heads(model)
+
+    def _put_back(self) -> None:
+        """Give layers that have not come whole their old weights.
+
+        vLLM keeps what has come of a layer and counts on from there: of the next weights it would
+        take too few, and mix them with these."""
+        for module in self._model.modules():
+            info = get_layerwise_info(module)
+            if info.can_load():
+                info.load_numel = 0
+                info.loaded_weights.clear()
+        finalize_layerwise_reload(self._model, self._model_config)
+
+
+def _is_not_of_unloaded(record: logging.LogRecord) -> bool:
+    return record.msg != NOT_LOADED
+
+
+def _forget_packed_experts(model: torch.nn.Module) -> None:
+    """Have the experts packed once more when their weights have come.
+
+    On a CPU vLLM packs them for its kernel when it makes the kernel; where it has one, reloading
+    leaves them as they came, which the kernel reads as other weights. No graph has captured the
+    kernel there."""
+    for module in model.modules():
+        method: Any = getattr(module, "quant_method", None)
+        if getattr(method, "moe_kernel", None) is not None and _on_cpu(module):
+            method.moe_kernel = None
+
+
+def _on_cpu(module: torch.nn.Module) -> bool:
+    return all(parameter.device.type == "cpu" for parameter in module.parameters())
+
+
+def _weights_of(module: torch.nn.Module) -> frozenset[int]:
+    """Return the identities of a module's own parameters: a tied head has another's."""
+    return frozenset(id(parameter) for parameter in module.parameters(recurse=False))
+
+
+def _refuse_unloaded(model: torch.nn.Module, owned: Mapping[str, frozenset[int]]) -> None:
+    """Raise RuntimeError where a module would keep the old weights, since none have come for it.
+
+    A module whose weights are all another's, which have come, has them from there."""
+    unloaded: list[str] = []
+    come: set[int] = set()
+    for name, module in model.named_modules():
+        info = get_layerwise_info(module)
+        if info.can_load() and info.load_numel == 0:
+            parameters, _ = info.restore_metadata
+            unloaded += [name] if parameters else []
+        else:
+            come |= owned[name]
+    kept = [name for name in unloaded if not owned[name] <= come]
+    if kept:
+        raise RuntimeError(f"no weights have come for {', '.join(kept)}")
+
+
+def _repack_tied_heads(model: torch.nn.Module) -> None:
+    """Bring a tied lm_head up to date where it keeps a packed copy of its own.
+
+    On a CPU vLLM packs every linear layer for oneDNN, and layerwise reloading forgets the copy of
+    a head that shares its weight with the embedding: logits would stay those of the old weights.
+    """
+    for module in model.modules():
+        head: Any = module
+        packed = type(head).__name__ == "ParallelLMHead" and hasattr(head, "cpu_linear")
+        if packed and head.weight.numel():
+            head.quant_method.process_weights_after_loading(head)

@@ -1,0 +1,163 @@
+"""Real vLLM that receives its weights from a real sender process: what it serves afterwards is what
+was sent, or nothing."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from transformers import PreTrainedModel
+
+from services.common.fingerprint import TensorEntry
+from services.common.spec import PolicyConfig
+from services.common.weight_transfer import TransferSettings
+from services.learner.types import Publication as Published
+from services.learner.weights.publication_child import PublicationChild
+from services.learner.weights.sender_config import WeightSenderConfig
+from services.rollout.adapters.vllm import VllmEngine
+from services.rollout.adapters.vllm_options import ServedModel
+from services.rollout.config.rollout import EngineConfig
+from services.rollout.ports import TransportFailed, WeightsTorn
+from services.rollout.types import Completion, Publication, Sampling
+from tests.support.tiny_model import load_model, perturbed, publish, reference_logprobs
+
+pytestmark = [
+    pytest.mark.engine,
+    pytest.mark.timeout(280),
+    # What vLLM and torch warn about at import is theirs to mend.
+    pytest.mark.filterwarnings("default"),
+]
+
+TOLERANCE = 1e-4
+PROMPT = np.arange(3, 67, dtype=np.int32)
+NEVER = 383
+SENDER = "services.learner.weights.adapters.weight_sender"
+FAILING = "tests.support.failing_sender"
+SETTINGS = TransferSettings(stall_s=3.0, piece_bytes=1 << 16)
+
+
+@asynccontextmanager
+async def sending(
+    folder: Path, module: str = SENDER, run: str = "r"
+) -> AsyncGenerator[tuple[PublicationChild, str]]:
+    sender = PublicationChild(module, folder / "sender.log")
+    try:
+        config = WeightSenderConfig(run, settings=SETTINGS)
+        yield sender, await sender.start_process(config.to_line())
+    finally:
+        await sender.close()
+
+
+async def offered(sender: PublicationChild, address: str, update: Publication) -> Publication:
+    """Have the sender hold a publication that lies in a file; return it as announced."""
+    path = Path(update.location)
+    fields = (update.policy.version, update.policy.fingerprint, update.manifest)
+    nothing = np.zeros(0, np.float32)
+    published = Published(*fields, update.total_bytes, path, update.canary_token_ids, nothing)
+    await sender.serve_publication(published, update.policy)
+    return replace(update, transport="gloo", location=address)
+
+
+class Served:
+    """A live engine, and the models whose weights it is given."""
+
+    def __init__(self, engine: VllmEngine, folder: Path, scratch: Path) -> None:
+        self.engine = engine
+        self.model: PreTrainedModel = load_model(folder)
+        self._scratch = scratch
+        self._version = 0
+
+    def next_update(self) -> Publication:
+        """Return the publication of a model with other weights."""
+        self._version += 1
+        self.model = perturbed(self.model, self._version)
+        return publish(self.model, self._scratch / f"v{self._version}", self._version)
+
+    async def check_serves(self, update: Publication) -> None:
+        assert self.engine.policy == update.policy
+        canary = await self.engine.compute_logprobs(update.canary_token_ids)
+        expected = reference_logprobs(self.model, update.canary_token_ids)
+        assert float(np.abs(canary - expected).max()) < TOLERANCE
+
+    def begin_turn(self) -> asyncio.Task[Completion]:
+        return asyncio.create_task(self.engine.generate(PROMPT, Sampling(1.0, 1), 900))
+
+
+@asynccontextmanager
+async def serving(folder: Path, scratch: Path, workers: int = 1) -> AsyncGenerator[Served]:
+    config = EngineConfig(device="cpu", max_num_seqs=16, tensor_parallel=workers)
+    shared = PolicyConfig(model=str(folder), dtype="float32", max_model_len=1024)
+    engine = await VllmEngine.start_engine(config, ServedModel(folder, shared, [NEVER]))
+    try:
+        yield Served(engine, folder, scratch)
+    finally:
+        await engine.close()
+
+
+async def check_torn_transfer(served: Served, folder: Path, failing: str) -> None:
+    """An engine whose sender fails in the middle computes nothing until it has been loaded whole;
+    a turn that was under way goes on then."""
+    engine, before = served.engine, served.engine.policy
+    async with sending(folder, FAILING, failing) as (sender, address):
+        update = await offered(sender, address, served.next_update())
+        turn = served.begin_turn()
+        await asyncio.sleep(0.2)
+        with pytest.raises(WeightsTorn):
+            await engine.receive_weights(update)
+    assert engine.policy is None
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(engine.compute_logprobs(PROMPT), 0.5)
+    assert not turn.done()
+    whole = served.next_update()
+    await engine.load_weights(whole, Path(whole.location))
+    await served.check_serves(whole)
+    assert [span.policy for span in (await turn).spans] == [before, whole.policy]
+
+
+async def check_served_on(served: Served, serves: Publication, sent: Publication) -> None:
+    """An engine that cannot be sent weights serves on what it has."""
+    turn = served.begin_turn()
+    with pytest.raises(TransportFailed):
+        await served.engine.receive_weights(sent)
+    await served.check_serves(serves)
+    assert [span.policy for span in (await turn).spans] == [serves.policy]
+
+
+async def check_received(served: Served, folder: Path, updates: int) -> None:
+    async with sending(folder) as (sender, address):
+        for _ in range(updates):
+            update = served.next_update()
+            await served.engine.receive_weights(await offered(sender, address, update))
+            await served.check_serves(update)
+
+
+async def test_weights_that_are_sent_are_served_whole_or_not_at_all(
+    engine_folder: Path, tmp_path: Path
+) -> None:
+    async with serving(engine_folder, tmp_path) as served:
+        await check_received(served, tmp_path, updates=10)
+        # Not at the first piece: an engine that has not read the sender's answer has not begun.
+        for failing in ("kill-2", "stop-4"):
+            await check_torn_transfer(served, tmp_path, failing)
+            await check_received(served, tmp_path, updates=1)
+        held = served.next_update()
+        await served.engine.load_weights(held, Path(held.location))
+        async with sending(tmp_path) as (sender, address):
+            unknown = replace(held, policy=replace(held.policy, version=99))
+            await check_served_on(
+                served, held, replace(unknown, location=address, transport="gloo")
+            )
+            damaged = replace(held, manifest=with_wrong_checksum(held))
+            with pytest.raises(WeightsTorn, match="differs from its checksum"):
+                await served.engine.receive_weights(await offered(sender, address, damaged))
+        await served.engine.load_weights(held, Path(held.location))
+        # Its sender is gone.
+        await check_served_on(served, held, replace(held, location=address, transport="gloo"))
+
+
+def with_wrong_checksum(update: Publication) -> tuple[TensorEntry, ...]:
+    first, *others = update.manifest
+    return (replace(first, checksum=first.checksum ^ 1), *others)
