@@ -10,6 +10,18 @@ from tests.support.repository import ROOT
 _WORD = re.compile(r"\b(cuda|nccl)\b|nvidia-smi", re.IGNORECASE)
 # By file and line: what happens there on a GPU, and what stands in for it where there is none.
 GPU_LINES: Mapping[str, Mapping[str, tuple[str, str]]] = {
+    "services/common/tensors/transfer_group.py": {
+        'group.eager_connect_single_device(torch.device("cuda", torch.cuda.current_device()))': (
+            "weights are sent into engines over NCCL",
+            "gloo, by the same calls (`tests/rollout/adapters/test_vllm_transfer.py`)",
+        ),
+    },
+    "services/learner/weights/adapters/weight_sender.py": {
+        'device = torch.device("cuda") if self._opening.backend == "nccl" else data.device': (
+            "they are brought to the sender's GPU a piece at a time",
+            "they are sent as they lie in shared memory (the same tests)",
+        ),
+    },
     "services/learner/rank/data_parallel.py": {
         '"cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",': (
             "ranks sum over NCCL, and what is offloaded over gloo",
