@@ -9,6 +9,8 @@ import torch
 from numpy.typing import NDArray
 from safetensors.torch import save_file
 from transformers import (
+    AutoModelForCausalLM,
+    PreTrainedConfig,
     PreTrainedModel,
     Qwen3Config,
     Qwen3ForCausalLM,
@@ -53,6 +55,18 @@ def make_sparse_model(folder: Path, **sizes: Any) -> Qwen3MoeForCausalLM:
     return model
 
 
+def make_kind(folder: Path, kind: type[PreTrainedConfig], *, tied: bool) -> PreTrainedModel:
+    """A model of this architecture."""
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
+    sizes: dict[str, Any] = _sizes(folder) | {"tie_word_embeddings": tied}
+    if kind is Qwen3MoeConfig:
+        sizes |= experts
+    config = kind(**sizes)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    model.save_pretrained(folder)
+    return model
+
+
 def _sizes(folder: Path) -> dict[str, Any]:
     """Return what the models have in common, once their tokenizer is in `folder`."""
     tokenizer = train_tokenizer(["find book hotel Rome system user assistant Tools"] * 3, 290)
@@ -86,10 +100,11 @@ def perturbed(model: PreTrainedModel, seed: int) -> PreTrainedModel:
 
 def publish(model: PreTrainedModel, path: Path, version: int, **fields: Any) -> Publication:
     """Write the weights as a learner does and describe them; `without` leaves one out."""
+    tied = "lm_head.weight" if model.config.tie_word_embeddings else None
     tensors = {
         name: value.detach().clone().contiguous()
         for name, value in model.state_dict().items()
-        if name not in ("lm_head.weight", fields.get("without"))
+        if name not in (tied, fields.get("without"))
     }
     save_file(tensors, path)
     data = np.fromfile(path, dtype=np.uint8)

@@ -15,17 +15,6 @@ RELOAD_LOGGER = "vllm.model_executor.model_loader.reload.layerwise"
 # It says so of every module without weights of its own too, and names none: _refuse_unloaded does.
 NOT_LOADED = "%s: Failed to load weights"
 
-DTYPES = {
-    "float64": torch.float64,
-    "float32": torch.float32,
-    "float16": torch.float16,
-    "bfloat16": torch.bfloat16,
-    "int64": torch.int64,
-    "int32": torch.int32,
-    "int8": torch.int8,
-    "uint8": torch.uint8,
-}
-
 
 class WeightReload:
     """Reload of all of a model's weights in one call, so that no step can see it half loaded.

@@ -1,16 +1,12 @@
 """Receiver of weights that a learner sends into the live engine, over gloo or NCCL.
 
 An engine of vLLM's own weight transfer, registered under `BACKEND`; it is driven by AsyncLLM's
-`init_weight_transfer_engine`, `start_`, `update_` and `finish_weight_update`. What it says to the
-sender is in `services/common/weight_transfer.py`."""
+`init_weight_transfer_engine`, `start_`, `update_` and `finish_weight_update`."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any
 
-import torch
-from torch import Tensor
 from vllm.distributed.weight_transfer import WeightTransferEngineFactory
 from vllm.distributed.weight_transfer.base import (
     WeightTransferEngine,
@@ -18,27 +14,17 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferUpdateInfo,
 )
 
+from services.common.domain.policy import PolicyId
 from services.common.fingerprint import TensorEntry
-from services.common.network_addresses import split_host_port
-from services.common.network_interfaces import choose_interface
-from services.common.tensors.tensor_checksum import checksum64
-from services.common.tensors.transfer_group import TCPStore, TransferGroup
-from services.common.weight_transfer import (
-    ACCEPTED,
-    REQUESTS,
-    SETTINGS,
-    Bucket,
-    OpenGroup,
-    SendWeights,
-    TransferSettings,
-    encode_request,
-    plan_buckets,
+from services.common.tensors.sender_connection import (
+    SenderConnection,
+    TransferDamagedError,
+    TransferRefusedError,
 )
-from services.rollout.adapters.vllm_reload import DTYPES, WeightReload
+from services.common.weight_transfer import OpenGroup
+from services.rollout.adapters.vllm_reload import WeightReload
 
 BACKEND = "flotilla"
-# A sender that is there answers within this.
-_CONNECT_S = 10.0
 
 
 def register_transfer() -> None:
@@ -69,14 +55,6 @@ class WeightsInfo(WeightTransferUpdateInfo):
     rows: Sequence[tuple[str, str, Sequence[int], int, int]]
 
 
-class TransferRefusedError(RuntimeError):
-    """The sender does not send this publication; the weights are as they were."""
-
-
-class TransferDamagedError(RuntimeError):
-    """Bytes that came are not those that the manifest names."""
-
-
 class WeightReceiver(WeightTransferEngine[GroupInfo, WeightsInfo]):
     """Receiver of all weights at once: nothing changes before the sender has agreed."""
 
@@ -86,36 +64,16 @@ class WeightReceiver(WeightTransferEngine[GroupInfo, WeightsInfo]):
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
-        # The model is half loaded, and must be loaded whole before it computes again.
+        # Layers of several policies lie beside each other until all are loaded again.
         self.torn = False
-        self._store: Any = None
-        self._group: TransferGroup | None = None
-        self._received_on = self.device
-        self._name = ""
-        self._asked = 0
-        self._piece_bytes = 0
+        self._connection: SenderConnection | None = None
 
     def init_transfer_engine(self, init_info: GroupInfo) -> None:
         """Open a group with the sender; see the base class. Raises RuntimeError."""
         self.shutdown()
-        host, port = split_host_port(init_info.address, "the weight sender")
-        choose_interface(host)
-        connecting = timedelta(seconds=_CONNECT_S)
-        self._store = TCPStore(host, port, is_master=False, timeout=connecting)
-        settings = TransferSettings.from_text(self._store.get(SETTINGS))
-        self._piece_bytes, stall_s = settings.piece_bytes, settings.stall_s
-        self._store.set_timeout(timedelta(seconds=stall_s))
-        self._name, self._asked = init_info.group, 0
-        # gloo knows host memory alone; loading brings it to the device.
-        self._received_on = torch.device("cpu") if init_info.backend == "gloo" else self.device
-        workers = self.parallel_config.world_size
-        if self._is_first:
-            opening = OpenGroup(self._name, workers, init_info.backend)
-            self._store.queue_push(REQUESTS, encode_request(opening))
-        rank = self.parallel_config.rank + 1
-        self._group = TransferGroup(
-            self._store, host, self._name, rank, workers + 1, init_info.backend, stall_s
-        )
+        parallel = self.parallel_config
+        opening = OpenGroup(init_info.group, parallel.world_size, init_info.backend)
+        self._connection = SenderConnection(init_info.address, opening, parallel.rank, self.device)
 
     def start_weight_update(self) -> None:
         """Begin nothing: until the sender has agreed the model stays as it is."""
@@ -125,13 +83,13 @@ class WeightReceiver(WeightTransferEngine[GroupInfo, WeightsInfo]):
 
         Raises TransferRefusedError before anything changes; whatever else it raises from then on
         leaves the model torn."""
-        if self._group is None:
+        if self._connection is None:
             raise TransferRefusedError("no group with the sender is open")
-        entries = [TensorEntry(n, d, tuple(s), at, c) for n, d, s, at, c in update_info.rows]
-        buckets = list(plan_buckets(entries, update_info.total_bytes, self._piece_bytes))
-        self._ask_for(update_info, buckets)
+        info = update_info
+        policy = PolicyId(info.run_epoch, info.version, bytes.fromhex(info.fingerprint))
+        entries = [TensorEntry(n, d, tuple(s), at, c) for n, d, s, at, c in info.rows]
+        tensors = self._connection.request_weights(policy, entries, info.total_bytes)
         self.torn = True
-        tensors = self._receive_tensors(self._group, buckets)
         WeightReload(self.model, self.model_config).load_tensors(tensors)
         if next(tensors, None) is not None:
             raise TransferDamagedError("the model has left tensors unread")
@@ -142,52 +100,6 @@ class WeightReceiver(WeightTransferEngine[GroupInfo, WeightsInfo]):
 
     def shutdown(self) -> None:
         """Leave the group; see the base class."""
-        if self._group is not None:
-            self._group.abort()
-        self._group = self._store = None
-
-    @property
-    def _is_first(self) -> bool:
-        return self.parallel_config.rank == 0
-
-    def _ask_for(self, info: WeightsInfo, buckets: Sequence[Bucket]) -> None:
-        """Have the sender begin. Raises TransferRefusedError."""
-        self._asked += 1
-        answer = f"{self._name}/answer/{self._asked}"
-        if self._is_first:
-            pieces = [piece for bucket in buckets for piece in bucket.pieces]
-            policy = (info.run_epoch, info.version, info.fingerprint)
-            request = SendWeights(self._name, answer, *policy, pieces)
-            self._store.queue_push(REQUESTS, encode_request(request))
-        try:
-            said = self._store.get(answer).decode()
-        except RuntimeError as error:
-            raise TransferRefusedError(f"the sender does not answer: {error}") from error
-        if said != ACCEPTED:
-            raise TransferRefusedError(said)
-
-    def _receive_tensors(
-        self, group: TransferGroup, buckets: Sequence[Bucket]
-    ) -> Iterator[tuple[str, Tensor]]:
-        """Yield each tensor once its bytes have been checked. Raises TransferDamagedError."""
-        for bucket in buckets:
-            # Never used again: vLLM keeps tensors until all of a layer have come.
-            data = torch.empty(
-                bucket.end - bucket.start, dtype=torch.uint8, device=self._received_on
-            )
-            for start, end in bucket.pieces:
-                group.broadcast(data[start - bucket.start : end - bucket.start])
-            for entry in bucket.entries:
-                yield entry.name, _checked_tensor(data, entry, bucket.start)
-
-
-def _checked_tensor(data: Tensor, entry: TensorEntry, base: int) -> Tensor:
-    dtype = DTYPES[entry.dtype]
-    length = dtype.itemsize
-    for extent in entry.shape:
-        length *= extent
-    start = entry.offset_bytes - base
-    raw = data[start : start + length]
-    if checksum64(raw) != entry.checksum:
-        raise TransferDamagedError(f"tensor {entry.name} differs from its checksum")
-    return raw.view(dtype).view(entry.shape)
+        if self._connection is not None:
+            self._connection.close()
+        self._connection = None

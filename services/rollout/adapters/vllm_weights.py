@@ -15,9 +15,10 @@ import torch
 from vllm.config import set_current_vllm_config
 
 from services.common.process_memory import peak_memory_bytes
+from services.common.tensors.sender_connection import DTYPES
 from services.common.tied_children import end_with_parent
 from services.rollout.adapters.vllm_logprobs import correct_sampler
-from services.rollout.adapters.vllm_reload import DTYPES, WeightReload
+from services.rollout.adapters.vllm_reload import WeightReload
 from services.rollout.adapters.vllm_routing import ExpertRecorder
 from services.rollout.adapters.vllm_transfer import register_transfer
 
@@ -87,9 +88,10 @@ class WeightLoader:
         with set_current_vllm_config(worker.vllm_config):
             reload = WeightReload(worker.get_model(), worker.model_config)
             reload.load_tensors(_map_tensors(path, total_bytes, rows))
+        worker.weight_transfer_engine.torn = False
 
     def has_torn_flotilla_weights(self) -> bool:
-        """Return True while weights of a transfer that failed are half loaded."""
+        """Return True while layers of several policies lie beside each other."""
         worker: Any = self
         return worker.weight_transfer_engine.torn
 

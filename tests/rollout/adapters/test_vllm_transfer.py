@@ -9,7 +9,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from transformers import PreTrainedModel
+from transformers import (
+    LlamaConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen3Config,
+    Qwen3MoeConfig,
+)
 
 from services.common.fingerprint import TensorEntry
 from services.common.spec import PolicyConfig
@@ -17,12 +24,12 @@ from services.common.weight_transfer import TransferSettings
 from services.learner.types import Publication as Published
 from services.learner.weights.publication_child import PublicationChild
 from services.learner.weights.sender_config import WeightSenderConfig
-from services.rollout.adapters.vllm import VllmEngine
 from services.rollout.adapters.vllm_options import ServedModel
+from services.rollout.adapters.vllm_start import start_engines
 from services.rollout.config.rollout import EngineConfig
-from services.rollout.ports import TransportFailed, WeightsTorn
+from services.rollout.ports import Engine, TransportFailed, WeightsTorn
 from services.rollout.types import Completion, Publication, Sampling
-from tests.support.tiny_model import load_model, perturbed, publish, reference_logprobs
+from tests.support.tiny_model import load_model, make_kind, perturbed, publish, reference_logprobs
 
 pytestmark = [
     pytest.mark.engine,
@@ -64,9 +71,9 @@ async def offered(sender: PublicationChild, address: str, update: Publication) -
 class Served:
     """A live engine, and the models whose weights it is given."""
 
-    def __init__(self, engine: VllmEngine, folder: Path, scratch: Path) -> None:
+    def __init__(self, engine: Engine, model: PreTrainedModel, scratch: Path) -> None:
         self.engine = engine
-        self.model: PreTrainedModel = load_model(folder)
+        self.model = model
         self._scratch = scratch
         self._version = 0
 
@@ -87,12 +94,14 @@ class Served:
 
 
 @asynccontextmanager
-async def serving(folder: Path, scratch: Path, workers: int = 1) -> AsyncGenerator[Served]:
+async def serving(
+    folder: Path, model: PreTrainedModel, scratch: Path, workers: int = 1
+) -> AsyncGenerator[Served]:
     config = EngineConfig(device="cpu", max_num_seqs=16, tensor_parallel=workers)
     shared = PolicyConfig(model=str(folder), dtype="float32", max_model_len=1024)
-    engine = await VllmEngine.start_engine(config, ServedModel(folder, shared, [NEVER]))
+    engine = await start_engines(config, ServedModel(folder, shared, [NEVER]))
     try:
-        yield Served(engine, folder, scratch)
+        yield Served(engine, model, scratch)
     finally:
         await engine.close()
 
@@ -137,8 +146,8 @@ async def check_received(served: Served, folder: Path, updates: int) -> None:
 async def test_weights_that_are_sent_are_served_whole_or_not_at_all(
     engine_folder: Path, tmp_path: Path
 ) -> None:
-    async with serving(engine_folder, tmp_path) as served:
-        await check_received(served, tmp_path, updates=10)
+    async with serving(engine_folder, load_model(engine_folder), tmp_path) as served:
+        await check_received(served, tmp_path, updates=3)
         # Not at the first piece: an engine that has not read the sender's answer has not begun.
         for failing in ("kill-2", "stop-4"):
             await check_torn_transfer(served, tmp_path, failing)
@@ -146,14 +155,13 @@ async def test_weights_that_are_sent_are_served_whole_or_not_at_all(
         held = served.next_update()
         await served.engine.load_weights(held, Path(held.location))
         async with sending(tmp_path) as (sender, address):
-            unknown = replace(held, policy=replace(held.policy, version=99))
-            await check_served_on(
-                served, held, replace(unknown, location=address, transport="gloo")
-            )
             damaged = replace(held, manifest=with_wrong_checksum(held))
             with pytest.raises(WeightsTorn, match="differs from its checksum"):
                 await served.engine.receive_weights(await offered(sender, address, damaged))
-        await served.engine.load_weights(held, Path(held.location))
+            await served.engine.load_weights(held, Path(held.location))
+            unknown = replace(held, policy=replace(held.policy, version=99))
+            sent = replace(unknown, location=address, transport="gloo")
+            await check_served_on(served, held, sent)
         # Its sender is gone.
         await check_served_on(served, held, replace(held, location=address, transport="gloo"))
 
@@ -161,3 +169,24 @@ async def test_weights_that_are_sent_are_served_whole_or_not_at_all(
 def with_wrong_checksum(update: Publication) -> tuple[TensorEntry, ...]:
     first, *others = update.manifest
     return (replace(first, checksum=first.checksum ^ 1), *others)
+
+
+KINDS = {
+    "Llama": LlamaConfig,
+    "Qwen2": Qwen2Config,
+    "Qwen3": Qwen3Config,
+    "Qwen3-MoE": Qwen3MoeConfig,
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+async def test_ten_updates_reach_every_worker_of_each_kind_of_model(
+    kind: type[PreTrainedConfig], tied: bool, workers: int, tmp_path: Path
+) -> None:
+    folder = tmp_path / "model"
+    model = make_kind(folder, kind, tied=tied)
+    async with serving(folder, model, tmp_path, workers) as served:
+        await check_received(served, tmp_path, updates=10)

@@ -1,0 +1,119 @@
+"""One worker's connection with the sender of weights; see `services/common/weight_transfer.py`."""
+
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from services.common.domain.policy import PolicyId
+from services.common.fingerprint import TensorEntry
+from services.common.network_addresses import split_host_port
+from services.common.network_interfaces import choose_interface
+from services.common.tensors.tensor_checksum import checksum64
+from services.common.tensors.transfer_group import TCPStore, TransferGroup
+from services.common.weight_transfer import (
+    ACCEPTED,
+    REQUESTS,
+    SETTINGS,
+    Bucket,
+    OpenGroup,
+    SendWeights,
+    TransferSettings,
+    encode_request,
+    plan_buckets,
+)
+
+DTYPES = {
+    "float64": torch.float64,
+    "float32": torch.float32,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "int64": torch.int64,
+    "int32": torch.int32,
+    "int8": torch.int8,
+    "uint8": torch.uint8,
+}
+# A sender that is there answers within this.
+_CONNECT_S = 10.0
+
+
+class TransferRefusedError(RuntimeError):
+    """The sender does not send this publication; nothing has come of it."""
+
+
+class TransferDamagedError(RuntimeError):
+    """Bytes that came are not those that the manifest names."""
+
+
+class SenderConnection:
+    """The place of worker `index` in the group of its engine with the sender at `address`.
+
+    All workers of an engine make the same calls in the same order; the first one asks for all."""
+
+    def __init__(self, address: str, opening: OpenGroup, index: int, device: torch.device) -> None:
+        """Open the group. Raises RuntimeError, as torch does, where it does not come about."""
+        host, port = split_host_port(address, "the weight sender")
+        choose_interface(host)
+        connecting = timedelta(seconds=_CONNECT_S)
+        self._store: Any = TCPStore(host, port, is_master=False, timeout=connecting)
+        self._settings = TransferSettings.from_text(self._store.get(SETTINGS))
+        stall_s = self._settings.stall_s
+        self._store.set_timeout(timedelta(seconds=stall_s))
+        self._name, self._first, self._asked = opening.group, index == 0, 0
+        # gloo knows host memory alone; loading brings it to the device.
+        self._device = torch.device("cpu") if opening.backend == "gloo" else device
+        if self._first:
+            self._store.queue_push(REQUESTS, encode_request(opening))
+        self._group = TransferGroup(
+            self._store, host, self._name, index + 1, opening.workers + 1, opening.backend, stall_s
+        )
+
+    def request_weights(
+        self, policy: PolicyId, entries: Sequence[TensorEntry], total_bytes: int
+    ) -> Iterator[tuple[str, Tensor]]:
+        """Have the sender begin; return its tensors by name, each checked when it is taken.
+
+        Raises TransferRefusedError. The iterator raises TransferDamagedError, and RuntimeError
+        when the sender is lost."""
+        buckets = list(plan_buckets(entries, total_bytes, self._settings.piece_bytes))
+        self._asked += 1
+        answer = f"{self._name}/answer/{self._asked}"
+        if self._first:
+            pieces = [piece for bucket in buckets for piece in bucket.pieces]
+            fields = (policy.run_epoch, policy.version, policy.fingerprint.hex())
+            request = SendWeights(self._name, answer, *fields, pieces)
+            self._store.queue_push(REQUESTS, encode_request(request))
+        try:
+            said = self._store.get(answer).decode()
+        except RuntimeError as error:
+            raise TransferRefusedError(f"the sender does not answer: {error}") from error
+        if said != ACCEPTED:
+            raise TransferRefusedError(said)
+        return self._receive_tensors(buckets)
+
+    def close(self) -> None:
+        """Leave the group, whatever is under way."""
+        self._group.abort()
+
+    def _receive_tensors(self, buckets: Sequence[Bucket]) -> Iterator[tuple[str, Tensor]]:
+        for bucket in buckets:
+            # Never used again: whoever loads keeps tensors until all of a layer have come.
+            data = torch.empty(bucket.end - bucket.start, dtype=torch.uint8, device=self._device)
+            for start, end in bucket.pieces:
+                self._group.broadcast(data[start - bucket.start : end - bucket.start])
+            for entry in bucket.entries:
+                yield entry.name, _checked_tensor(data, entry, bucket.start)
+
+
+def _checked_tensor(data: Tensor, entry: TensorEntry, base: int) -> Tensor:
+    dtype = DTYPES[entry.dtype]
+    length = dtype.itemsize
+    for extent in entry.shape:
+        length *= extent
+    start = entry.offset_bytes - base
+    raw = data[start : start + length]
+    if checksum64(raw) != entry.checksum:
+        raise TransferDamagedError(f"tensor {entry.name} differs from its checksum")
+    return raw.view(dtype).view(entry.shape)
