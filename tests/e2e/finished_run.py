@@ -6,6 +6,7 @@ import sqlite3
 import subprocess
 import sys
 import tomllib
+from collections import defaultdict
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -143,28 +144,37 @@ class Scorer:
         )
 
     @torch.no_grad()
-    def logprobs(self, token_ids: NDArray[np.int32], temperature: float) -> NDArray[np.float32]:
-        """Return the logprob of every token given those before it, shape [tokens]; NaN for the
-        first."""
+    def logprobs(
+        self, token_ids: NDArray[np.int32], places: NDArray[np.int64], temperature: float
+    ) -> NDArray[np.float32]:
+        """Return the logprobs of the tokens at `places`, given those before them."""
         ids = torch.tensor(token_ids.tolist())
-        logits = self._model(ids[None], use_cache=False).logits[0, :-1]
+        # Of a large vocabulary, logits of all positions would take longer than all else.
+        kept = torch.from_numpy(places)
+        logits = self._model(ids[None], use_cache=False, logits_to_keep=kept - 1).logits[0]
         scaled = logits / temperature
         # `log_softmax` rounds away the unlikely tokens of a large vocabulary.
-        picked = scaled.gather(-1, ids[1:, None])[:, 0] - scaled.logsumexp(-1)
-        return np.concatenate([[np.nan], picked.numpy()]).astype(np.float32)
+        picked = scaled.gather(-1, ids[kept, None])[:, 0] - scaled.logsumexp(-1)
+        return picked.numpy()
 
 
 def distances(sequence: Sequence, scorer: Scorer, version: int) -> NDArray[np.float32]:
     """Engine's minus trainer's logprob of every token that `version` wrote."""
-    found: list[NDArray[np.float32]] = []
+    engine: dict[float, list[NDArray[np.float32]]] = defaultdict(list)
+    places: dict[float, list[NDArray[np.int64]]] = defaultdict(list)
     position = written = 0
     for span in sequence.spans:
         if span.author is Author.POLICY and span.policy is not None:
-            engine = sequence.logprobs[written : written + span.length]
-            written += span.length
             if span.policy.version == version:
                 # Greedy tokens are reported at temperature 1.
-                reference = scorer.logprobs(sequence.token_ids, span.temperature or 1.0)
-                found.append(engine - reference[position : position + span.length])
+                temperature = span.temperature or 1.0
+                engine[temperature].append(sequence.logprobs[written : written + span.length])
+                places[temperature].append(np.arange(position, position + span.length))
+            written += span.length
         position += span.length
+    found = [
+        np.concatenate(engine[temperature])
+        - scorer.logprobs(sequence.token_ids, np.concatenate(where), temperature)
+        for temperature, where in places.items()
+    ]
     return np.concatenate(found) if found else np.zeros(0, np.float32)
