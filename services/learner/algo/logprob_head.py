@@ -54,10 +54,12 @@ class _ChunkScores:
         else:
             logits.copy_(hidden @ self._head.t())
         logits.div_(temperature[:, None])
-        torch.softmax(logits, -1, out=probs)
-        # The largest probability is never so small that its logarithm would be off.
-        greatest, where = logits.max(-1, keepdim=True)
-        return logits.sub_(greatest.sub_(probs.gather(1, where).log_())), probs
+        # Not by `softmax`: on a CPU it sums a row in as many float32 numbers as a vector has lanes,
+        # and beside a likely token the unlikely ones of its lane vanish.
+        logits.sub_(logits.amax(-1, keepdim=True))
+        total = torch.exp(logits, out=probs).sum(-1, keepdim=True)
+        probs.div_(total)
+        return logits.sub_(total.log_()), probs
 
 
 def _chunk_spans(count: int, chunk: int) -> list[slice]:

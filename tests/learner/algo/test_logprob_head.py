@@ -182,3 +182,19 @@ def test_scoring_alone_gives_the_same_logprobs_and_none_of_nothing() -> None:
     torch.testing.assert_close(got, case.naive({})[1].detach())
     nothing = torch.zeros(0, dtype=torch.int64)
     assert token_logprobs(case.hidden[:0], case.weight, nothing, got[:0], chunk=5).shape == (0,)
+
+
+def test_a_likely_token_of_a_large_vocabulary_has_its_exact_logprob() -> None:
+    """torch's softmax loses the unlikely tokens beside it, on a CPU."""
+    torch.manual_seed(0)
+    hidden = torch.randn(6, 8)
+    weight = torch.randn(262_144, 8) * 0.05
+    targets = torch.arange(6) * 1_000
+    # The others have a hundredth of a row's probability together, and none a ten-millionth.
+    weight[targets] = hidden / hidden.square().sum(-1, keepdim=True) * 17
+    ones = torch.ones(6)
+    found = token_logprobs(hidden, weight, targets, ones, chunk=4)
+    exact = (hidden.double() @ weight.double().t()).log_softmax(-1)
+    exact = exact.gather(1, targets[:, None]).squeeze(1)
+    assert (exact < -0.005).all()
+    torch.testing.assert_close(found.double(), exact, atol=3e-6, rtol=0)
