@@ -133,8 +133,8 @@ class RemoteStore(Protocol):
         """Copy a file of any size there; `sent` is told of bytes as they go."""
         ...
 
-    def download(self, name: str, path: Path) -> None:
-        """Copy a file of any size from there."""
+    def download(self, name: str, path: Path) -> bool:
+        """Copy a file of any size from there; return False when there is no such file."""
         ...
 
     def remove(self, names: Sequence[str]) -> None:

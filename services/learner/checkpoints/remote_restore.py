@@ -75,19 +75,21 @@ class _Found:
 def restore(store: RemoteStore, runs: Path, *, name: str) -> Restored:
     """Restore the newest intact checkpoint of a run of spec `name` under `runs`.
 
-    A damaged one is logged, and the previous one taken. Raises RestoreError; RemoteError when
-    the store was unreachable."""
-    found = _look(store)
-    problems: list[str] = []
-    for stamp in reversed(found.stamps):
+    One that is damaged or gone is logged, and the newest taken that was not tried yet. Raises
+    RestoreError; RemoteError when the store was unreachable."""
+    found, problems = _look(store), dict[Stamp, str]()
+    while left := [stamp for stamp in found.stamps if stamp not in problems]:
         try:
-            manifest = _manifest(store, stamp)
+            manifest = _manifest(store, left[-1])
             return _restore(store, manifest, found, runs, name)
         except _DamagedError as error:
-            problems.append(f"{stamp}: {error}")
-            _log.error("a remote checkpoint is damaged, trying the one before", why=str(error))
+            problems[left[-1]] = str(error)
+            _log.error("a remote checkpoint is damaged, trying another", why=str(error))
+        # A learner that still runs elsewhere removes old ones as it uploads newer ones.
+        found = _look(store)
+    told = [f"{stamp}: {why}" for stamp, why in problems.items()]
     raise RestoreError(
-        f"{store.url} has no checkpoint that is whole:\n  " + "\n  ".join(problems or ["none left"])
+        f"{store.url} has no checkpoint that is whole:\n  " + "\n  ".join(told or ["none left"])
     )
 
 
@@ -179,7 +181,8 @@ def _download(store: RemoteStore, source: str, target: Path, file: RemoteFile) -
     if size != file.size_bytes:
         there = "is missing" if size is None else f"has {size} bytes, not {file.size_bytes}"
         raise _DamagedError(f"{source} {there}")
-    _ask(store, lambda: store.download(source, target))
+    if not _ask(store, lambda: store.download(source, target)):
+        raise _DamagedError(f"{source} was removed")
     if sha256_of(target) != file.sha256:
         raise _DamagedError(f"{source} is not what was uploaded")
     sync_path(target)

@@ -14,10 +14,11 @@ from services.learner.checkpoints import restore_command as command
 from services.learner.checkpoints.adapters.fsspec_store import FsspecStore, open_store
 from services.learner.checkpoints.remote_layout import Marker, Stamp
 from services.learner.checkpoints.remote_restore import RestoreError, restore
+from services.learner.checkpoints.remote_upload import Uploader
 from services.learner.journal.schema import Plan
 from services.learner.journal.store import JOURNAL_FILE, open_journal
 from services.learner.ports import RemoteStoreError
-from tests.support.remote_checkpoints import RUN_ID, UploadingMachine, query
+from tests.support.remote_checkpoints import RUN_ID, UploadingMachine, no_wait, query, unreliable
 
 
 def garble(store: FsspecStore, name: str) -> None:
@@ -118,7 +119,25 @@ async def test_a_damaged_checkpoint_is_told_of_and_the_one_before_it_taken(
     garble(store, what.format(Stamp(1, 20)))
     assert restore(store, tmp_path / "new", name="test").step == 10
     out, err = capfd.readouterr()
-    assert "a remote checkpoint is damaged, trying the one before" in out + err
+    assert "a remote checkpoint is damaged, trying another" in out + err
+
+
+# A manifest, the size of a file, and the file itself.
+@pytest.mark.parametrize("asked", ["read manifests/", "size checkpoints/", "download checkpoints/"])
+async def test_a_checkpoint_that_is_replaced_while_it_is_read_makes_way_for_the_newer_one(
+    store: FsspecStore, tmp_path: Path, asked: str
+) -> None:
+    machine = UploadingMachine(tmp_path / "old", store)
+    uploader = Uploader(store, machine.who, machine.run_dir, keep=1, wait=no_wait)
+    uploader.upload(machine.stage(await machine.make(10)))
+    coming = [machine.stage(await machine.make(step)) for step in (20, 30)]
+
+    def go_on(call: str, what: str) -> None:
+        if coming and f"{call} {what}".startswith(asked):
+            uploader.upload(coming.pop(0))
+
+    assert restore(unreliable(store, go_on), tmp_path / "new", name="test").step == 30
+    assert not coming
 
 
 async def test_nothing_is_restored_where_every_checkpoint_is_damaged(

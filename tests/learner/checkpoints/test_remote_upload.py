@@ -61,6 +61,8 @@ async def test_the_manifest_comes_last_and_names_what_is_there(
     ]
     for name, file in manifest.files.items():
         assert s3.size(f"{stamp.folder}/{name}") == file.size_bytes
+    assert s3.download(f"{stamp.folder}/spec.json", tmp_path / "back")
+    assert not s3.download(f"{stamp.folder}/nothing", tmp_path / "nothing")
 
 
 async def test_files_are_sent_several_at_once(store: FsspecStore, tmp_path: Path) -> None:
@@ -343,7 +345,8 @@ async def test_any_file_system_of_fsspec_will_do(scheme: str, tmp_path: Path) ->
         staged = await machine.upload(step)
     assert manifests(store) == ["e000001-s000020", "e000001-s000030"]
     target = tmp_path / "back"
-    store.download(f"{staged.stamp.folder}/{JOURNAL}", target)
+    assert store.download(f"{staged.stamp.folder}/{JOURNAL}", target)
     assert target.read_bytes() == (staged.folder / JOURNAL).read_bytes()
     assert store.list_files("nothing") == []
+    assert not store.download("nothing", tmp_path / "nothing")
     assert dataclasses.asdict(staged.stamp) == {"run_epoch": 1, "step": 30}

@@ -87,10 +87,14 @@ class FsspecStore:
                 str(path), self._full_path(name), callback=_UploadCallback(sent), **options
             )
 
-    def download(self, name: str, path: Path) -> None:
+    def download(self, name: str, path: Path) -> bool:
         """See `ports.RemoteStore`."""
         with self._translate_errors(name):
-            self._files.get_file(self._full_path(name), str(path))
+            try:
+                self._files.get_file(self._full_path(name), str(path))
+            except FileNotFoundError:
+                return False
+        return True
 
     def remove(self, names: Sequence[str]) -> None:
         """See `ports.RemoteStore`."""
