@@ -2,19 +2,21 @@
 
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from services.learner.config.algorithm import AlgorithmConfig
 from services.learner.config.rank import RankConfig
 from services.learner.ports import Ranks
 from services.learner.rank.adapter_files import BaseRecord
-from services.learner.rank.checkpoint import OPTIMIZER, load_group
+from services.learner.rank.checkpoint import OPTIMIZER
 from services.learner.rank.checkpoint_writer import CheckpointWriter
 from services.learner.rank.data_parallel import Replicas
 from services.learner.rank.model import Policy
 from services.learner.rank.optimizer import Optimizer
 from services.learner.rank.rank_setup import RankModels
 from services.learner.rank.split_loading import MODEL
+from services.learner.rank.tensor_shards import ShardFolder
 from services.learner.rank.trainer import Trainer
 from services.learner.types import CheckpointFiles
 
@@ -42,6 +44,15 @@ def write_models(directory: Path, models: RankModels, step: int) -> CheckpointFi
 async def save_ranks(ranks: Ranks, directory: Path) -> CheckpointFiles:
     """Have ranks save, and wait until they have."""
     return await (await ranks.begin_checkpoint(directory))
+
+
+def load_group(directory: Path, group: str) -> dict[str, Tensor]:
+    """Return the whole tensors of a group."""
+    folder = ShardFolder(directory)
+    saved = folder.list_group(group)
+    tensors = {name: torch.empty(one.shape, dtype=one.dtype) for name, one in saved.items()}
+    folder.read_group(group, tensors)
+    return tensors
 
 
 def saved_state(directory: Path) -> dict[str, Tensor]:

@@ -12,7 +12,6 @@ ranks read any. A training step draws no random numbers, so there is no generato
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from services.common.durable_files import sha256_of, sync_path
@@ -21,6 +20,7 @@ from services.learner.rank.adapter_files import (
     check_adapter_config,
     describe_other_base,
 )
+from services.learner.rank.critic import MODEL_PREFIX
 from services.learner.rank.model import Policy
 from services.learner.rank.optimizer import Optimizer
 from services.learner.rank.tensor_shards import (
@@ -37,7 +37,7 @@ from services.learner.run_files.rank_record import (
 )
 from services.learner.types import CheckpointFiles
 
-OPTIMIZER, ADAPTERS = "optimizer", "adapters"
+OPTIMIZER, ADAPTERS, CRITIC = "optimizer", "adapters", "critic"
 CONFIG_FILE = "config.json"
 
 
@@ -99,25 +99,37 @@ def load_adapters(directory: Path, policy: Policy, base: BaseRecord) -> None:
         raise CheckpointError(f"{directory}: {error}") from error
 
 
-def load_optimizer(directory: Path, optimizer: Optimizer) -> None:
-    """Take over the optimizer's state; CheckpointError when it is of another model."""
+def load_optimizer(
+    directory: Path, optimizer: Optimizer, group: str = OPTIMIZER, prefix: str = ""
+) -> None:
+    """Take over the optimizer's state, whose names in the group begin with the prefix.
+
+    Raises CheckpointError when it is of another model."""
     try:
         folder = ShardFolder(directory)
-        optimizer.add_empty_state(list(folder.list_group(OPTIMIZER)))
-        folder.read_group(OPTIMIZER, optimizer.state_tensors())
+        saved = (name for name in folder.list_group(group) if name.startswith(prefix))
+        optimizer.add_empty_state([name.removeprefix(prefix) for name in saved])
+        folder.read_group(group, _prefix_names(optimizer.state_tensors(), prefix))
     except (ValueError, TensorShardError) as error:
         raise CheckpointError(f"{directory}: {error}") from error
 
 
-def load_group(directory: Path, group: str) -> dict[str, Tensor]:
-    """Return the whole tensors of a group; CheckpointError when there are none."""
+def load_critic_parameters(directory: Path, parameters: Mapping[str, Tensor]) -> None:
+    """Give a critic, or this rank's part of it, the parameters of a checkpoint.
+
+    Raises CheckpointError when there are none, and when they are of another model."""
+    wanted = _prefix_names(parameters, MODEL_PREFIX)
     try:
         folder = ShardFolder(directory)
-        saved = folder.list_group(group)
-        tensors = {name: torch.empty(one.shape, dtype=one.dtype) for name, one in saved.items()}
-        folder.read_group(group, tensors)
+        saved = {name for name in folder.list_group(CRITIC) if name.startswith(MODEL_PREFIX)}
+        if not saved:
+            raise CheckpointError(f"{directory} has no critic: the run was begun without it")
+        if saved != wanted.keys():
+            raise CheckpointError(f"{directory}: the critic's state is of another model")
+        folder.read_group(CRITIC, wanted)
     except TensorShardError as error:
         raise CheckpointError(f"{directory}: {error}") from error
-    if not tensors:
-        raise CheckpointError(f"{directory} has no {group}: the run was begun without it")
-    return tensors
+
+
+def _prefix_names(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {prefix + name: tensor for name, tensor in tensors.items()}

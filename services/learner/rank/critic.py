@@ -1,6 +1,6 @@
 """The value model of generalised advantage estimation."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -14,14 +14,10 @@ from services.learner.rank.critic_body import make_critic_body
 from services.learner.rank.model import IDLE_SEGMENTS, Policy
 from services.learner.rank.optimizer import Optimizer
 from services.learner.rank.packed_rows import Pack, PackTargets
-from services.learner.rank.sharding import (
-    ShardLayout,
-    local_tensor,
-    reshard_unless_grad,
-    split_like,
-)
+from services.learner.rank.sharding import ShardLayout, reshard_unless_grad
 
-_MODEL, _OPTIMIZER = "model.", "optimizer."
+# They begin the names of saved parameters and moments.
+MODEL_PREFIX, OPTIMIZER_PREFIX = "model.", "optimizer."
 
 
 class Critic:
@@ -39,15 +35,15 @@ class Critic:
         optimizer: OptimizerConfig,
         *,
         offload: bool = False,
-        state: Mapping[str, Tensor] | None = None,
+        fill: Callable[[Mapping[str, nn.Parameter]], None] | None = None,
         layout: ShardLayout | None = None,
         body: Any | None = None,
     ) -> None:
         """Build the critic; `optimizer` is the policy's: all but the learning rate comes from it.
 
-        With a `state` the critic continues where the one that saved it stopped, bit for bit. With a
-        `layout` each rank keeps a part: of a policy without adapters, `body` is this rank's. Raises
-        ValueError when the state is of another model."""
+        `fill` gives the parameters other values than the first ones, before the optimizer copies
+        them. With a `layout` each rank keeps a part: of a policy without adapters, `body` is this
+        rank's."""
         self.config = config
         self._body = make_critic_body(policy, body)
         self._head = nn.Linear(policy.width, 1, device=policy.device)
@@ -57,14 +53,12 @@ class Critic:
         if layout is not None:
             # Values are small differences of large numbers.
             replace(layout, compute_dtype=torch.float32).split_module(self._head)
-        if state is not None:
-            self._load_parameters(_strip_prefix(state, _MODEL))
+        if fill is not None:
+            fill(self.named_parameters())
         chosen = optimizer.model_copy(update={"lr": config.lr})
         self.optimizer = Optimizer(
             self.named_parameters(), chosen, offload=offload and layout is None
         )
-        if state is not None:
-            self.optimizer.load_state(_strip_prefix(state, _OPTIMIZER))
 
     @property
     def body(self) -> Any:
@@ -119,23 +113,6 @@ class Critic:
         """Return parameters and moments by name, for a checkpoint."""
         moments = self.optimizer.state_tensors()
         return {
-            **{_MODEL + name: value.detach() for name, value in self.named_parameters().items()},
-            **{_OPTIMIZER + name: value for name, value in moments.items()},
+            **{MODEL_PREFIX + n: value.detach() for n, value in self.named_parameters().items()},
+            **{OPTIMIZER_PREFIX + name: value for name, value in moments.items()},
         }
-
-    @torch.no_grad()
-    def _load_parameters(self, saved: Mapping[str, Tensor]) -> None:
-        own = self.named_parameters()
-        if {n: t.shape for n, t in saved.items()} != {n: p.shape for n, p in own.items()}:
-            raise ValueError("the critic's state is of another model")
-        for name, parameter in own.items():
-            whole = saved[name].to(parameter.device)
-            local_tensor(parameter).copy_(local_tensor(split_like(parameter, whole)))
-
-
-def _strip_prefix(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {
-        name.removeprefix(prefix): value
-        for name, value in tensors.items()
-        if name.startswith(prefix)
-    }

@@ -43,6 +43,9 @@ class CopiedBody:
         self._policy = policy
         self._model: Any = copy.deepcopy(policy.model.base_model) if split is None else split
         self._is_split = split is not None
+        if policy.compiled is not None and split is not None:
+            # The blocks of a copy are compiled as the policy's.
+            policy.compiled.add_model(split)
 
     @property
     def model(self) -> Any:

@@ -3,8 +3,7 @@
 All ranks call the same functions in the same order."""
 
 import json
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
@@ -22,8 +21,7 @@ def broadcast_policy(policy: Policy, step: int, replicas: Replicas) -> int:
     """Give the policy the first rank's parameters, or adapters; return the step behind them."""
     taken = torch.tensor([step], dtype=torch.int64)
     replicas.broadcast_tensor(taken)
-    for parameter in policy.trained_parameters().values():
-        _broadcast_part(parameter, replicas)
+    broadcast_tensors(policy.trained_parameters().values(), replicas)
     return int(taken)
 
 
@@ -35,29 +33,19 @@ def broadcast_optimizer_state(optimizer: Optimizer, replicas: Replicas) -> None:
     if not optimizer.state_tensors():
         optimizer.add_empty_state(names)
     state = optimizer.state_tensors()
-    for name in names:
-        _broadcast_part(state[name], replicas)
+    broadcast_tensors((state[name] for name in names), replicas)
+
+
+@torch.no_grad()
+def broadcast_tensors(tensors: Iterable[Tensor], replicas: Replicas) -> None:
+    """Replace each tensor by the first rank's; a part, by that of the rank of the first machine
+    with the same one."""
+    for tensor in tensors:
+        _broadcast_part(tensor, replicas)
 
 
 def _broadcast_part(tensor: Tensor, replicas: Replicas) -> None:
-    """Replace the tensor by the first rank's; a part, by that of the rank of the first machine
-    with the same one."""
     if not isinstance(tensor, DTensor):
         replicas.broadcast_tensor(tensor)
         return
     dist.broadcast(local_tensor(tensor), group=tensor.device_mesh.get_group(0), group_src=0)
-
-
-@torch.no_grad()
-def broadcast_named(tensors: Mapping[str, Tensor], replicas: Replicas) -> dict[str, Tensor]:
-    """Return the first rank's tensors by name, whatever the others hold under those names."""
-    own = {name: [str(value.dtype), *value.shape] for name, value in tensors.items()}
-    said = json.dumps(own).encode() if replicas.index == 0 else None
-    kinds: dict[str, list[Any]] = json.loads(replicas.broadcast_bytes(said))
-    taken: dict[str, Tensor] = {}
-    for name, (dtype, *shape) in kinds.items():
-        kind = getattr(torch, dtype.removeprefix("torch."))
-        value = tensors[name] if replicas.index == 0 else torch.empty(shape, dtype=kind)
-        replicas.broadcast_tensor(value)
-        taken[name] = value
-    return taken

@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor
 from services.learner.config.learner import OptimizerConfig
 from services.learner.rank.data_parallel import Replicas
 from services.learner.rank.host_parameters import HostParameters
-from services.learner.rank.sharding import gather_tensor, split_like
+from services.learner.rank.sharding import gather_tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,15 +147,3 @@ class Optimizer:
             master = self._masters[name]
             counts = torch.zeros((), dtype=torch.float32, device=master.device)
             self._adamw.state[master][kind] = counts if kind == "step" else torch.zeros_like(master)
-
-    def load_state(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take over what `state_tensors` gave, gathered, bit for bit.
-
-        Raises ValueError when it names parameters that this model does not have."""
-        self._adamw.state.clear()
-        for key, value in tensors.items():
-            kind, _, name = key.partition(".")
-            if name not in self._parameters:
-                raise ValueError(f"the optimizer state is of another model: it has {name!r}")
-            master = self._masters[name]
-            self._adamw.state[master][kind] = split_like(master, value.to(master.device)).clone()

@@ -26,7 +26,7 @@ from services.learner.rank.adapter_files import (
     check_mergeable,
     save_adapter_config,
 )
-from services.learner.rank.critic import Critic
+from services.learner.rank.critic import OPTIMIZER_PREFIX, Critic
 from services.learner.rank.data_parallel import RankPlacement, Replicas
 from services.learner.rank.lora import ADAPTER, CRITIC_ADAPTER
 from services.learner.rank.model import DTYPES, Policy, canary_token_ids
@@ -39,7 +39,6 @@ from services.learner.rank.sharding import ShardLayout, local_tensor
 from services.learner.rank.split_loading import MODEL, saved_tensors
 from services.learner.rank.trainer import Trainer
 
-CRITIC = "critic"
 # The rank's log is what its process prints.
 _log = logging.getLogger(__name__)
 
@@ -89,7 +88,7 @@ class RankModels:
         else:
             groups[MODEL] = saved_tensors(self.policy.model)
         if self.critic is not None:
-            groups[CRITIC] = self.critic.state_tensors()
+            groups[checkpoint.CRITIC] = self.critic.state_tensors()
         return groups
 
     @property
@@ -251,22 +250,31 @@ def _load_critic(
     """Build the critic, of its saved state where there is one; None where none is needed."""
     if setup.algorithm.advantage != "gae":
         return None
-    source = setup.checkpoint
-    state = checkpoint.load_group(source, CRITIC) if source else {}
-    if setup.place.spans_machines:
-        state = initial_broadcast.broadcast_named(state, replicas)
+    source, spans = setup.checkpoint, setup.place.spans_machines
+
+    def fill(parameters: Mapping[str, Tensor]) -> None:
+        if source is not None:
+            checkpoint.load_critic_parameters(source, parameters)
+        if spans:
+            initial_broadcast.broadcast_tensors(parameters.values(), replicas)
+
     body = None
     if layout is not None and setup.lora is None:
         body = load_split_body(setup.policy, setup.rank, layout)
-    return Critic(
+    critic = Critic(
         policy,
         setup.algorithm.critic,
         setup.optimizer,
         offload=setup.rank.offload_optimizer,
-        state=state or None,
+        fill=fill,
         layout=layout,
         body=body,
     )
+    if source is not None:
+        checkpoint.load_optimizer(source, critic.optimizer, checkpoint.CRITIC, OPTIMIZER_PREFIX)
+    if spans:
+        initial_broadcast.broadcast_optimizer_state(critic.optimizer, replicas)
+    return critic
 
 
 def _load_optimizer(setup: RankSetup, policy: Policy, replicas: Replicas) -> Optimizer:

@@ -6,8 +6,8 @@ DCP's. What is left out of DCP are its collectives, which send pickles, and its 
 is one: ranks need not wait for each other, and the headers say the same."""
 
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.hf_storage import (
     HuggingFaceStorageWriter,
 )
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
-from torch.distributed.checkpoint.planner import SavePlan
+from torch.distributed.checkpoint.planner import LoadPlan, ReadItem, SavePlan
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.tensor import DTensor, Replicate
 
@@ -29,6 +29,8 @@ from services.learner.run_files.rank_record import RankRecordError, read_shapes
 
 # DCP holds all that goes to one file a second time while it writes it.
 _FILE_BYTES = 1 << 30
+# What is mapped of files at once: it counts as this process's memory until they are closed.
+_MAPPED_BYTES = 64 << 20
 
 
 # Tensors by name, by the group that they belong to.
@@ -125,6 +127,20 @@ def _assign_files(tensors: Mapping[str, Tensor]) -> dict[str, int]:
     return assigned
 
 
+def _split_plan(plan: LoadPlan) -> Iterator[LoadPlan]:
+    """Yield parts of a plan, each to be read with the files opened anew."""
+    items, size = list[ReadItem](), 0
+    for item in plan.items:
+        # Everything is float32.
+        own = 4 * math.prod(item.lengths)
+        if items and size + own > _MAPPED_BYTES:
+            yield replace(plan, items=items)
+            items, size = [], 0
+        items.append(item)
+        size += own
+    yield replace(plan, items=items)
+
+
 class ShardFolder:
     """The tensors in a folder."""
 
@@ -157,7 +173,8 @@ class ShardFolder:
         self._reader.set_up_storage_reader(self._metadata, is_coordinator=True)
         try:
             plan = self._reader.prepare_local_plan(planner.create_local_plan())
-            self._reader.read_data(planner.finish_plan(plan), planner).wait()
+            for part in _split_plan(planner.finish_plan(plan)):
+                self._reader.read_data(part, planner).wait()
         except (OSError, ValueError, SafetensorError) as error:
             raise TensorShardError(f"{self._folder}: {error}") from error
 

@@ -22,7 +22,7 @@ from services.learner.checkpoints.export import ExportError, export_model, to_bf
 from services.learner.config.learner import OptimizerConfig
 from services.learner.config.rank import RankConfig
 from services.learner.journal.store import JOURNAL_FILE
-from services.learner.rank.checkpoint import load_group, write_rank_files
+from services.learner.rank.checkpoint import write_rank_files
 from services.learner.rank.model import canary_token_ids
 from services.learner.rank.optimizer import Optimizer
 from services.learner.rank.policy_loading import load_policy
@@ -31,7 +31,7 @@ from services.learner.rank.tensor_shards import flatten_groups
 from services.learner.ranks.fake import FakeRanks
 from services.learner.run_files.checkpoint_manifest import FileEntry, Manifest, write_manifest
 from services.learner.run_files.rank_record import write_record
-from tests.support.checkpoints import write_checkpoint
+from tests.support.checkpoints import load_group, write_checkpoint
 from tests.support.learner import learner, make_config
 from tests.support.rank_configs import policy_config
 from tests.support.remote_checkpoints import UploadingMachine, query, train

@@ -9,13 +9,12 @@ from safetensors.torch import load_file
 from services.common.spec import PolicyConfig
 from services.learner.checkpoints.export import ExportError, export_model
 from services.learner.config.rank import RankConfig
-from services.learner.rank.checkpoint import CheckpointError, load_group
 from services.learner.rank.model_loading import ModelError
 from services.learner.rank.policy_loading import load_policy
 from services.learner.rank.split_loading import MODEL
-from services.learner.rank.tensor_shards import shard_pattern
+from services.learner.rank.tensor_shards import TensorShardError, shard_pattern
 from services.learner.run_files.rank_record import RECORD_FILE
-from tests.support.checkpoints import saved_state, write_checkpoint
+from tests.support.checkpoints import load_group, saved_state, write_checkpoint
 from tests.support.rank_configs import policy_config
 from tests.support.split_checkpoints import split_checkpoint
 from tests.support.tiny_ranks import make_batch, make_trainer, same_bits
@@ -59,7 +58,7 @@ def test_a_tensor_of_which_one_ranks_part_is_missing_is_named(
     (path,) = parts.glob(shard_pattern(lost))
     path.unlink()
     incomplete = r"parts has not all parts of model/model\.\S+$"
-    with pytest.raises(CheckpointError, match=incomplete):
+    with pytest.raises(TensorShardError, match=incomplete):
         load_group(parts, MODEL)
     with pytest.raises(ModelError, match=incomplete):
         load_policy(policy, RankConfig(), parts)
@@ -78,7 +77,7 @@ def test_a_record_without_the_shapes_of_tensors_is_refused(
         ("{", r"rank\.json cannot be read: Expecting"),
     ):
         (saved / RECORD_FILE).write_text(text)
-        with pytest.raises(CheckpointError, match=why):
+        with pytest.raises(TensorShardError, match=why):
             load_group(saved, MODEL)
         with pytest.raises(ModelError, match=why):
             load_policy(policy, RankConfig(), saved)
@@ -92,7 +91,7 @@ def test_a_tensor_that_no_file_has_is_named(
     record = json.loads((saved / RECORD_FILE).read_text())
     record["shapes"]["model/more"] = [2]
     (saved / RECORD_FILE).write_text(json.dumps(record))
-    with pytest.raises(CheckpointError, match=r"has no model/more$"):
+    with pytest.raises(TensorShardError, match=r"has no model/more$"):
         load_group(saved, MODEL)
     with pytest.raises(ExportError, match=r"has not all parts of model/more$"):
         export_model(saved, Path(policy.model), policy, tmp_path / "model")

@@ -22,7 +22,7 @@ from services.learner.rank.tensor_shards import (
     shard_pattern,
 )
 from services.learner.rank.trainer import Trainer
-from tests.support.checkpoints import write_checkpoint
+from tests.support.checkpoints import load_group, write_checkpoint
 from tests.support.rank_configs import policy_config
 from tests.support.tiny_ranks import make_batch, make_trainer, parameters, same_bits
 
@@ -65,7 +65,7 @@ def saved(model_folder: Path, tmp_path: Path) -> Path:
 
 def test_it_holds_no_pickle(saved: Path) -> None:
     assert {path.suffix for path in saved.iterdir()} == {".safetensors", ".json"}
-    assert checkpoint.load_group(saved, "model")["model.norm.weight"].dtype == torch.float32
+    assert load_group(saved, "model")["model.norm.weight"].dtype == torch.float32
 
 
 def test_what_changes_after_the_copy_is_not_in_it(tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ def test_what_changes_after_the_copy_is_not_in_it(tmp_path: Path) -> None:
     for value in state.values():
         value.fill_(7)
     first.when_written(lambda files: files).result()
-    for value in checkpoint.load_group(tmp_path / "first", "model").values():
+    for value in load_group(tmp_path / "first", "model").values():
         assert not value.any()
 
 

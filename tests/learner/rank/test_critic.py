@@ -10,7 +10,7 @@ from services.common.activation_memory import Checkpointing
 from services.learner.config.algorithm import AlgorithmConfig
 from services.learner.config.learner import OptimizerConfig
 from services.learner.config.rank import RankConfig
-from services.learner.rank.checkpoint import CheckpointError
+from services.learner.rank.checkpoint import CheckpointError, load_critic_parameters
 from services.learner.rank.critic import Critic
 from services.learner.rank.model import Policy
 from services.learner.rank.policy_loading import load_policy
@@ -114,7 +114,7 @@ def test_packs_change_nothing(model_folder: Path, checkpointing: Checkpointing) 
         )
 
 
-def setup(folder: Path, tmp_path: Path, source: Path | None) -> RankSetup:
+def setup(folder: Path, tmp_path: Path, source: Path | None, *, offload: bool = False) -> RankSetup:
     return RankSetup.model_validate(
         {
             "name": "run",
@@ -123,7 +123,7 @@ def setup(folder: Path, tmp_path: Path, source: Path | None) -> RankSetup:
             "policy": policy_config(folder),
             "algorithm": gae(lr=1e-2).model_copy(update={"epochs": 2, "mini_batches": 2}),
             "optimizer": OptimizerConfig(lr=1e-2),
-            "rank": RankConfig(pack_tokens=256, head_chunk=16),
+            "rank": RankConfig(pack_tokens=256, head_chunk=16, offload_optimizer=offload),
             "checkpoint": source,
             "place": ALONE,
         }
@@ -135,14 +135,16 @@ def everything(models: RankModels) -> dict[str, torch.Tensor]:
     return {**parameters(models.policy), **models.optimizer.state_tensors(), **state(models.critic)}
 
 
+@pytest.mark.parametrize("offload", [False, True])
 def test_a_resumed_run_equals_the_one_that_was_never_stopped_critic_included(
-    model_folder: Path, tmp_path: Path
+    model_folder: Path, tmp_path: Path, offload: bool
 ) -> None:
-    straight = load_models(setup(model_folder, tmp_path, None))
+    straight = load_models(setup(model_folder, tmp_path, None, offload=offload))
     batches: list[TrainBatch] = [make_batch(step=step) for step in (1, 2, 3)]
     straight.trainer.train_step(batches[0], lr=1e-2)
     write_models(tmp_path / "checkpoint", straight, 1)
-    resumed = load_models(setup(model_folder, tmp_path, tmp_path / "checkpoint"))
+    source = tmp_path / "checkpoint"
+    resumed = load_models(setup(model_folder, tmp_path, source, offload=offload))
     assert same_bits(everything(resumed), everything(straight))
     for batch in batches[1:]:
         ours, theirs = (m.trainer.train_step(batch, lr=1e-2) for m in (straight, resumed))
@@ -160,7 +162,20 @@ def test_a_checkpoint_of_a_run_without_a_critic_is_refused(
         load_models(setup(model_folder, tmp_path, tmp_path / "checkpoint"))
 
 
-def test_the_state_of_another_critic_is_refused(model_folder: Path) -> None:
-    policy = load_policy(policy_config(model_folder), RankConfig())
-    with pytest.raises(ValueError, match="of another model"):
-        Critic(policy, gae().critic, OptimizerConfig(), state={"model.head.bias": torch.zeros(1)})
+@pytest.mark.parametrize("change", ["more", "fewer", "wider"])
+def test_the_state_of_another_critic_is_refused(
+    model_folder: Path, tmp_path: Path, change: str
+) -> None:
+    models = load_models(setup(model_folder, tmp_path, None))
+    write_models(tmp_path / "checkpoint", models, 1)
+    assert models.critic is not None
+    own = {
+        name: torch.zeros(value.shape) for name, value in models.critic.named_parameters().items()
+    }
+    if change == "fewer":
+        del own["head.bias"]
+    else:
+        own["head.more" if change == "more" else "head.bias"] = torch.zeros(2)
+    why = "Size mismatch" if change == "wider" else "the critic's state is of another model"
+    with pytest.raises(CheckpointError, match=why):
+        load_critic_parameters(tmp_path / "checkpoint", own)

@@ -63,4 +63,4 @@ def test_a_bad_gradient_is_thrown_away(poison: float) -> None:
 def test_state_of_another_model_is_refused() -> None:
     optimizer = Optimizer({"weight": nn.Parameter(torch.ones(2, 2))}, OptimizerConfig())
     with pytest.raises(ValueError, match="of another model: it has 'other'"):
-        optimizer.load_state({"exp_avg.other": torch.zeros(2, 2)})
+        optimizer.add_empty_state(["exp_avg.other"])

@@ -58,6 +58,7 @@ FORKED.set_forkserver_preload([__name__])
 
 ALGORITHMS: dict[str, dict[str, object]] = {
     "plain": {},
+    "values": {"advantage": "gae"},
     "everything": {
         "advantage": "gae",
         "proximal": "trainer",
@@ -308,6 +309,32 @@ def load_a_part(setup: dict[str, Any], told: Connection) -> None:
     told.send(((peak, held), (peak_memory_bytes() - before, held + held_bytes(body.parameters()))))
 
 
+def save_a_part(setup: dict[str, Any], told: Connection) -> None:
+    """A rank that writes its part of a policy and a critic, with moments, as a checkpoint."""
+    given = RankSetup.model_validate(setup)
+    models = load_models(given)
+    assert models.critic is not None
+    for optimizer, parameters in (
+        (models.optimizer, models.policy.trained_parameters()),
+        (models.critic.optimizer, models.critic.named_parameters()),
+    ):
+        kinds = ("step", "exp_avg", "exp_avg_sq")
+        optimizer.add_empty_state([f"{kind}.{name}" for name in parameters for kind in kinds])
+    writer = CheckpointWriter(given.place.index, models.policy.device, models.describe_state)
+    writer.begin_writing(given.shm_dir / "saved", models.state, 1)
+    told.send(sorted(writer.when_written(lambda files: files.sha256).result()))
+
+
+def resume_a_part(setup: dict[str, Any], told: Connection) -> None:
+    """A rank that says how much its memory grew at the most while it went on from a checkpoint, and
+    what it then holds of it."""
+    checkpoint = Path(setup["shm_dir"]) / "saved"
+    before = psutil.Process().memory_info().rss
+    models = load_models(RankSetup.model_validate({**setup, "checkpoint": checkpoint}))
+    peak = peak_memory_bytes() - before
+    told.send((peak, sum(held_bytes(tensors.values()) for tensors in models.state.values())))
+
+
 def read_buffers(setup: dict[str, Any], told: Connection) -> None:
     """A rank that reads its part of a model, writes it as a checkpoint and reads that; it says what
     its buffers then are."""
@@ -339,11 +366,13 @@ def start_alone(
     processes: int,
     folder: Path,
     context: SpawnContext | ForkServerContext = SPAWNED,
+    algorithm: str = "plain",
 ) -> list[Any]:
     """Start as many processes that are ranks without a service; return what each says."""
     folder.mkdir(exist_ok=True)
-    config = configured(processes)
-    place = {"count": processes, "rendezvous": f"file://{folder}/meeting", "slots": processes}
+    config = configured(processes, algorithm)
+    meeting = f"file://{folder}/meeting-{rank.__name__}"
+    place = {"count": processes, "rendezvous": meeting, "slots": processes}
     setup = {
         "name": "part",
         "shm_dir": str(folder),
@@ -404,21 +433,26 @@ def test_buffers_with_a_state_are_read_and_saved_by_each(tmp_path: Path) -> None
         assert found == (expected, expected)
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_the_more_there_are_the_less_memory_does_reading_take(tmp_path: Path) -> None:
-    model = tmp_path / "model"
+def write_large_model(folder: Path, *, layers: int, vocabulary: int) -> int:
+    """Write a model in float32; return how many parameters it has."""
     sizes: dict[str, Any] = {
         "hidden_size": 1024,
         "intermediate_size": 3072,
-        "num_hidden_layers": 8,
+        "num_hidden_layers": layers,
         "num_attention_heads": 16,
         "num_key_value_heads": 8,
         "head_dim": 128,
     }
-    config = Qwen3Config(vocab_size=4096, tie_word_embeddings=True, **sizes)
-    Qwen3ForCausalLM(config).save_pretrained(model)
-    parameters = (model / "model.safetensors").stat().st_size // 4
+    config = Qwen3Config(vocab_size=vocabulary, tie_word_embeddings=True, **sizes)
+    Qwen3ForCausalLM(config).save_pretrained(folder)
+    return (folder / "model.safetensors").stat().st_size // 4
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_more_there_are_the_less_memory_does_reading_take(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    parameters = write_large_model(model, layers=8, vocabulary=4096)
     assert parameters > 120e6
     for processes in (2, 4):
         found = start_alone(load_a_part, model, processes, tmp_path / str(processes))
@@ -426,3 +460,17 @@ def test_the_more_there_are_the_less_memory_does_reading_take(tmp_path: Path) ->
             assert held == pytest.approx(models * 4 * parameters / processes, rel=0.01)
             # As much as is needed to train it afterwards: what is mapped of the files counts.
             assert peak <= 1.1 * 16 * models * parameters / processes
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_none_holds_a_whole_policy_or_critic_as_it_goes_on_from_a_checkpoint(
+    tmp_path: Path,
+) -> None:
+    parameters = write_large_model(tmp_path / "model", layers=4, vocabulary=4096)
+    given = (tmp_path / "model", 2, tmp_path / "ranks")
+    files = start_alone(save_a_part, *given, algorithm="values")
+    assert not set(files[0]) & set(files[1])
+    for peak, held in start_alone(resume_a_part, *given, algorithm="values"):
+        assert held == pytest.approx(2 * 12 * parameters / 2, rel=0.01)
+        assert peak <= 1.1 * 16 * 2 * parameters / 2
