@@ -21,7 +21,8 @@ def main(folder: Path, ids: list[int]) -> list[float]:
 
     policy = PolicyConfig(model=str(folder), dtype="float32", max_model_len=128)
     options = engine_options(config, ServedModel(folder, policy, []))
-    del options["worker_extension_cls"]
+    for name in ("worker_extension_cls", "weight_transfer_config"):
+        del options[name]
     engine: Any = LLM(**options, skip_tokenizer_init=True)
     sampling = SamplingParams(max_tokens=1, prompt_logprobs=0, detokenize=False)
     (answer,) = engine.generate([TokensPrompt(prompt_token_ids=ids)], sampling, use_tqdm=False)

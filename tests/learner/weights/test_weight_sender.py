@@ -38,7 +38,7 @@ SIZES = (100, 70_000, 16, 200_000, 3)
 PATIENCE_S = 60.0
 
 
-class Published:
+class SentModel:
     """A publication in a file, as the learner and as an engine know it."""
 
     def __init__(self, folder: Path, version: int) -> None:
@@ -86,12 +86,12 @@ class Receiver:
         self._connection = await asyncio.to_thread(SenderConnection, *self._opening, 0, cpu)
         return self
 
-    async def receive(self, published: Published) -> str:
+    async def receive(self, published: SentModel) -> str:
         """Return the digest of what comes."""
         async with asyncio.timeout(PATIENCE_S):
             return await asyncio.to_thread(self._receive, published)
 
-    def _receive(self, published: Published) -> str:
+    def _receive(self, published: SentModel) -> str:
         assert self._connection is not None
         total = published.written.total_bytes
         digest = hashlib.sha256()
@@ -113,7 +113,7 @@ async def sending(folder: Path) -> AsyncGenerator[LiveSender]:
 
 
 @asynccontextmanager
-async def failing(sender: LiveSender, how: str, published: Published) -> AsyncGenerator[Process]:
+async def failing(sender: LiveSender, how: str, published: SentModel) -> AsyncGenerator[Process]:
     """Run an engine's worker that has joined, and fails while it receives `published`."""
     command = ("-m", "tests.support.receiving_worker", str(sender.address), "failing", how)
     process = await asyncio.create_subprocess_exec(
@@ -135,7 +135,7 @@ async def failing(sender: LiveSender, how: str, published: Published) -> AsyncGe
 async def test_an_engine_that_fails_in_the_middle_holds_up_no_other(
     tmp_path: Path, how: str
 ) -> None:
-    published = [Published(tmp_path, version) for version in range(4)]
+    published = [SentModel(tmp_path, version) for version in range(4)]
     async with sending(tmp_path) as sender:
         receivers = [await Receiver(sender, f"g{index}").join() for index in range(2)]
         await sender.serve_publication(published[0].written, published[0].policy)
@@ -154,7 +154,7 @@ async def test_an_engine_is_sent_what_it_asks_for_and_nothing_that_is_superseded
 ) -> None:
     async with sending(tmp_path) as sender:
         receiver = await Receiver(sender, "g").join()
-        published = [Published(tmp_path, version) for version in range(3)]
+        published = [SentModel(tmp_path, version) for version in range(3)]
         for each in published:
             assert not sender.can_send(each.policy)
             await sender.serve_publication(each.written, each.policy)
@@ -168,7 +168,7 @@ async def test_an_engine_is_sent_what_it_asks_for_and_nothing_that_is_superseded
 
 async def test_a_sender_that_is_killed_is_replaced_and_fails_nobody(tmp_path: Path) -> None:
     async with sending(tmp_path) as sender:
-        published = [Published(tmp_path, version) for version in range(2)]
+        published = [SentModel(tmp_path, version) for version in range(2)]
         before = sender.address
         receiver = await Receiver(sender, "g").join()
         kill_sender()

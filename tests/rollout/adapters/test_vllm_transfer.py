@@ -21,7 +21,7 @@ from transformers import (
 from services.common.fingerprint import TensorEntry
 from services.common.spec import PolicyConfig
 from services.common.weight_transfer import TransferSettings
-from services.learner.types import Publication as Published
+from services.learner.types import Publication as Written
 from services.learner.weights.publication_child import PublicationChild
 from services.learner.weights.sender_config import WeightSenderConfig
 from services.rollout.adapters.vllm_options import ServedModel
@@ -63,7 +63,7 @@ async def offered(sender: PublicationChild, address: str, update: Publication) -
     path = Path(update.location)
     fields = (update.policy.version, update.policy.fingerprint, update.manifest)
     nothing = np.zeros(0, np.float32)
-    published = Published(*fields, update.total_bytes, path, update.canary_token_ids, nothing)
+    published = Written(*fields, update.total_bytes, path, update.canary_token_ids, nothing)
     await sender.serve_publication(published, update.policy)
     return replace(update, transport="gloo", location=address)
 
