@@ -27,6 +27,7 @@ from torch._functorch import config as autograd_settings
 from services.learner.rank.sharding import decoder_blocks
 
 CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
+_SWITCHES = ("TORCHDYNAMO_DISABLE", "TORCH_COMPILE_DISABLE")
 # Variants of one piece of code: with and without gradients, of policy, reference and critic, of
 # one token and of many, of each kind of layer. Torch's own limit is 8.
 _MOST_VARIANTS = 64
@@ -52,6 +53,9 @@ class CompiledBlocks:
         self.why_not: str | None = None
         os.environ.setdefault(CACHE_VARIABLE, str(default_cache()))
         _import_compiler()
+        # Torch then compiles nothing, and says nothing.
+        if switches := [name for name in _SWITCHES if os.environ.get(name) == "1"]:
+            self._say_why_not("every block", f"{switches[0]} is 1")
 
     def add_model(self, model: nn.Module) -> None:
         """Have the model's decoder blocks compiled. Raises ValueError where it has none."""
@@ -97,13 +101,15 @@ class CompiledBlocks:
         """Give up this block. Those that have computed compiled stay so: where the backward pass
         computes a block again, it must as the forward pass did."""
         self._refused.add(block)
-        if self.why_not is not None:
-            return
-        self.why_not = _describe_failure(error)
+        if self.why_not is None:
+            self._say_why_not(type(block).__name__, _describe_failure(error))
+
+    def _say_why_not(self, what: str, reason: str) -> None:
+        self.why_not = reason
         _log.warning(
             "learner.rank.compile: %s computes uncompiled, for torch cannot compile it: %s",
-            type(block).__name__,
-            self.why_not,
+            what,
+            reason,
         )
 
 

@@ -47,6 +47,12 @@ EVERYTHING: dict[str, Any] = {
 
 
 @pytest.fixture(autouse=True)
+def compiler_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests of engines switch it off for their process."""
+    monkeypatch.delenv("TORCHDYNAMO_DISABLE", raising=False)
+
+
+@pytest.fixture(autouse=True)
 def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
     """One folder of compiled code for all tests here: most compile the same."""
     folder = tmp_path_factory.getbasetemp() / "compiled"
@@ -149,6 +155,17 @@ def test_packs_of_other_segments_compile_nothing_more(model_folder: Path) -> Non
         compute(lengths, shared if rng.random() < 0.5 else None)
     assert compiled.take_graph_count() == 0
     assert compiled.uncompiled == 0
+
+
+def test_a_compiler_that_the_environment_has_switched_off_is_said(
+    model_folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")
+    with caplog.at_level(logging.WARNING):
+        refused = train(model_folder, compile=True)
+    assert_same_steps(train(model_folder), refused)
+    [said] = [line for line in caplog.messages if "learner.rank.compile" in line]
+    assert "every block computes uncompiled" in said and "TORCHDYNAMO_DISABLE" in said
 
 
 def test_without_a_compiler_it_goes_on_uncompiled_and_says_so_once(
