@@ -139,7 +139,6 @@ class Publication:
     location: str
     canary_token_ids: NDArray[np.int32]
     timeout_s: float
-    generation: int = 0
     reload: bool = False
     probes: tuple[Probe, ...] = ()
 

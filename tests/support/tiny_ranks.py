@@ -29,7 +29,7 @@ YARN: dict[str, str | int | float] = {
 }
 
 
-_SIZES: dict[str, Any] = {
+SMALL_SIZES: dict[str, Any] = {
     "vocab_size": VOCAB,
     "hidden_size": 32,
     "intermediate_size": 64,
@@ -37,6 +37,9 @@ _SIZES: dict[str, Any] = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "head_dim": 8,
+}
+_SIZES: dict[str, Any] = {
+    **SMALL_SIZES,
     "max_position_embeddings": 64,
     "initializer_range": 0.3,
     "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},

@@ -10,9 +10,10 @@ from torch import Tensor
 from services.common.domain.policy import PolicyId
 from services.common.fingerprint import TensorEntry
 from services.common.network_addresses import split_host_port
-from services.common.network_interfaces import choose_interface
+from services.common.tensors.tcp_store import join_tcp_store
 from services.common.tensors.tensor_checksum import checksum64
-from services.common.tensors.transfer_group import TCPStore, TransferGroup
+from services.common.tensors.tensor_views import view_tensor
+from services.common.tensors.transfer_group import TransferGroup
 from services.common.weight_transfer import (
     ACCEPTED,
     REQUESTS,
@@ -25,16 +26,6 @@ from services.common.weight_transfer import (
     plan_buckets,
 )
 
-DTYPES = {
-    "float64": torch.float64,
-    "float32": torch.float32,
-    "float16": torch.float16,
-    "bfloat16": torch.bfloat16,
-    "int64": torch.int64,
-    "int32": torch.int32,
-    "int8": torch.int8,
-    "uint8": torch.uint8,
-}
 # A sender that is there answers within this.
 _CONNECT_S = 10.0
 
@@ -55,9 +46,7 @@ class SenderConnection:
     def __init__(self, address: str, opening: OpenGroup, index: int, device: torch.device) -> None:
         """Open the group. Raises RuntimeError, as torch does, where it does not come about."""
         host, port = split_host_port(address, "the weight sender")
-        choose_interface(host)
-        connecting = timedelta(seconds=_CONNECT_S)
-        self._store: Any = TCPStore(host, port, is_master=False, timeout=connecting)
+        self._store: Any = join_tcp_store(host, port, timedelta(seconds=_CONNECT_S))
         self._settings = TransferSettings.from_text(self._store.get(SETTINGS))
         stall_s = self._settings.stall_s
         self._store.set_timeout(timedelta(seconds=stall_s))
@@ -108,12 +97,7 @@ class SenderConnection:
 
 
 def _checked_tensor(data: Tensor, entry: TensorEntry, base: int) -> Tensor:
-    dtype = DTYPES[entry.dtype]
-    length = dtype.itemsize
-    for extent in entry.shape:
-        length *= extent
-    start = entry.offset_bytes - base
-    raw = data[start : start + length]
-    if checksum64(raw) != entry.checksum:
+    tensor = view_tensor(data, entry.dtype, entry.shape, entry.offset_bytes - base)
+    if checksum64(tensor.reshape(-1).view(torch.uint8)) != entry.checksum:
         raise TransferDamagedError(f"tensor {entry.name} differs from its checksum")
-    return raw.view(dtype).view(entry.shape)
+    return tensor

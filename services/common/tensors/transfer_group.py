@@ -10,7 +10,6 @@ from torch import distributed as dist
 from services.common.network_interfaces import own_address
 
 # What torch documents as part of `torch.distributed`, and does not declare there.
-TCPStore = dist.TCPStore  # pyright: ignore[reportPrivateImportUsage]
 PrefixStore = dist.PrefixStore  # pyright: ignore[reportPrivateImportUsage]
 SENDER = 0
 

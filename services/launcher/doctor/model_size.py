@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from services.common.json_files import read_json_object
+
 CONFIG, INDEX = "config.json", "model.safetensors.index.json"
 _MAX_HEADER_BYTES = 100_000_000
 _ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8, "float8_e4m3fn": 1}
@@ -104,9 +106,6 @@ def _estimate_parameters(f: ModelSize, heads: int, tied: bool) -> int:
 
 def _read_object(path: Path) -> dict[str, Any]:
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UnknownModelSizeError(f"{path} cannot be read: {error}") from error
-    if not isinstance(value, dict):
-        raise UnknownModelSizeError(f"{path} is no JSON object")
-    return value
+        return read_json_object(path)
+    except ValueError as error:
+        raise UnknownModelSizeError(str(error)) from error

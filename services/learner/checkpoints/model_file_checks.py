@@ -2,12 +2,12 @@
 
 Only names, headers and JSON are read; nothing is loaded."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from services.common.errors import ConfigError
+from services.common.json_files import read_json_object
 from services.common.spec import PolicyConfig
 from services.learner.checkpoints.tensor_files import TensorFileError, read_header
 
@@ -86,9 +86,6 @@ def _check_same_model(folder: Path, run_dir: Path) -> None:
 
 def _read_json_object(path: Path) -> Mapping[str, Any]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError(f"policy.model: {path} cannot be read: {error}") from error
-    if not isinstance(found, dict):
-        raise ConfigError(f"policy.model: {path} is no JSON object")
-    return found
+        return read_json_object(path)
+    except ValueError as error:
+        raise ConfigError(f"policy.model: {error}") from error

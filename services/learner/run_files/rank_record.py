@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from services.common.json_files import read_json_object
+
 RECORD_FILE = "rank.json"
 
 
@@ -25,14 +27,10 @@ def write_record(folder: Path, shapes: Mapping[str, Sequence[int]], **facts: obj
 
 def read_record(folder: Path) -> Mapping[str, Any]:
     """Return the record of a checkpoint. Raises RankRecordError."""
-    path = folder / RECORD_FILE
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise RankRecordError(f"{path} cannot be read: {error}") from error
-    if not isinstance(found, dict):
-        raise RankRecordError(f"{path} is no JSON object")
-    return found
+        return read_json_object(folder / RECORD_FILE)
+    except ValueError as error:
+        raise RankRecordError(str(error)) from error
 
 
 def read_shapes(folder: Path, group: str) -> dict[str, tuple[int, ...]]:

@@ -15,7 +15,7 @@ import torch
 from vllm.config import set_current_vllm_config
 
 from services.common.process_memory import peak_memory_bytes
-from services.common.tensors.sender_connection import DTYPES
+from services.common.tensors.tensor_views import view_tensor
 from services.common.tied_children import end_with_parent
 from services.rollout.adapters.vllm_logprobs import correct_sampler
 from services.rollout.adapters.vllm_reload import WeightReload
@@ -112,9 +112,5 @@ def _map_tensors(
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield views into the mapped file."""
     data = torch.from_file(path, shared=True, size=total_bytes, dtype=torch.uint8)
-    for name, dtype_name, shape, offset in rows:
-        dtype = DTYPES[dtype_name]
-        length = dtype.itemsize
-        for extent in shape:
-            length *= extent
-        yield name, data[offset : offset + length].view(dtype).view(list(shape))
+    for name, dtype, shape, offset in rows:
+        yield name, view_tensor(data, dtype, shape, offset)

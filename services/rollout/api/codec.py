@@ -61,7 +61,6 @@ def publication_from_pb(update: policy_pb.Update) -> Publication:
         location=update.location,
         canary_token_ids=np.frombuffer(update.canary_token_ids, dtype="<i4").astype(np.int32),
         timeout_s=to_seconds(update.publish_timeout),
-        generation=update.generation,
         reload=update.reload,
         probes=tuple(
             Probe(
@@ -84,7 +83,6 @@ def report_to_pb(
 ) -> policy_pb.ReportPolicyRequest:
     return policy_pb.ReportPolicyRequest(
         worker_id=worker_id,
-        generation=publication.generation,
         policy=encode_policy(publication.policy),
         canary_logprobs=logprobs.astype("<f4").tobytes(),
         outcome=policy_pb.UpdateOutcome.Value(f"UPDATE_OUTCOME_{outcome.upper()}"),

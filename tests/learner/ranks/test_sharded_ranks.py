@@ -39,6 +39,7 @@ from tests.support.checkpoints import save_ranks
 from tests.support.process_commands import rank_pids
 from tests.support.rank_configs import LEARNER, policy_config
 from tests.support.tiny_ranks import (
+    SMALL_SIZES,
     make_batch,
     make_prompted_batch,
     write_model,
@@ -412,13 +413,7 @@ def test_each_holds_its_part_of_parameters_gradients_and_moments(
 
 def test_buffers_with_a_state_are_read_and_saved_by_each(tmp_path: Path) -> None:
     sizes: dict[str, Any] = {
-        "vocab_size": 97,
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 8,
+        **SMALL_SIZES,
         "global_head_dim": 8,
         "hidden_size_per_layer_input": 0,
         "num_kv_shared_layers": 0,

@@ -10,18 +10,16 @@ from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
 from services.common.domain.policy import PolicyId
-from services.common.spec import PolicyConfig
 from services.rollout.adapters import vllm
 from services.rollout.adapters.vllm import VllmEngine
-from services.rollout.adapters.vllm_options import ServedModel
 from services.rollout.adapters.vllm_requests import run_request
-from services.rollout.config.rollout import EngineConfig
 from services.rollout.ports import EngineDead
 from services.rollout.types import Completion, Publication, Sampling
 from tests.rollout.adapters.real_attempts import (
     check_attempt_that_time_cuts,
     check_thinking_budget,
 )
+from tests.rollout.adapters.tiny_engines import PROMPT, TOLERANCE, tiny_config, tiny_served
 from tests.support.tiny_model import (
     load_model,
     make_sparse_model,
@@ -36,16 +34,6 @@ pytestmark = [
     # What vLLM and torch warn about at import is theirs to mend.
     pytest.mark.filterwarnings("default"),
 ]
-
-TOLERANCE = 1e-4
-PROMPT = np.arange(3, 67, dtype=np.int32)
-NEVER = 383  # a token id that ends a turn practically never
-
-
-async def started(folder: Path) -> VllmEngine:
-    config = EngineConfig(device="cpu", max_num_seqs=16)
-    shared = PolicyConfig(model=str(folder), dtype="float32", max_model_len=1024)
-    return await VllmEngine.start_engine(config, ServedModel(folder, shared, [NEVER]))
 
 
 def difference(
@@ -188,7 +176,7 @@ async def test_logprobs_follow_the_weights_through_updates(
 ) -> None:
     folder = tmp_path / "model"
     model = make_sparse_model(folder)
-    engine = await started(folder)
+    engine = await VllmEngine.start_engine(tiny_config(), tiny_served(folder))
     try:
         first = publish(model, tmp_path / "v1.safetensors", 1)
         await engine.load_weights(first, Path(first.location))
@@ -233,7 +221,7 @@ async def test_what_begins_while_weights_change_is_of_one_policy_to_its_first_sw
 ) -> None:
     models: list[PreTrainedModel] = [load_model(engine_folder)]
     models.append(perturbed(models[0], 1))
-    engine = await started(engine_folder)
+    engine = await VllmEngine.start_engine(tiny_config(), tiny_served(engine_folder))
     finished: list[Completion] = []
 
     async def keep_asking(seed: int) -> None:

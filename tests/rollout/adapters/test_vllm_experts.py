@@ -18,6 +18,7 @@ from services.rollout.config.rollout import EngineConfig
 from services.rollout.episodes.transcript import Transcript
 from services.rollout.ports import Engine
 from services.rollout.types import Publication, Sampling
+from tests.rollout.adapters.tiny_engines import NEVER
 from tests.support.tiny_model import make_sparse_model, perturbed, publish
 
 pytestmark = [
@@ -30,7 +31,6 @@ pytestmark = [
 
 PROMPT = np.arange(3, 70, dtype=np.int32)
 OBSERVED = np.arange(100, 140, dtype=np.int32)
-NEVER = 383
 LAYERS, CHOSEN = 2, 2
 
 

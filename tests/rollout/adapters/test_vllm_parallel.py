@@ -14,12 +14,9 @@ import psutil
 import pytest
 from transformers import PreTrainedModel
 
-from services.common.spec import PolicyConfig
-from services.rollout.adapters.vllm_options import ServedModel
-from services.rollout.adapters.vllm_start import start_engines
-from services.rollout.config.rollout import EngineConfig
 from services.rollout.ports import Engine
 from services.rollout.types import Publication, Sampling
+from tests.rollout.adapters.tiny_engines import PROMPT, TOLERANCE, start_tiny_engine
 from tests.support.process_commands import command_of
 from tests.support.tiny_model import make_sparse_model, perturbed, publish, reference_logprobs
 
@@ -31,18 +28,7 @@ pytestmark = [
     pytest.mark.filterwarnings("default"),
 ]
 
-TOLERANCE = 1e-4
-PROMPT = np.arange(3, 67, dtype=np.int32)
-NEVER = 383
 END_S = 30.0
-
-
-async def started(folder: Path, *, workers: int = 1, engines: int = 1) -> Engine:
-    config = EngineConfig(
-        device="cpu", max_num_seqs=8, tensor_parallel=workers, data_parallel=engines
-    )
-    shared = PolicyConfig(model=str(folder), dtype="float32", max_model_len=1024)
-    return await start_engines(config, ServedModel(folder, shared, [NEVER]))
 
 
 async def largest_error(
@@ -76,7 +62,7 @@ def serve_by_two_workers(folder: Path, told: Connection) -> None:
 
     async def serve() -> None:
         model = make_sparse_model(folder)
-        engine = await started(folder, workers=2)
+        engine = await start_tiny_engine(folder, tensor_parallel=2)
         errors = await errors_of(engine, folder, model)
         processes = psutil.Process().children(recursive=True)
         told.send((errors, [(each.pid, each.name()) for each in processes]))
@@ -108,7 +94,7 @@ def test_two_workers_follow_the_weights_and_end_with_a_rollout_that_is_killed(
 def load_for_long(folder: Path) -> None:
     """A rollout whose engine is loading, until it is killed."""
     make_sparse_model(folder)
-    asyncio.run(started(folder))
+    asyncio.run(start_tiny_engine(folder))
 
 
 def test_a_rollout_that_is_killed_while_vllm_loads_leaves_no_process(tmp_path: Path) -> None:
@@ -144,7 +130,7 @@ def wait_for_cores(rollout: int) -> list[psutil.Process]:
 async def test_two_engines_follow_the_weights_and_end_with_one_that_dies(tmp_path: Path) -> None:
     folder = tmp_path / "model"
     model = make_sparse_model(folder)
-    engine = await started(folder, engines=2)
+    engine = await start_tiny_engine(folder, data_parallel=2)
     try:
         cores = [p for p in psutil.Process().children() if "EngineCore" in p.name()]
         before = [sum(core.cpu_times()[:2]) for core in cores]

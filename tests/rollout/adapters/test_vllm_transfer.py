@@ -19,16 +19,13 @@ from transformers import (
 )
 
 from services.common.fingerprint import TensorEntry
-from services.common.spec import PolicyConfig
 from services.common.weight_transfer import TransferSettings
 from services.learner.types import Publication as Written
 from services.learner.weights.publication_child import PublicationChild
 from services.learner.weights.sender_config import WeightSenderConfig
-from services.rollout.adapters.vllm_options import ServedModel
-from services.rollout.adapters.vllm_start import start_engines
-from services.rollout.config.rollout import EngineConfig
 from services.rollout.ports import Engine, TransportFailed, WeightsTorn
 from services.rollout.types import Completion, Publication, Sampling
+from tests.rollout.adapters.tiny_engines import PROMPT, TOLERANCE, start_tiny_engine
 from tests.support.tiny_model import load_model, make_kind, perturbed, publish, reference_logprobs
 
 pytestmark = [
@@ -38,9 +35,6 @@ pytestmark = [
     pytest.mark.filterwarnings("default"),
 ]
 
-TOLERANCE = 1e-4
-PROMPT = np.arange(3, 67, dtype=np.int32)
-NEVER = 383
 SENDER = "services.learner.weights.adapters.weight_sender"
 FAILING = "tests.support.failing_sender"
 SETTINGS = TransferSettings(stall_s=3.0, piece_bytes=1 << 16)
@@ -97,9 +91,7 @@ class Served:
 async def serving(
     folder: Path, model: PreTrainedModel, scratch: Path, workers: int = 1
 ) -> AsyncGenerator[Served]:
-    config = EngineConfig(device="cpu", max_num_seqs=16, tensor_parallel=workers)
-    shared = PolicyConfig(model=str(folder), dtype="float32", max_model_len=1024)
-    engine = await start_engines(config, ServedModel(folder, shared, [NEVER]))
+    engine = await start_tiny_engine(folder, tensor_parallel=workers)
     try:
         yield Served(engine, model, scratch)
     finally:

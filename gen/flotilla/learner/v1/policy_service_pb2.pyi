@@ -135,57 +135,21 @@ global___AttachRequest = AttachRequest
 class AttachResponse(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
-    JOIN_FIELD_NUMBER: builtins.int
     UPDATE_FIELD_NUMBER: builtins.int
-    LEAVE_FIELD_NUMBER: builtins.int
     RUN_EPOCH_FIELD_NUMBER: builtins.int
     run_epoch: builtins.int
     @property
-    def join(self) -> global___Join: ...
-    @property
     def update(self) -> global___Update: ...
-    @property
-    def leave(self) -> global___Leave: ...
     def __init__(
         self,
         *,
-        join: global___Join | None = ...,
         update: global___Update | None = ...,
-        leave: global___Leave | None = ...,
         run_epoch: builtins.int = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["event", b"event", "join", b"join", "leave", b"leave", "update", b"update"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["event", b"event", "join", b"join", "leave", b"leave", "run_epoch", b"run_epoch", "update", b"update"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["event", b"event"]) -> typing.Literal["join", "update", "leave"] | None: ...
+    def HasField(self, field_name: typing.Literal["update", b"update"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["run_epoch", b"run_epoch", "update", b"update"]) -> None: ...
 
 global___AttachResponse = AttachResponse
-
-@typing.final
-class Join(google.protobuf.message.Message):
-    """Become a member of a broadcast group."""
-
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    GENERATION_FIELD_NUMBER: builtins.int
-    RANK_OFFSET_FIELD_NUMBER: builtins.int
-    WORLD_SIZE_FIELD_NUMBER: builtins.int
-    RENDEZVOUS_FIELD_NUMBER: builtins.int
-    generation: builtins.int
-    rank_offset: builtins.int
-    world_size: builtins.int
-    rendezvous: builtins.str
-    """host:port of the rendezvous store."""
-    def __init__(
-        self,
-        *,
-        generation: builtins.int = ...,
-        rank_offset: builtins.int = ...,
-        world_size: builtins.int = ...,
-        rendezvous: builtins.str = ...,
-    ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["generation", b"generation", "rank_offset", b"rank_offset", "rendezvous", b"rendezvous", "world_size", b"world_size"]) -> None: ...
-
-global___Join = Join
 
 @typing.final
 class Update(google.protobuf.message.Message):
@@ -197,16 +161,15 @@ class Update(google.protobuf.message.Message):
     MANIFEST_FIELD_NUMBER: builtins.int
     TRANSPORT_FIELD_NUMBER: builtins.int
     LOCATION_FIELD_NUMBER: builtins.int
-    GENERATION_FIELD_NUMBER: builtins.int
     CANARY_TOKEN_IDS_FIELD_NUMBER: builtins.int
     PUBLISH_TIMEOUT_FIELD_NUMBER: builtins.int
     RELOAD_FIELD_NUMBER: builtins.int
     PROBES_FIELD_NUMBER: builtins.int
     transport: global___Transport.ValueType
     location: builtins.str
-    """A path for SHM and FILES, host:port of WeightService for GRPC."""
-    generation: builtins.int
-    """The broadcast group's generation, for NCCL and GLOO."""
+    """A path for SHM and FILES, host:port of WeightService for GRPC, and of the
+    sender that engines ask for weights for NCCL and GLOO.
+    """
     canary_token_ids: builtins.bytes
     """Little-endian int32. The engine scores these and reports the logprobs,
     which catches what a fingerprint cannot: weights that arrived and are not
@@ -239,14 +202,13 @@ class Update(google.protobuf.message.Message):
         manifest: flotilla.learner.v1.policy_pb2.WeightManifest | None = ...,
         transport: global___Transport.ValueType = ...,
         location: builtins.str = ...,
-        generation: builtins.int = ...,
         canary_token_ids: builtins.bytes = ...,
         publish_timeout: google.protobuf.duration_pb2.Duration | None = ...,
         reload: builtins.bool = ...,
         probes: collections.abc.Iterable[global___Probe] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["manifest", b"manifest", "policy", b"policy", "publish_timeout", b"publish_timeout"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["canary_token_ids", b"canary_token_ids", "generation", b"generation", "location", b"location", "manifest", b"manifest", "policy", b"policy", "probes", b"probes", "publish_timeout", b"publish_timeout", "reload", b"reload", "transport", b"transport"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["canary_token_ids", b"canary_token_ids", "location", b"location", "manifest", b"manifest", "policy", b"policy", "probes", b"probes", "publish_timeout", b"publish_timeout", "reload", b"reload", "transport", b"transport"]) -> None: ...
 
 global___Update = Update
 
@@ -300,38 +262,16 @@ class ProbeResult(google.protobuf.message.Message):
 global___ProbeResult = ProbeResult
 
 @typing.final
-class Leave(google.protobuf.message.Message):
-    """Leave the broadcast group; the worker's leases are gone."""
-
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    GENERATION_FIELD_NUMBER: builtins.int
-    REASON_FIELD_NUMBER: builtins.int
-    generation: builtins.int
-    reason: builtins.str
-    def __init__(
-        self,
-        *,
-        generation: builtins.int = ...,
-        reason: builtins.str = ...,
-    ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["generation", b"generation", "reason", b"reason"]) -> None: ...
-
-global___Leave = Leave
-
-@typing.final
 class ReportPolicyRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     WORKER_ID_FIELD_NUMBER: builtins.int
-    GENERATION_FIELD_NUMBER: builtins.int
     POLICY_FIELD_NUMBER: builtins.int
     CANARY_LOGPROBS_FIELD_NUMBER: builtins.int
     OUTCOME_FIELD_NUMBER: builtins.int
     DETAIL_FIELD_NUMBER: builtins.int
     PROBES_FIELD_NUMBER: builtins.int
     worker_id: builtins.str
-    generation: builtins.int
     canary_logprobs: builtins.bytes
     """Little-endian float32 logprobs of the canary's tokens 1..n-1 given those
     before them, at temperature 1.
@@ -348,7 +288,6 @@ class ReportPolicyRequest(google.protobuf.message.Message):
         self,
         *,
         worker_id: builtins.str = ...,
-        generation: builtins.int = ...,
         policy: flotilla.learner.v1.policy_pb2.PolicyId | None = ...,
         canary_logprobs: builtins.bytes = ...,
         outcome: global___UpdateOutcome.ValueType = ...,
@@ -356,7 +295,7 @@ class ReportPolicyRequest(google.protobuf.message.Message):
         probes: collections.abc.Iterable[global___ProbeResult] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["policy", b"policy"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["canary_logprobs", b"canary_logprobs", "detail", b"detail", "generation", b"generation", "outcome", b"outcome", "policy", b"policy", "probes", b"probes", "worker_id", b"worker_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["canary_logprobs", b"canary_logprobs", "detail", b"detail", "outcome", b"outcome", "policy", b"policy", "probes", b"probes", "worker_id", b"worker_id"]) -> None: ...
 
 global___ReportPolicyRequest = ReportPolicyRequest
 

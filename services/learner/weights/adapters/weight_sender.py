@@ -7,7 +7,6 @@ stands still costs the others nothing. It ends when its stdin does, so never out
 import os
 import queue
 import signal
-import socket
 import sys
 import threading
 from datetime import timedelta
@@ -21,7 +20,8 @@ from services.common import log
 from services.common.network_addresses import join_host_port
 from services.common.network_interfaces import choose_interface
 from services.common.printable_text import say_json
-from services.common.tensors.transfer_group import SENDER, TCPStore, TransferGroup
+from services.common.tensors.tcp_store import host_tcp_store
+from services.common.tensors.transfer_group import SENDER, TransferGroup
 from services.common.weight_transfer import (
     ACCEPTED,
     REQUESTS,
@@ -166,30 +166,15 @@ class WeightSender:
             self._store.set(request.answer, f"there is no group {request.group}")
 
 
-def _open_store(config: WeightSenderConfig) -> Any:
-    """Open the store at which engines meet this process. Raises OSError."""
-    listener = socket.create_server((config.host, config.port), backlog=64)
-    port: int = listener.getsockname()[1]
-    store = TCPStore(
-        config.host,
-        port,
-        is_master=True,
-        wait_for_workers=False,
-        # Nobody may ask for days.
-        timeout=timedelta(days=365),
-        master_listen_fd=listener.detach(),
-    )
-    store.set(SETTINGS, config.settings.to_text())
-    return store
-
-
 def serve_engines(line: bytes) -> None:
     """Serve until stdin ends; `line` is its first, the configuration."""
     config = WeightSenderConfig.from_line(line)
     log.setup("weight_sender", config.run_id)
     torch.set_num_threads(1)
     choose_interface(config.reached_at)
-    store = _open_store(config)
+    # Nobody may ask for days.
+    store = host_tcp_store(config.host, config.port, timedelta(days=365))
+    store.set(SETTINGS, config.settings.to_text())
     sender = WeightSender(store, config)
     threading.Thread(target=sender.answer_for_ever, daemon=True).start()
     say_json({"address": join_host_port(config.reached_at, store.port)})

@@ -1,0 +1,34 @@
+"""Stores at which processes meet, each at one address alone."""
+
+import socket
+from datetime import timedelta
+
+from torch import distributed as dist
+
+from services.common.network_interfaces import choose_interface
+
+# What torch documents as part of `torch.distributed`, and does not declare there.
+TCPStore = dist.TCPStore  # pyright: ignore[reportPrivateImportUsage]
+
+
+def host_tcp_store(host: str, port: int, patience: timedelta) -> TCPStore:
+    """Open a store at a port of `host`, any free one for 0; waits in it end after `patience`.
+
+    Raises OSError."""
+    choose_interface(host)
+    # Bound here, for the store's own server would listen on every network of the machine.
+    listener = socket.create_server((host, port))
+    return TCPStore(
+        host,
+        listener.getsockname()[1],
+        is_master=True,
+        wait_for_workers=False,
+        timeout=patience,
+        master_listen_fd=listener.detach(),
+    )
+
+
+def join_tcp_store(host: str, port: int, patience: timedelta) -> TCPStore:
+    """Return the store that another process has opened. Raises RuntimeError, as torch does."""
+    choose_interface(host)
+    return TCPStore(host, port, is_master=False, timeout=patience)

@@ -1,0 +1,32 @@
+"""Real vLLM on a tiny random model, for the tests of this folder."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from services.common.spec import PolicyConfig
+from services.rollout.adapters.vllm_options import ServedModel
+from services.rollout.adapters.vllm_start import start_engines
+from services.rollout.config.rollout import EngineConfig
+from services.rollout.ports import Engine
+
+# How far an engine's float32 logprobs may be from the model's own.
+TOLERANCE = 1e-4
+PROMPT = np.arange(3, 67, dtype=np.int32)
+# A token id that ends a turn practically never.
+NEVER = 383
+
+
+def tiny_served(folder: Path) -> ServedModel:
+    shared = PolicyConfig(model=str(folder), dtype="float32", max_model_len=1024)
+    return ServedModel(folder, shared, [NEVER])
+
+
+def tiny_config(**options: Any) -> EngineConfig:
+    return EngineConfig(device="cpu", max_num_seqs=16, **options)
+
+
+async def start_tiny_engine(folder: Path, **options: Any) -> Engine:
+    """Start the engine, or engines, of `EngineConfig`'s options on a model's folder."""
+    return await start_engines(tiny_config(**options), tiny_served(folder))
