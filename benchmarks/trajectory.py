@@ -8,7 +8,7 @@ msgpack, and every list made into a tensor. No sender pays for its arrays or lis
 is one JSON object:
 
 - `cpu`: CPU seconds of ours over those of prime-rl's, the median of the pairs.
-- `cpu_without_digests`: the same without the two SHA-256 of ours, which the other side has not.
+- `cpu_without_digests`: the same without the two digests of ours, which the other side has not.
 - `cpu_same_fields`: ours over a msgspec struct of no more than ours holds (token ids, mask,
   logprobs, temperatures), from lists to numpy arrays; ours to arrays, digests included.
 - `bytes`: bytes of ours over those of prime-rl's.

@@ -1,7 +1,6 @@
 """A learner with fake ranks, and a rollout worker that makes up its trajectories."""
 
 import asyncio
-import hashlib
 import json
 import random
 import socket
@@ -15,6 +14,7 @@ from uuid import uuid4
 import grpc
 import grpc.aio
 import numpy as np
+import xxhash
 
 from flotilla.learner.v1 import group_service_pb2 as pb
 from flotilla.learner.v1 import (
@@ -143,7 +143,7 @@ class Submission:
 
     async def parts(self) -> AsyncIterator[pb.SubmitTrajectoryRequest]:
         yield pb.SubmitTrajectoryRequest(header=self.header)
-        digest = hashlib.sha256()
+        digest = xxhash.xxh3_128()
         for index, (ids, scores) in enumerate(zip(self.token_ids, self.logprobs, strict=True)):
             digest.update(ids)
             digest.update(scores)
@@ -299,7 +299,7 @@ class FakeWorker:
         submission.header.worker_id = self.worker_id
         response = await self.groups.SubmitTrajectory(submission.parts(), timeout=10)
         k = submission.header.key
-        digest = hashlib.sha256(b"".join(submission.token_ids + submission.logprobs)).digest()
+        digest = xxhash.xxh3_128(b"".join(submission.token_ids + submission.logprobs)).digest()
         self.receipts[k.group_id, k.attempt_index, getattr(k, "try")] = digest
         return response
 

@@ -1,6 +1,7 @@
 """A trajectory comes out of its messages as it went in, and its bytes stay as they were."""
 
 import hashlib
+import struct
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from types import UnionType
@@ -8,6 +9,7 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 import pytest
+import xxhash
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
@@ -318,6 +320,16 @@ def test_experts_that_have_changed_on_the_way_are_refused() -> None:
     changed.chunk.experts = bytes(reversed(changed.chunk.experts))
     with pytest.raises(MalformedRequestError, match="content_digest does not match"):
         received([*rest, changed.SerializeToString(), end])
+
+
+def test_the_digest_is_xxh3_over_all_arrays_in_their_order() -> None:
+    ids, scores = np.array([1, -2], ">i4"), np.array([-0.5], ">f8")
+    spans = (Span(Author.PROMPT, 1), Span(Author.POLICY, 1, PolicyId(1, 1), 1.0))
+    sequence = Sequence(ids, spans, scores, experts=make_experts(1))  # pyright: ignore[reportArgumentType]
+    wire = struct.pack("<iif", 1, -2, -0.5) + make_experts(1).astype("<u2").tobytes()
+    assert content_digest((sequence, sequence)) == xxhash.xxh3_128_digest(wire + wire)
+    # As xxHash's own tests have it of no bytes at all.
+    assert content_digest(()).hex() == "99aa06d3014798d86001c324468d497f"
 
 
 def lease(task_json: str) -> Lease:

@@ -1,11 +1,12 @@
 """One try at one attempt: its tokens and who wrote them, its outcome and its circumstances."""
 
-import hashlib
+from collections.abc import Iterable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 import numpy as np
+import xxhash
 from numpy.typing import NDArray
 
 from services.common.domain.attempts import AttemptKey, FailureKind, StopReason
@@ -176,11 +177,19 @@ class Trajectory:
 
 
 def content_digest(sequences: Items[Sequence]) -> bytes:
-    """SHA-256 over the bytes of token ids, logprobs and experts, sequence by sequence."""
-    digest = hashlib.sha256()
-    for sequence in sequences:
-        for array in wire_arrays(sequence):
-            digest.update(array)
+    """Digest the bytes of token ids, logprobs and experts, sequence by sequence."""
+    return digest_arrays(array for sequence in sequences for array in wire_arrays(sequence))
+
+
+def digest_arrays(arrays: Iterable[bytes | bytearray | memoryview]) -> bytes:
+    """XXH3-128 over the bytes of all arrays, as one.
+
+    Not cryptographic: it finds what was cut, swapped or damaged, and tells two submissions of one
+    attempt apart. Both come from the same worker, which has shown its token and could as well have
+    sent anything else: a collision that it makes gains it nothing."""
+    digest = xxhash.xxh3_128()
+    for array in arrays:
+        digest.update(array)
     return digest.digest()
 
 

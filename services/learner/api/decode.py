@@ -1,16 +1,13 @@
 """Assembly of submitted trajectories. Everything is checked on the way."""
 
-import hashlib
 import math
 from collections.abc import Mapping
-from collections.abc import Sequence as Items
+from itertools import chain
 
 from flotilla.learner.v1 import group_service_pb2 as groups_pb
 from flotilla.learner.v1 import trajectory_pb2
 from services.common.domain.attempts import AttemptKey, StopReason
-from services.common.domain.trajectory import (
-    Trajectory,
-)
+from services.common.domain.trajectory import Trajectory, digest_arrays
 from services.learner.api.sequence_decode import (
     MalformedRequestError,
     SequenceArrays,
@@ -78,7 +75,9 @@ class TrajectoryAssembler:
         if header is None or self._end is None:
             raise MalformedRequestError("the stream broke off before its end part")
         arrays_of = (self._token_ids, self._logprobs, self._media, self._experts)
-        _check_digest(self._end, self._token_ids, self._logprobs, self._experts)
+        digested = zip(self._token_ids, self._logprobs, self._experts, strict=True)
+        if digest_arrays(chain.from_iterable(digested)) != self._end:
+            raise MalformedRequestError("content_digest does not match the chunks received")
         sequences = tuple(
             decode_sequence(item, SequenceArrays(*arrays), self._limits, f"sequence {number}")
             for number, (item, *arrays) in enumerate(zip(header.sequences, *arrays_of, strict=True))
@@ -134,20 +133,6 @@ class TrajectoryAssembler:
         arrays = (self._token_ids, self._logprobs, self._media, self._experts)
         for array, piece in zip(arrays, pieces, strict=True):
             array[chunk.sequence_index].extend(piece)
-
-
-def _check_digest(
-    digest: bytes,
-    token_ids: Items[bytearray],
-    logprobs: Items[bytearray],
-    experts: Items[bytearray],
-) -> None:
-    found = hashlib.sha256()
-    for arrays in zip(token_ids, logprobs, experts, strict=True):
-        for array in arrays:
-            found.update(array)
-    if found.digest() != digest:
-        raise MalformedRequestError("content_digest does not match the chunks received")
 
 
 def _check_trajectory(trajectory: Trajectory) -> None:

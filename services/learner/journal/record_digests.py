@@ -1,7 +1,7 @@
 """Digests that show whether a record is still as written: SQLite's pages carry no checksums.
 
-Two digests are stored with each trajectory, both SHA-256: one of its arrays, which may be
-pruned, and one of everything else, including the digest of the arrays. A plan has one. What
+Two digests are stored with each trajectory: one of its arrays, which may be pruned, as submissions
+have it, and SHA-256 of everything else, including the digest of the arrays. A plan has one. What
 changes after the first write (why a trajectory was dropped) is not covered."""
 
 import hashlib
@@ -9,6 +9,7 @@ import json
 from collections.abc import Iterable
 
 from services.common.domain.attempts import AttemptKey
+from services.common.domain.trajectory import digest_arrays
 from services.learner.journal.connection import JournalError
 
 # Why a group is dropped when a record of it is damaged.
@@ -23,9 +24,12 @@ class DamagedRecordError(JournalError):
         super().__init__(f"the journal holds damaged records: {', '.join(map(str, self.keys))}")
 
 
-def array_digest(payload: bytes) -> bytes:
-    """Return the digest of a trajectory's arrays as they are stored."""
-    return hashlib.sha256(payload).digest()
+def are_intact(payload: bytes, digest: bytes) -> bool:
+    """Return True when the stored arrays of a trajectory are those that `digest` was made of."""
+    # Older rows have SHA-256, which is longer.
+    older = len(digest) == hashlib.sha256().digest_size
+    found = hashlib.sha256(payload).digest() if older else digest_arrays([payload])
+    return found == digest
 
 
 def row_digest(values: Iterable[str | int | float | bytes | None]) -> bytes:

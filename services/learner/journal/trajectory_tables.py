@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from services.common.domain.attempts import AttemptKey
-from services.common.domain.trajectory import Trajectory
+from services.common.domain.trajectory import Trajectory, digest_arrays
 from services.learner.journal import trajectory_codec
-from services.learner.journal.record_digests import DamagedRecordError, array_digest, row_digest
+from services.learner.journal.record_digests import DamagedRecordError, are_intact, row_digest
 
 # As they are sealed, with the arrays last but for the seals.
 _COLUMNS = (
@@ -31,7 +31,7 @@ def trajectory_row(trajectory: Trajectory, record_digest: bytes) -> Row:
     payload = trajectory_codec.array_bytes(trajectory)
     # Checked against these bytes when they came, which are all where no media are kept.
     whole = not any(item.content for each in trajectory.sequences for item in each.media)
-    arrays = trajectory.content_digest if whole else array_digest(payload)
+    arrays = trajectory.content_digest if whole else digest_arrays([payload])
     sealed = (
         *(key.group_id, key.attempt_index, key.attempt_try),
         *(trajectory.reward, trajectory.failure, record_digest, trajectory.content_digest),
@@ -88,7 +88,7 @@ def _row_to_trajectory(row: Row) -> Trajectory:
     *sealed, seal, payload = row
     group_id, index, attempt_try, reward, failure, _, content_digest, summary, arrays = sealed
     key = AttemptKey(group_id, index, attempt_try)
-    whole = payload is None or array_digest(payload) == arrays
+    whole = payload is None or are_intact(payload, arrays)
     if not whole or row_digest(sealed) != seal:
         raise DamagedRecordError([key])
     return trajectory_codec.restore_trajectory(

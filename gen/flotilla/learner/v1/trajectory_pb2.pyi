@@ -639,8 +639,11 @@ class TrajectoryEnd(google.protobuf.message.Message):
 
     CONTENT_DIGEST_FIELD_NUMBER: builtins.int
     content_digest: builtins.bytes
-    """SHA-256 over the bytes of all token ids, then of all logprobs, then of all
-    experts, sequence by sequence. Catches truncation and reordering, and makes repeats comparable.
+    """XXH3-128, big-endian as xxHash defines it, over the bytes of all token ids,
+    then of all logprobs, then of all experts, sequence by sequence. Catches
+    truncation, reordering and damage, and makes repeats comparable. It need not
+    withstand a worker that wants a collision: who sends both contents of an
+    attempt gains nothing by it.
     """
     def __init__(
         self,
