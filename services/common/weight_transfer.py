@@ -28,7 +28,7 @@ class TransferSettings:
 
     # A side that brings nothing for so long is given up by the other.
     stall_s: float = 15.0
-    # Bytes that are sent at once, and about as many that an engine holds beside its own weights.
+    # Bytes that are sent at once; an engine holds about twice as many beside its own weights.
     piece_bytes: int = 64 * 2**20
 
     def to_text(self) -> str:

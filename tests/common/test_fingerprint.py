@@ -41,11 +41,20 @@ def test_the_checksum_is_the_formula(data: bytes) -> None:
     assert checksum64(array(data)) == reference(data)
 
 
-def test_chunks_do_not_change_the_checksum(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("row_words", "chunk_rows"), [(2, 1), (4, 3), (6, 100)])
+def test_rows_and_chunks_do_not_change_the_checksum(
+    monkeypatch: pytest.MonkeyPatch, row_words: int, chunk_rows: int
+) -> None:
     data = array(np.random.default_rng(0).bytes(8 * 100 + 3))
     whole = checksum64(data)
-    monkeypatch.setattr(module, "_CHUNK_WORDS", 7)
+    monkeypatch.setattr(module, "_ROW_WORDS", row_words)
+    monkeypatch.setattr(module, "_CHUNK_ROWS", chunk_rows)
     assert checksum64(data) == whole == reference(data.tobytes())
+
+
+def test_the_checksum_of_many_rows_is_the_formula() -> None:
+    data = np.random.default_rng(0).bytes(8 * 1024 * 200 + 13)
+    assert checksum64(array(data)) == reference(data)
 
 
 @given(st.binary(min_size=1, max_size=64), st.integers(0, 511), st.integers(0, 7))

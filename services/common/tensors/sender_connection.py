@@ -1,6 +1,6 @@
 """One worker's connection with the sender of weights; see `services/common/weight_transfer.py`."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -10,6 +10,7 @@ from torch import Tensor
 from services.common.domain.policy import PolicyId
 from services.common.fingerprint import TensorEntry
 from services.common.network_addresses import split_host_port
+from services.common.tensors.host_buffers import host_buffer
 from services.common.tensors.tcp_store import join_tcp_store
 from services.common.tensors.tensor_checksum import checksum64
 from services.common.tensors.tensor_views import view_tensor
@@ -87,13 +88,26 @@ class SenderConnection:
         self._group.abort()
 
     def _receive_tensors(self, buckets: Sequence[Bucket]) -> Iterator[tuple[str, Tensor]]:
-        for bucket in buckets:
-            # Never used again: whoever loads keeps tensors until all of a layer have come.
-            data = torch.empty(bucket.end - bucket.start, dtype=torch.uint8, device=self._device)
-            for start, end in bucket.pieces:
-                self._group.broadcast(data[start - bucket.start : end - bucket.start])
+        """Yield the tensors of each bucket while the next one comes."""
+        coming = [self._begin_bucket(bucket) for bucket in buckets[:1]]
+        for index, bucket in enumerate(buckets):
+            data, waits = coming.pop()
+            for wait in waits:
+                wait()
+            coming += [self._begin_bucket(each) for each in buckets[index + 1 : index + 2]]
             for entry in bucket.entries:
                 yield entry.name, _checked_tensor(data, entry, bucket.start)
+
+    def _begin_bucket(self, bucket: Bucket) -> tuple[Tensor, list[Callable[[], object]]]:
+        # Never used again: whoever loads keeps tensors until all of a layer have come.
+        size = bucket.end - bucket.start
+        data = (
+            host_buffer(size)
+            if self._device.type == "cpu"
+            else torch.empty(size, dtype=torch.uint8, device=self._device)
+        )
+        pieces = [data[start - bucket.start : end - bucket.start] for start, end in bucket.pieces]
+        return data, [self._group.begin_broadcast(piece) for piece in pieces]
 
 
 def _checked_tensor(data: Tensor, entry: TensorEntry, base: int) -> Tensor:

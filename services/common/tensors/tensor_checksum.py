@@ -6,30 +6,37 @@ from torch import Tensor
 _MULTIPLIER = 0x9E3779B97F4A7C15
 _LENGTH_FACTOR = 0xD6E8FEB86659FD93
 _MASK = (1 << 64) - 1
-# 256 KiB of words and as much of multipliers stay in a CPU's cache; a GPU wants few launches.
-_CHUNK_WORDS = 1 << 15
-_DEVICE_CHUNK_WORDS = 1 << 24
-
-
-def _to_signed(value: int) -> int:
-    """Return a 64-bit pattern as torch's int64, which wraps as uint64 does."""
-    return value - (1 << 64) if value >> 63 else value
+# An even number of words; and 1 MiB of them stays in a CPU's cache, a GPU wants few launches.
+_ROW_WORDS = 1 << 8
+_CHUNK_ROWS = 1 << 9
+_DEVICE_CHUNK_ROWS = 1 << 20
 
 
 def checksum64(data: Tensor) -> int:
-    """`services.common.fingerprint.checksum64` of a uint8 tensor, on its own device."""
+    """`services.common.fingerprint.checksum64` of a uint8 tensor, on its own device.
+
+    Rows and places in them are added up apart, as there."""
     count = data.numel()
     if count == 0:
         return 0
-    padding = -count % 8
-    if padding or data.storage_offset() % 8:
-        data = torch.cat([data, data.new_zeros(padding)])
-    words = data.view(torch.int64)
-    total = 0
-    chunk = _CHUNK_WORDS if data.device.type == "cpu" else _DEVICE_CHUNK_WORDS
-    for start in range(0, len(words), chunk):
-        part = words[start : start + chunk]
-        index = torch.arange(start + 1, start + 1 + len(part), device=data.device)
-        multipliers = index.mul_(_to_signed(_MULTIPLIER)).bitwise_or_(1)
-        total += int(multipliers.mul_(part).sum())
+    # Only what is no whole row is copied; zeros change nothing.
+    whole = count // (8 * _ROW_WORDS) * 8 * _ROW_WORDS if data.storage_offset() % 8 == 0 else 0
+    rest = data[whole:]
+    rest = torch.cat([rest, rest.new_zeros(-len(rest) % (8 * _ROW_WORDS))])
+    parts = [part for part in (data[:whole], rest) if len(part)]
+    rows, places = _sum_rows([part.view(torch.int64).view(-1, _ROW_WORDS) for part in parts])
+    by_row = int(torch.arange(len(rows), device=data.device).mul_(rows).sum())
+    by_place = int(torch.arange(1, _ROW_WORDS + 1, device=data.device).mul_(places).sum())
+    total = (_ROW_WORDS * by_row + by_place) * _MULTIPLIER + int(places[1::2].sum())
     return (total + count * _LENGTH_FACTOR) & _MASK
+
+
+def _sum_rows(parts: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """Return the sum of each row, and of each place over all rows; int64, which wraps."""
+    device = parts[0].device
+    size = _CHUNK_ROWS if device.type == "cpu" else _DEVICE_CHUNK_ROWS
+    chunks = [chunk for part in parts for chunk in part.split(size)]
+    places = torch.zeros(_ROW_WORDS, dtype=torch.int64, device=device)
+    for chunk in chunks:
+        places += chunk.sum(0)
+    return torch.cat([chunk.sum(1) for chunk in chunks]), places

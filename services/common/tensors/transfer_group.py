@@ -1,6 +1,8 @@
 """Process groups of one sender and the workers of one engine, over gloo or NCCL."""
 
+from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -32,12 +34,18 @@ class TransferGroup:
         )
         self._timeout = timeout
 
-    def broadcast(self, tensor: Tensor) -> None:
-        """Send `tensor`, or fill it with what is sent. Returns when that is done here."""
+    def begin_broadcast(self, tensor: Tensor) -> Callable[[], object]:
+        """Begin to send `tensor`, or to fill it with what is sent, after all that has begun before.
+
+        Return what waits until that is done here."""
         options = dist.BroadcastOptions()
         options.rootRank, options.rootTensor = SENDER, 0
         options.timeout = self._timeout
-        self._group.broadcast([tensor], options).wait(self._timeout)
+        return partial(self._group.broadcast([tensor], options).wait, self._timeout)
+
+    def broadcast(self, tensor: Tensor) -> None:
+        """Send `tensor`, or fill it with what is sent. Returns when that is done here."""
+        self.begin_broadcast(tensor)()
 
     def abort(self) -> None:
         """Give the group up, whatever the others do."""
@@ -49,6 +57,8 @@ def _gloo_group(store: Any, host: str, rank: int, size: int, timeout: timedelta)
     options = gloo._Options()
     options._devices = [gloo.create_device(hostname=own_address(host))]
     options._timeout = timeout
+    # One after another: the time of one that waits for its turn does not run.
+    options._threads = 1
     return gloo(store, rank, size, options)
 
 
