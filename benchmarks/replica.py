@@ -91,7 +91,7 @@ def written_for(trajectory: Trajectory, lease: Lease, index: int, policy: Policy
         replace(
             sequence,
             spans=tuple(
-                replace(span, policy=policy) if span.policy else span for span in sequence.spans
+                span._replace(policy=policy) if span.policy else span for span in sequence.spans
             ),
         )
         for sequence in trajectory.sequences

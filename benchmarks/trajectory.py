@@ -128,13 +128,12 @@ def make_tensors(trajectory: Trajectory) -> list[Tensor]:
     mask = sequence.policy_mask
     logprobs = np.zeros(len(mask), np.float32)
     logprobs[mask] = sequence.logprobs
-    by_policy = torch.from_numpy(mask)
     return [
         torch.from_numpy(sequence.token_ids.astype(np.int64)),
-        by_policy,
-        by_policy * ADVANTAGE,
+        torch.from_numpy(mask),
+        torch.from_numpy(mask * np.float32(ADVANTAGE)),
         torch.from_numpy(logprobs),
-        torch.arange(len(mask)),
+        torch.from_numpy(np.arange(len(mask))),
         torch.ones(len(mask)),
     ]
 

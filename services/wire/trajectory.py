@@ -15,14 +15,12 @@ from services.common.domain.trajectory import (
     Facts,
     Media,
     Sequence,
-    Span,
     Trajectory,
-    TurnTiming,
     wire_arrays,
 )
 from services.common.rpc import to_seconds
-from services.wire.enums import AUTHORS, FAILURE_KINDS, STOP_REASONS
-from services.wire.policy import decode_policy
+from services.wire.enums import FAILURE_KINDS, STOP_REASONS
+from services.wire.trajectory_columns import decode_turns, span_fields, turn_fields
 
 # Bytes of arrays in one message, which stays under 1 MiB with all around them.
 CHUNK_BYTES = 512 * 1024
@@ -51,7 +49,8 @@ def decode_trajectory(
 ) -> Trajectory:
     """Return the trajectory of a header; neither reward nor failure is set where that has none.
 
-    Raises ValueError for a reason of no grade that this code does not know."""
+    Raises ValueError for a reason of no grade that this code does not know, and for turns that are
+    not whole."""
     reward, failure, no_grade = _decode_outcome(header)
     return Trajectory(
         key=decode_key(header.key),
@@ -67,7 +66,7 @@ def decode_trajectory(
         checks_passed=tuple(header.checks_passed),
         checks_failed=tuple(header.checks_failed),
         suspicion=header.suspicion,
-        turns=tuple(_decode_turn(turn) for turn in header.turns),
+        turns=decode_turns(header.turns),
         counts=_decode_counts(header.counts),
         facts=_decode_facts(header),
     )
@@ -87,7 +86,7 @@ def _header_fields(trajectory: Trajectory) -> _Fields:
         "checks_passed": trajectory.checks_passed,
         "checks_failed": trajectory.checks_failed,
         "suspicion": trajectory.suspicion,
-        "turns": [_turn_fields(turn) for turn in trajectory.turns],
+        "turns": turn_fields(trajectory.turns),
         "counts": _count_fields(trajectory.counts),
         "env_key": facts.env_key,
         "task_key": facts.task_key,
@@ -150,7 +149,7 @@ def decode_key(key: trajectory_pb2.TrajectoryKey) -> AttemptKey:
 def _sequence_fields(sequence: Sequence) -> _Fields:
     return {
         "token_count": len(sequence.token_ids),
-        "spans": [_span_fields(span) for span in sequence.spans],
+        "spans": span_fields(sequence.spans),
         "media": [_media_fields(item) for item in sequence.media],
         "experts": _shape_fields(sequence),
     }
@@ -179,33 +178,6 @@ def _chunk_fields(index: int, sequence: Sequence) -> Iterator[_Fields]:
         yield {"sequence_index": index, **pieces}
 
 
-def _span_fields(span: Span) -> _Fields:
-    fields: _Fields = {"author": AUTHORS.encode(span.author), "length": span.length}
-    policy = span.policy
-    if policy is not None:
-        fields["policy"] = {
-            "run_epoch": policy.run_epoch,
-            "version": policy.version,
-            "fingerprint": policy.fingerprint,
-        }
-    if span.temperature is not None:
-        fields["temperature"] = span.temperature
-    return fields
-
-
-def decode_span(span: trajectory_pb2.Span) -> Span | None:
-    """Return the span; None when it has no author."""
-    author = AUTHORS.find_member(span.author)
-    if author is None:
-        return None
-    return Span(
-        author,
-        span.length,
-        decode_policy(span.policy) if span.HasField("policy") else None,
-        span.temperature if span.HasField("temperature") else None,
-    )
-
-
 def _media_fields(item: Media) -> _Fields:
     return {
         "sha256": bytes.fromhex(item.sha256),
@@ -230,34 +202,11 @@ def decode_media(item: trajectory_pb2.MediaReference, content: bytes) -> Media:
     )
 
 
-def _turn_fields(turn: TurnTiming) -> _Fields:
-    return {
-        "generate": _duration_fields(turn.generate_s),
-        "tools": _duration_fields(turn.tools_s),
-        "prompt_tokens": turn.prompt_tokens,
-        "generated_tokens": turn.generated_tokens,
-        "reward": turn.reward,
-        "thinking_tokens": turn.thinking_tokens,
-    }
-
-
 def _duration_fields(seconds: float) -> _Fields:
     """Return seconds as a Duration has them: both parts have their sign."""
     sign = -1 if seconds < 0 else 1
     whole, nanos = divmod(round(abs(seconds) * 1e9), 10**9)
     return {"seconds": sign * whole, "nanos": sign * nanos}
-
-
-def _decode_turn(turn: trajectory_pb2.TurnTiming) -> TurnTiming:
-    reward = turn.reward if turn.HasField("reward") else None
-    return TurnTiming(
-        to_seconds(turn.generate),
-        to_seconds(turn.tools),
-        turn.prompt_tokens,
-        turn.generated_tokens,
-        reward,
-        turn.thinking_tokens,
-    )
 
 
 def _count_fields(counts: Counts) -> _Fields:

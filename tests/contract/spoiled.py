@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 
 from flotilla.learner.v1 import trajectory_pb2
-from tests.support.learner import Submission
+from tests.support.learner import Submission, make_turns
 
 Spoil = Callable[[Submission], None]
 INVALID = ("INVALID_ARGUMENT", "MALFORMED_TRAJECTORY")
@@ -31,17 +31,12 @@ def one_token(s: Submission, value: int) -> None:
     token_ids(s, [1, 2, 3, value, 5, 6, 7, 8])
 
 
-def author(s: Submission, value: int) -> None:
-    s.header.sequences[0].spans[1].author = value  # pyright: ignore[reportAttributeAccessIssue]
-
-
 def span_lengths(s: Submission, *lengths: int) -> None:
-    for span, length in zip(s.header.sequences[0].spans, lengths, strict=True):
-        span.length = length
+    s.header.sequences[0].spans.lengths[:] = lengths
 
 
 def only_the_prompt(s: Submission) -> None:
-    spans = [trajectory_pb2.Span(author=trajectory_pb2.AUTHOR_PROMPT, length=8)]
+    spans = trajectory_pb2.Spans(authors=[trajectory_pb2.AUTHOR_PROMPT], lengths=[8])
     s.header.sequences[0].CopyFrom(trajectory_pb2.SequenceHeader(token_count=8, spans=spans))
     s.logprobs[0] = b""
 
@@ -62,22 +57,50 @@ def unknown_tools(s: Submission, *names: str) -> None:
 
 def too_long(s: Submission, count: int) -> None:
     s.header.sequences[0].token_count = count
-    s.header.sequences[0].spans[0].length += count - 8
+    s.header.sequences[0].spans.lengths[0] += count - 8
     token_ids(s, [1] * min(count, 200))
 
 
-def versions(s: Submission, *given: int) -> None:
-    policies = [span for span in s.header.sequences[0].spans if span.HasField("policy")]
-    for span, version in zip(policies, given, strict=True):
-        span.policy.version = version
+def versions(s: Submission, first: int, second: int) -> None:
+    """The policy's two spans are of these versions."""
+    spans = s.header.sequences[0].spans
+    spans.writers.add().CopyFrom(spans.writers[0])
+    spans.writers[0].policy.version, spans.writers[1].policy.version = first, second
+    spans.writer_indexes[1] = 1
+
+
+def writer(s: Submission, **changes: object) -> None:
+    """The writer of both spans with other fields, or without those that are None."""
+    one = s.header.sequences[0].spans.writers[0]
+    for name, value in changes.items():
+        one.ClearField(name) if value is None else setattr(one, name, value)  # pyright: ignore[reportArgumentType]
+
+
+def writer_indexes(s: Submission, *indexes: int) -> None:
+    s.header.sequences[0].spans.writer_indexes[:] = indexes
+
+
+def more_writers(s: Submission) -> None:
+    spans = s.header.sequences[0].spans
+    spans.writers.extend([spans.writers[0]] * 2)
+
+
+def authors(s: Submission, *values: int) -> None:
+    s.header.sequences[0].spans.authors[:] = values  # pyright: ignore[reportCallIssue, reportArgumentType]
 
 
 def turns(s: Submission, count: int) -> None:
-    s.header.turns.extend([trajectory_pb2.TurnTiming(prompt_tokens=1)] * count)
+    s.header.turns.CopyFrom(make_turns(count))
 
 
-def step_reward(s: Submission, value: float) -> None:
-    s.header.turns.add(reward=value)
+def turn_seconds(s: Submission, *values: float) -> None:
+    turns(s, 2)
+    s.header.turns.tools_s[:] = values
+
+
+def step_reward(s: Submission, value: float, turn: int = 0) -> None:
+    turns(s, 2)
+    s.header.turns.rewards[turn] = value
 
 
 def sequences(s: Submission, count: int) -> None:
@@ -113,12 +136,25 @@ CASES: list[tuple[str, Spoil, tuple[str, str]]] = [
     ("a logprob of minus infinity", lambda s: one_logprob(s, float("-inf")), INVALID),
     ("a reward of a step that is not a number", lambda s: step_reward(s, float("nan")), INVALID),
     ("an infinite reward of a step", lambda s: step_reward(s, float("inf")), INVALID),
+    ("a reward of a step that was not", lambda s: step_reward(s, 1.0, turn=2), INVALID),
+    ("a time of a turn that is not a number", lambda s: turn_seconds(s, 1.0, np.nan), INVALID),
+    ("a time too few", lambda s: turn_seconds(s, 1.0), INVALID),
     ("a positive logprob", lambda s: one_logprob(s, 1e-3), INVALID),
     ("a logprob that no sampled token has", lambda s: one_logprob(s, -1e5), INVALID),
     # B21: the mask is made of the spans' authors.
-    ("a span without an author", lambda s: author(s, 0), INVALID),
-    ("a span with an author of its own", lambda s: author(s, 7), INVALID),
-    ("a span of the environment with a policy", lambda s: author(s, 3), INVALID),
+    ("a span without an author", lambda s: authors(s, 1, 0, 3, 2), INVALID),
+    ("a span with an author of its own", lambda s: authors(s, 1, 7, 3, 2), INVALID),
+    ("a span of the environment with a policy", lambda s: authors(s, 1, 3, 3, 2), INVALID),
+    ("an author too few", lambda s: authors(s, 1, 2, 3), INVALID),
+    ("an author too many", lambda s: authors(s, 1, 2, 3, 2, 3), INVALID),
+    ("an author too many who is unknown", lambda s: authors(s, 1, 2, 9, 3, 2), INVALID),
+    ("a span of the policy without one", lambda s: writer(s, policy=None), INVALID),
+    ("a span of the policy without a temperature", lambda s: writer(s, temperature=None), INVALID),
+    ("a temperature below 0", lambda s: writer(s, temperature=-1.0), INVALID),
+    ("a temperature that is not a number", lambda s: writer(s, temperature=np.nan), INVALID),
+    ("a writer that is not there", lambda s: writer_indexes(s, 0, 1), INVALID),
+    ("a span of the policy too few", lambda s: writer_indexes(s, 0), INVALID),
+    ("more writers than spans", more_writers, INVALID),
     # B22, B23
     ("no token of the policy", only_the_prompt, INVALID),
     ("a grade without a sequence", no_sequence, INVALID),

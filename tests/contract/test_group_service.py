@@ -126,7 +126,7 @@ def _negative_token(s: Submission) -> None:
 
 
 def _uncovered(s: Submission) -> None:
-    s.header.sequences[0].spans[0].length = 1
+    s.header.sequences[0].spans.lengths[0] = 1
 
 
 def _no_outcome(s: Submission) -> None:
@@ -150,21 +150,21 @@ def _too_long(s: Submission) -> None:
 
 
 def _policy_goes_back(s: Submission) -> None:
-    s.header.sequences[0].spans[1].policy.version = 1
+    spans = s.header.sequences[0].spans
+    spans.writers.add().CopyFrom(spans.writers[0])
+    spans.writers[0].policy.version = 1
+    spans.writer_indexes[1] = 1
 
 
 def _begins_with_the_policy(s: Submission) -> None:
     spans = s.header.sequences[0].spans
-    spans[0].length = 0
-    spans[1].length = 5
-    del spans[0]
+    spans.lengths[1] = 5
+    del spans.authors[0], spans.lengths[0]
     s.logprobs[0] = np.full(7, -1.0, dtype="<f4").tobytes()
 
 
 def _other_temperature(s: Submission) -> None:
-    for span in s.header.sequences[0].spans:
-        if span.HasField("temperature"):
-            span.temperature = 0.0
+    s.header.sequences[0].spans.writers[0].temperature = 0.0
 
 
 def _partial_reward_is_no_number(s: Submission) -> None:

@@ -15,7 +15,14 @@ from flotilla.learner.v1 import group_service_pb2 as pb
 from flotilla.learner.v1 import trajectory_pb2
 from services.common import rpc
 from services.common.errors import ServiceError
-from tests.support.learner import FakeWorker, Submission, graded, learner, make_config
+from tests.support.learner import (
+    FakeWorker,
+    Submission,
+    graded,
+    learner,
+    make_config,
+    make_turns,
+)
 
 Stream = grpc.aio.StreamUnaryCall
 
@@ -110,7 +117,8 @@ async def test_a_lease_that_is_lost_on_the_way_ends_its_submission(tmp_path: Pat
 def large(made: Submission, tokens: int) -> Submission:
     """The same, with so many tokens by the environment besides."""
     sequence = made.header.sequences[0]
-    sequence.spans.add(author=trajectory_pb2.AUTHOR_ENVIRONMENT, length=tokens)
+    sequence.spans.authors.append(trajectory_pb2.AUTHOR_ENVIRONMENT)
+    sequence.spans.lengths.append(tokens)
     sequence.token_count += tokens
     made.token_ids[0] += bytes(4 * tokens)
     return made
@@ -127,7 +135,7 @@ async def test_what_finds_no_room_waits_and_then_comes_in(tmp_path: Path) -> Non
         )
         # 1,040 sequences would be too many: the room is filled by what headers weigh.
         for made in (first, second):
-            made.header.turns.extend([trajectory_pb2.TurnTiming(prompt_tokens=2**31)] * 4000)
+            made.header.turns.CopyFrom(make_turns(2000))
             made.header.checks_passed.extend(["x" * 100] * 600)
         on = asyncio.Event()
         held = begun(worker, first, sent=1, on=on)

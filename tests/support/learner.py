@@ -171,14 +171,17 @@ def graded(
     """Two prompt tokens, three by the policy, one observation, two by the policy."""
     task = json.loads(lease.task_json)
     chooser = random.Random(attempt.seed)
-    temperature = lease.sampling.temperature
-    by_policy = trajectory_pb2.AUTHOR_POLICY
-    spans = [
-        trajectory_pb2.Span(author=trajectory_pb2.AUTHOR_PROMPT, length=2),
-        trajectory_pb2.Span(author=by_policy, length=3, policy=policy, temperature=temperature),
-        trajectory_pb2.Span(author=trajectory_pb2.AUTHOR_ENVIRONMENT, length=1),
-        trajectory_pb2.Span(author=by_policy, length=2, policy=policy, temperature=temperature),
-    ]
+    spans = trajectory_pb2.Spans(
+        authors=[
+            trajectory_pb2.AUTHOR_PROMPT,
+            trajectory_pb2.AUTHOR_POLICY,
+            trajectory_pb2.AUTHOR_ENVIRONMENT,
+            trajectory_pb2.AUTHOR_POLICY,
+        ],
+        lengths=[2, 3, 1, 2],
+        writer_indexes=[0, 0],
+        writers=[trajectory_pb2.Writer(policy=policy, temperature=lease.sampling.temperature)],
+    )
     header = trajectory_pb2.TrajectoryHeader(
         key=key(lease.group_id, attempt.attempt_index, attempt.next_try),
         lease_id=lease.lease_id,
@@ -193,6 +196,16 @@ def graded(
     token_ids = np.array([chooser.randrange(64) for _ in range(8)], dtype="<i4").tobytes()
     logprobs = np.array([-chooser.random() for _ in range(5)], dtype="<f4").tobytes()
     return Submission(header, [token_ids], [logprobs])
+
+
+def make_turns(count: int) -> trajectory_pb2.Turns:
+    return trajectory_pb2.Turns(
+        generate_s=[0.5] * count,
+        tools_s=[0.25] * count,
+        prompt_tokens=[2**31] * count,
+        generated_tokens=[1] * count,
+        thinking_tokens=[0] * count,
+    )
 
 
 def failed(

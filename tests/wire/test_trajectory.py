@@ -2,7 +2,7 @@
 
 import hashlib
 import struct
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -69,8 +69,7 @@ def every_field(cls: type[T], **special: st.SearchStrategy[Any]) -> st.SearchStr
     """Build `cls` with a value drawn for each of its fields, those with a default included."""
     hints = get_type_hints(cls)
     drawn = {
-        one.name: special[one.name] if one.name in special else values_of(hints[one.name])
-        for one in fields(cls)  # pyright: ignore[reportArgumentType]
+        name: special[name] if name in special else values_of(hint) for name, hint in hints.items()
     }
     return st.builds(cls, **drawn)
 

@@ -1,6 +1,5 @@
 """Assembly of submitted trajectories. Everything is checked on the way."""
 
-import math
 from collections.abc import Mapping
 from itertools import chain
 
@@ -34,10 +33,7 @@ class TrajectoryAssembler:
     def __init__(self, limits: TokenLimits) -> None:
         self._limits = limits
         self._header: trajectory_pb2.TrajectoryHeader | None = None
-        self._token_ids: list[bytearray] = []
-        self._logprobs: list[bytearray] = []
-        self._media: list[bytearray] = []
-        self._experts: list[bytearray] = []
+        self._arrays: list[SequenceArrays] = []
         self._received = 0
         self._expected = 0
         self._end: bytes | None = None
@@ -74,65 +70,63 @@ class TrajectoryAssembler:
         header = self._header
         if header is None or self._end is None:
             raise MalformedRequestError("the stream broke off before its end part")
-        arrays_of = (self._token_ids, self._logprobs, self._media, self._experts)
-        digested = zip(self._token_ids, self._logprobs, self._experts, strict=True)
+        digested = ((each.ids, each.scores, each.experts) for each in self._arrays)
         if digest_arrays(chain.from_iterable(digested)) != self._end:
             raise MalformedRequestError("content_digest does not match the chunks received")
         sequences = tuple(
-            decode_sequence(item, SequenceArrays(*arrays), self._limits, f"sequence {number}")
-            for number, (item, *arrays) in enumerate(zip(header.sequences, *arrays_of, strict=True))
+            decode_sequence(item, arrays, self._limits, f"sequence {number}")
+            for number, (item, arrays) in enumerate(
+                zip(header.sequences, self._arrays, strict=True)
+            )
         )
         trajectory = decode_trajectory(header, sequences, self._end)
         _check_trajectory(trajectory)
         return trajectory
 
     def _read_header(self, header: trajectory_pb2.TrajectoryHeader) -> None:
-        count = len(header.sequences)
-        if count > _MAX_SEQUENCES or len(header.turns) > _MAX_TURNS:
-            raise MalformedRequestError(
-                f"{count} sequences, {len(header.turns)} turns are too many"
-            )
-        spans = sum(len(sequence.spans) for sequence in header.sequences)
+        sequences, turns = header.sequences, len(header.turns.prompt_tokens)
+        if len(sequences) > _MAX_SEQUENCES or turns > _MAX_TURNS:
+            raise MalformedRequestError(f"{len(sequences)} sequences, {turns} turns are too many")
+        spans = sum(len(sequence.spans.lengths) for sequence in sequences)
         if spans > _MAX_SPANS:
             raise MalformedRequestError(f"{spans} spans are too many; at most {_MAX_SPANS}")
-        for number, sequence in enumerate(header.sequences):
-            if not 0 < sequence.token_count <= self._limits.max_tokens:
-                raise MalformedRequestError(
-                    f"sequence {number} has {sequence.token_count} tokens;"
-                    f" 1 to {self._limits.max_tokens} are allowed"
-                )
-            check_media(sequence, f"sequence {number}")
-        experts = [
-            check_experts(sequence, self._limits, f"sequence {number}")
-            for number, sequence in enumerate(header.sequences)
-        ]
+        self._expected = sum(
+            self._announced_bytes(sequence, f"sequence {number}")
+            for number, sequence in enumerate(sequences)
+        )
         self._header = header
-        self._token_ids = [bytearray() for _ in range(count)]
-        self._logprobs = [bytearray() for _ in range(count)]
-        self._media = [bytearray() for _ in range(count)]
-        self._experts = [bytearray() for _ in range(count)]
-        self._expected = sum(experts) + sum(
-            8 * sequence.token_count + sum(item.sent_bytes for item in sequence.media)
-            for sequence in header.sequences
+        self._arrays = [SequenceArrays() for _ in sequences]
+
+    def _announced_bytes(self, sequence: trajectory_pb2.SequenceHeader, where: str) -> int:
+        """Return how many bytes of arrays follow of a sequence."""
+        tokens = sequence.token_count
+        if not 0 < tokens <= self._limits.max_tokens:
+            raise MalformedRequestError(
+                f"{where} has {tokens} tokens; 1 to {self._limits.max_tokens} are allowed"
+            )
+        return (
+            8 * tokens + check_media(sequence, where) + check_experts(sequence, self._limits, where)
         )
 
     def _append_chunk(self, chunk: trajectory_pb2.SequenceChunk) -> None:
-        if chunk.sequence_index >= len(self._token_ids):
+        if chunk.sequence_index >= len(self._arrays):
             raise MalformedRequestError(
                 f"chunk of sequence {chunk.sequence_index}, which has no header"
             )
         # Each look at a field copies it.
-        pieces = (chunk.token_ids, chunk.logprobs, chunk.media, chunk.experts)
-        size = sum(map(len, pieces))
+        ids, scores, media, experts = chunk.token_ids, chunk.logprobs, chunk.media, chunk.experts
+        size = len(ids) + len(scores) + len(media) + len(experts)
         if not size:
             # A stream of these would never come to its end.
             raise MalformedRequestError("a chunk is empty")
         self._received += size
         if self._received > self._expected:
             raise MalformedRequestError("the chunks hold more than the header announced")
-        arrays = (self._token_ids, self._logprobs, self._media, self._experts)
-        for array, piece in zip(arrays, pieces, strict=True):
-            array[chunk.sequence_index].extend(piece)
+        arrays = self._arrays[chunk.sequence_index]
+        arrays.ids += ids
+        arrays.scores += scores
+        arrays.media += media
+        arrays.experts += experts
 
 
 def _check_trajectory(trajectory: Trajectory) -> None:
@@ -143,9 +137,6 @@ def _check_trajectory(trajectory: Trajectory) -> None:
         raise MalformedRequestError("exactly one of reward, no_grade and failure must be set")
     if trajectory.partial_reward is not None:
         _check_reward("partial_reward", trajectory.partial_reward)
-    for number, turn in enumerate(trajectory.turns):
-        if turn.reward is not None and not math.isfinite(turn.reward):
-            raise MalformedRequestError(f"turns[{number}].reward is {turn.reward}")
     for name in ("detail", "suspicion"):
         if (size := len(getattr(trajectory, name))) > _MAX_DETAIL:
             raise MalformedRequestError(f"{name} has {size} characters; at most {_MAX_DETAIL}")

@@ -1,10 +1,9 @@
 """One token sequence of a submission, from its header and its bytes. Everything is checked."""
 
 import hashlib
-import math
 from collections.abc import Iterator
 from collections.abc import Sequence as Items
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 import numpy as np
@@ -21,7 +20,8 @@ from services.common.domain.trajectory import (
     expert_dtype,
 )
 from services.learner.types import ExpertShape
-from services.wire.trajectory import decode_media, decode_span
+from services.wire.trajectory import decode_media
+from services.wire.trajectory_columns import decode_spans
 
 _MAX_MEDIA = 4096
 _MIN_LOGPROB = -1e4
@@ -49,18 +49,18 @@ def to_floats(data: bytes | bytearray) -> NDArray[np.float32]:
     return np.frombuffer(data, dtype="<f4")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SequenceArrays:
-    """The bytes of one sequence as they came; the arrays that are made of them are views."""
+    """The bytes of one sequence as far as they came; the arrays that are made of them are views."""
 
-    ids: bytes | bytearray
-    scores: bytes | bytearray
-    media: bytes | bytearray
-    experts: bytes | bytearray = b""
+    ids: bytearray = field(default_factory=bytearray)
+    scores: bytearray = field(default_factory=bytearray)
+    media: bytearray = field(default_factory=bytearray)
+    experts: bytearray = field(default_factory=bytearray)
 
 
-def check_media(header: trajectory_pb2.SequenceHeader, where: str) -> None:
-    """Refuse a header that announces more media than are kept, or a part of one."""
+def check_media(header: trajectory_pb2.SequenceHeader, where: str) -> int:
+    """Return how many bytes of media a header announces; refuse more than are kept, and parts."""
     if len(header.media) > _MAX_MEDIA:
         raise MalformedRequestError(f"{where}: {len(header.media)} media are too many")
     if (sent := sum(item.sent_bytes for item in header.media)) > MOST_MEDIA_BYTES:
@@ -73,6 +73,7 @@ def check_media(header: trajectory_pb2.SequenceHeader, where: str) -> None:
                 f"{where}: media[{number}] is sent in part,"
                 f" {item.sent_bytes} of {item.size_bytes} bytes"
             )
+    return sent
 
 
 def check_experts(header: trajectory_pb2.SequenceHeader, limits: TokenLimits, where: str) -> int:
@@ -137,7 +138,7 @@ def decode_sequence(
     ids, scores = arrays.ids, arrays.scores
     if len(ids) != 4 * header.token_count:
         raise MalformedRequestError(f"{where}: {len(ids)} bytes for {header.token_count} token ids")
-    spans = tuple(_check_span(decode_span(span), where) for span in header.spans)
+    spans = _decode_spans(header, where)
     covered = sum(span.length for span in spans)
     if covered != header.token_count:
         raise MalformedRequestError(
@@ -153,7 +154,7 @@ def decode_sequence(
     if token_ids.view("<u4").max() >= limits.vocab_size:
         raise MalformedRequestError(f"{where}: a token id is outside 0..{limits.vocab_size - 1}")
     logprobs = to_floats(scores)
-    written = sum(span.length for span in spans if span.author is Author.POLICY)
+    written = sum(span.length for span in spans if span.policy is not None)
     if len(logprobs) != written:
         raise MalformedRequestError(
             f"{where}: {len(logprobs)} logprobs for {written} policy tokens"
@@ -178,25 +179,21 @@ def _check_logprobs(logprobs: NDArray[np.float32], where: str) -> None:
             f"{where}: a logprob of {lowest:.3g} is below {_MIN_LOGPROB:g}, which no"
             " sampled token has; logprobs are little-endian float32"
         )
-    if ((logprobs < 0) & (logprobs > -_LEAST_NORMAL)).any():
+    if highest > -_LEAST_NORMAL and ((logprobs < 0) & (logprobs > -_LEAST_NORMAL)).any():
         raise MalformedRequestError(
             f"{where}: a logprob is subnormal; they are little-endian float32"
         )
 
 
-def _check_span(span: Span | None, where: str) -> Span:
-    if span is None or not span.length:
-        raise MalformedRequestError(f"{where}: a span needs an author and a length")
-    written = span.author is Author.POLICY
-    if written != (span.policy is not None) or written != (span.temperature is not None):
-        raise MalformedRequestError(f"{where}: policy and temperature belong to policy spans alone")
-    if span.temperature is not None and not 0 <= span.temperature < math.inf:
-        raise MalformedRequestError(f"{where}: temperature {span.temperature}")
-    return span
+def _decode_spans(header: trajectory_pb2.SequenceHeader, where: str) -> tuple[Span, ...]:
+    try:
+        return decode_spans(header.spans)
+    except ValueError as error:
+        raise MalformedRequestError(f"{where}: {error}") from None
 
 
 def _check_order(spans: Items[Span], where: str) -> None:
     policies = [span.policy for span in spans if span.policy is not None]
     for earlier, later in pairwise(policies):
-        if later < earlier:
+        if later is not earlier and later < earlier:
             raise MalformedRequestError(f"{where}: the policy goes back to an older one")

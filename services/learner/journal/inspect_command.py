@@ -160,7 +160,7 @@ def _outcome_to_dict(trajectory: Trajectory) -> dict[str, Any]:
         "checks_passed": trajectory.checks_passed,
         "checks_failed": trajectory.checks_failed,
         "suspicion": trajectory.suspicion,
-        "turns": [asdict(turn) for turn in trajectory.turns],
+        "turns": [turn._asdict() for turn in trajectory.turns],
         "counts": asdict(trajectory.counts),
     }
 

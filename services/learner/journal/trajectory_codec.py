@@ -8,7 +8,6 @@ import hashlib
 import json
 import math
 from dataclasses import asdict, fields
-from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -27,9 +26,6 @@ from services.common.domain.trajectory import (
     TurnTiming,
     wire_arrays,
 )
-
-# As `astuple` gives them, which copies every value.
-_TURN_FIELDS = attrgetter(*(each.name for each in fields(TurnTiming)))
 
 
 def record_digest(trajectory: Trajectory) -> bytes:
@@ -50,7 +46,7 @@ def summary_json(trajectory: Trajectory) -> str:
             "checks_passed": trajectory.checks_passed,
             "checks_failed": trajectory.checks_failed,
             "suspicion": trajectory.suspicion,
-            "turns": [_TURN_FIELDS(turn) for turn in trajectory.turns],
+            "turns": trajectory.turns,
             "counts": _named_fields(trajectory.counts),
             "facts": _named_fields(trajectory.facts),
             "sequences": [

@@ -16,7 +16,7 @@ from services.learner.ranks.fake import FakeRanks
 from services.learner.types import Histogram, StepResult, TrainBatch, VersionMismatch
 from tests.learner.rank.test_critic import gae
 from tests.learner.tracking.tracked_learner import run_with
-from tests.support.learner import FakeWorker, failed, graded, write_tasks
+from tests.support.learner import FakeWorker, failed, graded, make_turns, write_tasks
 from tests.support.repository import ROOT
 from tests.support.tiny_ranks import make_batch, make_trainer
 
@@ -92,8 +92,7 @@ class WorkerThatTells(FakeWorker):
                 await self.submit(failed(lease, attempt, trajectory_pb2.FAILURE_KIND_ENV_LOST))
                 continue
             submission = graded(lease, attempt, self.policy)
-            turn = submission.header.turns.add(prompt_tokens=2, generated_tokens=3)
-            turn.tools.FromMilliseconds(50)
+            submission.header.turns.CopyFrom(make_turns(1))
             await self.submit(submission)
 
 

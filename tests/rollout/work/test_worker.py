@@ -21,6 +21,7 @@ from services.common import rpc
 from services.common.concurrency import run_unless, run_until_first
 from services.common.domain.attempts import AttemptKey
 from services.common.domain.policy import PolicyId
+from services.common.domain.trajectory import Author
 from services.common.fingerprint import TokenizerDigests
 from services.rollout.adapters.env_gateway import GatewayEnvironment
 from services.rollout.adapters.fake import FakeEngine
@@ -30,6 +31,7 @@ from services.rollout.episodes.episode import AttemptRunner
 from services.rollout.ports import Dialect, LearnerRefused, TemplateError
 from services.rollout.types import Completion, OpenRequest, Sampling
 from services.rollout.work.worker import Worker, WorkerOptions
+from services.wire.trajectory_columns import decode_spans
 from tests.support.fake_peers import (
     TOKEN,
     FakeGateway,
@@ -125,16 +127,16 @@ def _check_whole(submitted: Submitted) -> None:
     header = submitted.header
     (sequence,) = header.sequences
     assert sequence.token_count * 4 == len(submitted.token_ids)
-    assert sum(span.length for span in sequence.spans) == sequence.token_count
-    written = [s for s in sequence.spans if s.author == trajectory_pb2.AUTHOR_POLICY]
+    spans = decode_spans(sequence.spans)
+    assert sum(span.length for span in spans) == sequence.token_count
     logprobs = np.frombuffer(submitted.logprobs, "<f4")
-    assert sum(span.length for span in written) == len(logprobs)
+    assert sum(s.length for s in spans if s.author is Author.POLICY) == len(logprobs)
     assert header.stop_reason == trajectory_pb2.STOP_REASON_DONE
     assert (header.env_key, header.task_key) == ("shop", "task")
     assert header.instance_id == "instance"
     assert len(header.tool_schema_digest) == len(header.prompt_digest) == 32
     assert header.counts.tool_calls == 1
-    assert len(header.turns) == 2
+    assert len(header.turns.generate_s) == 2
 
 
 async def test_what_the_environment_shows_first_follows_the_prompt() -> None:

@@ -259,7 +259,7 @@ class TrajectoryHeader(google.protobuf.message.Message):
     @property
     def checks_failed(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
     @property
-    def turns(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___TurnTiming]: ...
+    def turns(self) -> global___Turns: ...
     @property
     def counts(self) -> global___TrajectoryCounts: ...
     def __init__(
@@ -277,7 +277,7 @@ class TrajectoryHeader(google.protobuf.message.Message):
         partial_reward: builtins.float | None = ...,
         checks_passed: collections.abc.Iterable[builtins.str] | None = ...,
         checks_failed: collections.abc.Iterable[builtins.str] | None = ...,
-        turns: collections.abc.Iterable[global___TurnTiming] | None = ...,
+        turns: global___Turns | None = ...,
         counts: global___TrajectoryCounts | None = ...,
         env_key: builtins.str = ...,
         task_key: builtins.str = ...,
@@ -288,7 +288,7 @@ class TrajectoryHeader(google.protobuf.message.Message):
         instance_id: builtins.str = ...,
         suspicion: builtins.str = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_partial_reward", b"_partial_reward", "counts", b"counts", "failure", b"failure", "key", b"key", "no_grade", b"no_grade", "outcome", b"outcome", "partial_reward", b"partial_reward", "reward", b"reward"]) -> builtins.bool: ...
+    def HasField(self, field_name: typing.Literal["_partial_reward", b"_partial_reward", "counts", b"counts", "failure", b"failure", "key", b"key", "no_grade", b"no_grade", "outcome", b"outcome", "partial_reward", b"partial_reward", "reward", b"reward", "turns", b"turns"]) -> builtins.bool: ...
     def ClearField(self, field_name: typing.Literal["_partial_reward", b"_partial_reward", "checks_failed", b"checks_failed", "checks_passed", b"checks_passed", "counts", b"counts", "data_version", b"data_version", "detail", b"detail", "env_key", b"env_key", "env_version", b"env_version", "failure", b"failure", "instance_id", b"instance_id", "key", b"key", "lease_id", b"lease_id", "no_grade", b"no_grade", "outcome", b"outcome", "partial_reward", b"partial_reward", "prompt_digest", b"prompt_digest", "reward", b"reward", "sequences", b"sequences", "stop_reason", b"stop_reason", "suspicion", b"suspicion", "task_key", b"task_key", "tool_schema_digest", b"tool_schema_digest", "turns", b"turns", "worker_id", b"worker_id"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_partial_reward", b"_partial_reward"]) -> typing.Literal["partial_reward"] | None: ...
@@ -309,8 +309,8 @@ class SequenceHeader(google.protobuf.message.Message):
     EXPERTS_FIELD_NUMBER: builtins.int
     token_count: builtins.int
     @property
-    def spans(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Span]:
-        """Runs of tokens by author, in order; their lengths sum to `token_count`."""
+    def spans(self) -> global___Spans:
+        """Their lengths sum to `token_count`."""
 
     @property
     def media(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___MediaReference]: ...
@@ -322,11 +322,11 @@ class SequenceHeader(google.protobuf.message.Message):
         self,
         *,
         token_count: builtins.int = ...,
-        spans: collections.abc.Iterable[global___Span] | None = ...,
+        spans: global___Spans | None = ...,
         media: collections.abc.Iterable[global___MediaReference] | None = ...,
         experts: global___RoutedExperts | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["experts", b"experts"]) -> builtins.bool: ...
+    def HasField(self, field_name: typing.Literal["experts", b"experts", "spans", b"spans"]) -> builtins.bool: ...
     def ClearField(self, field_name: typing.Literal["experts", b"experts", "media", b"media", "spans", b"spans", "token_count", b"token_count"]) -> None: ...
 
 global___SequenceHeader = SequenceHeader
@@ -359,38 +359,63 @@ class RoutedExperts(google.protobuf.message.Message):
 global___RoutedExperts = RoutedExperts
 
 @typing.final
-class Span(google.protobuf.message.Message):
-    """A run of tokens with one author and, when a policy wrote it, one policy."""
+class Spans(google.protobuf.message.Message):
+    """Runs of tokens with one author and, where a policy wrote them, one policy: in
+    order, and column by column. The first author and the first length are of the
+    first run.
+    """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
-    AUTHOR_FIELD_NUMBER: builtins.int
-    LENGTH_FIELD_NUMBER: builtins.int
-    POLICY_FIELD_NUMBER: builtins.int
-    TEMPERATURE_FIELD_NUMBER: builtins.int
-    author: global___Author.ValueType
-    length: builtins.int
-    temperature: builtins.float
-    """Sampling temperature, present if and only if the author is AUTHOR_POLICY.
-    0 is greedy decoding.
-    """
+    AUTHORS_FIELD_NUMBER: builtins.int
+    LENGTHS_FIELD_NUMBER: builtins.int
+    WRITER_INDEXES_FIELD_NUMBER: builtins.int
+    WRITERS_FIELD_NUMBER: builtins.int
     @property
-    def policy(self) -> flotilla.learner.v1.policy_pb2.PolicyId:
-        """Present if and only if the author is AUTHOR_POLICY."""
+    def authors(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[global___Author.ValueType]: ...
+    @property
+    def lengths(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]: ...
+    @property
+    def writer_indexes(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """Of the runs of AUTHOR_POLICY alone, which of `writers` wrote each."""
 
+    @property
+    def writers(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Writer]: ...
     def __init__(
         self,
         *,
-        author: global___Author.ValueType = ...,
-        length: builtins.int = ...,
+        authors: collections.abc.Iterable[global___Author.ValueType] | None = ...,
+        lengths: collections.abc.Iterable[builtins.int] | None = ...,
+        writer_indexes: collections.abc.Iterable[builtins.int] | None = ...,
+        writers: collections.abc.Iterable[global___Writer] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["authors", b"authors", "lengths", b"lengths", "writer_indexes", b"writer_indexes", "writers", b"writers"]) -> None: ...
+
+global___Spans = Spans
+
+@typing.final
+class Writer(google.protobuf.message.Message):
+    """A policy as it was sampled."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    POLICY_FIELD_NUMBER: builtins.int
+    TEMPERATURE_FIELD_NUMBER: builtins.int
+    temperature: builtins.float
+    """0 is greedy decoding."""
+    @property
+    def policy(self) -> flotilla.learner.v1.policy_pb2.PolicyId: ...
+    def __init__(
+        self,
+        *,
         policy: flotilla.learner.v1.policy_pb2.PolicyId | None = ...,
         temperature: builtins.float | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_temperature", b"_temperature", "policy", b"policy", "temperature", b"temperature"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_temperature", b"_temperature", "author", b"author", "length", b"length", "policy", b"policy", "temperature", b"temperature"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_temperature", b"_temperature", "policy", b"policy", "temperature", b"temperature"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_temperature", b"_temperature"]) -> typing.Literal["temperature"] | None: ...
 
-global___Span = Span
+global___Writer = Writer
 
 @typing.final
 class MediaReference(google.protobuf.message.Message):
@@ -435,47 +460,70 @@ class MediaReference(google.protobuf.message.Message):
 global___MediaReference = MediaReference
 
 @typing.final
-class TurnTiming(google.protobuf.message.Message):
-    """Where the time of one turn went."""
+class Turns(google.protobuf.message.Message):
+    """Where the time of each turn went, and its tokens: in order, and column by
+    column. All columns are of one length, `rewards` excepted.
+    """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
-    GENERATE_FIELD_NUMBER: builtins.int
-    TOOLS_FIELD_NUMBER: builtins.int
+    @typing.final
+    class RewardsEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.int
+        value: builtins.float
+        def __init__(
+            self,
+            *,
+            key: builtins.int = ...,
+            value: builtins.float = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
+    GENERATE_S_FIELD_NUMBER: builtins.int
+    TOOLS_S_FIELD_NUMBER: builtins.int
     PROMPT_TOKENS_FIELD_NUMBER: builtins.int
     GENERATED_TOKENS_FIELD_NUMBER: builtins.int
-    REWARD_FIELD_NUMBER: builtins.int
     THINKING_TOKENS_FIELD_NUMBER: builtins.int
-    prompt_tokens: builtins.int
-    generated_tokens: builtins.int
-    reward: builtins.float
-    """Sum of the rewards that the environment gave for the turn's calls; absent
-    where it gave none. Finite, and recorded only: an attempt's reward is its
-    grade.
-    """
-    thinking_tokens: builtins.int
-    """Of the generated tokens, those of the thinking that the turn begins with;
-    the marks around it included.
-    """
+    REWARDS_FIELD_NUMBER: builtins.int
     @property
-    def generate(self) -> google.protobuf.duration_pb2.Duration: ...
+    def generate_s(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.float]:
+        """In seconds, finite."""
+
     @property
-    def tools(self) -> google.protobuf.duration_pb2.Duration: ...
+    def tools_s(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.float]: ...
+    @property
+    def prompt_tokens(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]: ...
+    @property
+    def generated_tokens(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]: ...
+    @property
+    def thinking_tokens(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """Of the generated tokens, those of the thinking that the turn begins with;
+        the marks around it included.
+        """
+
+    @property
+    def rewards(self) -> google.protobuf.internal.containers.ScalarMap[builtins.int, builtins.float]:
+        """By turn, from 0: the sum of the rewards that the environment gave for its
+        calls. Finite, and recorded only: an attempt's reward is its grade.
+        """
+
     def __init__(
         self,
         *,
-        generate: google.protobuf.duration_pb2.Duration | None = ...,
-        tools: google.protobuf.duration_pb2.Duration | None = ...,
-        prompt_tokens: builtins.int = ...,
-        generated_tokens: builtins.int = ...,
-        reward: builtins.float | None = ...,
-        thinking_tokens: builtins.int = ...,
+        generate_s: collections.abc.Iterable[builtins.float] | None = ...,
+        tools_s: collections.abc.Iterable[builtins.float] | None = ...,
+        prompt_tokens: collections.abc.Iterable[builtins.int] | None = ...,
+        generated_tokens: collections.abc.Iterable[builtins.int] | None = ...,
+        thinking_tokens: collections.abc.Iterable[builtins.int] | None = ...,
+        rewards: collections.abc.Mapping[builtins.int, builtins.float] | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_reward", b"_reward", "generate", b"generate", "reward", b"reward", "tools", b"tools"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_reward", b"_reward", "generate", b"generate", "generated_tokens", b"generated_tokens", "prompt_tokens", b"prompt_tokens", "reward", b"reward", "thinking_tokens", b"thinking_tokens", "tools", b"tools"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["_reward", b"_reward"]) -> typing.Literal["reward"] | None: ...
+    def ClearField(self, field_name: typing.Literal["generate_s", b"generate_s", "generated_tokens", b"generated_tokens", "prompt_tokens", b"prompt_tokens", "rewards", b"rewards", "thinking_tokens", b"thinking_tokens", "tools_s", b"tools_s"]) -> None: ...
 
-global___TurnTiming = TurnTiming
+global___Turns = Turns
 
 @typing.final
 class TrajectoryCounts(google.protobuf.message.Message):

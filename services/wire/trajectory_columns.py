@@ -1,0 +1,110 @@
+"""Spans and turns of a trajectory, which travel column by column: messages of their own would cost
+more than all tokens."""
+
+from collections.abc import Iterable, Iterator
+from collections.abc import Sequence as Items
+from math import inf, isfinite
+from typing import Any
+
+from flotilla.learner.v1 import trajectory_pb2
+from services.common.domain.policy import PolicyId
+from services.common.domain.trajectory import Author, Span, TurnTiming
+from services.wire.enums import AUTHORS
+from services.wire.policy import decode_policy
+
+
+def span_fields(spans: Items[Span]) -> dict[str, Any]:
+    """Return the fields of a Spans message."""
+    # As tuples: policies are equal to others with other fingerprints.
+    sampled = [
+        (policy.run_epoch, policy.version, policy.fingerprint, temperature)
+        for _, _, policy, temperature in spans
+        if policy is not None
+    ]
+    places = {writer: place for place, writer in enumerate(dict.fromkeys(sampled))}
+    return {
+        "authors": [AUTHORS.encode(span.author) for span in spans],
+        "lengths": [span.length for span in spans],
+        "writer_indexes": [places[writer] for writer in sampled],
+        "writers": [_writer_fields(*writer) for writer in places],
+    }
+
+
+def _writer_fields(
+    run_epoch: int, version: int, fingerprint: bytes, temperature: float | None
+) -> dict[str, Any]:
+    policy = {"run_epoch": run_epoch, "version": version, "fingerprint": fingerprint}
+    return {"policy": policy, "temperature": temperature}
+
+
+def decode_spans(message: trajectory_pb2.Spans) -> tuple[Span, ...]:
+    """Return the spans. Raises ValueError where the columns are not of whole spans."""
+    # A slice is a list, which costs less than each item on its own.
+    twins, lengths = message.authors[:], message.lengths[:]
+    authors = [author for twin in twins if (author := AUTHORS.find_member(twin))]
+    if not len(authors) == len(twins) == len(lengths) or not all(lengths):
+        raise ValueError("a span needs an author and a length")
+    # Python 3.11 looks it up anew each time.
+    by_policy = Author.POLICY
+    writers = _decode_writers(message, authors.count(by_policy))
+    return tuple(
+        Span(author, length, *next(writers)) if author is by_policy else Span(author, length)
+        for author, length in zip(authors, lengths, strict=True)
+    )
+
+
+def _decode_writers(message: trajectory_pb2.Spans, count: int) -> Iterator[tuple[PolicyId, float]]:
+    """Return the policy and the temperature of so many spans. Raises ValueError."""
+    indexes, writers = message.writer_indexes[:], message.writers
+    if len(indexes) != count or len(writers) > count:
+        raise ValueError("policy and temperature belong to policy spans alone")
+    if count and max(indexes) >= len(writers):
+        raise ValueError(f"a span of writer {max(indexes)}, of {len(writers)}")
+    decoded = [_decode_writer(writer) for writer in writers]
+    return iter([decoded[index] for index in indexes])
+
+
+def _decode_writer(message: trajectory_pb2.Writer) -> tuple[PolicyId, float]:
+    if not message.HasField("policy") or not message.HasField("temperature"):
+        raise ValueError("a policy span needs a policy and a temperature")
+    if not 0 <= message.temperature < inf:
+        raise ValueError(f"temperature {message.temperature}")
+    return decode_policy(message.policy), message.temperature
+
+
+def turn_fields(turns: Items[TurnTiming]) -> dict[str, Any]:
+    """Return the fields of a Turns message."""
+    return {
+        "generate_s": [turn.generate_s for turn in turns],
+        "tools_s": [turn.tools_s for turn in turns],
+        "prompt_tokens": [turn.prompt_tokens for turn in turns],
+        "generated_tokens": [turn.generated_tokens for turn in turns],
+        "thinking_tokens": [turn.thinking_tokens for turn in turns],
+        "rewards": {
+            number: turn.reward for number, turn in enumerate(turns) if turn.reward is not None
+        },
+    }
+
+
+def decode_turns(message: trajectory_pb2.Turns) -> tuple[TurnTiming, ...]:
+    """Return the turns. Raises ValueError where the columns are not of whole turns, and for what is
+    not finite."""
+    generate_s, tools_s = message.generate_s[:], message.tools_s[:]
+    tokens = (message.prompt_tokens[:], message.generated_tokens[:])
+    thinking, rewards = message.thinking_tokens[:], dict(message.rewards)
+    count = len(thinking)
+    if any(len(column) != count for column in (generate_s, tools_s, *tokens)):
+        raise ValueError("the columns of turns are not of one length")
+    if rewards and max(rewards) >= count:
+        raise ValueError(f"a reward of turn {max(rewards)}, of {count}")
+    _check_finite("generate_s", enumerate(generate_s))
+    _check_finite("tools_s", enumerate(tools_s))
+    _check_finite("reward", rewards.items())
+    rewarded = map(rewards.get, range(count))
+    return tuple(map(TurnTiming, generate_s, tools_s, *tokens, rewarded, thinking))
+
+
+def _check_finite(name: str, numbered: Iterable[tuple[int, float]]) -> None:
+    for number, value in numbered:
+        if not isfinite(value):
+            raise ValueError(f"turns[{number}].{name} is {value}")
