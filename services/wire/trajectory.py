@@ -1,4 +1,4 @@
-"""A trajectory as rollouts submit it to the learner: header, chunks, end; and back.
+"""A trajectory as rollouts submit it to the learner: header and chunks; and back.
 
 What is decoded here is well formed; whether it holds together the learner checks
 (`services/learner/api/decode.py`)."""
@@ -33,19 +33,17 @@ _Fields = dict[str, Any]
 
 
 def encode_submission(trajectory: Trajectory) -> Iterator[group_pb.SubmitTrajectoryRequest]:
-    """Yield header, chunks and end."""
+    """Yield the header, then chunks."""
     header: Any = _header_fields(trajectory)
     yield group_pb.SubmitTrajectoryRequest(header=header)
     for index, sequence in enumerate(trajectory.sequences):
         for chunk in _chunk_fields(index, sequence):
             piece: Any = chunk
             yield group_pb.SubmitTrajectoryRequest(chunk=piece)
-    end = trajectory_pb2.TrajectoryEnd(content_digest=trajectory.content_digest)
-    yield group_pb.SubmitTrajectoryRequest(end=end)
 
 
 def decode_trajectory(
-    header: trajectory_pb2.TrajectoryHeader, sequences: tuple[Sequence, ...], digest: bytes
+    header: trajectory_pb2.TrajectoryHeader, sequences: tuple[Sequence, ...]
 ) -> Trajectory:
     """Return the trajectory of a header; neither reward nor failure is set where that has none.
 
@@ -56,7 +54,7 @@ def decode_trajectory(
         key=decode_key(header.key),
         lease_id=header.lease_id,
         sequences=sequences,
-        content_digest=digest,
+        content_digest=header.content_digest,
         reward=reward,
         failure=failure,
         no_grade=no_grade,
@@ -95,6 +93,7 @@ def _header_fields(trajectory: Trajectory) -> _Fields:
         "tool_schema_digest": bytes.fromhex(facts.tool_schema_digest),
         "prompt_digest": bytes.fromhex(facts.prompt_digest),
         "instance_id": facts.instance_id,
+        "content_digest": trajectory.content_digest,
     }
 
 

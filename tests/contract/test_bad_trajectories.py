@@ -119,12 +119,11 @@ STREAMS: list[tuple[str, Callable[[Parts], Parts]]] = [
     ("nothing at all", lambda parts: []),
     ("no header", lambda parts: parts[1:]),
     ("two headers", lambda parts: [parts[0], *parts]),
-    ("no end", lambda parts: parts[:-1]),
-    ("a chunk after the end", lambda parts: [*parts, parts[1]]),
+    ("no chunk", lambda parts: parts[:1]),
+    ("a chunk too many", lambda parts: [*parts, parts[1]]),
     ("an empty message", lambda parts: [pb.SubmitTrajectoryRequest(), *parts]),
     ("an empty chunk", lambda parts: [parts[0], chunk(b""), *parts[1:]]),
     ("a chunk of a sequence that is not there", lambda parts: [parts[0], chunk(b"1234", 7)]),
-    ("a chunk twice", lambda parts: [parts[0], parts[1], *parts[1:]]),
 ]
 
 

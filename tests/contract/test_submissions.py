@@ -57,6 +57,8 @@ def begun(worker: FakeWorker, made: Submission, *, sent: int, on: asyncio.Event)
                 await on.wait()
             yield part
             count += 1
+        if count == sent:
+            await on.wait()
 
     return worker.groups.SubmitTrajectory(parts(), timeout=10)
 

@@ -119,17 +119,17 @@ class FakeLearner(group_grpc.GroupServiceServicer, policy_grpc.PolicyServiceServ
             self.stalled -= 1
             raise refuse(grpc.StatusCode.RESOURCE_EXHAUSTED, "STREAM_STALLED")
         parts = [part async for part in request_iterator]
-        chunks = [part.chunk for part in parts[1:-1]]
+        chunks = [part.chunk for part in parts[1:]]
         ids = b"".join(chunk.token_ids for chunk in chunks)
         scores = b"".join(chunk.logprobs for chunk in chunks)
-        assert parts[-1].end.content_digest == xxhash.xxh3_128(ids + scores).digest()
         header = parts[0].header
+        assert header.content_digest == xxhash.xxh3_128(ids + scores).digest()
         if header.lease_id in self.lost:
             raise refuse(grpc.StatusCode.NOT_FOUND, "LEASE_LOST")
         if self.malformed and header.HasField("reward"):
             self.malformed -= 1
             raise refuse(grpc.StatusCode.INVALID_ARGUMENT, "MALFORMED_TRAJECTORY")
-        self.submitted.append(Submitted(header, ids, scores, parts[-1].end.content_digest))
+        self.submitted.append(Submitted(header, ids, scores, header.content_digest))
         # As the learner, which drops the whole group.
         over = header.failure == trajectory_pb2.FAILURE_KIND_TEMPLATE_ERROR
         return group_pb.SubmitTrajectoryResponse(group_complete=over)

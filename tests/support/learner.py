@@ -7,6 +7,7 @@ import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 from uuid import uuid4
@@ -142,17 +143,16 @@ class Submission:
     digest: bytes | None = None
 
     async def parts(self) -> AsyncIterator[pb.SubmitTrajectoryRequest]:
-        yield pb.SubmitTrajectoryRequest(header=self.header)
-        digest = xxhash.xxh3_128()
+        arrays = zip(self.token_ids, self.logprobs, strict=True)
+        digest = xxhash.xxh3_128_digest(b"".join(chain.from_iterable(arrays)))
+        request = pb.SubmitTrajectoryRequest(header=self.header)
+        request.header.content_digest = self.digest or digest
+        yield request
         for index, (ids, scores) in enumerate(zip(self.token_ids, self.logprobs, strict=True)):
-            digest.update(ids)
-            digest.update(scores)
             chunk = trajectory_pb2.SequenceChunk(
                 sequence_index=index, token_ids=ids, logprobs=scores
             )
             yield pb.SubmitTrajectoryRequest(chunk=chunk)
-        end = trajectory_pb2.TrajectoryEnd(content_digest=self.digest or digest.digest())
-        yield pb.SubmitTrajectoryRequest(end=end)
 
 
 def key(group_id: str, index: int, attempt_try: int = 0) -> trajectory_pb2.TrajectoryKey:

@@ -221,7 +221,7 @@ def test_long_arrays_travel_in_chunks() -> None:
     )
     messages = sent(long)
     # Token ids are one more than fits; their logprobs fit.
-    assert len(messages) == 5 and max(map(len, messages)) < CHUNK_BYTES + 100
+    assert len(messages) == 4 and max(map(len, messages)) < CHUNK_BYTES + 100
     assert plain(received(messages)) == plain(long)
 
 
@@ -259,12 +259,12 @@ def test_media_that_are_not_what_they_are_said_to_be_are_refused(
 
 
 def test_media_that_do_not_come_are_refused() -> None:
-    header, chunk, end = sent(with_media(kept(Media("", "text/plain", content=b"all of it"))))
+    header, chunk = sent(with_media(kept(Media("", "text/plain", content=b"all of it"))))
     without = pb.SubmitTrajectoryRequest.FromString(chunk)
     assert without.chunk.media == b"all of it"
     without.chunk.ClearField("media")
     with pytest.raises(MalformedRequestError, match=r"sequence 0: .*media"):
-        received([header, without.SerializeToString(), end])
+        received([header, without.SerializeToString()])
 
 
 def with_experts(experts: Experts | None, policy_tokens: int = 3) -> Trajectory:
@@ -286,8 +286,8 @@ def test_experts_take_no_more_bytes_than_their_number_needs(experts: int) -> Non
     made = with_experts(make_experts(tokens, experts), policy_tokens=tokens)
     messages = sent(made)
     size = 1 if experts == 256 else 2
-    # Token ids and logprobs take a chunk and a third; header and end are the others.
-    assert len(messages) == 2 + size + 2
+    # Token ids and logprobs take a chunk and a third; the header is the other.
+    assert len(messages) == 2 + size + 1
     found = received(messages, limits)
     assert plain(found) == plain(made)
     held = found.sequences[0].experts
@@ -314,11 +314,11 @@ def test_experts_of_another_model_are_refused(
 
 
 def test_experts_that_have_changed_on_the_way_are_refused() -> None:
-    *rest, chunk, end = sent(with_experts(make_experts(3)))
+    *rest, chunk = sent(with_experts(make_experts(3)))
     changed = pb.SubmitTrajectoryRequest.FromString(chunk)
     changed.chunk.experts = bytes(reversed(changed.chunk.experts))
     with pytest.raises(MalformedRequestError, match="content_digest does not match"):
-        received([*rest, changed.SerializeToString(), end])
+        received([*rest, changed.SerializeToString()])
 
 
 def test_the_digest_is_xxh3_over_all_arrays_in_their_order() -> None:

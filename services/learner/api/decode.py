@@ -36,28 +36,21 @@ class TrajectoryAssembler:
         self._arrays: list[SequenceArrays] = []
         self._received = 0
         self._expected = 0
-        self._end: bytes | None = None
 
     def add_part(self, part: groups_pb.SubmitTrajectoryRequest) -> None:
         """Take the next message of the stream."""
         kind = part.WhichOneof("part")
-        if self._end is not None:
-            raise MalformedRequestError(f"{kind} after the end")
         if kind == "header" and self._header is None:
             self._read_header(part.header)
         elif kind == "chunk" and self._header is not None:
             self._append_chunk(part.chunk)
-        elif kind == "end" and self._header is not None:
-            self._end = part.end.content_digest
         else:
-            raise MalformedRequestError(f"expected header, chunks, end; got {kind} out of order")
+            raise MalformedRequestError(f"expected a header, then chunks; got {kind} out of order")
 
     @property
     def claim(self) -> tuple[str, str, AttemptKey]:
         """Lease, worker and attempt under which the submission comes."""
-        header = self._header
-        if header is None:
-            raise MalformedRequestError("the stream broke off before its header")
+        header = self._known_header()
         return header.lease_id, header.worker_id, decode_key(header.key)
 
     @property
@@ -67,11 +60,9 @@ class TrajectoryAssembler:
 
     def build_trajectory(self) -> Trajectory:
         """Build the whole trajectory, once the stream has ended."""
-        header = self._header
-        if header is None or self._end is None:
-            raise MalformedRequestError("the stream broke off before its end part")
+        header = self._known_header()
         digested = ((each.ids, each.scores, each.experts) for each in self._arrays)
-        if digest_arrays(chain.from_iterable(digested)) != self._end:
+        if digest_arrays(chain.from_iterable(digested)) != header.content_digest:
             raise MalformedRequestError("content_digest does not match the chunks received")
         sequences = tuple(
             decode_sequence(item, arrays, self._limits, f"sequence {number}")
@@ -79,9 +70,14 @@ class TrajectoryAssembler:
                 zip(header.sequences, self._arrays, strict=True)
             )
         )
-        trajectory = decode_trajectory(header, sequences, self._end)
+        trajectory = decode_trajectory(header, sequences)
         _check_trajectory(trajectory)
         return trajectory
+
+    def _known_header(self) -> trajectory_pb2.TrajectoryHeader:
+        if self._header is None:
+            raise MalformedRequestError("the stream broke off before its header")
+        return self._header
 
     def _read_header(self, header: trajectory_pb2.TrajectoryHeader) -> None:
         sequences, turns = header.sequences, len(header.turns.prompt_tokens)

@@ -165,7 +165,7 @@ class GroupServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def SubmitTrajectory(self, request_iterator, context):
-        """Hands in one finished or failed try: header, chunks, end. What has no lease
+        """Hands in one finished or failed try: header, then chunks. What has no lease
         is refused at its header. Otherwise the learner reads on when there is room
         for all that the header announces; until then it leaves the stream alone.
         A stream that stands still is ended, and may be sent again whole: that

@@ -85,7 +85,7 @@ class GroupServiceStub:
         flotilla.learner.v1.group_service_pb2.SubmitTrajectoryRequest,
         flotilla.learner.v1.group_service_pb2.SubmitTrajectoryResponse,
     ]
-    """Hands in one finished or failed try: header, chunks, end. What has no lease
+    """Hands in one finished or failed try: header, then chunks. What has no lease
     is refused at its header. Otherwise the learner reads on when there is room
     for all that the header announces; until then it leaves the stream alone.
     A stream that stands still is ended, and may be sent again whole: that
@@ -176,7 +176,7 @@ class GroupServiceAsyncStub:
         flotilla.learner.v1.group_service_pb2.SubmitTrajectoryRequest,
         flotilla.learner.v1.group_service_pb2.SubmitTrajectoryResponse,
     ]
-    """Hands in one finished or failed try: header, chunks, end. What has no lease
+    """Hands in one finished or failed try: header, then chunks. What has no lease
     is refused at its header. Otherwise the learner reads on when there is room
     for all that the header announces; until then it leaves the stream alone.
     A stream that stands still is ended, and may be sent again whole: that
@@ -275,7 +275,7 @@ class GroupServiceServicer(metaclass=abc.ABCMeta):
         request_iterator: _MaybeAsyncIterator[flotilla.learner.v1.group_service_pb2.SubmitTrajectoryRequest],
         context: _ServicerContext,
     ) -> typing.Union[flotilla.learner.v1.group_service_pb2.SubmitTrajectoryResponse, collections.abc.Awaitable[flotilla.learner.v1.group_service_pb2.SubmitTrajectoryResponse]]:
-        """Hands in one finished or failed try: header, chunks, end. What has no lease
+        """Hands in one finished or failed try: header, then chunks. What has no lease
         is refused at its header. Otherwise the learner reads on when there is room
         for all that the header announces; until then it leaves the stream alone.
         A stream that stands still is ended, and may be sent again whole: that

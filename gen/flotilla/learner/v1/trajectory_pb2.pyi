@@ -218,6 +218,7 @@ class TrajectoryHeader(google.protobuf.message.Message):
     PROMPT_DIGEST_FIELD_NUMBER: builtins.int
     INSTANCE_ID_FIELD_NUMBER: builtins.int
     SUSPICION_FIELD_NUMBER: builtins.int
+    CONTENT_DIGEST_FIELD_NUMBER: builtins.int
     lease_id: builtins.str
     """The lease under which the attempt was made."""
     worker_id: builtins.str
@@ -245,6 +246,13 @@ class TrajectoryHeader(google.protobuf.message.Message):
     suspicion: builtins.str
     """Results that the verifier printed and the policy may have written, a line
     each. Bounded to 2,000 characters.
+    """
+    content_digest: builtins.bytes
+    """XXH3-128, big-endian as xxHash defines it, over the bytes of all token ids,
+    then of all logprobs, then of all experts, sequence by sequence. Catches
+    truncation, reordering and damage, and makes repeats comparable. It need not
+    withstand a worker that wants a collision: who sends both contents of an
+    attempt gains nothing by it.
     """
     @property
     def key(self) -> global___TrajectoryKey: ...
@@ -287,9 +295,10 @@ class TrajectoryHeader(google.protobuf.message.Message):
         prompt_digest: builtins.bytes = ...,
         instance_id: builtins.str = ...,
         suspicion: builtins.str = ...,
+        content_digest: builtins.bytes = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_partial_reward", b"_partial_reward", "counts", b"counts", "failure", b"failure", "key", b"key", "no_grade", b"no_grade", "outcome", b"outcome", "partial_reward", b"partial_reward", "reward", b"reward", "turns", b"turns"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_partial_reward", b"_partial_reward", "checks_failed", b"checks_failed", "checks_passed", b"checks_passed", "counts", b"counts", "data_version", b"data_version", "detail", b"detail", "env_key", b"env_key", "env_version", b"env_version", "failure", b"failure", "instance_id", b"instance_id", "key", b"key", "lease_id", b"lease_id", "no_grade", b"no_grade", "outcome", b"outcome", "partial_reward", b"partial_reward", "prompt_digest", b"prompt_digest", "reward", b"reward", "sequences", b"sequences", "stop_reason", b"stop_reason", "suspicion", b"suspicion", "task_key", b"task_key", "tool_schema_digest", b"tool_schema_digest", "turns", b"turns", "worker_id", b"worker_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_partial_reward", b"_partial_reward", "checks_failed", b"checks_failed", "checks_passed", b"checks_passed", "content_digest", b"content_digest", "counts", b"counts", "data_version", b"data_version", "detail", b"detail", "env_key", b"env_key", "env_version", b"env_version", "failure", b"failure", "instance_id", b"instance_id", "key", b"key", "lease_id", b"lease_id", "no_grade", b"no_grade", "outcome", b"outcome", "partial_reward", b"partial_reward", "prompt_digest", b"prompt_digest", "reward", b"reward", "sequences", b"sequences", "stop_reason", b"stop_reason", "suspicion", b"suspicion", "task_key", b"task_key", "tool_schema_digest", b"tool_schema_digest", "turns", b"turns", "worker_id", b"worker_id"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_partial_reward", b"_partial_reward"]) -> typing.Literal["partial_reward"] | None: ...
     @typing.overload
@@ -678,26 +687,3 @@ class SequenceChunk(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["experts", b"experts", "logprobs", b"logprobs", "media", b"media", "sequence_index", b"sequence_index", "token_ids", b"token_ids"]) -> None: ...
 
 global___SequenceChunk = SequenceChunk
-
-@typing.final
-class TrajectoryEnd(google.protobuf.message.Message):
-    """Ends a submission."""
-
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    CONTENT_DIGEST_FIELD_NUMBER: builtins.int
-    content_digest: builtins.bytes
-    """XXH3-128, big-endian as xxHash defines it, over the bytes of all token ids,
-    then of all logprobs, then of all experts, sequence by sequence. Catches
-    truncation, reordering and damage, and makes repeats comparable. It need not
-    withstand a worker that wants a collision: who sends both contents of an
-    attempt gains nothing by it.
-    """
-    def __init__(
-        self,
-        *,
-        content_digest: builtins.bytes = ...,
-    ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["content_digest", b"content_digest"]) -> None: ...
-
-global___TrajectoryEnd = TrajectoryEnd
