@@ -28,6 +28,9 @@ class PolicyConfig(ConfigModel):
     # Of a mixture of experts: "replay" has the trainer use the experts that the engine chose for
     # each token, weighted by its own router; "measure" only says how often it would choose others.
     routing_replay: Literal["off", "measure", "replay"] = "off"
+    # learner.lora.rank again, to have engines load the model once and be given its adapters alone;
+    # absent: engines are given whole weights, with adapters merged in. vLLM takes no higher rank.
+    adapter_rank: int | None = Field(default=None, ge=1, le=512)
 
     @model_validator(mode="after")
     def _rope_scaling_is_whole(self) -> Self:

@@ -130,7 +130,9 @@ async def _connect_peers(
         engine, environment, model.tokenizer, model.dialect, limits, watchdog=watchdog
     )
     weights = partial(rpc.channel, token=runtime.token, tls=runtime.tls, peer="learner")
-    transfers = config.engine.transfers
+    # What is sent are whole weights.
+    adapted = runtime.shared.policy.adapter_rank is not None
+    transfers = () if adapted else config.engine.transfers
     feed = PolicyClient(learner, identity, epoch, weights=weights, transfers=transfers)
     follower = WeightUpdater(feed, engine, memory / "staged.safetensors", watchdog)
     groups = GroupClient(learner, identity, epoch)

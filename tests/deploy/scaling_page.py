@@ -67,8 +67,10 @@ Several GPUs have run none of it.
 _BEYOND = """
 Without a line of their own, and only on GPUs: torch's kernels in bfloat16 (attention, AdamW,
 autocast), FSDP2's copies on streams of their own, and all of vLLM's GPU worker, with its tensor
-parallelism, which CPUs try with two workers, and its record of experts (`policy.routing_replay`),
-for which a recorder of ours stands in (`tests/rollout/adapters/test_vllm_experts.py`).
+parallelism, which CPUs try with two workers, its record of experts (`policy.routing_replay`), for
+which a recorder of ours stands in (`tests/rollout/adapters/test_vllm_experts.py`), and its kernels
+for adapters (`policy.adapter_rank`), which CPUs compute in torch
+(`tests/e2e/test_adapter_publication.py`).
 """
 
 

@@ -149,12 +149,14 @@ def make_trainer(
     replicas: Replicas | None = None,
     lora: LoraConfig | None = None,
     dtype: str = "float32",
+    adapter_rank: int | None = None,
     **optimizer: object,
 ) -> tuple[Policy, Optimizer, Trainer]:
     rank = RankConfig(
         pack_tokens=pack_tokens, head_chunk=head_chunk, gradient_checkpointing=checkpointing
     )
-    policy = load_policy(policy_config(folder, dtype=dtype), rank, lora=lora)
+    chosen_policy = policy_config(folder, dtype=dtype, adapter_rank=adapter_rank)
+    policy = load_policy(chosen_policy, rank, lora=lora)
     # Not validated: where eps is far out of bounds, an update is a multiple of the gradient.
     settings = OptimizerConfig(lr=1e-2).model_copy(update=optimizer)
     adamw = Optimizer(policy.trained_parameters(), settings, offload=offload)

@@ -16,7 +16,8 @@ async def probe_disk(context: RunContext) -> list[Finding]:
         return [model]
     section, dtype = context.get_section(LEARNER), context.shared.policy.dtype
     kept = memory_estimate.checkpoint_bytes(model, dtype, section)
-    shared = memory_estimate.weight_slot_bytes(model, dtype)
+    alone = context.shared.policy.adapter_rank is not None
+    shared = memory_estimate.weight_slot_bytes(model, dtype, section, adapters_alone=alone)
     keep = section["checkpoint"]["keep"]
     told = ok(
         f"checkpoints take {format_gib(kept)} ({keep} kept), weights in /dev/shm"

@@ -15,7 +15,6 @@ from services.launcher.doctor.memory_estimate import (
     EngineMemory,
     TrainerMemory,
     format_gib,
-    weight_slot_bytes,
 )
 from services.launcher.doctor.memory_needs import MemoryNeeds
 from services.launcher.doctor.policy_size import measure_policy
@@ -56,8 +55,7 @@ async def measure_needs(context: RunContext) -> MemoryNeeds | Finding:
 
 def _check_here(here: MachineResources, needs: MemoryNeeds, replicas: int) -> Iterator[Finding]:
     trainer, engine = needs.trainer, needs.engine
-    shared = weight_slot_bytes(needs.model, needs.dtype)
-    host = trainer.host + replicas * engine.host + shared
+    host = trainer.host + replicas * engine.host + needs.shared
     if host > here.memory:
         what = (
             f"the run takes {format_gib(host)} of memory, this machine has"

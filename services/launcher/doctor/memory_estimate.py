@@ -117,10 +117,14 @@ def estimate_engine(
     )
 
 
-def weight_slot_bytes(model: ModelSize, dtype: str) -> int:
+def weight_slot_bytes(
+    model: ModelSize, dtype: str, section: Mapping[str, Any], *, adapters_alone: bool
+) -> int:
     """Return the bytes of the weights' slots in /dev/shm, from which every engine of the
-    machine loads."""
-    return _SLOTS * model.parameters * item_bytes(dtype)
+    machine loads; of adapters where these are published alone."""
+    lora = section.get("lora") if adapters_alone else None
+    published = model.parameters if lora is None else adapter_parameters(model, lora)
+    return _SLOTS * published * item_bytes(dtype)
 
 
 def checkpoint_bytes(model: ModelSize, dtype: str, section: Mapping[str, Any]) -> int:

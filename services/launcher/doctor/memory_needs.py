@@ -11,6 +11,7 @@ from services.launcher.doctor.memory_estimate import (
     estimate_engine,
     estimate_trainer,
     format_gib,
+    weight_slot_bytes,
 )
 from services.launcher.doctor.model_size import ModelSize
 
@@ -24,6 +25,7 @@ class MemoryNeeds:
     max_len: int
     learner: Mapping[str, Any]
     rollout: Mapping[str, Any]
+    adapters_alone: bool = False
 
     @staticmethod
     def from_spec(
@@ -32,11 +34,19 @@ class MemoryNeeds:
         learner: Mapping[str, Any],
         rollout: Mapping[str, Any],
     ) -> "MemoryNeeds":
-        return MemoryNeeds(model, policy.dtype, policy.max_model_len, learner, rollout)
+        alone = policy.adapter_rank is not None
+        return MemoryNeeds(model, policy.dtype, policy.max_model_len, learner, rollout, alone)
 
     @property
     def trainer(self) -> TrainerMemory:
         return estimate_trainer(self.model, self.dtype, self.max_len, self.learner)
+
+    @property
+    def shared(self) -> int:
+        """Bytes in shared memory."""
+        return weight_slot_bytes(
+            self.model, self.dtype, self.learner, adapters_alone=self.adapters_alone
+        )
 
     @property
     def engine(self) -> EngineMemory:

@@ -6,7 +6,9 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from services.common.config import ConfigModel
+from services.common.errors import ConfigError
 from services.common.number_ranges import MOST_STEPS, Count, Seconds, Steps
+from services.common.spec import ServiceConfig, SharedConfig
 from services.learner.config.alarms import AlarmsConfig
 from services.learner.config.algorithm import AlgorithmConfig
 from services.learner.config.guard import GuardConfig
@@ -149,7 +151,7 @@ class IntakeConfig(ConfigModel):
     stall_s: Seconds = 30.0
 
 
-class LearnerConfig(ConfigModel):
+class LearnerConfig(ServiceConfig):
     """Everything under `[learner]`."""
 
     # `eval` evaluates the run's newest policy on all sets and ends, without training.
@@ -208,3 +210,19 @@ class LearnerConfig(ConfigModel):
                 f"min_group: {self.min_group}, but a group has only {self.group_size} attempts"
             )
         return self
+
+    def check(self, shared: SharedConfig) -> None:
+        published = shared.policy.adapter_rank
+        if published is None:
+            return
+        if self.lora is None or self.lora.rank != published:
+            own = "is absent" if self.lora is None else f"is {self.lora.rank}"
+            raise ConfigError(
+                f"policy.adapter_rank: {published}, but learner.lora.rank {own}; set both alike, or"
+                " leave policy.adapter_rank out, and engines are given merged weights"
+            )
+        if self.weights.transfer in ("gloo", "nccl"):
+            raise ConfigError(
+                f"learner.weights.transfer: {self.weights.transfer!r} sends whole weights, and with"
+                " policy.adapter_rank there are none; leave it out"
+            )

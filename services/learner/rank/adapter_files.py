@@ -12,6 +12,8 @@ from services.learner.rank.model_loading import ModelError, find_own_files
 from services.learner.rank.weight_slots import fingerprint_weights
 
 ADAPTER_CONFIG = "adapter_config.json"
+# What a publication of adapters alone calls the fingerprint of their base.
+BASE_MARK = "base_fingerprint"
 # Keys of PEFT's configuration that say what the adapters do.
 _MEANING = ("r", "lora_alpha", "target_modules")
 

@@ -34,6 +34,8 @@ class Adapters:
     config: LoraConfig
     # By the name that the linear layer had.
     layers: Mapping[str, "MergedLinear"]
+    # Into the weights that engines are given. Else they are given the adapters alone.
+    merged: bool = True
 
     def named_parameters(self, adapter: str = ADAPTER) -> dict[str, nn.Parameter]:
         """Parameters by name, as in PEFT's files: `{layer}.lora_A.weight`."""
@@ -64,10 +66,27 @@ class Adapters:
         )
         return with_part(base, merged)
 
+    def scale(self, name: str, matrix: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return the adapter's matrix that engines are given where they are given no others: of B
+        alpha / rank times itself, so that B A is what they add."""
+        from services.learner.rank.merged_linear import scale_up
+
+        is_up = name.endswith(f".{ADAPTER_MATRICES[1]}.weight")
+        return scale_up(matrix, self._factor, dtype) if is_up else matrix
+
+    def unscale(self, name: str, matrix: Tensor) -> Tensor:
+        """Return the adapter's own matrix of one that `scale` made; in float32."""
+        is_up = name.endswith(f".{ADAPTER_MATRICES[1]}.weight")
+        return matrix.float() / self._factor if is_up else matrix.float()
+
+    @property
+    def _factor(self) -> float:
+        return self.config.alpha / self.config.rank
+
     def add(self, model: Any, adapter: str) -> None:
         """Give the layers a further adapter unless they have it; of a model that is not split."""
         if any(adapter not in layer.lora_A for layer in self.layers.values()):
-            _inject(model, self.config, list(self.layers), adapter)
+            _inject(model, self.config, list(self.layers), adapter, merged=self.merged)
 
     @contextmanager
     def used(self, adapter: str | None, layers: Iterable[str] | None = None) -> Generator[None]:
@@ -102,7 +121,12 @@ class Adapters:
 
 
 def add_adapters(
-    model: Any, config: LoraConfig, dtype: torch.dtype, names: Iterable[str] = (ADAPTER,)
+    model: Any,
+    config: LoraConfig,
+    dtype: torch.dtype,
+    names: Iterable[str] = (ADAPTER,),
+    *,
+    merged: bool = True,
 ) -> Adapters:
     """Freeze the model, and give it adapters, yet without values: see `Adapters.reset`.
 
@@ -110,17 +134,19 @@ def add_adapters(
     freeze_model(model, dtype)
     chosen = _target_layers(model, config)
     for name in names:
-        _inject(model, config, chosen, name)
-    return Adapters(config, {name: model.get_submodule(name) for name in chosen})
+        _inject(model, config, chosen, name, merged=merged)
+    return Adapters(config, {name: model.get_submodule(name) for name in chosen}, merged)
 
 
-def _inject(model: Any, config: LoraConfig, layers: Iterable[str], name: str) -> None:
+def _inject(
+    model: Any, config: LoraConfig, layers: Iterable[str], name: str, *, merged: bool
+) -> None:
     from peft import inject_adapter_in_model
 
-    from services.learner.rank.merged_linear import MergedLinear
+    from services.learner.rank.merged_linear import MergedLinear, SeparateLinear
 
     settings = _peft_config(config, layers)
-    settings._register_custom_module({nn.Linear: MergedLinear})
+    settings._register_custom_module({nn.Linear: MergedLinear if merged else SeparateLinear})
     with warnings.catch_warnings():
         # A second adapter is meant.
         warnings.filterwarnings("ignore", message="Already found a `peft_config`")

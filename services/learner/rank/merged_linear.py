@@ -1,9 +1,12 @@
-"""A linear layer with LoRA adapters that computes with the very weight that engines are given.
+"""Linear layers with LoRA adapters that compute as the engines do which are given them.
 
 PEFT's own layer adds the adapter's product to the base layer's. An engine is given the sum of both
 weights, rounded to its dtype: in bfloat16 most of an update is below what a weight can hold, and
 the engine would sample another policy than the trainer differentiates. Here both use the merged
 weight, as in full fine-tuning. It lives for a product, and costs a few passes over the matrix.
+
+An engine that is given adapters alone (`policy.adapter_rank`) adds their product, and then so does
+the trainer.
 
 Imported where adapters are wanted alone: PEFT takes seconds."""
 
@@ -32,8 +35,12 @@ class MergedLinear(Linear):
         down, up = self.adapter_matrices(self.used_adapter)
         scale = self.scaling[self.used_adapter]
         with torch.autocast(inputs.device.type, enabled=False):
-            product: Any = _MergedProduct.apply(inputs, base.weight, down, up, scale)
+            product = self._multiply(inputs, base.weight, down, up, scale)
         return product if bias is None else product + bias
+
+    def _multiply(self, x: Tensor, base: Tensor, down: Tensor, up: Tensor, scale: float) -> Tensor:
+        product: Any = _MergedProduct.apply(x, base, down, up, scale)
+        return product
 
     def adapter_matrices(self, adapter: str) -> tuple[nn.Parameter, nn.Parameter]:
         """Return A [rank, in] and B [out, rank]."""
@@ -41,6 +48,22 @@ class MergedLinear(Linear):
         assert isinstance(down, nn.Parameter)
         assert isinstance(up, nn.Parameter)
         return down, up
+
+
+class SeparateLinear(MergedLinear):
+    """The same layer for engines that are given adapters alone: their product comes on top."""
+
+    def _multiply(self, x: Tensor, base: Tensor, down: Tensor, up: Tensor, scale: float) -> Tensor:
+        inner = nn.functional.linear(x, down.to(x.dtype))
+        change = nn.functional.linear(inner, scale_up(up, scale, x.dtype))
+        return nn.functional.linear(x, base) + change
+
+
+def scale_up(up: Tensor, scale: float, dtype: torch.dtype) -> Tensor:
+    """Return scale * B in `dtype`, as engines that are given adapters compute with it.
+
+    B is rounded to `dtype` before: so it arrives where it is split over ranks."""
+    return (up.to(dtype).float() * scale).to(dtype)
 
 
 def merge_weight(base: Tensor, down: Tensor, up: Tensor, scale: float) -> Tensor:

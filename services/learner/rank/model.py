@@ -105,13 +105,24 @@ class Policy:
             self.named_parameters() if self.adapters is None else self.adapters.named_parameters()
         )
 
+    def published_parameters(self) -> dict[str, nn.Parameter]:
+        """Parameters that engines are given, by name: the model's, or the adapters' alone."""
+        if self.adapters is None or self.adapters.merged:
+            return self.named_parameters()
+        return self.adapters.file_parameters()
+
     def saved_parameters(self) -> dict[str, nn.Parameter]:
         """Parameters that a checkpoint holds, by their names in its file."""
         return self.named_parameters() if self.adapters is None else self.adapters.file_parameters()
 
     def published_tensor(self, name: str, parameter: Tensor) -> Tensor:
-        """Return what engines are given for the parameter of this name: its adapter merged in."""
-        return parameter if self.adapters is None else self.adapters.merge(name, parameter)
+        """Return what engines are given for the parameter of this name: its adapter merged in, or
+        of an adapter's matrix what they compute with."""
+        if self.adapters is None:
+            return parameter
+        if self.adapters.merged:
+            return self.adapters.merge(name, parameter)
+        return self.adapters.scale(name, parameter, self.compute_dtype)
 
     def autocast(self) -> AbstractContextManager[Any]:
         """The context in which the forward pass runs."""

@@ -47,7 +47,8 @@ def load_policy(
     the model cannot be found, or would not be trained as it is served."""
     dtype = DTYPES[config.dtype]
     model = read_model(config, source)
-    adapters = add_adapters(model, lora, dtype) if lora is not None else None
+    merged = config.adapter_rank is None
+    adapters = add_adapters(model, lora, dtype, merged=merged) if lora is not None else None
     policy = prepare_policy(model, dtype, rank, adapters=adapters)
     return _compile_blocks(_follow_spec(policy, config), rank)
 
@@ -67,7 +68,8 @@ def load_split_policy(
 
     def prepare(model: PreTrainedModel) -> None:
         if lora is not None:
-            added.append(add_adapters(model, lora, dtype, adapter_names))
+            merged = config.adapter_rank is None
+            added.append(add_adapters(model, lora, dtype, adapter_names, merged=merged))
 
     model = read_split_model(config, layout, source, prepare=prepare)
     adapters = added[-1] if added else None

@@ -22,6 +22,7 @@ from services.learner.rank.activation_checkpointing import (
     enable_checkpointing,
 )
 from services.learner.rank.adapter_files import (
+    BASE_MARK,
     BaseRecord,
     check_mergeable,
     save_adapter_config,
@@ -96,6 +97,15 @@ class RankModels:
         """What a checkpoint's record says beside the step."""
         return {} if self.base is None else {"base": asdict(self.base)}
 
+    @property
+    def publication_marks(self) -> dict[str, Tensor]:
+        """What is published beside adapters: the fingerprint of the base that they belong to."""
+        adapters = self.policy.adapters
+        if self.base is None or adapters is None or adapters.merged:
+            return {}
+        raw = bytearray.fromhex(self.base.fingerprint)
+        return {BASE_MARK: torch.frombuffer(raw, dtype=self.policy.compute_dtype)}
+
     def describe_state(self, directory: Path) -> list[str]:
         """Write what a checkpoint needs beside tensors; return the names of the files."""
         self.policy.config.save_pretrained(directory)
@@ -107,7 +117,10 @@ class RankModels:
         """Return the fingerprint of the first policy, where it is still used: as the reference,
         or under the adapters.
 
-        Of split models all ranks ask for it, and at the same time."""
+        Of split models all ranks ask for it, and at the same time. None where adapters are
+        published alone: they carry the base's, and a checkpoint names it, too."""
+        if self.base is not None and self.publication_marks:
+            return None
         if self.base is not None:
             return bytes.fromhex(self.base.fingerprint)
         return self.reference.weights_fingerprint() if self.reference is not None else None

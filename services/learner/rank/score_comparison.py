@@ -16,6 +16,7 @@ from services.learner.algo.mismatch import measure_version_mismatch
 from services.learner.algo.packing import Segments
 from services.learner.algo.policy_tokens import predicting_positions
 from services.learner.config.rank import RankConfig
+from services.learner.rank.lora import Adapters
 from services.learner.rank.model import Policy
 from services.learner.rank.sharding import local_slices, local_tensor
 from services.learner.rank.weight_slots import WeightSlots
@@ -105,7 +106,7 @@ def swapped_weights(policy: Policy, tensors: Mapping[str, Tensor]) -> Generator[
 
     They lie in host memory, and none is held beside the newest for longer than it is computed with.
     Of parameters that are split over ranks, each rank's part is overwritten, and its newest values
-    wait in host memory."""
+    wait in host memory. So are adapters that were published alone."""
 
     def choose(name: str, own: Tensor) -> Tensor:
         other = tensors.get(name)
@@ -114,27 +115,41 @@ def swapped_weights(policy: Policy, tensors: Mapping[str, Tensor]) -> Generator[
 
     with ExitStack() as stack:
         if policy.adapters is not None:
-            # They are merged into these weights.
-            layers = [name.removesuffix(".weight") for name in tensors]
-            stack.enter_context(policy.adapters.used(None, layers))
+            tensors = stack.enter_context(_swapped_adapters(policy.adapters, tensors))
         if policy.is_split:
-            stack.enter_context(_overwritten_parts(policy, tensors))
+            stack.enter_context(_overwritten_parts(policy.named_parameters(), tensors))
         else:
             stack.enter_context(streamed_weights(policy, choose))
         yield
 
 
 @contextmanager
-def _overwritten_parts(policy: Policy, tensors: Mapping[str, Tensor]) -> Generator[None]:
-    parameters = policy.named_parameters()
+def _swapped_adapters(
+    adapters: Adapters, tensors: Mapping[str, Tensor]
+) -> Generator[Mapping[str, Tensor]]:
+    """Have the adapters be those of `tensors`; yield the rest, in whose layers there are none: they
+    are merged into these weights."""
+    own = adapters.file_parameters()
+    beside = {name: adapters.unscale(name, tensors[name]) for name in tensors if name in own}
+    rest = {name: tensor for name, tensor in tensors.items() if name not in own}
+    layers = [name.removesuffix(".weight") for name in rest]
+    with adapters.used(None, layers), _overwritten_parts(own, beside):
+        yield rest
+
+
+@contextmanager
+def _overwritten_parts(
+    parameters: Mapping[str, Tensor], tensors: Mapping[str, Tensor]
+) -> Generator[None]:
     newest: list[tuple[Tensor, Tensor]] = []
     try:
         for name, tensor in tensors.items():
             parameter = parameters[name].detach()
             part = local_tensor(parameter)
             newest.append((part, part.to("cpu", copy=True)))
-            if isinstance(parameter, DTensor) and part.numel():
-                part.copy_(tensor[local_slices(parameter)])
+            if part.numel():
+                split = isinstance(parameter, DTensor)
+                part.copy_(tensor[local_slices(parameter)] if split else tensor)
         yield
     finally:
         for part, data in newest:

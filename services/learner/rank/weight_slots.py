@@ -61,9 +61,13 @@ class WeightSlots:
         *,
         own: bool = True,
         merge: Merge = _as_it_is,
+        marks: Mapping[str, Tensor] | None = None,
     ) -> None:
-        """Make the slots; `merge` gives what is published of each parameter, in its own shape."""
-        self._parameters = dict(parameters)
+        """Make the slots; `merge` gives what is published of each parameter, in its own shape.
+
+        `marks` are no weights, and published beside them, so that the fingerprint covers them."""
+        self._marks = marks or {}
+        self._parameters = {**parameters, **self._marks}
         self._merge = merge
         self._dtype = dtype
         header, self._places, self.total_bytes = _plan_file(self._parameters, dtype)
@@ -89,6 +93,8 @@ class WeightSlots:
         if self._written.get(slot) != version:
             raise KeyError(version)
         for place in self._places:
+            if place.name in self._marks:
+                continue
             raw = self._buffers[slot][place.start : place.end]
             yield place.name, raw.view(self._dtype).view(place.shape)
 

@@ -96,12 +96,13 @@ class PublishingRank(Rank):
         super().__init__(setup, models)
         policy = models.policy
         self._slots = WeightSlots(
-            policy.named_parameters(),
+            policy.published_parameters(),
             policy.compute_dtype,
             setup.shm_dir,
             setup.name,
             own=own_slots,
             merge=policy.published_tensor,
+            marks=models.publication_marks,
         )
         self._comparing = CompareCommand(policy, self._slots, setup.policy, setup.rank)
         index, record = setup.place.index, models.record

@@ -24,6 +24,7 @@ from services.common.domain.policy import PolicyId
 from services.common.errors import ConfigError
 from services.common.log import get_logger
 from services.common.tied_children import tie_children
+from services.rollout.adapters.vllm_adapter_request import load_adapter, make_adapter_request
 from services.rollout.adapters.vllm_answers import check_completion, sampled_logprobs
 from services.rollout.adapters.vllm_arguments import parse_arguments, shorten_refusal
 from services.rollout.adapters.vllm_experts import EngineExperts
@@ -79,11 +80,14 @@ class VllmEngine:
         seeded: bool,
         max_num_seqs: int,
         experts: EngineExperts | None = None,
+        adapted: bool = False,
     ) -> None:
-        """Build the engine; with `experts` it says which ones the model has chosen."""
+        """Build the engine; with `experts` it says which ones the model has chosen, and where it is
+        `adapted` it is given adapters alone."""
         self._llm = llm
         self._transfers = WeightTransfers(llm)
         self._experts = experts
+        self._adapter = make_adapter_request() if adapted else None
         # Requests wait here and not in vLLM's queue: what waits there keeps a policy's salt and
         # may be begun by the next one's weights.
         self._slots = asyncio.Semaphore(max_num_seqs)
@@ -125,6 +129,7 @@ class VllmEngine:
             seeded=config.seeded,
             max_num_seqs=config.max_num_seqs,
             experts=experts,
+            adapted=model.policy.adapter_rank is not None,
         )
 
     async def generate(
@@ -155,7 +160,7 @@ class VllmEngine:
     async def compute_logprobs(self, token_ids: NDArray[np.int32]) -> NDArray[np.float32]:
         policy = await self._wait_for_policy()
         scored, _ = await run_request(
-            self._llm, token_ids, score_params(), salt=policy.label, ends=inf
+            self._llm, token_ids, score_params(), salt=policy.label, ends=inf, adapter=self._adapter
         )
         # Nothing comes before the first token.
         return sampled_logprobs(scored.prompt_logprobs)[1:]
@@ -185,9 +190,13 @@ class VllmEngine:
             for entry in publication.manifest
         ]
         args = (str(path), publication.total_bytes, rows)
-        await self._change_weights(
-            publication, lambda: self._llm.collective_rpc("load_flotilla_weights", args=args)
-        )
+
+        def change() -> Awaitable[object]:
+            if self._adapter is not None:
+                return load_adapter(self._llm, *args)
+            return self._llm.collective_rpc("load_flotilla_weights", args=args)
+
+        await self._change_weights(publication, change)
 
     async def receive_weights(self, publication: Publication) -> None:
         await self._transfers.open_group(publication)
@@ -261,7 +270,12 @@ class VllmEngine:
         policy = await self._take_slot(ends)
         try:
             answer, over = await run_request(
-                self._llm, token_ids, params, salt=salt or policy.label, ends=ends
+                self._llm,
+                token_ids,
+                params,
+                salt=salt or policy.label,
+                ends=ends,
+                adapter=self._adapter,
             )
         finally:
             self._slots.release()

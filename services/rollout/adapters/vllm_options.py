@@ -13,6 +13,8 @@ from services.common.child_environment import child_environment
 from services.common.errors import ConfigError
 from services.common.redaction import is_secret_name, secret_values
 from services.common.spec import PolicyConfig
+from services.rollout.adapters.adapter_targets import list_adapter_targets
+from services.rollout.adapters.vllm_adapter_request import padded_rank
 from services.rollout.config.rollout import EngineConfig
 
 WEIGHT_LOADER = "services.rollout.adapters.vllm_weights.WeightLoader"
@@ -70,6 +72,13 @@ def engine_options(config: EngineConfig, model: ServedModel, index: int = 0) -> 
     }
     if model.policy.routing_replay != "off" and config.device == "cuda":
         options["enable_return_routed_experts"] = True
+    if model.policy.adapter_rank is not None:
+        options |= {
+            "enable_lora": True,
+            "max_loras": 1,
+            "max_lora_rank": padded_rank(model.policy.adapter_rank),
+            "lora_target_modules": list_adapter_targets(model.folder),
+        }
     if model.policy.rope_scaling is not None:
         options["hf_overrides"] = _rope_overrides(model)
     if config.device == "cpu":

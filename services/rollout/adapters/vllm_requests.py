@@ -12,6 +12,7 @@ from services.rollout.ports import EngineDead, EngineError
 
 if TYPE_CHECKING:
     from vllm import TokensPrompt
+    from vllm.lora.request import LoRARequest
     from vllm.outputs import RequestOutput
     from vllm.v1.engine.async_llm import AsyncLLM
 
@@ -25,6 +26,7 @@ async def run_request(
     *,
     salt: str,
     ends: float,
+    adapter: "LoRARequest | None" = None,
 ) -> tuple["RequestOutput", bool]:
     """Return the answer as it is at `ends`, and whether it was cut there.
 
@@ -42,7 +44,8 @@ async def run_request(
 
     timer = asyncio.get_running_loop().call_at(ends, begin_abort)
     try:
-        async for output in llm.generate(prompt, params, request_id=request_id):
+        answers = llm.generate(prompt, params, request_id=request_id, lora_request=adapter)
+        async for output in answers:
             last = output
     except EngineDeadError as error:
         raise EngineDead("vLLM's engine process has ended") from error

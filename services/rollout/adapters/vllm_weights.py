@@ -17,6 +17,7 @@ from vllm.config import set_current_vllm_config
 from services.common.process_memory import peak_memory_bytes
 from services.common.tensors.tensor_views import view_tensor
 from services.common.tied_children import end_with_parent
+from services.rollout.adapters.vllm_adapter import replace_adapter
 from services.rollout.adapters.vllm_logprobs import correct_sampler
 from services.rollout.adapters.vllm_reload import WeightReload
 from services.rollout.adapters.vllm_routing import ExpertRecorder
@@ -89,6 +90,14 @@ class WeightLoader:
             reload = WeightReload(worker.get_model(), worker.model_config)
             reload.load_tensors(_map_tensors(path, total_bytes, rows))
         worker.weight_transfer_engine.torn = False
+
+    def load_flotilla_adapter(
+        self, path: str, total_bytes: int, rows: Sequence[TensorRow]
+    ) -> list[str]:
+        """Replace the adapter by that in the file; see `replace_adapter`."""
+        worker: Any = self
+        with set_current_vllm_config(worker.vllm_config):
+            return replace_adapter(worker.model_runner, _map_tensors(path, total_bytes, rows))
 
     def has_torn_flotilla_weights(self) -> bool:
         """Return True while layers of several policies lie beside each other."""

@@ -30,6 +30,8 @@ OWN_KEYS: Mapping[str, str] = {
     "device_ids": "launcher.rollout.gpus",
     "enable_return_routed_experts": "policy.routing_replay",
     "aux_output_config": "policy.routing_replay",
+    "enable_lora": "policy.adapter_rank",
+    "max_lora_rank": "policy.adapter_rank",
     "hf_token": "the environment variable HF_TOKEN",
 }
 _REFUSED: Sequence[tuple[str, str]] = (
@@ -66,8 +68,8 @@ _REFUSED: Sequence[tuple[str, str]] = (
         "weights come from the learner's policy stream, verified byte by byte",
     ),
     (
-        "enable_lora default_mm_loras",
-        "whole models are published, and layers that expect adapters take other names",
+        "default_mm_loras max_loras max_cpu_loras lora_dtype lora_target_modules",
+        "every request is answered with the one adapter that the learner has published last",
     ),
     (
         "offload_backend cpu_offload_gb cpu_offload_params offload_group_size offload_num_in_group"

@@ -6,7 +6,12 @@ from typing import Any
 import pytest
 
 from services.launcher.doctor.adapter_memory import adapter_parameters
-from services.launcher.doctor.memory_estimate import GIB, checkpoint_bytes, estimate_trainer
+from services.launcher.doctor.memory_estimate import (
+    GIB,
+    checkpoint_bytes,
+    estimate_trainer,
+    weight_slot_bytes,
+)
 from services.launcher.doctor.model_size import ModelSize, read_model_size
 from services.learner.config.algorithm import AlgorithmConfig
 from services.learner.config.lora import LoraConfig
@@ -57,6 +62,16 @@ def test_a_model_that_no_gpu_holds_trains_adapters_on_one() -> None:
     assert gib_of_a_gpu(lora=lora, processes=4, shard=True) < gib_of_a_gpu(lora=lora) - 8
     more = gib_of_a_gpu(lora=LoraConfig(rank=32)) - gib_of_a_gpu(lora=lora)
     assert more == pytest.approx(16 * 43_646_976 / GIB)
+
+
+def test_adapters_that_are_published_alone_take_little_shared_memory() -> None:
+    section = {"lora": LoraConfig(rank=16).model_dump()}
+    merged, alone = (
+        weight_slot_bytes(QWEN3_8B, "bfloat16", section, adapters_alone=each)
+        for each in (False, True)
+    )
+    assert merged == 3 * 2 * QWEN3_8B.parameters
+    assert alone == 3 * 2 * 43_646_976
 
 
 def test_checkpoints_of_adapters_are_small() -> None:

@@ -44,6 +44,7 @@ async def trained_by(
     algorithm: dict[str, Any] = KL,
     checkpoint: Path | None = None,
     steps: range = range(1, STEPS + 1),
+    adapter_rank: int | None = None,
 ) -> Trained:
     """Return the results of steps, the last publication, and the checkpoint after them."""
     await asyncio.to_thread(folder.mkdir)
@@ -51,10 +52,11 @@ async def trained_by(
     chosen = base.algorithm.model_validate(algorithm)
     rank = base.rank.model_copy(update={"shard": shard})
     config = base.model_copy(update={"lora": LORA, "algorithm": chosen, "rank": rank})
-    ranks = LocalRanks("lora", policy_config(model), config, folder / "rank.log", folder)
+    policy = policy_config(model, adapter_rank=adapter_rank)
+    ranks = LocalRanks("lora", policy, config, folder / "rank.log", folder)
     try:
         info = await ranks.start_ranks(checkpoint)
-        assert info.reference is not None
+        assert (info.reference is None) is (adapter_rank is not None)
         results = await train(ranks, steps)
         publication = await ranks.publish_weights(steps[-1])
         files = await save_ranks(ranks, folder / "checkpoint")
@@ -69,23 +71,29 @@ async def trained_by(
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
-    ("kind", "processes", "shard", "algorithm"),
+    ("kind", "processes", "shard", "algorithm", "adapter_rank"),
     [
-        ("tied", 2, True, VALUES),
-        ("tied", 2, False, KL),
-        ("untied", 4, True, KL),
-        ("experts", 2, True, VALUES),
+        ("tied", 2, True, VALUES, None),
+        ("tied", 2, False, KL, None),
+        ("untied", 4, True, KL, None),
+        ("experts", 2, True, VALUES, None),
+        ("tied", 2, True, VALUES, LORA.rank),
     ],
 )
 async def test_they_make_the_same_steps_as_one(
-    kind: str, processes: int, shard: bool, algorithm: dict[str, Any], tmp_path: Path
+    kind: str,
+    processes: int,
+    shard: bool,
+    algorithm: dict[str, Any],
+    adapter_rank: int | None,
+    tmp_path: Path,
 ) -> None:
     model = tmp_path / "model"
     if kind == "experts":
         write_sparse_model(model)
     else:
         write_model(model, tied=kind == "tied")
-    trained = partial(trained_by, model, algorithm=algorithm)
+    trained = partial(trained_by, model, algorithm=algorithm, adapter_rank=adapter_rank)
     alone, published, _ = await trained(tmp_path / "alone", 1)
     several, others, saved = await trained(tmp_path / "several", processes, shard=shard)
     for one, other in zip(alone, several, strict=True):

@@ -54,7 +54,7 @@ def test_an_option_with_a_key_of_its_own_names_that_key(
         ("load_format", "pt", "a pickle could run code"),
         ("quantization", "fp8", "would keep the weights before them"),
         ("worker_extension_cls", "mine.Loader", "nobody else's code"),
-        ("enable_lora", True, "expect adapters"),
+        ("enable_lora", True, "set policy.adapter_rank instead"),
         ("cpu_offload_gb", 4, "cannot reload weights that are offloaded"),
         ("kv_transfer_config", {}, "outlives a reload of weights"),
         ("kv_sharing_fast_prefill", True, "by which every update is verified"),

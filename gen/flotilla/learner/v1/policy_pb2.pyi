@@ -81,7 +81,9 @@ class TensorEntry(google.protobuf.message.Message):
     OFFSET_BYTES_FIELD_NUMBER: builtins.int
     CHECKSUM_FIELD_NUMBER: builtins.int
     name: builtins.str
-    """Canonical Hugging Face parameter name."""
+    """Canonical Hugging Face parameter name, of adapters that of PEFT; or
+    `base_fingerprint`, the SHA-256 under which their base would be published.
+    """
     dtype: builtins.str
     """`float32`, `bfloat16`, ..."""
     offset_bytes: builtins.int

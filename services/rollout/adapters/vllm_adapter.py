@@ -1,0 +1,44 @@
+"""The adapter that a live model computes with: replaced between two engine steps, in each of vLLM's
+worker processes, so that requests under way go on with the new one.
+
+vLLM's own request for it would name a folder; what is published is verified bytes in one file."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from vllm.lora.lora_model import LoRAModel
+from vllm.lora.peft_helper import PEFTHelper
+
+from services.rollout.adapters.vllm_adapter_request import ADAPTER_ID
+
+# Beside the matrices a publication carries the fingerprint of their base, which is no weight.
+_MATRICES = (".lora_A.weight", ".lora_B.weight")
+
+
+def replace_adapter(runner: Any, tensors: Iterable[tuple[str, torch.Tensor]]) -> list[str]:
+    """Have the model compute with these matrices from the next step on; return the layers that do.
+
+    `runner` is vLLM's model runner, and B A is added as it is. Raises ValueError where there are
+    none, and what vLLM raises of shapes that do not fit, with a part of the layers replaced."""
+    # The file goes when it is loaded, and vLLM may keep what it is given.
+    kept = {name: tensor.clone() for name, tensor in tensors if name.endswith(_MATRICES)}
+    if not kept:
+        raise ValueError("the publication has no adapters: policy.adapter_rank says otherwise")
+    rank = max(matrix.shape[0] for name, matrix in kept.items() if name.endswith(_MATRICES[0]))
+    manager = runner.lora_manager._adapter_manager
+    mapper = getattr(manager.model, "hf_to_vllm_mapper", None)
+    adapter = LoRAModel.from_lora_tensors(
+        ADAPTER_ID,
+        kept,
+        PEFTHelper(r=rank, lora_alpha=rank, target_modules=[]),
+        device="cpu",
+        dtype=runner.lora_manager.lora_config.lora_dtype,
+        weights_mapper=mapper and mapper.get_rename_mapper(),
+    )
+    own = {part for name in manager.modules for part in manager.packed_modules.get(name, [name])}
+    applied = sorted(own & adapter.loras.keys())
+    manager.remove_adapter(ADAPTER_ID)
+    manager.add_adapter(adapter)
+    manager.activate_adapter(ADAPTER_ID)
+    return applied
