@@ -17,7 +17,6 @@ from transformers import (
     PreTrainedModel,
     Qwen2Config,
     Qwen3Config,
-    Qwen3MoeConfig,
 )
 
 from services.common.domain.policy import PolicyId
@@ -175,7 +174,6 @@ async def test_an_engine_serves_the_adapters_that_were_published_last(
     [
         (Qwen2Config, True, 1),
         (Qwen3Config, False, 2),
-        (Qwen3MoeConfig, False, 1),
         (LlamaConfig, False, 1),
         (LlamaConfig, True, 2),
     ],

@@ -1,5 +1,6 @@
 """Options of vLLM: its arguments, its environment, and the packages that it finds."""
 
+import json
 import os
 import secrets
 from collections.abc import Mapping, Sequence
@@ -11,6 +12,7 @@ from typing import Any
 
 from services.common.child_environment import child_environment
 from services.common.errors import ConfigError
+from services.common.expert_models import count_experts
 from services.common.redaction import is_secret_name, secret_values
 from services.common.spec import PolicyConfig
 from services.rollout.adapters.adapter_targets import list_adapter_targets
@@ -73,12 +75,7 @@ def engine_options(config: EngineConfig, model: ServedModel, index: int = 0) -> 
     if model.policy.routing_replay != "off" and config.device == "cuda":
         options["enable_return_routed_experts"] = True
     if model.policy.adapter_rank is not None:
-        options |= {
-            "enable_lora": True,
-            "max_loras": 1,
-            "max_lora_rank": padded_rank(model.policy.adapter_rank),
-            "lora_target_modules": list_adapter_targets(model.folder),
-        }
+        options |= _adapter_options(config, model, model.policy.adapter_rank)
     if model.policy.rope_scaling is not None:
         options["hf_overrides"] = _rope_overrides(model)
     if config.device == "cpu":
@@ -95,6 +92,22 @@ def engine_options(config: EngineConfig, model: ServedModel, index: int = 0) -> 
         "block_size": config.block_size,
     }
     return options | {name: value for name, value in given.items() if value is not None}
+
+
+def _adapter_options(config: EngineConfig, model: ServedModel, rank: int) -> dict[str, Any]:
+    """Return what gives each request the policy's one adapter. Raises ConfigError."""
+    settings = json.loads((model.folder / "config.json").read_text())
+    if config.device == "cpu" and all(count_experts(settings)):
+        raise ConfigError(
+            f"policy.adapter_rank: {model.policy.model} has experts, which vLLM with adapters"
+            " computes on GPUs alone; leave it out, and engines are given merged weights"
+        )
+    return {
+        "enable_lora": True,
+        "max_loras": 1,
+        "max_lora_rank": padded_rank(rank),
+        "lora_target_modules": list_adapter_targets(model.folder),
+    }
 
 
 def _cpu_options(config: EngineConfig, max_model_len: int) -> dict[str, Any]:
