@@ -91,8 +91,10 @@ FILES: tuple[Pinned | Profile, ...] = (
     Profile(
         "requirements/env_gateway.txt", ("env-gateway", "environments"), "requirements/cpu.txt"
     ),
-    Profile("requirements/gpu.txt", (*_MACHINE, "rollout", "learner"), "requirements/gpu.txt"),
-    Profile("requirements/learner.txt", ("learner", "s3"), "requirements/gpu.txt"),
+    Profile(
+        "requirements/gpu.txt", (*_MACHINE, "rollout", "learner", "ray"), "requirements/gpu.txt"
+    ),
+    Profile("requirements/learner.txt", ("learner", "ray", "s3"), "requirements/gpu.txt"),
     Profile("requirements/rollout.txt", ("rollout",), "requirements/gpu.txt"),
     Profile("requirements/machine.txt", _MACHINE, "requirements/gpu.txt"),
     *(Pinned(f"tests/parity/requirements-{peer}.txt") for peer in ("skyrl", "trl", "verl")),

@@ -82,6 +82,13 @@ class Peers:
         defaults = CallDefaults(self._token, metadata, timeout_s, stream_timeout_s)
         return Channel(peer.current, defaults)
 
+    async def address(self, service: str) -> str:
+        """Return where `service` is now, as host:port; wait until that is known.
+
+        Raises ConfigError, see `channel`."""
+        await self.channel(service)
+        return self._peers[service].address
+
     async def close(self) -> None:
         """Close every channel; calls still running on them are cancelled."""
         for peer in self._peers.values():
@@ -146,6 +153,11 @@ class _Peer:
     def current(self) -> grpc.aio.Channel:
         assert self._channel is not None, "known is set before anyone gets a channel"
         return self._channel
+
+    @property
+    def address(self) -> str:
+        assert self._address is not None, "known is set before anyone asks"
+        return self._address
 
     def move(self, address: str, *, wait_for_ready: bool) -> None:
         if address == self._address:

@@ -14,5 +14,4 @@ RETRY_POLICY = {
 REQUEST_STREAMS = [
     {"service": "flotilla.learner.v1.GroupService", "method": "SubmitTrajectory"},
     {"service": "flotilla.env_gateway.v1.EpisodeService", "method": "Grade"},
-    {"service": "flotilla.learner.v1.RankService", "method": "Join"},
 ]

@@ -1,7 +1,6 @@
 """The learner: gives out groups to sample, takes trajectories back, trains and publishes."""
 
 import asyncio
-import socket
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,12 +12,10 @@ from services.common.shared_memory import private_folder, shared_name
 from services.common.spec import PolicyConfig
 from services.learner.config.learner import LearnerConfig
 from services.learner.ports import RemoteStore
-from services.learner.ranks.machine_admission import machine_from_config
 
 if TYPE_CHECKING:
+    from services.learner.ranks.cluster import RayCluster
     from services.learner.ranks.local_ranks import LocalRanks
-    from services.learner.ranks.machines import MachineRoster
-    from services.learner.ranks.rendezvous import Rendezvous
 
 _WEIGHT_SERVER = "services.learner.weights.weight_server"
 
@@ -46,8 +43,8 @@ def _load_learner() -> Callable[[Runtime[LearnerConfig]], Awaitable[None]]:
         check_model_files(policy, runtime.run_dir)
         await _stage_model(runtime)
         tokenizer = tokenizer_digests_of(policy)
-        machines = _build_machines(runtime)
-        ranks = _build_ranks(runtime, memory, machines)
+        cluster = _build_cluster(runtime)
+        ranks = _build_ranks(runtime, memory, cluster)
         logs = runtime.run_dir / "logs"
         weights = PublicationChild(_WEIGHT_SERVER, logs / "learner-weights.log")
         sender_config = sender_config_of(runtime)
@@ -60,11 +57,13 @@ def _load_learner() -> Callable[[Runtime[LearnerConfig]], Awaitable[None]]:
             store = _open_remote_store(runtime)
             export = _make_exporter(policy)
             vendors = LearnerDependencies(
-                ranks, tracker, tokenizer, weights, address, store, sinks, export, machines, sender
+                ranks, tracker, tokenizer, weights, address, store, sinks, export, cluster, sender
             )
             await run_learner(runtime, vendors)
         finally:
             await ranks.close()
+            if cluster is not None:
+                await cluster.close()
             await weights.close()
             if sender is not None:
                 await sender.close()
@@ -93,42 +92,33 @@ def _memory_name(runtime: Runtime[LearnerConfig]) -> str:
 
 
 def _build_ranks(
-    runtime: Runtime[LearnerConfig], memory: Path, machines: "MachineRoster | None"
+    runtime: Runtime[LearnerConfig], memory: Path, cluster: "RayCluster | None"
 ) -> "LocalRanks":
     from services.learner.ranks.local_ranks import LocalRanks
 
     log = runtime.run_dir / "logs" / "learner-rank-0.log"
-    rendezvous = None if machines is None else _build_rendezvous(runtime, machines)
     policy = runtime.shared.policy
-    return LocalRanks(_memory_name(runtime), policy, runtime.config, log, memory, rendezvous)
+    return LocalRanks(_memory_name(runtime), policy, runtime.config, log, memory, cluster)
 
 
-def _build_machines(runtime: Runtime[LearnerConfig]) -> "MachineRoster | None":
-    """Build the roster of the learner's further machines, if it has any."""
+def _build_cluster(runtime: Runtime[LearnerConfig]) -> "RayCluster | None":
+    """Plan the cluster of the learner's machines, if it has further ones. Raises ConfigError.
+
+    Machines reach its head, and the learner's first rank, where they reach the learner."""
     if runtime.config.rank.nodes == 1:
         return None
-    # Not above: the configuration is checked where there are no tensors.
-    from services.learner.ranks.machines import MachineRoster
+    from services.common.ray_cluster.ray_node import check_ray_is_installed
+    from services.learner.ranks.cluster import ClusterSite, RayCluster
 
-    policy, config = runtime.shared.policy, runtime.config
-    return MachineRoster(
-        machine_from_config(runtime.run_id, 0, policy, config, socket.gethostname())
-    )
-
-
-def _build_rendezvous(runtime: Runtime[LearnerConfig], machines: "MachineRoster") -> "Rendezvous":
-    """Build the rendezvous of the ranks: machines reach the learner's first rank where they
-    reach the learner."""
-    from services.learner.ranks.rendezvous import MultiMachineRendezvous
-
+    check_ray_is_installed(f"learner.rank.nodes = {runtime.config.rank.nodes}")
     host, _ = split_host_port(runtime.listen, "listen")
     if host == "0.0.0.0":
         raise ConfigError(
             f"--listen {runtime.listen}: with learner.rank.nodes above 1, listen on this machine's"
             " own address in the network that the machines share; ranks use no other"
         )
-    rank = runtime.config.rank
-    return MultiMachineRendezvous(machines, host, rank.processes, rank.join_s)
+    site = ClusterSite(runtime.run_id, runtime.token, host, runtime.run_dir / "logs")
+    return RayCluster(site, runtime.shared.policy, runtime.config.rank, runtime.drain)
 
 
 def _make_exporter(policy: PolicyConfig) -> Callable[[Path, Path], None]:

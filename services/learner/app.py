@@ -13,7 +13,6 @@ from services.common.run_membership import RaisedAlarm, ReplicaStatus
 from services.common.runtime import Runtime
 from services.learner.api.group_service import GroupService
 from services.learner.api.policy_service import PolicyService
-from services.learner.api.rank_service import RankService
 from services.learner.api.sequence_decode import TokenLimits
 from services.learner.api.server import build_server
 from services.learner.checkpoints import remote_claim
@@ -25,7 +24,7 @@ from services.learner.dependencies import LearnerDependencies
 from services.learner.groups.dispatcher_start import start_dispatcher
 from services.learner.journal.connection import JournalError
 from services.learner.journal.store import open_journal
-from services.learner.ranks.machines import dismiss_at_end
+from services.learner.ranks.cluster import dismissed_at_end
 from services.learner.run.assembly import RunState, build_run_state, build_train_loop
 from services.learner.run.eval_report import EvalSet
 from services.learner.run.prometheus import make_metrics_exporter
@@ -90,7 +89,7 @@ async def _serve_and_train(
         epoch = state.dispatcher.run_epoch
         runtime.log.info("serving", address=serving.address, run_epoch=epoch)
         try:
-            with dismiss_at_end(vendors.machines):
+            async with dismissed_at_end(vendors.cluster):
                 return await _run_with_helpers(loop.run_until_done(accept_calls), state, runtime)
         finally:
             serving.set_serving(False)
@@ -127,8 +126,7 @@ def _build_server(
         sends_from_gpu=config.rank.device == "cuda",
         publish_timeout_s=config.publish_timeout_s,
     )
-    ranks = None if vendors.machines is None else RankService(vendors.machines, drain=drain)
-    return build_server(runtime.token, groups, policies, ranks)
+    return build_server(runtime.token, groups, policies)
 
 
 def _heartbeat_status(state: RunState, limits: asyncio.Future[TokenLimits]) -> ReplicaStatus:

@@ -6,7 +6,7 @@ from pathlib import Path
 from services.common.fingerprint import TokenizerDigests
 from services.learner.alarms.ports import AlarmSink
 from services.learner.ports import Ranks, RemoteStore, SnapshotServer, Tracker
-from services.learner.ranks.machines import MachineRoster
+from services.learner.ranks.cluster import RayCluster
 from services.learner.weights.live_sender import LiveSender
 
 
@@ -23,11 +23,11 @@ class LearnerDependencies:
         store: RemoteStore | None = None,
         alarm_sinks: Sequence[AlarmSink] = (),
         export: Callable[[Path, Path], None] | None = None,
-        machines: MachineRoster | None = None,
+        cluster: RayCluster | None = None,
         sender: LiveSender | None = None,
     ) -> None:
         """Collect them; `export` writes the model of a checkpoint's folder to a folder of its
-        own, `machines` are the learner's further ones and `sender` sends weights into live
+        own, `cluster` joins the learner's further machines and `sender` sends weights into live
         engines, if there are any."""
         self.ranks = ranks
         self.tracker = tracker
@@ -39,7 +39,7 @@ class LearnerDependencies:
         self.store = store
         self.alarm_sinks = alarm_sinks
         self.export = export
-        self.machines = machines
+        self.cluster = cluster
         self.sender = sender
 
     @property

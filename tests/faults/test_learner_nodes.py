@@ -26,7 +26,7 @@ async def test_a_run_goes_on_when_a_machine_of_its_learner_is_lost(
         gateway = await started.start("env_gateway")
         learner = await started.start("learner", SEVERAL)
         machine = await started.further(learner, SEVERAL)
-        await check_refuses_strangers(learner.address, "learner", "RankService")
+        await check_refuses_strangers(learner.address, "learner", "PolicyService")
         rollout = ("--peer", f"learner={learner.address}")
         await started.start("rollout", *rollout, "--peer", f"env_gateway={gateway.address}")
         checkpoint = started.folder / "checkpoints" / "step-000001" / "rank.json"

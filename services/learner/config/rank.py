@@ -27,15 +27,20 @@ class RankConfig(ConfigModel):
     # Split over the ranks of each machine, and have machines hold the same (HSDP): what is gathered
     # at every block stays within one, and gradients alone are summed between them.
     shard_within_node: bool = False
-    # Machines of the learner; on all but the first runs `python -m services.learner.ranks`, and
-    # SkyPilot's are started so by `launcher.sky.learner.num_nodes`. Only the number of ranks in all
-    # matters for the result, never how many share a machine.
+    # Machines of the learner, joined by Ray (the extra `ray`); on all but the first runs `python -m
+    # services.learner.ranks`, and SkyPilot's are started so by `launcher.sky.learner.num_nodes`.
+    # Only the number of ranks in all matters for the result, never how many share a machine.
     nodes: int = Field(default=1, ge=1, le=1024)
-    # What lies between these machines. gloo and NCCL neither encrypt nor ask who is there, so
+    # What lies between these machines. gloo and NCCL neither encrypt nor ask who is there, and
+    # whoever reads Ray's token on the wire can run programs on all of them, so
     # several nodes are refused on a `public` network, one with strangers in it.
     network: Literal["private", "public"] = "private"
     # How long the machines wait for each other.
     join_s: Seconds = 300.0
+    # Go on with as few ranks when machines are missing after `join_s`; without it, with all alone.
+    min_ranks: int | None = Field(default=None, ge=1, le=1_048_576)
+    # Port of the learner's machine where Ray joins the others to it.
+    ray_port: int = Field(default=6390, ge=1, le=65535)
     # CPU threads of torch in each. On a CPU only 1 makes a step repeatable bit for bit.
     threads: int = Field(default=1, ge=1, le=1024)
     # Most tokens in one forward pass; never changes the loss. A longer sequence goes alone.

@@ -15,8 +15,7 @@ from typing import BinaryIO
 
 from services.common.printable_text import say
 from services.learner.ranks import protocol
-
-ORPHANED_EXIT_CODE = 3
+from services.learner.ranks.channel import claim_channel
 
 Inbox = queue.SimpleQueue[protocol.Message]
 Result = protocol.Message | Future[protocol.Message]
@@ -24,7 +23,7 @@ Result = protocol.Message | Future[protocol.Message]
 
 def main() -> None:
     """Serve commands until `close` is said or stdin ends."""
-    commands, answers = _claim_channel()
+    commands, answers = claim_channel()
     # Heavy imports only now: nothing they print can reach the channel.
     from services.learner.rank.worker import CommandDispatcher
 
@@ -42,17 +41,6 @@ def main() -> None:
     os._exit(0)
 
 
-def _claim_channel() -> tuple[BinaryIO, BinaryIO]:
-    """Take stdin and stdout for the channel; later uses of them by others are harmless."""
-    commands = os.fdopen(os.dup(0), "rb")
-    answers = os.fdopen(os.dup(1), "wb")
-    empty = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(empty, 0)
-    os.close(empty)
-    os.dup2(2, 1)
-    return commands, answers
-
-
 def _read_commands(commands: BinaryIO, inbox: Inbox, cleanup: Callable[[], None]) -> None:
     """Pass commands on; end the process at once when the parent is gone."""
     while (message := protocol.read_frame(commands)) is not None:
@@ -60,7 +48,7 @@ def _read_commands(commands: BinaryIO, inbox: Inbox, cleanup: Callable[[], None]
         if message["command"] == "close":
             return
     cleanup()
-    os._exit(ORPHANED_EXIT_CODE)
+    os._exit(protocol.ORPHANED_EXIT_CODE)
 
 
 class AnswerChannel:

@@ -128,7 +128,7 @@ class LocalRanks:
         except (OSError, SafetensorError) as error:
             raise RankError(f"train: the batch cannot be written to {path}: {error}") from error
         # Ranks elsewhere do not see the file: the first one sends it.
-        told = [arguments] * self._local_count + [{}] * self._rendezvous.remote_rank_count
+        told = [arguments] * self._local_count + [{}] * len(self._elsewhere)
         answer, *_ = await self._call_ranks("train", told)
         path.unlink(missing_ok=True)
         return protocol.decode_step_result(answer)
@@ -175,7 +175,7 @@ class LocalRanks:
 
     @property
     def _rank_count(self) -> int:
-        return self._local_count + self._rendezvous.remote_rank_count
+        return self._local_count + len(self._elsewhere)
 
     @property
     def _first_count(self) -> int:
@@ -204,9 +204,10 @@ class LocalRanks:
 
     async def _spawn_rank(self, index: int) -> RankProcess:
         environment = rank_environment(self._config.rank)
-        if self._rank_count == 1:
+        spans_machines = self._rendezvous.spans_machines
+        if self._local_count == 1 and not spans_machines:
             return await RankProcess.spawn_rank("the training rank", self._log_path, environment)
-        if self._rendezvous.remote_rank_count == 0:
+        if not spans_machines:
             # Ranks of one machine have no business on its network.
             environment |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
         log = self._log_path

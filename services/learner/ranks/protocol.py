@@ -33,6 +33,8 @@ from services.learner.types import (
 HEADER = struct.Struct("<I")
 # A manifest of 100,000 tensors fits; anything larger is a corrupted channel.
 MAX_FRAME_BYTES = 64 << 20
+# Of a child whose parent is gone.
+ORPHANED_EXIT_CODE = 3
 
 Message = dict[str, Any]
 

@@ -13,6 +13,7 @@ from services.learner.config.rank import RankConfig
 from services.learner.ranks import protocol
 from services.learner.ranks.pending_calls import Answer, PendingCalls, failed_answer
 
+RANK = "services.learner.rank"
 _TAIL_BYTES = 4096
 _CLOSE_SECONDS = 10.0
 # transformers asks the hub for further files of a model.
@@ -39,13 +40,13 @@ class RankProcess:
 
     @staticmethod
     async def spawn_rank(
-        name: str, log_path: Path, environment: Mapping[str, str]
+        name: str, log_path: Path, environment: Mapping[str, str], module: str = RANK
     ) -> "RankProcess":
-        """Start a rank; `name` is what messages call it."""
+        """Start a rank, or another `module` that is spoken to so; messages call it `name`."""
         log_path.parent.mkdir(parents=True, exist_ok=True)
         with log_path.open("ab") as log:
             process = await asyncio.create_subprocess_exec(
-                *python_command("-m", "services.learner.rank"),
+                *python_command("-m", module),
                 stdin=PIPE,
                 stdout=PIPE,
                 stderr=log,

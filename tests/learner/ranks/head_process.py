@@ -1,7 +1,7 @@
-"""The learner's ranks in a process of their own: `... MODEL FOLDER HOST TLS_DIR`.
+"""The learner's ranks in a process of their own: `... MODEL FOLDER HOST RAY_PORT`.
 
-Says `serving ADDRESS`; trains a step with a further machine and says `trained FINGERPRINT`; for
-each line that it then reads tries another, and says `lost SECONDS` when that fails.
+Trains a step with a further machine and says `trained FINGERPRINT`; when it has then read a line
+tries another, and says `lost SECONDS` when that fails.
 """
 
 import asyncio
@@ -9,15 +9,13 @@ import sys
 import time
 from pathlib import Path
 
-from services.common.tls import read_tls
 from services.learner.ports import RankError
 from tests.learner.ranks.nodes import Head, config_of, head
 from tests.support.tiny_ranks import make_batch
 
 
-async def main(model: Path, folder: Path, host: str, tls: Path) -> None:
-    async with head(folder, model, config_of(2), host, read_tls(tls)) as learner:
-        print("serving", learner.address, flush=True)
+async def main(model: Path, folder: Path, host: str, port: int) -> None:
+    async with head(folder, model, config_of(2, rank={"ray_port": port}), host) as learner:
         await learner.ranks.start_ranks(None)
         await learner.ranks.train_step(make_batch(step=1))
         print("trained", (await learner.ranks.publish_weights(1)).fingerprint.hex(), flush=True)
@@ -34,4 +32,4 @@ async def lose(learner: Head) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], Path(sys.argv[4])))
+    asyncio.run(main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], int(sys.argv[4])))

@@ -13,16 +13,12 @@ from typing import Any
 
 import psutil
 
-from flotilla.learner.v1 import rank_service_pb2_grpc
-from services.common import rpc
 from services.common.spec import PolicyConfig
-from services.common.tls import Tls
-from services.learner.api.rank_service import RankService
 from services.learner.config.learner import LearnerConfig
+from services.learner.ranks.cluster import ClusterSite, RayCluster
 from services.learner.ranks.local_ranks import LocalRanks
-from services.learner.ranks.machine_admission import machine_from_config
-from services.learner.ranks.machines import MachineRoster
-from services.learner.ranks.rendezvous import MultiMachineRendezvous
+from tests.support.learner import free_port
+from tests.support.process_commands import command_of
 from tests.support.rank_configs import LEARNER, policy_config
 
 RUN, TOKEN = "run", "a-token-of-tests"
@@ -30,7 +26,8 @@ HOST = "127.0.0.1"
 
 
 def config_of(nodes: int, processes: int = 1, **learner: Any) -> LearnerConfig:
-    rank = {"nodes": nodes, "processes": processes, "join_s": 30.0, **learner.pop("rank", {})}
+    chosen = {"nodes": nodes, "processes": processes, "join_s": 60.0, "ray_port": free_port()}
+    rank = {**chosen, **learner.pop("rank", {})}
     return LearnerConfig.model_validate({**LEARNER.model_dump(), **learner, "rank": rank})
 
 
@@ -43,7 +40,11 @@ class Further:
 
     def ranks(self) -> list[psutil.Process]:
         """The processes of its ranks."""
-        return psutil.Process(self.process.pid).children()
+        return [
+            child
+            for child in psutil.Process(self.process.pid).children(recursive=True)
+            if "services.learner.rank" in command_of(child)
+        ]
 
     async def ended(self, limit_s: float = 30.0) -> int:
         return await asyncio.wait_for(self.process.wait(), limit_s)
@@ -76,20 +77,20 @@ def _environment(process: psutil.Process) -> str:
 
 async def start_machine(
     folder: Path,
-    address: str,
     config: LearnerConfig,
     policy: PolicyConfig,
     *overrides: str,
     number: int = 1,
+    host: str = HOST,
     inside: Sequence[str] = (),
 ) -> Further:
-    """Start a further machine of the learner at `address`; `inside` begins its command line."""
+    """Start a further machine of the learner at `host`; `inside` begins its command line."""
     spec, log = _written(folder, config, policy), folder / "log"
     with log.open("wb") as file:
         process = await asyncio.create_subprocess_exec(
             *(*inside, sys.executable, "-m", "services.learner.ranks", "--config", str(spec)),
             *("--run-id", RUN, "--run-dir", str(folder / RUN), "--replica", str(number)),
-            *("--peer", f"learner={address}", *overrides),
+            *("--peer", f"learner={host}:1", *overrides),
             env={**os.environ, "FLOTILLA_TOKEN": TOKEN, "FLOTILLA_TEST_MACHINE": str(folder)},
             stderr=file,
             start_new_session=True,
@@ -108,11 +109,10 @@ def _written(folder: Path, config: LearnerConfig, policy: PolicyConfig) -> Path:
 
 @dataclass
 class Head:
-    """The learner's part: its ranks, and who has joined."""
+    """The learner's part: its ranks, and the cluster that joins others to it."""
 
     folder: Path
-    address: str
-    roster: MachineRoster
+    cluster: RayCluster
     ranks: LocalRanks
     config: LearnerConfig
     policy: PolicyConfig
@@ -121,45 +121,40 @@ class Head:
 
     async def machine(self, *overrides: str, number: int = 1) -> Further:
         folder = self.folder / f"machine-{number}"
-        made = await start_machine(
-            folder, self.address, self.config, self.policy, *overrides, number=number
-        )
+        made = await start_machine(folder, self.config, self.policy, *overrides, number=number)
         self.machines.append(made)
         return made
 
 
 @asynccontextmanager
 async def head(
-    folder: Path, model: Path, config: LearnerConfig, host: str = HOST, tls: Tls | None = None
+    folder: Path, model: Path, config: LearnerConfig, host: str = HOST
 ) -> AsyncGenerator[Head]:
-    """A learner's ranks and RankService; all that was started ends with the block."""
-    chosen = policy_config(model)
-    roster, drain = (
-        MachineRoster(machine_from_config(RUN, 0, chosen, config, "head")),
-        asyncio.Event(),
-    )
-    server = rpc.server(token=TOKEN)
-    rank_service_pb2_grpc.add_RankServiceServicer_to_server(
-        RankService(roster, drain=drain), server
-    )
+    """A learner's ranks and its cluster; all that was started ends with the block."""
+    chosen, drain = policy_config(model), asyncio.Event()
     shm = folder / "shm"
     shm.mkdir()
-    rendezvous = MultiMachineRendezvous(roster, host, config.rank.processes, config.rank.join_s)
-    ranks = LocalRanks(RUN, chosen, config, folder / "head.log", shm, rendezvous)
-    async with rpc.serving(server, f"{host}:0", tls=tls, grace_s=0.2) as serving:
-        made = Head(folder, serving.address, roster, ranks, config, chosen, drain)
-        try:
-            yield made
-        finally:
-            roster.close(over=True)
-            await ranks.close()
-            for machine in made.machines:
-                await _end(machine)
+    site = ClusterSite(RUN, TOKEN, host, folder / "logs")
+    cluster = RayCluster(site, chosen, config.rank, drain)
+    ranks = LocalRanks(RUN, chosen, config, folder / "head.log", shm, cluster)
+    made = Head(folder, cluster, ranks, config, chosen, drain)
+    try:
+        yield made
+    finally:
+        await cluster.dismiss_machines()
+        await ranks.close()
+        await cluster.close()
+        for machine in made.machines:
+            await _end(machine)
 
 
 async def _end(machine: Further) -> None:
     try:
         await machine.ended(10)
     except TimeoutError:
-        machine.process.kill()
-        await machine.process.wait()
+        machine.process.terminate()
+        try:
+            await machine.ended(20)
+        except TimeoutError:
+            machine.process.kill()
+            await machine.process.wait()

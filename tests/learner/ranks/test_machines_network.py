@@ -1,4 +1,4 @@
-"""Ranks on two machines with a network between them, under TLS; and what happens when it goes."""
+"""Ranks on two machines with a network between them; and what happens when it goes."""
 
 import asyncio
 import shutil
@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from services.launcher.security import certificates
-from tests.learner.ranks.nodes import RUN, config_of, left_of, start_machine, until
+from tests.learner.ranks.nodes import config_of, left_of, start_machine, until
 from tests.learner.ranks.test_machines import one_machine
 from tests.support.rank_configs import policy_config
 
 _NAMES = ("flotilla-a", "flotilla-b")
 _CABLE = "cable0"
+HOST = "10.77.0.1"
 
 
 @pytest.fixture
@@ -67,18 +67,16 @@ async def _said(process: asyncio.subprocess.Process, word: str) -> list[str]:
 async def test_machines_train_over_a_network_and_end_in_seconds_when_it_goes(
     model_folder: Path, tmp_path: Path
 ) -> None:
-    certificates.store_identity(tmp_path, certificates.mint_identity(RUN))
-    tls = str(certificates.identity_folder(tmp_path, RUN) / "learner")
+    config = config_of(2, rank={"join_s": 60.0})
     learner = await asyncio.create_subprocess_exec(
         *(*_inside(_NAMES[0]), sys.executable, "-m", "tests.learner.ranks.head_process"),
-        *(str(model_folder), str(tmp_path), "10.77.0.1", tls),
+        *(str(model_folder), str(tmp_path), HOST, str(config.rank.ray_port)),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
     )
-    (address,) = await _said(learner, "serving")
     machine = await start_machine(
-        *(tmp_path / "machine", address, config_of(2), policy_config(model_folder)),
-        *("--tls-dir", tls, "--learner.rank.join_s=60"),
+        *(tmp_path / "machine", config, policy_config(model_folder)),
+        host=HOST,
         inside=_inside(_NAMES[1]),
     )
     try:
@@ -89,10 +87,10 @@ async def test_machines_train_over_a_network_and_end_in_seconds_when_it_goes(
         assert learner.stdin is not None
         learner.stdin.write(b"go on\n")
         seconds, *why = await _said(learner, "lost")
-        assert float(seconds) < 12 and "machine 1" in " ".join(why)
+        assert float(seconds) < 20 and "machine 1" in " ".join(why)
         assert await asyncio.wait_for(learner.wait(), 30) == 0
-        # Its ranks have ended with the connection; it waits for another learner.
-        await until(lambda: len(left_of(tmp_path / "machine")) == 1)
+        # Its node has ended with the connection; it waits for another learner.
+        await until(lambda: len(left_of(tmp_path / "machine")) == 1, 60.0)
         machine.process.terminate()
         assert await machine.ended() == 0
         assert left_of(tmp_path / "machine") == []

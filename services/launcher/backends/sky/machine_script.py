@@ -90,7 +90,12 @@ def _further_machine_command(watched: WatchedReplica) -> str:
 
 
 def _rank_arguments(watched: WatchedReplica) -> tuple[str, ...]:
-    return (f"--learner.rank.nodes={watched.nodes}",) if watched.nodes > 1 else ()
+    """Return the arguments that all machines of a learner share: Ray joins them, on a port beside
+    those that the run has anyway. SkyPilot's own Ray has others."""
+    if watched.nodes == 1:
+        return ()
+    ports = f"--learner.rank.ray_port={ray_port(watched.port)}"
+    return (f"--learner.rank.nodes={watched.nodes}", ports)
 
 
 def _watcher_command(watched: WatchedReplica, run_dir: str) -> str:
@@ -130,6 +135,11 @@ def weights_port(port: int) -> int:
     """Return the port where a learner that listens on `port` serves weights, in a process of
     its own."""
     return port + 1
+
+
+def ray_port(port: int) -> int:
+    """Return the port where Ray joins further machines to a learner that listens on `port`."""
+    return port + 2
 
 
 def _serves_outside(watched: WatchedReplica) -> bool:

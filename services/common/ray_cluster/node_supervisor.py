@@ -1,0 +1,107 @@
+"""Supervisor of one Ray node: `python -m services.common.ray_cluster.node_supervisor`.
+
+Not for use by hand. It reads one JSON line from stdin, starts `ray start --block`, says when that
+runs, and ends with it. When stdin ends, as with the process that started it, so does the node. Ray
+leaves agents behind when it is killed: whatever the node has started ends here, and its folder is
+removed."""
+
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from services.common.child_environment import child_environment
+from services.common.printable_text import say, say_json
+from services.common.python_command import python_command
+from services.common.ray_cluster.cluster_settings import HUB_TOKEN, cluster_environment
+from services.common.scratch_folders import scratch_folder
+
+# Ray's sockets are within, and the path of a socket has at most 107 bytes.
+_PREFIX = "flotilla-ray-"
+# From linux/prctl.h.
+_PR_SET_CHILD_SUBREAPER = 36
+_STOP_SECONDS = 5.0
+_STARTED = "Ray runtime started"
+
+
+def main() -> None:
+    """Run the node that the first line describes, until it or stdin ends."""
+    config: dict[str, Any] = json.loads(sys.stdin.readline())
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        # A handler, for children would inherit that a signal is ignored.
+        signal.signal(number, lambda *_: None)
+    _adopt_orphans()
+    with scratch_folder(_PREFIX) as (folder, _):
+        token_file = folder / "token"
+        token_file.touch(0o600)
+        token_file.write_text(config["token"])
+        code = _run_node(config["arguments"], token_file, folder)
+        _end_children()
+    sys.exit(code)
+
+
+def _adopt_orphans() -> None:
+    """Become the parent of all descendants whose own parent ends."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER) failed")
+
+
+def _run_node(arguments: list[str], token_file: Path, folder: Path) -> int:
+    """Run the node to its end and return its exit code."""
+    ray = python_command("-m", "ray.scripts.scripts", "start", "--block", *arguments)
+    node = subprocess.Popen(
+        (*ray, f"--temp-dir={folder}"),
+        env={**child_environment(HUB_TOKEN, ours=True), **cluster_environment(token_file)},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    )
+    threading.Thread(target=_stop_with_stdin, args=(node,), daemon=True).start()
+    assert node.stdout is not None
+    for line in node.stdout:
+        say(line, end="", file=sys.stderr)
+        if _STARTED in line:
+            say_json({"started": True})
+    return node.wait()
+
+
+def _stop_with_stdin(node: subprocess.Popen[str]) -> None:
+    """Stop the node when stdin ends: in order, so that the cluster hears of it, or by force."""
+    sys.stdin.read()
+    node.terminate()
+    try:
+        node.wait(_STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+        node.kill()
+    # Whoever still has the node's output open.
+    _kill_children()
+
+
+def _end_children() -> None:
+    """Kill all descendants and wait until there are none: each one's children become ours."""
+    while True:
+        _kill_children()
+        try:
+            os.waitpid(-1, 0)
+        except ChildProcessError:
+            return
+
+
+def _kill_children() -> None:
+    for thread in Path("/proc/self/task").iterdir():
+        for pid in (thread / "children").read_text().split():
+            with suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    main()

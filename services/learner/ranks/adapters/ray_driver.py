@@ -1,0 +1,251 @@
+"""Driver of the ranks on further machines: `python -m services.learner.ranks.adapters.ray_driver`.
+
+Not for use by hand. A child of the learner, spoken to in the frames of `ranks/protocol.py`: Ray's
+threads, handlers and connections stay out of the service. When it ends, however it does, Ray ends
+its actors, and with them their ranks."""
+
+import asyncio
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Awaitable, Mapping, Sequence
+from typing import Any, BinaryIO
+
+from services.common.concurrency import wait_for_any
+from services.common.log import get_logger
+from services.common.printable_text import say
+from services.learner.ranks import protocol
+from services.learner.ranks.channel import claim_channel
+from services.learner.ranks.cluster_plan import (
+    RANK_RESOURCE,
+    ActorPlan,
+    ClusterPlan,
+    machine_number,
+    machine_resource,
+)
+
+_LOOK_S = 0.2
+_PLACE_S = 60.0
+_CLOSE_S = 8.0
+_log = get_logger(__name__)
+
+
+class GroupError(Exception):
+    """The group cannot be opened; the message names the fix."""
+
+
+class RayDriver:
+    """One group of ranks: a placement group with an actor for each."""
+
+    def __init__(self) -> None:
+        self._actors: list[Any] = []
+        self._names: list[str] = []
+        # The first actor of each machine, by its number.
+        self._first: dict[int, Any] = {}
+
+    async def open(self, arguments: Mapping[str, Any]) -> protocol.Message:
+        """Wait for the machines and place the ranks; return their names in order.
+
+        Raises GroupError."""
+        plan = ClusterPlan(**arguments)
+        # Read as Ray is imported.
+        os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": plan.token}
+        import ray
+
+        ray.init(plan.address, namespace=plan.run_id, log_to_driver=False, configure_logging=False)
+        numbers = await self._wait_for_machines(plan)
+        if not numbers:
+            return {"names": []}
+        group = await _place_group(plan, numbers)
+        for bundle, number in enumerate(numbers):
+            self._place_actors(plan, group, bundle, number)
+        hosts = await asyncio.gather(*(actor.start_rank.remote() for actor in self._actors))
+        self._names = [
+            f"machine {numbers[index // plan.processes]} ({host})"
+            for index, host in enumerate(hosts)
+        ]
+        return {"names": self._names}
+
+    async def call(self, arguments: Mapping[str, Any]) -> protocol.Message:
+        """Have a rank run a command; return its `result`, or its `error` and if it `ended`."""
+        from ray.exceptions import RayActorError
+
+        index = arguments["rank"]
+        run = self._actors[index].run_command.remote(arguments["command"], arguments["arguments"])
+        try:
+            answer = await run
+        except RayActorError as error:
+            answer = {"error": f"its actor is gone: {error}", "ended": True}
+        if "error" in answer:
+            answer["error"] = f"{self._names[index]}: {answer['error']}"
+        return answer
+
+    async def leaving(self, _: Mapping[str, Any]) -> protocol.Message:
+        """Wait until a machine has to go; return its number."""
+        waits = {
+            number: asyncio.create_task(_as_coroutine(actor.wait_until_leaving.remote()))
+            for number, actor in self._first.items()
+        }
+        await wait_for_any(waits.values())
+        ended = [number for number, wait in waits.items() if wait.done() and not wait.exception()]
+        return {"machine": ended[0] if ended else None}
+
+    async def dismiss(self, _: Mapping[str, Any]) -> protocol.Message:
+        """Tell all machines that the learner has ended in order."""
+        await asyncio.gather(*(actor.dismiss_node.remote() for actor in self._first.values()))
+        return {}
+
+    async def close(self) -> None:
+        """End the ranks in order, as far as they answer."""
+        import ray
+
+        closing = [_as_coroutine(actor.close_rank.remote()) for actor in self._actors]
+        if closing:
+            tasks = [asyncio.create_task(one) for one in closing]
+            await asyncio.wait(tasks, timeout=_CLOSE_S)
+            ray.shutdown()
+
+    async def _wait_for_machines(self, plan: ClusterPlan) -> Sequence[int]:
+        deadline = time.monotonic() + plan.join_s
+        expected = range(1, plan.machines)
+        while True:
+            joined = _joined_machines(plan.processes)
+            missing = [number for number in expected if number not in joined]
+            if not missing:
+                return expected
+            if time.monotonic() > deadline:
+                break
+            await asyncio.sleep(_LOOK_S)
+        ranks = plan.processes * (plan.machines - len(missing))
+        listed = ", ".join(map(str, missing))
+        if ranks < plan.min_ranks:
+            raise GroupError(
+                f"machine {listed} of {plan.machines} has not joined in {plan.join_s:g} s: run"
+                " `python -m services.learner.ranks --replica NUMBER` with this spec there, see"
+                " its log, or set learner.rank.min_ranks or learner.rank.nodes to what there is"
+            )
+        _log.warning("machines have not joined: going on without", missing=missing, ranks=ranks)
+        return [number for number in expected if number in joined]
+
+    def _place_actors(self, plan: ClusterPlan, group: Any, bundle: int, number: int) -> None:
+        import ray
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        from services.learner.ranks.adapters.rank_actor import RankActor
+
+        strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle)
+        remote: Any = ray.remote(RankActor)
+        placed = remote.options(
+            num_cpus=0,
+            num_gpus=int(plan.gpus),
+            resources={RANK_RESOURCE: 1},
+            max_restarts=0,
+            scheduling_strategy=strategy,
+        )
+        for slot in range(plan.processes):
+            index = plan.processes + len(self._actors)
+            ranked = ActorPlan(number, slot, index, plan.model, plan.revision, plan.environment)
+            self._actors.append(placed.remote(ranked.to_message()))
+        self._first[number] = self._actors[-plan.processes]
+
+
+def _joined_machines(processes: int) -> set[int]:
+    """Return the numbers of the machines that are there. Raises GroupError for a wrong one."""
+    import ray
+
+    joined: set[int] = set()
+    for node in ray.nodes():
+        number = machine_number(node["Resources"]) if node["Alive"] else None
+        if number is None:
+            continue
+        offered = int(node["Resources"].get(RANK_RESOURCE, 0))
+        if offered != processes:
+            raise GroupError(
+                f"machine {number} ({node['NodeManagerHostname']}) has learner.rank.processes ="
+                f" {offered}, the learner {processes}; start both with one spec"
+            )
+        joined.add(number)
+    return joined
+
+
+async def _place_group(plan: ClusterPlan, numbers: Sequence[int]) -> Any:
+    """Return the placement group with a bundle on each machine, once it is placed."""
+    from ray.util.placement_group import placement_group
+
+    gpus = {"GPU": plan.processes} if plan.gpus else {}
+    bundles: list[dict[str, float]] = [
+        {RANK_RESOURCE: plan.processes, machine_resource(number): 1, **gpus} for number in numbers
+    ]
+    group = placement_group(bundles, strategy="STRICT_SPREAD")
+    try:
+        async with asyncio.timeout(_PLACE_S):
+            await group.ready()
+    except TimeoutError:
+        raise GroupError(
+            f"Ray has not placed {plan.processes} ranks on each of the machines"
+            f" {', '.join(map(str, numbers))} in {_PLACE_S:g} s: an older group of this run may"
+            " still hold them"
+        ) from None
+    return group
+
+
+async def _as_coroutine(reference: Awaitable[Any]) -> Any:
+    return await reference
+
+
+async def serve_commands(commands: BinaryIO, answers: BinaryIO) -> None:
+    """Serve until `close` is said."""
+    driver, inbox = RayDriver(), asyncio.Queue[protocol.Message]()
+    loop = asyncio.get_running_loop()
+    threading.Thread(
+        target=_read_commands, args=(commands, loop, inbox), daemon=True, name="commands"
+    ).start()
+    serving: set[asyncio.Task[None]] = set()
+    while (message := await inbox.get())["command"] != "close":
+        task = asyncio.create_task(_answer_message(driver, message, answers))
+        serving.add(task)
+        task.add_done_callback(serving.discard)
+    await driver.close()
+
+
+def _read_commands(
+    commands: BinaryIO, loop: asyncio.AbstractEventLoop, inbox: asyncio.Queue[protocol.Message]
+) -> None:
+    """Pass commands on; end the process at once when the learner is gone."""
+    while (message := protocol.read_frame(commands)) is not None:
+        loop.call_soon_threadsafe(inbox.put_nowait, message)
+    os._exit(protocol.ORPHANED_EXIT_CODE)
+
+
+async def _answer_message(driver: RayDriver, message: protocol.Message, answers: BinaryIO) -> None:
+    handlers = {
+        "open": driver.open,
+        "call": driver.call,
+        "leaving": driver.leaving,
+        "dismiss": driver.dismiss,
+    }
+    try:
+        outcome: protocol.Message = {
+            "result": await handlers[message["command"]](message["arguments"])
+        }
+    # The boundary of the process: whatever went wrong, the learner must hear of it.
+    except Exception as error:  # noqa: BLE001
+        say(traceback.format_exc(), end="", file=sys.stderr)
+        outcome = {"error": f"{type(error).__name__}: {error}"}
+    answers.write(protocol.encode_frame({"id": message["id"], **outcome}))
+    answers.flush()
+
+
+def main() -> None:
+    """Serve the learner, and end without the exit handlers of Ray."""
+    commands, answers = claim_channel()
+    # Ray has workers import from the driver's folder, too.
+    os.chdir("/")
+    asyncio.run(serve_commands(commands, answers))
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

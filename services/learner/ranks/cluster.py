@@ -1,0 +1,210 @@
+"""The ranks on a learner's further machines, as the learner reaches them: through Ray."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from services.common.concurrency import cancel_tasks
+from services.common.log import get_logger
+from services.common.network_addresses import join_host_port
+from services.common.ray_cluster.cluster_settings import derive_cluster_token
+from services.common.ray_cluster.ray_node import NodePlan, RayNode, RayNodeError
+from services.common.spec import PolicyConfig
+from services.learner.config.rank import RankConfig
+from services.learner.ports import RankError
+from services.learner.ranks.cluster_plan import ClusterPlan
+from services.learner.ranks.pending_calls import Answer, RankHandle
+from services.learner.ranks.rank_process import RankProcess, rank_environment
+
+_DRIVER = "services.learner.ranks.adapters.ray_driver"
+_log = get_logger(__name__)
+
+
+class DriverSession:
+    """One group of ranks, for as long as its Ray driver lives."""
+
+    def __init__(self, driver: RankProcess) -> None:
+        self._driver = driver
+        self._closing: asyncio.Task[None] | None = None
+
+    @property
+    def has_ended(self) -> bool:
+        """True when the driver is gone, and its ranks with it."""
+        return self._driver.has_ended
+
+    def send_command(self, command: str, arguments: Mapping[str, Any]) -> Answer:
+        """Send a command of the driver's own."""
+        return self._driver.send_command(command, arguments)
+
+    def kill(self) -> None:
+        """End the driver, upon which Ray ends the ranks."""
+        self._driver.kill()
+
+    async def close(self) -> None:
+        """End ranks and driver in order. May be called again, by several at once."""
+        if self._closing is None:
+            self._closing = asyncio.create_task(self._driver.close())
+        await asyncio.shield(self._closing)
+
+
+class RemoteRank:
+    """One rank of a further machine. Implements `ranks.pending_calls.RankHandle`."""
+
+    def __init__(self, session: DriverSession, index: int) -> None:
+        """Make the handle of rank `index` among those of further machines."""
+        self._session = session
+        self._index = index
+        self._ended = False
+
+    @property
+    def has_ended(self) -> bool:
+        """See `RankHandle`."""
+        return self._ended or self._session.has_ended
+
+    def send_command(self, command: str, arguments: Mapping[str, Any]) -> Answer:
+        """See `RankHandle`."""
+        call = {"rank": self._index, "command": command, "arguments": arguments}
+        answer: Answer = asyncio.get_running_loop().create_future()
+        driven = self._session.send_command("call", call)
+        driven.add_done_callback(lambda done: self._complete(answer, done))
+        return answer
+
+    def kill(self) -> None:
+        """End the whole group: no other rank could go on."""
+        self._session.kill()
+
+    async def close(self) -> None:
+        """See `RankHandle`."""
+        await self._session.close()
+
+    def _complete(self, answer: Answer, driven: Answer) -> None:
+        error = driven.exception()
+        if error is None and "error" in (said := driven.result()):
+            self._ended = self._ended or said["ended"]
+            error = RankError(said["error"])
+        if answer.done():
+            return
+        if error is None:
+            answer.set_result(driven.result()["result"])
+        else:
+            answer.set_exception(error)
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterSite:
+    """The place of a run's cluster: `host` is this machine's address that all others reach."""
+
+    run_id: str
+    token: str
+    host: str
+    logs: Path
+
+
+class RayCluster:
+    """The learner's head of a Ray cluster, and its groups of ranks, one after the other.
+
+    Implements `ranks.rendezvous.Rendezvous`."""
+
+    spans_machines = True
+
+    def __init__(
+        self, site: ClusterSite, policy: PolicyConfig, config: RankConfig, drain: asyncio.Event
+    ) -> None:
+        """Plan a cluster; `drain` is set when one of its machines has to go."""
+        self._site = site
+        self._policy = policy
+        self._config = config
+        self._drain = drain
+        self._head: RayNode | None = None
+        self._session: DriverSession | None = None
+        self._watching: asyncio.Task[None] | None = None
+
+    async def wait_for_remote_ranks(self) -> Sequence[RankHandle]:
+        """See `Rendezvous`."""
+        await self._end_group()
+        await self._open_head()
+        session = self._session = DriverSession(
+            await RankProcess.spawn_rank(
+                "the Ray driver", self._site.logs / "learner-ray-driver.log", {}, _DRIVER
+            )
+        )
+        opened = await session.send_command("open", self._plan().to_message())
+        names: list[str] = opened["names"]
+        _log.info("further machines have joined", ranks=names)
+        if names:
+            self._watching = asyncio.create_task(self._drain_when_one_leaves(session))
+        return [RemoteRank(session, index) for index in range(len(names))]
+
+    async def open_address(self, first: RankHandle) -> str:
+        """See `Rendezvous`."""
+        return (await first.send_command("host", {"host": self._site.host}))["rendezvous"]
+
+    async def dismiss_machines(self) -> None:
+        """Tell the machines that the learner has ended in order, and will not come back."""
+        if self._session is not None and not self._session.has_ended:
+            try:
+                await self._session.send_command("dismiss", {})
+            except RankError as error:
+                _log.warning("machines were not told that the run is over", why=str(error))
+
+    async def close(self) -> None:
+        """End group and head."""
+        await self._end_group()
+        if self._head is not None:
+            await self._head.close()
+
+    def _plan(self) -> ClusterPlan:
+        site, config = self._site, self._config
+        return ClusterPlan(
+            address=join_host_port(site.host, config.ray_port),
+            token=derive_cluster_token(site.token),
+            run_id=site.run_id,
+            machines=config.nodes,
+            processes=config.processes,
+            min_ranks=config.min_ranks or config.nodes * config.processes,
+            join_s=config.join_s,
+            gpus=config.device == "cuda",
+            model=self._policy.model,
+            revision=self._policy.revision,
+            environment=rank_environment(config),
+        )
+
+    async def _open_head(self) -> None:
+        if self._head is not None and not self._head.has_ended:
+            return
+        plan = NodePlan(self._site.host, self._config.ray_port)
+        log = self._site.logs / "learner-ray.log"
+        try:
+            self._head = await RayNode.start_node(plan, self._site.token, log)
+        except RayNodeError as error:
+            raise RankError(f"no Ray cluster at port {plan.port}: {error}") from error
+
+    async def _drain_when_one_leaves(self, session: DriverSession) -> None:
+        try:
+            machine = (await session.send_command("leaving", {}))["machine"]
+        except RankError:
+            # Whoever calls a rank hears of it.
+            return
+        if machine is not None:
+            _log.warning("a machine has to go: draining", machine=machine)
+            self._drain.set()
+
+    async def _end_group(self) -> None:
+        if self._watching is not None:
+            await cancel_tasks([self._watching])
+            self._watching = None
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+
+@asynccontextmanager
+async def dismissed_at_end(cluster: RayCluster | None) -> AsyncGenerator[None]:
+    """Dismiss all further machines when the block ends well, else have them wait for the next
+    learner."""
+    yield
+    if cluster is not None:
+        await cluster.dismiss_machines()
