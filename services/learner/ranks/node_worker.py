@@ -13,7 +13,7 @@ from services.learner.config.rank import RankConfig
 from services.learner.ranks.cluster_plan import RANK_RESOURCE, machine_resource
 from services.learner.ranks.node_folder import NODE_FOLDER_VARIABLE, NodeFolder
 
-_LOOK_S = 0.25
+_LOOK_S = 0.5
 _DIAL_S = 2.0
 # In what `ray start` says when it will never be let in.
 _REFUSALS = ("uthenticat", "ersion mismatch", "token")
@@ -67,12 +67,26 @@ class NodeWorker:
         try:
             async with asyncio.timeout(patience):
                 host = await self._find_learner()
-            async with asyncio.timeout(_DIAL_S):
-                _, writer = await asyncio.open_connection(host, self._config.ray_port)
+            await self._dial_head(host)
         except (OSError, TimeoutError):
             return None
-        writer.close()
         return host
+
+    async def _dial_head(self, host: str) -> None:
+        async with asyncio.timeout(_DIAL_S):
+            _, writer = await asyncio.open_connection(host, self._config.ray_port)
+        writer.close()
+
+    async def _is_refused(self, host: str) -> bool:
+        """Return True where the head is gone from its machine; Ray takes longer to find out."""
+        try:
+            await self._dial_head(host)
+        except ConnectionRefusedError:
+            return True
+        except (OSError, TimeoutError):
+            # That may pass, and Ray judges it.
+            return False
+        return False
 
     async def _serve_head(self, host: str) -> bool:
         """Be a node of this head until that ends, or this one may; return True if it ever was."""
@@ -93,7 +107,7 @@ class NodeWorker:
         _log.info("joined the learner", address=host, machine=self._number)
         try:
             while True:
-                if node.has_ended or self._may_leave():
+                if node.has_ended or self._may_leave() or await self._is_refused(host):
                     return True
                 await asyncio.sleep(_LOOK_S)
         finally:

@@ -12,6 +12,7 @@ from services.learner.app import run_learner
 from services.learner.config.learner import LearnerConfig
 from services.learner.dependencies import LearnerDependencies
 from services.learner.ranks import rank_process
+from services.learner.ranks.cluster import ClusterSite, RayCluster
 from services.learner.ranks.fake import FakeRanks
 from services.learner.ranks.local_ranks import LocalRanks
 from services.learner.tracking.adapters.jsonl import JsonlTracker
@@ -33,6 +34,8 @@ class ShardedLife:
     port: int
     steps: int
     checkpoint_every: int
+    # Of the head that joins a further machine with the second rank; 0: both are here.
+    ray_port: int = 0
 
 
 class TrustedRanks(LocalRanks):
@@ -41,10 +44,15 @@ class TrustedRanks(LocalRanks):
     What they are started from is kept in `read`, as they found it."""
 
     def __init__(
-        self, folder: Path, policy: PolicyConfig, config: LearnerConfig, shm_dir: Path
+        self,
+        folder: Path,
+        policy: PolicyConfig,
+        config: LearnerConfig,
+        shm_dir: Path,
+        cluster: RayCluster | None = None,
     ) -> None:
         shm_dir.mkdir(exist_ok=True)
-        super().__init__("sharded", policy, config, folder / "rank.log", shm_dir)
+        super().__init__("sharded", policy, config, folder / "rank.log", shm_dir, cluster)
         self._read = folder / "read"
         self._fake = FakeRanks(folder)
 
@@ -63,7 +71,9 @@ class TrustedRanks(LocalRanks):
         return await self._fake.compare_batch(batch, diagnose=diagnose)
 
 
-def sharded_config(folder: Path, steps: int, checkpoint_every: int) -> LearnerConfig:
+def sharded_config(
+    folder: Path, steps: int, checkpoint_every: int, ray_port: int = 0
+) -> LearnerConfig:
     """Return the configuration of a run. Adam's `eps` keeps roundings of a gradient that is next to
     nothing from becoming whole steps."""
     return make_config(
@@ -77,8 +87,7 @@ def sharded_config(folder: Path, steps: int, checkpoint_every: int) -> LearnerCo
         checkpoint={"every": checkpoint_every, "keep": 2},
         optimizer={"lr": 1e-3, "eps": 1e-4},
         rank={
-            "processes": RANKS,
-            "shard": True,
+            **(several_machines(ray_port) if ray_port else {"processes": RANKS, "shard": True}),
             "pack_tokens": 64,
             "head_chunk": 16,
             "burn_in": {"enabled": False},
@@ -86,16 +95,27 @@ def sharded_config(folder: Path, steps: int, checkpoint_every: int) -> LearnerCo
     )
 
 
+def several_machines(ray_port: int) -> dict[str, object]:
+    return {"nodes": RANKS, "ray_port": ray_port, "join_s": 120.0}
+
+
 async def live_sharded(life: ShardedLife) -> None:
     """Serve and train until the run is done."""
-    config = sharded_config(life.folder, life.steps, life.checkpoint_every)
+    config = sharded_config(life.folder, life.steps, life.checkpoint_every, life.ray_port)
     runtime = make_runtime(life.folder, config, listen=f"127.0.0.1:{life.port}")
-    ranks = TrustedRanks(life.folder, policy_config(life.model), config, life.folder / "shm")
+    policy, cluster = policy_config(life.model), None
+    if life.ray_port:
+        site = ClusterSite(runtime.run_id, runtime.token, "127.0.0.1", life.folder / "logs")
+        cluster = RayCluster(site, policy, config.rank, runtime.drain)
+    ranks = TrustedRanks(life.folder, policy, config, life.folder / "shm", cluster)
     tracker = JsonlTracker(life.folder / "run" / "metrics.jsonl")
     try:
-        await run_learner(runtime, LearnerDependencies(ranks, tracker, TOKENIZER))
+        given = LearnerDependencies(ranks, tracker, TOKENIZER, cluster=cluster)
+        await run_learner(runtime, given)
     finally:
         await ranks.close()
+        if cluster is not None:
+            await cluster.close()
         tracker.close()
 
 

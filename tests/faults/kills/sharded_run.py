@@ -68,7 +68,7 @@ class ShardedRun(KilledRun):
 
     async def _live(self, play: Callable[[int, asyncio.Task[int]], Awaitable[None]]) -> int:
         """One life, in which `play` is told the learner's process once its port is open."""
-        life = ShardedLife(self.folder, self.model, self.forge, self.port, self.steps, self.every)
+        life = self._make_life()
         told = {k: str(v) if isinstance(v, Path) else v for k, v in asdict(life).items()}
         pid = await self.server.begin("live-sharded", told, self.log)
         ending = asyncio.create_task(self.server.end(LIFE_S))
@@ -81,6 +81,9 @@ class ShardedRun(KilledRun):
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
                 await ending
+
+    def _make_life(self) -> ShardedLife:
+        return ShardedLife(self.folder, self.model, self.forge, self.port, self.steps, self.every)
 
     async def _planned(self, step: int, ending: asyncio.Task[int]) -> bool:
         """Return whether the run lived to plan this step."""

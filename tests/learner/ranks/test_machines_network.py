@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.learner.ranks.nodes import config_of, left_of, start_machine, until
+from services.launcher.security import certificates
+from tests.learner.ranks.nodes import RUN, config_of, left_of, start_machine, until
 from tests.learner.ranks.test_machines import one_machine
 from tests.support.rank_configs import policy_config
 
@@ -67,6 +68,9 @@ async def _said(process: asyncio.subprocess.Process, word: str) -> list[str]:
 async def test_machines_train_over_a_network_and_end_in_seconds_when_it_goes(
     model_folder: Path, tmp_path: Path
 ) -> None:
+    # Beyond loopback nothing is dialled without.
+    certificates.store_identity(tmp_path, certificates.mint_identity(RUN))
+    tls = str(certificates.identity_folder(tmp_path, RUN) / "learner")
     config = config_of(2, rank={"join_s": 60.0})
     learner = await asyncio.create_subprocess_exec(
         *(*_inside(_NAMES[0]), sys.executable, "-m", "tests.learner.ranks.head_process"),
@@ -75,7 +79,7 @@ async def test_machines_train_over_a_network_and_end_in_seconds_when_it_goes(
         stdout=asyncio.subprocess.PIPE,
     )
     machine = await start_machine(
-        *(tmp_path / "machine", config, policy_config(model_folder)),
+        *(tmp_path / "machine", config, policy_config(model_folder), "--tls-dir", tls),
         host=HOST,
         inside=_inside(_NAMES[1]),
     )
