@@ -1,9 +1,9 @@
 """Supervisor of one Ray node: `python -m services.common.ray_cluster.node_supervisor`.
 
 Not for use by hand. It reads one JSON line from stdin, starts `ray start --block`, says when that
-runs, and ends with it. When stdin ends, as with the process that started it, so does the node. Ray
-leaves agents behind when it is killed: whatever the node has started ends here, and its folder is
-removed."""
+runs, and ends with it. Another line stops the node. When stdin ends before, as with the process
+that started this one, the node is killed. Ray leaves agents behind then: whatever the node has
+started ends here, and its folder is removed."""
 
 import ctypes
 import json
@@ -75,14 +75,13 @@ def _run_node(arguments: list[str], token_file: Path, folder: Path) -> int:
 
 
 def _stop_with_stdin(node: subprocess.Popen[str]) -> None:
-    """Stop the node when stdin ends: in order, so that the cluster hears of it, or by force."""
-    sys.stdin.read()
-    node.terminate()
-    try:
-        node.wait(_STOP_SECONDS)
-    except subprocess.TimeoutExpired:
-        node.kill()
-    # Whoever still has the node's output open.
+    """Stop the node at the next line of stdin in order, so that the cluster hears of it; by force
+    when that takes too long, or when stdin has ended."""
+    if sys.stdin.readline():
+        node.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            node.wait(_STOP_SECONDS)
+    # With whoever still has the node's output open.
     _kill_children()
 
 

@@ -120,6 +120,8 @@ class RayNode:
     async def close(self) -> None:
         """End the node and all that runs on it. May be called again."""
         assert self._process.stdin is not None
+        if not self.has_ended:
+            self._process.stdin.write(b"close\n")
         self._process.stdin.close()
         try:
             async with asyncio.timeout(_CLOSE_SECONDS):

@@ -5,6 +5,7 @@ import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+from services.common.concurrency import run_until_first
 from services.common.errors import ConfigError
 from services.common.log import get_logger
 from services.common.network_interfaces import own_address
@@ -15,6 +16,7 @@ from services.learner.ranks.node_folder import NODE_FOLDER_VARIABLE, NodeFolder
 
 _LOOK_S = 0.5
 _DIAL_S = 2.0
+_UNREACHED_S = 10.0
 # In what `ray start` says when it will never be let in.
 _REFUSALS = ("uthenticat", "ersion mismatch", "token")
 _log = get_logger(__name__)
@@ -77,16 +79,25 @@ class NodeWorker:
             _, writer = await asyncio.open_connection(host, self._config.ray_port)
         writer.close()
 
-    async def _is_refused(self, host: str) -> bool:
-        """Return True where the head is gone from its machine; Ray takes longer to find out."""
-        try:
-            await self._dial_head(host)
-        except ConnectionRefusedError:
-            return True
-        except (OSError, TimeoutError):
-            # That may pass, and Ray judges it.
-            return False
-        return False
+    async def _wait_until_head_is_gone(self, host: str) -> None:
+        """Return when nothing listens at the head's port any more, or its machine has not been
+        reached for long; Ray takes longer to find out."""
+        reached = time.monotonic()
+        while time.monotonic() - reached < _UNREACHED_S:
+            await asyncio.sleep(_LOOK_S)
+            try:
+                await self._dial_head(host)
+                reached = time.monotonic()
+            except ConnectionRefusedError:
+                return
+            except (OSError, TimeoutError):
+                continue
+
+    async def _wait_until_dismissed(self) -> None:
+        while True:
+            if self._may_leave():
+                return
+            await asyncio.sleep(_LOOK_S)
 
     async def _serve_head(self, host: str) -> bool:
         """Be a node of this head until that ends, or this one may; return True if it ever was."""
@@ -106,12 +117,14 @@ class NodeWorker:
         self._why_away = ""
         _log.info("joined the learner", address=host, machine=self._number)
         try:
-            while True:
-                if node.has_ended or self._may_leave() or await self._is_refused(host):
-                    return True
-                await asyncio.sleep(_LOOK_S)
+            await run_until_first(
+                node.wait_until_ended(),
+                self._wait_until_head_is_gone(host),
+                self._wait_until_dismissed(),
+            )
         finally:
             await node.close()
+        return True
 
     def _may_leave(self) -> bool:
         """Return True once nobody needs this machine; have the learner told that it has to go."""
