@@ -27,13 +27,15 @@ class ClusterRun(ShardedRun):
 
     @asynccontextmanager
     async def two_machines(self) -> AsyncGenerator[None]:
-        """Have the second machine while the block runs."""
+        """Have the second machine while the block runs; it ends with the run."""
         self.ray_port = free_port()
         try:
             yield
+            assert self._machine is not None
+            assert await self._machine.ended() == 0
         finally:
-            if self._machine is not None:
-                self._machine.process.terminate()
+            if self._machine is not None and self._machine.process.returncode is None:
+                self._machine.process.kill()
                 await self._machine.process.wait()
 
     async def live(self, strike: Strike | None) -> int:
