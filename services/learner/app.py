@@ -28,7 +28,11 @@ from services.learner.ranks.cluster import dismissed_at_end
 from services.learner.run.assembly import RunState, build_run_state, build_train_loop
 from services.learner.run.eval_report import EvalSet
 from services.learner.run.prometheus import make_metrics_exporter
-from services.learner.run.resume_checks import check_tasks_are_the_same, check_tokenizer_is_the_same
+from services.learner.run.resume_checks import (
+    check_publications_are_alike,
+    check_tasks_are_the_same,
+    check_tokenizer_is_the_same,
+)
 from services.learner.run.status import Phase
 from services.learner.run.task_files import load_task_files
 from services.learner.types import ModelInfo
@@ -47,6 +51,7 @@ async def run_learner(runtime: Runtime[LearnerConfig], vendors: LearnerDependenc
         raise ConfigError(str(error)) from error
     try:
         await check_tokenizer_is_the_same(journal, vendors.tokenizer)
+        await check_publications_are_alike(journal, runtime.shared.policy)
         if config.mode == "train":
             await check_tasks_are_the_same(journal, tasks, config, runtime.shared.seed)
         target = remote_target_of(vendors.store, runtime)

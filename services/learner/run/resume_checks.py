@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from services.common.errors import ConfigError
 from services.common.fingerprint import TokenizerDigests
 from services.common.log import get_logger
+from services.common.spec import PolicyConfig
 from services.learner.config.learner import LearnerConfig
 from services.learner.groups.policy_history import PolicyLineage
 from services.learner.journal.curriculum_tables import drawn_tasks
@@ -30,6 +31,18 @@ async def check_tokenizer_is_the_same(journal: Journal, digests: TokenizerDigest
             "policy.model: its tokenizer is not the one that this run began with, so what was"
             " sampled cannot be trained on: restore tokenizer.json and the chat template, or start"
             " a new run"
+        )
+
+
+async def check_publications_are_alike(journal: Journal, policy: PolicyConfig) -> None:
+    """Check that the run publishes what it began to: fingerprints of adapters alone and of merged
+    weights tell nothing of each other. Raises ConfigError."""
+    began = await _initial_value(journal, "adapter_rank", policy.adapter_rank or 0)
+    if began != (policy.adapter_rank or 0):
+        was = f"set it to {began}" if began else "leave it out"
+        raise ConfigError(
+            f"policy.adapter_rank: {policy.adapter_rank}, and the run was begun with another:"
+            f" {was}, or start a new run"
         )
 
 

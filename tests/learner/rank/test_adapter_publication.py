@@ -23,6 +23,7 @@ from services.learner.rank.worker import FirstRank
 from services.learner.ranks.protocol import decode_publication
 from services.learner.types import TrainBatch, TrainSequence
 from tests.support.adapted_learner import RANK, AdaptedLearner, adapted_setup
+from tests.support.checkpoints import write_models
 from tests.support.rank_configs import LEARNER, policy_config
 from tests.support.tiny_ranks import (
     changed,
@@ -69,6 +70,27 @@ def test_the_first_rank_publishes_what_is_added_and_the_name_of_its_base(
         # Loading it again tells that the base is the same.
         assert rank.model_info().reference is None
         rank.close()
+    assert names[0] != names[1]
+
+
+def test_what_is_loaded_again_is_published_under_the_same_name(
+    model_folder: Path, tmp_path: Path
+) -> None:
+    """The first adapters, and those of a checkpoint."""
+    learner = AdaptedLearner(model_folder, tmp_path / "shm")
+    names = [learner.publish().policy.fingerprint]
+    learner.train()
+    names.append(learner.publish().policy.fingerprint)
+    write_models(tmp_path / "saved", learner.models, 1)
+    again = adapted_setup(model_folder, tmp_path / "again")
+    found: list[bytes] = []
+    for version, source in enumerate((None, tmp_path / "saved")):
+        setup = again.model_copy(update={"checkpoint": source})
+        rank = FirstRank(setup, load_models(setup))
+        told = decode_publication(rank.publish_weights({"version": version}))
+        found.append(told.fingerprint)
+        rank.close()
+    assert found == names
     assert names[0] != names[1]
 
 

@@ -6,10 +6,15 @@ import pytest
 
 from services.common.domain.policy import PolicyId
 from services.common.errors import ConfigError
+from services.common.spec import PolicyConfig
 from services.learner.groups.policy_history import PolicyLineage
 from services.learner.journal.store import open_journal
 from services.learner.ranks.fake import FakeRanks
-from services.learner.run.resume_checks import check_tasks_are_the_same, check_weights_are_the_same
+from services.learner.run.resume_checks import (
+    check_publications_are_alike,
+    check_tasks_are_the_same,
+    check_weights_are_the_same,
+)
 from services.learner.sampling.tasks import load_tasks
 from services.learner.types import ModelInfo
 from tests.support.learner import make_config
@@ -59,3 +64,23 @@ async def test_other_initial_weights_are_refused_where_they_matter(
     else:
         with pytest.raises(ConfigError, match=f"not those that this run began with, .*{problem}"):
             await checked
+
+
+@pytest.mark.parametrize(
+    ("began", "now", "remedy"),
+    [(None, 8, "leave it out"), (8, None, "set it to 8"), (8, 16, "set it to 8")],
+)
+async def test_a_run_goes_on_publishing_what_it_began_to(
+    tmp_path: Path, began: int | None, now: int | None, remedy: str
+) -> None:
+    first, other = (
+        PolicyConfig(model="m", max_model_len=64, adapter_rank=rank) for rank in (began, now)
+    )
+    journal = open_journal(tmp_path / "run")
+    try:
+        for _ in range(2):
+            await check_publications_are_alike(journal, first)
+        with pytest.raises(ConfigError, match=rf"policy\.adapter_rank: .*{remedy}"):
+            await check_publications_are_alike(journal, other)
+    finally:
+        await journal.close()
