@@ -18,7 +18,6 @@ from services.common.domain.trajectory import (
     Trajectory,
     wire_arrays,
 )
-from services.common.rpc import to_seconds
 from services.wire.enums import FAILURE_KINDS, STOP_REASONS
 from services.wire.trajectory_columns import decode_turns, span_fields, turn_fields
 
@@ -201,26 +200,20 @@ def decode_media(item: trajectory_pb2.MediaReference, content: bytes) -> Media:
     )
 
 
-def _duration_fields(seconds: float) -> _Fields:
-    """Return seconds as a Duration has them: both parts have their sign."""
-    sign = -1 if seconds < 0 else 1
-    whole, nanos = divmod(round(abs(seconds) * 1e9), 10**9)
-    return {"seconds": sign * whole, "nanos": sign * nanos}
-
-
 def _count_fields(counts: Counts) -> _Fields:
+    # An empty map costs as much as all numbers.
     return {
         "turns": counts.turns,
         "tool_calls": counts.tool_calls,
-        "tool_errors": counts.tool_errors,
+        "tool_errors": counts.tool_errors or None,
         "parse_errors": counts.parse_errors,
         "repeats": counts.repeats,
-        "open": _duration_fields(counts.open_s),
-        "grade": _duration_fields(counts.grade_s),
+        "open_s": counts.open_s,
+        "grade_s": counts.grade_s,
         "tools": counts.tools,
         "malformed_turns": counts.malformed_turns,
-        "parse_messages": counts.parse_messages,
-        "unknown_tools": counts.unknown_tools,
+        "parse_messages": counts.parse_messages or None,
+        "unknown_tools": counts.unknown_tools or None,
     }
 
 
@@ -231,8 +224,8 @@ def _decode_counts(counts: trajectory_pb2.TrajectoryCounts) -> Counts:
         tool_errors=dict(counts.tool_errors),
         parse_errors=counts.parse_errors,
         repeats=counts.repeats,
-        open_s=to_seconds(counts.open),
-        grade_s=to_seconds(counts.grade),
+        open_s=counts.open_s,
+        grade_s=counts.grade_s,
         tools=counts.tools,
         malformed_turns=counts.malformed_turns,
         parse_messages=dict(counts.parse_messages),

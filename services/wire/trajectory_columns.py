@@ -74,15 +74,14 @@ def _decode_writer(message: trajectory_pb2.Writer) -> tuple[PolicyId, float]:
 
 def turn_fields(turns: Items[TurnTiming]) -> dict[str, Any]:
     """Return the fields of a Turns message."""
+    rewards = {n: turn.reward for n, turn in enumerate(turns) if turn.reward is not None}
     return {
         "generate_s": [turn.generate_s for turn in turns],
         "tools_s": [turn.tools_s for turn in turns],
         "prompt_tokens": [turn.prompt_tokens for turn in turns],
         "generated_tokens": [turn.generated_tokens for turn in turns],
         "thinking_tokens": [turn.thinking_tokens for turn in turns],
-        "rewards": {
-            number: turn.reward for number, turn in enumerate(turns) if turn.reward is not None
-        },
+        "rewards": rewards or None,
     }
 
 

@@ -103,6 +103,10 @@ def step_reward(s: Submission, value: float, turn: int = 0) -> None:
     s.header.turns.rewards[turn] = value
 
 
+def open_seconds(s: Submission, value: float) -> None:
+    s.header.counts.open_s = value
+
+
 def sequences(s: Submission, count: int) -> None:
     s.header.sequences.extend([s.header.sequences[0]] * (count - 1))
 
@@ -139,6 +143,7 @@ CASES: list[tuple[str, Spoil, tuple[str, str]]] = [
     ("a reward of a step that was not", lambda s: step_reward(s, 1.0, turn=2), INVALID),
     ("a time of a turn that is not a number", lambda s: turn_seconds(s, 1.0, np.nan), INVALID),
     ("a time too few", lambda s: turn_seconds(s, 1.0), INVALID),
+    ("a time to open that is not finite", lambda s: open_seconds(s, np.inf), INVALID),
     ("a positive logprob", lambda s: one_logprob(s, 1e-3), INVALID),
     ("a logprob that no sampled token has", lambda s: one_logprob(s, -1e5), INVALID),
     # B21: the mask is made of the spans' authors.

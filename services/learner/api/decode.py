@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from itertools import chain
+from math import isfinite
 
 from flotilla.learner.v1 import group_service_pb2 as groups_pb
 from flotilla.learner.v1 import trajectory_pb2
@@ -119,10 +120,19 @@ class TrajectoryAssembler:
         if self._received > self._expected:
             raise MalformedRequestError("the chunks hold more than the header announced")
         arrays = self._arrays[chunk.sequence_index]
-        arrays.ids += ids
-        arrays.scores += scores
-        arrays.media += media
-        arrays.experts += experts
+        arrays.ids = _extend(arrays.ids, ids)
+        arrays.scores = _extend(arrays.scores, scores)
+        arrays.media = _extend(arrays.media, media)
+        arrays.experts = _extend(arrays.experts, experts)
+
+
+def _extend(known: bytes | bytearray, piece: bytes) -> bytes | bytearray:
+    """Return both as one; a first piece, which is most often the only one, is not copied."""
+    if not known:
+        return piece
+    whole = known if isinstance(known, bytearray) else bytearray(known)
+    whole += piece
+    return whole
 
 
 def _check_trajectory(trajectory: Trajectory) -> None:
@@ -136,8 +146,12 @@ def _check_trajectory(trajectory: Trajectory) -> None:
     for name in ("detail", "suspicion"):
         if (size := len(getattr(trajectory, name))) > _MAX_DETAIL:
             raise MalformedRequestError(f"{name} has {size} characters; at most {_MAX_DETAIL}")
+    counts = trajectory.counts
+    for name, seconds in (("open_s", counts.open_s), ("grade_s", counts.grade_s)):
+        if not isfinite(seconds):
+            raise MalformedRequestError(f"counts.{name} is {seconds}")
     for name in ("tool_errors", "parse_messages", "unknown_tools"):
-        _check_named_counts(getattr(trajectory.counts, name), name)
+        _check_named_counts(getattr(counts, name), name)
 
 
 def _check_reward(name: str, value: float) -> None:

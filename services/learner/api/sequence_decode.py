@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Iterator
 from collections.abc import Sequence as Items
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
@@ -53,10 +53,10 @@ def to_floats(data: bytes | bytearray) -> NDArray[np.float32]:
 class SequenceArrays:
     """The bytes of one sequence as far as they came; the arrays that are made of them are views."""
 
-    ids: bytearray = field(default_factory=bytearray)
-    scores: bytearray = field(default_factory=bytearray)
-    media: bytearray = field(default_factory=bytearray)
-    experts: bytearray = field(default_factory=bytearray)
+    ids: bytes | bytearray = b""
+    scores: bytes | bytearray = b""
+    media: bytes | bytearray = b""
+    experts: bytes | bytearray = b""
 
 
 def check_media(header: trajectory_pb2.SequenceHeader, where: str) -> int:

@@ -90,7 +90,7 @@ async def test_a_witness_that_is_graded_later_counts_when_it_was_at_work_in_the_
         assert events(tmp_path) == []
         for attempt in slow.attempts:
             submission = graded(slow, attempt, worker.policy)
-            submission.header.counts.open.FromMilliseconds(5000)
+            submission.header.counts.open_s = 5.0
             await worker.submit(submission)
         assert events(tmp_path) == [(bad_key, "quarantined")]
 

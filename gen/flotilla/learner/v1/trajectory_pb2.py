@@ -23,10 +23,9 @@ _sym_db = _symbol_database.Default()
 
 
 from flotilla.learner.v1 import policy_pb2 as flotilla_dot_learner_dot_v1_dot_policy__pb2
-from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$flotilla/learner/v1/trajectory.proto\x12\x13\x66lotilla.learner.v1\x1a flotilla/learner/v1/policy.proto\x1a\x1egoogle/protobuf/duration.proto\"E\n\rTrajectoryKey\x12\x10\n\x08group_id\x18\x01 \x01(\t\x12\x15\n\rattempt_index\x18\x02 \x01(\r\x12\x0b\n\x03try\x18\x03 \x01(\r\"\xf1\x05\n\x10TrajectoryHeader\x12/\n\x03key\x18\x01 \x01(\x0b\x32\".flotilla.learner.v1.TrajectoryKey\x12\x10\n\x08lease_id\x18\x02 \x01(\t\x12\x11\n\tworker_id\x18\x03 \x01(\t\x12\x36\n\tsequences\x18\x04 \x03(\x0b\x32#.flotilla.learner.v1.SequenceHeader\x12\x10\n\x06reward\x18\x05 \x01(\x01H\x00\x12\x36\n\x08no_grade\x18\x06 \x01(\x0e\x32\".flotilla.learner.v1.NoGradeReasonH\x00\x12\x33\n\x07\x66\x61ilure\x18\x07 \x01(\x0e\x32 .flotilla.learner.v1.FailureKindH\x00\x12\x0e\n\x06\x64\x65tail\x18\x08 \x01(\t\x12\x34\n\x0bstop_reason\x18\t \x01(\x0e\x32\x1f.flotilla.learner.v1.StopReason\x12\x1b\n\x0epartial_reward\x18\n \x01(\x01H\x01\x88\x01\x01\x12\x15\n\rchecks_passed\x18\x0b \x03(\t\x12\x15\n\rchecks_failed\x18\x0c \x03(\t\x12)\n\x05turns\x18\r \x01(\x0b\x32\x1a.flotilla.learner.v1.Turns\x12\x35\n\x06\x63ounts\x18\x0e \x01(\x0b\x32%.flotilla.learner.v1.TrajectoryCounts\x12\x0f\n\x07\x65nv_key\x18\x0f \x01(\t\x12\x10\n\x08task_key\x18\x10 \x01(\t\x12\x13\n\x0b\x65nv_version\x18\x11 \x01(\t\x12\x14\n\x0c\x64\x61ta_version\x18\x12 \x01(\t\x12\x1a\n\x12tool_schema_digest\x18\x13 \x01(\x0c\x12\x15\n\rprompt_digest\x18\x14 \x01(\x0c\x12\x13\n\x0binstance_id\x18\x15 \x01(\t\x12\x11\n\tsuspicion\x18\x16 \x01(\t\x12\x16\n\x0e\x63ontent_digest\x18\x17 \x01(\x0c\x42\t\n\x07outcomeB\x11\n\x0f_partial_reward\"\xb9\x01\n\x0eSequenceHeader\x12\x13\n\x0btoken_count\x18\x01 \x01(\r\x12)\n\x05spans\x18\x02 \x01(\x0b\x32\x1a.flotilla.learner.v1.Spans\x12\x32\n\x05media\x18\x03 \x03(\x0b\x32#.flotilla.learner.v1.MediaReference\x12\x33\n\x07\x65xperts\x18\x04 \x01(\x0b\x32\".flotilla.learner.v1.RoutedExperts\"D\n\rRoutedExperts\x12\x13\n\x0btoken_count\x18\x01 \x01(\r\x12\x0e\n\x06layers\x18\x02 \x01(\r\x12\x0e\n\x06\x63hosen\x18\x03 \x01(\r\"\x8c\x01\n\x05Spans\x12,\n\x07\x61uthors\x18\x01 \x03(\x0e\x32\x1b.flotilla.learner.v1.Author\x12\x0f\n\x07lengths\x18\x02 \x03(\r\x12\x16\n\x0ewriter_indexes\x18\x03 \x03(\r\x12,\n\x07writers\x18\x04 \x03(\x0b\x32\x1b.flotilla.learner.v1.Writer\"a\n\x06Writer\x12-\n\x06policy\x18\x01 \x01(\x0b\x32\x1d.flotilla.learner.v1.PolicyId\x12\x18\n\x0btemperature\x18\x02 \x01(\x02H\x00\x88\x01\x01\x42\x0e\n\x0c_temperature\"\x94\x01\n\x0eMediaReference\x12\x0e\n\x06sha256\x18\x01 \x01(\x0c\x12\x0c\n\x04mime\x18\x02 \x01(\t\x12\x0c\n\x04grid\x18\x03 \x03(\x05\x12\x14\n\x0ctoken_offset\x18\x04 \x01(\r\x12\x18\n\x10processor_digest\x18\x05 \x01(\x0c\x12\x12\n\nsize_bytes\x18\x06 \x01(\x04\x12\x12\n\nsent_bytes\x18\x07 \x01(\x04\"\xe0\x01\n\x05Turns\x12\x12\n\ngenerate_s\x18\x01 \x03(\x01\x12\x0f\n\x07tools_s\x18\x02 \x03(\x01\x12\x15\n\rprompt_tokens\x18\x03 \x03(\r\x12\x18\n\x10generated_tokens\x18\x04 \x03(\r\x12\x17\n\x0fthinking_tokens\x18\x05 \x03(\r\x12\x38\n\x07rewards\x18\x06 \x03(\x0b\x32\'.flotilla.learner.v1.Turns.RewardsEntry\x1a.\n\x0cRewardsEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\xe3\x04\n\x10TrajectoryCounts\x12\r\n\x05turns\x18\x01 \x01(\r\x12\x12\n\ntool_calls\x18\x02 \x01(\r\x12J\n\x0btool_errors\x18\x03 \x03(\x0b\x32\x35.flotilla.learner.v1.TrajectoryCounts.ToolErrorsEntry\x12\x14\n\x0cparse_errors\x18\x04 \x01(\r\x12\x0f\n\x07repeats\x18\x05 \x01(\r\x12\'\n\x04open\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\x12(\n\x05grade\x18\x07 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\r\n\x05tools\x18\x08 \x01(\r\x12\x17\n\x0fmalformed_turns\x18\t \x01(\r\x12P\n\x0eparse_messages\x18\n \x03(\x0b\x32\x38.flotilla.learner.v1.TrajectoryCounts.ParseMessagesEntry\x12N\n\runknown_tools\x18\x0b \x03(\x0b\x32\x37.flotilla.learner.v1.TrajectoryCounts.UnknownToolsEntry\x1a\x31\n\x0fToolErrorsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\r:\x02\x38\x01\x1a\x34\n\x12ParseMessagesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\r:\x02\x38\x01\x1a\x33\n\x11UnknownToolsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\r:\x02\x38\x01\"l\n\rSequenceChunk\x12\x16\n\x0esequence_index\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x01(\x0c\x12\x10\n\x08logprobs\x18\x03 \x01(\x0c\x12\r\n\x05media\x18\x04 \x01(\x0c\x12\x0f\n\x07\x65xperts\x18\x05 \x01(\x0c*q\n\x06\x41uthor\x12\x16\n\x12\x41UTHOR_UNSPECIFIED\x10\x00\x12\x11\n\rAUTHOR_PROMPT\x10\x01\x12\x11\n\rAUTHOR_POLICY\x10\x02\x12\x16\n\x12\x41UTHOR_ENVIRONMENT\x10\x03\x12\x11\n\rAUTHOR_FORCED\x10\x04*\x99\x02\n\nStopReason\x12\x1b\n\x17STOP_REASON_UNSPECIFIED\x10\x00\x12\x14\n\x10STOP_REASON_DONE\x10\x01\x12\x19\n\x15STOP_REASON_MAX_TURNS\x10\x02\x12 \n\x1cSTOP_REASON_CONTEXT_OVERFLOW\x10\x03\x12!\n\x1dSTOP_REASON_GENERATION_LENGTH\x10\x04\x12\x17\n\x13STOP_REASON_TIMEOUT\x10\x05\x12\"\n\x1eSTOP_REASON_MAX_SAMPLED_TOKENS\x10\x06\x12\x19\n\x15STOP_REASON_MAX_CALLS\x10\x07\x12 \n\x1cSTOP_REASON_MAX_PARSE_ERRORS\x10\x08*\xbb\x01\n\x0b\x46\x61ilureKind\x12\x1c\n\x18\x46\x41ILURE_KIND_UNSPECIFIED\x10\x00\x12\x19\n\x15\x46\x41ILURE_KIND_ENV_LOST\x10\x01\x12\x1d\n\x19\x46\x41ILURE_KIND_ENGINE_ERROR\x10\x02\x12\x18\n\x14\x46\x41ILURE_KIND_ABORTED\x10\x03\x12\x19\n\x15\x46\x41ILURE_KIND_NO_GRADE\x10\x04\x12\x1f\n\x1b\x46\x41ILURE_KIND_TEMPLATE_ERROR\x10\x05*\xf5\x01\n\rNoGradeReason\x12\x1f\n\x1bNO_GRADE_REASON_UNSPECIFIED\x10\x00\x12$\n NO_GRADE_REASON_EXECUTION_FAILED\x10\x01\x12\x1f\n\x1bNO_GRADE_REASON_JUDGE_ERROR\x10\x02\x12!\n\x1dNO_GRADE_REASON_INSTANCE_LOST\x10\x03\x12\x1b\n\x17NO_GRADE_REASON_TIMEOUT\x10\x04\x12\x1f\n\x1bNO_GRADE_REASON_NO_VERIFIER\x10\x05\x12\x1b\n\x17NO_GRADE_REASON_TAINTED\x10\x06\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$flotilla/learner/v1/trajectory.proto\x12\x13\x66lotilla.learner.v1\x1a flotilla/learner/v1/policy.proto\"E\n\rTrajectoryKey\x12\x10\n\x08group_id\x18\x01 \x01(\t\x12\x15\n\rattempt_index\x18\x02 \x01(\r\x12\x0b\n\x03try\x18\x03 \x01(\r\"\xf1\x05\n\x10TrajectoryHeader\x12/\n\x03key\x18\x01 \x01(\x0b\x32\".flotilla.learner.v1.TrajectoryKey\x12\x10\n\x08lease_id\x18\x02 \x01(\t\x12\x11\n\tworker_id\x18\x03 \x01(\t\x12\x36\n\tsequences\x18\x04 \x03(\x0b\x32#.flotilla.learner.v1.SequenceHeader\x12\x10\n\x06reward\x18\x05 \x01(\x01H\x00\x12\x36\n\x08no_grade\x18\x06 \x01(\x0e\x32\".flotilla.learner.v1.NoGradeReasonH\x00\x12\x33\n\x07\x66\x61ilure\x18\x07 \x01(\x0e\x32 .flotilla.learner.v1.FailureKindH\x00\x12\x0e\n\x06\x64\x65tail\x18\x08 \x01(\t\x12\x34\n\x0bstop_reason\x18\t \x01(\x0e\x32\x1f.flotilla.learner.v1.StopReason\x12\x1b\n\x0epartial_reward\x18\n \x01(\x01H\x01\x88\x01\x01\x12\x15\n\rchecks_passed\x18\x0b \x03(\t\x12\x15\n\rchecks_failed\x18\x0c \x03(\t\x12)\n\x05turns\x18\r \x01(\x0b\x32\x1a.flotilla.learner.v1.Turns\x12\x35\n\x06\x63ounts\x18\x0e \x01(\x0b\x32%.flotilla.learner.v1.TrajectoryCounts\x12\x0f\n\x07\x65nv_key\x18\x0f \x01(\t\x12\x10\n\x08task_key\x18\x10 \x01(\t\x12\x13\n\x0b\x65nv_version\x18\x11 \x01(\t\x12\x14\n\x0c\x64\x61ta_version\x18\x12 \x01(\t\x12\x1a\n\x12tool_schema_digest\x18\x13 \x01(\x0c\x12\x15\n\rprompt_digest\x18\x14 \x01(\x0c\x12\x13\n\x0binstance_id\x18\x15 \x01(\t\x12\x11\n\tsuspicion\x18\x16 \x01(\t\x12\x16\n\x0e\x63ontent_digest\x18\x17 \x01(\x0c\x42\t\n\x07outcomeB\x11\n\x0f_partial_reward\"\xb9\x01\n\x0eSequenceHeader\x12\x13\n\x0btoken_count\x18\x01 \x01(\r\x12)\n\x05spans\x18\x02 \x01(\x0b\x32\x1a.flotilla.learner.v1.Spans\x12\x32\n\x05media\x18\x03 \x03(\x0b\x32#.flotilla.learner.v1.MediaReference\x12\x33\n\x07\x65xperts\x18\x04 \x01(\x0b\x32\".flotilla.learner.v1.RoutedExperts\"D\n\rRoutedExperts\x12\x13\n\x0btoken_count\x18\x01 \x01(\r\x12\x0e\n\x06layers\x18\x02 \x01(\r\x12\x0e\n\x06\x63hosen\x18\x03 \x01(\r\"\x8c\x01\n\x05Spans\x12,\n\x07\x61uthors\x18\x01 \x03(\x0e\x32\x1b.flotilla.learner.v1.Author\x12\x0f\n\x07lengths\x18\x02 \x03(\r\x12\x16\n\x0ewriter_indexes\x18\x03 \x03(\r\x12,\n\x07writers\x18\x04 \x03(\x0b\x32\x1b.flotilla.learner.v1.Writer\"a\n\x06Writer\x12-\n\x06policy\x18\x01 \x01(\x0b\x32\x1d.flotilla.learner.v1.PolicyId\x12\x18\n\x0btemperature\x18\x02 \x01(\x02H\x00\x88\x01\x01\x42\x0e\n\x0c_temperature\"\x94\x01\n\x0eMediaReference\x12\x0e\n\x06sha256\x18\x01 \x01(\x0c\x12\x0c\n\x04mime\x18\x02 \x01(\t\x12\x0c\n\x04grid\x18\x03 \x03(\x05\x12\x14\n\x0ctoken_offset\x18\x04 \x01(\r\x12\x18\n\x10processor_digest\x18\x05 \x01(\x0c\x12\x12\n\nsize_bytes\x18\x06 \x01(\x04\x12\x12\n\nsent_bytes\x18\x07 \x01(\x04\"\xe0\x01\n\x05Turns\x12\x12\n\ngenerate_s\x18\x01 \x03(\x01\x12\x0f\n\x07tools_s\x18\x02 \x03(\x01\x12\x15\n\rprompt_tokens\x18\x03 \x03(\r\x12\x18\n\x10generated_tokens\x18\x04 \x03(\r\x12\x17\n\x0fthinking_tokens\x18\x05 \x03(\r\x12\x38\n\x07rewards\x18\x06 \x03(\x0b\x32\'.flotilla.learner.v1.Turns.RewardsEntry\x1a.\n\x0cRewardsEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\xb1\x04\n\x10TrajectoryCounts\x12\r\n\x05turns\x18\x01 \x01(\r\x12\x12\n\ntool_calls\x18\x02 \x01(\r\x12J\n\x0btool_errors\x18\x03 \x03(\x0b\x32\x35.flotilla.learner.v1.TrajectoryCounts.ToolErrorsEntry\x12\x14\n\x0cparse_errors\x18\x04 \x01(\r\x12\x0f\n\x07repeats\x18\x05 \x01(\r\x12\x0e\n\x06open_s\x18\x06 \x01(\x01\x12\x0f\n\x07grade_s\x18\x07 \x01(\x01\x12\r\n\x05tools\x18\x08 \x01(\r\x12\x17\n\x0fmalformed_turns\x18\t \x01(\r\x12P\n\x0eparse_messages\x18\n \x03(\x0b\x32\x38.flotilla.learner.v1.TrajectoryCounts.ParseMessagesEntry\x12N\n\runknown_tools\x18\x0b \x03(\x0b\x32\x37.flotilla.learner.v1.TrajectoryCounts.UnknownToolsEntry\x1a\x31\n\x0fToolErrorsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\r:\x02\x38\x01\x1a\x34\n\x12ParseMessagesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\r:\x02\x38\x01\x1a\x33\n\x11UnknownToolsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\r:\x02\x38\x01\"l\n\rSequenceChunk\x12\x16\n\x0esequence_index\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x01(\x0c\x12\x10\n\x08logprobs\x18\x03 \x01(\x0c\x12\r\n\x05media\x18\x04 \x01(\x0c\x12\x0f\n\x07\x65xperts\x18\x05 \x01(\x0c*q\n\x06\x41uthor\x12\x16\n\x12\x41UTHOR_UNSPECIFIED\x10\x00\x12\x11\n\rAUTHOR_PROMPT\x10\x01\x12\x11\n\rAUTHOR_POLICY\x10\x02\x12\x16\n\x12\x41UTHOR_ENVIRONMENT\x10\x03\x12\x11\n\rAUTHOR_FORCED\x10\x04*\x99\x02\n\nStopReason\x12\x1b\n\x17STOP_REASON_UNSPECIFIED\x10\x00\x12\x14\n\x10STOP_REASON_DONE\x10\x01\x12\x19\n\x15STOP_REASON_MAX_TURNS\x10\x02\x12 \n\x1cSTOP_REASON_CONTEXT_OVERFLOW\x10\x03\x12!\n\x1dSTOP_REASON_GENERATION_LENGTH\x10\x04\x12\x17\n\x13STOP_REASON_TIMEOUT\x10\x05\x12\"\n\x1eSTOP_REASON_MAX_SAMPLED_TOKENS\x10\x06\x12\x19\n\x15STOP_REASON_MAX_CALLS\x10\x07\x12 \n\x1cSTOP_REASON_MAX_PARSE_ERRORS\x10\x08*\xbb\x01\n\x0b\x46\x61ilureKind\x12\x1c\n\x18\x46\x41ILURE_KIND_UNSPECIFIED\x10\x00\x12\x19\n\x15\x46\x41ILURE_KIND_ENV_LOST\x10\x01\x12\x1d\n\x19\x46\x41ILURE_KIND_ENGINE_ERROR\x10\x02\x12\x18\n\x14\x46\x41ILURE_KIND_ABORTED\x10\x03\x12\x19\n\x15\x46\x41ILURE_KIND_NO_GRADE\x10\x04\x12\x1f\n\x1b\x46\x41ILURE_KIND_TEMPLATE_ERROR\x10\x05*\xf5\x01\n\rNoGradeReason\x12\x1f\n\x1bNO_GRADE_REASON_UNSPECIFIED\x10\x00\x12$\n NO_GRADE_REASON_EXECUTION_FAILED\x10\x01\x12\x1f\n\x1bNO_GRADE_REASON_JUDGE_ERROR\x10\x02\x12!\n\x1dNO_GRADE_REASON_INSTANCE_LOST\x10\x03\x12\x1b\n\x17NO_GRADE_REASON_TIMEOUT\x10\x04\x12\x1f\n\x1bNO_GRADE_REASON_NO_VERIFIER\x10\x05\x12\x1b\n\x17NO_GRADE_REASON_TAINTED\x10\x06\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -41,40 +40,40 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TRAJECTORYCOUNTS_PARSEMESSAGESENTRY']._serialized_options = b'8\001'
   _globals['_TRAJECTORYCOUNTS_UNKNOWNTOOLSENTRY']._loaded_options = None
   _globals['_TRAJECTORYCOUNTS_UNKNOWNTOOLSENTRY']._serialized_options = b'8\001'
-  _globals['_AUTHOR']._serialized_start=2556
-  _globals['_AUTHOR']._serialized_end=2669
-  _globals['_STOPREASON']._serialized_start=2672
-  _globals['_STOPREASON']._serialized_end=2953
-  _globals['_FAILUREKIND']._serialized_start=2956
-  _globals['_FAILUREKIND']._serialized_end=3143
-  _globals['_NOGRADEREASON']._serialized_start=3146
-  _globals['_NOGRADEREASON']._serialized_end=3391
-  _globals['_TRAJECTORYKEY']._serialized_start=127
-  _globals['_TRAJECTORYKEY']._serialized_end=196
-  _globals['_TRAJECTORYHEADER']._serialized_start=199
-  _globals['_TRAJECTORYHEADER']._serialized_end=952
-  _globals['_SEQUENCEHEADER']._serialized_start=955
-  _globals['_SEQUENCEHEADER']._serialized_end=1140
-  _globals['_ROUTEDEXPERTS']._serialized_start=1142
-  _globals['_ROUTEDEXPERTS']._serialized_end=1210
-  _globals['_SPANS']._serialized_start=1213
-  _globals['_SPANS']._serialized_end=1353
-  _globals['_WRITER']._serialized_start=1355
-  _globals['_WRITER']._serialized_end=1452
-  _globals['_MEDIAREFERENCE']._serialized_start=1455
-  _globals['_MEDIAREFERENCE']._serialized_end=1603
-  _globals['_TURNS']._serialized_start=1606
-  _globals['_TURNS']._serialized_end=1830
-  _globals['_TURNS_REWARDSENTRY']._serialized_start=1784
-  _globals['_TURNS_REWARDSENTRY']._serialized_end=1830
-  _globals['_TRAJECTORYCOUNTS']._serialized_start=1833
-  _globals['_TRAJECTORYCOUNTS']._serialized_end=2444
-  _globals['_TRAJECTORYCOUNTS_TOOLERRORSENTRY']._serialized_start=2288
-  _globals['_TRAJECTORYCOUNTS_TOOLERRORSENTRY']._serialized_end=2337
-  _globals['_TRAJECTORYCOUNTS_PARSEMESSAGESENTRY']._serialized_start=2339
-  _globals['_TRAJECTORYCOUNTS_PARSEMESSAGESENTRY']._serialized_end=2391
-  _globals['_TRAJECTORYCOUNTS_UNKNOWNTOOLSENTRY']._serialized_start=2393
-  _globals['_TRAJECTORYCOUNTS_UNKNOWNTOOLSENTRY']._serialized_end=2444
-  _globals['_SEQUENCECHUNK']._serialized_start=2446
-  _globals['_SEQUENCECHUNK']._serialized_end=2554
+  _globals['_AUTHOR']._serialized_start=2474
+  _globals['_AUTHOR']._serialized_end=2587
+  _globals['_STOPREASON']._serialized_start=2590
+  _globals['_STOPREASON']._serialized_end=2871
+  _globals['_FAILUREKIND']._serialized_start=2874
+  _globals['_FAILUREKIND']._serialized_end=3061
+  _globals['_NOGRADEREASON']._serialized_start=3064
+  _globals['_NOGRADEREASON']._serialized_end=3309
+  _globals['_TRAJECTORYKEY']._serialized_start=95
+  _globals['_TRAJECTORYKEY']._serialized_end=164
+  _globals['_TRAJECTORYHEADER']._serialized_start=167
+  _globals['_TRAJECTORYHEADER']._serialized_end=920
+  _globals['_SEQUENCEHEADER']._serialized_start=923
+  _globals['_SEQUENCEHEADER']._serialized_end=1108
+  _globals['_ROUTEDEXPERTS']._serialized_start=1110
+  _globals['_ROUTEDEXPERTS']._serialized_end=1178
+  _globals['_SPANS']._serialized_start=1181
+  _globals['_SPANS']._serialized_end=1321
+  _globals['_WRITER']._serialized_start=1323
+  _globals['_WRITER']._serialized_end=1420
+  _globals['_MEDIAREFERENCE']._serialized_start=1423
+  _globals['_MEDIAREFERENCE']._serialized_end=1571
+  _globals['_TURNS']._serialized_start=1574
+  _globals['_TURNS']._serialized_end=1798
+  _globals['_TURNS_REWARDSENTRY']._serialized_start=1752
+  _globals['_TURNS_REWARDSENTRY']._serialized_end=1798
+  _globals['_TRAJECTORYCOUNTS']._serialized_start=1801
+  _globals['_TRAJECTORYCOUNTS']._serialized_end=2362
+  _globals['_TRAJECTORYCOUNTS_TOOLERRORSENTRY']._serialized_start=2206
+  _globals['_TRAJECTORYCOUNTS_TOOLERRORSENTRY']._serialized_end=2255
+  _globals['_TRAJECTORYCOUNTS_PARSEMESSAGESENTRY']._serialized_start=2257
+  _globals['_TRAJECTORYCOUNTS_PARSEMESSAGESENTRY']._serialized_end=2309
+  _globals['_TRAJECTORYCOUNTS_UNKNOWNTOOLSENTRY']._serialized_start=2311
+  _globals['_TRAJECTORYCOUNTS_UNKNOWNTOOLSENTRY']._serialized_end=2362
+  _globals['_SEQUENCECHUNK']._serialized_start=2364
+  _globals['_SEQUENCECHUNK']._serialized_end=2472
 # @@protoc_insertion_point(module_scope)

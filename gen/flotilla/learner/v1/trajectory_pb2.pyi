@@ -7,7 +7,6 @@ import builtins
 import collections.abc
 import flotilla.learner.v1.policy_pb2
 import google.protobuf.descriptor
-import google.protobuf.duration_pb2
 import google.protobuf.internal.containers
 import google.protobuf.internal.enum_type_wrapper
 import google.protobuf.message
@@ -593,8 +592,8 @@ class TrajectoryCounts(google.protobuf.message.Message):
     TOOL_ERRORS_FIELD_NUMBER: builtins.int
     PARSE_ERRORS_FIELD_NUMBER: builtins.int
     REPEATS_FIELD_NUMBER: builtins.int
-    OPEN_FIELD_NUMBER: builtins.int
-    GRADE_FIELD_NUMBER: builtins.int
+    OPEN_S_FIELD_NUMBER: builtins.int
+    GRADE_S_FIELD_NUMBER: builtins.int
     TOOLS_FIELD_NUMBER: builtins.int
     MALFORMED_TURNS_FIELD_NUMBER: builtins.int
     PARSE_MESSAGES_FIELD_NUMBER: builtins.int
@@ -604,6 +603,11 @@ class TrajectoryCounts(google.protobuf.message.Message):
     parse_errors: builtins.int
     repeats: builtins.int
     """Calls that repeat an earlier one with the same arguments."""
+    open_s: builtins.float
+    """How long it took until the episode was ready, in seconds. Finite, as the
+    time that the grade took.
+    """
+    grade_s: builtins.float
     tools: builtins.int
     """Tools that the environment offered."""
     malformed_turns: builtins.int
@@ -614,12 +618,6 @@ class TrajectoryCounts(google.protobuf.message.Message):
         `bad_tool`, `bad_arguments`, ...
         """
 
-    @property
-    def open(self) -> google.protobuf.duration_pb2.Duration:
-        """How long it took until the episode was ready."""
-
-    @property
-    def grade(self) -> google.protobuf.duration_pb2.Duration: ...
     @property
     def parse_messages(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.int]:
         """What was wrong with malformed calls, and how often: at most 8 keys of at
@@ -640,15 +638,14 @@ class TrajectoryCounts(google.protobuf.message.Message):
         tool_errors: collections.abc.Mapping[builtins.str, builtins.int] | None = ...,
         parse_errors: builtins.int = ...,
         repeats: builtins.int = ...,
-        open: google.protobuf.duration_pb2.Duration | None = ...,
-        grade: google.protobuf.duration_pb2.Duration | None = ...,
+        open_s: builtins.float = ...,
+        grade_s: builtins.float = ...,
         tools: builtins.int = ...,
         malformed_turns: builtins.int = ...,
         parse_messages: collections.abc.Mapping[builtins.str, builtins.int] | None = ...,
         unknown_tools: collections.abc.Mapping[builtins.str, builtins.int] | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["grade", b"grade", "open", b"open"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["grade", b"grade", "malformed_turns", b"malformed_turns", "open", b"open", "parse_errors", b"parse_errors", "parse_messages", b"parse_messages", "repeats", b"repeats", "tool_calls", b"tool_calls", "tool_errors", b"tool_errors", "tools", b"tools", "turns", b"turns", "unknown_tools", b"unknown_tools"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["grade_s", b"grade_s", "malformed_turns", b"malformed_turns", "open_s", b"open_s", "parse_errors", b"parse_errors", "parse_messages", b"parse_messages", "repeats", b"repeats", "tool_calls", b"tool_calls", "tool_errors", b"tool_errors", "tools", b"tools", "turns", b"turns", "unknown_tools", b"unknown_tools"]) -> None: ...
 
 global___TrajectoryCounts = TrajectoryCounts
 
