@@ -8,6 +8,10 @@ run with, each part beside what it cannot do without. The last line is one JSON 
 - `gloo`: the sender's process and a receiver that checks what comes, over two bare processes that
   broadcast the same buckets by torch.distributed: CPU of both processes, the receiver's wall time.
 - `grpc`: CPU seconds per GB of WeightService's process and of the worker that fetches and checks.
+- `delta`: what a worker that holds a publication fetches of the next, in bytes a parameter, after
+  each of some steps of AdamW at a learning rate of 1e-6 on float32 masters, published in bfloat16:
+  of the first, when AdamW moves every parameter by the rate itself, and the most of the others.
+  CPU seconds per GB of the publication: the server's, which finds the difference, and the worker's.
 - `live_update`: seconds per GB of whole updates of real vLLM on CPU: `vllm` is its own part, which
   loads from a mapped file; the rest is staging (`shared_memory`) or what receiving adds (`gloo`).
 
@@ -30,9 +34,10 @@ from benchmarks.weight_sync.byte_paths import compare_shared_memory, measure_grp
 from benchmarks.weight_sync.gloo_paths import compare_gloo
 from benchmarks.weight_sync.live_engine import measure_live_updates
 from benchmarks.weight_sync.publication import PublishedModel
+from benchmarks.weight_sync.trained_deltas import measure_deltas
 from services.common import log
 
-PARTS = ("shared_memory", "gloo", "grpc", "live_update")
+PARTS = ("shared_memory", "gloo", "grpc", "delta", "live_update")
 
 
 def main() -> None:
@@ -52,6 +57,7 @@ async def measure_parts(layers: int, pairs: int, parts: list[str]) -> dict[str, 
             "shared_memory": compare_shared_memory,
             "gloo": compare_gloo,
             "grpc": measure_grpc,
+            "delta": measure_deltas,
             "live_update": measure_live_updates,
         }
         found = {part: await measures[part](published, folder, pairs) for part in parts}

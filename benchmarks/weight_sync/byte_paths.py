@@ -19,14 +19,29 @@ from benchmarks.weight_sync.publication import (
     policy_of,
 )
 from services.common import rpc
+from services.common.domain.policy import PolicyId
 from services.common.fingerprint import TokenizerDigests, checksum64
 from services.learner.weights.publication_child import PublicationChild
 from services.learner.weights.weight_server import WeightServerConfig
 from services.rollout.adapters.learner_calls import RunEpoch, WorkerIdentity
 from services.rollout.adapters.policy_feed import PolicyClient
+from services.rollout.types import FetchedPart, Publication
 from services.rollout.work.weight_staging import stage_weights
 
 TOKEN = "a-token-of-the-benchmark"
+
+
+class CountingFeed(PolicyClient):
+    """A worker's client of weights that counts what it fetches."""
+
+    fetched_bytes = 0
+
+    async def fetch_weights(
+        self, publication: Publication, offset: int, held: PolicyId | None = None
+    ) -> AsyncGenerator[FetchedPart]:
+        async for part in super().fetch_weights(publication, offset, held):
+            self.fetched_bytes += len(part.data)
+            yield part
 
 
 async def compare_shared_memory(
@@ -98,9 +113,9 @@ async def measure_grpc(published: PublishedModel, folder: Path, pairs: int) -> d
 
 
 @asynccontextmanager
-async def connected(address: str | None) -> AsyncGenerator[PolicyClient]:
+async def connected(address: str | None) -> AsyncGenerator[CountingFeed]:
     """Make a worker's client of weights; its learner is at `address`, where it is needed."""
     identity = WorkerIdentity("worker", "incarnation", 1, TokenizerDigests(b"tokenizer"))
     open_channel: Callable[[str], Any] = lambda there: rpc.channel(there, token=TOKEN)  # noqa: E731
     async with open_channel(address or "127.0.0.1:1") as channel:
-        yield PolicyClient(channel, identity, RunEpoch(), weights=open_channel)
+        yield CountingFeed(channel, identity, RunEpoch(), weights=open_channel)

@@ -35,23 +35,31 @@ class PublishedModel:
     """A tied-head Qwen3 in bfloat16, in `model` for engines, and its slots in shared memory."""
 
     def __init__(self, folder: Path, layers: int) -> None:
-        torch.manual_seed(0)
         self.model_folder = folder / "model"
-        config = Qwen3Config(**SIZES, num_hidden_layers=layers)
-        model = Qwen3ForCausalLM(config).bfloat16()
+        model = random_model(layers).bfloat16()
         model.save_pretrained(self.model_folder)
         save_tokenizer(train_tokenizer(["user assistant"] * 3, 290), self.model_folder)
         self.parameters = dict(model.named_parameters())
         self.slots = WeightSlots(self.parameters, torch.bfloat16, folder, "weights")
-        self.total_bytes = self.slots.total_bytes
+        self.layers, self.total_bytes = layers, self.slots.total_bytes
         self._version = 0
 
     def write_next(self) -> Written:
         """Publish the parameters as they are, under the next version."""
         self._version += 1
-        path, fingerprint, entries = self.slots.write_version(self._version)
-        fields = (self._version, fingerprint, entries, self.total_bytes, path)
-        return Written(*fields, CANARY, NOTHING)
+        return write_version(self.slots, self._version)
+
+
+def random_model(layers: int) -> Qwen3ForCausalLM:
+    """Return a model in float32, the same each time."""
+    torch.manual_seed(0)
+    return Qwen3ForCausalLM(Qwen3Config(**SIZES, num_hidden_layers=layers))
+
+
+def write_version(slots: WeightSlots, version: int) -> Written:
+    path, fingerprint, entries = slots.write_version(version)
+    fields = (version, fingerprint, entries, slots.total_bytes, path)
+    return Written(*fields, CANARY, NOTHING)
 
 
 def announced(written: Written, transport: str, location: str) -> Publication:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from services.rollout.types import (
         Completion,
         EpisodeInfo,
+        FetchedPart,
         Lease,
         MemoryPeak,
         OpenRequest,
@@ -293,8 +294,12 @@ class PolicyFeed(Protocol):
         Returns False when these weights must not be served."""
         ...
 
-    def fetch_weights(self, publication: "Publication", offset: int) -> AsyncGenerator[bytes]:
-        """Yield the bytes of a publication from `offset` on. Raises TransportFailed."""
+    def fetch_weights(
+        self, publication: "Publication", offset: int, held: "PolicyId | None" = None
+    ) -> "AsyncGenerator[FetchedPart]":
+        """Yield a publication from `offset` on, some of it as differences from `held`, if given.
+
+        Raises TransportFailed."""
         ...
 
 

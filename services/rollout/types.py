@@ -140,7 +140,18 @@ class Publication:
     canary_token_ids: NDArray[np.int32]
     timeout_s: float
     reload: bool = False
+    # The next may be fetched as a difference from this one.
+    keep: bool = False
     probes: tuple[Probe, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class FetchedPart:
+    """A part of a publication, in order: its bytes, or a difference from the one that is held."""
+
+    data: bytes
+    # Bytes of the publication that a difference is of; 0 where `data` is these bytes.
+    delta_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,6 +93,36 @@ async def test_over_a_public_network_weights_go_by_grpc_alone(
         await worker.channel.close()
 
 
+@pytest.mark.parametrize(
+    ("weights", "host", "transports", "kept"),
+    [
+        ({"network": "public"}, host_digest(), [pb.TRANSPORT_GRPC], True),
+        ({"network": "public", "delta": "off"}, host_digest(), [pb.TRANSPORT_GRPC], False),
+        ({"transfer": "off"}, b"elsewhere", [pb.TRANSPORT_GRPC], True),
+        ({}, host_digest(), [pb.TRANSPORT_SHM, pb.TRANSPORT_GRPC], False),
+        ({}, b"elsewhere", [pb.TRANSPORT_GLOO, pb.TRANSPORT_GRPC], False),
+    ],
+)
+async def test_a_worker_that_fetches_all_publications_is_to_keep_them(
+    tmp_path: Path,
+    weights: dict[str, str],
+    host: bytes,
+    transports: list[pb.Transport.ValueType],
+    kept: bool,
+) -> None:
+    config = make_config(tmp_path, weights=weights)
+    async with learner(tmp_path, config, weight_server="192.0.2.9:7") as running:
+        worker = FakeWorker(running.address)
+        request = attach_request(worker, host_digest=host)
+        request.ClearField("transports")
+        request.transports.extend(transports)
+        updates = aiter(stream := worker.policies.Attach(request))
+        update = (await asyncio.wait_for(anext(updates), 10)).update
+        assert (update.transport, update.keep) == (pb.TRANSPORT_GRPC, kept)
+        stream.cancel()
+        await worker.channel.close()
+
+
 async def test_a_canary_that_differs_is_refused_and_the_policy_sent_again(tmp_path: Path) -> None:
     async with learner(tmp_path, make_config(tmp_path)) as running:
         worker = FakeWorker(running.address)

@@ -276,11 +276,14 @@ class FakeWeights(weight_grpc.WeightServiceServicer):
         self._cut_after = cut_after
         self.cuts = cuts
         self.offsets: list[int] = []
+        # The version that each caller says it holds.
+        self.held: list[int | None] = []
 
     async def FetchWeights(
         self, request: Any, context: Any
     ) -> AsyncGenerator[weight_service_pb2.FetchWeightsResponse]:
         self.offsets.append(request.offset_bytes)
+        self.held.append(request.held.version if request.HasField("held") else None)
         end = len(self._data)
         if self.cuts > 0:
             self.cuts -= 1

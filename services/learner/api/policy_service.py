@@ -152,12 +152,16 @@ class PolicyService(policy_service_pb2_grpc.PolicyServiceServicer):
             and pb.TRANSPORT_SHM in transports
             and request.host_digest == host_digest()
         )
+        transfer = self._choose_transfer(transports, shares_memory=shares_memory)
         member = AttachedWorker(
             worker_id=request.worker_id,
             incarnation=request.incarnation,
             devices=request.device_count,
             shares_memory=shares_memory,
-            transfer=self._choose_transfer(transports, shares_memory=shares_memory),
+            transfer=transfer,
+            fetches_changes=self._weights.delta == "auto"
+            and not shares_memory
+            and transfer is None,
             can_fetch=pb.TRANSPORT_GRPC in transports and self._weight_server is not None,
             holding=claimed if claimed == worker.holding else None,
             # An order to load again may have gone down with the stream before.
@@ -196,6 +200,7 @@ class PolicyService(policy_service_pb2_grpc.PolicyServiceServicer):
             location=locations.get(update.transport, sender),
             canary_token_ids=canary,
             reload=update.reload,
+            keep=update.keep,
             probes=[_probe_message(probe) for probe in update.announcement.probes],
             publish_timeout=to_duration(self._publish_timeout_s),
         )

@@ -128,6 +128,9 @@ class WeightsConfig(ConfigModel):
     transfer_port: int = Field(default=0, ge=0, le=65535)
     # A sender or an engine that brings nothing for so long is given up by the other.
     transfer_stall_s: Seconds = 15.0
+    # Engines that fetch every publication. `auto`: what has changed in one that they hold, where
+    # few words have; they keep a copy of the newest. `off`: all of it.
+    delta: Literal["auto", "off"] = "auto"
 
     @model_validator(mode="after")
     def _strangers_receive_nothing(self) -> Self:

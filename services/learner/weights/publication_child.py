@@ -33,6 +33,7 @@ def server_config_of(runtime: Runtime[LearnerConfig]) -> WeightServerConfig:
         tls=runtime.tls.to_text() if runtime.tls else None,
         listen=join_host_port(host, config.port),
         advertise=config.advertise or outer,
+        delta=config.delta == "auto",
     )
 
 

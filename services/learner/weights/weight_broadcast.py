@@ -50,6 +50,8 @@ class WeightUpdate:
     transport: str
     # Also what the engine serves already.
     reload: bool = False
+    # The worker keeps the bytes, for the next may come as a difference.
+    keep: bool = False
 
 
 @dataclass(slots=True)
@@ -63,6 +65,8 @@ class AttachedWorker:
     can_fetch: bool
     # The backend over which weights are sent into its engine; None where they are not.
     transfer: str | None = None
+    # It fetches all publications, and may be sent what has changed.
+    fetches_changes: bool = False
     holding: PolicyId | None = None
     sent: PolicyId | None = None
     # The next update goes through WeightService: a late joiner, or shared memory failed.
@@ -187,7 +191,10 @@ class WeightBroadcast:
         if newest is None or newest.policy in (member.sent, member.holding):
             return None
         update = WeightUpdate(
-            newest, self._choose_transport(member, newest.policy), member.reload_next
+            newest,
+            self._choose_transport(member, newest.policy),
+            member.reload_next,
+            member.fetches_changes,
         )
         member.sent, member.fetch_next, member.reload_next = newest.policy, False, False
         return update

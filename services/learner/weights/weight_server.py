@@ -23,6 +23,8 @@ from services.common.errors import ServiceError
 from services.common.printable_text import say_json
 from services.common.redaction import add_secret
 from services.common.tls import from_text
+from services.common.weight_delta import BLOCK_BYTES
+from services.learner.weights.weight_deltas import DeltaShelf, WeightDelta, read_change
 from services.learner.weights.weight_snapshots import (
     SnapshotCache,
     SupersededError,
@@ -30,7 +32,7 @@ from services.learner.weights.weight_snapshots import (
 )
 
 DOMAIN = "learner.flotilla"
-CHUNK_BYTES = 1 << 20
+CHUNK_BYTES = BLOCK_BYTES
 # A fetch that is not read holds a chunk or two, and a file; whoever comes beyond these comes again.
 MOST_STREAMS = {"/flotilla.learner.v1.WeightService/FetchWeights": 128}
 
@@ -46,6 +48,8 @@ class WeightServerConfig:
     listen: str = "127.0.0.1:0"
     # Where others reach it, if not there.
     advertise: str | None = None
+    # Differences are sent to those who hold an older publication.
+    delta: bool = True
 
     def to_line(self) -> bytes:
         """Encode as a line of stdin."""
@@ -60,8 +64,9 @@ class WeightServerConfig:
 class WeightService(pb_grpc.WeightServiceServicer):
     """Streams the publications that are held."""
 
-    def __init__(self, shelf: SnapshotCache) -> None:
+    def __init__(self, shelf: SnapshotCache, deltas: DeltaShelf | None) -> None:
         self._shelf = shelf
+        self._deltas = deltas
 
     async def FetchWeights(
         self, request: pb.FetchWeightsRequest, context: grpc.ServicerContext
@@ -79,14 +84,27 @@ class WeightService(pb_grpc.WeightServiceServicer):
                 f"offset {offset} of a publication of {snapshot.total_bytes} bytes",
                 domain=DOMAIN,
             )
+        deltas = self._find_deltas(request, snapshot)
         with open(snapshot.path, "rb") as file:  # noqa: ASYNC230 - memory, not a disk
             while offset < snapshot.total_bytes:
                 size = min(CHUNK_BYTES, snapshot.total_bytes - offset)
-                chunk = os.pread(file.fileno(), size, offset)
+                delta = None
+                if deltas is not None and offset % BLOCK_BYTES == 0:
+                    delta = await read_change(deltas, offset // BLOCK_BYTES, size)
+                chunk = delta or os.pread(file.fileno(), size, offset)
                 # After the read: bytes read before it was overtaken are whole.
                 self._find_snapshot(*wanted)
-                yield pb.FetchWeightsResponse(chunk=chunk, offset_bytes=offset)
-                offset += len(chunk)
+                yield pb.FetchWeightsResponse(
+                    chunk=chunk, offset_bytes=offset, delta_bytes=size if delta else 0
+                )
+                offset += size if delta else len(chunk)
+
+    def _find_deltas(
+        self, request: pb.FetchWeightsRequest, wanted: WeightSnapshot
+    ) -> tuple[WeightDelta, ...] | None:
+        if self._deltas is None or not request.HasField("held"):
+            return None
+        return self._deltas.find_deltas(request.held.fingerprint, wanted)
 
     def _find_snapshot(self, run_epoch: int, version: int, fingerprint: bytes) -> WeightSnapshot:
         """Find a publication. Raises ServiceError VERSION_SUPERSEDED."""
@@ -110,7 +128,8 @@ async def serve_weights() -> None:
     tls = from_text(start.tls, where="the learner's TLS") if start.tls else None
     shelf = SnapshotCache()
     server = rpc.server(token=start.token, most_streams=MOST_STREAMS)
-    pb_grpc.add_WeightServiceServicer_to_server(WeightService(shelf), server)
+    deltas = DeltaShelf(shelf) if start.delta else None
+    pb_grpc.add_WeightServiceServicer_to_server(WeightService(shelf, deltas), server)
     at = rpc.serving(server, start.listen, tls=tls, advertise=start.advertise, grace_s=0.5)
     async with at as serving:
         serving.set_serving(True)
@@ -118,6 +137,8 @@ async def serve_weights() -> None:
         while (line := await lines.readline()).endswith(b"\n"):
             snapshot = WeightSnapshot.from_line(line)
             shelf.add_snapshot(snapshot)
+            if deltas is not None:
+                deltas.note_announced()
             _print_message({"announced": [snapshot.run_epoch, snapshot.version]})
 
 

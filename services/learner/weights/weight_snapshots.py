@@ -49,6 +49,15 @@ class SnapshotCache:
         while len(self._snapshots) > KEPT:
             del self._snapshots[next(iter(self._snapshots))]
 
+    def holds(self, snapshot: WeightSnapshot) -> bool:
+        """Return True while a publication is held: what was read of it until now is whole."""
+        return snapshot in self._snapshots.values()
+
+    def newest_pair(self) -> tuple[WeightSnapshot, WeightSnapshot] | None:
+        """Return the publication before the newest, and the newest; None where there is one."""
+        newest = tuple(self._snapshots.values())[-2:]
+        return newest if len(newest) == 2 else None
+
     def find_snapshot(self, run_epoch: int, version: int, fingerprint: bytes) -> WeightSnapshot:
         """Find a publication. Raises SupersededError for one that is not, or no longer, held."""
         snapshot = self._snapshots.get((run_epoch, version, fingerprint))

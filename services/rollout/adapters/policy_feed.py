@@ -24,7 +24,7 @@ from services.rollout.adapters.retried_calls import (
 )
 from services.rollout.api.codec import publication_from_pb, report_to_pb
 from services.rollout.ports import LearnerRefused, TransportFailed
-from services.rollout.types import Completion, Publication, UpdateOutcome
+from services.rollout.types import Completion, FetchedPart, Publication, UpdateOutcome
 from services.wire.policy import encode_policy
 
 if TYPE_CHECKING:
@@ -93,10 +93,14 @@ class PolicyClient:
             return True
         return answer.accepted
 
-    async def fetch_weights(self, publication: Publication, offset: int) -> AsyncGenerator[bytes]:
-        """Yield chunks from `offset` on. Raises TransportFailed when the stream breaks."""
+    async def fetch_weights(
+        self, publication: Publication, offset: int, held: PolicyId | None = None
+    ) -> AsyncGenerator[FetchedPart]:
+        """Yield parts from `offset` on. Raises TransportFailed when the stream breaks."""
         request = weight_pb.FetchWeightsRequest(
-            policy=encode_policy(publication.policy), offset_bytes=offset
+            policy=encode_policy(publication.policy),
+            offset_bytes=offset,
+            held=None if held is None else encode_policy(held),
         )
         async with self._weights(publication.location) as channel:
             stub = cast("WeightServiceAsyncStub", weight_grpc.WeightServiceStub(channel))
@@ -106,8 +110,8 @@ class PolicyClient:
                         raise TransportFailed(
                             f"got bytes at {answer.offset_bytes}, asked for {offset}"
                         )
-                    offset += len(answer.chunk)
-                    yield answer.chunk
+                    offset += answer.delta_bytes or len(answer.chunk)
+                    yield FetchedPart(answer.chunk, answer.delta_bytes)
             except grpc.aio.AioRpcError as error:
                 raise TransportFailed(describe_error(error)) from error
 

@@ -62,6 +62,7 @@ def publication_from_pb(update: policy_pb.Update) -> Publication:
         canary_token_ids=np.frombuffer(update.canary_token_ids, dtype="<i4").astype(np.int32),
         timeout_s=to_seconds(update.publish_timeout),
         reload=update.reload,
+        keep=update.keep,
         probes=tuple(
             Probe(
                 np.frombuffer(probe.prompt_token_ids, dtype="<i4").astype(np.int32),

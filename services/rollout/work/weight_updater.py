@@ -23,7 +23,7 @@ from services.rollout.ports import (
     WeightsTorn,
 )
 from services.rollout.types import Completion, Publication, UpdateOutcome
-from services.rollout.work.weight_staging import FingerprintMismatch, stage_weights
+from services.rollout.work.weight_staging import FingerprintMismatch, KeptWeights, stage_weights
 
 NO_LOGPROBS = np.zeros(0, np.float32)
 ATTACH_PAUSE_S = 0.5
@@ -48,6 +48,7 @@ class WeightUpdater:
         self._feed = feed
         self._engine = engine
         self._staged = staged
+        self._kept = KeptWeights(staged.with_name(f"{staged.name}.kept"))
         self._newest: Publication | None = None
         self._announced = asyncio.Event()
         # Set unless the engine serves weights whose canary has not been judged yet.
@@ -60,12 +61,16 @@ class WeightUpdater:
 
     async def keep_updating(self) -> None:
         """Follow the policy for ever. Raises EngineDead when the engine cannot serve any more."""
-        # A predecessor that was killed could not remove its file, which is as large as the model.
-        self._staged.unlink(missing_ok=True)
+        # A predecessor that was killed could not remove its files, each as large as the model.
+        self._remove_files()
         try:
             await run_until_first(self._read_publications(), self._apply_newest())
         finally:
-            self._staged.unlink(missing_ok=True)
+            self._remove_files()
+
+    def _remove_files(self) -> None:
+        self._staged.unlink(missing_ok=True)
+        self._kept.forget()
 
     async def wait_until_judged(self) -> None:
         """Wait until the learner has judged the canary of the weights that are served."""
@@ -101,6 +106,8 @@ class WeightUpdater:
         began = time.monotonic()
         try:
             outcome, detail = await self._load_weights(publication)
+            if outcome is UpdateOutcome.APPLIED:
+                self._kept.replace_by(publication, self._staged)
         finally:
             self.updating = False
             self._staged.unlink(missing_ok=True)
@@ -130,7 +137,7 @@ class WeightUpdater:
         sent = publication.transport in BACKENDS
         try:
             if not sent:
-                await stage_weights(publication, self._feed, self._staged)
+                await stage_weights(publication, self._feed, self._staged, self._kept)
             await self._change_weights(publication, sent=sent)
         except TransportFailed as error:
             return UpdateOutcome.TRANSPORT_FAILED, str(error)

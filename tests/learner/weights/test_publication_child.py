@@ -37,5 +37,11 @@ def test_weights_are_served_beside_the_learner(
     runtime = replace(runtime, advertise=advertise, tls=run().tls_for("learner"))
     start = server_config_of(runtime)
     assert (start.listen, start.advertise) == expected
+    assert start.delta
     assert start.tls == run().tls_for("learner").to_text()
     assert run().tls_for("learner").key.decode() not in repr(start)
+
+
+def test_a_server_sends_no_differences_where_they_are_off(tmp_path: Path) -> None:
+    config = make_config(tmp_path, weights={"delta": "off"})
+    assert not server_config_of(make_runtime(tmp_path, config, listen="127.0.0.1:0")).delta

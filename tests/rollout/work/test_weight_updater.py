@@ -95,6 +95,10 @@ class UpdaterSetup:
         ]
 
 
+def list_staged(folder: Path) -> list[str]:
+    return [path.name for path in folder.glob("staged*")]
+
+
 @asynccontextmanager
 async def following(tmp_path: Path, learner: FakeLearner) -> AsyncGenerator[UpdaterSetup]:
     fake = engine(turns("x"))
@@ -118,7 +122,7 @@ async def following(tmp_path: Path, learner: FakeLearner) -> AsyncGenerator[Upda
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
-            assert not staged.exists(), "staged weights were left behind"
+            assert not list_staged(tmp_path), "staged weights were left behind"
 
 
 async def test_weights_in_shared_memory_are_checked_loaded_and_reported(tmp_path: Path) -> None:
@@ -147,6 +151,24 @@ async def test_weights_over_grpc_are_resumed_where_the_stream_broke(tmp_path: Pa
         assert it.outcomes() == [(0, "APPLIED")]
         assert it.engine.bytes == (tmp_path / "v0").read_bytes()
         assert weights.offsets == [0, 4000, 8000]
+
+
+async def test_weights_are_kept_for_the_next_while_the_learner_asks_for_it(tmp_path: Path) -> None:
+    kept: list[bool] = []
+    async with following(tmp_path, FakeLearner()) as it:
+        for version, keep in enumerate((True, True, False, False)):
+            update = publication(tmp_path / "weights", version, keep=keep)
+            weights = FakeWeights((tmp_path / "weights").read_bytes(), cut_after=0, cuts=0)
+            add = partial(weight_grpc.add_WeightServiceServicer_to_server, weights)
+            async with served(add) as address:
+                update.transport, update.location = policy_pb.TRANSPORT_GRPC, address
+                it.learner.updates.put_nowait(update)
+                await until(lambda expected=version: len(it.learner.reports) > expected)
+            assert it.engine.bytes == (tmp_path / "weights").read_bytes()
+            assert weights.held == [version - 1 if version in (1, 2) else None]
+            kept.append(it.staged.with_name("staged.kept").exists())
+        assert [outcome for _, outcome in it.outcomes()] == ["APPLIED"] * 4
+    assert kept == [True, True, False, False]
 
 
 async def test_bytes_that_differ_are_refused_before_the_engine_sees_them(tmp_path: Path) -> None:
@@ -229,10 +251,10 @@ async def test_what_a_replaced_learner_announces_is_ignored(tmp_path: Path) -> N
 
 
 async def test_a_file_that_a_killed_predecessor_left_is_removed(tmp_path: Path) -> None:
-    (tmp_path / "staged").write_bytes(b"weights")
-    async with following(tmp_path, FakeLearner()) as it:
-        await until(lambda: it.learner.attached)
-        assert not it.staged.exists()
+    for name in ("staged", "staged.kept"):
+        (tmp_path / name).write_bytes(b"weights")
+    async with following(tmp_path, FakeLearner()):
+        await until(lambda: not list_staged(tmp_path))
 
 
 async def test_weights_are_settled_only_once_their_canary_is_judged(tmp_path: Path) -> None:

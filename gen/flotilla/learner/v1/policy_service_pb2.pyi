@@ -165,6 +165,7 @@ class Update(google.protobuf.message.Message):
     PUBLISH_TIMEOUT_FIELD_NUMBER: builtins.int
     RELOAD_FIELD_NUMBER: builtins.int
     PROBES_FIELD_NUMBER: builtins.int
+    KEEP_FIELD_NUMBER: builtins.int
     transport: global___Transport.ValueType
     location: builtins.str
     """A path for SHM and FILES, host:port of WeightService for GRPC, and of the
@@ -178,6 +179,10 @@ class Update(google.protobuf.message.Message):
     reload: builtins.bool
     """Load these weights even if the engine serves them already, and forget
     everything that was computed with what it holds.
+    """
+    keep: builtins.bool
+    """The next publication may be fetched as a difference from this one: keep its
+    bytes until then.
     """
     @property
     def policy(self) -> flotilla.learner.v1.policy_pb2.PolicyId: ...
@@ -206,9 +211,10 @@ class Update(google.protobuf.message.Message):
         publish_timeout: google.protobuf.duration_pb2.Duration | None = ...,
         reload: builtins.bool = ...,
         probes: collections.abc.Iterable[global___Probe] | None = ...,
+        keep: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["manifest", b"manifest", "policy", b"policy", "publish_timeout", b"publish_timeout"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["canary_token_ids", b"canary_token_ids", "location", b"location", "manifest", b"manifest", "policy", b"policy", "probes", b"probes", "publish_timeout", b"publish_timeout", "reload", b"reload", "transport", b"transport"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["canary_token_ids", b"canary_token_ids", "keep", b"keep", "location", b"location", "manifest", b"manifest", "policy", b"policy", "probes", b"probes", "publish_timeout", b"publish_timeout", "reload", b"reload", "transport", b"transport"]) -> None: ...
 
 global___Update = Update
 

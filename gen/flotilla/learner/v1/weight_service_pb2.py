@@ -25,17 +25,17 @@ _sym_db = _symbol_database.Default()
 from flotilla.learner.v1 import policy_pb2 as flotilla_dot_learner_dot_v1_dot_policy__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n(flotilla/learner/v1/weight_service.proto\x12\x13\x66lotilla.learner.v1\x1a flotilla/learner/v1/policy.proto\"Z\n\x13\x46\x65tchWeightsRequest\x12-\n\x06policy\x18\x01 \x01(\x0b\x32\x1d.flotilla.learner.v1.PolicyId\x12\x14\n\x0coffset_bytes\x18\x02 \x01(\x03\";\n\x14\x46\x65tchWeightsResponse\x12\r\n\x05\x63hunk\x18\x01 \x01(\x0c\x12\x14\n\x0coffset_bytes\x18\x02 \x01(\x03\x32v\n\rWeightService\x12\x65\n\x0c\x46\x65tchWeights\x12(.flotilla.learner.v1.FetchWeightsRequest\x1a).flotilla.learner.v1.FetchWeightsResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n(flotilla/learner/v1/weight_service.proto\x12\x13\x66lotilla.learner.v1\x1a flotilla/learner/v1/policy.proto\"\x87\x01\n\x13\x46\x65tchWeightsRequest\x12-\n\x06policy\x18\x01 \x01(\x0b\x32\x1d.flotilla.learner.v1.PolicyId\x12\x14\n\x0coffset_bytes\x18\x02 \x01(\x03\x12+\n\x04held\x18\x03 \x01(\x0b\x32\x1d.flotilla.learner.v1.PolicyId\"P\n\x14\x46\x65tchWeightsResponse\x12\r\n\x05\x63hunk\x18\x01 \x01(\x0c\x12\x14\n\x0coffset_bytes\x18\x02 \x01(\x03\x12\x13\n\x0b\x64\x65lta_bytes\x18\x03 \x01(\x03\x32v\n\rWeightService\x12\x65\n\x0c\x46\x65tchWeights\x12(.flotilla.learner.v1.FetchWeightsRequest\x1a).flotilla.learner.v1.FetchWeightsResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'flotilla.learner.v1.weight_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_FETCHWEIGHTSREQUEST']._serialized_start=99
-  _globals['_FETCHWEIGHTSREQUEST']._serialized_end=189
-  _globals['_FETCHWEIGHTSRESPONSE']._serialized_start=191
-  _globals['_FETCHWEIGHTSRESPONSE']._serialized_end=250
-  _globals['_WEIGHTSERVICE']._serialized_start=252
-  _globals['_WEIGHTSERVICE']._serialized_end=370
+  _globals['_FETCHWEIGHTSREQUEST']._serialized_start=100
+  _globals['_FETCHWEIGHTSREQUEST']._serialized_end=235
+  _globals['_FETCHWEIGHTSRESPONSE']._serialized_start=237
+  _globals['_FETCHWEIGHTSRESPONSE']._serialized_end=317
+  _globals['_WEIGHTSERVICE']._serialized_start=319
+  _globals['_WEIGHTSERVICE']._serialized_end=437
 # @@protoc_insertion_point(module_scope)

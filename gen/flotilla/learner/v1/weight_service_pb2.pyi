@@ -17,17 +17,23 @@ class FetchWeightsRequest(google.protobuf.message.Message):
 
     POLICY_FIELD_NUMBER: builtins.int
     OFFSET_BYTES_FIELD_NUMBER: builtins.int
+    HELD_FIELD_NUMBER: builtins.int
     offset_bytes: builtins.int
     @property
     def policy(self) -> flotilla.learner.v1.policy_pb2.PolicyId: ...
+    @property
+    def held(self) -> flotilla.learner.v1.policy_pb2.PolicyId:
+        """A publication, all of whose bytes the caller has."""
+
     def __init__(
         self,
         *,
         policy: flotilla.learner.v1.policy_pb2.PolicyId | None = ...,
         offset_bytes: builtins.int = ...,
+        held: flotilla.learner.v1.policy_pb2.PolicyId | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["policy", b"policy"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["offset_bytes", b"offset_bytes", "policy", b"policy"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["held", b"held", "policy", b"policy"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["held", b"held", "offset_bytes", b"offset_bytes", "policy", b"policy"]) -> None: ...
 
 global___FetchWeightsRequest = FetchWeightsRequest
 
@@ -37,15 +43,31 @@ class FetchWeightsResponse(google.protobuf.message.Message):
 
     CHUNK_FIELD_NUMBER: builtins.int
     OFFSET_BYTES_FIELD_NUMBER: builtins.int
+    DELTA_BYTES_FIELD_NUMBER: builtins.int
     chunk: builtins.bytes
+    """Bytes of the publication, or a difference."""
     offset_bytes: builtins.int
-    """Where `chunk` starts in the publication."""
+    """Where they start in the publication."""
+    delta_bytes: builtins.int
+    """Of a difference: how many bytes of the publication come of it; else 0.
+
+    These bytes of both publications are little-endian 16-bit words, a last
+    odd byte being one with 0. Of each the held one's is subtracted, modulo
+    2^16; first come all words at even places, then those at odd ones. Of
+    those that are not 0 the difference has:
+      uint32 how many, uint32 length of `gaps`, uint32 length of `low`
+      gaps: how many words of 0 come before each: 255 for each so many, then
+            a byte with the rest
+      low, high: a byte of each value, folded: 1, -1, 2, -2 ... are 0, 1, 2, 3
+    The three are deflated without a header (RFC 1951).
+    """
     def __init__(
         self,
         *,
         chunk: builtins.bytes = ...,
         offset_bytes: builtins.int = ...,
+        delta_bytes: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["chunk", b"chunk", "offset_bytes", b"offset_bytes"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["chunk", b"chunk", "delta_bytes", b"delta_bytes", "offset_bytes", b"offset_bytes"]) -> None: ...
 
 global___FetchWeightsResponse = FetchWeightsResponse

@@ -69,6 +69,12 @@ class WeightServiceServicer(object):
     def FetchWeights(self, request, context):
         """Streams the publication's bytes from `offset_bytes` on, in chunks of at
         most 1 MiB. A broken stream is resumed by asking for the rest.
+
+        A caller that says which publication it holds is sent differences from
+        that one, 1 MiB of the publication each, where the server can make them
+        and they are worth it; all else comes as it is, so chunks of both kinds
+        may follow each other. What comes of differences is checked like the rest;
+        if it is wrong, ask again without `held`.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

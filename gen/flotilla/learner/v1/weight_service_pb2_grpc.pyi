@@ -38,6 +38,12 @@ class WeightServiceStub:
     ]
     """Streams the publication's bytes from `offset_bytes` on, in chunks of at
     most 1 MiB. A broken stream is resumed by asking for the rest.
+
+    A caller that says which publication it holds is sent differences from
+    that one, 1 MiB of the publication each, where the server can make them
+    and they are worth it; all else comes as it is, so chunks of both kinds
+    may follow each other. What comes of differences is checked like the rest;
+    if it is wrong, ask again without `held`.
     """
 
 class WeightServiceAsyncStub:
@@ -60,6 +66,12 @@ class WeightServiceAsyncStub:
     ]
     """Streams the publication's bytes from `offset_bytes` on, in chunks of at
     most 1 MiB. A broken stream is resumed by asking for the rest.
+
+    A caller that says which publication it holds is sent differences from
+    that one, 1 MiB of the publication each, where the server can make them
+    and they are worth it; all else comes as it is, so chunks of both kinds
+    may follow each other. What comes of differences is checked like the rest;
+    if it is wrong, ask again without `held`.
     """
 
 class WeightServiceServicer(metaclass=abc.ABCMeta):
@@ -84,6 +96,12 @@ class WeightServiceServicer(metaclass=abc.ABCMeta):
     ) -> typing.Union[collections.abc.Iterator[flotilla.learner.v1.weight_service_pb2.FetchWeightsResponse], collections.abc.AsyncIterator[flotilla.learner.v1.weight_service_pb2.FetchWeightsResponse]]:
         """Streams the publication's bytes from `offset_bytes` on, in chunks of at
         most 1 MiB. A broken stream is resumed by asking for the rest.
+
+        A caller that says which publication it holds is sent differences from
+        that one, 1 MiB of the publication each, where the server can make them
+        and they are worth it; all else comes as it is, so chunks of both kinds
+        may follow each other. What comes of differences is checked like the rest;
+        if it is wrong, ask again without `held`.
         """
 
 def add_WeightServiceServicer_to_server(servicer: WeightServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -1,0 +1,93 @@
+"""What is fetched of publications between training steps by a worker that holds the one before."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+
+from benchmarks.weight_sync.byte_paths import TOKEN, CountingFeed, connected
+from benchmarks.weight_sync.publication import (
+    Clock,
+    PublishedModel,
+    announced,
+    cpu_of,
+    per_gb,
+    policy_of,
+    random_model,
+    write_version,
+)
+from services.learner.config.learner import OptimizerConfig
+from services.learner.rank.optimizer import Optimizer
+from services.learner.rank.weight_slots import WeightSlots
+from services.learner.types import Publication as Written
+from services.learner.weights.publication_child import PublicationChild
+from services.learner.weights.weight_server import WeightServerConfig
+from services.rollout.work.weight_staging import KeptWeights, stage_weights
+
+# A step's tokens: their gradients are those of a random model, all of whose parameters have one.
+SEQUENCES, LENGTH = 2, 64
+LEARNING_RATE = 1e-6
+
+
+class TrainedModel:
+    """A model that a rank's optimizer trains on random tokens; its float32 masters are published in
+    bfloat16."""
+
+    def __init__(self, folder: Path, layers: int) -> None:
+        self._model = random_model(layers)
+        parameters = dict(self._model.named_parameters())
+        self.size = sum(parameter.numel() for parameter in parameters.values())
+        self._optimizer = Optimizer(parameters, OptimizerConfig(lr=LEARNING_RATE))
+        self.slots = WeightSlots(parameters, torch.bfloat16, folder, "trained")
+
+    def write_versions(self, steps: int) -> Iterator[Written]:
+        """Publish the model as it is, and after each of so many steps."""
+        yield write_version(self.slots, 0)
+        for step in range(1, steps + 1):
+            tokens = torch.randint(self._model.config.vocab_size, (SEQUENCES, LENGTH))
+            self._model(tokens, labels=tokens).loss.backward()
+            self._optimizer.step(LEARNING_RATE)
+            yield write_version(self.slots, step)
+
+
+async def measure_deltas(published: PublishedModel, folder: Path, pairs: int) -> dict[str, Any]:
+    """Return what is fetched after each step, and what that takes."""
+    trained = TrainedModel(folder, published.layers)
+    server = PublicationChild("services.learner.weights.weight_server", folder / "server.log")
+    per_parameter: list[float] = []
+    cpu: dict[str, list[float]] = {"sender": [], "receiver": []}
+    try:
+        address = await server.start_process(WeightServerConfig("run", TOKEN).to_line())
+        [process] = psutil.Process().children()
+        async with connected(address) as feed:
+            kept = KeptWeights(folder / "kept")
+            for written in trained.write_versions(pairs):
+                await server.serve_publication(written, policy_of(written))
+                before, clock = cpu_of([process]), Clock()
+                fetched = await fetch_next(written, address, feed, kept)
+                cpu["receiver"].append(clock.cpu_s)
+                cpu["sender"].append(cpu_of([process]) - before)
+                per_parameter.append(round(fetched / trained.size, 4))
+            kept.forget()
+    finally:
+        await server.close()
+        trained.slots.unlink_slots()
+    first, *others = per_parameter[1:]
+    figures = {"bytes_per_parameter": max(others), "bytes_per_parameter_first_step": first}
+    sizes = {
+        f"{side}_cpu_s_per_gb": per_gb(each[1:], trained.slots.total_bytes)
+        for side, each in cpu.items()
+    }
+    return {**figures, "whole": per_parameter[0], **sizes}
+
+
+async def fetch_next(written: Written, address: str, feed: CountingFeed, kept: KeptWeights) -> int:
+    """Fetch a publication as a worker that keeps each for the next; return the bytes of it."""
+    staged, before = kept.path.with_name("staged"), feed.fetched_bytes
+    update = replace(announced(written, "grpc", address), keep=True)
+    await stage_weights(update, feed, staged, kept)
+    kept.replace_by(update, staged)
+    return feed.fetched_bytes - before

@@ -1,0 +1,160 @@
+"""Differences between publications, for workers that hold an older one; what is sent of them is in
+`weight_server.py`."""
+
+import asyncio
+import os
+import sys
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+
+from services.common.weight_delta import (
+    BLOCK_BYTES,
+    count_words,
+    decode_change,
+    encode_change,
+    is_sparse,
+    subtract_blocks,
+)
+from services.learner.weights.weight_snapshots import SnapshotCache, WeightSnapshot
+
+# So many steps behind, a worker fetches all; and so many publications after the last worker that
+# asked, none are made ahead.
+_KEPT = 4
+# Of a publication's bytes: what all differences together may take, the newest aside.
+_MEMORY_SHARE = 0.5
+_BEHIND_OTHERS = 10
+
+
+class WeightDelta:
+    """Difference of two publications that followed each other, in blocks that are encoded in turn.
+
+    Both are read while they are held. What comes too late for that has none, nor has a block of
+    which too much has changed."""
+
+    def __init__(self, older: WeightSnapshot, newer: WeightSnapshot) -> None:
+        self.older, self.newer = older, newer
+        self.size_bytes = 0
+        self._blocks: list[bytes | None] = []
+        self._ended = False
+        self._grown = asyncio.Condition()
+
+    async def encode_blocks(self, shelf: SnapshotCache, thread: ThreadPoolExecutor) -> None:
+        """Encode all blocks, one after another, until one of the publications is superseded."""
+        loop, paths = asyncio.get_running_loop(), (self.older.path, self.newer.path)
+        try:
+            for start in range(0, self.newer.total_bytes, BLOCK_BYTES):
+                block = await loop.run_in_executor(thread, _encode_block, *paths, start)
+                # After the read: what is superseded is rewritten.
+                if not shelf.holds(self.older):
+                    break
+                self._blocks.append(block)
+                self.size_bytes += len(block or b"")
+                await self._wake_readers()
+        finally:
+            self._ended = True
+            await self._wake_readers()
+
+    async def read_block(self, index: int) -> bytes | None:
+        """Return a block as soon as it is encoded; None for one that is to be sent as it is."""
+        async with self._grown:
+            await self._grown.wait_for(lambda: self._ended or index < len(self._blocks))
+        return self._blocks[index] if index < len(self._blocks) else None
+
+    async def _wake_readers(self) -> None:
+        async with self._grown:
+            self._grown.notify_all()
+
+
+class DeltaShelf:
+    """Differences of the newest publications, each made once, in one thread behind all others."""
+
+    def __init__(self, snapshots: SnapshotCache) -> None:
+        self._snapshots = snapshots
+        self._deltas: list[WeightDelta] = []
+        self._making: set[asyncio.Task[None]] = set()
+        self._thread = ThreadPoolExecutor(1, initializer=_stand_behind)
+        # Publications until none are made ahead any more.
+        self._awaited = 0
+
+    def note_announced(self) -> None:
+        """Make the newest difference if workers have asked for such."""
+        if self._awaited:
+            self._awaited -= 1
+            self._make_newest()
+
+    def find_deltas(self, held: bytes, wanted: WeightSnapshot) -> "tuple[WeightDelta, ...] | None":
+        """Return what leads from the publication of fingerprint `held` to `wanted`, in turn; None
+        where that is not known."""
+        self._awaited = _KEPT
+        self._make_newest()
+        found: list[WeightDelta] = []
+        reached = wanted.fingerprint
+        for delta in reversed(self._deltas):
+            if reached == held:
+                break
+            if delta.newer.fingerprint == reached:
+                found.insert(0, delta)
+                reached = delta.older.fingerprint
+        return tuple(found) if reached == held else None
+
+    def _make_newest(self) -> None:
+        pair = self._snapshots.newest_pair()
+        if pair is None or pair[0].total_bytes != pair[1].total_bytes:
+            return
+        if any((delta.older, delta.newer) == pair for delta in self._deltas):
+            return
+        self._drop_oldest(pair[1].total_bytes)
+        delta = WeightDelta(*pair)
+        self._deltas.append(delta)
+        task = asyncio.create_task(delta.encode_blocks(self._snapshots, self._thread))
+        self._making.add(task)
+        task.add_done_callback(self._making.discard)
+
+    def _drop_oldest(self, total_bytes: int) -> None:
+        def too_many() -> bool:
+            used = sum(delta.size_bytes for delta in self._deltas)
+            return len(self._deltas) >= _KEPT or used > _MEMORY_SHARE * total_bytes
+
+        while self._deltas and too_many():
+            del self._deltas[0]
+
+
+async def read_change(deltas: Sequence[WeightDelta], index: int, size: int) -> bytes | None:
+    """Return block `index`, of `size` bytes, of differences in turn as one; None where one of them
+    has none."""
+    blocks = [await delta.read_block(index) for delta in deltas]
+    if len(blocks) == 1:
+        return blocks[0]
+    present = [block for block in blocks if block is not None]
+    if len(present) < len(blocks):
+        return None
+    return await asyncio.to_thread(_add_up, present, count_words(size))
+
+
+def _add_up(blocks: Sequence[bytes], words: int) -> bytes | None:
+    change = np.zeros(words, np.uint16)
+    for block in blocks:
+        change += decode_change(block, words)
+    return encode_change(change) if is_sparse(change) else None
+
+
+def _encode_block(older: str, newer: str, start: int) -> bytes | None:
+    try:
+        old = np.fromfile(older, np.uint8, BLOCK_BYTES, offset=start)
+        new = np.fromfile(newer, np.uint8, BLOCK_BYTES, offset=start)
+    except OSError:
+        # Removed, by a learner that ends or has begun anew.
+        return None
+    if old.size != new.size:
+        return None
+    change = subtract_blocks(new, old)
+    return encode_change(change) if is_sparse(change) else None
+
+
+def _stand_behind() -> None:
+    """Leave the processors to whoever wants them: the next step, and other streams."""
+    if sys.platform == "linux":
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _BEHIND_OTHERS)
