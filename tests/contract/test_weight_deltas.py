@@ -185,17 +185,20 @@ async def test_where_differences_are_off_all_is_sent(tmp_path: Path) -> None:
 async def test_weights_that_are_not_trusted_are_fetched_whole(tmp_path: Path) -> None:
     async with serving(tmp_path) as (run, fetcher):
         await fetcher.fetch(await run.publish())
-        again = replace(await run.publish(), reload=True)
+        again = replace(await run.publish(), reload=True, keep=False)
         assert await fetcher.fetch(again) == (run.data, 1.0)
+        assert not fetcher.kept.path.exists()
 
 
-@pytest.mark.parametrize("damaged", ["difference", "kept", "shortened"])
+@pytest.mark.parametrize("damaged", ["difference", "kept", "shortened", "gone"])
 async def test_what_is_damaged_is_noticed_and_all_is_fetched(tmp_path: Path, damaged: str) -> None:
     async with serving(tmp_path) as (run, fetcher):
-        before = fetches("damaged")
+        before = fetches("failed")
         await fetcher.fetch(await run.publish())
         if damaged == "difference":
             fetcher.feed.damage = 1
+        elif damaged == "gone":
+            fetcher.kept.path.unlink()
         else:
             held = bytearray(fetcher.kept.path.read_bytes())
             held[2**20 + 5] ^= 1
@@ -203,7 +206,7 @@ async def test_what_is_damaged_is_noticed_and_all_is_fetched(tmp_path: Path, dam
         staged, share = await fetcher.fetch(await run.publish())
         assert staged == run.data
         assert share > 1.0
-        assert fetches("damaged") == before + 1
+        assert fetches("failed") == before + 1
         # It is as before from here on.
         staged, share = await fetcher.fetch(await run.publish())
         assert staged == run.data

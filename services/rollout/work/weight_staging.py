@@ -39,7 +39,7 @@ FETCH_PAUSE_S = 0.2
 log = get_logger(__name__)
 _fetches = metrics.event_counter(
     "flotilla_weight_fetches",
-    "Publications fetched as a whole or as a difference, and differences that were damaged",
+    "Publications fetched as a whole or as a difference, and differences that failed",
     "how",
 )
 
@@ -100,13 +100,15 @@ async def _fetch_verified(
         try:
             changed = await _fetch_weights(publication, feed, path, kept)
             await asyncio.to_thread(verify_weights, publication, path)
-        except (DamagedDeltaError, FingerprintMismatch) as error:
-            kept.forget()
-            _fetches("damaged")()
+        # No room for both, perhaps: all of it may have, once what is kept is gone.
+        except (DamagedDeltaError, FingerprintMismatch, OSError) as error:
+            _fetches("failed")()
             log.warning("fetched as a whole", policy=publication.policy.label, reason=str(error))
         else:
             _fetches("delta" if changed else "whole")()
             return
+    if kept is not None:
+        kept.forget()
     await _fetch_weights(publication, feed, path, None)
     await asyncio.to_thread(verify_weights, publication, path)
     _fetches("whole")()
