@@ -23,7 +23,13 @@ from services.common.domain.policy import PolicyId
 from services.common.spec import PolicyConfig
 from services.learner.rank.model import score_tokens
 from services.learner.rank.policy_loading import load_policy
-from services.learner.weights.weight_broadcast import CANARY_TOLERANCE
+from services.learner.types import Publication as Announced
+from services.learner.weights.weight_broadcast import (
+    CANARY_TOLERANCE,
+    Announcement,
+    AttachedWorker,
+    WeightBroadcast,
+)
 from services.rollout.adapters.vllm_options import ServedModel
 from services.rollout.adapters.vllm_start import start_engines
 from services.rollout.config.rollout import EngineConfig
@@ -83,7 +89,7 @@ class SwitchedTurn:
 async def switch_in_a_turn(engine: Engine, learner: AdaptedLearner) -> SwitchedTurn:
     for pause_s in PAUSES_S:
         old, before = learner.merged_model(), engine.policy
-        turn = asyncio.create_task(engine.generate(PROMPT, Sampling(1.0, 1), 900))
+        turn = asyncio.create_task(engine.generate(PROMPT, Sampling(1.0, 1), 400))
         await asyncio.sleep(pause_s)
         update = learner.train_and_publish()
         await load(engine, update)
@@ -123,12 +129,20 @@ def no_feed() -> PolicyFeed:
 
 
 async def check_another_base_is_noticed(engine: Engine, folder: Path, scratch: Path) -> None:
-    """The canary of adapters that belong to another model than the engine has loaded is far off."""
+    """The learner refuses an engine that has loaded another model than its adapters belong to."""
     perturbed(load_model(folder), 1).save_pretrained(scratch / "other")
     learner = AdaptedLearner(scratch / "other", scratch / "other-shm")
     update = learner.publish()
     await load(engine, update)
-    assert await canary_error(engine, learner, update) > 10 * CANARY_TOLERANCE["float32"]
+    scored = await engine.compute_logprobs(update.canary_token_ids)
+    judge = WeightBroadcast(canary_tolerance=CANARY_TOLERANCE["float32"], attach_grace_s=1.0)
+    judge.attach_worker(AttachedWorker("w", "i", 1, shares_memory=True, can_fetch=False))
+    fields = (update.policy.fingerprint, update.manifest, update.total_bytes)
+    path, ids = Path(update.location), update.canary_token_ids
+    announced = Announced(update.policy.version, *fields, path, ids, learner.canary)
+    judge.announce_policy(Announcement(update.policy, announced))
+    assert not judge.verify_canary("w", update.policy, scored)
+    assert judge.verify_canary("w", update.policy, learner.canary)
 
 
 async def check_updates(engine: Engine, learner: AdaptedLearner, updates: int) -> None:
