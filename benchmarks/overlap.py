@@ -29,7 +29,7 @@ from benchmarks.replica import AgreeingEngine, connect_replica
 from benchmarks.rollout_loop import ReadyEnvironment, make_turn
 from benchmarks.timed_learner import TimedLearner, run_timed_learner
 from services.common import log
-from services.common.concurrency import run_until_first, wait_beside
+from services.common.concurrency import run_until_first, running_tasks, wait_beside
 from services.common.loaded_objects import freeze_loaded_objects
 from services.rollout.episodes.attempt_limits import AttemptLimits
 from services.rollout.episodes.episode import AttemptRunner
@@ -243,9 +243,9 @@ async def keep_working(
             options,
             settled=replica.follower.wait_until_judged,
         )
-        await wait_beside(
-            asyncio.create_task(worker.run_until_drained(asyncio.Event())), [replica.updating]
-        )
+        # Its leases go back before its channel closes.
+        async with running_tasks(worker.run_until_drained(asyncio.Event())) as (working,):
+            await wait_beside(working, [replica.updating])
 
 
 if __name__ == "__main__":

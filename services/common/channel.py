@@ -104,6 +104,7 @@ class Channel(grpc.aio.Channel):
             nonlocal made_for, inner
             channel = self._current()
             if channel is not made_for:
+                _refuse_closed(channel)
                 inner, made_for = getattr(channel, kind)(*arguments, **keywords), channel
             return inner(
                 request,
@@ -113,3 +114,12 @@ class Channel(grpc.aio.Channel):
             )
 
         return call
+
+
+def _refuse_closed(channel: grpc.aio.Channel) -> None:
+    """Raise UsageError where the channel is closed, as a call on it does.
+
+    A call that is the first of its method would use memory that gRPC (1.85) has freed, and crash
+    the process then or later."""
+    if channel.get_state() is grpc.ChannelConnectivity.SHUTDOWN:
+        raise grpc.aio.UsageError("Channel is closed.")

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import sys
 import time
 from typing import Any, cast
 
@@ -23,6 +24,7 @@ from services.common import rpc
 from services.common.errors import ConfigError
 from tests.common.conftest import Serve, StartProcess
 from tests.support import echo_service
+from tests.support.closed_channels import TIMES
 from tests.support.fake_peers import TOKEN, FakeGateway, served
 
 
@@ -50,6 +52,17 @@ async def test_a_frozen_peer_is_noticed_within_seconds(echo_process: StartProces
         started = time.monotonic()
         assert await stream.code() is grpc.StatusCode.UNAVAILABLE
         assert time.monotonic() - started < 8.0
+
+
+async def test_a_call_on_a_closed_channel_is_an_error_and_uses_no_freed_memory() -> None:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "tests.support.closed_channels"),
+        # What is freed is overwritten, so that its use is a crash.
+        env={**os.environ, "MALLOC_PERTURB_": "165"},
+        stdout=asyncio.subprocess.PIPE,
+    )
+    said, _ = await process.communicate()
+    assert (process.returncode, said.decode().split()) == (0, [str(TIMES)])
 
 
 async def test_pings_do_not_kill_a_healthy_quiet_call(serve: Serve) -> None:
