@@ -151,16 +151,20 @@ async def test_a_machine_that_is_killed_or_stands_still_is_an_error_of_all(
         await learner.ranks.start_ranks(None)
         everything = psutil.Process(machine.process.pid).children(recursive=True)
         training = asyncio.create_task(learner.ranks.train_step(make_batch()))
-        for process in everything:
-            with suppress(psutil.NoSuchProcess):
-                process.send_signal(number)
-        started = time.monotonic()
-        with pytest.raises(RankError, match=r"machine 1 \(|Connection|Gloo|gloo"):
-            await training
-        assert time.monotonic() - started < 20
-        for process in everything:
-            with suppress(psutil.NoSuchProcess):
-                process.kill()
+        try:
+            strike(everything, number)
+            started = time.monotonic()
+            with pytest.raises(RankError, match=r"machine 1 \(|Connection|Gloo|gloo"):
+                await training
+            assert time.monotonic() - started < 20
+        finally:
+            strike(everything, signal.SIGKILL)
+
+
+def strike(processes: list[psutil.Process], number: signal.Signals) -> None:
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            process.send_signal(number)
 
 
 @pytest.mark.slow
