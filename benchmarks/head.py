@@ -29,7 +29,7 @@ from torch import Tensor
 from services.learner.algo.logprob_head import fused_policy_loss
 
 VOCABULARY, WIDTH, TOKENS = 151_936, 1024, 4096
-POLICY_SHARE, CHUNK, PAIRS = 0.4, 256, 2
+POLICY_SHARE, CHUNK, PAIRS = 0.4, 512, 2
 SIDES = ("fused", "plain")
 
 
