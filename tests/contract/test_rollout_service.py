@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -44,7 +45,7 @@ async def client(environment: FakeEnvironment | None = None) -> AsyncGenerator[R
     service = RolloutService(
         "rollout-0",
         Worker(unused, runner, lambda: fake.policy, WorkerOptions(4, 1.0, 0.1, 5.0)),
-        WeightUpdater(unused, fake, unused),
+        WeightUpdater(unused, fake, Path("unused")),
         BurnIn(fake, None, unused, unused, unused),
         runner,
         lambda: fake.policy,

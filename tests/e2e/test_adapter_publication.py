@@ -170,6 +170,7 @@ async def check_layer_that_is_not_there(engine: Engine, learner: AdaptedLearner)
     assert engine.policy is None
 
 
+@pytest.mark.slow
 async def test_an_engine_serves_the_adapters_that_were_published_last(
     engine_folder: Path, tmp_path: Path
 ) -> None:

@@ -84,6 +84,16 @@ class RankConfig(ConfigModel):
         return self
 
     @model_validator(mode="after")
+    def _ranks_suffice(self) -> Self:
+        most = self.nodes * self.processes
+        if self.min_ranks is not None and self.min_ranks > most:
+            raise ValueError(
+                f"min_ranks: {self.min_ranks}, but learner.rank.nodes and processes make {most}"
+                " ranks; set it to at most that"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _compiled_blocks_choose_themselves(self) -> Self:
         if self.compile and self.gradient_checkpointing == "selective":
             raise ValueError(

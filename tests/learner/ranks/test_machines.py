@@ -46,6 +46,7 @@ async def one_machine(
         await alone.close()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("forked_ranks")
 async def test_two_machines_make_the_step_of_one_with_as_many_ranks(
     model_folder: Path, tmp_path: Path
@@ -290,6 +291,12 @@ def test_ranks_of_several_machines_are_refused_on_a_public_network() -> None:
     with pytest.raises(ValidationError, match=r"learner\.rank\.network = 'private'"):
         RankConfig(nodes=2, network="public")
     assert RankConfig(nodes=1, network="public").processes == 1
+
+
+def test_more_ranks_than_there_are_can_never_suffice() -> None:
+    with pytest.raises(ValidationError, match=r"nodes and processes make 4 ranks"):
+        RankConfig(nodes=2, processes=2, min_ranks=5)
+    assert RankConfig(nodes=2, processes=2, min_ranks=4).min_ranks == 4
 
 
 def test_an_address_leads_to_its_interface() -> None:
