@@ -1,5 +1,6 @@
 """Enums of the domain and their twins in the contracts, matched by name."""
 
+from collections.abc import Iterable
 from enum import StrEnum
 from typing import Generic, Protocol, TypeVar
 
@@ -51,6 +52,9 @@ class EnumCodec(Generic[E, V]):
 
     def find_member(self, twin: int) -> E | None:
         return self._members.get(twin)
+
+    def find_members(self, twins: Iterable[int]) -> list[E | None]:
+        return list(map(self._members.get, twins))
 
 
 AUTHORS = EnumCodec(Author, trajectory_pb2.Author)

@@ -1,8 +1,9 @@
 """Spans and turns of a trajectory, which travel column by column: messages of their own would cost
 more than all tokens."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Items
+from functools import partial
 from math import inf, isfinite
 from typing import Any
 
@@ -11,6 +12,9 @@ from services.common.domain.policy import PolicyId
 from services.common.domain.trajectory import Author, Span, TurnTiming
 from services.wire.enums import AUTHORS
 from services.wire.policy import decode_policy
+
+_NOBODY = (None, None)
+_NEW_SPAN: Callable[[Iterable[Any]], Span] = partial(tuple.__new__, Span)
 
 
 def span_fields(spans: Items[Span]) -> dict[str, Any]:
@@ -41,16 +45,16 @@ def decode_spans(message: trajectory_pb2.Spans) -> tuple[Span, ...]:
     """Return the spans. Raises ValueError where the columns are not of whole spans."""
     # A slice is a list, which costs less than each item on its own.
     twins, lengths = message.authors[:], message.lengths[:]
-    authors = [author for twin in twins if (author := AUTHORS.find_member(twin))]
-    if not len(authors) == len(twins) == len(lengths) or not all(lengths):
+    authors = AUTHORS.find_members(twins)
+    if len(authors) != len(lengths) or None in authors or not all(lengths):
         raise ValueError("a span needs an author and a length")
     # Python 3.11 looks it up anew each time.
     by_policy = Author.POLICY
     writers = _decode_writers(message, authors.count(by_policy))
-    return tuple(
-        Span(author, length, *next(writers)) if author is by_policy else Span(author, length)
-        for author, length in zip(authors, lengths, strict=True)
-    )
+    written = [next(writers) if author is by_policy else _NOBODY for author in authors]
+    policies, temperatures = zip(*written, strict=True) if written else ((), ())
+    # Without a call of Python for each.
+    return tuple(map(_NEW_SPAN, zip(authors, lengths, policies, temperatures, strict=True)))
 
 
 def _decode_writers(message: trajectory_pb2.Spans, count: int) -> Iterator[tuple[PolicyId, float]]:
@@ -96,14 +100,15 @@ def decode_turns(message: trajectory_pb2.Turns) -> tuple[TurnTiming, ...]:
         raise ValueError("the columns of turns are not of one length")
     if rewards and max(rewards) >= count:
         raise ValueError(f"a reward of turn {max(rewards)}, of {count}")
-    _check_finite("generate_s", enumerate(generate_s))
-    _check_finite("tools_s", enumerate(tools_s))
-    _check_finite("reward", rewards.items())
+    _check_finite("generate_s", dict(enumerate(generate_s)))
+    _check_finite("tools_s", dict(enumerate(tools_s)))
+    _check_finite("reward", rewards)
     rewarded = map(rewards.get, range(count))
     return tuple(map(TurnTiming, generate_s, tools_s, *tokens, rewarded, thinking))
 
 
-def _check_finite(name: str, numbered: Iterable[tuple[int, float]]) -> None:
-    for number, value in numbered:
-        if not isfinite(value):
-            raise ValueError(f"turns[{number}].{name} is {value}")
+def _check_finite(name: str, numbered: Mapping[int, float]) -> None:
+    if all(map(isfinite, numbered.values())):
+        return
+    number, value = next(item for item in numbered.items() if not isfinite(item[1]))
+    raise ValueError(f"turns[{number}].{name} is {value}")

@@ -48,6 +48,7 @@ async def test_the_prompt_with_its_tools_is_counted_as_the_policy_reads_it(
     says(result, Status.OK, "nothing has changed since")
 
 
+@pytest.mark.slow
 async def test_tools_that_are_not_offered_are_not_counted(policy: Path, tmp_path: Path) -> None:
     path = own_environment.write(tmp_path, policy)
 
