@@ -55,6 +55,3 @@ class ActorPlan:
     model: str
     revision: str | None
     environment: Mapping[str, str]
-
-    def to_message(self) -> dict[str, Any]:
-        return asdict(self)

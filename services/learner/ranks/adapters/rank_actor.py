@@ -17,8 +17,8 @@ _LOOK_S = 0.25
 class RankActor:
     """A rank in a child process of the actor's: neither's libraries meet the other's."""
 
-    def __init__(self, plan: Mapping[str, Any]) -> None:
-        self._plan = ActorPlan(**plan)
+    def __init__(self, plan: ActorPlan) -> None:
+        self._plan = plan
         self._node = NodeFolder.of_this_node()
         self._rank: RankProcess | None = None
 

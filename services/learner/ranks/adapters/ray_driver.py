@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, BinaryIO
 
 from services.common.concurrency import wait_for_any
@@ -85,7 +85,7 @@ class RayDriver:
     async def leaving(self, _: Mapping[str, Any]) -> protocol.Message:
         """Wait until a machine has to go; return its number."""
         waits = {
-            number: asyncio.create_task(_as_coroutine(actor.wait_until_leaving.remote()))
+            number: asyncio.ensure_future(actor.wait_until_leaving.remote())
             for number, actor in self._first.items()
         }
         await wait_for_any(waits.values())
@@ -101,10 +101,9 @@ class RayDriver:
         """End the ranks in order, as far as they answer."""
         import ray
 
-        closing = [_as_coroutine(actor.close_rank.remote()) for actor in self._actors]
+        closing = [asyncio.ensure_future(actor.close_rank.remote()) for actor in self._actors]
         if closing:
-            tasks = [asyncio.create_task(one) for one in closing]
-            await asyncio.wait(tasks, timeout=_CLOSE_S)
+            await asyncio.wait(closing, timeout=_CLOSE_S)
             ray.shutdown()
 
     async def _wait_for_machines(self, plan: ClusterPlan) -> Sequence[int]:
@@ -147,7 +146,7 @@ class RayDriver:
         for slot in range(plan.processes):
             index = plan.processes + len(self._actors)
             ranked = ActorPlan(number, slot, index, plan.model, plan.revision, plan.environment)
-            self._actors.append(placed.remote(ranked.to_message()))
+            self._actors.append(placed.remote(ranked))
         self._first[number] = self._actors[-plan.processes]
 
 
@@ -189,10 +188,6 @@ async def _place_group(plan: ClusterPlan, numbers: Sequence[int]) -> Any:
             " still hold them"
         ) from None
     return group
-
-
-async def _as_coroutine(reference: Awaitable[Any]) -> Any:
-    return await reference
 
 
 async def serve_commands(commands: BinaryIO, answers: BinaryIO) -> None:
