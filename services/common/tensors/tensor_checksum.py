@@ -5,17 +5,18 @@ from torch import Tensor
 
 _MULTIPLIER = 0x9E3779B97F4A7C15
 _LENGTH_FACTOR = 0xD6E8FEB86659FD93
-_MASK = (1 << 64) - 1
+CHECKSUM_MASK = (1 << 64) - 1
 # An even number of words; and 1 MiB of them stays in a CPU's cache, a GPU wants few launches.
 _ROW_WORDS = 1 << 8
 _CHUNK_ROWS = 1 << 9
 _DEVICE_CHUNK_ROWS = 1 << 20
 
 
-def checksum64(data: Tensor) -> int:
-    """`services.common.fingerprint.checksum64` of a uint8 tensor, on its own device.
+def checksum64(data: Tensor, start: int = 0) -> int:
+    """Return `services.common.fingerprint.checksum64` of a uint8 tensor, on its own device.
 
-    Rows and places in them are added up apart, as there."""
+    Rows and places in them are added up apart, as there. Of bytes that begin at `start`, a multiple
+    of 16, within larger data it is their part: the parts of all add up to the whole's."""
     count = data.numel()
     if count == 0:
         return 0
@@ -27,8 +28,9 @@ def checksum64(data: Tensor) -> int:
     rows, places = _sum_rows([part.view(torch.int64).view(-1, _ROW_WORDS) for part in parts])
     by_row = int(torch.arange(len(rows), device=data.device).mul_(rows).sum())
     by_place = int(torch.arange(1, _ROW_WORDS + 1, device=data.device).mul_(places).sum())
-    total = (_ROW_WORDS * by_row + by_place) * _MULTIPLIER + int(places[1::2].sum())
-    return (total + count * _LENGTH_FACTOR) & _MASK
+    moved = start // 8 * int(places.sum())
+    total = (_ROW_WORDS * by_row + by_place + moved) * _MULTIPLIER + int(places[1::2].sum())
+    return (total + count * _LENGTH_FACTOR) & CHECKSUM_MASK
 
 
 def _sum_rows(parts: list[Tensor]) -> tuple[Tensor, Tensor]:

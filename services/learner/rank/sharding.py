@@ -114,10 +114,13 @@ def decoder_blocks(model: Any) -> list[nn.Module]:
 
 def gather_tensor(tensor: Tensor) -> Tensor:
     """Return the whole tensor, on every rank, and on the device that computes."""
-    if not isinstance(tensor, DTensor):
-        return tensor
-    near: Any = tensor.to(tensor.device_mesh.device_type)
-    return near.full_tensor()
+    near: Any = bring_near(tensor)
+    return near.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def bring_near(tensor: Tensor) -> Tensor:
+    """Return a split tensor with this rank's part on the device that computes."""
+    return tensor.to(tensor.device_mesh.device_type) if isinstance(tensor, DTensor) else tensor
 
 
 def gather_named(tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:

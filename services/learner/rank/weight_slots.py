@@ -4,7 +4,7 @@ import json
 import mmap
 import os
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from services.common.fingerprint import TensorEntry, compute_fingerprint
-from services.common.tensors.tensor_checksum import checksum64
-from services.learner.rank.sharding import gather_tensor
+from services.learner.rank.shard_checksums import ShardChecksums
+from services.learner.rank.sharding import bring_near, gather_tensor
 from services.learner.ranks.protocol import SLOT_COUNT, slot_paths
 
 _DTYPE_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
@@ -104,7 +104,12 @@ class WeightSlots:
         slot = version % SLOT_COUNT
         buffer = self._buffers[slot]
         self._written.pop(slot, None)
-        entries = tuple(self._copy_tensor(buffer, place) for place in self._places)
+        checksums = ShardChecksums()
+        for place in self._places:
+            # Cast and checked where the parameters are; only the result is moved.
+            whole = _gather_as(self._published_tensor(place.name), self._dtype, checksums)
+            buffer[place.start : place.end].copy_(whole.reshape(-1).view(torch.uint8))
+        entries = _make_manifest(self._places, self._dtype, checksums)
         self._written[slot] = version
         return self.paths[slot], compute_fingerprint(entries, self.total_bytes), entries
 
@@ -113,16 +118,12 @@ class WeightSlots:
         """Take part in the first rank's `write_version`, and read it from there afterwards."""
         slot = version % SLOT_COUNT
         self._written.pop(slot, None)
+        checksums = ShardChecksums()
         for place in self._places:
-            _gather_as(self._published_tensor(place.name), self._dtype)
+            _gather_as(self._published_tensor(place.name), self._dtype, checksums)
+        checksums.sum_parts()
         self._buffers = self._buffers or [_map_slot(path, self.total_bytes) for path in self.paths]
         self._written[slot] = version
-
-    def _copy_tensor(self, buffer: Tensor, place: _TensorSpan) -> TensorEntry:
-        # Cast and checked where the parameters are; only the result is moved.
-        raw = _to_raw_bytes(self._published_tensor(place.name), self._dtype)
-        buffer[place.start : place.end].copy_(raw)
-        return _tensor_entry(place, raw, self._dtype)
 
     def _published_tensor(self, name: str) -> Tensor:
         return self._merge(name, self._parameters[name])
@@ -140,24 +141,28 @@ class WeightSlots:
 def fingerprint_weights(parameters: Mapping[str, Tensor], dtype: torch.dtype) -> bytes:
     """Return the fingerprint that `WeightSlots` would give these weights, without writing them."""
     _, places, total_bytes = _plan_file(parameters, dtype)
-    raws = ((place, _to_raw_bytes(parameters[place.name], dtype)) for place in places)
-    return compute_fingerprint(
-        tuple(_tensor_entry(place, raw, dtype) for place, raw in raws), total_bytes
-    )
+    checksums = ShardChecksums()
+    for place in places:
+        _gather_as(parameters[place.name], dtype, checksums)
+    return compute_fingerprint(_make_manifest(places, dtype, checksums), total_bytes)
 
 
-def _to_raw_bytes(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the tensor's bytes as they are published."""
-    return _gather_as(tensor, dtype).reshape(-1).view(torch.uint8)
-
-
-def _gather_as(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+def _gather_as(tensor: Tensor, dtype: torch.dtype, checksums: ShardChecksums) -> Tensor:
+    """Return the whole tensor as it is published, and add it to the checksums."""
     # Cast first: half of the bytes between the ranks.
-    return gather_tensor(tensor.to(dtype))
+    near = bring_near(tensor.to(dtype))
+    whole = gather_tensor(near)
+    checksums.add_tensor(near, whole)
+    return whole
 
 
-def _tensor_entry(place: _TensorSpan, raw: Tensor, dtype: torch.dtype) -> TensorEntry:
-    return TensorEntry(place.name, _DTYPE_NAMES[dtype], place.shape, place.start, checksum64(raw))
+def _make_manifest(
+    places: Sequence[_TensorSpan], dtype: torch.dtype, checksums: ShardChecksums
+) -> tuple[TensorEntry, ...]:
+    return tuple(
+        TensorEntry(place.name, _DTYPE_NAMES[dtype], place.shape, place.start, checksum)
+        for place, checksum in zip(places, checksums.sum_parts(), strict=True)
+    )
 
 
 def _plan_file(

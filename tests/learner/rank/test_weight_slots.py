@@ -29,6 +29,15 @@ def test_the_checksum_of_bytes_that_start_at_an_odd_address() -> None:
     assert checksum64(torch.from_numpy(data)[3:]) == reference.checksum64(data[3:])
 
 
+@given(st.lists(st.integers(0, 3_000), min_size=1, max_size=4), st.integers(0, 15))
+def test_the_checksums_of_parts_add_up_to_that_of_the_whole(pairs: list[int], rest: int) -> None:
+    data = np.random.default_rng(0).integers(0, 256, 16 * sum(pairs) + rest, dtype=np.uint8)
+    starts = [16 * sum(pairs[:index]) for index in range(len(pairs) + 1)]
+    parts = zip(starts, [*starts[1:], len(data)], strict=True)
+    total = sum(checksum64(torch.from_numpy(data[start:end]), start) for start, end in parts)
+    assert total % 2**64 == reference.checksum64(data)
+
+
 @pytest.fixture(params=["float32", "bfloat16"])
 def dtype(request: pytest.FixtureRequest) -> torch.dtype:
     return getattr(torch, request.param)

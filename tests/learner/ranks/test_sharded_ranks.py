@@ -21,6 +21,7 @@ from safetensors.numpy import load_file
 from torch import Tensor
 from transformers import Gemma4ForCausalLM, Gemma4TextConfig, Qwen3Config, Qwen3ForCausalLM
 
+from services.common.fingerprint import checksum64
 from services.common.process_memory import peak_memory_bytes
 from services.learner.checkpoints.export import export_model
 from services.learner.config.algorithm import AlgorithmConfig
@@ -120,7 +121,14 @@ def batch_of(step: int) -> TrainBatch:
 
 
 def weights_of(publication: Publication) -> dict[str, np.ndarray]:
-    return load_file(publication.path)
+    """Return the weights, once their checksums are those of the bytes in the file: ranks sum their
+    own parts, and the file has what was gathered."""
+    raw = np.fromfile(publication.path, np.uint8)
+    weights = load_file(publication.path)
+    for entry in publication.manifest:
+        part = raw[entry.offset_bytes : entry.offset_bytes + weights[entry.name].nbytes]
+        assert checksum64(part) == entry.checksum, entry.name
+    return weights
 
 
 def assert_same(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> None:
