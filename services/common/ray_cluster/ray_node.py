@@ -65,6 +65,12 @@ class NodePlan:
         ]
 
 
+def read_tail(log_path: Path) -> str:
+    """Return the end of a log, for a message."""
+    text = log_path.read_bytes()[-_TAIL_BYTES:].decode(errors="replace").strip()
+    return f"end of {log_path}:\n{text}"
+
+
 def check_ray_is_installed(wanted_by: str) -> None:
     """Raise ConfigError where there is no Ray for what `wanted_by` sets."""
     if find_spec("ray") is None:
@@ -132,8 +138,7 @@ class RayNode:
 
     def log_tail(self) -> str:
         """Return the end of the node's log."""
-        text = self._log_path.read_bytes()[-_TAIL_BYTES:].decode(errors="replace").strip()
-        return f"end of {self._log_path}:\n{text}"
+        return read_tail(self._log_path)
 
     async def _wait_until_started(self) -> None:
         assert self._process.stdout is not None
@@ -150,7 +155,7 @@ class RayNode:
 
 
 async def _wait_until_free(port: int) -> None:
-    """Wait while the head of a learner that was killed still ends. Raises RayNodeError."""
+    """Wait while the head of a service that was killed still ends. Raises RayNodeError."""
     deadline = time.monotonic() + _FREE_SECONDS
     while True:
         try:

@@ -9,10 +9,11 @@ from services.learner.config.learner import LearnerConfig
 
 def _load_worker() -> Callable[[Runtime[LearnerConfig]], Awaitable[None]]:
     from services.common.network_addresses import split_host_port
+    from services.common.ray_cluster.node_folder import NodeFolder
+    from services.common.ray_cluster.node_worker import MachineMembership, NodeWorker
     from services.common.ray_cluster.ray_node import check_ray_is_installed
+    from services.common.shared_memory import private_folder, shared_name
     from services.learner.checkpoints.model_file_checks import check_model_files
-    from services.learner.ranks.node_folder import NodeFolder
-    from services.learner.ranks.node_worker import NodeWorker
 
     async def run_machine(runtime: Runtime[LearnerConfig]) -> None:
         rank, number = runtime.config.rank, runtime.replica
@@ -24,9 +25,20 @@ def _load_worker() -> Callable[[Runtime[LearnerConfig]], Awaitable[None]]:
             address = await runtime.peers.address("learner")
             return split_host_port(address, "learner")[0]
 
-        folder = NodeFolder(runtime.run_dir.absolute())
-        worker = NodeWorker(find_learner, number, rank, runtime.token, folder, runtime.drain)
-        await worker.run_until_over()
+        member = MachineMembership(
+            service="learner",
+            number=number,
+            ray_port=rank.ray_port,
+            port_key="learner.rank.ray_port",
+            join_s=rank.join_s,
+            workers=rank.processes,
+            gpus=rank.processes if rank.device == "cuda" else 0,
+        )
+        name = f"{shared_name(runtime.run_id, runtime.run_dir)}-learner-node-{number}"
+        with private_folder(name) as marks:
+            folder = NodeFolder(marks, runtime.run_dir.absolute() / "logs")
+            worker = NodeWorker(find_learner, member, runtime.token, folder, runtime.drain)
+            await worker.run_until_over()
 
     return run_machine
 

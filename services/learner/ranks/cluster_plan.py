@@ -1,25 +1,10 @@
 """Plans that the learner hands to its Ray driver, and the driver to its actors. No Ray."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-# Offered by a further machine for each of its ranks.
-RANK_RESOURCE = "flotilla_rank"
-_MACHINE_RESOURCE = "flotilla_machine_"
-
-
-def machine_resource(number: int) -> str:
-    """Return the resource that machine `number` alone offers."""
-    return f"{_MACHINE_RESOURCE}{number}"
-
-
-def machine_number(resources: Iterable[str]) -> int | None:
-    """Return which machine offers these resources; None for one that is none of ours."""
-    for name in resources:
-        if name.startswith(_MACHINE_RESOURCE):
-            return int(name.removeprefix(_MACHINE_RESOURCE))
-    return None
+from services.common.ray_cluster.machine_resources import ExpectedMachines
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +28,19 @@ class ClusterPlan:
 
     def to_message(self) -> dict[str, Any]:
         return asdict(self)
+
+    @property
+    def expected(self) -> ExpectedMachines:
+        """The machines to wait for."""
+        return ExpectedMachines(
+            machines=self.machines,
+            workers=self.processes,
+            least=self.min_ranks,
+            join_s=self.join_s,
+            program="services.learner.ranks",
+            workers_key="learner.rank.processes",
+            remedy="set learner.rank.min_ranks or learner.rank.nodes to what there is",
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -274,7 +274,7 @@ async def test_a_machine_with_another_number_of_ranks_is_refused(
 ) -> None:
     async with head(tmp_path, model_folder, config_of(2)) as learner:
         await learner.machine("--learner.rank.processes=2")
-        with pytest.raises(RankError, match=r"learner\.rank\.processes = 2, the learner 1"):
+        with pytest.raises(RankError, match=r"learner\.rank\.processes = 2, the head 1"):
             await learner.ranks.start_ranks(None)
 
 

@@ -8,28 +8,19 @@ import asyncio
 import os
 import sys
 import threading
-import time
 import traceback
 from collections.abc import Mapping, Sequence
 from typing import Any, BinaryIO
 
 from services.common.concurrency import wait_for_any
-from services.common.log import get_logger
 from services.common.printable_text import say
+from services.common.ray_cluster.machine_resources import WORKER_RESOURCE, machine_resource
 from services.learner.ranks import protocol
 from services.learner.ranks.channel import claim_channel
-from services.learner.ranks.cluster_plan import (
-    RANK_RESOURCE,
-    ActorPlan,
-    ClusterPlan,
-    machine_number,
-    machine_resource,
-)
+from services.learner.ranks.cluster_plan import ActorPlan, ClusterPlan
 
-_LOOK_S = 0.2
 _PLACE_S = 60.0
 _CLOSE_S = 8.0
-_log = get_logger(__name__)
 
 
 class GroupError(Exception):
@@ -48,14 +39,16 @@ class RayDriver:
     async def open(self, arguments: Mapping[str, Any]) -> protocol.Message:
         """Wait for the machines and place the ranks; return their names in order.
 
-        Raises GroupError."""
+        Raises GroupError, MachinesMissingError."""
         plan = ClusterPlan(**arguments)
         # Read as Ray is imported.
         os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": plan.token}
         import ray
 
+        from services.common.ray_cluster.adapters.joined_machines import wait_for_machines
+
         ray.init(plan.address, namespace=plan.run_id, log_to_driver=False, configure_logging=False)
-        numbers = await self._wait_for_machines(plan)
+        numbers = await wait_for_machines(plan.expected)
         if not numbers:
             return {"names": []}
         group = await _place_group(plan, numbers)
@@ -106,28 +99,6 @@ class RayDriver:
             await asyncio.wait(closing, timeout=_CLOSE_S)
             ray.shutdown()
 
-    async def _wait_for_machines(self, plan: ClusterPlan) -> Sequence[int]:
-        deadline = time.monotonic() + plan.join_s
-        expected = range(1, plan.machines)
-        while True:
-            joined = _joined_machines(plan.processes)
-            missing = [number for number in expected if number not in joined]
-            if not missing:
-                return expected
-            if time.monotonic() > deadline:
-                break
-            await asyncio.sleep(_LOOK_S)
-        ranks = plan.processes * (plan.machines - len(missing))
-        listed = ", ".join(map(str, missing))
-        if ranks < plan.min_ranks:
-            raise GroupError(
-                f"machine {listed} of {plan.machines} has not joined in {plan.join_s:g} s: run"
-                " `python -m services.learner.ranks --replica NUMBER` with this spec there, see"
-                " its log, or set learner.rank.min_ranks or learner.rank.nodes to what there is"
-            )
-        _log.warning("machines have not joined: going on without", missing=missing, ranks=ranks)
-        return [number for number in expected if number in joined]
-
     def _place_actors(self, plan: ClusterPlan, group: Any, bundle: int, number: int) -> None:
         import ray
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -139,7 +110,7 @@ class RayDriver:
         placed = remote.options(
             num_cpus=0,
             num_gpus=int(plan.gpus),
-            resources={RANK_RESOURCE: 1},
+            resources={WORKER_RESOURCE: 1},
             max_restarts=0,
             scheduling_strategy=strategy,
         )
@@ -150,32 +121,13 @@ class RayDriver:
         self._first[number] = self._actors[-plan.processes]
 
 
-def _joined_machines(processes: int) -> set[int]:
-    """Return the numbers of the machines that are there. Raises GroupError for a wrong one."""
-    import ray
-
-    joined: set[int] = set()
-    for node in ray.nodes():
-        number = machine_number(node["Resources"]) if node["Alive"] else None
-        if number is None:
-            continue
-        offered = int(node["Resources"].get(RANK_RESOURCE, 0))
-        if offered != processes:
-            raise GroupError(
-                f"machine {number} ({node['NodeManagerHostname']}) has learner.rank.processes ="
-                f" {offered}, the learner {processes}; start both with one spec"
-            )
-        joined.add(number)
-    return joined
-
-
 async def _place_group(plan: ClusterPlan, numbers: Sequence[int]) -> Any:
     """Return the placement group with a bundle on each machine, once it is placed."""
     from ray.util.placement_group import placement_group
 
     gpus = {"GPU": plan.processes} if plan.gpus else {}
     bundles: list[dict[str, float]] = [
-        {RANK_RESOURCE: plan.processes, machine_resource(number): 1, **gpus} for number in numbers
+        {WORKER_RESOURCE: plan.processes, machine_resource(number): 1, **gpus} for number in numbers
     ]
     group = placement_group(bundles, strategy="STRICT_SPREAD")
     try:
