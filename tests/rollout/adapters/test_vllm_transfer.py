@@ -2,7 +2,7 @@
 was sent, or nothing."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -83,6 +83,19 @@ class Served:
         expected = reference_logprobs(self.model, update.canary_token_ids)
         assert float(np.abs(canary - expected).max()) < TOLERANCE
 
+    async def begin_turn_within(self, change: Awaitable[None]) -> asyncio.Task[Completion]:
+        """Have a change of weights leave them torn while a turn is under way; return the turn."""
+        changing = asyncio.ensure_future(change)
+        turn = self.begin_turn()
+        while not changing.done():
+            await asyncio.wait({turn, changing}, return_when=asyncio.FIRST_COMPLETED)
+            # Opening a group takes longer than a turn.
+            if turn.done() and not changing.done():
+                turn = self.begin_turn()
+        with pytest.raises(WeightsTorn):
+            await changing
+        return turn
+
     def begin_turn(self) -> asyncio.Task[Completion]:
         return asyncio.create_task(self.engine.generate(PROMPT, Sampling(1.0, 1), 900))
 
@@ -104,10 +117,7 @@ async def check_torn_transfer(served: Served, folder: Path, failing: str) -> Non
     engine, before = served.engine, served.engine.policy
     async with sending(folder, FAILING, failing) as (sender, address):
         update = await offered(sender, address, served.next_update())
-        turn = served.begin_turn()
-        await asyncio.sleep(0.2)
-        with pytest.raises(WeightsTorn):
-            await engine.receive_weights(update)
+        turn = await served.begin_turn_within(engine.receive_weights(update))
     assert engine.policy is None
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(engine.compute_logprobs(PROMPT), 0.5)
