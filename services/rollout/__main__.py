@@ -1,15 +1,17 @@
 """The entry of a rollout worker: `python -m services.rollout --config SPEC`."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from services.common.errors import ConfigError
 from services.common.loaded_objects import freeze_loaded_objects
+from services.common.network_addresses import split_host_port
 from services.common.run_membership import ReplicaStatus
 from services.common.service_main import RegistryContract, Runtime, run_service_process
 from services.common.shared_memory import private_folder, shared_name
@@ -18,6 +20,7 @@ from services.rollout.config.rollout import RolloutConfig
 
 if TYPE_CHECKING:
     from services.common.rpc import Serving
+    from services.rollout.adapters.engine_machines import EngineMachines
     from services.rollout.adapters.env_gateway import GatewayEnvironment
     from services.rollout.adapters.learner import GroupClient
     from services.rollout.adapters.learner_calls import WorkerIdentity
@@ -71,11 +74,12 @@ async def serve_rollout(runtime: Runtime[RolloutConfig]) -> None:
 
     runtime.watchdog.limit_s = runtime.config.stall_s
     async with AsyncExitStack() as stack:
-        with runtime.loading():
-            model = await asyncio.to_thread(read_model_files, runtime.shared, runtime.config)
-            engine = await _start_engine(runtime, model)
         name = f"{shared_name(runtime.run_id, runtime.run_dir)}-{runtime.worker_id}"
         memory = stack.enter_context(private_folder(name))
+        with runtime.loading():
+            model = await asyncio.to_thread(read_model_files, runtime.shared, runtime.config)
+            machines = await stack.enter_async_context(_joined_machines(runtime, model, memory))
+            engine = await _start_engine(runtime, model, machines)
         stack.push_async_callback(engine.close)
         # Peers may never come; a drain must not wait for them.
         parts = await run_unless(runtime.drain, _connect_peers(runtime, model, engine, memory))
@@ -248,7 +252,50 @@ def check_dialect(shared: SharedConfig, config: RolloutConfig) -> str:
     return ""
 
 
-async def _start_engine(runtime: Runtime[RolloutConfig], model: "ModelFiles") -> "Engine":
+@asynccontextmanager
+async def _joined_machines(
+    runtime: Runtime[RolloutConfig], model: "ModelFiles", memory: Path
+) -> "AsyncGenerator[EngineMachines | None]":
+    """Have the machines of an engine that spans several. They are dismissed when the block ends
+    well, else they wait for the next rollout. Raises ConfigError, ServiceError."""
+    engine = runtime.config.engine
+    if engine.nodes == 1:
+        yield None
+        return
+    from services.common.ray_cluster.ray_node import check_ray_is_installed
+    from services.rollout.adapters.engine_machines import EngineMachines, HeadSite
+    from services.rollout.ports import EngineDead
+
+    check_ray_is_installed(f"rollout.engine.nodes = {engine.nodes}")
+    host = _shared_address(runtime)
+    logs = runtime.run_dir.absolute() / "logs"
+    site = HeadSite(runtime.replica, runtime.token, host, logs, memory, model.folder)
+    try:
+        machines = await EngineMachines.open_machines(engine, site)
+    except EngineDead as error:
+        raise _engine_dead(error) from error
+    machines.drain_when_one_leaves(runtime.drain)
+    try:
+        yield machines
+        await machines.dismiss_machines()
+    finally:
+        await machines.close()
+
+
+def _shared_address(runtime: Runtime[RolloutConfig]) -> str:
+    """Return this machine's address in the network of the engine's machines. Raises ConfigError."""
+    host, _ = split_host_port(runtime.listen, "listen")
+    if host == "0.0.0.0":
+        raise ConfigError(
+            f"--listen {runtime.listen}: with rollout.engine.nodes above 1, listen on this"
+            " machine's own address in the network that the machines share; workers use no other"
+        )
+    return host
+
+
+async def _start_engine(
+    runtime: Runtime[RolloutConfig], model: "ModelFiles", machines: "EngineMachines | None"
+) -> "Engine":
     config = runtime.config
     if config.engine.kind == "fake":
         from services.rollout.adapters.fake import FakeEngine
@@ -256,13 +303,16 @@ async def _start_engine(runtime: Runtime[RolloutConfig], model: "ModelFiles") ->
         return FakeEngine(model.tokenizer, model.dialect.stop_ids[0])
     from services.rollout.adapters.vllm_options import ServedModel
     from services.rollout.adapters.vllm_start import start_engines
+    from services.rollout.ports import EngineDead
 
     # Nothing but the dialect's and the model's ends of a turn: a stop at `</tool_call>` would cut
     # thinking and arguments that name the tag, and the policy would never learn to end its turn.
     stop = model.dialect.stop_ids
-    return await start_engines(
-        config.engine, ServedModel(model.folder, runtime.shared.policy, stop)
-    )
+    served = ServedModel(model.folder, runtime.shared.policy, stop)
+    try:
+        return await start_engines(config.engine, served, machines)
+    except EngineDead as error:
+        raise _engine_dead(error) from error
 
 
 def _make_identity(runtime: Runtime[RolloutConfig], folder: Path) -> "WorkerIdentity":

@@ -24,11 +24,14 @@ from services.common.domain.policy import PolicyId
 from services.common.errors import ConfigError
 from services.common.log import get_logger
 from services.common.tied_children import tie_children
+from services.rollout.adapters.engine_machines import EngineMachines
 from services.rollout.adapters.vllm_adapter_request import load_adapter, make_adapter_request
 from services.rollout.adapters.vllm_answers import check_completion, sampled_logprobs
 from services.rollout.adapters.vllm_arguments import parse_arguments, shorten_refusal
 from services.rollout.adapters.vllm_experts import EngineExperts
+from services.rollout.adapters.vllm_file_copies import file_on_machines
 from services.rollout.adapters.vllm_options import (
+    MACHINES_EXECUTOR,
     ServedModel,
     engine_options,
     installed_versions,
@@ -81,13 +84,15 @@ class VllmEngine:
         max_num_seqs: int,
         experts: EngineExperts | None = None,
         adapted: bool = False,
+        machines: EngineMachines | None = None,
     ) -> None:
         """Build the engine; with `experts` it says which ones the model has chosen, and where it is
-        `adapted` it is given adapters alone."""
+        `adapted` it is given adapters alone. With `machines` its workers are on several."""
         self._llm = llm
         self._transfers = WeightTransfers(llm)
         self._experts = experts
         self._adapter = make_adapter_request() if adapted else None
+        self._machines = machines
         # Requests wait here and not in vLLM's queue: what waits there keeps a policy's salt and
         # may be begun by the next one's weights.
         self._slots = asyncio.Semaphore(max_num_seqs)
@@ -100,8 +105,15 @@ class VllmEngine:
         self.policy: PolicyId | None = None
 
     @classmethod
-    async def start_engine(cls, config: EngineConfig, model: ServedModel, index: int = 0) -> Self:
-        """Load the model into one engine, the `index`th of its replica.
+    async def start_engine(
+        cls,
+        config: EngineConfig,
+        model: ServedModel,
+        index: int = 0,
+        machines: EngineMachines | None = None,
+    ) -> Self:
+        """Load the model into one engine, the `index`th of its replica, on `machines` that have
+        joined or on this one.
 
         Takes seconds to minutes; raises what vLLM raises."""
         if config.device == "cpu":
@@ -116,8 +128,11 @@ class VllmEngine:
             for child in multiprocessing.active_children():
                 child.kill()
             raise
-        between = [child.pid for child in multiprocessing.active_children()]
-        await llm.collective_rpc("end_with_rollout", args=(os.getpid(), between))
+        if machines is None:
+            between = [child.pid for child in multiprocessing.active_children()]
+            await llm.collective_rpc("end_with_rollout", args=(os.getpid(), between))
+        else:
+            await llm.collective_rpc("join_flotilla_machines")
         await llm.collective_rpc("correct_flotilla_logprobs")
         experts = None
         if model.policy.routing_replay != "off":
@@ -130,6 +145,7 @@ class VllmEngine:
             max_num_seqs=config.max_num_seqs,
             experts=experts,
             adapted=model.policy.adapter_rank is not None,
+            machines=machines,
         )
 
     async def generate(
@@ -191,10 +207,12 @@ class VllmEngine:
         ]
         args = (str(path), publication.total_bytes, rows)
 
-        def change() -> Awaitable[object]:
-            if self._adapter is not None:
-                return load_adapter(self._llm, *args)
-            return self._llm.collective_rpc("load_flotilla_weights", args=args)
+        async def change() -> None:
+            async with file_on_machines(self._llm, publication, path, self._machines):
+                if self._adapter is not None:
+                    await load_adapter(self._llm, *args)
+                else:
+                    await self._llm.collective_rpc("load_flotilla_weights", args=args)
 
         await self._change_weights(publication, change)
 
@@ -206,9 +224,14 @@ class VllmEngine:
 
     async def wait_until_dead(self) -> str:
         # vLLM tells of its death only by this property.
-        while self._dead is None and not self._llm.errored:  # noqa: ASYNC110
+        while self._dead is None and not self._llm.errored and not self._lost_machine:  # noqa: ASYNC110
             await asyncio.sleep(HEALTH_INTERVAL_S)
-        return self._dead or "vLLM's engine process has ended"
+        reason = self._dead or self._lost_machine or "vLLM's engine process has ended"
+        return reason if self._machines is None else await self._machines.explain_death(reason)
+
+    @property
+    def _lost_machine(self) -> str | None:
+        return self._machines.lost if self._machines is not None else None
 
     async def close(self) -> None:
         # Its reader lives in our loop, and must end with it.
@@ -341,6 +364,11 @@ def _create_llm(options: dict[str, Any]) -> "AsyncLLM":
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
 
+    if options.get("distributed_executor_backend") == MACHINES_EXECUTOR:
+        from services.rollout.adapters.vllm_executor import MachinesExecutor
+
+        # vLLM knows by the class itself what it can do.
+        options = {**options, "distributed_executor_backend": MachinesExecutor}
     try:
         # A core that loads hears of nothing: `end_with_rollout` reaches it once it has loaded.
         with tie_children():

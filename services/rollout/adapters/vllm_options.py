@@ -20,6 +20,8 @@ from services.rollout.adapters.vllm_adapter_request import padded_rank
 from services.rollout.config.rollout import EngineConfig
 
 WEIGHT_LOADER = "services.rollout.adapters.vllm_weights.WeightLoader"
+# Of engines that span machines.
+MACHINES_EXECUTOR = "services.rollout.adapters.vllm_executor.MachinesExecutor"
 # As the module of the above registers it.
 WEIGHT_TRANSFER = "flotilla"
 ENVIRONMENT = {
@@ -86,6 +88,8 @@ def engine_options(config: EngineConfig, model: ServedModel, index: int = 0) -> 
     if config.device == "cuda" and config.data_parallel > 1:
         gpus = config.workers // config.data_parallel
         options["device_ids"] = list(range(index * gpus, (index + 1) * gpus))
+    if config.nodes > 1:
+        options["distributed_executor_backend"] = MACHINES_EXECUTOR
     given = {
         "max_num_batched_tokens": config.max_num_batched_tokens,
         "kv_cache_memory_bytes": config.kv_cache_memory_bytes,
@@ -164,6 +168,11 @@ def set_environment(config: EngineConfig, *, local: bool) -> None:
     for name in os.environ.keys() - kept.keys():
         if is_secret_name(name) or secret_values({name: os.environ[name]}):
             del os.environ[name]
+    os.environ.update(engine_environment(config, local=local))
+
+
+def engine_environment(config: EngineConfig, *, local: bool) -> dict[str, str]:
+    """Return the variables that vLLM's processes need beside or in place of this process's own."""
     defaults = dict(ENVIRONMENT)
     if config.device == "cpu":
         defaults |= CPU_ENVIRONMENT
@@ -171,6 +180,5 @@ def set_environment(config: EngineConfig, *, local: bool) -> None:
         defaults |= CPU_PARALLEL_ENVIRONMENT
     if local:
         defaults["HF_HUB_OFFLINE"] = "1"
-    for name, value in defaults.items():
-        os.environ.setdefault(name, value)
-    os.environ.update(config.env)
+    missing = {name: value for name, value in defaults.items() if name not in os.environ}
+    return missing | config.env

@@ -1,6 +1,7 @@
 """Transfers of weights into the live engine, as the rollout drives them by vLLM's own calls."""
 
 import uuid
+from collections.abc import Awaitable, Sequence
 from typing import TYPE_CHECKING
 
 from services.common.log import get_logger
@@ -35,11 +36,14 @@ class WeightTransfers:
             "backend": publication.transport,
         }
         self._opened = None
+        request = WeightTransferInitRequest(info)
         try:
-            await self._llm.init_weight_transfer_engine(WeightTransferInitRequest(info))
-        # vLLM raises what its worker said in a class of its own choice.
-        except Exception as error:
-            raise TransportFailed(f"no group with {publication.location}: {error}") from error
+            why = await self._run(self._llm.init_weight_transfer_engine(request))
+        # vLLM raises in a class of its own choice, and the engine's death is seen elsewhere.
+        except Exception as error:  # noqa: BLE001
+            why = str(error)
+        if why:
+            raise TransportFailed(f"no group with {publication.location}: {why}")
         self._opened = wanted
         log.info("joined the weight sender", address=publication.location)
 
@@ -49,17 +53,25 @@ class WeightTransfers:
         Raises TransportFailed where nothing has changed, and WeightsTorn."""
         from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
 
-        try:
-            await self._llm.start_weight_update()
-            await self._llm.update_weights(WeightTransferUpdateRequest(_update_info(publication)))
-            await self._llm.finish_weight_update()
-        # As above.
-        except Exception as error:
-            self._opened = None
-            torn = any(await self._llm.collective_rpc("has_torn_flotilla_weights"))
-            await self._llm.shutdown_weight_transfer_engine()
-            kind = WeightsTorn if torn else TransportFailed
-            raise kind(f"{publication.policy.label} was not received: {error}") from error
+        await self._llm.start_weight_update()
+        request = WeightTransferUpdateRequest(_update_info(publication))
+        why = await self._run(self._llm.update_weights(request))
+        await self._llm.finish_weight_update()
+        if not why:
+            return
+        self._opened = None
+        torn = any(torn for _, torn in await self._judge())
+        await self._llm.shutdown_weight_transfer_engine()
+        kind = WeightsTorn if torn else TransportFailed
+        raise kind(f"{publication.policy.label} was not received: {why}")
+
+    async def _run(self, call: Awaitable[object]) -> str:
+        """Have all workers make a call; return why the first of them failed, or nothing."""
+        await call
+        return next((why for why, _ in await self._judge() if why), "")
+
+    async def _judge(self) -> Sequence[tuple[str, bool]]:
+        return await self._llm.collective_rpc("judge_flotilla_transfer")
 
 
 def _update_info(publication: Publication) -> dict[str, object]:

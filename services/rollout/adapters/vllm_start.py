@@ -4,6 +4,7 @@ import asyncio
 
 from services.common.log import get_logger
 from services.rollout.adapters.engine_group import EngineGroup
+from services.rollout.adapters.engine_machines import EngineMachines
 from services.rollout.adapters.vllm import VllmEngine
 from services.rollout.adapters.vllm_options import ServedModel
 from services.rollout.config.rollout import EngineConfig
@@ -12,12 +13,19 @@ from services.rollout.ports import Engine
 log = get_logger(__name__)
 
 
-async def start_engines(config: EngineConfig, model: ServedModel) -> Engine:
-    """Load the model, once for each engine of the replica; raises what vLLM raises."""
+async def start_engines(
+    config: EngineConfig, model: ServedModel, machines: EngineMachines | None = None
+) -> Engine:
+    """Load the model, once for each engine of the replica; raises what vLLM raises.
+
+    An engine that spans `machines` raises EngineDead where one of them is lost meanwhile."""
     if config.pipeline_parallel > 1:
         log.warning(
             "pipeline parallel is handed to vLLM as it is: nothing here has been tried on it"
         )
+    if machines is not None:
+        starting = VllmEngine.start_engine(config, model, machines=machines)
+        return await machines.start_beside(starting)
     if config.data_parallel == 1:
         return await VllmEngine.start_engine(config, model)
     engines: list[VllmEngine] = []

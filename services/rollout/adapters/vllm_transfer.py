@@ -3,7 +3,8 @@
 An engine of vLLM's own weight transfer, registered under `BACKEND`; it is driven by AsyncLLM's
 `init_weight_transfer_engine`, `start_`, `update_` and `finish_weight_update`."""
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,14 +67,20 @@ class WeightReceiver(WeightTransferEngine[GroupInfo, WeightsInfo]):
         super().__init__(*given)
         # Layers of several policies lie beside each other until all are loaded again.
         self.torn = False
+        # Why the last call failed; empty when it did not. Not raised: vLLM reads answers of its
+        # workers up to the first failure, and takes the others for those of the next call.
+        self.failure = ""
         self._connection: SenderConnection | None = None
 
     def init_transfer_engine(self, init_info: GroupInfo) -> None:
-        """Open a group with the sender; see the base class. Raises RuntimeError."""
+        """Open a group with the sender; see the base class. Sets `failure`."""
         self.shutdown()
         parallel = self.parallel_config
         opening = OpenGroup(init_info.group, parallel.world_size, init_info.backend)
-        self._connection = SenderConnection(init_info.address, opening, parallel.rank, self.device)
+        with self._noted_failure():
+            self._connection = SenderConnection(
+                init_info.address, opening, parallel.rank, self.device
+            )
 
     def start_weight_update(self) -> None:
         """Begin nothing: until the sender has agreed the model stays as it is."""
@@ -81,19 +88,9 @@ class WeightReceiver(WeightTransferEngine[GroupInfo, WeightsInfo]):
     def receive_weights(self, update_info: WeightsInfo) -> None:
         """Ask for a publication, and load it as it comes; see the base class.
 
-        Raises TransferRefusedError before anything changes; whatever else it raises from then on
-        leaves the model torn."""
-        if self._connection is None:
-            raise TransferRefusedError("no group with the sender is open")
-        info = update_info
-        policy = PolicyId(info.run_epoch, info.version, bytes.fromhex(info.fingerprint))
-        entries = [TensorEntry(n, d, tuple(s), at, c) for n, d, s, at, c in info.rows]
-        tensors = self._connection.request_weights(policy, entries, info.total_bytes)
-        self.torn = True
-        WeightReload(self.model, self.model_config).load_tensors(tensors)
-        if next(tensors, None) is not None:
-            raise TransferDamagedError("the model has left tensors unread")
-        self.torn = False
+        Sets `failure`, and `torn` where it failed after the sender had agreed."""
+        with self._noted_failure():
+            self._receive(update_info)
 
     def finish_weight_update(self) -> None:
         """Finish nothing: all of a publication comes by one call."""
@@ -103,3 +100,24 @@ class WeightReceiver(WeightTransferEngine[GroupInfo, WeightsInfo]):
         if self._connection is not None:
             self._connection.close()
         self._connection = None
+
+    def _receive(self, info: WeightsInfo) -> None:
+        if self._connection is None:
+            raise TransferRefusedError("no group with the sender is open")
+        policy = PolicyId(info.run_epoch, info.version, bytes.fromhex(info.fingerprint))
+        entries = [TensorEntry(n, d, tuple(s), at, c) for n, d, s, at, c in info.rows]
+        tensors = self._connection.request_weights(policy, entries, info.total_bytes)
+        self.torn = True
+        WeightReload(self.model, self.model_config).load_tensors(tensors)
+        if next(tensors, None) is not None:
+            raise TransferDamagedError("the model has left tensors unread")
+        self.torn = False
+
+    @contextmanager
+    def _noted_failure(self) -> Generator[None]:
+        self.failure = ""
+        try:
+            yield
+        # Whatever gloo, NCCL, the sender or the model raise is an answer of this worker's.
+        except Exception as error:  # noqa: BLE001
+            self.failure = str(error) or repr(error)

@@ -18,6 +18,7 @@ from services.common.process_memory import peak_memory_bytes
 from services.common.tensors.tensor_views import view_tensor
 from services.common.tied_children import end_with_parent
 from services.rollout.adapters.vllm_adapter import replace_adapter
+from services.rollout.adapters.vllm_copies import CheckRow, FileCopies
 from services.rollout.adapters.vllm_logprobs import correct_sampler
 from services.rollout.adapters.vllm_reload import WeightReload
 from services.rollout.adapters.vllm_routing import ExpertRecorder
@@ -79,6 +80,23 @@ class WeightLoader:
         )
         return peak_memory_bytes(), total - free + back, total
 
+    def join_flotilla_machines(self) -> None:
+        """Join the copies of files between the machines of an engine that spans several."""
+        worker: Any = self
+        worker.flotilla_copies = FileCopies(
+            worker.rank, worker.vllm_config.parallel_config.world_size
+        )
+
+    def copy_flotilla_file(self, path: str, total_bytes: int, checks: Sequence[CheckRow]) -> str:
+        """Have the first machine's file on all; see `FileCopies.copy_file`."""
+        worker: Any = self
+        return worker.flotilla_copies.copy_file(path, total_bytes, checks)
+
+    def drop_flotilla_copy(self) -> None:
+        """Remove the copy of the file, once all have loaded it."""
+        worker: Any = self
+        worker.flotilla_copies.drop()
+
     def load_flotilla_weights(self, path: str, total_bytes: int, rows: Sequence[TensorRow]) -> None:
         """Replace the model's weights by those in the file; between two engine steps only.
 
@@ -88,7 +106,7 @@ class WeightLoader:
         worker: Any = self
         with set_current_vllm_config(worker.vllm_config):
             reload = WeightReload(worker.get_model(), worker.model_config)
-            reload.load_tensors(_map_tensors(path, total_bytes, rows))
+            reload.load_tensors(_map_tensors(_path_here(worker, path), total_bytes, rows))
         worker.weight_transfer_engine.torn = False
 
     def load_flotilla_adapter(
@@ -97,12 +115,15 @@ class WeightLoader:
         """Replace the adapter by that in the file; see `replace_adapter`."""
         worker: Any = self
         with set_current_vllm_config(worker.vllm_config):
-            return replace_adapter(worker.model_runner, _map_tensors(path, total_bytes, rows))
+            tensors = _map_tensors(_path_here(worker, path), total_bytes, rows)
+            return replace_adapter(worker.model_runner, tensors)
 
-    def has_torn_flotilla_weights(self) -> bool:
-        """Return True while layers of several policies lie beside each other."""
+    def judge_flotilla_transfer(self) -> tuple[str, bool]:
+        """Return why the last call of a transfer failed, or nothing, and whether layers of several
+        policies lie beside each other."""
         worker: Any = self
-        return worker.weight_transfer_engine.torn
+        receiver = worker.weight_transfer_engine
+        return receiver.failure, receiver.torn
 
 
 def _end_after(rollout: int, *others: int) -> None:
@@ -114,6 +135,12 @@ def _end_after(rollout: int, *others: int) -> None:
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(other, signal.SIGKILL)
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _path_here(worker: Any, path: str) -> str:
+    """Return where the first machine's file is on this worker's."""
+    copies: FileCopies | None = getattr(worker, "flotilla_copies", None)
+    return copies.find(path) if copies is not None else path
 
 
 def _map_tensors(

@@ -81,6 +81,18 @@ class EngineConfig(ConfigModel):
     # Engines of one replica, each with a copy of the model on GPUs of its own. They start one after
     # another, take every update at once, and go together when one dies.
     data_parallel: int = Field(default=1, ge=1, le=1024)
+    # Machines that carry one engine, joined by Ray (the extra `ray`), each with as many of its
+    # workers; on all but the first runs `python -m services.rollout.nodes`. Changes samples by
+    # rounding alone.
+    nodes: int = Field(default=1, ge=1, le=1024)
+    # What lies between these machines. vLLM's workers speak gloo, NCCL and ZeroMQ, which neither
+    # encrypt nor ask who is there, and whoever reads Ray's token on the wire can run programs on
+    # all of them, so several nodes are refused on a `public` network, one with strangers in it.
+    network: Literal["private", "public"] = "private"
+    # How long the machines wait for each other.
+    join_s: Seconds = 300.0
+    # Port of the first machine where Ray joins the others to it.
+    ray_port: int = Field(default=6391, ge=1, le=65535)
     # Requests that run at once in each engine.
     max_num_seqs: Count = 256
     # Tokens computed in one engine step; absent: the engine's choice on a GPU, and enough for one
@@ -108,6 +120,11 @@ class EngineConfig(ConfigModel):
         return self.tensor_parallel * self.data_parallel * self.pipeline_parallel
 
     @property
+    def machine_workers(self) -> int:
+        """GPUs, or processes on a CPU, that compute on each machine."""
+        return self.workers // self.nodes
+
+    @property
     def transfers(self) -> tuple[str, ...]:
         """The backends over which weights can be sent into the engine, best first."""
         if self.kind == "fake":
@@ -125,6 +142,40 @@ class EngineConfig(ConfigModel):
         if refusals:
             raise ValueError("; ".join(refusals))
         return self
+
+    @model_validator(mode="after")
+    def _machines_carry_one_engine(self) -> Self:
+        if self.nodes > 1 and (why := self._refusal_of_machines()):
+            raise ValueError(f"nodes: {self.nodes}, but {why}")
+        return self
+
+    def _refusal_of_machines(self) -> str:
+        if self.kind == "fake":
+            return "a fake engine has no workers; set rollout.engine.nodes = 1"
+        if self.network == "public":
+            return (
+                "network is 'public': workers of several machines speak gloo, NCCL and ZeroMQ,"
+                " which neither encrypt nor ask who is there; put the machines into one private"
+                " network and set rollout.engine.network = 'private', or set nodes = 1"
+            )
+        if self.data_parallel > 1:
+            return (
+                f"data_parallel is {self.data_parallel}: machines carry one engine; set"
+                " rollout.engine.data_parallel = 1, and take more replicas"
+                " (launcher.rollout.replicas)"
+            )
+        if self.workers % self.nodes:
+            return (
+                f"tensor_parallel and options.pipeline_parallel_size make {self.workers} workers,"
+                " of which each machine is to have as many; set rollout.engine.tensor_parallel to"
+                f" a multiple of {self.nodes}"
+            )
+        if "distributed_executor_backend" in self.options:
+            return (
+                "options.distributed_executor_backend is set: several machines are joined by Ray;"
+                " leave it out"
+            )
+        return ""
 
 
 class RolloutConfig(ServiceConfig):

@@ -1,0 +1,44 @@
+"""Copies of a staged publication on all machines of an engine, for as long as it is loaded."""
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from services.rollout.adapters.engine_machines import EngineMachines
+from services.rollout.ports import TransportFailed
+from services.rollout.types import Publication
+from services.rollout.work.weight_staging import ITEM_BYTES
+
+if TYPE_CHECKING:
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+
+@asynccontextmanager
+async def file_on_machines(
+    llm: "AsyncLLM", publication: Publication, path: Path, machines: EngineMachines | None
+) -> AsyncGenerator[None]:
+    """Have the publication's file on every machine while the block runs.
+
+    Raises TransportFailed, with nothing changed. Does nothing for an engine of one machine."""
+    if machines is None:
+        yield
+        return
+    checks = [
+        (
+            entry.name,
+            entry.offset_bytes,
+            prod(entry.shape) * ITEM_BYTES[entry.dtype],
+            entry.checksum,
+        )
+        for entry in publication.manifest
+    ]
+    args = (str(path), publication.total_bytes, checks)
+    said: list[str] = await llm.collective_rpc("copy_flotilla_file", args=args)
+    try:
+        if why := next((each for each in said if each), ""):
+            raise TransportFailed(f"{publication.policy.label} did not reach all machines: {why}")
+        yield
+    finally:
+        await llm.collective_rpc("drop_flotilla_copy")
