@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
+from services.launcher.backends.sky.machine_candidates import machines_of
 from services.launcher.config.launcher import LauncherConfig
 from services.launcher.doctor.findings import Finding, Status, fail, ok, warn
 from services.launcher.doctor.gpu_room import (
@@ -101,8 +102,10 @@ def check_gpus(
 
 
 def _gpus_key(service: str, engine: EngineMemory) -> str:
-    several = service == ROLLOUT and engine.engines > 1
-    return _GPUS_OF[service] + (" * data_parallel" if several else "")
+    key = _GPUS_OF[service]
+    if service == ROLLOUT and engine.engines > 1:
+        return f"{key} * data_parallel"
+    return f"{key} / nodes" if service == ROLLOUT and engine.machines > 1 else key
 
 
 def _too_few_gpus(key: str, service: str, wanted: int, there: int, given: str) -> Finding:
@@ -117,6 +120,9 @@ def _gpu_keys(trainer: TrainerMemory, engine: EngineMemory) -> list[tuple[str, b
 def check_candidates(context: RunContext, needs: MemoryNeeds) -> Iterator[Finding]:
     """Check, for each service, that at least one of its candidates is large enough."""
     sky, home = context.plan.config.sky, context.sky_home
+    # The launcher has an engine span as many machines as a replica is given.
+    if (machines := machines_of(sky, ROLLOUT).num_nodes) > 1:
+        needs = needs.with_engine(nodes=machines)
     for service in (LEARNER, ROLLOUT):
         judged = [
             list(_check_candidate(service, room, needs))

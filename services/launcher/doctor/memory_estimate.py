@@ -60,8 +60,8 @@ def estimate_trainer(
 
 @dataclass(frozen=True, slots=True)
 class EngineMemory:
-    """Memory of one rollout replica: weights on each of its devices, and what is left for the
-    KV cache. On a CPU each worker counts as a device."""
+    """Memory of one rollout replica on each of its machines: weights on each device, and what is
+    left for the KV cache. On a CPU each worker counts as a device."""
 
     weights: int
     # Keys and values of one sequence of full length, on each device.
@@ -72,12 +72,14 @@ class EngineMemory:
     share: float
     uses_gpu: bool
     engines: int
-    # Of one engine.
+    # Of one engine, on one machine.
     workers: int
+    # Of one engine.
+    machines: int
 
     @property
     def gpus(self) -> int:
-        """0 on a CPU."""
+        """GPUs of one machine; 0 on a CPU."""
         return self.engines * self.workers if self.uses_gpu else 0
 
     def kv_cache_bytes(self, device_bytes: int) -> int:
@@ -99,6 +101,7 @@ def estimate_engine(
 ) -> EngineMemory:
     options = section["engine"]
     gpu, parallel = options["device"] == "cuda", options["tensor_parallel"]
+    nodes = options["nodes"]
     width = item_bytes(dtype)
     cache = options["kv_cache_memory_bytes"]
     split = min(parallel, model.kv_heads)
@@ -113,7 +116,8 @@ def estimate_engine(
         share=options["gpu_memory_utilization"],
         uses_gpu=gpu,
         engines=options["data_parallel"],
-        workers=parallel * int(options["options"].get("pipeline_parallel_size", 1)),
+        workers=parallel * int(options["options"].get("pipeline_parallel_size", 1)) // nodes,
+        machines=nodes,
     )
 
 

@@ -11,6 +11,10 @@ from typing import Any
 import ray
 from ray.runtime_env import RuntimeEnv
 from ray.util.placement_group import PlacementGroup, placement_group
+from vllm.distributed.device_communicators.cpu_communicator import (
+    CpuCommunicator,
+    _CPUSHMDistributed,  # pyright: ignore[reportPrivateUsage]
+)
 from vllm.platforms import current_platform
 from vllm.v1.executor import ray_executor_v2
 from vllm.v1.executor.ray_executor_v2 import RayExecutorV2, RayWorkerProc
@@ -44,8 +48,10 @@ class MachineWorker(RayWorkerProc):
     def __init__(self, vllm_config: Any, rank: int, **given: Any) -> None:
         """Take the place of worker `rank`; its output goes to a log of its machine."""
         site = MachineSite.of_this_process()
-        _write_output_to(NodeFolder.of_this_node(), site, rank)
+        machine, slot = divmod(rank, site.each)
+        _write_output_to(NodeFolder.of_this_node(), machine, slot)
         choose_interface(site.head)
+        _tell_machines_apart(machine)
         vllm_config.model_config.model = site.model
         super().__init__(vllm_config=vllm_config, rank=rank, **given)
 
@@ -91,9 +97,19 @@ def _place_workers(cluster: EngineCluster) -> PlacementGroup:
     return group
 
 
-def _write_output_to(node: NodeFolder, site: MachineSite, rank: int) -> None:
+def _tell_machines_apart(machine: int) -> None:
+    """Have workers on CPUs share memory within one machine alone: vLLM takes all that agree on a
+    name for it to be on one."""
+    make_name = _CPUSHMDistributed.make_group_name
+
+    def make_own_name(communicator: CpuCommunicator) -> str:
+        return f"{make_name(communicator)}-{machine}"
+
+    _CPUSHMDistributed.make_group_name = staticmethod(make_own_name)
+
+
+def _write_output_to(node: NodeFolder, machine: int, slot: int) -> None:
     """Have what this process and its libraries print go to a log, which outlives Ray's own."""
-    machine, slot = divmod(rank, site.each)
     node.logs.mkdir(parents=True, exist_ok=True)
     log = os.open(
         node.logs / worker_logs(int(os.environ[REPLICA_VARIABLE]), machine, slot),

@@ -89,6 +89,18 @@ async def test_ranks_are_counted_for_each_of_a_learners_machines(
     says(await probed("memory", subject(wish, tmp_path)), Status.OK)
 
 
+async def test_workers_of_an_engine_are_shared_out_among_its_machines(
+    policy: Path, tasks: Path, tmp_path: Path
+) -> None:
+    two = {"any_of": [{"infra": "lambda", "accelerators": "H200:2"}], "num_nodes": 2}
+    about = rented(policy, tasks, tmp_path, rollout=two)
+    apply_override(wish := dict(about.plan.spec), "rollout.engine.tensor_parallel=4")
+    says(await probed("memory", subject(wish, tmp_path)), Status.OK)
+    apply_override(wish, "rollout.engine.tensor_parallel=8")
+    few = "rollout: lambda H200:2 has 2 GPUs for rollout.engine.tensor_parallel / nodes = 4"
+    says(await probed("memory", subject(wish, tmp_path)), Status.FAIL, few)
+
+
 @pytest.fixture
 def two_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As the driver of a machine with two of them shows them."""

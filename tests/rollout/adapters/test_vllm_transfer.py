@@ -68,14 +68,14 @@ class Served:
     def __init__(self, engine: Engine, model: PreTrainedModel, scratch: Path) -> None:
         self.engine = engine
         self.model = model
-        self._scratch = scratch
+        self.scratch = scratch
         self._version = 0
 
     def next_update(self) -> Publication:
         """Return the publication of a model with other weights."""
         self._version += 1
         self.model = perturbed(self.model, self._version)
-        return publish(self.model, self._scratch / f"v{self._version}", self._version)
+        return publish(self.model, self.scratch / f"v{self._version}", self._version)
 
     async def check_serves(self, update: Publication) -> None:
         assert self.engine.policy == update.policy

@@ -129,14 +129,20 @@ class Head:
         return self.engine
 
     async def close(self) -> None:
-        """End the engine and dismiss the machines."""
-        if self.engine is not None:
-            await self.engine.close()
-        if self.machines is not None:
-            await self.machines.dismiss_machines()
-            await self.machines.close()
+        """End the engine and dismiss the machines. May be called again."""
+        await self.lose(dismiss=True)
         for each in self.further:
             await _end(each)
+
+    async def lose(self, *, dismiss: bool = False) -> None:
+        """End the engine; machines that are not dismissed wait for the next one."""
+        engine, machines, self.engine, self.machines = self.engine, self.machines, None, None
+        if engine is not None:
+            await engine.close()
+        if machines is not None and dismiss:
+            await machines.dismiss_machines()
+        if machines is not None:
+            await machines.close()
 
 
 @asynccontextmanager
@@ -147,6 +153,20 @@ async def head(folder: Path, model: Path, config: EngineConfig) -> AsyncGenerato
         yield made
     finally:
         await made.close()
+
+
+def left_of(folder: Path) -> list[psutil.Process]:
+    """Return what runs of the machines whose files are in this folder."""
+    return [p for p in psutil.process_iter() if str(folder) in _machine_of(p)]
+
+
+def _machine_of(process: psutil.Process) -> str:
+    try:
+        if process.status() == psutil.STATUS_ZOMBIE:
+            return ""
+        return process.environ().get("FLOTILLA_TEST_MACHINE", "")
+    except (psutil.NoSuchProcess, psutil.AccessDenied):
+        return ""
 
 
 async def _end(machine: Further) -> None:

@@ -4,12 +4,14 @@ Replicas carry a mark in their environment. All they start is in their session o
 mark too, so that everything of a replica can be found and ended, whatever became of its leader."""
 
 import asyncio
+import json
 import os
 import secrets
 import signal
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -34,10 +36,12 @@ from services.launcher.backends.ports import (
     ResourceOffer,
 )
 from services.launcher.security.token_pipe import token_in_pipe
-from services.launcher.state import ExitStatus, Unit
+from services.launcher.state import LEARNER, ROLLOUT, ExitStatus, Unit
 from services.launcher.store.logs import read_last_lines
 
 _POLL_S = 0.1
+# The table of a service's section that gives the machines of one replica.
+_NODES_OF = {LEARNER: "rank", ROLLOUT: "engine"}
 _NEWEST = Unit("", started=float("inf"))
 
 
@@ -54,6 +58,7 @@ class LocalBackend:
         self._gpus = GpuSlots(visible_gpus())
 
     async def offer_resources(self, launch: LaunchSpec) -> ResourceOffer:
+        _check_is_one_machine(launch)
         total = self._gpus.total
         if launch.gpus > total:
             raise BackendError(
@@ -218,3 +223,16 @@ class LocalBackend:
 def _run_id_of(name: str) -> str:
     """Return the run id in a replica's name."""
     return name.partition("/")[0]
+
+
+def _check_is_one_machine(launch: LaunchSpec) -> None:
+    """Raise BackendError where the spec has a replica span machines."""
+    service = launch.key[0]
+    section: Mapping[str, Any] = json.loads(launch.spec_json or "{}").get(service, {})
+    table = _NODES_OF.get(service, "")
+    nodes = section.get(table, {}).get("nodes", 1)
+    if nodes != 1:
+        raise BackendError(
+            f"{service}.{table}.nodes = {nodes}: this backend has one machine; set it to 1, set"
+            ' launcher.backend = "sky", or start the services by hand (docs/scaling.md)'
+        )
