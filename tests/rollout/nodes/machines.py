@@ -44,7 +44,7 @@ class Further:
 
     def workers(self) -> list[psutil.Process]:
         """The processes of the engine's workers there."""
-        return [each for each in self.everything() if "Worker_TP" in " ".join(command_of(each))]
+        return [each for each in self.everything() if "MachineWorker" in " ".join(command_of(each))]
 
     async def ended(self, limit_s: float = 30.0) -> int:
         async with asyncio.timeout(limit_s):

@@ -234,5 +234,5 @@ def _check_is_one_machine(launch: LaunchSpec) -> None:
     if nodes != 1:
         raise BackendError(
             f"{service}.{table}.nodes = {nodes}: this backend has one machine; set it to 1, set"
-            ' launcher.backend = "sky", or start the services by hand (docs/scaling.md)'
+            ' launcher.backend = "sky", or start its machines by hand (docs/running.md)'
         )
