@@ -36,23 +36,33 @@ class Nodes:
         self._identity = certificates.identity_folder(folder, RUN)
         self._started: list[asyncio.subprocess.Process] = []
 
-    async def start(self, service: str, *arguments: str) -> Node:
+    async def start(
+        self, service: str, *arguments: str, module: str | None = None, limit_s: float = _START_S
+    ) -> Node:
         """Until it serves. Its log is `SERVICE.log`."""
-        module = ROLLOUT if service == "rollout" else f"services.{service}"
+        module = module or (ROLLOUT if service == "rollout" else f"services.{service}")
         run_dir, listen = str(self.folder), f"{beyond_loopback()}:0"
         log = self.folder.with_name(f"{service}.log")
         process = await self._run(
             service, module, log, "--run-dir", run_dir, "--listen", listen, *arguments
         )
-        return Node(process, await _serving(process, log))
+        return Node(process, await _serving(process, log, limit_s))
 
     async def further(self, learner: Node, *arguments: str) -> asyncio.subprocess.Process:
         """A second machine of the learner, with a folder of its own."""
-        folder = self.folder.with_name("learner-node-1")
+        return await self.second_machine(
+            "learner", "services.learner.ranks", learner.address, *arguments
+        )
+
+    async def second_machine(
+        self, service: str, module: str, address: str, *arguments: str
+    ) -> asyncio.subprocess.Process:
+        """A second machine of the service at this address, with a folder of its own."""
+        folder = self.folder.with_name(f"{service}-node-1")
         return await self._run(
-            *("learner", "services.learner.ranks", folder.with_suffix(".log")),
+            *(service, module, folder.with_suffix(".log")),
             *("--run-dir", str(folder), "--replica", "1"),
-            *("--peer", f"learner={learner.address}", *arguments),
+            *("--peer", f"{service}={address}", *arguments),
         )
 
     async def _run(
@@ -89,9 +99,9 @@ async def nodes(folder: Path, spec: Mapping[str, Any]) -> AsyncGenerator[Nodes]:
         await made.end()
 
 
-async def _serving(process: asyncio.subprocess.Process, log: Path) -> str:
+async def _serving(process: asyncio.subprocess.Process, log: Path, limit_s: float) -> str:
     """The address that a process says it serves at."""
-    async with asyncio.timeout(_START_S):
+    async with asyncio.timeout(limit_s):
         while process.returncode is None:
             if address := _address(log):
                 return address

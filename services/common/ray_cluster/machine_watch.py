@@ -87,8 +87,8 @@ class MachineWatch:
         return await asyncio.shield(self._lost)
 
     async def read_tails(self, pattern: str) -> str:
-        """Return the ends of the logs, on machines that answer, whose names match `pattern`; in it
-        `{number}` stands for that of the machine."""
+        """Return which machines do not answer, and the ends of the logs on the others whose names
+        match `pattern`; in it `{number}` stands for that of the machine."""
         return await self._ask({"tails": pattern})
 
     async def dismiss_machines(self) -> None:

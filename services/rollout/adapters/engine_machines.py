@@ -4,7 +4,6 @@ its further machines do."""
 import asyncio
 import os
 from collections.abc import Coroutine, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,8 +22,6 @@ from services.rollout.adapters.vllm_options import engine_environment
 from services.rollout.config.rollout import EngineConfig
 from services.rollout.ports import EngineDead
 
-# vLLM tells of a worker's death before Ray does of its machine's.
-_CAUSE_S = 2.0
 _log = get_logger(__name__)
 T = TypeVar("T")
 
@@ -103,14 +100,9 @@ class EngineMachines:
         raise EngineDead(reason) from error
 
     async def explain_death(self, reason: str) -> str:
-        """Return `reason` with what is known besides: which machine is lost, and the ends of the
-        workers' logs where they can be had."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_CAUSE_S):
-                await self._watch.wait_until_lost()
+        """Return `reason` with what is known besides: which machines do not answer, and the ends of
+        the workers' logs where they can be had."""
         parts = [reason]
-        if self.lost is not None and self.lost != reason:
-            parts.append(self.lost)
         logs = sorted(self._site.logs.glob(worker_logs(self._site.replica, 0)))
         parts += [read_tail(log) for log in logs]
         parts.append(await self._watch.read_tails(worker_logs(self._site.replica, "{number}")))

@@ -1,8 +1,6 @@
 """Ranks on two machines with a network between them; and what happens when it goes."""
 
 import asyncio
-import shutil
-import subprocess
 import sys
 from collections.abc import Generator
 from pathlib import Path
@@ -13,44 +11,13 @@ from services.launcher.security import certificates
 from tests.learner.ranks.nodes import RUN, config_of, left_of, start_machine, until
 from tests.learner.ranks.test_machines import one_machine
 from tests.support.rank_configs import policy_config
-
-_NAMES = ("flotilla-a", "flotilla-b")
-_CABLE = "cable0"
-HOST = "10.77.0.1"
+from tests.support.two_machines import HOST, NAMES, inside, pull_cable, two_machines
 
 
 @pytest.fixture
-def two_machines() -> Generator[None]:
-    """Network namespaces with the addresses 10.77.0.1 and 10.77.0.2, and a cable."""
-    if (
-        shutil.which("ip") is None
-        or subprocess.run(("unshare", "-n", "true"), check=False).returncode
-    ):
-        pytest.skip("making network namespaces needs root and iproute2")
-    for name in _NAMES:
-        # One that was killed before has left them behind.
-        subprocess.run(("ip", "netns", "del", name), stderr=subprocess.DEVNULL, check=False)
-        _ip("netns", "add", name)
-    try:
-        first, second = _NAMES
-        cable = ("link", "add", _CABLE, "netns", first, "type", "veth")
-        _ip(*cable, "peer", _CABLE, "netns", second)
-        for number, name in enumerate(_NAMES, 1):
-            _ip("-n", name, "addr", "add", f"10.77.0.{number}/24", "dev", _CABLE)
-            for device in ("lo", _CABLE):
-                _ip("-n", name, "link", "set", device, "up")
+def network() -> Generator[None]:
+    with two_machines():
         yield
-    finally:
-        for name in _NAMES:
-            _ip("netns", "del", name)
-
-
-def _ip(*words: str) -> None:
-    subprocess.run(("ip", *words), check=True)
-
-
-def _inside(name: str) -> tuple[str, ...]:
-    return ("ip", "netns", "exec", name)
 
 
 async def _said(process: asyncio.subprocess.Process, word: str) -> list[str]:
@@ -64,7 +31,7 @@ async def _said(process: asyncio.subprocess.Process, word: str) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("two_machines")
+@pytest.mark.usefixtures("network")
 async def test_machines_train_over_a_network_and_end_in_seconds_when_it_goes(
     model_folder: Path, tmp_path: Path
 ) -> None:
@@ -73,7 +40,7 @@ async def test_machines_train_over_a_network_and_end_in_seconds_when_it_goes(
     tls = str(certificates.identity_folder(tmp_path, RUN) / "learner")
     config = config_of(2, rank={"join_s": 60.0})
     learner = await asyncio.create_subprocess_exec(
-        *(*_inside(_NAMES[0]), sys.executable, "-m", "tests.learner.ranks.head_process"),
+        *(*inside(NAMES[0]), sys.executable, "-m", "tests.learner.ranks.head_process"),
         *(str(model_folder), str(tmp_path), HOST, str(config.rank.ray_port)),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
@@ -81,13 +48,13 @@ async def test_machines_train_over_a_network_and_end_in_seconds_when_it_goes(
     machine = await start_machine(
         *(tmp_path / "machine", config, policy_config(model_folder), "--tls-dir", tls),
         host=HOST,
-        inside=_inside(_NAMES[1]),
+        inside=inside(NAMES[1]),
     )
     try:
         (fingerprint,) = await _said(learner, "trained")
         _, expected = await one_machine(tmp_path, model_folder, 2)
         assert fingerprint == expected.fingerprint.hex()
-        _ip("-n", _NAMES[1], "link", "set", _CABLE, "down")
+        pull_cable()
         assert learner.stdin is not None
         learner.stdin.write(b"go on\n")
         seconds, *why = await _said(learner, "lost")

@@ -106,6 +106,7 @@ class Head:
     config: EngineConfig
     served: ServedModel
     drain: asyncio.Event
+    host: str
     machines: EngineMachines | None = None
     engine: Engine | None = None
     further: list[Further] = field(default_factory=list[Further])
@@ -122,7 +123,7 @@ class Head:
     async def start(self) -> Engine:
         """Wait for the machines and start the engine."""
         memory = made_folder(self.folder / "memory")
-        site = HeadSite(0, TOKEN, HOST, self.folder / "logs", memory, self.served.folder)
+        site = HeadSite(0, TOKEN, self.host, self.folder / "logs", memory, self.served.folder)
         self.machines = await EngineMachines.open_machines(self.config, site)
         self.machines.drain_when_one_leaves(self.drain)
         self.engine = await start_engines(self.config, self.served, self.machines)
@@ -146,13 +147,25 @@ class Head:
 
 
 @asynccontextmanager
-async def head(folder: Path, model: Path, config: EngineConfig) -> AsyncGenerator[Head]:
+async def head(
+    folder: Path, model: Path, config: EngineConfig, host: str = HOST
+) -> AsyncGenerator[Head]:
     """A rollout's engine; all that was started ends with the block."""
-    made = Head(folder, config, tiny_served(model), asyncio.Event())
+    made = Head(folder, config, tiny_served(model), asyncio.Event(), host)
     try:
         yield made
     finally:
         await made.close()
+
+
+async def said(process: asyncio.subprocess.Process, word: str) -> list[str]:
+    """The rest of the next line that begins with the word; log lines are skipped."""
+    assert process.stdout is not None
+    async with asyncio.timeout(240):
+        while line := (await process.stdout.readline()).decode():
+            if line.startswith(f"{word} "):
+                return line.split()[1:]
+    raise AssertionError(f"it ended before it said {word!r}")
 
 
 def left_of(folder: Path) -> list[psutil.Process]:

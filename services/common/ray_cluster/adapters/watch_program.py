@@ -76,18 +76,24 @@ class MachineWatcher:
             said = await self._call_all(
                 lambda actor, number: actor.read_tails.remote(pattern.format(number=number))
             )
-            say_json({"answer": "\n".join(text for text in said if text)})
+            silent = (f"{self._names[each]} does not answer" for each in self._names.keys() - said)
+            say_json({"answer": "\n".join((*silent, *filter(None, said.values())))})
         else:
             await self._call_all(lambda actor, _: actor.dismiss_node.remote())
             say_json({"answer": ""})
 
-    async def _call_all(self, call: Callable[[Any, int], Any]) -> list[str]:
-        """Return the answers of the machines that give one in time."""
-        asked = [
-            asyncio.ensure_future(call(actor, number)) for number, actor in self._actors.items()
-        ]
-        done, _ = await asyncio.wait(asked, timeout=_ANSWER_S) if asked else (set(), set())
-        return [task.result() for task in asked if task in done and not task.exception()]
+    async def _call_all(self, call: Callable[[Any, int], Any]) -> Mapping[int, str]:
+        """Return the answers by machine; of those that give none in time there is none."""
+        asked = {
+            number: asyncio.ensure_future(call(actor, number))
+            for number, actor in self._actors.items()
+        }
+        await asyncio.wait(asked.values(), timeout=_ANSWER_S)
+        return {
+            number: task.result()
+            for number, task in asked.items()
+            if task.done() and not task.exception()
+        }
 
 
 async def watch_cluster(plan: Mapping[str, Any]) -> None:

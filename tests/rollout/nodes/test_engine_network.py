@@ -1,0 +1,65 @@
+"""An engine on two machines with a network between them; and what happens when it goes."""
+
+import asyncio
+import sys
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+
+from services.launcher.security import certificates
+from tests.rollout.adapters.tiny_engines import TOLERANCE
+from tests.rollout.nodes.machines import RUN, config_of, left_of, said, start_machine
+from tests.support.tiny_model import make_model
+from tests.support.two_machines import HOST, NAMES, inside, pull_cable, two_machines
+
+
+@pytest.fixture
+def network() -> Generator[None]:
+    with two_machines():
+        yield
+
+
+@pytest.mark.slow
+@pytest.mark.engine
+@pytest.mark.timeout(560)
+@pytest.mark.usefixtures("network")
+async def test_an_engine_serves_over_a_network_and_ends_in_seconds_when_it_goes(
+    tmp_path: Path,
+) -> None:
+    model, config = tmp_path / "model", config_of()
+    make_model(model)
+    # Beyond loopback nothing is dialled without.
+    certificates.store_identity(tmp_path, certificates.mint_identity(RUN))
+    tls = str(certificates.identity_folder(tmp_path, RUN) / "rollout")
+    rollout = await asyncio.create_subprocess_exec(
+        *(*inside(NAMES[0]), sys.executable, "-m", "tests.rollout.nodes.head_process"),
+        *(str(model), str(tmp_path), HOST, str(config.ray_port)),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    machine = await start_machine(
+        *(tmp_path / "machine", config, model, "--tls-dir", tls),
+        host=HOST,
+        inside=inside(NAMES[1]),
+    )
+    try:
+        assert float((await said(rollout, "serves"))[0]) < TOLERANCE
+        pull_cable()
+        assert rollout.stdin is not None
+        rollout.stdin.write(b"go on\n")
+        seconds, *why = await said(rollout, "lost")
+        assert float(seconds) < 20 and "machine 1 (" in " ".join(why)
+        assert await asyncio.wait_for(rollout.wait(), 60) == 0
+        # Its node has ended with the connection; it waits for another rollout.
+        async with asyncio.timeout(60):
+            while len(left_of(tmp_path / "machine")) > 1:  # noqa: ASYNC110
+                await asyncio.sleep(0.2)
+        machine.process.terminate()
+        assert await machine.ended() == 0
+        assert left_of(tmp_path / "machine") == []
+    finally:
+        for process in (rollout, machine.process):
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
