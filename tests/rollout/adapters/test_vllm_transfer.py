@@ -156,10 +156,11 @@ async def test_weights_that_are_sent_are_served_whole_or_not_at_all(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 2])
 async def test_what_fails_otherwise_leaves_the_engine_serving_or_torn(
-    engine_folder: Path, tmp_path: Path
+    engine_folder: Path, tmp_path: Path, workers: int
 ) -> None:
-    async with serving(engine_folder, load_model(engine_folder), tmp_path) as served:
+    async with serving(engine_folder, load_model(engine_folder), tmp_path, workers) as served:
         await check_received(served, tmp_path, updates=1)
         await check_torn_transfer(served, tmp_path, "stop-4")
         await check_received(served, tmp_path, updates=1)
