@@ -15,7 +15,7 @@ from services.common.ray_cluster.machine_resources import ExpectedMachines
 from services.common.ray_cluster.ray_node import read_tail
 
 _PROGRAM = "services.common.ray_cluster.adapters.watch_program"
-_ANSWER_S = 5.0
+_ANSWER_S = 8.0
 
 
 class MachinesLostError(Exception):

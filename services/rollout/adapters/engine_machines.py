@@ -102,11 +102,11 @@ class EngineMachines:
     async def explain_death(self, reason: str) -> str:
         """Return `reason` with what is known besides: which machines do not answer, and the ends of
         the workers' logs where they can be had."""
-        parts = [reason]
+        there = await self._watch.read_tails(worker_logs(self._site.replica, "{number}"))
         logs = sorted(self._site.logs.glob(worker_logs(self._site.replica, 0)))
-        parts += [read_tail(log) for log in logs]
-        parts.append(await self._watch.read_tails(worker_logs(self._site.replica, "{number}")))
-        return "\n".join(part for part in parts if part)
+        # Ray may have found out meanwhile.
+        known = [reason] if self.lost in (None, reason) else [reason, self.lost]
+        return "\n".join(part for part in (*known, there, *map(read_tail, logs)) if part)
 
     def drain_when_one_leaves(self, drain: asyncio.Event) -> None:
         """Set `drain` once a machine has to go."""

@@ -10,9 +10,9 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, TextIO
 
-from services.common.printable_text import say_json
+from services.common.printable_text import json_line, say
 from services.common.ray_cluster.machine_resources import ExpectedMachines, machine_resource
 
 # Machines have one of it, of which each actor takes so much.
@@ -23,9 +23,15 @@ _ANSWER_S = 3.0
 class MachineWatcher:
     """An actor on each further machine, for as long as this process lives."""
 
-    def __init__(self) -> None:
+    def __init__(self, news: TextIO) -> None:
+        """Watch no machine yet; what is to be told goes to `news`."""
+        self._news = news
         self._actors: dict[int, Any] = {}
         self._names: dict[int, str] = {}
+
+    def tell(self, message: Mapping[str, Any]) -> None:
+        """Tell the service."""
+        say(json_line(message), file=self._news)
 
     async def join_machines(self, expected: ExpectedMachines) -> None:
         """Wait for the machines and say their names. Raises MachinesMissingError."""
@@ -43,7 +49,7 @@ class MachineWatcher:
         joins = (actor.join_service.remote() for actor in self._actors.values())
         for number, host in zip(self._actors, await asyncio.gather(*joins), strict=True):
             self._names[number] = f"machine {number} ({host})"
-        say_json({"joined": list(self._names.values())})
+        self.tell({"joined": list(self._names.values())})
 
     async def watch_machines(self) -> None:
         """Say when machines have to go and when they are lost; return when all are."""
@@ -59,7 +65,7 @@ class MachineWatcher:
         # Of one that is lost, the other watch tells.
         with suppress(RayActorError):
             await self._actors[number].wait_until_leaving.remote()
-            say_json({"leaving": self._names[number]})
+            self.tell({"leaving": self._names[number]})
 
     async def _watch_loss(self, number: int) -> None:
         from ray.exceptions import RayActorError
@@ -67,7 +73,7 @@ class MachineWatcher:
         try:
             await self._actors[number].stay.remote()
         except RayActorError:
-            say_json({"lost": self._names[number]})
+            self.tell({"lost": self._names[number]})
 
     async def answer_command(self, command: Mapping[str, Any]) -> None:
         """Carry out one line of stdin, and say the answer."""
@@ -77,10 +83,10 @@ class MachineWatcher:
                 lambda actor, number: actor.read_tails.remote(pattern.format(number=number))
             )
             silent = (f"{self._names[each]} does not answer" for each in self._names.keys() - said)
-            say_json({"answer": "\n".join((*silent, *filter(None, said.values())))})
+            self.tell({"answer": "\n".join((*silent, *filter(None, said.values())))})
         else:
             await self._call_all(lambda actor, _: actor.dismiss_node.remote())
-            say_json({"answer": ""})
+            self.tell({"answer": ""})
 
     async def _call_all(self, call: Callable[[Any, int], Any]) -> Mapping[int, str]:
         """Return the answers by machine; of those that give none in time there is none."""
@@ -96,7 +102,7 @@ class MachineWatcher:
         }
 
 
-async def watch_cluster(plan: Mapping[str, Any]) -> None:
+async def watch_cluster(plan: Mapping[str, Any], news: TextIO) -> None:
     """Watch the machines of the cluster that the first line describes."""
     # Read as Ray is imported.
     os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": plan["token"]}
@@ -105,11 +111,11 @@ async def watch_cluster(plan: Mapping[str, Any]) -> None:
     from services.common.ray_cluster.adapters.joined_machines import MachinesMissingError
 
     ray.init(plan["address"], log_to_driver=False, configure_logging=False)
-    watcher = MachineWatcher()
+    watcher = MachineWatcher(news)
     try:
         await watcher.join_machines(ExpectedMachines(**plan["expected"]))
     except MachinesMissingError as error:
-        say_json({"error": str(error)})
+        watcher.tell({"error": str(error)})
         return
     commands, loop = asyncio.Queue[Mapping[str, Any]](), asyncio.get_running_loop()
     threading.Thread(target=_read_commands, args=(loop, commands), daemon=True).start()
@@ -135,10 +141,12 @@ def _read_commands(
 def main() -> None:
     """Watch, and end without the exit handlers of Ray."""
     plan = json.loads(sys.stdin.readline())
+    # What Ray prints is for the log.
+    news = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
     # Ray has workers import from the driver's folder, too.
     os.chdir("/")
-    asyncio.run(watch_cluster(plan))
-    sys.stdout.flush()
+    asyncio.run(watch_cluster(plan, news))
     os._exit(0)
 
 
