@@ -12,9 +12,13 @@ from services.common.parsing import ParseError, TextLimits, TooLargeError, parse
 from services.common.python_command import python_command
 from services.common.spec import parse_shared
 from services.launcher.config.launcher import LauncherConfig
-from services.launcher.state import LEARNER, ReplicaKey, RunMode
+from services.launcher.security.certificates import identity_folder
+from services.launcher.state import LEARNER, ROLLOUT, ReplicaKey, RunMode
 from services.launcher.store.run_files import SPEC_FILE
 
+# Of each service whose replica may be several machines: the module that runs on further ones, and
+# the key that says how many machines there are.
+_SPANNING = {LEARNER: ("ranks", "rank", "nodes"), ROLLOUT: ("nodes", "engine", "nodes")}
 _LIMITS = TextLimits(bytes=2**21, values=2**16)
 
 
@@ -31,9 +35,29 @@ class RunPlan:
     spec: Mapping[str, Any]
     config: LauncherConfig
 
+    def machines_of(self, service: str) -> int:
+        """Return of how many machines one replica of a service is."""
+        return count_machines(self.spec, service)
+
     @property
     def sha256(self) -> bytes:
         return hashlib.sha256(self.text.encode()).digest()
+
+
+def count_machines(spec: Mapping[str, Any], service: str) -> int:
+    """Return of how many machines one replica of a service is, by a spec that its service has
+    checked."""
+    if service not in _SPANNING:
+        return 1
+    _, table, key = _SPANNING[service]
+    nodes: int = spec.get(service, {}).get(table, {}).get(key, 1)
+    return nodes
+
+
+def machines_key(service: str) -> str:
+    """Return the key that says of how many machines one replica of a service is."""
+    _, table, key = _SPANNING[service]
+    return f"{service}.{table}.{key}"
 
 
 def parse_spec(text: str) -> RunPlan:
@@ -92,10 +116,26 @@ def replica_command(
         *("--run-id", run_dir.name),
         *("--run-dir", str(run_dir)),
         *("--replica", str(index)),
-        *("--listen", "127.0.0.1:0"),
+        *_address_arguments(config, service, run_dir),
         *("--registry", registry),
         *(("--metrics-listen", "127.0.0.1:0") if config.metrics else ()),
     )
     if service == LEARNER and mode is RunMode.EVAL_ONLY:
         return (*command, "--learner.mode=eval")
     return command
+
+
+def further_machine_command(config: LauncherConfig, service: str) -> tuple[str, ...]:
+    """Return how the command begins that a replica's further machines run."""
+    room, _, _ = _SPANNING[service]
+    return python_command("-m", f"{config.modules.get(service, f'services.{service}')}.{room}")
+
+
+def _address_arguments(config: LauncherConfig, service: str, run_dir: Path) -> tuple[str, ...]:
+    """Return where a replica of this machine listens, and the certificates that it shows if any
+    of the run's is reached from beyond. The backend adds this machine's own address."""
+    if not config.encrypted:
+        return ("--listen", "127.0.0.1:0")
+    folder = identity_folder(run_dir.parent, run_dir.name) / service
+    certificates = ("--tls-dir", str(folder))
+    return certificates if service in _SPANNING else ("--listen", "127.0.0.1:0", *certificates)

@@ -21,17 +21,28 @@ exit "${CODE:-0}"
 """
 
 
+# Runs a step as Slurm would on another node, and says where.
+SRUN = """#!/usr/bin/env bash
+case "$*" in *getent*) echo "10.0.0.5 STREAM node1"; exit ;; esac
+echo "srun $*" | sed 's/ --kill-on.*flotilla/ flotilla/' >> steps
+trap 'echo "ended $*" >> ended; exit 0' TERM
+for _ in $(seq 1200); do [ -e dismissed ] && exit; sleep 0.05; done
+"""
+
+
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
-    flotilla = tmp_path / ".venv/bin/flotilla"
-    flotilla.parent.mkdir(parents=True)
-    flotilla.write_text(DOUBLE)
-    flotilla.chmod(0o755)
+    for name, text in ((".venv/bin/flotilla", DOUBLE), ("slurm/srun", SRUN)):
+        program = tmp_path / name
+        program.parent.mkdir(parents=True)
+        program.write_text(text)
+        program.chmod(0o755)
     return tmp_path
 
 
 def job(repository: Path, *arguments: str, **variables: str) -> subprocess.Popen[bytes]:
-    slurm = {"SLURM_SUBMIT_DIR": str(repository), "SLURM_JOB_ID": "17"}
+    path = f"{repository}/slurm:{os.environ['PATH']}"
+    slurm = {"SLURM_SUBMIT_DIR": str(repository), "SLURM_JOB_ID": "17", "PATH": path}
     return subprocess.Popen(
         ("bash", str(SCRIPT), *arguments), env={**os.environ, **slurm, **variables}, cwd="/"
     )
@@ -100,3 +111,60 @@ def test_without_a_spec_or_outside_of_slurm_it_says_what_is_missing(repository: 
             text=True,
         )
         assert (done.returncode, said in done.stderr) == (1, True)
+
+
+SEVERAL = {"SLURM_JOB_NUM_NODES": "3", "SLURMD_NODENAME": "node1"}
+
+
+def steps(repository: Path) -> list[str]:
+    return sorted((repository / "steps").read_text().splitlines())
+
+
+def test_further_nodes_join_the_run_of_the_first_one(repository: Path) -> None:
+    (repository / "dismissed").touch()
+    assert job(repository, "a.toml", "--seed=1", **SEVERAL).wait(20) == 0
+    assert calls(repository) == [
+        "train a.toml --runs runs/slurm-17 --launcher.local.network=private"
+        " --learner.rank.nodes=3 --learner.rank.ray_port=20034 --seed=1"
+    ]
+    one = "srun --relative={0} --nodes=1 --ntasks=1 flotilla join 10.0.0.5 --service learner"
+    assert steps(repository) == [
+        f"{one.format(number)} --machine {number} --runs runs/slurm-17" for number in (1, 2)
+    ]
+
+
+def test_nodes_of_the_rollout_engine_come_after_those_of_the_learner(repository: Path) -> None:
+    (repository / "dismissed").touch()
+    assert job(repository, "a.toml", ROLLOUT_NODES="2", **SEVERAL).wait(20) == 0
+    assert calls(repository) == [
+        "train a.toml --runs runs/slurm-17 --launcher.local.network=private"
+        " --learner.rank.nodes=2 --learner.rank.ray_port=20034"
+        " --rollout.engine.nodes=2 --rollout.engine.ray_port=20035"
+    ]
+    learner, rollout = steps(repository)
+    assert "--relative=1 " in learner and "--service learner --machine 1" in learner
+    assert "--relative=2 " in rollout and "--service rollout --machine 1" in rollout
+
+
+def test_more_rollout_nodes_than_a_job_has_are_refused(repository: Path) -> None:
+    assert job(repository, "a.toml", ROLLOUT_NODES="4", **SEVERAL).wait(20) == 1
+    assert not (repository / "calls").exists()
+
+
+def test_further_nodes_stay_until_the_run_has_drained(repository: Path) -> None:
+    process = job(repository, "a.toml", HOLD="1", **SEVERAL)
+    for _ in range(200):
+        if (repository / "started").exists():
+            break
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    while "drained" not in calls(repository):
+        time.sleep(0.01)
+    assert not (repository / "ended").exists()
+    (repository / "dismissed").touch()
+    assert process.wait(20) == 130
+
+
+def test_further_nodes_that_no_run_dismisses_are_ended_with_the_job(repository: Path) -> None:
+    assert job(repository, "a.toml", CODE="1", **SEVERAL).wait(60) == 1
+    assert len((repository / "ended").read_text().splitlines()) == 2

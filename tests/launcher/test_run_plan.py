@@ -1,4 +1,4 @@
-"""Specs whose commands and paths mean harm."""
+"""Specs whose commands and paths mean harm, and the commands that others become."""
 
 import os
 from pathlib import Path
@@ -6,7 +6,16 @@ from pathlib import Path
 import pytest
 
 from services.common.config import ConfigError
-from services.launcher.run_plan import BadSpecError, parse_spec
+from services.launcher.config.launcher import LauncherConfig
+from services.launcher.config.local import LocalConfig
+from services.launcher.run_plan import (
+    BadSpecError,
+    count_machines,
+    further_machine_command,
+    parse_spec,
+    replica_command,
+)
+from services.launcher.state import RunMode
 from tests.support.launcher import serving, spec
 
 
@@ -47,3 +56,40 @@ async def test_b52_a_new_run_never_takes_a_folder_or_link_that_is_there(tmp_path
         await served.ended(run_id)
     assert not (runs / run_id).is_symlink()
     assert os.listdir(outside) == []
+
+
+def command(config: LauncherConfig, service: str) -> list[str]:
+    run_dir = Path("/runs/a-1")
+    return [*replica_command(config, (service, 0), run_dir, "127.0.0.1:7000", RunMode.TRAIN)]
+
+
+def test_a_run_of_this_machine_alone_is_on_loopback_without_certificates() -> None:
+    for service in ("learner", "env_gateway", "rollout"):
+        words = command(LauncherConfig(), service)
+        assert words[words.index("--listen") + 1] == "127.0.0.1:0"
+        assert "--tls-dir" not in words
+
+
+def test_a_run_that_other_machines_reach_has_certificates_and_its_gateway_on_loopback() -> None:
+    config = LauncherConfig(local=LocalConfig(network="private"))
+    for service in ("learner", "env_gateway", "rollout"):
+        words = command(config, service)
+        assert words[words.index("--tls-dir") + 1] == f"/runs/.identity/a-1/{service}"
+        # The backend knows this machine's own address, and adds it.
+        assert ("--listen" in words) is (service == "env_gateway")
+
+
+def test_machines_of_a_replica_are_counted_by_its_services_own_key() -> None:
+    several = {"learner": {"rank": {"nodes": 3}}, "rollout": {"engine": {"nodes": 2}}}
+    assert [count_machines(several, s) for s in ("learner", "rollout", "env_gateway")] == [3, 2, 1]
+    assert count_machines({}, "learner") == 1
+
+
+def test_further_machines_run_a_module_beside_their_service() -> None:
+    named = LauncherConfig(modules={"learner": "mine.learner"})
+    modules = [
+        further_machine_command(config, service)[-1]
+        for config, service in ((LauncherConfig(), "learner"), (named, "learner"))
+    ]
+    assert modules == ["services.learner.ranks", "mine.learner.ranks"]
+    assert further_machine_command(named, "rollout")[-1] == "services.rollout.nodes"

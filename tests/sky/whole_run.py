@@ -10,7 +10,7 @@ import sys
 import time
 import uuid
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Generator
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager, closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -324,7 +324,12 @@ def _program(pid: int) -> str:
 
 
 def _services(session: SkySession, node: str) -> list[str]:
-    commands = (_command(pid) for pid in processes_in([session.layout.namespace(node)]))
+    return services_of(processes_in([session.layout.namespace(node)]))
+
+
+def services_of(pids: Iterable[int]) -> list[str]:
+    """Return the programs of this project among these processes, by their modules."""
+    commands = map(_command, pids)
     modules = {words[words.index("-m") + 1] for words in commands if "-m" in words[:-1]}
     return sorted(name for name in modules if name.split(".")[0] in ("services", "tests"))
 

@@ -1,6 +1,5 @@
 """A registry server for each run: on a port of its own, opened by the run's own token alone."""
 
-import socket
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import TYPE_CHECKING
 from services.common import log, rpc
 from services.common.errors import ConfigError
 from services.common.redaction import add_secret
+from services.launcher.backends.local.own_address import route_address
 from services.launcher.config.launcher import LauncherConfig
 from services.launcher.security import certificates
 from services.launcher.security.certificates import RunIdentity
@@ -26,7 +26,8 @@ _log = log.get_logger(__name__)
 @dataclass(frozen=True, slots=True)
 class GrpcRegistry:
     """Address at which a run's replicas register, and the secrets that admit them.
-    `encrypted`: it serves beyond this machine, so that they need certificates."""
+    `encrypted`: something of the run is reached beyond this machine, so that they need
+    certificates."""
 
     address: str
     member: RunIdentity
@@ -56,11 +57,10 @@ class GrpcRegistryHost:
             certificates.store_identity(self._runs, member)
         for secret in (member.token, *(tls.to_text() for tls in member.members.values())):
             add_secret(secret)
-        encrypted = config.backend != "local"
         stack = AsyncExitStack()
         address = await self._serve_registry(stack, run_id, config, member, _port_of(remembered))
         self._open[run_id] = stack
-        return GrpcRegistry(address, member, encrypted)
+        return GrpcRegistry(address, member, config.encrypted)
 
     async def close(self, run_id: str, *, forget: bool) -> None:
         stack = self._open.pop(run_id, None)
@@ -87,7 +87,7 @@ class GrpcRegistryHost:
             serving = rpc.serving(
                 server,
                 f"{host}:{wanted}",
-                tls=None if local else member.tls_for(certificates.LAUNCHER),
+                tls=member.tls_for(certificates.LAUNCHER) if config.encrypted else None,
                 advertise=None if local else config.sky.advertise or _own_host(),
                 grace_s=_GRACE_S,
             )
@@ -104,17 +104,13 @@ class GrpcRegistryHost:
 
 
 def _own_host() -> str:
-    """Return the address of this machine that packets to others carry; none is sent. Raises
-    ConfigError if no route leads to others."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect(("192.0.2.1", 9))
-        except OSError as error:
-            raise ConfigError(
-                "cannot tell by which address machines reach this launcher: set"
-                " launcher.sky.advertise"
-            ) from error
-        return str(probe.getsockname()[0])
+    """Return the address at which machines reach this one. Raises ConfigError."""
+    try:
+        return route_address()
+    except OSError as error:
+        raise ConfigError(
+            "cannot tell by which address machines reach this launcher: set launcher.sky.advertise"
+        ) from error
 
 
 def _port_of(address: str) -> int:

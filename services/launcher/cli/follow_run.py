@@ -1,6 +1,7 @@
 """Start of a run, and following it to its end across reconnects and launcher deaths."""
 
 import asyncio
+import json
 import time
 import uuid
 from dataclasses import dataclass, field
@@ -25,6 +26,7 @@ from services.launcher.cli.progress_view import ProgressView, open_view
 from services.launcher.cli.run_view import RunBoard
 from services.launcher.cli.stop_on_interrupt import cancel_request, stop_on_interrupt
 from services.launcher.cli.terminal import Terminal
+from services.launcher.control.spec_changes import diff_specs
 from services.launcher.store.ledger import Ledger
 
 # Of one stream of events. gRPC waits that long for a launcher that dies as a stream begins: of one
@@ -137,14 +139,26 @@ async def _begin_run(
 async def _start_or_resume(
     connection: LauncherConnection, run_request: RunRequest, request_id: str
 ) -> str:
-    """Start or resume the run; one that is already active under a launcher is only followed."""
+    """Start or resume the run; one that is already active under a launcher, with the spec that is
+    asked for, is only followed."""
     try:
         return await start_run(connection, _to_start_request(run_request, request_id))
     except grpc.aio.AioRpcError as error:
         known = service_error(error)
-        if known is None or known.reason != "RUN_ACTIVE" or run_request.spec_json:
+        if known is None or known.reason != "RUN_ACTIVE":
+            raise
+        if not await _has_spec(connection, run_request):
             raise
         return run_request.resume
+
+
+async def _has_spec(connection: LauncherConnection, run_request: RunRequest) -> bool:
+    """Return whether the run to resume has the spec that is asked for, if any is."""
+    if not run_request.spec_json:
+        return True
+    request = pb.GetRunRequest(run_id=run_request.resume)
+    run = (await connection.await_answer(connection.stub.GetRun(request))).run
+    return not diff_specs(json.loads(run.spec_json), json.loads(run_request.spec_json))
 
 
 def _to_start_request(run_request: RunRequest, request_id: str) -> pb.StartRunRequest:

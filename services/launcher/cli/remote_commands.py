@@ -1,7 +1,7 @@
-"""Commands for a launcher elsewhere: `flotilla submit`, `watch`, `cancel` and `reap`."""
+"""Commands for a launcher elsewhere: `flotilla submit`, `watch`, `cancel`, `reap` and `join`."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -13,6 +13,7 @@ def add_remote_commands(app: typer.Typer) -> None:
     app.command()(watch)
     app.command()(cancel)
     app.command()(reap)
+    app.command()(join)
 
 
 def submit(
@@ -90,3 +91,29 @@ def reap(
     from services.launcher.cli import reap as command
 
     raise typer.Exit(command.reap_orphans(runs, dry_run=dry_run))
+
+
+def join(
+    address: Annotated[
+        str, typer.Argument(help="IP address of the machine where the launcher is.")
+    ],
+    machine: Annotated[
+        int,
+        typer.Option("--machine", min=1, help="Its number among the replica's; 0 is the first."),
+    ],
+    service: Annotated[
+        Literal["learner", "rollout"], typer.Option("--service", help="Whose machine this is.")
+    ] = "learner",
+    runs: Runs = RUNS,
+) -> None:
+    """Be a further machine of the run in `--runs`, a folder that the launcher's machine shares.
+
+    Waits for the run, and ends when the service has ended in order; a run that has failed may be
+    resumed, and is waited for again. SIGTERM and Ctrl-C leave in good order: the service is told
+    first. Exit code: 0, or 1 where the process here fails again and again, 2 where it is refused.
+    The run's spec has `launcher.local.network = "private"`, and the number of machines in
+    `learner.rank.nodes` or `rollout.engine.nodes`.
+    """
+    from services.launcher.cli import join as command
+
+    raise typer.Exit(command.join_run(command.JoinRequest(address, service, machine, runs)))

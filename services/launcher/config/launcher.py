@@ -8,6 +8,7 @@ from pydantic import Field
 
 from services.common.config import ConfigModel
 from services.common.number_ranges import Seconds
+from services.launcher.config.local import LocalConfig
 from services.launcher.config.notify import NotifyConfig
 from services.launcher.config.sky import SkyConfig
 from services.launcher.state import GATEWAY, LEARNER, ROLLOUT, LifecyclePolicy
@@ -31,6 +32,7 @@ class LauncherConfig(ConfigModel):
 
     # `local`: processes of this machine. `sky`: machines that SkyPilot finds.
     backend: Literal["local", "sky"] = "local"
+    local: LocalConfig = LocalConfig()
     sky: SkyConfig = SkyConfig()
     # US dollars, and hours since the run was begun: what is reached first drains and stops it.
     max_cost: float | None = Field(default=None, gt=0, le=1e9)
@@ -86,6 +88,11 @@ class LauncherConfig(ConfigModel):
         if self.backend == "sky":
             return max(self.orphan_after_s, self.sky.unit_lease_s)
         return self.orphan_after_s
+
+    @property
+    def encrypted(self) -> bool:
+        """True where anything of a run is reached from beyond this machine: all speak TLS then."""
+        return self.backend != "local" or self.local.network != "loopback"
 
     def replica_counts(self) -> dict[str, int]:
         return {

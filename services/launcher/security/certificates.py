@@ -115,6 +115,20 @@ def load_identity(runs: Path, run_id: str) -> RunIdentity | None:
     return RunIdentity(run_id, token, members)
 
 
+def find_identities(runs: Path) -> list[tuple[str, Path]]:
+    """List the runs that have an identity, with its folder: those that are under way, the one
+    that began or went on last first."""
+    found = [path for path in (runs / _FOLDER).glob("[!._]*") if (path / _TOKEN_FILE).exists()]
+    return [(path.name, path) for path in sorted(found, key=_changed_at, reverse=True)]
+
+
+def _changed_at(folder: Path) -> float:
+    try:
+        return folder.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
+
+
 def remove_identity(runs: Path, run_id: str) -> None:
     """Remove the identity of a run whose processes are all gone. May be called again."""
     shutil.rmtree(identity_folder(runs, run_id), ignore_errors=True)

@@ -4,18 +4,18 @@ Replicas carry a mark in their environment. All they start is in their session o
 mark too, so that everything of a replica can be found and ended, whatever became of its leader."""
 
 import asyncio
-import json
 import os
 import secrets
 import signal
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import psutil
 
 from services.common.child_environment import child_environment
+from services.common.errors import ConfigError
+from services.common.network_addresses import join_host_port
 from services.common.shared_memory import remove_folders, shared_name
 from services.launcher.backends.local.gpu_slots import GpuSlots, gpus_of, visible_gpus
 from services.launcher.backends.local.marked_processes import (
@@ -28,6 +28,7 @@ from services.launcher.backends.local.marked_processes import (
     start_time_of,
     wait_until_gone,
 )
+from services.launcher.backends.local.own_address import check_further_machines, find_own_host
 from services.launcher.backends.ports import (
     BackendError,
     CleanupEvidence,
@@ -36,12 +37,10 @@ from services.launcher.backends.ports import (
     ResourceOffer,
 )
 from services.launcher.security.token_pipe import token_in_pipe
-from services.launcher.state import LEARNER, ROLLOUT, ExitStatus, Unit
+from services.launcher.state import ExitStatus, Unit
 from services.launcher.store.logs import read_last_lines
 
 _POLL_S = 0.1
-# The table of a service's section that gives the machines of one replica.
-_NODES_OF = {LEARNER: "rank", ROLLOUT: "engine"}
 _NEWEST = Unit("", started=float("inf"))
 
 
@@ -58,24 +57,26 @@ class LocalBackend:
         self._gpus = GpuSlots(visible_gpus())
 
     async def offer_resources(self, launch: LaunchSpec) -> ResourceOffer:
-        _check_is_one_machine(launch)
         total = self._gpus.total
         if launch.gpus > total:
             raise BackendError(
                 f"{launch.key[0]} asks for {launch.gpus} GPUs per replica, this machine has {total}"
             )
+        check_further_machines(launch)
+        _address_arguments(launch)
         text = f"{launch.gpus} of {total} GPUs" if launch.gpus else f"{os.cpu_count()} shared CPUs"
         return ResourceOffer(f"this machine, {text}")
 
     async def start_replica(self, launch: LaunchSpec) -> Unit:
         # New for each start: ending what is left of one start must not hit the next.
         name = f"{launch.name}#{secrets.token_hex(4)}"
+        address = _address_arguments(launch)
         own = {MARK_VARIABLE: f"{self._owner}:{name}", **self._gpus.take_gpus(name, launch.gpus)}
         launch.log.parent.mkdir(parents=True, exist_ok=True)
         try:
             with launch.log.open("ab") as log, token_in_pipe(launch.secrets) as handed:
                 process = await asyncio.create_subprocess_exec(
-                    *(*launch.command, *handed.arguments),
+                    *(*launch.command, *address, *handed.arguments),
                     pass_fds=handed.descriptors,
                     stdin=asyncio.subprocess.DEVNULL,
                     stdout=log,
@@ -225,14 +226,13 @@ def _run_id_of(name: str) -> str:
     return name.partition("/")[0]
 
 
-def _check_is_one_machine(launch: LaunchSpec) -> None:
-    """Raise BackendError where the spec has a replica span machines."""
-    service = launch.key[0]
-    section: Mapping[str, Any] = json.loads(launch.spec_json or "{}").get(service, {})
-    table = _NODES_OF.get(service, "")
-    nodes = section.get(table, {}).get("nodes", 1)
-    if nodes != 1:
-        raise BackendError(
-            f"{service}.{table}.nodes = {nodes}: this backend has one machine; set it to 1, set"
-            ' launcher.backend = "sky", or start its machines by hand (docs/running.md)'
-        )
+def _address_arguments(launch: LaunchSpec) -> tuple[str, ...]:
+    """Return where a replica listens whose further machines reach it; empty for any other.
+
+    Raises BackendError."""
+    try:
+        host = find_own_host(launch.config)
+    except ConfigError as error:
+        raise BackendError(str(error)) from error
+    listens = host and "--listen" not in launch.command
+    return ("--listen", join_host_port(host, 0)) if listens else ()

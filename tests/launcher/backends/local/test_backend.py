@@ -1,6 +1,5 @@
 """Runs of real processes: fake services under a real launcher on the local backend."""
 
-import json
 import signal
 from pathlib import Path
 
@@ -158,17 +157,3 @@ async def test_a_program_that_is_not_there_is_a_clear_error(tmp_path: Path) -> N
     launch = LaunchSpec("run-1", ("rollout", 0), ("/no/such/program",), {}, tmp_path / "log")
     with pytest.raises(BackendError, match="/no/such/program"):
         await LocalBackend(tmp_path).start_replica(launch)
-
-
-@pytest.mark.parametrize(("service", "table"), [("learner", "rank"), ("rollout", "engine")])
-async def test_a_replica_of_several_machines_is_refused(
-    tmp_path: Path, service: str, table: str
-) -> None:
-    def launch(nodes: int) -> LaunchSpec:
-        section = json.dumps({service: {table: {"nodes": nodes}}})
-        return LaunchSpec("run", (service, 0), (), {}, tmp_path / "log", spec_json=section)
-
-    backend = LocalBackend(tmp_path)
-    await backend.offer_resources(launch(1))
-    with pytest.raises(BackendError, match=rf"{service}\.{table}\.nodes = 2: .* one machine"):
-        await backend.offer_resources(launch(2))

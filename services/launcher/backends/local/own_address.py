@@ -1,0 +1,77 @@
+"""Address by which other machines reach this launcher's."""
+
+import ipaddress
+import json
+import os
+import socket
+from collections.abc import Mapping
+
+from services.common.errors import ConfigError
+from services.launcher.backends.ports import BackendError, LaunchSpec
+from services.launcher.config.launcher import LauncherConfig
+from services.launcher.run_plan import count_machines, machines_key
+
+ADDRESS_VARIABLE = "FLOTILLA_ADDRESS"
+# Of a network that exists nowhere (RFC 5737).
+_ELSEWHERE = ("192.0.2.1", 9)
+
+
+def route_address() -> str:
+    """Return the address of this machine that packets to others carry; none is sent. Raises
+    OSError if no route leads to others."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect(_ELSEWHERE)
+        return str(probe.getsockname()[0])
+
+
+def find_own_host(config: LauncherConfig, environ: Mapping[str, str] = os.environ) -> str:
+    """Return where further machines of a run reach this one; empty if a run has none.
+
+    Raises ConfigError where no other machine can reach that, or it is not of this machine."""
+    if config.backend != "local" or config.local.network == "loopback":
+        return ""
+    given = environ.get(ADDRESS_VARIABLE, "")
+    try:
+        return _check_is_ours(given) if given else route_address()
+    except OSError as error:
+        raise ConfigError(
+            'launcher.local.network = "private": no route tells by which address others reach this'
+            f" machine ({error.strerror}); set {ADDRESS_VARIABLE} to it"
+        ) from error
+
+
+def check_further_machines(launch: LaunchSpec) -> None:
+    """Raise BackendError where a replica of several machines is on loopback, which the others do
+    not reach."""
+    service = launch.key[0]
+    nodes = count_machines(json.loads(launch.spec_json or "{}"), service)
+    if nodes > 1 and launch.config.local.network == "loopback":
+        raise BackendError(
+            f"{machines_key(service)} = {nodes}, but its further machines do not reach this one's"
+            ' loopback; set launcher.local.network = "private", and run `flotilla join` on each of'
+            " them"
+        )
+
+
+def _check_is_ours(address: str) -> str:
+    try:
+        known = ipaddress.ip_address(address)
+    except ValueError:
+        raise ConfigError(
+            f"{ADDRESS_VARIABLE}={address} is no IP address; set it to this machine's own"
+        ) from None
+    if known.is_loopback or known.is_unspecified:
+        raise ConfigError(
+            f"{ADDRESS_VARIABLE}={address}: no other machine reaches this one there; set it to this"
+            " machine's own address in the network that it shares with them"
+        )
+    family = socket.AF_INET if known.version == 4 else socket.AF_INET6
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.bind((address, 0))
+    except OSError as error:
+        raise ConfigError(
+            f"{ADDRESS_VARIABLE}={address} is no address of this machine ({error.strerror}); set it"
+            " on each machine to its own"
+        ) from error
+    return address

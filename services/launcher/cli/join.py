@@ -1,0 +1,205 @@
+"""`flotilla join`: this machine as a further one of a run whose launcher is elsewhere.
+
+It ends when the run's service has dismissed it. A run that has ended otherwise may be resumed, so
+it is waited for again.
+
+Both see the runs folder: the spec, the token and the certificates are taken from there, and none of
+them is on a command line."""
+
+import asyncio
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from services.common.concurrency import run_unless, running_tasks, wait_unless
+from services.common.errors import ConfigError
+from services.common.network_addresses import join_host_port
+from services.common.printable_text import say
+from services.common.stop_signals import StopSignals
+from services.launcher.agent_protocol import key_of_node
+from services.launcher.backends.local.backend import LocalBackend
+from services.launcher.backends.ports import BackendError, LaunchSpec
+from services.launcher.cli.command_runner import BAD_SPEC, FAILED, OK, report_error
+from services.launcher.control.restarts import describe_exit
+from services.launcher.run_plan import BadSpecError, RunPlan, further_machine_command, parse_spec
+from services.launcher.security.certificates import find_identities
+from services.launcher.security.env_filter import inherited_variables
+from services.launcher.state import EXIT_BAD_CONFIG, ExitStatus
+from services.launcher.store.run_files import SPEC_FILE, log_path
+
+_LOOK_S = 0.5
+_HINT_S = 300.0
+# A machine that its service has dismissed ends so soon.
+_DISMISSED_S = 5.0
+# Ctrl-C and a scheduler reach a whole session: signals so close are one wish.
+_SAME_SIGNAL_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class JoinRequest:
+    """The user's request: be machine `machine` of `service`, whose first one is at `address`."""
+
+    address: str
+    service: str
+    machine: int
+    runs: Path
+
+
+@dataclass(frozen=True, slots=True)
+class JoinableRun:
+    """A run that is under way, by what its launcher has written of it. `identity` is the folder
+    that is removed when nothing of the run is left."""
+
+    run_id: str
+    plan: RunPlan
+    identity: Path
+
+
+def join_run(request: JoinRequest) -> int:
+    """Be a machine of the run until its service dismisses it; return the exit code."""
+    return asyncio.run(_join_until_over(request))
+
+
+async def _join_until_over(request: JoinRequest) -> int:
+    stop, now = asyncio.Event(), asyncio.Event()
+    StopSignals(lambda _: stop.set(), lambda _: now.set(), same_s=_SAME_SIGNAL_S).handle_in_loop()
+    while True:
+        run = await run_unless(stop, _wait_for_run(request))
+        if run is None:
+            return OK
+        say(f"machine {request.machine} of {request.service} in run {run.run_id}")
+        leave = asyncio.Event()
+        async with running_tasks(_leave_in_time(run, stop, leave)):
+            code = await _Membership(request, run, leave, now).keep_process()
+        if code is not None:
+            return code
+        if not stop.is_set():
+            say(f"nothing is left of run {run.run_id} elsewhere; waiting for it to go on")
+
+
+async def _leave_in_time(run: JoinableRun, stop: asyncio.Event, leave: asyncio.Event) -> None:
+    """Have this machine leave its run when it is stopped, or nothing is left of that elsewhere."""
+    await run_unless(stop, _wait_until_over(run))
+    leave.set()
+
+
+async def _wait_until_over(run: JoinableRun) -> None:
+    """Return when nothing is left of the run elsewhere, and who was dismissed has ended."""
+    while True:
+        if not await asyncio.to_thread(run.identity.exists):
+            await asyncio.sleep(_DISMISSED_S)
+            return
+        await asyncio.sleep(_LOOK_S)
+
+
+async def _wait_for_run(request: JoinRequest) -> JoinableRun:
+    """Wait for a run with further machines of that service."""
+    hint_at = time.monotonic()
+    while True:
+        run = await asyncio.to_thread(find_joinable_run, request.runs, request.service)
+        if run is not None:
+            return run
+        if time.monotonic() >= hint_at:
+            say(f"waiting for a run in {request.runs} that has further machines")
+            hint_at += _HINT_S
+        await asyncio.sleep(_LOOK_S)
+
+
+def find_joinable_run(runs: Path, service: str) -> JoinableRun | None:
+    """Return the run, begun or resumed last, that has further machines of `service`."""
+    for run_id, folder in find_identities(runs):
+        try:
+            plan = parse_spec((runs / run_id / SPEC_FILE).read_text())
+        except (FileNotFoundError, BadSpecError, ConfigError):
+            # Its launcher is about to write it.
+            continue
+        if plan.machines_of(service) > 1:
+            return JoinableRun(run_id, plan, folder)
+    return None
+
+
+class _Membership:
+    """This machine in a run: one process, started again when it fails. It ends when `leave` is set,
+    and at once when `now` is."""
+
+    def __init__(
+        self, request: JoinRequest, run: JoinableRun, leave: asyncio.Event, now: asyncio.Event
+    ) -> None:
+        self._policy = run.plan.config.to_policy()
+        self._launch = _make_launch(request, run)
+        self._processes = LocalBackend(_own_folder(request, run))
+        self._leave = leave
+        self._now = now
+
+    async def keep_process(self) -> int | None:
+        """Return the exit code once the process has ended for good; None where it was ended, and
+        may be wanted again."""
+        failures: list[float] = []
+        while True:
+            try:
+                how, sent_away = await self._run_process()
+            except BackendError as error:
+                return report_error(str(error))
+            if sent_away:
+                return None
+            if how.code == OK:
+                return OK
+            since = time.monotonic() - self._policy.restart_window_s
+            failures = [*(at for at in failures if at > since), time.monotonic()]
+            code = self._judge_failure(how, len(failures))
+            if code is not None:
+                return code
+            pause_s = self._policy.restart_delay_s(len(failures))
+            await run_unless(self._leave, asyncio.sleep(pause_s))
+            if self._leave.is_set():
+                return None
+
+    def _judge_failure(self, how: ExitStatus, failures: int) -> int | None:
+        """Say what has happened; return an exit code where another start would not help."""
+        told = f"{self._launch.name} {describe_exit(how)}"
+        if how.code != EXIT_BAD_CONFIG and failures <= self._policy.max_restarts:
+            say(f"{told}; it is started again, see {self._launch.log}")
+            return None
+        report_error(f"{told}. Its last lines:\n{how.tail}")
+        return BAD_SPEC if how.code == EXIT_BAD_CONFIG else FAILED
+
+    async def _run_process(self) -> tuple[ExitStatus, bool]:
+        """Run the process to its end; return how it ended, and True if this machine was to leave
+        before that."""
+        unit = await self._processes.start_replica(self._launch)
+        ended = asyncio.create_task(self._processes.wait_for_exit(unit))
+        sent_away = not await wait_unless(self._leave, ended)
+        if sent_away:
+            await self._processes.drain_replica(unit)
+            if not await wait_unless(self._now, ended, self._policy.drain_s):
+                await self._processes.kill_replica(unit)
+        return await ended, sent_away
+
+
+def _own_folder(request: JoinRequest, run: JoinableRun) -> Path:
+    """Return the folder of this machine alone: the run's is its first machine's."""
+    return request.runs.absolute() / f"{run.run_id}.nodes" / f"{request.service}-{request.machine}"
+
+
+def _make_launch(request: JoinRequest, run: JoinableRun) -> LaunchSpec:
+    run_dir, plan = request.runs.absolute() / run.run_id, run.plan
+    key = key_of_node((request.service, 0), request.machine)
+    command = (
+        *further_machine_command(plan.config, request.service),
+        *("--config", str(run_dir / SPEC_FILE)),
+        *("--run-id", run.run_id),
+        *("--run-dir", str(_own_folder(request, run))),
+        *("--replica", str(request.machine)),
+        # Its host alone counts: machines join the Ray of that one, and call no service there.
+        *("--peer", f"{request.service}={join_host_port(request.address, 0)}"),
+        *("--token-file", str(run.identity / "token")),
+        *("--tls-dir", str(run.identity / request.service)),
+    )
+    return LaunchSpec(
+        run_id=run.run_id,
+        key=key,
+        command=command,
+        secrets={},
+        log=log_path(run_dir, key),
+        inherits=inherited_variables(plan.spec, plan.config, request.service),
+    )

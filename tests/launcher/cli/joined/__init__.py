@@ -1,0 +1,1 @@
+"""A learner by name; `ranks.py` is what its further machines run."""
