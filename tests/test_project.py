@@ -4,7 +4,7 @@ import ast
 import importlib
 import pkgutil
 import tomllib
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -115,8 +115,10 @@ def forge() -> Generator[ProcessForge]:
 async def test_every_run_spec_is_valid_for_every_service(
     path: Path, forge: ProcessForge, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def forked(modules: Mapping[str, str], service: str) -> tuple[str, ...]:
-        command = plans.check_command(modules, service)
+    def forked(
+        modules: Mapping[str, str], service: str, overrides: Sequence[str]
+    ) -> tuple[str, ...]:
+        command = plans.check_command(modules, service, overrides)
         return forge.python_command(*command[command.index("-m") :])
 
     monkeypatch.setattr(spec_check, "check_command", forked)

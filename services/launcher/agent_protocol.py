@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 from enum import StrEnum
 
-from services.launcher.state import ExitStatus, ReplicaKey
+from services.launcher.state import LEARNER, ExitStatus, ReplicaKey
 
 # Of a watcher whose machine is taken away.
 EXIT_PREEMPTED = 75
@@ -38,16 +38,22 @@ class UnitReport:
 
 
 def key_of_node(key: ReplicaKey, node: int) -> ReplicaKey:
-    """Return the key of a replica's machine: for the first one, 0, the replica's own key.
-    Only learners have several machines, and a run has one learner."""
-    return (f"{key[0]}-node", node) if node else key
+    """Return the key of a replica's machine: for the first one, 0, the replica's own key."""
+    return (f"{_name_of(key)}-node", node) if node else key
+
+
+def _name_of(key: ReplicaKey) -> str:
+    """Return what logs of a replica's machines and children begin with: a run has one learner."""
+    return key[0] if key[0] == LEARNER else f"{key[0]}-{key[1]}"
 
 
 def is_side_log(key: ReplicaKey, node: int, name: str) -> bool:
     """Tell whether that is a log which a service may keep beside its own on that machine.
 
     A learner does so for its ranks: `learner-rank-0`, and `learner-node-1-rank-2` on a
-    further machine."""
+    further machine; a rollout for its engine's: `rollout-0-node-0-worker-0` on the first."""
     service, number = key_of_node(key, node)
-    prefix = f"{service}-{number}" if node else service
-    return re.fullmatch(rf"{re.escape(prefix)}-(?!node-)[a-z][a-z0-9-]*", name) is not None
+    own = _name_of(key)
+    prefixes = (f"{service}-{number}",) if node else (key[0], own, f"{own}-node-0")
+    begins = "|".join(map(re.escape, prefixes))
+    return re.fullmatch(rf"(?:{begins})-(?!node-)[a-z][a-z0-9-]*", name) is not None

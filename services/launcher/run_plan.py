@@ -1,7 +1,7 @@
 """Translation of a run spec into the commands of its replicas. Pure."""
 
 import hashlib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -17,8 +17,8 @@ from services.launcher.state import LEARNER, ROLLOUT, ReplicaKey, RunMode
 from services.launcher.store.run_files import SPEC_FILE
 
 # Of each service whose replica may be several machines: the module that runs on further ones, and
-# the key that says how many machines there are.
-_SPANNING = {LEARNER: ("ranks", "rank", "nodes"), ROLLOUT: ("nodes", "engine", "nodes")}
+# the table that says how many machines there are, and at which port Ray joins them.
+_SPANNING = {LEARNER: ("ranks", "rank"), ROLLOUT: ("nodes", "engine")}
 _LIMITS = TextLimits(bytes=2**21, values=2**16)
 
 
@@ -47,17 +47,28 @@ class RunPlan:
 def count_machines(spec: Mapping[str, Any], service: str) -> int:
     """Return of how many machines one replica of a service is, by a spec that its service has
     checked."""
-    if service not in _SPANNING:
+    if not may_span(service):
         return 1
-    _, table, key = _SPANNING[service]
-    nodes: int = spec.get(service, {}).get(table, {}).get(key, 1)
+    _, table = _SPANNING[service]
+    nodes: int = spec.get(service, {}).get(table, {}).get("nodes", 1)
     return nodes
+
+
+def may_span(service: str) -> bool:
+    """Return whether one replica of a service may be several machines."""
+    return service in _SPANNING
 
 
 def machines_key(service: str) -> str:
     """Return the key that says of how many machines one replica of a service is."""
-    _, table, key = _SPANNING[service]
-    return f"{service}.{table}.{key}"
+    _, table = _SPANNING[service]
+    return f"{service}.{table}.nodes"
+
+
+def ray_port_key(service: str) -> str:
+    """Return the key of the port where Ray joins the machines of one replica of a service."""
+    _, table = _SPANNING[service]
+    return f"{service}.{table}.ray_port"
 
 
 def parse_spec(text: str) -> RunPlan:
@@ -95,13 +106,15 @@ def make_run_id(name: str, now: datetime, taken: Collection[str]) -> str:
     return f"{first}-{number}"
 
 
-def check_command(modules: Mapping[str, str], service: str) -> tuple[str, ...]:
-    """Return the command by which a service validates its own part of a spec.
+def check_command(
+    modules: Mapping[str, str], service: str, overrides: Sequence[str] = ()
+) -> tuple[str, ...]:
+    """Return the command by which a service validates its own part of a spec, with overrides.
 
     The spec goes to its standard input: a file would stay behind if the launcher were
     killed."""
     entry = modules.get(service, f"services.{service}")
-    return python_command("-m", entry, "--config", "-", "--check-config")
+    return python_command("-m", entry, "--config", "-", "--check-config", *overrides)
 
 
 def replica_command(
@@ -125,10 +138,10 @@ def replica_command(
     return command
 
 
-def further_machine_command(config: LauncherConfig, service: str) -> tuple[str, ...]:
-    """Return how the command begins that a replica's further machines run."""
-    room, _, _ = _SPANNING[service]
-    return python_command("-m", f"{config.modules.get(service, f'services.{service}')}.{room}")
+def further_machine_module(config: LauncherConfig, service: str) -> str:
+    """Return the module that a replica's further machines run."""
+    room, _ = _SPANNING[service]
+    return f"{config.modules.get(service, f'services.{service}')}.{room}"
 
 
 def _address_arguments(config: LauncherConfig, service: str, run_dir: Path) -> tuple[str, ...]:
@@ -138,4 +151,4 @@ def _address_arguments(config: LauncherConfig, service: str, run_dir: Path) -> t
         return ("--listen", "127.0.0.1:0")
     folder = identity_folder(run_dir.parent, run_dir.name) / service
     certificates = ("--tls-dir", str(folder))
-    return certificates if service in _SPANNING else ("--listen", "127.0.0.1:0", *certificates)
+    return certificates if may_span(service) else ("--listen", "127.0.0.1:0", *certificates)

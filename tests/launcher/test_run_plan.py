@@ -11,7 +11,7 @@ from services.launcher.config.local import LocalConfig
 from services.launcher.run_plan import (
     BadSpecError,
     count_machines,
-    further_machine_command,
+    further_machine_module,
     parse_spec,
     replica_command,
 )
@@ -87,9 +87,6 @@ def test_machines_of_a_replica_are_counted_by_its_services_own_key() -> None:
 
 def test_further_machines_run_a_module_beside_their_service() -> None:
     named = LauncherConfig(modules={"learner": "mine.learner"})
-    modules = [
-        further_machine_command(config, service)[-1]
-        for config, service in ((LauncherConfig(), "learner"), (named, "learner"))
-    ]
-    assert modules == ["services.learner.ranks", "mine.learner.ranks"]
-    assert further_machine_command(named, "rollout")[-1] == "services.rollout.nodes"
+    assert further_machine_module(LauncherConfig(), "learner") == "services.learner.ranks"
+    assert further_machine_module(named, "learner") == "mine.learner.ranks"
+    assert further_machine_module(named, "rollout") == "services.rollout.nodes"

@@ -1,4 +1,5 @@
-"""A learner on two Slurm nodes that SkyPilot finds: its ranks join, train and leave nothing."""
+"""Replicas on two Slurm nodes that SkyPilot finds: a learner whose ranks join, and a rollout whose
+engine does. They train and leave nothing."""
 
 from collections.abc import AsyncGenerator
 
@@ -6,7 +7,7 @@ import pytest
 import pytest_asyncio
 
 from flotilla.launcher.v1 import run_service_pb2 as pb
-from services.launcher.state import LEARNER
+from services.launcher.state import LEARNER, ROLLOUT
 from tests.sky.session import SkySession
 from tests.sky.test_whole_run import check_gone
 from tests.sky.whole_run import Site, launched, materials, spec, started
@@ -19,6 +20,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore"),
 ]
 NODES = "services.learner.ranks"
+ENGINE_NODES = "services.rollout.nodes"
 # Long enough to be looked at.
 STEPS = 10
 
@@ -50,3 +52,30 @@ async def test_a_learner_on_two_nodes_trains_and_leaves_nothing(site: Site, mode
     await check_gone(run, ended)
     assert run.log("learner-0").count('"event": "step"') == STEPS
     assert '"event": "the service ended"' in run.log("learner-node-1")
+
+
+@pytest.mark.parametrize("mode", ["group", "cluster"])
+async def test_a_rollout_on_two_nodes_samples_with_one_engine_and_leaves_nothing(
+    site: Site, mode: str
+) -> None:
+    wish = spec(site, mode)
+    wish["learner"]["steps"] = 3
+    del wish["launcher"]["modules"]
+    wish["launcher"]["start_timeout_s"] = 600.0
+    wish["launcher"]["sky"]["rollout"]["num_nodes"] = 2
+    wish["rollout"]["engine"] = {"device": "cpu", "tensor_parallel": 2, "max_num_seqs": 16}
+    run = await started(site, wish)
+    first = await run.serving(ROLLOUT)
+    [second] = [node for node, services in run.working().items() if ENGINE_NODES in services]
+    assert first != second
+    # Of several, a node has only its workers: the service itself runs once.
+    assert "services.rollout" in run.working()[first]
+    assert "services.rollout" not in run.working()[second]
+    ended = await run.ended()
+    assert ended.outcome == pb.OUTCOME_COMPLETED
+    await check_gone(run, ended)
+    assert run.log("learner-0").count('"event": "step"') == 3
+    assert '"event": "the service ended"' in run.log("rollout-0-node-1")
+    # One worker on each: what they print comes from both.
+    assert run.log("rollout-0-node-0-worker-0")
+    assert run.log("rollout-0-node-1-worker-0")

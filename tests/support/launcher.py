@@ -6,7 +6,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -133,9 +133,11 @@ async def serving(
             yield served
 
 
-def _forked_check(modules: Mapping[str, str], service: str) -> tuple[str, ...]:
+def _forked_check(
+    modules: Mapping[str, str], service: str, overrides: Sequence[str] = ()
+) -> tuple[str, ...]:
     """Return the command of a check; fakes have all that they import already."""
-    command = check_command(modules, service)
+    command = check_command(modules, service, overrides)
     fake = modules.get(service, "").startswith("tests.support.fake_")
     return _fakes().python_command(*command[command.index("-m") :]) if fake else command
 

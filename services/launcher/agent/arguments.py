@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from services.launcher.agent_protocol import key_of_node
-from services.launcher.state import LEARNER, SERVICES, ReplicaKey
+from services.launcher.run_plan import may_span
+from services.launcher.state import SERVICES, ReplicaKey
 from services.launcher.store.run_files import RUN_ID_PATTERN
 
 # Where AWS and GCP alike tell a machine about itself.
@@ -48,10 +49,10 @@ def parse_arguments(argv: Sequence[str]) -> Arguments:
     command: list[str] = known.command
     if not RUN_ID_PATTERN.fullmatch(known.run_id):
         parser.error(f"--run-id {known.run_id!r}: use up to 128 of a-z 0-9 . _ -")
-    if known.node < 0 or (known.node > 0 and known.service != LEARNER):
+    if known.node < 0 or (known.node > 0 and not may_span(known.service)):
         parser.error(
-            f"--node {known.node}: only a learner has ranks on several machines, 0 is the first;"
-            f" set num_nodes = 1 in [launcher.sky.{known.service}], and take more replicas"
+            f"--node {known.node}: a replica of {known.service} is one machine, 0; set"
+            f" num_nodes = 1 in [launcher.sky.{known.service}], and take more replicas"
         )
     if not command:
         parser.error("no command: end with `-- python -m services.SERVICE --config SPEC ...`")
@@ -88,7 +89,7 @@ def _build_parser() -> argparse.ArgumentParser:
     add("--run-dir", type=Path, required=True, help="where files of the run go on this machine")
     add("--registry", required=True, metavar="HOST:PORT", help="the launcher's, of this run")
     add("--resume", action="store_true", help="the run has begun: never begin it anew here")
-    add("--node", type=int, default=0, help="which of the learner's machines this is; 0 runs it")
+    add("--node", type=int, default=0, help="which of the replica's machines this is; 0 runs it")
     add("--notice-file", type=Path, help="a file that appears when the machine is taken away")
     add("--seal-key", type=Path, help="opens the secrets that the launcher has sealed")
     add("--metadata-url", default=METADATA_URL, help="asked on machines that are spot")

@@ -86,7 +86,8 @@ def _checked_log_name(request: registry_pb.PushLogsRequest) -> str:
     replica's or machine's own log."""
     key, name = (request.service, request.replica), request.beside
     if not is_side_log(key, request.node, name):
-        prefix = f"{key[0]}-node-{request.node}" if request.node else key[0]
+        service, number = key_of_node(key, request.node)
+        prefix = f"{service}-{number}" if request.node else service
         message = f"beside {name!r}: say {prefix}-NAME, with a name of a-z, 0-9 and -"
         raise refusal_error(StatusCode.INVALID_ARGUMENT, "BAD_LOG", message)
     return name

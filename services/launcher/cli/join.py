@@ -15,13 +15,14 @@ from services.common.concurrency import run_unless, running_tasks, wait_unless
 from services.common.errors import ConfigError
 from services.common.network_addresses import join_host_port
 from services.common.printable_text import say
+from services.common.python_command import python_command
 from services.common.stop_signals import StopSignals
 from services.launcher.agent_protocol import key_of_node
 from services.launcher.backends.local.backend import LocalBackend
 from services.launcher.backends.ports import BackendError, LaunchSpec
 from services.launcher.cli.command_runner import BAD_SPEC, FAILED, OK, report_error
 from services.launcher.control.restarts import describe_exit
-from services.launcher.run_plan import BadSpecError, RunPlan, further_machine_command, parse_spec
+from services.launcher.run_plan import BadSpecError, RunPlan, further_machine_module, parse_spec
 from services.launcher.security.certificates import find_identities
 from services.launcher.security.env_filter import inherited_variables
 from services.launcher.state import EXIT_BAD_CONFIG, ExitStatus
@@ -185,7 +186,7 @@ def _make_launch(request: JoinRequest, run: JoinableRun) -> LaunchSpec:
     run_dir, plan = request.runs.absolute() / run.run_id, run.plan
     key = key_of_node((request.service, 0), request.machine)
     command = (
-        *further_machine_command(plan.config, request.service),
+        *python_command("-m", further_machine_module(plan.config, request.service)),
         *("--config", str(run_dir / SPEC_FILE)),
         *("--run-id", run.run_id),
         *("--run-dir", str(_own_folder(request, run))),

@@ -38,8 +38,9 @@ class Machines(ConfigModel):
 
     any_of: tuple[Machine, ...] = ()
     ordered: tuple[Machine, ...] = ()
-    # Machines of one replica. Only a learner's may be more than 1, in one private network: each
-    # runs `learner.rank.processes` of its ranks.
+    # Machines of one replica, in one private network. Of a learner each runs
+    # `learner.rank.processes` of its ranks, of a rollout each as many workers of its one engine; a
+    # gateway is one machine.
     num_nodes: int = Field(default=1, ge=1, le=64)
 
     @model_validator(mode="after")

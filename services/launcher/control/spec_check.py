@@ -4,7 +4,14 @@ import asyncio
 from contextlib import suppress
 
 from services.common.child_environment import child_environment
-from services.launcher.run_plan import BadSpecError, RunPlan, check_command
+from services.launcher.backends.sky.machine_candidates import machines_of
+from services.launcher.run_plan import (
+    BadSpecError,
+    RunPlan,
+    check_command,
+    machines_key,
+    may_span,
+)
 from services.launcher.state import SERVICES
 
 _TIMEOUT_S = 120.0
@@ -20,8 +27,9 @@ async def check_spec(plan: RunPlan) -> None:
 
 async def _check_service(plan: RunPlan, service: str) -> str:
     """Return one service's objections to the spec; empty if it has none."""
+    machines = _machines_arguments(plan, service)
     process = await asyncio.create_subprocess_exec(
-        *check_command(plan.config.modules, service),
+        *check_command(plan.config.modules, service, machines),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
@@ -41,4 +49,14 @@ async def _check_service(plan: RunPlan, service: str) -> str:
     if process.returncode == 0:
         return ""
     text = output.decode(errors="replace").strip()
+    if machines:
+        text = f"with launcher.sky.{service}.num_nodes, as {' '.join(machines)}: {text}"
     return f"{service}: {text[-4_000:] or f'check exited with code {process.returncode}'}"
+
+
+def _machines_arguments(plan: RunPlan, service: str) -> tuple[str, ...]:
+    """Return the override that a service gets where a replica is several rented machines."""
+    if plan.config.backend != "sky" or not may_span(service):
+        return ()
+    nodes = machines_of(plan.config.sky, service).num_nodes
+    return (f"--{machines_key(service)}={nodes}",) if nodes > 1 else ()

@@ -241,23 +241,26 @@ async def test_a_watcher_with_a_successor_elsewhere_ends(tmp_path: Path) -> None
             elsewhere.end()
 
 
-async def test_a_further_machine_of_anything_but_a_learner_is_refused(tmp_path: Path) -> None:
+async def test_a_further_machine_of_a_gateway_is_refused(tmp_path: Path) -> None:
     async with machine(tmp_path) as here:
-        process = await here.watch("serve", options=("--node", "1"))
+        process = await here.watch("serve", service="env_gateway", options=("--node", "1"))
         assert await asyncio.wait_for(process.wait(), 40) == 2
-        assert "set num_nodes = 1 in [launcher.sky.rollout]" in here.output
+        assert "set num_nodes = 1 in [launcher.sky.env_gateway]" in here.output
 
 
 @pytest.mark.slow
-async def test_a_further_machine_of_a_learner_obeys_and_logs_but_does_not_speak_for_it(
-    tmp_path: Path,
+@pytest.mark.parametrize(
+    ("service", "label"), [("learner", "learner-node-1"), ("rollout", "rollout-0-node-1")]
+)
+async def test_a_further_machine_obeys_and_logs_but_does_not_speak_for_its_replica(
+    tmp_path: Path, service: str, label: str
 ) -> None:
     async with machine(tmp_path) as here:
-        further = await here.watch("serve", service="learner", options=("--node", "1"))
-        log = here.served.launcher.folder / here.run_id / "logs" / "learner-node-1.log"
+        further = await here.watch("serve", service=service, options=("--node", "1"))
+        log = here.served.launcher.folder / here.run_id / "logs" / f"{label}.log"
         await here.until(lambda: log.exists() and "serve begins" in log.read_text())
-        assert here.last("learner") is None
-        assert here.log("learner") == ""
+        assert here.last(service) is None
+        assert here.log(service) == ""
         # What a run's folder is, is the first machine's business.
         assert not here.run_dir.exists()
         here.supervisor.request_stop(30.0)

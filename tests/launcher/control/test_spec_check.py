@@ -9,6 +9,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from services.common.config import canonical_json, load_spec
+from services.launcher.control.spec_check import check_spec
+from services.launcher.run_plan import BadSpecError, RunPlan, parse_spec
 from services.launcher.state import SERVICES
 from tests.support.repository import ROOT
 
@@ -72,3 +75,25 @@ def test_an_option_that_breaks_a_run_is_refused_before_anything_starts() -> None
     done = subprocess.run([*command, *spec], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2, done.stderr
     assert "rollout.engine.options.load_format: weights are read as safetensors" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("service", "said"),
+    [
+        ("rollout", "rollout.engine.nodes: 2, but .* make 3 workers"),
+        ("learner", "set learner.rank.shard_within_node = true"),
+    ],
+)
+async def test_what_several_rented_machines_cannot_carry_is_refused_before_they_are(
+    service: str, said: str
+) -> None:
+    def plan_of(nodes: int) -> RunPlan:
+        spec = load_spec(ROOT / "deploy/runs/local.toml", ["--learner.rank.shard=true"])
+        spec["rollout"]["engine"]["tensor_parallel"] = 3
+        spec["launcher"] = {"backend": "sky", "sky": {service: {"num_nodes": nodes}}}
+        return parse_spec(canonical_json(spec))
+
+    await check_spec(plan_of(1))
+    told = rf"with launcher.sky.{service}.num_nodes.*\n?.*{said}"
+    with pytest.raises(BadSpecError, match=told):
+        await check_spec(plan_of(2))

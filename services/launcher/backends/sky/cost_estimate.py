@@ -1,5 +1,6 @@
 """Estimate of what a replica on machines would use and cost, pure but for the catalog."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,7 +61,11 @@ class OfferMaker:
     def check_candidates(self, launch: LaunchSpec) -> None:
         """Check the service's candidates. Raises BackendError with everything that is wrong
         with them."""
-        problems = machine_candidates.check_candidates(launch.config.sky, launch.key[0])
+        service, sky = launch.key[0], launch.config.sky
+        problems = machine_candidates.check_candidates(sky, service)
+        problems += machine_candidates.check_machines(
+            sky, service, json.loads(launch.spec_json or "{}")
+        )
         if problems:
             raise BackendError("\n".join(problems))
 

@@ -1,9 +1,17 @@
 """Candidate machines of an attempt, and checks for requests that no cloud can fulfil, pure."""
 
+from collections.abc import Mapping
+from typing import Any
+
 from services.launcher.backends.sky.status import Place
 from services.launcher.config.sky import Machine, Machines, SkyConfig
+from services.launcher.run_plan import count_machines, machines_key, may_span
 from services.launcher.state import GATEWAY, LEARNER, ROLLOUT
 
+# From a run's port to the last one where Ray may join a replica's machines: a rollout's has one for
+# each replica.
+_PORTS = 3 + 255
+_LAST_PORT = 65535
 # What SkyPilot's clouds cannot do, as of its version 0.14.
 SINGLE_NODE = frozenset(
     {
@@ -103,17 +111,36 @@ def _list_refusals(machine: Machine, machines: Machines, config: SkyConfig) -> l
 
 def _why_one_machine(config: SkyConfig, service: str) -> str:
     """Explain why a service cannot have replicas of several machines; empty where it can."""
-    if service != LEARNER:
+    if not may_span(service):
         return (
-            f"a replica of {service} is one machine, only a learner has ranks on several; set"
-            f" num_nodes = 1, and scale by launcher.{service}.replicas"
+            f"a replica of {service} is one machine, only a learner's ranks and a rollout's engine"
+            f" are on several; set num_nodes = 1, and scale by launcher.{service}.replicas"
         )
     if config.network == "public":
+        who = "ranks" if service == LEARNER else "workers of an engine"
         return (
-            "ranks of several machines speak gloo or NCCL, which neither encrypt nor ask who is"
+            f"{who} of several machines speak gloo or NCCL, which neither encrypt nor ask who is"
             ' there; set launcher.sky.network = "private", or num_nodes = 1'
         )
+    last = config.port + _PORTS
+    if last > _LAST_PORT:
+        return (
+            f"Ray joins machines at ports from {config.port + 2} to {last}, of which the last is"
+            f" {_LAST_PORT}; set launcher.sky.port to {_LAST_PORT - _PORTS} or lower"
+        )
     return ""
+
+
+def check_machines(config: SkyConfig, service: str, spec: Mapping[str, Any]) -> list[str]:
+    """List where the service's part of a spec names another number of machines than it gets."""
+    named, machines = count_machines(spec, service), machines_of(config, service).num_nodes
+    if named in (1, machines):
+        return []
+    return [
+        f"{machines_key(service)} = {named}, but launcher.sky.{service}.num_nodes = {machines}: a"
+        f" replica is as many machines as SkyPilot finds; set num_nodes to {named}, or leave"
+        f" {machines_key(service)} out"
+    ]
 
 
 def machines_for_attempt(machines: Machines, attempt: int) -> Machines:

@@ -6,6 +6,7 @@ import shlex
 from dataclasses import dataclass
 
 from services.common.python_command import python_command
+from services.launcher.run_plan import machines_key, ray_port_key
 from services.launcher.security.sealed_secrets import KEY_FILE
 from services.launcher.state import LEARNER, ROLLOUT, ReplicaKey
 
@@ -38,8 +39,9 @@ class WatchedReplica:
     public: bool
     hard_limit_s: int
     evaluate: bool = False
-    # Machines of the replica.
+    # Machines of the replica, and the module that runs on all but the first.
     nodes: int = 1
+    further_module: str = ""
     # Whether it serves Prometheus, on the machine itself.
     metrics: bool = False
 
@@ -69,33 +71,37 @@ def _join_parts(parts: list[str]) -> str:
 
 
 def _further_machine_command(watched: WatchedReplica) -> str:
-    """Return the command of a learner's further machines, which are given the first one's port."""
+    """Return the command of a replica's further machines, which are given the first one's
+    address."""
+    service, index = watched.key
     # On Slurm machines may share a file system, and the folder of the run is the first one's.
-    run_dir = f"{RUNS_FOLDER}/{watched.run_id}.nodes"
-    ranks = (
-        *python_command("-m", f"{watched.module}.ranks", executable=watched.python),
+    run_dir = f"{RUNS_FOLDER}/{watched.run_id}.{service}-{index}.nodes"
+    machine = (
+        *python_command("-m", watched.further_module, executable=watched.python),
         *("--config", SPEC_FILE),
         *("--run-id", watched.run_id),
         *("--run-dir", run_dir),
-        *_rank_arguments(watched),
+        *_several_machines_arguments(watched),
     )
     return _join_parts(
         [
             f'{_watcher_command(watched, run_dir)} --node="${_RANK}"',
-            f"-- {shlex.join(ranks)}",
+            f"-- {shlex.join(machine)}",
             f'--replica="${_RANK}"',
-            f'--peer="learner=${_ADDRESS}:{watched.port}"',
+            # Its host alone counts: Ray has a port of its own, and nobody calls the service.
+            f'--peer="{service}=${_ADDRESS}:0"',
         ]
     )
 
 
-def _rank_arguments(watched: WatchedReplica) -> tuple[str, ...]:
-    """Return the arguments that all machines of a learner share: Ray joins them, on a port beside
+def _several_machines_arguments(watched: WatchedReplica) -> tuple[str, ...]:
+    """Return the arguments that all machines of a replica share: Ray joins them, on a port beside
     those that the run has anyway. SkyPilot's own Ray has others."""
     if watched.nodes == 1:
         return ()
-    ports = f"--learner.rank.ray_port={ray_port(watched.port)}"
-    return (f"--learner.rank.nodes={watched.nodes}", ports)
+    service, _ = watched.key
+    port = ray_port(watched.port, watched.key)
+    return (f"--{machines_key(service)}={watched.nodes}", f"--{ray_port_key(service)}={port}")
 
 
 def _watcher_command(watched: WatchedReplica, run_dir: str) -> str:
@@ -124,7 +130,7 @@ def _service_command(watched: WatchedReplica, run_dir: str) -> tuple[str, ...]:
         *("--replica", str(index)),
         *("--registry", watched.registry),
         *(("--metrics-listen", "127.0.0.1:0") if watched.metrics else ()),
-        *_rank_arguments(watched),
+        *_several_machines_arguments(watched),
     )
     if service == LEARNER and watched.evaluate:
         return (*command, "--learner.mode=eval")
@@ -137,9 +143,11 @@ def weights_port(port: int) -> int:
     return port + 1
 
 
-def ray_port(port: int) -> int:
-    """Return the port where Ray joins further machines to a learner that listens on `port`."""
-    return port + 2
+def ray_port(port: int, key: ReplicaKey) -> int:
+    """Return the port where Ray joins further machines to a replica, of a run with `port`: replicas
+    that share a machine, as on Slurm, have each their own."""
+    service, index = key
+    return port + 2 if service == LEARNER else port + 3 + index
 
 
 def _serves_outside(watched: WatchedReplica) -> bool:
@@ -173,9 +181,8 @@ def _address_arguments(watched: WatchedReplica) -> list[str]:
         return [*listen, *_weight_arguments(watched)] if watched.key[0] == LEARNER else listen
     if watched.public:
         return ["--listen=127.0.0.1:0"]
-    # On Slurm several replicas may share a machine, so its ports are not ours to choose; but
-    # further machines of a learner have to know where it is before it serves.
-    return [f'--listen="${_ADDRESS}:{watched.port if watched.nodes > 1 else 0}"']
+    # On Slurm several replicas may share a machine, so its ports are not ours to choose.
+    return [f'--listen="${_ADDRESS}:0"']
 
 
 def _weight_arguments(watched: WatchedReplica) -> list[str]:

@@ -17,6 +17,7 @@ from services.launcher.backends.sky.machine_candidates import (
 from services.launcher.backends.sky.machine_script import WatchedReplica, run_script, weights_port
 from services.launcher.config.launcher import LauncherConfig
 from services.launcher.config.sky import Machine, Machines, SkyConfig
+from services.launcher.run_plan import further_machine_module, may_span
 from services.launcher.security import secret_names
 from services.launcher.state import GATEWAY, LEARNER, ReplicaKey, RunMode
 
@@ -143,6 +144,7 @@ def _watched_replica(site: RunSite, key: ReplicaKey) -> WatchedReplica:
         hard_limit_s=hard_limit_s(site.config),
         evaluate=site.mode is RunMode.EVAL_ONLY,
         nodes=machines_of(sky, key[0]).num_nodes,
+        further_module=further_machine_module(site.config, key[0]) if may_span(key[0]) else "",
         metrics=site.config.metrics,
     )
 

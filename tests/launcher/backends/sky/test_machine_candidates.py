@@ -7,7 +7,7 @@ import pytest
 from services.launcher.backends.sky import machine_candidates
 from services.launcher.backends.sky.task_documents import describe_machine
 from services.launcher.config.sky import Machine, Machines
-from services.launcher.state import LEARNER, ROLLOUT
+from services.launcher.state import GATEWAY, LEARNER, ROLLOUT
 from tests.support.sky_launches import config
 
 _A, _B, _C = (Machine(infra=f"aws/{region}") for region in "abc")
@@ -51,17 +51,51 @@ def test_a_wish_that_nobody_fulfils_is_refused_with_its_key_and_the_fix(
     assert any(p.startswith("launcher.sky.learner.any_of.1: ") and part in p for p in problems)
 
 
-def test_only_a_learner_may_be_several_machines_and_only_in_a_private_network() -> None:
-    learner = {"num_nodes": 2, "any_of": [{"infra": "aws"}]}
-    assert machine_candidates.check_candidates(config(learner=learner).sky, LEARNER) == []
+@pytest.mark.parametrize(
+    ("service", "who"), [(LEARNER, "ranks"), (ROLLOUT, "workers of an engine")]
+)
+def test_a_replica_of_several_machines_has_them_in_a_private_network(
+    service: str, who: str
+) -> None:
+    machines = {service: {"num_nodes": 2, "any_of": [{"infra": "aws"}]}}
+    assert machine_candidates.check_candidates(config(**machines).sky, service) == []
     (problem,) = machine_candidates.check_candidates(
-        config(learner=learner, network="public").sky, LEARNER
+        config(**machines, network="public").sky, service
     )
-    assert problem.startswith("launcher.sky.learner: num_nodes = 2: ranks of several machines")
+    assert problem.startswith(f"launcher.sky.{service}: num_nodes = 2: {who} of several machines")
     assert 'set launcher.sky.network = "private"' in problem
-    (problem,) = machine_candidates.check_candidates(config(rollout={"num_nodes": 2}).sky, ROLLOUT)
-    assert problem.startswith("launcher.sky.rollout: num_nodes = 2: a replica of rollout is one")
-    assert "scale by launcher.rollout.replicas" in problem
+
+
+def test_a_gateway_is_one_machine() -> None:
+    sky = config(env_gateway={"num_nodes": 2}).sky
+    (problem,) = machine_candidates.check_candidates(sky, GATEWAY)
+    assert problem.startswith("launcher.sky.env_gateway: num_nodes = 2: a replica of env_gateway")
+    assert "scale by launcher.env_gateway.replicas" in problem
+
+
+def test_the_ports_where_ray_joins_machines_are_ports() -> None:
+    several = {"num_nodes": 2, "any_of": [{"infra": "aws"}]}
+    highest = config(rollout=several, port=65277).sky
+    assert machine_candidates.check_candidates(highest, ROLLOUT) == []
+    (problem,) = machine_candidates.check_candidates(
+        config(rollout=several, port=65278).sky, ROLLOUT
+    )
+    assert "set launcher.sky.port to 65277 or lower" in problem
+    assert machine_candidates.check_candidates(config(port=65278).sky, ROLLOUT) == []
+
+
+@pytest.mark.parametrize(("service", "table"), [(LEARNER, "rank"), (ROLLOUT, "engine")])
+def test_a_spec_names_no_other_number_of_machines_than_are_found(service: str, table: str) -> None:
+    two = config(**{service: {"num_nodes": 2, "any_of": [{"infra": "aws"}]}}).sky
+    for named in ({}, {table: {"nodes": 1}}, {table: {"nodes": 2}}):
+        assert machine_candidates.check_machines(two, service, {service: named}) == []
+    (problem,) = machine_candidates.check_machines(two, service, {service: {table: {"nodes": 3}}})
+    assert problem.startswith(
+        f"{service}.{table}.nodes = 3, but launcher.sky.{service}.num_nodes = 2"
+    )
+    one = config().sky
+    assert machine_candidates.check_machines(one, service, {service: {table: {"nodes": 2}}})
+    assert machine_candidates.check_machines(one, GATEWAY, {}) == []
 
 
 def test_what_can_be_had_is_not_refused() -> None:

@@ -74,9 +74,9 @@ def test_a_machines_script_is_valid_shell_and_ends_by_itself(
     assert "sleep" not in run
 
 
-def _several(**sky: Any) -> dict[str, Any]:
-    learner = {"ordered": [{"infra": "aws", "accelerators": "H100:8"}], "num_nodes": 2}
-    return task_documents.replica_task(_site(learner=learner, **sky), (LEARNER, 0))
+def _several(key: tuple[str, int], **sky: Any) -> dict[str, Any]:
+    machines = {"ordered": [{"infra": "aws", "accelerators": "H100:8"}], "num_nodes": 2}
+    return task_documents.replica_task(_site(**{key[0]: machines}, **sky), key)
 
 
 def _started(document: dict[str, Any], rank: int) -> list[str]:
@@ -91,23 +91,50 @@ def _started(document: dict[str, Any], rank: int) -> list[str]:
     return done.stdout.splitlines()
 
 
-def test_the_first_machine_of_a_learner_runs_it_and_the_others_its_further_ranks() -> None:
-    document = _several(port=4711)
+@pytest.mark.parametrize(
+    ("key", "label", "further", "shared"),
+    [
+        (
+            (LEARNER, 0),
+            "learner-node-1",
+            "services.learner.ranks",
+            {"--learner.rank.nodes=2", "--learner.rank.ray_port=4713"},
+        ),
+        (
+            (ROLLOUT, 3),
+            "rollout-3-node-1",
+            "services.rollout.nodes",
+            # Beside that of each other replica, which may be on the same machine of a Slurm.
+            {"--rollout.engine.nodes=2", "--rollout.engine.ray_port=4717"},
+        ),
+    ],
+    ids=["learner", "rollout"],
+)
+def test_the_first_machine_of_a_replica_runs_it_and_the_others_what_joins_it(
+    key: tuple[str, int], label: str, further: str, shared: set[str]
+) -> None:
+    service, index = key
+    document = _several(key, port=4711)
     assert document["num_nodes"] == 2
     first, second = (_started(document, rank) for rank in (0, 1))
     at = first.index("--")
-    assert parse_arguments(first[first.index("services.launcher.agent") + 1 :]).node == 0
-    assert first[at + 4] == "services.learner" and "--listen=10.0.0.7:4711" in first[at:]
+    given = parse_arguments(first[first.index("services.launcher.agent") + 1 :])
+    assert (given.node, given.label) == (0, f"{service}-{index}")
+    assert first[at + 4] == f"services.{service}" and "--listen=10.0.0.7:0" in first[at:]
+    assert first[first.index("--replica", at) + 1] == str(index)
+    own_folder = given.run_dir
     at = second.index("--")
     given = parse_arguments(second[second.index("services.launcher.agent") + 1 :])
-    assert (given.node, given.label) == (1, "learner-node-1")
-    assert second[at + 4] == "services.learner.ranks"
-    assert {"--replica=1", "--peer=learner=10.0.0.7:4711"} <= set(second[at:])
-    assert all("--learner.rank.nodes=2" in words for words in (first, second))
+    assert (given.node, given.label, given.key) == (1, label, key)
+    assert given.run_dir != own_folder, "machines of a Slurm share a file system"
+    assert second[at + 4] == further
+    assert {"--replica=1", f"--peer={service}=10.0.0.7:0"} <= set(second[at:])
+    assert all(shared <= set(words) for words in (first, second))
 
 
-def test_a_learner_of_one_machine_is_asked_nothing_of_nodes() -> None:
-    document = task_documents.replica_task(_site(), (LEARNER, 0))
+@pytest.mark.parametrize("key", _KEYS)
+def test_a_replica_of_one_machine_is_asked_nothing_of_nodes(key: tuple[str, int]) -> None:
+    document = task_documents.replica_task(_site(), key)
     assert "num_nodes" not in document
     assert "nodes" not in document["run"] and "SKYPILOT_NODE_RANK" not in document["run"]
 
