@@ -48,7 +48,7 @@ class SlurmJob:
         self._spec.write_text(json.dumps(wish))
         self.job_id = ""
 
-    def submit(self, *options: str, overrides: tuple[str, ...] = ()) -> None:
+    def submit(self, *options: str, overrides: tuple[str, ...] = (), **variables: str) -> None:
         command = (
             *("sbatch", "--parsable", "--exclusive", f"--output={self._folder}/job.out"),
             *("--open-mode=append", *options),
@@ -60,6 +60,7 @@ class SlurmJob:
             "PYTHONPATH": f"{ROOT}:{ROOT / 'gen'}",
             "FLOTILLA_TEST_TASKS": str(self._made / "tasks.json"),
             "OMP_NUM_THREADS": "1",
+            **variables,
         }
         done = subprocess.run(
             self._box.command(LOGIN, *command),

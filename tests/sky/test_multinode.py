@@ -10,7 +10,7 @@ from flotilla.launcher.v1 import run_service_pb2 as pb
 from services.launcher.state import LEARNER, ROLLOUT
 from tests.sky.session import SkySession
 from tests.sky.test_whole_run import check_gone
-from tests.sky.whole_run import Site, launched, materials, spec, started
+from tests.sky.whole_run import UP_S, Site, launched, materials, spec, started
 
 pytestmark = [
     pytest.mark.sky,
@@ -54,6 +54,7 @@ async def test_a_learner_on_two_nodes_trains_and_leaves_nothing(site: Site, mode
     assert '"event": "the service ended"' in run.log("learner-node-1")
 
 
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("mode", ["group", "cluster"])
 async def test_a_rollout_on_two_nodes_samples_with_one_engine_and_leaves_nothing(
     site: Site, mode: str
@@ -61,11 +62,12 @@ async def test_a_rollout_on_two_nodes_samples_with_one_engine_and_leaves_nothing
     wish = spec(site, mode)
     wish["learner"]["steps"] = 3
     del wish["launcher"]["modules"]
-    wish["launcher"]["start_timeout_s"] = 600.0
+    wish["launcher"]["start_timeout_s"] = 1800.0
     wish["launcher"]["sky"]["rollout"]["num_nodes"] = 2
     wish["rollout"]["engine"] = {"device": "cpu", "tensor_parallel": 2, "max_num_seqs": 16}
     run = await started(site, wish)
-    first = await run.serving(ROLLOUT)
+    # Machines, and then vLLM on two nodes that have the same two cores.
+    first = await run.serving(ROLLOUT, limit_s=3 * UP_S)
     [second] = [node for node, services in run.working().items() if ENGINE_NODES in services]
     assert first != second
     # Of several, a node has only its workers: the service itself runs once.

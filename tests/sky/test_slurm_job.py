@@ -12,6 +12,9 @@ from tests.sky.slurm_job import NODES, SlurmJob, make_materials, spec
 pytestmark = [pytest.mark.sky, pytest.mark.timeout(900)]
 
 RANKS = "services.learner.ranks"
+ENGINE = "services.rollout.nodes"
+# vLLM starts on two nodes that have the same two cores.
+ENGINE_S = 600.0
 TWO = "--nodes=2"
 
 
@@ -61,6 +64,26 @@ def test_a_job_on_two_nodes_trains_on_both_and_leaves_nothing(
     assert (job.state(), job.exit_code()) == ("COMPLETED", "0:0"), job.explained()
     assert job.steps() == 6
     assert '"event": "the service ended"' in (job.run_dir / "logs/learner-node-1.log").read_text()
+    check_gone(box, job)
+
+
+def test_an_engine_may_span_nodes_of_a_job(box: Box, made: Path, folder: Path) -> None:
+    wish = spec(made, steps=2)
+    del wish["launcher"]["modules"]
+    wish["rollout"]["engine"] = {"device": "cpu", "tensor_parallel": 2, "max_num_seqs": 16}
+    job = SlurmJob(box, made, folder, wish)
+    job.submit(TWO, ROLLOUT_NODES="2")
+    job.until(lambda: job.steps() > 0, ENGINE_S)
+    [second] = [node for node, services in job.working().items() if ENGINE in services]
+    assert second != job.first_node()
+    job.until(lambda: job.state() in ("COMPLETED", "FAILED"))
+    assert job.state() == "COMPLETED", job.explained()
+    logs = job.run_dir / "logs"
+    assert '"event": "the service ended"' in (logs / "rollout-0-node-1.log").read_text()
+    # One worker on each.
+    assert (logs / "rollout-0-node-0-worker-0.log").exists()
+    further = job.runs / f"{job.run_dir.name}.nodes" / "rollout-1"
+    assert (further / "logs/rollout-0-node-1-worker-0.log").exists()
     check_gone(box, job)
 
 

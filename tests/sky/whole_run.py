@@ -214,14 +214,16 @@ class WholeRun:
         await self._site.stub.StopRun(pb.StopRunRequest(run_id=self.run_id), timeout=UP_S)
         return await self.get()
 
-    async def serving(self, service: str, index: int = 0, *, but: str = "") -> str:
+    async def serving(
+        self, service: str, index: int = 0, *, but: str = "", limit_s: float = UP_S
+    ) -> str:
         """The node of a replica, once it serves there, and not on one that it had before."""
 
         def served(run: pb.Run) -> bool:
             replica = self.replica(run, service, index)
             return replica.state == "running" and self._node(replica.address) != but
 
-        run = await self.until(served, UP_S)
+        run = await self.until(served, limit_s)
         return self._node(self.replica(run, service, index).address)
 
     def _node(self, address: str) -> str:

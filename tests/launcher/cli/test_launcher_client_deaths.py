@@ -122,6 +122,33 @@ async def test_a_stop_whose_launcher_dies_says_so_and_what_to_do(tmp_path: Path)
 
 
 @pytest.mark.slow
+async def test_a_run_whose_launcher_died_with_its_command_goes_on_by_the_spec_that_it_has(
+    tmp_path: Path,
+) -> None:
+    runs = tmp_path / "runs"
+    # Until it is looked at: the run goes on under whoever takes it over.
+    hold = tmp_path / "hold"
+    hold.touch()
+    path = write_spec(tmp_path, learner={"steps": 2, "held_by": str(hold)})
+    given = ("--seed=3", "--runs", str(runs))
+    train = await start_cli("train", str(path), *given)
+    assert train.stdout is not None
+    await asyncio.wait_for(read_until(train.stdout, "run running"), 60.0)
+    address = await launcher_of(runs)
+    train.kill()
+    os.kill(address.pid, signal.SIGKILL)
+    await train.wait()
+    # As a batch system begins a job again: the same overrides are the run's own by now.
+    [own] = runs.glob("*/spec.json")
+    other = await start_cli("train", str(own), "--resume", "--seed=3", "--learner.steps=3", *given)
+    said, _ = await asyncio.wait_for(other.communicate(), 60.0)
+    assert (other.returncode, "stop it first" in said.decode()) == (1, True), said.decode()
+    again = await start_cli("train", str(own), "--resume", *given)
+    hold.unlink()
+    await completed(again, runs)
+
+
+@pytest.mark.slow
 async def test_a_launcher_killed_before_it_serves_is_replaced(tmp_path: Path) -> None:
     runs = tmp_path / "runs"
     path = write_spec(tmp_path, learner={"steps": 1})

@@ -70,6 +70,7 @@ class LocalBackend:
     async def start_replica(self, launch: LaunchSpec) -> Unit:
         # New for each start: ending what is left of one start must not hit the next.
         name = f"{launch.name}#{secrets.token_hex(4)}"
+        check_further_machines(launch)
         address = _address_arguments(launch)
         own = {MARK_VARIABLE: f"{self._owner}:{name}", **self._gpus.take_gpus(name, launch.gpus)}
         launch.log.parent.mkdir(parents=True, exist_ok=True)

@@ -42,10 +42,17 @@ def find_own_host(config: LauncherConfig, environ: Mapping[str, str] = os.enviro
 
 def check_further_machines(launch: LaunchSpec) -> None:
     """Raise BackendError where a replica of several machines is on loopback, which the others do
-    not reach."""
-    service = launch.key[0]
+    not reach, or is one of several replicas, which would all begin on this machine."""
+    service, index = launch.key
     nodes = count_machines(json.loads(launch.spec_json or "{}"), service)
-    if nodes > 1 and launch.config.local.network == "loopback":
+    if nodes == 1:
+        return
+    if index or launch.config.replica_counts()[service] > 1:
+        raise BackendError(
+            f"{machines_key(service)} = {nodes}: of a service whose replicas are several machines"
+            f" this backend runs one; set launcher.{service}.replicas = 1"
+        )
+    if launch.config.local.network == "loopback":
         raise BackendError(
             f"{machines_key(service)} = {nodes}, but its further machines do not reach this one's"
             ' loopback; set launcher.local.network = "private", and run `flotilla join` on each of'

@@ -11,7 +11,7 @@ from services.launcher.backends.local import own_address
 from services.launcher.backends.local.backend import LocalBackend
 from services.launcher.backends.local.own_address import find_own_host, route_address
 from services.launcher.backends.ports import BackendError, LaunchSpec
-from services.launcher.config.launcher import LauncherConfig
+from services.launcher.config.launcher import LauncherConfig, ServiceShape
 from services.launcher.config.local import LocalConfig
 
 PRIVATE = LauncherConfig(local=LocalConfig(network="private"))
@@ -76,6 +76,23 @@ async def test_several_machines_are_refused_on_loopback_which_the_others_do_not_
         BackendError, match=rf"{service}\.{table}\.nodes = 2.*launcher\.local\.network"
     ):
         await backend.offer_resources(wanted(2))
+
+
+async def test_one_replica_of_several_machines_is_all_that_this_machine_begins(
+    tmp_path: Path,
+) -> None:
+    def wanted(index: int, replicas: int) -> LaunchSpec:
+        spec = json.dumps({"rollout": {"engine": {"nodes": 2}}})
+        config = PRIVATE.model_copy(update={"rollout": ServiceShape(replicas=replicas)})
+        key = ("rollout", index)
+        return LaunchSpec("a-1", key, (), {}, tmp_path / "log", spec_json=spec, config=config)
+
+    backend = LocalBackend(tmp_path)
+    with pytest.raises(BackendError, match=r"set launcher\.rollout\.replicas = 1"):
+        await backend.offer_resources(wanted(0, 2))
+    # As when it is scaled.
+    with pytest.raises(BackendError, match=r"rollout\.engine\.nodes = 2"):
+        await backend.start_replica(wanted(1, 1))
 
 
 async def test_a_replica_with_further_machines_listens_where_they_reach_it(
