@@ -16,7 +16,7 @@ from services.common.fingerprint import TensorEntry
 REQUESTS = "requests"
 SETTINGS = "settings"
 ACCEPTED = "accepted"
-BACKENDS = ("gloo", "nccl")
+BACKENDS = ("gloo", "nccl", "ipc")
 
 # Where a run of bytes starts in the publication, and where it ends.
 Piece = tuple[int, int]
@@ -28,7 +28,8 @@ class TransferSettings:
 
     # A side that brings nothing for so long is given up by the other.
     stall_s: float = 15.0
-    # Bytes that are sent at once; an engine holds about twice as many beside its own weights.
+    # Bytes that are sent at once; an engine holds about twice as many beside its own weights, and
+    # over ipc the sender as many once more on each of its devices.
     piece_bytes: int = 64 * 2**20
 
     def to_text(self) -> str:

@@ -137,7 +137,10 @@ async def _connect_peers(
     # What is sent are whole weights.
     adapted = runtime.shared.policy.adapter_rank is not None
     transfers = () if adapted else config.engine.transfers
-    feed = PolicyClient(learner, identity, epoch, weights=weights, transfers=transfers)
+    devices = await engine.identify_devices() if "ipc" in transfers else ()
+    feed = PolicyClient(
+        learner, identity, epoch, weights=weights, transfers=transfers, device_ids=devices
+    )
     follower = WeightUpdater(feed, engine, memory / "staged.safetensors", watchdog)
     groups = GroupClient(learner, identity, epoch)
     burn_in = BurnIn(

@@ -206,6 +206,12 @@ class Engine(Protocol):
         """Return the peaks of the engine's processes so far. Raises EngineError."""
         ...
 
+    async def identify_devices(self) -> "Sequence[str]":
+        """Return what names each of the engine's devices in every process of this machine.
+
+        Raises EngineError."""
+        ...
+
     async def wait_until_dead(self) -> str:
         """Wait until the engine cannot serve any more; return the reason."""
         ...

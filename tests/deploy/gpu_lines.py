@@ -7,6 +7,8 @@ from pathlib import Path
 
 from tests.support.repository import ROOT
 
+# Of torch: its module, and what shares memory of GPUs.
+_NAMES = ("cuda", "_share_cuda_", "_new_shared_cuda")
 _WORD = re.compile(r"\b(cuda|nccl)\b|nvidia-smi", re.IGNORECASE)
 # By file and line: what happens there on a GPU, and what stands in for it where there is none.
 GPU_LINES: Mapping[str, Mapping[str, tuple[str, str]]] = {
@@ -15,6 +17,38 @@ GPU_LINES: Mapping[str, Mapping[str, tuple[str, str]]] = {
             "weights are sent into engines over NCCL",
             "gloo, by the same calls (`tests/rollout/adapters/test_vllm_transfer.py`)",
         ),
+    },
+    "services/common/tensors/shared_buffers.py": {
+        'return f"GPU-{torch.cuda.get_device_properties(device).uuid}"': (
+            "learner and engine find out that they are on one GPU, for weights that go over ipc",
+            "the host stands for its memory (`tests/rollout/adapters/test_vllm_transfer.py`)",
+        ),
+        'there = [torch.device("cuda", index) for index in range(torch.cuda.device_count())]': (
+            "the sender offers buffers on its GPUs",
+            "in host memory, to another process, by the same calls"
+            " (`tests/learner/weights/test_weight_sender.py`)",
+        ),
+        'return _make_on_gpu(size, device) if device.type == "cuda" else _make_in_memory(size)': (
+            "the same",
+            "the same tests",
+        ),
+        "shared: Any = data.untyped_storage()._share_cuda_()"
+        "  # pyright: ignore[reportPrivateUsage]": (
+            "buffers are shared over CUDA IPC",
+            "as files in memory (the same tests)",
+        ),
+        'kind: Literal["cuda"] = "cuda"': (
+            "their handles are checked",
+            "handles that a CPU cannot open (`tests/learner/weights/test_shared_buffers.py`)",
+        ),
+        'kind = "cuda" if isinstance(handle, CudaHandle) else "cpu"': ("the same", "the same tests"),
+        "new_shared: Any = torch.UntypedStorage._new_shared_cuda"
+        "  # pyright: ignore[reportPrivateUsage]": ("they are opened", "the same tests"),
+        'if device.type == "cuda":': (
+            "device, stream and copies to buffers are those of the GPU",
+            "those of the host (the same tests); `tests/gpu` runs all of it",
+        ),
+        "torch.cuda.current_stream(device).synchronize()": ("the same", "the same tests"),
     },
     "services/learner/weights/adapters/weight_sender.py": {
         'device = torch.device("cuda") if self._opening.backend == "nccl" else data.device': (
@@ -166,5 +200,5 @@ def _lines_of(path: Path, text: str) -> Iterator[str]:
 
 def _is_of_gpus(node: ast.AST) -> bool:
     if isinstance(node, ast.Attribute):
-        return node.attr == "cuda"
+        return node.attr in _NAMES
     return isinstance(node, ast.Constant) and bool(_WORD.search(str(node.value)))

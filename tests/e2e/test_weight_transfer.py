@@ -12,11 +12,12 @@ STEPS = 3
 TOLERANCE = 1e-4
 
 
+@pytest.mark.parametrize("transfer", ["gloo", "ipc"])
 def test_a_run_is_trained_on_weights_that_are_sent_into_its_engine(
-    quick_policy: Path, tmp_path: Path
+    quick_policy: Path, tmp_path: Path, transfer: str
 ) -> None:
     spec = write_spec(tmp_path, quick_policy, steps=STEPS)
-    run = train(spec, tmp_path / "runs", "--learner.weights.transfer=gloo", timeout_s=500.0)
+    run = train(spec, tmp_path / "runs", f"--learner.weights.transfer={transfer}", timeout_s=500.0)
     assert run.exit_code == 0, run.output[-4000:]
     sender = (run.folder / "logs/learner-sender.log").read_text()
     assert sender.count("an engine has joined") == 1, sender[-4000:]

@@ -1,11 +1,12 @@
-"""The worker of an engine that only receives weights: `ADDRESS GROUP MANIFEST [kill|stop]`.
+"""The worker of an engine that only receives weights, on the device and over the backend of its
+arguments.
 
-Reads versions from stdin, one a line, and answers each with the SHA-256 of the tensors that came,
-or with the error; with a signal it fails at its second tensor."""
+It answers each line of its stdin: `join ADDRESS GROUP` with `joined`, and `receive MANIFEST` with
+the SHA-256 of the tensors that came, or either with the error. Behind `pause MANIFEST` it says
+`middle` at the second tensor, and goes on at the next line."""
 
 import hashlib
 import json
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,32 +18,41 @@ from services.common.fingerprint import TensorEntry
 from services.common.printable_text import say
 from services.common.tensors.sender_connection import SenderConnection
 from services.common.weight_transfer import OpenGroup
-from tests.support.failing_sender import SIGNALS
 
 
-def receive(connection: SenderConnection, told: dict[str, Any], fails: str | None) -> str:
+def receive(connection: SenderConnection, told: dict[str, Any], *, pauses: bool) -> str:
     entries = [TensorEntry(n, d, tuple(s), at, c) for n, d, s, at, c in told["rows"]]
     policy = PolicyId(told["run_epoch"], told["version"], bytes.fromhex(told["fingerprint"]))
     digest = hashlib.sha256()
     tensors = connection.request_weights(policy, entries, told["total_bytes"])
     for index, (name, tensor) in enumerate(tensors):
-        digest.update(name.encode() + tensor.numpy().tobytes())
-        if fails is not None and index == 1:
-            os.kill(os.getpid(), SIGNALS[fails])
+        digest.update(name.encode() + tensor.cpu().numpy().tobytes())
+        if pauses and index == 1:
+            say("middle")
+            sys.stdin.readline()
     return digest.hexdigest()
 
 
 def main() -> None:
-    address, group, *how = sys.argv[1:]
-    opening = OpenGroup(group, 1, "gloo")
-    connection = SenderConnection(address, opening, 0, torch.device("cpu"))
-    say("joined")
-    for line in sys.stdin:
-        told = json.loads(Path(line.strip()).read_text())
+    backend, device = sys.argv[1], torch.device(sys.argv[2])
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+        # An engine has used its GPU long before it joins a sender.
+        torch.zeros(1, device=device)
+    connection = None
+    while line := sys.stdin.readline():
+        order, *words = line.split()
         try:
-            say(receive(connection, told, how[0] if how else None))
+            if order == "join":
+                address, group = words
+                connection = SenderConnection(address, OpenGroup(group, 1, backend), 0, device)
+                say("joined")
+            else:
+                assert connection is not None
+                told = json.loads(Path(words[0]).read_text())
+                say(receive(connection, told, pauses=order == "pause"))
         except RuntimeError as error:
-            say(f"{type(error).__name__}: {error}")
+            say(f"{type(error).__name__}: {error}".splitlines()[0])
 
 
 if __name__ == "__main__":

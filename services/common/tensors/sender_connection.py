@@ -10,11 +10,12 @@ from torch import Tensor
 from services.common.domain.policy import PolicyId
 from services.common.fingerprint import TensorEntry
 from services.common.network_addresses import split_host_port
+from services.common.tensors.buffer_group import BufferReceiver
 from services.common.tensors.host_buffers import host_buffer
-from services.common.tensors.tcp_store import join_tcp_store
+from services.common.tensors.tcp_store import PrefixStore, join_tcp_store
 from services.common.tensors.tensor_checksum import checksum64
 from services.common.tensors.tensor_views import view_tensor
-from services.common.tensors.transfer_group import TransferGroup
+from services.common.tensors.transfer_group import CollectiveGroup, TransferGroup
 from services.common.weight_transfer import (
     ACCEPTED,
     REQUESTS,
@@ -56,9 +57,7 @@ class SenderConnection:
         self._device = torch.device("cpu") if opening.backend == "gloo" else device
         if self._first:
             self._store.queue_push(REQUESTS, encode_request(opening))
-        self._group = TransferGroup(
-            self._store, host, self._name, index + 1, opening.workers + 1, opening.backend, stall_s
-        )
+        self._group = self._join_group(opening, host, index)
 
     def request_weights(
         self, policy: PolicyId, entries: Sequence[TensorEntry], total_bytes: int
@@ -86,6 +85,15 @@ class SenderConnection:
     def close(self) -> None:
         """Leave the group, whatever is under way."""
         self._group.abort()
+
+    def _join_group(self, opening: OpenGroup, host: str, index: int) -> TransferGroup:
+        if opening.backend == "ipc":
+            place = PrefixStore(opening.group, self._store)
+            return BufferReceiver(place, index, self._settings.piece_bytes, self._device)
+        size, stall_s = opening.workers + 1, self._settings.stall_s
+        return CollectiveGroup(
+            self._store, host, opening.group, index + 1, size, opening.backend, stall_s
+        )
 
     def _receive_tensors(self, buckets: Sequence[Bucket]) -> Iterator[tuple[str, Tensor]]:
         """Yield the tensors of each bucket while the next one comes."""

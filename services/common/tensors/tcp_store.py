@@ -9,6 +9,7 @@ from services.common.network_interfaces import choose_interface
 
 # What torch documents as part of `torch.distributed`, and does not declare there.
 TCPStore = dist.TCPStore  # pyright: ignore[reportPrivateImportUsage]
+PrefixStore = dist.PrefixStore  # pyright: ignore[reportPrivateImportUsage]
 
 
 def host_tcp_store(host: str, port: int, patience: timedelta) -> TCPStore:

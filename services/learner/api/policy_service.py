@@ -1,6 +1,6 @@
 """Server of `flotilla.learner.v1.PolicyService`. The proto holds the contract."""
 
-from collections.abc import AsyncIterator, Container
+from collections.abc import AsyncIterator
 
 import grpc
 import numpy as np
@@ -14,6 +14,7 @@ from services.common.rpc import to_duration
 from services.learner.api.request_checks import (
     Context,
     bounded_workers,
+    check_devices,
     check_epoch,
     check_names,
     check_tokenizer,
@@ -27,6 +28,7 @@ from services.learner.groups.lease_clock import loop_time
 from services.learner.guard.mismatch_guard import MismatchGuard
 from services.learner.guard.probes import Probe, ProbeError, ProbeResult
 from services.learner.weights.live_sender import LiveSender
+from services.learner.weights.transfer_choice import choose_transfer
 from services.learner.weights.weight_broadcast import (
     AttachedWorker,
     NoCommonTransportError,
@@ -37,7 +39,7 @@ from services.learner.weights.weight_broadcast import (
 from services.wire.policy import decode_policy, encode_manifest, encode_policy
 
 _log = get_logger(__name__)
-_TRANSFERS = {"gloo": pb.TRANSPORT_GLOO, "nccl": pb.TRANSPORT_NCCL}
+_TRANSFERS = {"gloo": pb.TRANSPORT_GLOO, "nccl": pb.TRANSPORT_NCCL, "ipc": pb.TRANSPORT_IPC}
 _TRANSPORTS = {"shm": pb.TRANSPORT_SHM, "grpc": pb.TRANSPORT_GRPC, **_TRANSFERS}
 
 
@@ -152,13 +154,21 @@ class PolicyService(policy_service_pb2_grpc.PolicyServiceServicer):
             and pb.TRANSPORT_SHM in transports
             and request.host_digest == host_digest()
         )
-        transfer = self._choose_transfer(transports, shares_memory=shares_memory)
+        check_devices(request.device_ids)
+        transfer = choose_transfer(
+            self._weights,
+            [name for name, transport in _TRANSFERS.items() if transport in transports],
+            shares_memory=shares_memory,
+            has_device_ids=bool(request.device_ids),
+            sends_from_gpu=self._sends_from_gpu,
+        )
         member = AttachedWorker(
             worker_id=request.worker_id,
             incarnation=request.incarnation,
             devices=request.device_count,
             shares_memory=shares_memory,
             transfer=transfer,
+            shared_devices=frozenset(request.device_ids if transfer == "ipc" else ()),
             fetches_changes=self._weights.delta == "auto"
             and not shares_memory
             and transfer is None,
@@ -176,17 +186,6 @@ class PolicyService(policy_service_pb2_grpc.PolicyServiceServicer):
             code = grpc.StatusCode.FAILED_PRECONDITION
             raise refuse(code, "NO_COMMON_TRANSPORT", str(error)) from error
         return member
-
-    def _choose_transfer(self, transports: Container[int], *, shares_memory: bool) -> str | None:
-        """Choose the backend over which weights are sent into a worker's engine, if they are."""
-        wanted = self._weights.transfer
-        if wanted == "auto":
-            if shares_memory or self._weights.network == "public":
-                return None
-            wanted = "nccl" if self._sends_from_gpu else "gloo"
-            if _TRANSFERS[wanted] not in transports:
-                wanted = "gloo"
-        return wanted if wanted != "off" and _TRANSFERS[wanted] in transports else None
 
     def _update_message(self, update: WeightUpdate) -> pb.AttachResponse:
         policy, publication = update.announcement.policy, update.announcement.publication

@@ -1,6 +1,6 @@
 """Checks of every call of the learner, and its refusals."""
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -20,6 +20,7 @@ RETRY_S = 1.0
 # Of what a worker names and the learner remembers.
 _NAME_CHARACTERS = 256
 _MOST_CAPABILITIES = 64
+_MOST_DEVICES = 1024
 
 
 def refuse(code: grpc.StatusCode, reason: str, message: str, **facts: str) -> ServiceError:
@@ -76,6 +77,17 @@ def check_capabilities(found: frozenset[str]) -> None:
         message = (
             f"{len(found)} capabilities of up to {longest} characters; at most"
             f" {_MOST_CAPABILITIES}, of {_NAME_CHARACTERS}"
+        )
+        raise refuse(grpc.StatusCode.INVALID_ARGUMENT, "MALFORMED_REQUEST", message)
+
+
+def check_devices(identities: Sequence[str]) -> None:
+    """Refuse more devices than an engine has, or names of them that are none."""
+    longest = max(map(len, identities), default=0)
+    if len(identities) > _MOST_DEVICES or longest > _NAME_CHARACTERS:
+        message = (
+            f"{len(identities)} device_ids of up to {longest} characters; at most {_MOST_DEVICES},"
+            f" of {_NAME_CHARACTERS}"
         )
         raise refuse(grpc.StatusCode.INVALID_ARGUMENT, "MALFORMED_REQUEST", message)
 

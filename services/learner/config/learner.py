@@ -122,8 +122,9 @@ class WeightsConfig(ConfigModel):
     advertise: str | None = None
     # New weights that are sent into live engines, by vLLM's weight transfer. `auto`: to engines on
     # other machines of a private network, over NCCL between GPUs and gloo else. `gloo`, `nccl`: to
-    # all of them, also on this machine. `off`: engines read shared memory, or fetch.
-    transfer: Literal["auto", "off", "gloo", "nccl"] = "auto"
+    # all of them, also on this machine. `ipc`: to those on the learner's own devices, through
+    # memory there; to others as `auto` has it. `off`: engines read shared memory, or fetch.
+    transfer: Literal["auto", "off", "gloo", "nccl", "ipc"] = "auto"
     # Port at which engines meet the sender; 0 is any free one.
     transfer_port: int = Field(default=0, ge=0, le=65535)
     # A sender or an engine that brings nothing for so long is given up by the other.
@@ -134,10 +135,10 @@ class WeightsConfig(ConfigModel):
 
     @model_validator(mode="after")
     def _strangers_receive_nothing(self) -> Self:
-        if self.network == "public" and self.transfer in ("gloo", "nccl"):
+        if self.network == "public" and self.transfer in ("gloo", "nccl", "ipc"):
             raise ValueError(
-                f"transfer: {self.transfer!r}, but network is 'public': gloo and NCCL neither"
-                " encrypt nor ask who is there; set learner.weights.transfer = 'auto', by which"
+                f"transfer: {self.transfer!r}, but network is 'public': the weights' sender neither"
+                " encrypts nor asks who is there; set learner.weights.transfer = 'auto', by which"
                 " engines fetch from WeightService under TLS there"
             )
         return self
@@ -224,7 +225,7 @@ class LearnerConfig(ServiceConfig):
                 f"policy.adapter_rank: {published}, but learner.lora.rank {own}; set both alike, or"
                 " leave policy.adapter_rank out, and engines are given merged weights"
             )
-        if self.weights.transfer in ("gloo", "nccl"):
+        if self.weights.transfer in ("gloo", "nccl", "ipc"):
             raise ConfigError(
                 f"learner.weights.transfer: {self.weights.transfer!r} sends whole weights, and with"
                 " policy.adapter_rank there are none; leave it out"

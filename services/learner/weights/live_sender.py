@@ -32,11 +32,19 @@ class LiveSender:
         self._starting: asyncio.Task[None] | None = None
         # Where engines meet it; None while it is not there.
         self.address: str | None = None
+        # The devices of engines that it does not reach over `ipc`.
+        self._apart: set[frozenset[str]] = set()
         self._served: PolicyId | None = None
 
-    def can_send(self, policy: PolicyId) -> bool:
-        """Return True if engines that ask for `policy` are sent it."""
-        return self.address is not None and self._served == policy
+    def can_send(self, policy: PolicyId, devices: frozenset[str] = frozenset()) -> bool:
+        """Return True if engines that ask for `policy` are sent it, through memory of `devices`
+        where some are given."""
+        if self.address is None or self._served != policy:
+            return False
+        if not devices <= self._child.devices:
+            self._note_apart(devices)
+            return False
+        return True
 
     def start_soon(self) -> None:
         """Have it started, beside all else, unless it is there or being started."""
@@ -73,3 +81,12 @@ class LiveSender:
             self.address = await self._child.start_process(self._start.to_line())
         except (PublicationChildError, OSError) as error:
             _log.warning("engines fetch weights: their sender does not start", reason=str(error))
+
+    def _note_apart(self, devices: frozenset[str]) -> None:
+        if devices not in self._apart:
+            self._apart.add(devices)
+            _log.warning(
+                "weights go by shared memory, not by ipc: the engine has other devices",
+                engine=sorted(devices),
+                sender=sorted(self._child.devices),
+            )

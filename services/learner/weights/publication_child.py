@@ -43,7 +43,10 @@ def sender_config_of(runtime: Runtime[LearnerConfig]) -> WeightSenderConfig | No
     if config.transfer == "off" or config.network == "public":
         return None
     settings = TransferSettings(stall_s=config.transfer_stall_s)
-    return WeightSenderConfig(runtime.run_id, host, config.transfer_port, outer, settings)
+    shares_devices = config.transfer == "ipc"
+    return WeightSenderConfig(
+        runtime.run_id, host, config.transfer_port, outer, shares_devices, settings
+    )
 
 
 def _hosts_of(runtime: Runtime[LearnerConfig]) -> tuple[str, str | None]:
@@ -71,6 +74,8 @@ class PublicationChild:
         self._log_path = log_path
         self._turn = asyncio.Lock()
         self._process: Process | None = None
+        # The identities of devices whose memory it shares with engines.
+        self.devices: frozenset[str] = frozenset()
 
     async def start_process(self, start: bytes) -> str:
         """Start the process with a line of configuration and return its address.
@@ -89,7 +94,9 @@ class PublicationChild:
         assert self._process.stdin is not None
         # Not by its environment: that is for other processes to read.
         self._process.stdin.write(start)
-        return (await self._read_answer(_START_SECONDS))["address"]
+        answer = await self._read_answer(_START_SECONDS)
+        self.devices = frozenset(answer.get("devices", ()))
+        return answer["address"]
 
     async def serve_publication(self, publication: Publication, policy_id: PolicyId) -> None:
         """Have `publication` served as `policy_id`; on return it can be fetched.

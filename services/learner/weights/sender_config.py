@@ -16,6 +16,8 @@ class WeightSenderConfig:
     port: int = 0
     # Where others reach it, if not there.
     advertise: str | None = None
+    # Weights go to engines on the sender's own devices there, over `ipc`.
+    shares_devices: bool = False
     settings: TransferSettings = field(default_factory=TransferSettings)
 
     @property

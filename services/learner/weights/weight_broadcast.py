@@ -44,7 +44,7 @@ class Announcement:
 @dataclass(frozen=True, slots=True)
 class WeightUpdate:
     """One worker's order to load a publication: by shared memory `shm`, through WeightService
-    `grpc`, or as it is sent into the engine over `gloo` or `nccl`."""
+    `grpc`, or as it is sent into the engine over `gloo`, `nccl` or `ipc`."""
 
     announcement: Announcement
     transport: str
@@ -65,6 +65,8 @@ class AttachedWorker:
     can_fetch: bool
     # The backend over which weights are sent into its engine; None where they are not.
     transfer: str | None = None
+    # Devices of its engine that must be the sender's, too: over `ipc` all of them.
+    shared_devices: frozenset[str] = frozenset()
     # It fetches all publications, and may be sent what has changed.
     fetches_changes: bool = False
     holding: PolicyId | None = None
@@ -85,9 +87,10 @@ class WeightBroadcast:
         *,
         canary_tolerance: float,
         attach_grace_s: float,
-        can_send: Callable[[PolicyId], bool] | None = None,
+        can_send: Callable[[PolicyId, frozenset[str]], bool] | None = None,
     ) -> None:
-        """Make a broadcast without workers; `can_send` tells of a policy if it can be sent."""
+        """Make a broadcast without workers; `can_send` tells of a policy if it can be sent, through
+        memory of these devices."""
         self._can_send = can_send
         self.newest: Announcement | None = None
         # Called with (worker_id) when a worker's membership ends.
@@ -203,12 +206,12 @@ class WeightBroadcast:
         """Choose how a member gets a policy: not into its engine where that has to begin anew."""
         if member.fetch_next and member.can_fetch:
             return "grpc"
-        if member.transfer is not None and not member.fetch_next and self._is_sent(policy):
+        if member.transfer is not None and not member.fetch_next and self._is_sent(policy, member):
             return member.transfer
         return "shm" if member.shares_memory else "grpc"
 
-    def _is_sent(self, policy: PolicyId) -> bool:
-        return self._can_send is not None and self._can_send(policy)
+    def _is_sent(self, policy: PolicyId, member: AttachedWorker) -> bool:
+        return self._can_send is not None and self._can_send(policy, member.shared_devices)
 
     def _retry_later(self, member: AttachedWorker) -> None:
         asyncio.get_running_loop().call_later(_RETRY_S, _forget_holding, member)

@@ -93,6 +93,10 @@ class EngineGroup:
         peaks = await asyncio.gather(*(each.measure_memory() for each in self._engines))
         return [peak for peaks_of_engine in peaks for peak in peaks_of_engine]
 
+    async def identify_devices(self) -> Sequence[str]:
+        found = await asyncio.gather(*(each.identify_devices() for each in self._engines))
+        return [device for devices_of_engine in found for device in devices_of_engine]
+
     async def wait_until_dead(self) -> str:
         async with running_tasks(*(each.wait_until_dead() for each in self._engines)) as waits:
             await wait_for_any(waits)

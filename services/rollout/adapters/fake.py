@@ -96,6 +96,9 @@ class FakeEngine:
     async def measure_memory(self) -> Sequence[MemoryPeak]:
         return ()
 
+    async def identify_devices(self) -> Sequence[str]:
+        return ()
+
     async def wait_until_dead(self) -> str:
         return await self.death
 

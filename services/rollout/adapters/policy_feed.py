@@ -47,17 +47,20 @@ class PolicyClient:
         *,
         weights: Callable[[str], grpc.aio.Channel],
         transfers: Sequence[str] = (),
+        device_ids: Sequence[str] = (),
     ) -> None:
         """Take `weights`, which opens a channel to WeightService, wherever the learner says it
-        is, and the backends over which the engine can be sent weights."""
+        is, and the backends over which the engine can be sent weights, with the identities of its
+        devices."""
         self._stub = cast("PolicyServiceAsyncStub", policy_grpc.PolicyServiceStub(channel))
         self._identity = identity
         self._epoch = epoch
         self._weights = weights
         self._transfers = transfers
+        self._device_ids = device_ids
 
     async def stream_publications(self, holding: PolicyId | None) -> AsyncGenerator[Publication]:
-        request = _attach_request(self._identity, holding, self._transfers)
+        request = _attach_request(self._identity, holding, self._transfers, self._device_ids)
         try:
             async for event in self._stub.Attach(request, metadata=self._epoch.metadata):
                 self._epoch.adopt_epoch(event.run_epoch)
@@ -117,7 +120,10 @@ class PolicyClient:
 
 
 def _attach_request(
-    identity: WorkerIdentity, holding: PolicyId | None, transfers: Sequence[str]
+    identity: WorkerIdentity,
+    holding: PolicyId | None,
+    transfers: Sequence[str],
+    device_ids: Sequence[str],
 ) -> policy_pb.AttachRequest:
     names = (*transfers, "shm", "grpc")
     return policy_pb.AttachRequest(
@@ -130,4 +136,5 @@ def _attach_request(
         tokenizer_digest=identity.tokenizer.whole,
         tokenizer_json_digest=identity.tokenizer.tokenizer_json,
         chat_template_digest=identity.tokenizer.chat_template,
+        device_ids=device_ids,
     )

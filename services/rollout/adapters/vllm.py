@@ -200,6 +200,9 @@ class VllmEngine:
             for found in await self._llm.collective_rpc("measure_flotilla_memory")
         ]
 
+    async def identify_devices(self) -> Sequence[str]:
+        return await self._llm.collective_rpc("identify_flotilla_device")
+
     async def load_weights(self, publication: Publication, path: Path) -> None:
         rows = [
             (entry.name, entry.dtype, list(entry.shape), entry.offset_bytes)

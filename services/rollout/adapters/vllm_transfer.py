@@ -1,4 +1,4 @@
-"""Receiver of weights that a learner sends into the live engine, over gloo or NCCL.
+"""Receiver of weights that a learner sends into the live engine, over gloo, NCCL or ipc.
 
 An engine of vLLM's own weight transfer, registered under `BACKEND`; it is driven by AsyncLLM's
 `init_weight_transfer_engine`, `start_`, `update_` and `finish_weight_update`."""

@@ -15,6 +15,7 @@ import torch
 from vllm.config import set_current_vllm_config
 
 from services.common.process_memory import peak_memory_bytes
+from services.common.tensors.shared_buffers import identify_device
 from services.common.tensors.tensor_views import view_tensor
 from services.common.tied_children import end_with_parent
 from services.rollout.adapters.vllm_adapter import replace_adapter
@@ -96,6 +97,11 @@ class WeightLoader:
         """Remove the copy of the file, once all have loaded it."""
         worker: Any = self
         worker.flotilla_copies.drop()
+
+    def identify_flotilla_device(self) -> str:
+        """Return what names this worker's device in every process of the machine."""
+        worker: Any = self
+        return identify_device(worker.device)
 
     def load_flotilla_weights(self, path: str, total_bytes: int, rows: Sequence[TensorRow]) -> None:
         """Replace the model's weights by those in the file; between two engine steps only.

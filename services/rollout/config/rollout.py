@@ -129,7 +129,7 @@ class EngineConfig(ConfigModel):
         """The backends over which weights can be sent into the engine, best first."""
         if self.kind == "fake":
             return ()
-        return ("nccl", "gloo") if self.device == "cuda" else ("gloo",)
+        return ("nccl", "ipc", "gloo") if self.device == "cuda" else ("ipc", "gloo")
 
     @property
     def pipeline_parallel(self) -> int:

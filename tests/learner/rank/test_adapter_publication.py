@@ -148,6 +148,7 @@ def test_older_publications_score_with_their_own_adapters(
         ({"lora": None}, "learner.lora.rank is absent"),
         ({"lora": LoraConfig(rank=8)}, "learner.lora.rank is 8"),
         ({"weights": WeightsConfig(transfer="gloo")}, "'gloo' sends whole weights"),
+        ({"weights": WeightsConfig(transfer="ipc")}, "'ipc' sends whole weights"),
     ],
 )
 def test_a_spec_whose_parts_publish_different_things_is_refused(

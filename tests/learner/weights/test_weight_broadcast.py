@@ -52,16 +52,30 @@ async def test_a_worker_fetches_its_first_weights_and_gets_the_next_by_the_best_
     shares_memory: bool, transfer: str | None, sent: bool, then: str
 ) -> None:
     broadcast = WeightBroadcast(
-        canary_tolerance=1.0, attach_grace_s=1.0, can_send=lambda policy: sent
+        canary_tolerance=1.0, attach_grace_s=1.0, can_send=lambda policy, devices: sent
     )
     member = AttachedWorker("w", "i", 1, shares_memory, can_fetch=True, transfer=transfer)
     broadcast.attach_worker(member)
     assert await transports_of(member, broadcast, range(3)) == ["grpc", then, then]
 
 
+async def test_an_engine_on_other_devices_than_the_senders_reads_shared_memory() -> None:
+    broadcast = WeightBroadcast(
+        canary_tolerance=1.0,
+        attach_grace_s=1.0,
+        can_send=lambda policy, devices: devices <= {"GPU-1", "GPU-2"},
+    )
+    for name, devices, then in (("w1", {"GPU-1"}, "ipc"), ("w2", {"GPU-1", "GPU-3"}, "shm")):
+        member = AttachedWorker(
+            name, "i", 1, True, True, transfer="ipc", shared_devices=frozenset(devices)
+        )
+        broadcast.attach_worker(member)
+        assert await transports_of(member, broadcast, range(3)) == ["grpc", then, then]
+
+
 async def test_a_worker_that_failed_to_load_fetches_everything_anew() -> None:
     broadcast = WeightBroadcast(
-        canary_tolerance=1.0, attach_grace_s=1.0, can_send=lambda policy: True
+        canary_tolerance=1.0, attach_grace_s=1.0, can_send=lambda policy, devices: True
     )
     member = AttachedWorker("w", "i", 1, shares_memory=False, can_fetch=True, transfer="gloo")
     broadcast.attach_worker(member)

@@ -73,6 +73,9 @@ class Engine:
     async def measure_memory(self) -> Sequence[MemoryPeak]:
         return [MemoryPeak(host=self.reach)]
 
+    async def identify_devices(self) -> Sequence[str]:
+        return [f"device {self.reach}"]
+
     async def wait_until_dead(self) -> str:
         return await self.dead
 
@@ -181,6 +184,7 @@ async def test_every_engine_is_burnt_in_and_the_shortest_answer_tells() -> None:
     assert [engine.tried for engine in engines] == [[8], [8]]
     assert len(answer.token_ids) == 3
     assert [peak.host for peak in await group.measure_memory()] == [8, 3]
+    assert await group.identify_devices() == ["device 8", "device 3"]
 
 
 async def test_of_engines_that_are_sent_weights_the_worst_failure_counts() -> None:

@@ -2,7 +2,7 @@
 was sent, or nothing."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable
+from collections.abc import AsyncGenerator, Awaitable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +24,7 @@ from services.learner.types import Publication as Written
 from services.learner.weights.publication_child import PublicationChild
 from services.learner.weights.sender_config import WeightSenderConfig
 from services.rollout.ports import Engine, TransportFailed, WeightsTorn
-from services.rollout.types import Completion, Publication, Sampling
+from services.rollout.types import Completion, Publication
 from tests.rollout.adapters.tiny_engines import PROMPT, TOLERANCE, start_tiny_engine
 from tests.support.tiny_model import load_model, make_kind, perturbed, publish, reference_logprobs
 
@@ -46,20 +46,22 @@ async def sending(
 ) -> AsyncGenerator[tuple[PublicationChild, str]]:
     sender = PublicationChild(module, folder / "sender.log")
     try:
-        config = WeightSenderConfig(run, settings=SETTINGS)
+        config = WeightSenderConfig(run, shares_devices=True, settings=SETTINGS)
         yield sender, await sender.start_process(config.to_line())
     finally:
         await sender.close()
 
 
-async def offered(sender: PublicationChild, address: str, update: Publication) -> Publication:
+async def offered(
+    sender: PublicationChild, address: str, update: Publication, transport: str = "gloo"
+) -> Publication:
     """Have the sender hold a publication that lies in a file; return it as announced."""
     path = Path(update.location)
     fields = (update.policy.version, update.policy.fingerprint, update.manifest)
     nothing = np.zeros(0, np.float32)
     published = Written(*fields, update.total_bytes, path, update.canary_token_ids, nothing)
     await sender.serve_publication(published, update.policy)
-    return replace(update, transport="gloo", location=address)
+    return replace(update, transport=transport, location=address)
 
 
 class Served:
@@ -97,7 +99,8 @@ class Served:
         return turn
 
     def begin_turn(self) -> asyncio.Task[Completion]:
-        return asyncio.create_task(self.engine.generate(PROMPT, Sampling(1.0, 1), 900))
+        """Begin a turn that is long whatever is sampled."""
+        return asyncio.create_task(self.engine.burn_in(PROMPT, 600, 60.0))
 
 
 @asynccontextmanager
@@ -111,12 +114,14 @@ async def serving(
         await engine.close()
 
 
-async def check_torn_transfer(served: Served, folder: Path, failing: str) -> None:
+async def check_torn_transfer(
+    served: Served, folder: Path, failing: str, transport: str = "gloo"
+) -> None:
     """An engine whose sender fails in the middle computes nothing until it has been loaded whole;
     a turn that was under way goes on then."""
     engine, before = served.engine, served.engine.policy
     async with sending(folder, FAILING, failing) as (sender, address):
-        update = await offered(sender, address, served.next_update())
+        update = await offered(sender, address, served.next_update(), transport)
         turn = await served.begin_turn_within(engine.receive_weights(update))
     assert engine.policy is None
     with pytest.raises(TimeoutError):
@@ -137,11 +142,15 @@ async def check_served_on(served: Served, serves: Publication, sent: Publication
     assert [span.policy for span in (await turn).spans] == [serves.policy]
 
 
-async def check_received(served: Served, folder: Path, updates: int) -> None:
+async def check_received(
+    served: Served, folder: Path, updates: int, transports: Sequence[str] = ("gloo",)
+) -> None:
     async with sending(folder) as (sender, address):
-        for _ in range(updates):
-            update = served.next_update()
-            await served.engine.receive_weights(await offered(sender, address, update))
+        assert sender.devices >= set(await served.engine.identify_devices())
+        for number in range(updates):
+            sent = (sender, address, update := served.next_update())
+            transport = transports[number % len(transports)]
+            await served.engine.receive_weights(await offered(*sent, transport))
             await served.check_serves(update)
 
 
@@ -149,10 +158,11 @@ async def test_weights_that_are_sent_are_served_whole_or_not_at_all(
     engine_folder: Path, tmp_path: Path
 ) -> None:
     async with serving(engine_folder, load_model(engine_folder), tmp_path) as served:
-        await check_received(served, tmp_path, updates=2)
-        # Not at the first piece: an engine that has not read the sender's answer has not begun.
-        await check_torn_transfer(served, tmp_path, "kill-2")
-        await check_received(served, tmp_path, updates=1)
+        await check_received(served, tmp_path, 2, ("gloo", "ipc"))
+        # Not before the first piece is there: an engine that has not read the sender's answer has
+        # not begun.
+        await check_torn_transfer(served, tmp_path, "kill-3")
+        await check_received(served, tmp_path, 1, ("ipc",))
 
 
 @pytest.mark.slow
@@ -163,6 +173,8 @@ async def test_what_fails_otherwise_leaves_the_engine_serving_or_torn(
     async with serving(engine_folder, load_model(engine_folder), tmp_path, workers) as served:
         await check_received(served, tmp_path, updates=1)
         await check_torn_transfer(served, tmp_path, "stop-4")
+        await check_torn_transfer(served, tmp_path, "kill-3", "ipc")
+        await check_torn_transfer(served, tmp_path, "stop-4", "ipc")
         await check_received(served, tmp_path, updates=1)
         held = served.next_update()
         await served.engine.load_weights(held, Path(held.location))
@@ -201,4 +213,4 @@ async def test_ten_updates_reach_every_worker_of_each_kind_of_model(
     folder = tmp_path / "model"
     model = make_kind(folder, kind, tied=tied)
     async with serving(folder, model, tmp_path, workers) as served:
-        await check_received(served, tmp_path, updates=10)
+        await check_received(served, tmp_path, 10, ("gloo", "gloo", "ipc"))

@@ -36,6 +36,8 @@ class _TransportEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._Enum
     """WeightService.FetchWeights: always works."""
     TRANSPORT_NCCL: _Transport.ValueType  # 4
     TRANSPORT_GLOO: _Transport.ValueType  # 5
+    TRANSPORT_IPC: _Transport.ValueType  # 6
+    """Memory of a device that learner and engine share."""
 
 class Transport(_Transport, metaclass=_TransportEnumTypeWrapper):
     """How weights can travel."""
@@ -49,6 +51,8 @@ TRANSPORT_GRPC: Transport.ValueType  # 3
 """WeightService.FetchWeights: always works."""
 TRANSPORT_NCCL: Transport.ValueType  # 4
 TRANSPORT_GLOO: Transport.ValueType  # 5
+TRANSPORT_IPC: Transport.ValueType  # 6
+"""Memory of a device that learner and engine share."""
 global___Transport = Transport
 
 class _UpdateOutcome:
@@ -92,6 +96,7 @@ class AttachRequest(google.protobuf.message.Message):
     TOKENIZER_DIGEST_FIELD_NUMBER: builtins.int
     TOKENIZER_JSON_DIGEST_FIELD_NUMBER: builtins.int
     CHAT_TEMPLATE_DIGEST_FIELD_NUMBER: builtins.int
+    DEVICE_IDS_FIELD_NUMBER: builtins.int
     worker_id: builtins.str
     incarnation: builtins.str
     device_count: builtins.int
@@ -113,6 +118,12 @@ class AttachRequest(google.protobuf.message.Message):
     def holding(self) -> flotilla.learner.v1.policy_pb2.PolicyId:
         """What its engine serves now; absent when nothing published yet."""
 
+    @property
+    def device_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """What names each device of its engine in every process of the machine, such
+        as a GPU's UUID. Absent where it cannot receive by IPC.
+        """
+
     def __init__(
         self,
         *,
@@ -125,9 +136,10 @@ class AttachRequest(google.protobuf.message.Message):
         tokenizer_digest: builtins.bytes = ...,
         tokenizer_json_digest: builtins.bytes = ...,
         chat_template_digest: builtins.bytes = ...,
+        device_ids: collections.abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["holding", b"holding"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["chat_template_digest", b"chat_template_digest", "device_count", b"device_count", "holding", b"holding", "host_digest", b"host_digest", "incarnation", b"incarnation", "tokenizer_digest", b"tokenizer_digest", "tokenizer_json_digest", b"tokenizer_json_digest", "transports", b"transports", "worker_id", b"worker_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["chat_template_digest", b"chat_template_digest", "device_count", b"device_count", "device_ids", b"device_ids", "holding", b"holding", "host_digest", b"host_digest", "incarnation", b"incarnation", "tokenizer_digest", b"tokenizer_digest", "tokenizer_json_digest", b"tokenizer_json_digest", "transports", b"transports", "worker_id", b"worker_id"]) -> None: ...
 
 global___AttachRequest = AttachRequest
 
@@ -169,7 +181,7 @@ class Update(google.protobuf.message.Message):
     transport: global___Transport.ValueType
     location: builtins.str
     """A path for SHM and FILES, host:port of WeightService for GRPC, and of the
-    sender that engines ask for weights for NCCL and GLOO.
+    sender that engines ask for weights for NCCL, GLOO and IPC.
     """
     canary_token_ids: builtins.bytes
     """Little-endian int32. The engine scores these and reports the logprobs,

@@ -9,6 +9,8 @@ import queue
 import signal
 import sys
 import threading
+from collections import deque
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -20,8 +22,10 @@ from services.common import log
 from services.common.network_addresses import join_host_port
 from services.common.network_interfaces import choose_interface
 from services.common.printable_text import say_json
-from services.common.tensors.tcp_store import host_tcp_store
-from services.common.tensors.transfer_group import SENDER, TransferGroup
+from services.common.tensors.buffer_group import BufferSender
+from services.common.tensors.shared_buffers import BufferPool, find_devices
+from services.common.tensors.tcp_store import PrefixStore, host_tcp_store
+from services.common.tensors.transfer_group import SENDER, CollectiveGroup, TransferGroup
 from services.common.weight_transfer import (
     ACCEPTED,
     REQUESTS,
@@ -39,6 +43,8 @@ from services.learner.weights.weight_snapshots import (
 
 # An engine that has asked for nothing for so long opens a group anew when it does.
 _IDLE_S = 3600.0
+# Pieces that are under way to an engine.
+_AT_ONCE = 2
 _log = log.get_logger(__name__)
 
 
@@ -66,13 +72,20 @@ class EngineGroup:
     """The workers of one engine, served by a thread until one of them is gone."""
 
     def __init__(
-        self, opening: OpenGroup, store: Any, host: str, shelf: SnapshotCache, files: MappedFiles
+        self,
+        opening: OpenGroup,
+        store: Any,
+        host: str,
+        shelf: SnapshotCache,
+        files: MappedFiles,
+        pool: BufferPool,
     ) -> None:
         self._opening = opening
         self._store = store
         self._host = host
         self._shelf = shelf
         self._files = files
+        self._pool = pool
         self._asked: queue.Queue[SendWeights] = queue.Queue()
         self._thread = threading.Thread(target=self._serve, name=opening.group, daemon=True)
         self._thread.start()
@@ -87,12 +100,9 @@ class EngineGroup:
         self._asked.put(request)
 
     def _serve(self) -> None:
-        name, size = self._opening.group, self._opening.workers + 1
-        stall_s = self._store.timeout.total_seconds()
+        name = self._opening.group
         try:
-            group = TransferGroup(
-                self._store, self._host, name, SENDER, size, self._opening.backend, stall_s
-            )
+            group = self._join_group()
         except RuntimeError as error:
             _log.warning("no engine has come", group=name, reason=str(error))
             return
@@ -107,6 +117,16 @@ class EngineGroup:
             _log.warning("an engine is lost", group=name, reason=str(error))
         group.abort()
 
+    def _join_group(self) -> TransferGroup:
+        opening, stall_s = self._opening, self._store.timeout.total_seconds()
+        if opening.backend == "ipc":
+            place = PrefixStore(opening.group, self._store)
+            return BufferSender(place, opening.workers, self._pool)
+        size = opening.workers + 1
+        return CollectiveGroup(
+            self._store, self._host, opening.group, SENDER, size, opening.backend, stall_s
+        )
+
     def _send_publication(self, group: TransferGroup, request: SendWeights) -> None:
         try:
             snapshot = self._shelf.find_snapshot(
@@ -118,8 +138,14 @@ class EngineGroup:
         data = self._files.map_file(snapshot)
         self._store.set(request.answer, ACCEPTED)
         device = torch.device("cuda") if self._opening.backend == "nccl" else data.device
+        under_way: deque[Callable[[], object]] = deque()
         for start, end in request.pieces:
-            group.broadcast(data[start:end].to(device))
+            under_way.append(group.begin_broadcast(data[start:end].to(device)))
+            # Each is brought to its device while the one before it is sent.
+            if len(under_way) == _AT_ONCE:
+                under_way.popleft()()
+        for wait in under_way:
+            wait()
         # All have read it: they have what came after.
         self._store.delete_key(request.answer)
 
@@ -133,6 +159,9 @@ class WeightSender:
         self._host = config.reached_at
         self._stall = timedelta(seconds=config.settings.stall_s)
         self._files = MappedFiles()
+        # To ask for GPUs takes some of their memory.
+        self.devices = find_devices() if config.shares_devices else {}
+        self._pool = BufferPool(self.devices, config.settings.piece_bytes)
         self._groups: dict[str, EngineGroup] = {}
 
     def answer_for_ever(self) -> None:
@@ -155,7 +184,7 @@ class WeightSender:
         store.set_timeout(self._stall)
         self._groups = served
         self._groups[opening.group] = EngineGroup(
-            opening, store, self._host, self.shelf, self._files
+            opening, store, self._host, self.shelf, self._files, self._pool
         )
 
     def _pass_on(self, request: SendWeights) -> None:
@@ -177,7 +206,8 @@ def serve_engines(line: bytes) -> None:
     store.set(SETTINGS, config.settings.to_text())
     sender = WeightSender(store, config)
     threading.Thread(target=sender.answer_for_ever, daemon=True).start()
-    say_json({"address": join_host_port(config.reached_at, store.port)})
+    address = join_host_port(config.reached_at, store.port)
+    say_json({"address": address, "devices": list(sender.devices)})
     while (line := sys.stdin.buffer.readline()).endswith(b"\n"):
         snapshot = WeightSnapshot.from_line(line)
         sender.shelf.add_snapshot(snapshot)

@@ -1,0 +1,224 @@
+"""What must hold of the sender of weights and engines that receive from it, by whichever way they
+go: on a CPU in `tests/learner/weights`, on GPUs in `tests/gpu`.
+
+The sender is the real program; each engine is a process that has a `SenderConnection`."""
+
+import asyncio
+import hashlib
+import json
+import signal
+import sys
+import time
+from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import psutil
+
+from services.common.domain.policy import PolicyId
+from services.common.fingerprint import TensorEntry, checksum64, compute_fingerprint
+from services.common.weight_transfer import TransferSettings
+from services.learner.types import Publication
+from services.learner.weights.live_sender import LiveSender
+from services.learner.weights.sender_config import WeightSenderConfig
+from tests.support.fake_peers import until
+from tests.support.process_commands import command_of
+from tests.support.repository import ROOT
+
+SIZES = (100, 70_000, 16, 200_000, 3)
+# Longer than a GPU's first use takes.
+STALL_S = 5.0
+# Pieces are much smaller than the larger tensors.
+SETTINGS = TransferSettings(stall_s=STALL_S, piece_bytes=1 << 16)
+PATIENCE_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """A way to send weights: the backend, and the device of the engines."""
+
+    backend: str
+    device: str = "cpu"
+
+    def __str__(self) -> str:
+        return self.backend
+
+
+class SentModel:
+    """A publication in a file, as the learner and as an engine know it."""
+
+    def __init__(self, folder: Path, version: int) -> None:
+        numbers = np.random.default_rng(version)
+        self.entries: list[TensorEntry] = []
+        digest, data, offset = hashlib.sha256(), [np.zeros(64, np.uint8)], 64
+        for index, size in enumerate(SIZES):
+            raw = numbers.standard_normal(size).astype(np.float32).view(np.uint8)
+            entry = TensorEntry(f"w{index}", "float32", (size,), offset, checksum64(raw))
+            self.entries.append(entry)
+            digest.update(entry.name.encode() + raw.tobytes())
+            data.append(raw)
+            offset += raw.size
+        self.digest = digest.hexdigest()
+        path = folder / f"v{version}"
+        np.concatenate(data).tofile(path)
+        self.policy = PolicyId(1, version, compute_fingerprint(self.entries, offset))
+        nothing = np.zeros(0, np.int32)
+        manifest = tuple(self.entries)
+        self.written = Publication(
+            version,
+            self.policy.fingerprint,
+            manifest,
+            offset,
+            path,
+            nothing,
+            nothing.astype(np.float32),
+        )
+        self.told = folder / f"v{version}.json"
+        rows = [(e.name, e.dtype, e.shape, e.offset_bytes, e.checksum) for e in manifest]
+        fields = {"run_epoch": 1, "version": version, "total_bytes": offset, "rows": rows}
+        fingerprint = self.policy.fingerprint.hex()
+        self.told.write_text(json.dumps({**fields, "fingerprint": fingerprint}))
+
+
+class Receiver:
+    """An engine's one worker, a process."""
+
+    def __init__(self, process: Process) -> None:
+        self.process = process
+
+    async def join(self, sender: LiveSender, group: str) -> None:
+        assert await self._ask(f"join {sender.address} {group}") == "joined"
+
+    async def receive(self, published: SentModel) -> str:
+        """Return the digest of what comes, or the error."""
+        return await self._ask(f"receive {published.told}")
+
+    async def receive_half(self, published: SentModel) -> None:
+        """Return when it has received a part, and has stopped to read."""
+        assert await self._ask(f"pause {published.told}") == "middle"
+
+    async def receive_rest(self) -> str:
+        return await self._ask("on")
+
+    async def _ask(self, line: str) -> str:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(f"{line}\n".encode())
+        async with asyncio.timeout(PATIENCE_S):
+            return (await self.process.stdout.readline()).decode().strip()
+
+
+@asynccontextmanager
+async def sending(folder: Path, way: Way) -> AsyncGenerator[LiveSender]:
+    shares = way.backend == "ipc"
+    config = WeightSenderConfig("r", shares_devices=shares, settings=SETTINGS)
+    sender = LiveSender(config, folder / "sender.log")
+    sender.start_soon()
+    try:
+        await until(lambda: sender.address is not None, PATIENCE_S)
+        yield sender
+    finally:
+        await sender.close()
+
+
+@asynccontextmanager
+async def receiving(
+    way: Way, sender: LiveSender, *groups: str
+) -> AsyncGenerator[tuple[Receiver, ...]]:
+    """Run an engine in each group."""
+    command = (sys.executable, "-m", "tests.support.receiving_worker", way.backend, way.device)
+    receivers: list[Receiver] = []
+    try:
+        for _ in groups:
+            started = asyncio.create_subprocess_exec(*command, cwd=ROOT, stdin=PIPE, stdout=PIPE)
+            receivers.append(Receiver(await started))
+        joined = zip(receivers, groups, strict=True)
+        await asyncio.gather(*(receiver.join(sender, group) for receiver, group in joined))
+        yield tuple(receivers)
+    finally:
+        for each in receivers:
+            with suppress(ProcessLookupError):
+                each.process.kill()
+            await each.process.wait()
+
+
+async def try_transfers(folder: Path, way: Way) -> None:
+    """Try all of it with one engine that lives on, for processes take long to start."""
+    published = [SentModel(folder, version) for version in range(5)]
+    async with (
+        sending(folder, way) as sender,
+        receiving(way, sender, "well", "killed", "stopped") as (well, killed, stopped),
+    ):
+        await check_failing_engines(sender, published[:3], well, killed, stopped)
+        # It shows in the log when each has been given up.
+        log = folder / "sender.log"
+        await until(lambda: log.read_text().count("an engine is lost") == 2, PATIENCE_S)
+        # What was lent to those is lent to the next.
+        await well.join(sender, "again")
+        await check_superseded(sender, published[1:4], well)
+        await check_killed_sender(sender, published[3:], well)
+
+
+async def check_failing_engines(
+    sender: LiveSender,
+    published: Sequence[SentModel],
+    well: Receiver,
+    killed: Receiver,
+    stopped: Receiver,
+) -> None:
+    """Engines that are killed and stopped in the middle hold up no other."""
+    first = published[0]
+    await sender.serve_publication(first.written, first.policy)
+    await asyncio.gather(killed.receive_half(first), stopped.receive_half(first))
+    killed.process.kill()
+    stopped.process.send_signal(signal.SIGSTOP)
+    began = time.monotonic()
+    for each in published:
+        await sender.serve_publication(each.written, each.policy)
+        assert await well.receive(each) == each.digest
+    assert time.monotonic() - began < STALL_S
+
+
+async def check_superseded(
+    sender: LiveSender, published: Sequence[SentModel], receiver: Receiver
+) -> None:
+    """An engine is sent what it asks for, and nothing that is superseded."""
+    oldest, older, newest = published
+    await sender.serve_publication(newest.written, newest.policy)
+    assert sender.can_send(newest.policy) and not sender.can_send(older.policy)
+    said = await receiver.receive(oldest)
+    assert said == f"TransferRefusedError: version {oldest.policy.version} of epoch 1 is not served"
+    # It has missed none by that: the newest two are there, in any order.
+    assert await receiver.receive(newest) == newest.digest
+    assert await receiver.receive(older) == older.digest
+
+
+async def check_killed_sender(
+    sender: LiveSender, published: Sequence[SentModel], receiver: Receiver
+) -> None:
+    """A sender that is killed in the middle costs that publication alone."""
+    served, unserved = published
+    before = sender.address
+    await receiver.receive_half(served)
+    await kill_sender()
+    said = await receiver.receive_rest()
+    assert "Error" in said, said
+    await sender.serve_publication(served.written, served.policy)
+    assert not sender.can_send(served.policy)
+    await until(lambda: sender.address not in (None, before), PATIENCE_S)
+    await sender.serve_publication(unserved.written, unserved.policy)
+    await receiver.join(sender, "anew")
+    assert await receiver.receive(unserved) == unserved.digest
+
+
+async def kill_sender() -> None:
+    [process] = [
+        each
+        for each in psutil.Process().children()
+        if any("weight_sender" in word for word in command_of(each))
+    ]
+    process.kill()
+    await until(lambda: not process.is_running() or process.status() == psutil.STATUS_ZOMBIE)
