@@ -41,7 +41,10 @@ GPU_LINES: Mapping[str, Mapping[str, tuple[str, str]]] = {
             "their handles are checked",
             "handles that a CPU cannot open (`tests/learner/weights/test_shared_buffers.py`)",
         ),
-        'kind = "cuda" if isinstance(handle, CudaHandle) else "cpu"': ("the same", "the same tests"),
+        'kind = "cuda" if isinstance(handle, CudaHandle) else "cpu"': (
+            "the same",
+            "the same tests",
+        ),
         "new_shared: Any = torch.UntypedStorage._new_shared_cuda"
         "  # pyright: ignore[reportPrivateUsage]": ("they are opened", "the same tests"),
         'if device.type == "cuda":': (

@@ -72,11 +72,11 @@ which a recorder of ours stands in (`tests/rollout/adapters/test_vllm_experts.py
 for adapters (`policy.adapter_rank`), which CPUs compute in torch
 (`tests/e2e/test_adapter_publication.py`).
 
-Not here, for it takes several GPUs: how long weights take over NCCL, and what would be saved if each
-part of a split model went straight to the engine's worker that needs it, as vLLM's `nccl_m2n` has
-it. The learner's ranks gather a split model tensor by tensor and write it whole into shared memory;
-the sender reads it there, whatever the backend. Where those gathers turn out to take most of a
-publication, m2n is what to measure against them.
+Not here, for it takes several GPUs: how long weights take over NCCL, and what would be saved if
+each part of a split model went straight to the engine's worker that needs it, as vLLM's `nccl_m2n`
+has it. The learner's ranks gather a split model tensor by tensor and write it whole into shared
+memory; the sender reads it there, whatever the backend. Where those gathers turn out to take most
+of a publication, m2n is what to measure against them.
 """
 
 

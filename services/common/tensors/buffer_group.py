@@ -1,16 +1,17 @@
 """Groups of one sender and the workers of one engine on the sender's own devices: pieces go through
 buffers that both sides have mapped.
 
-Each worker has buffers of its own, filled in turn. The store says which are filled and which have
-been read, so whoever waits for a process that is lost waits no longer than the store's timeout."""
+Each worker has buffers of its own, filled in turn, and a connection over which both sides tell what
+has been filled and what has been read."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from services.common.tensors.local_meeting import LocalConnection, LocalMeeting, meet
 from services.common.tensors.shared_buffers import (
     BufferOffer,
     BufferPool,
@@ -27,16 +28,15 @@ _BUFFERS = 2
 class BufferSender:
     """The sender's side. Implements `transfer_group.TransferGroup`."""
 
-    def __init__(self, store: Any, workers: int, pool: BufferPool) -> None:
+    def __init__(self, store: Any, workers: int, pool: BufferPool, timeout_s: float) -> None:
         """Meet all workers at `store`, which is the group's own. Raises RuntimeError."""
-        self._store = store
-        self._pool = pool
-        self._workers = range(workers)
-        # By worker: its device's identity, and its buffers.
-        self._lent: list[tuple[str, list[SharedBuffer]]] = []
+        self._peers: list[_Peer] = []
         self._sent = self._read = 0
         try:
-            self._offer_buffers()
+            for index in range(workers):
+                self._peers.append(_Peer(store, index, pool))
+            for peer in self._peers:
+                peer.connect(timeout_s)
         except RuntimeError:
             self.abort()
             raise
@@ -46,57 +46,87 @@ class BufferSender:
 
         Return what waits until all have read this one."""
         self._wait_until_read(self._sent - _BUFFERS + 1)
-        for _, buffers in self._lent:
-            _part_of(buffers[self._sent % _BUFFERS].data, tensor).copy_(tensor)
-        for index, (_, buffers) in enumerate(self._lent):
-            finish_copies(buffers[0].data.device)
-            self._store.queue_push(f"filled/{index}", "")
+        for peer in self._peers:
+            peer.fill(self._sent, tensor)
         self._sent += 1
         return partial(self._wait_until_read, self._sent)
 
     def abort(self) -> None:
         """Give the group up: its buffers are lent to others."""
-        lent, self._lent = self._lent, []
-        for identity, buffers in lent:
-            for buffer in buffers:
-                self._pool.give_back(identity, buffer)
-
-    def _offer_buffers(self) -> None:
-        for index in self._workers:
-            identity = self._store.get(f"device/{index}").decode()
-            buffers: list[SharedBuffer] = []
-            self._lent.append((identity, buffers))
-            try:
-                for _ in range(_BUFFERS):
-                    buffers.append(self._pool.take_buffer(identity))
-            except RuntimeError as error:
-                refused = BufferOffer(refusal=str(error)[:1000])
-                self._store.set(f"offer/{index}", refused.model_dump_json())
-                raise
-            offer = BufferOffer(handles=[buffer.handle for buffer in buffers])
-            self._store.set(f"offer/{index}", offer.model_dump_json())
-        for index in self._workers:
-            self._store.queue_pop(f"opened/{index}")
+        for peer in self._peers:
+            peer.leave()
+        self._peers = []
 
     def _wait_until_read(self, count: int) -> None:
         while self._read < count:
-            for index in self._workers:
-                self._store.queue_pop(f"read/{index}")
+            for peer in self._peers:
+                peer.wait_until_read()
             self._read += 1
+
+
+class _Peer:
+    """One worker, as the sender sees it."""
+
+    def __init__(self, store: Any, index: int, pool: BufferPool) -> None:
+        """Offer buffers to it at `store`. Raises RuntimeError."""
+        self._pool = pool
+        self._buffers: list[SharedBuffer] = []
+        self._connection: LocalConnection | None = None
+        self._identity: str = store.get(f"device/{index}").decode()
+        self._meeting = LocalMeeting()
+        try:
+            for _ in range(_BUFFERS):
+                self._buffers.append(pool.take_buffer(self._identity))
+        except RuntimeError as error:
+            refused = BufferOffer(refusal=str(error)[:1000])
+            store.set(f"offer/{index}", refused.model_dump_json())
+            self.leave()
+            raise
+        handles = [buffer.handle for buffer in self._buffers]
+        offer = BufferOffer(handles=handles, meeting=self._meeting.name)
+        store.set(f"offer/{index}", offer.model_dump_json())
+
+    def connect(self, timeout_s: float) -> None:
+        """Wait until it has opened its buffers. Raises RuntimeError."""
+        self._connection = self._meeting.accept(timeout_s)
+        self._meeting.close()
+
+    def fill(self, number: int, tensor: Tensor) -> None:
+        """Bring the piece `number` into its buffer, and say so. Raises RuntimeError."""
+        data = self._buffers[number % _BUFFERS].data
+        _part_of(data, tensor).copy_(tensor)
+        finish_copies(data.device)
+        assert self._connection is not None
+        self._connection.tick()
+
+    def wait_until_read(self) -> None:
+        """Wait until it has read one more piece. Raises RuntimeError."""
+        assert self._connection is not None
+        self._connection.wait_for_tick()
+
+    def leave(self) -> None:
+        """Have nothing more to do with it, and its buffers lent to others."""
+        self._meeting.close()
+        if self._connection is not None:
+            self._connection.close()
+        for buffer in self._buffers:
+            self._pool.give_back(self._identity, buffer)
 
 
 class BufferReceiver:
     """The side of worker `index`. Implements `transfer_group.TransferGroup`."""
 
-    def __init__(self, store: Any, index: int, piece_bytes: int, device: torch.device) -> None:
+    def __init__(
+        self, store: Any, index: int, piece_bytes: int, device: torch.device, timeout_s: float
+    ) -> None:
         """Meet the sender at `store`, which is the group's own. Raises RuntimeError."""
-        self._store = store
-        self._index = index
         self._device = device
         self._received = 0
         store.set(f"device/{index}", identify_device(device))
-        self._buffers = read_offer(store.get(f"offer/{index}"), piece_bytes, device)
-        store.queue_push(f"opened/{index}", "")
+        offer = store.get(f"offer/{index}")
+        self._buffers: Sequence[Tensor]
+        self._buffers, meeting = read_offer(offer, piece_bytes, device)
+        self._connection = meet(meeting, timeout_s)
 
     def begin_broadcast(self, tensor: Tensor) -> Callable[[], object]:
         """Return what waits for the next piece and fills `tensor` with it.
@@ -106,16 +136,15 @@ class BufferReceiver:
 
     def abort(self) -> None:
         """Give the group up, whatever the sender does."""
-        self._buffers = []
+        self._connection.close()
+        self._buffers = ()
 
     def _fill(self, tensor: Tensor) -> None:
-        if not self._buffers:
-            raise RuntimeError("the group has been given up")
-        self._store.queue_pop(f"filled/{self._index}")
+        self._connection.wait_for_tick()
         tensor.copy_(_part_of(self._buffers[self._received % len(self._buffers)], tensor))
         finish_copies(self._device)
         self._received += 1
-        self._store.queue_push(f"read/{self._index}", "")
+        self._connection.tick()
 
 
 def _part_of(buffer: Tensor, tensor: Tensor) -> Tensor:

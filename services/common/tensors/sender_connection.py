@@ -87,10 +87,11 @@ class SenderConnection:
         self._group.abort()
 
     def _join_group(self, opening: OpenGroup, host: str, index: int) -> TransferGroup:
+        piece_bytes, stall_s = self._settings.piece_bytes, self._settings.stall_s
         if opening.backend == "ipc":
             place = PrefixStore(opening.group, self._store)
-            return BufferReceiver(place, index, self._settings.piece_bytes, self._device)
-        size, stall_s = opening.workers + 1, self._settings.stall_s
+            return BufferReceiver(place, index, piece_bytes, self._device, stall_s)
+        size = opening.workers + 1
         return CollectiveGroup(
             self._store, host, opening.group, index + 1, size, opening.backend, stall_s
         )

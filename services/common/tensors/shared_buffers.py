@@ -62,6 +62,8 @@ class BufferOffer(BaseModel):
         list[Annotated[HostHandle | CudaHandle, Field(discriminator="kind")]],
         Field(max_length=16),
     ] = []
+    # Where both tell each other what has been filled and read, once the buffers are open.
+    meeting: Annotated[str, Field(pattern=r"^[a-z0-9-]{0,100}$")] = ""
     refusal: Annotated[str, Field(max_length=1000)] = ""
 
 
@@ -116,17 +118,18 @@ class BufferPool:
             self._free[identity].append(buffer)
 
 
-def read_offer(text: str | bytes, size: int, device: torch.device) -> list[Tensor]:
+def read_offer(text: str | bytes, size: int, device: torch.device) -> tuple[list[Tensor], str]:
     """Open the buffers of `size` bytes that another process offers to this one, on `device`.
 
-    Raises RuntimeError where it offers none, or anything else."""
+    Return them and where that process is met. Raises RuntimeError where it offers none, or
+    anything else."""
     try:
         offer = BufferOffer.model_validate_json(text)
         if offer.refusal:
             raise RuntimeError(offer.refusal)
         if wrong := [each.size for each in offer.handles if each.size != size]:
             raise RuntimeError(f"buffers of {wrong} bytes were offered, not of {size}")
-        return [_open_buffer(handle, device) for handle in offer.handles]
+        return [_open_buffer(handle, device) for handle in offer.handles], offer.meeting
     except (ValidationError, OSError) as error:
         raise RuntimeError(f"the buffers that were offered cannot be opened: {error}") from error
 

@@ -47,7 +47,9 @@ def cuda_handle(**changes: object) -> dict[str, object]:
 
 def test_what_one_side_writes_the_other_reads() -> None:
     buffer = pool().take_buffer(identify_device(CPU))
-    [opened] = read_offer(BufferOffer(handles=[buffer.handle]).model_dump_json(), SIZE, CPU)
+    offer = BufferOffer(handles=[buffer.handle], meeting="there-1")
+    [opened], meeting = read_offer(offer.model_dump_json(), SIZE, CPU)
+    assert meeting == "there-1"
     buffer.data.copy_(torch.arange(SIZE) % 251)
     assert torch.equal(opened, (torch.arange(SIZE) % 251).to(torch.uint8))
 
@@ -99,6 +101,7 @@ def test_a_handle_with_any_odd_field_is_refused(changes: dict[str, object]) -> N
         "",
         "[]",
         '{"handles": 1}',
+        '{"meeting": "/run/other.sock"}',
         json.dumps({"handles": [cuda_handle(counter="/../etc/passwd")]}),
         json.dumps({"handles": [cuda_handle(counter_offset=10_000)]}),
         json.dumps({"handles": [cuda_handle(memory="bQ==")]}),

@@ -37,7 +37,7 @@ pytestmark = [
 
 SENDER = "services.learner.weights.adapters.weight_sender"
 FAILING = "tests.support.failing_sender"
-SETTINGS = TransferSettings(stall_s=3.0, piece_bytes=1 << 16)
+PIECE_BYTES = 1 << 16
 
 
 @asynccontextmanager
@@ -46,7 +46,10 @@ async def sending(
 ) -> AsyncGenerator[tuple[PublicationChild, str]]:
     sender = PublicationChild(module, folder / "sender.log")
     try:
-        config = WeightSenderConfig(run, shares_devices=True, settings=SETTINGS)
+        # One that fails is waited for.
+        stall_s = 3.0 if module == FAILING else 60.0
+        settings = TransferSettings(stall_s, PIECE_BYTES)
+        config = WeightSenderConfig(run, shares_devices=True, settings=settings)
         yield sender, await sender.start_process(config.to_line())
     finally:
         await sender.close()

@@ -121,7 +121,7 @@ class EngineGroup:
         opening, stall_s = self._opening, self._store.timeout.total_seconds()
         if opening.backend == "ipc":
             place = PrefixStore(opening.group, self._store)
-            return BufferSender(place, opening.workers, self._pool)
+            return BufferSender(place, opening.workers, self._pool, stall_s)
         size = opening.workers + 1
         return CollectiveGroup(
             self._store, self._host, opening.group, SENDER, size, opening.backend, stall_s
