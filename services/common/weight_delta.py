@@ -1,11 +1,13 @@
 """Lossless differences of publications that follow one another: few 16-bit words change in a step,
-most by one.
+most by one, and the smaller a weight, the likelier it changes.
 
 A publication is cut into blocks of `BLOCK_BYTES`, each encoded by itself. The format is told in
 `protos/flotilla/learner/v1/weight_service.proto`."""
 
 import struct
 import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,74 +17,85 @@ BLOCK_BYTES = 1 << 20
 
 Bytes = NDArray[np.uint8]
 Words = NDArray[np.uint16]
+Places = NDArray[np.int64]
 
-# The number of changed words, and the lengths of the first two of three deflated parts.
-_HEAD = struct.Struct("<III")
+# Classes of words by the exponents that they have as bfloat16. Their bounds are chosen by the first
+# of so many parts of a block.
+_CLASSES = 3
+_SAMPLED = 8
+_EXPONENT_SHIFT, _EXPONENT = 7, 0x7F80
+# The bounds of classes, how many words of each have changed, and the lengths of three parts.
+_HEAD = struct.Struct(f"<{_CLASSES - 1}B2x{_CLASSES}I3I")
 # One word of so many has changed, or fewer: it takes a third of the block at most.
 _SPARSE = 8
 # A byte of the gaps that says: so many more unchanged words, and the next byte goes on.
 _ON = 255
+# Deflate then begins another Huffman code each 4096 symbols: each class has some of its own.
+_DEFLATE_MEMORY = 6
 
 
 class DamagedDeltaError(ValueError):
     """Bytes that no difference is encoded as."""
 
 
-def subtract_blocks(new: Bytes, old: Bytes) -> Words:
-    """Return the change of each 16-bit word, modulo 2^16, of blocks of the same length.
+@dataclass(frozen=True, slots=True)
+class Change:
+    """An encoded difference of two blocks, and what leads from the newer one back."""
 
-    First those at even places, then those at odd ones: the halves of a float32 change unlike each
-    other. A last odd byte is a word with 0."""
-    change = _as_words(new) - _as_words(old)
-    return np.concatenate([change[0::2], change[1::2]])
+    data: bytes
+    # Words that change their exponents, and those that they had.
+    places: NDArray[np.uint32]
+    exponents: Bytes
+
+    @property
+    def size_bytes(self) -> int:
+        """All of it."""
+        return len(self.data) + self.places.nbytes + self.exponents.nbytes
 
 
-def add_change(old: Bytes, change: Words) -> Bytes:
-    """Return the block that `change` makes of `old`; the inverse of `subtract_blocks`."""
+def encode_change(new: Bytes, old: Bytes) -> Change | None:
+    """Encode what makes `new` of `old`, a block of the same length; None where too many words
+    change for that to be worth it."""
+    held = _as_words(old)
+    exponents = _exponents(held)
+    change = _as_words(new) - held
+    if np.count_nonzero(change) > change.size // _SPARSE:
+        return None
+    sample = change.size // _SAMPLED
+    bounds = _choose_bounds(exponents[:sample][change[:sample] != 0])
+    places: list[Places] = []
+    gaps: list[Places] = []
+    for (left, within), bound in zip(_split(exponents, bounds), (*bounds, 0), strict=True):
+        changed = np.flatnonzero(change[left] != 0)
+        changed = changed[within[changed] >= bound]
+        gaps.append(np.diff(changed, prepend=-1) - 1)
+        places.append(_in_block(left, changed))
+    changed = np.concatenate(places)
+    values, before = change[changed], held[changed]
+    parts = [_deflate(part) for part in (_encode_gaps(np.concatenate(gaps)), *_fold(values))]
+    counts, lengths = [part.size for part in gaps], [len(part) for part in parts]
+    data = _HEAD.pack(*bounds, *counts, *lengths) + b"".join(parts)
+    crossed = np.flatnonzero((before ^ (before + values)) & _EXPONENT)
+    return Change(data, changed[crossed].astype(np.uint32), _exponents(before[crossed]))
+
+
+def apply_change(old: Bytes, data: bytes) -> Bytes:
+    """Return the block that a difference makes of `old`; the inverse of `encode_change`. Raises
+    DamagedDeltaError."""
     words = _as_words(old).copy()
-    half = (words.size + 1) // 2
-    words[0::2] += change[:half]
-    words[1::2] += change[half:]
+    places, values = _decode_change(data, _exponents(words))
+    words[places] += values
     return words.view(np.uint8)[: old.size]
 
 
-def count_words(size: int) -> int:
-    """Return the number of words of a block of `size` bytes."""
-    return -(-size // 2)
-
-
-def is_sparse(change: Words) -> bool:
-    """Return True where few enough words change for a difference to be worth its making."""
-    return int(np.count_nonzero(change)) <= change.size // _SPARSE
-
-
-def encode_change(change: Words) -> bytes:
-    """Encode what `subtract_blocks` returned."""
-    places = np.flatnonzero(change != 0)
-    values = change[places]
-    # 1, -1, 2, -2 ... are 0, 1, 2, 3 ...: none is 0.
-    folded = ((values << 1) ^ -(values >> 15)) - np.uint16(1)
-    parts = [_deflate(part) for part in (_encode_gaps(places), folded & 0xFF, folded >> 8)]
-    return _HEAD.pack(places.size, len(parts[0]), len(parts[1])) + b"".join(parts)
-
-
-def decode_change(data: bytes, words: int) -> Words:
-    """Decode what `encode_change` encoded of so many words. Raises DamagedDeltaError."""
-    if len(data) < _HEAD.size:
-        raise DamagedDeltaError(f"{len(data)} bytes, too few for a difference")
-    count, first, second = _HEAD.unpack_from(data)
-    if count > words:
-        raise DamagedDeltaError(f"{count} of {words} words have changed")
-    body = memoryview(data)[_HEAD.size :]
-    gaps = _inflate(body[:first], count + words // _ON)
-    low = _inflate(body[first : first + second], count)
-    high = _inflate(body[first + second :], count)
-    if low.size != count or high.size != count:
-        raise DamagedDeltaError("changes are missing")
-    folded = (low | high.astype(np.uint16) << 8) + np.uint16(1)
-    change = np.zeros(words, np.uint16)
-    change[_decode_gaps(gaps, count, words)] = (folded >> 1) ^ -(folded & np.uint16(1))
-    return change
+def undo_change(new: Bytes, change: Change) -> Bytes:
+    """Return the block that a difference has made `new` of."""
+    words = _as_words(new).copy()
+    exponents = _exponents(words)
+    exponents[change.places] = change.exponents
+    places, values = _decode_change(change.data, exponents)
+    words[places] -= values
+    return words.view(np.uint8)[: new.size]
 
 
 def _as_words(block: Bytes) -> Words:
@@ -91,29 +104,111 @@ def _as_words(block: Bytes) -> Words:
     return block.view("<u2")
 
 
-def _encode_gaps(places: NDArray[np.int64]) -> Bytes:
-    """Return the unchanged words before each changed one: `_ON` for each so many, and the rest."""
-    gaps = np.diff(places, prepend=-1) - 1
-    ends = np.cumsum(gaps // _ON + 1) - 1
+def _exponents(words: Words) -> Bytes:
+    return (words >> _EXPONENT_SHIFT).astype(np.uint8)
+
+
+def _choose_bounds(changed: Bytes) -> list[int]:
+    """Return the exponents that a half and a quarter of the changed words are below."""
+    if not changed.size:
+        return [0] * (_CLASSES - 1)
+    ordered = np.sort(changed)
+    return [int(ordered[ordered.size >> part]) for part in range(1, _CLASSES)]
+
+
+def _split(exponents: Bytes, bounds: Sequence[int]) -> Iterator[tuple[Places | slice, Bytes]]:
+    """Give for each class the words that no class before it has: where they are in the block, and
+    their exponents."""
+    left: Places | slice = slice(None)
+    for bound in bounds:
+        yield left, exponents
+        below = np.flatnonzero(exponents < bound)
+        left, exponents = _in_block(left, below), exponents[below]
+    yield left, exponents
+
+
+def _in_block(left: Places | slice, places: Places) -> Places:
+    """Return places among the words that are left as places in the block."""
+    return places if isinstance(left, slice) else left[places]
+
+
+def _join(parts: list[Places], exponents: Bytes, bounds: Sequence[int]) -> Places:
+    """Return where in the block the places of all classes are. Raises DamagedDeltaError."""
+    found: list[Places] = []
+    for part, (left, within) in zip(parts, _split(exponents, bounds), strict=True):
+        if part.size and part[-1] >= within.size:
+            raise DamagedDeltaError("a place lies beyond the block")
+        found.append(_in_block(left, part))
+    return np.concatenate(found)
+
+
+def _decode_change(data: bytes, exponents: Bytes) -> tuple[Places, Words]:
+    """Return which of the words have changed, and by what. Raises DamagedDeltaError."""
+    if len(data) < _HEAD.size:
+        raise DamagedDeltaError(f"{len(data)} bytes, too few for a difference")
+    head = _HEAD.unpack_from(data)
+    bounds, counts, (first, second, third) = (
+        head[: _CLASSES - 1],
+        head[_CLASSES - 1 : -3],
+        head[-3:],
+    )
+    total, words = sum(counts), exponents.size
+    if total > words:
+        raise DamagedDeltaError(f"{total} of {words} words have changed")
+    body = memoryview(data)[_HEAD.size :]
+    if len(body) != first + second + third:
+        raise DamagedDeltaError(f"{len(body)} bytes, not {first + second + third}")
+    gaps = _inflate(body[:first], total + _CLASSES * (words // _ON))
+    low = _inflate(body[first : first + second], total)
+    high = _inflate(body[first + second :], total)
+    if low.size != total or high.size != total:
+        raise DamagedDeltaError("changes are missing")
+    return _join(_decode_gaps(gaps, counts), exponents, bounds), _unfold(low, high)
+
+
+def _fold(values: Words) -> tuple[Bytes, Bytes]:
+    """Return the low and the high bytes of values; 1, -1, 2, -2 ... are 0, 1, 2, 3 ...: none is
+    0."""
+    folded = ((values << 1) ^ -(values >> 15)) - np.uint16(1)
+    return folded.astype(np.uint8), (folded >> 8).astype(np.uint8)
+
+
+def _unfold(low: Bytes, high: Bytes) -> Words:
+    folded = (low | high.astype(np.uint16) << 8) + np.uint16(1)
+    change: NDArray[Any] = (folded >> 1) ^ -(folded & np.uint16(1))
+    return change
+
+
+def _encode_gaps(gaps: Places) -> Bytes:
+    """Return `_ON` for each so many words of a gap, and a byte with the rest."""
+    long = gaps // _ON
+    ends = np.cumsum(long + 1) - 1
     coded = np.full(ends[-1] + 1 if ends.size else 0, _ON, np.uint8)
-    coded[ends] = gaps % _ON
+    coded[ends] = gaps - long * _ON
     return coded
 
 
-def _decode_gaps(coded: Bytes, count: int, words: int) -> NDArray[np.int64]:
-    ends = np.flatnonzero(coded != _ON)
-    if ends.size != count or (coded.size and coded[-1] == _ON):
+def _decode_gaps(coded: Bytes, counts: Sequence[int]) -> list[Places]:
+    """Return the places of each class, of so many words. Raises DamagedDeltaError."""
+    ends, total = np.flatnonzero(coded != _ON), sum(counts)
+    if ends.size != total or (coded.size and coded[-1] == _ON):
         raise DamagedDeltaError("places are missing")
-    places = np.cumsum(coded, dtype=np.int64)[ends] + np.arange(count)
-    if count and places[-1] >= words:
-        raise DamagedDeltaError("a place lies beyond the block")
-    return places
+    places = np.cumsum(coded, dtype=np.int64)[ends] + np.arange(total)
+    parts = np.split(places, np.cumsum(counts)[:-1])
+    start = 0
+    for part in parts:
+        if part.size:
+            part -= start
+            start += part[-1] + 1
+    return parts
 
 
-def _deflate(part: NDArray[Any]) -> bytes:
+def _deflate(part: Bytes) -> bytes:
     # No search for repeats, of which there are none but runs.
-    packer = zlib.compressobj(1, zlib.DEFLATED, -zlib.MAX_WBITS, strategy=zlib.Z_RLE)
-    return packer.compress(part.astype(np.uint8).tobytes()) + packer.flush()
+    packer = zlib.compressobj(
+        1, zlib.DEFLATED, -zlib.MAX_WBITS, _DEFLATE_MEMORY, strategy=zlib.Z_RLE
+    )
+    return packer.compress(part.tobytes()) + packer.flush()
 
 
 def _inflate(data: memoryview, most: int) -> Bytes:

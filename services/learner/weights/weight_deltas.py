@@ -12,11 +12,10 @@ import numpy as np
 
 from services.common.weight_delta import (
     BLOCK_BYTES,
-    count_words,
-    decode_change,
+    Change,
+    DamagedDeltaError,
     encode_change,
-    is_sparse,
-    subtract_blocks,
+    undo_change,
 )
 from services.learner.weights.weight_snapshots import SnapshotCache, WeightSnapshot
 
@@ -37,7 +36,7 @@ class WeightDelta:
     def __init__(self, older: WeightSnapshot, newer: WeightSnapshot) -> None:
         self.older, self.newer = older, newer
         self.size_bytes = 0
-        self._blocks: list[bytes | None] = []
+        self._blocks: list[Change | None] = []
         self._ended = False
         self._grown = asyncio.Condition()
 
@@ -51,13 +50,13 @@ class WeightDelta:
                 if not shelf.holds(self.older):
                     break
                 self._blocks.append(block)
-                self.size_bytes += len(block or b"")
+                self.size_bytes += block.size_bytes if block else 0
                 await self._wake_readers()
         finally:
             self._ended = True
             await self._wake_readers()
 
-    async def read_block(self, index: int) -> bytes | None:
+    async def read_block(self, index: int) -> Change | None:
         """Return a block as soon as it is encoded; None for one that is to be sent as it is."""
         async with self._grown:
             await self._grown.wait_for(lambda: self._ended or index < len(self._blocks))
@@ -122,26 +121,31 @@ class DeltaShelf:
             del self._deltas[0]
 
 
-async def read_change(deltas: Sequence[WeightDelta], index: int, size: int) -> bytes | None:
-    """Return block `index`, of `size` bytes, of differences in turn as one; None where one of them
-    has none."""
+async def read_change(deltas: Sequence[WeightDelta], path: str, index: int) -> bytes | None:
+    """Return block `index` of differences in turn as one, which lead to the publication at `path`;
+    None where one of them has none."""
     blocks = [await delta.read_block(index) for delta in deltas]
-    if len(blocks) == 1:
-        return blocks[0]
     present = [block for block in blocks if block is not None]
     if len(present) < len(blocks):
         return None
-    return await asyncio.to_thread(_add_up, present, count_words(size))
+    if len(present) == 1:
+        return present[0].data
+    return await asyncio.to_thread(_add_up, path, index * BLOCK_BYTES, present)
 
 
-def _add_up(blocks: Sequence[bytes], words: int) -> bytes | None:
-    change = np.zeros(words, np.uint16)
-    for block in blocks:
-        change += decode_change(block, words)
-    return encode_change(change) if is_sparse(change) else None
+def _add_up(path: str, start: int, changes: Sequence[Change]) -> bytes | None:
+    try:
+        old = new = np.fromfile(path, np.uint8, BLOCK_BYTES, offset=start)
+        for change in reversed(changes):
+            old = undo_change(old, change)
+    # Removed or rewritten: the publication is superseded.
+    except (OSError, DamagedDeltaError):
+        return None
+    total = encode_change(new, old)
+    return total.data if total is not None else None
 
 
-def _encode_block(older: str, newer: str, start: int) -> bytes | None:
+def _encode_block(older: str, newer: str, start: int) -> Change | None:
     try:
         old = np.fromfile(older, np.uint8, BLOCK_BYTES, offset=start)
         new = np.fromfile(newer, np.uint8, BLOCK_BYTES, offset=start)
@@ -150,8 +154,7 @@ def _encode_block(older: str, newer: str, start: int) -> bytes | None:
         return None
     if old.size != new.size:
         return None
-    change = subtract_blocks(new, old)
-    return encode_change(change) if is_sparse(change) else None
+    return encode_change(new, old)
 
 
 def _stand_behind() -> None:

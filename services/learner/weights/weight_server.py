@@ -90,7 +90,7 @@ class WeightService(pb_grpc.WeightServiceServicer):
                 size = min(CHUNK_BYTES, snapshot.total_bytes - offset)
                 delta = None
                 if deltas is not None and offset % BLOCK_BYTES == 0:
-                    delta = await read_change(deltas, offset // BLOCK_BYTES, size)
+                    delta = await read_change(deltas, snapshot.path, offset // BLOCK_BYTES)
                 chunk = delta or os.pread(file.fileno(), size, offset)
                 # After the read: bytes read before it was overtaken are whole.
                 self._find_snapshot(*wanted)

@@ -14,9 +14,7 @@ from services.common.log import get_logger
 from services.common.weight_delta import (
     BLOCK_BYTES,
     DamagedDeltaError,
-    add_change,
-    count_words,
-    decode_change,
+    apply_change,
 )
 from services.rollout.ports import PolicyFeed, TransportFailed
 from services.rollout.types import FetchedPart, Publication
@@ -158,7 +156,7 @@ def _apply_delta(part: FetchedPart, kept: Path, offset: int) -> bytes | memoryvi
     old = np.fromfile(kept, np.uint8, part.delta_bytes, offset=offset)
     if old.size != part.delta_bytes:
         raise DamagedDeltaError(f"a difference beyond byte {offset + old.size}")
-    return add_change(old, decode_change(part.data, count_words(old.size))).data
+    return apply_change(old, part.data).data
 
 
 def verify_weights(publication: Publication, path: Path) -> None:

@@ -53,13 +53,19 @@ class FetchWeightsResponse(google.protobuf.message.Message):
 
     These bytes of both publications are little-endian 16-bit words, a last
     odd byte being one with 0. Of each the held one's is subtracted, modulo
-    2^16; first come all words at even places, then those at odd ones. Of
-    those that are not 0 the difference has:
-      uint32 how many, uint32 length of `gaps`, uint32 length of `low`
-      gaps: how many words of 0 come before each: 255 for each so many, then
-            a byte with the rest
-      low, high: a byte of each value, folded: 1, -1, 2, -2 ... are 0, 1, 2, 3
-    The three are deflated without a header (RFC 1951).
+    2^16. Bits 7 to 14 of a held word are its exponent, as those of a bfloat16
+    are; two bounds part words into three classes: a class has those whose
+    exponents are not below its bound, the last one's being 0, and which no
+    class before it has. The difference has:
+      uint8 bounds[2], the first class's first; two bytes of 0
+      uint32 changed[3]: how many words of each class have changed
+      uint32 lengths of `gaps`, `low` and `high`
+      gaps: for each word that has changed, how many lie between it and its
+            class's one before it, those of classes before theirs left out:
+            255 for each so many, then a byte with the rest
+      low, high: a byte of each change, folded: 1, -1, 2, -2 ... are 0, 1, 2, 3
+    The last three have the classes one after another, and are deflated each,
+    without a header (RFC 1951).
     """
     def __init__(
         self,
