@@ -5,6 +5,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +20,23 @@ from transformers import (
     Qwen3Config,
 )
 
+from services.common import rpc
 from services.common.domain.policy import PolicyId
+from services.common.fingerprint import TokenizerDigests
 from services.common.spec import PolicyConfig
 from services.learner.rank.model import score_tokens
 from services.learner.rank.policy_loading import load_policy
 from services.learner.types import Publication as Announced
+from services.learner.weights.publication_child import PublicationChild
 from services.learner.weights.weight_broadcast import (
     CANARY_TOLERANCE,
     Announcement,
     AttachedWorker,
     WeightBroadcast,
 )
+from services.learner.weights.weight_server import WeightServerConfig
+from services.rollout.adapters.learner_calls import RunEpoch, WorkerIdentity
+from services.rollout.adapters.policy_feed import PolicyClient
 from services.rollout.adapters.vllm_options import ServedModel
 from services.rollout.adapters.vllm_start import start_engines
 from services.rollout.config.rollout import EngineConfig
@@ -46,6 +53,7 @@ pytestmark = [
     pytest.mark.filterwarnings("default"),
 ]
 
+TOKEN = "a-token-of-this-test"
 TOLERANCE = 1e-4
 PROMPT = np.arange(3, 67, dtype=np.int32)
 # Ends a turn practically never.
@@ -181,6 +189,48 @@ async def test_an_engine_serves_the_adapters_that_were_published_last(
         await check_damage_is_refused(engine, learner, tmp_path)
         await check_another_base_is_noticed(engine, engine_folder, tmp_path)
         await check_layer_that_is_not_there(engine, learner)
+
+
+@pytest.mark.slow
+async def test_an_engine_that_starts_late_serves_as_those_do_that_had_every_publication(
+    engine_folder: Path, tmp_path: Path
+) -> None:
+    """It has the base from the model's files, and of the adapters the newest alone."""
+    learner = AdaptedLearner(engine_folder, tmp_path / "shm")
+    async with serving(engine_folder) as early:
+        await check_updates(early, learner, 3)
+        newest = learner.publish()
+        async with serving(engine_folder) as late:
+            assert late.policy is None
+            await load_fetched(late, newest, tmp_path)
+            assert await canary_error(late, learner, newest) < TOLERANCE
+            ids = np.random.default_rng(0).integers(3, 300, 512).astype(np.int32)
+            theirs, its = [await each.compute_logprobs(ids) for each in (early, late)]
+            assert float(np.abs(theirs - its).max()) < TOLERANCE
+            expected = reference_logprobs(learner.merged_model(), ids)
+            assert float(np.abs(its - expected).max()) < TOLERANCE
+            await check_switch_in_a_turn(late, learner)
+
+
+async def load_fetched(engine: Engine, update: Publication, folder: Path) -> None:
+    """Load a publication as a worker of another machine does: by WeightService."""
+    server = PublicationChild("services.learner.weights.weight_server", folder / "weights.log")
+    try:
+        address = await server.start_process(WeightServerConfig("run", TOKEN).to_line())
+        path, nothing = Path(update.location), np.zeros(0, np.float32)
+        fields = (update.policy.fingerprint, update.manifest, update.total_bytes)
+        ids = update.canary_token_ids
+        written = Announced(update.policy.version, *fields, path, ids, nothing)
+        await server.serve_publication(written, update.policy)
+        open_channel = partial(rpc.channel, token=TOKEN)
+        async with open_channel(address) as channel:
+            identity = WorkerIdentity("late", "incarnation", 1, TokenizerDigests(b"d" * 32))
+            feed = PolicyClient(channel, identity, RunEpoch(), weights=open_channel)
+            sent = replace(update, transport="grpc", location=address)
+            await stage_weights(sent, feed, folder / "staged")
+            await engine.load_weights(sent, folder / "staged")
+    finally:
+        await server.close()
 
 
 @pytest.mark.slow
