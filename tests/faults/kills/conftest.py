@@ -1,13 +1,19 @@
-"""One fork server for all tests, and the very small model that they share."""
+"""One fork server for all tests, the very small model that they share, and what runs of ranks need
+besides."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Generator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import pytest_asyncio
 
 from tests.faults.kills.fork_server import ForkServer, fork_server
+from tests.support.process_forge import ProcessForge, running_forge
 from tests.support.shared_folders import SharedFolders
+
+if TYPE_CHECKING:
+    from tests.faults.kills.sharded_setting import ShardedSetting
 
 
 @pytest_asyncio.fixture(scope="package", loop_scope="package")
@@ -25,3 +31,23 @@ async def model(
         if fresh is not None:
             await server.run("model", {"folder": fresh}, tmp_path_factory.mktemp("model") / "log")
     return shared_folders.folder("tied-model")
+
+
+@pytest.fixture(scope="package")
+def forge() -> Generator[ProcessForge]:
+    with running_forge("services.learner.rank.worker", 1) as found:
+        yield found
+
+
+@pytest.fixture
+def setting(
+    server: ForkServer,
+    model: Path,
+    tmp_path: Path,
+    forge: ProcessForge,
+    monkeypatch: pytest.MonkeyPatch,
+) -> "ShardedSetting":
+    # It imports torch, which other tests of this package do without.
+    from tests.faults.kills.sharded_setting import ShardedSetting
+
+    return ShardedSetting(server, model, tmp_path, forge, monkeypatch)
