@@ -2,17 +2,16 @@
 
 import asyncio
 import json
-from asyncio.subprocess import PIPE, Process
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from services.common.child_environment import child_environment
 from services.common.concurrency import cancel_tasks
+from services.common.logged_child import LoggedChild
 from services.common.python_command import python_command
 from services.common.ray_cluster.cluster_settings import derive_cluster_token
 from services.common.ray_cluster.machine_resources import ExpectedMachines
-from services.common.ray_cluster.ray_node import read_tail
 
 _PROGRAM = "services.common.ray_cluster.adapters.watch_program"
 _ANSWER_S = 8.0
@@ -25,9 +24,8 @@ class MachinesLostError(Exception):
 class MachineWatch:
     """A child process that is connected to the cluster, and tells of its machines."""
 
-    def __init__(self, process: Process, log_path: Path) -> None:
-        self._process = process
-        self._log_path = log_path
+    def __init__(self, child: LoggedChild) -> None:
+        self._child = child
         self._answers = asyncio.Queue[str]()
         self._turn = asyncio.Lock()
         loop = asyncio.get_running_loop()
@@ -44,17 +42,8 @@ class MachineWatch:
         """Connect to the cluster at `address` by the run's token, and wait for its machines.
 
         Raises MachinesLostError."""
-        log_path.parent.mkdir(parents=True, exist_ok=True)
-        with log_path.open("ab") as log:
-            process = await asyncio.create_subprocess_exec(
-                *python_command("-m", _PROGRAM),
-                stdin=PIPE,
-                stdout=PIPE,
-                stderr=log,
-                env=child_environment(ours=True),
-                start_new_session=True,
-            )
-        watch = MachineWatch(process, log_path)
+        command, environment = python_command("-m", _PROGRAM), child_environment(ours=True)
+        watch = MachineWatch(await LoggedChild.start_child(command, log_path, environment))
         plan = {
             "address": address,
             "token": derive_cluster_token(token),
@@ -97,15 +86,14 @@ class MachineWatch:
 
     async def close(self) -> None:
         """End the process. May be called again."""
-        if self._process.returncode is None:
-            self._process.kill()
-        await self._process.wait()
+        self._child.kill()
+        await self._child.wait_until_ended()
         await cancel_tasks([self._reader])
 
     async def _ask(self, command: dict[str, Any]) -> str:
         """Return the answer; nothing where none comes in time."""
         async with self._turn:
-            if self._process.returncode is not None:
+            if self._child.exit_code is not None:
                 return ""
             self._write_line(command)
             try:
@@ -115,16 +103,13 @@ class MachineWatch:
                 return ""
 
     def _write_line(self, message: dict[str, Any]) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(message).encode() + b"\n")
+        self._child.stdin.write(json.dumps(message).encode() + b"\n")
 
     async def _read_news(self) -> None:
-        assert self._process.stdout is not None
-        while line := await self._process.stdout.readline():
+        while line := await self._child.stdout.readline():
             self._take_news(json.loads(line))
-        code = await self._process.wait()
-        why = f"the watcher of the machines ended with code {code}; {read_tail(self._log_path)}"
-        self._lose(why)
+        code, log = await self._child.wait_until_ended(), self._child.describe_log_end()
+        self._lose(f"the watcher of the machines ended with code {code}; {log}")
 
     def _take_news(self, news: dict[str, Any]) -> None:
         if "joined" in news:

@@ -4,7 +4,6 @@ import asyncio
 import json
 import socket
 import time
-from asyncio.subprocess import PIPE, Process
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -12,6 +11,7 @@ from pathlib import Path
 
 from services.common.child_environment import child_environment
 from services.common.errors import ConfigError
+from services.common.logged_child import LoggedChild
 from services.common.network_addresses import join_host_port
 from services.common.python_command import python_command
 from services.common.ray_cluster.cluster_settings import (
@@ -25,7 +25,6 @@ _START_SECONDS = 90.0
 _CLOSE_SECONDS = 15.0
 _FREE_SECONDS = 20.0
 _LOOK_SECONDS = 0.2
-_TAIL_BYTES = 2048
 
 
 class RayNodeError(Exception):
@@ -65,12 +64,6 @@ class NodePlan:
         ]
 
 
-def read_tail(log_path: Path) -> str:
-    """Return the end of a log, for a message."""
-    text = log_path.read_bytes()[-_TAIL_BYTES:].decode(errors="replace").strip()
-    return f"end of {log_path}:\n{text}"
-
-
 def check_ray_is_installed(wanted_by: str) -> None:
     """Raise ConfigError where there is no Ray for what `wanted_by` sets."""
     if find_spec("ray") is None:
@@ -80,9 +73,8 @@ def check_ray_is_installed(wanted_by: str) -> None:
 class RayNode:
     """A node that runs, and ends with this process."""
 
-    def __init__(self, process: Process, log_path: Path) -> None:
-        self._process = process
-        self._log_path = log_path
+    def __init__(self, child: LoggedChild) -> None:
+        self._child = child
 
     @staticmethod
     async def start_node(
@@ -93,20 +85,14 @@ class RayNode:
         What runs on it gets `environment` besides. Raises RayNodeError."""
         if plan.own_host is None:
             await _wait_until_free(plan.port)
-        log_path.parent.mkdir(parents=True, exist_ok=True)
-        with log_path.open("ab") as log:
-            process = await asyncio.create_subprocess_exec(
-                *python_command("-m", _SUPERVISOR),
-                stdin=PIPE,
-                stdout=PIPE,
-                stderr=log,
-                env={**child_environment(HUB_TOKEN, ours=True), **(environment or {})},
-                start_new_session=True,
-            )
-        node = RayNode(process, log_path)
-        assert process.stdin is not None
+        child = await LoggedChild.start_child(
+            python_command("-m", _SUPERVISOR),
+            log_path,
+            {**child_environment(HUB_TOKEN, ours=True), **(environment or {})},
+        )
+        node = RayNode(child)
         said = {"arguments": plan.to_arguments(), "token": derive_cluster_token(token)}
-        process.stdin.write(json.dumps(said).encode() + b"\n")
+        child.stdin.write(json.dumps(said).encode() + b"\n")
         try:
             await node._wait_until_started()
         except BaseException:
@@ -117,41 +103,31 @@ class RayNode:
     @property
     def has_ended(self) -> bool:
         """True when the node is gone."""
-        return self._process.returncode is not None
+        return self._child.exit_code is not None
 
     async def wait_until_ended(self) -> None:
         """Wait until the node ends by itself, as without its head."""
-        await self._process.wait()
+        await self._child.wait_until_ended()
 
     async def close(self) -> None:
         """End the node and all that runs on it. May be called again."""
-        assert self._process.stdin is not None
         if not self.has_ended:
-            self._process.stdin.write(b"close\n")
-        self._process.stdin.close()
-        try:
-            async with asyncio.timeout(_CLOSE_SECONDS):
-                await self._process.wait()
-        except TimeoutError:
-            self._process.kill()
-            await self._process.wait()
-
-    def log_tail(self) -> str:
-        """Return the end of the node's log."""
-        return read_tail(self._log_path)
+            self._child.stdin.write(b"close\n")
+        self._child.stdin.close()
+        await self._child.end_within(_CLOSE_SECONDS)
 
     async def _wait_until_started(self) -> None:
-        assert self._process.stdout is not None
+        log = self._child.describe_log_end
         try:
             async with asyncio.timeout(_START_SECONDS):
-                line = await self._process.stdout.readline()
+                line = await self._child.stdout.readline()
         except TimeoutError:
             raise RayNodeError(
-                f"the Ray node has not started in {_START_SECONDS:.0f} s; {self.log_tail()}"
+                f"the Ray node has not started in {_START_SECONDS:.0f} s; {log()}"
             ) from None
         if not line:
-            code = await self._process.wait()
-            raise RayNodeError(f"`ray start` ended with code {code}; {self.log_tail()}")
+            code = await self._child.wait_until_ended()
+            raise RayNodeError(f"`ray start` ended with code {code}; {log()}")
 
 
 async def _wait_until_free(port: int) -> None:

@@ -1,20 +1,18 @@
 """One training rank as a child process, spoken to in frames over its stdin and stdout."""
 
 import asyncio
-import os
-from asyncio.subprocess import PIPE, Process
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from services.common.child_environment import child_environment
+from services.common.logged_child import LoggedChild
 from services.common.python_command import python_command
 from services.learner.config.rank import RankConfig
 from services.learner.ranks import protocol
 from services.learner.ranks.pending_calls import Answer, PendingCalls, failed_answer
 
 RANK = "services.learner.rank"
-_TAIL_BYTES = 4096
 _CLOSE_SECONDS = 10.0
 # transformers asks the hub for further files of a model.
 _HUB_TOKEN = "HF_TOKEN"
@@ -31,10 +29,9 @@ class RankProcess:
 
     Output of the rank and its libraries goes to `log_path`, whose end RankErrors carry."""
 
-    def __init__(self, process: Process, name: str, log_path: Path) -> None:
-        self._process = process
+    def __init__(self, child: LoggedChild, name: str) -> None:
+        self._child = child
         self._name = name
-        self._log_path = log_path
         self._calls = PendingCalls()
         self._reader = asyncio.create_task(self._read_answers())
 
@@ -43,51 +40,40 @@ class RankProcess:
         name: str, log_path: Path, environment: Mapping[str, str], module: str = RANK
     ) -> "RankProcess":
         """Start a rank, or another `module` that is spoken to so; messages call it `name`."""
-        log_path.parent.mkdir(parents=True, exist_ok=True)
-        with log_path.open("ab") as log:
-            process = await asyncio.create_subprocess_exec(
-                *python_command("-m", module),
-                stdin=PIPE,
-                stdout=PIPE,
-                stderr=log,
-                env={**child_environment(_HUB_TOKEN, ours=True), **environment},
-                # The terminal's Ctrl-C is for the service, which ends the rank in order.
-                start_new_session=True,
-            )
-        return RankProcess(process, name, log_path)
+        child = await LoggedChild.start_child(
+            python_command("-m", module),
+            log_path,
+            {**child_environment(_HUB_TOKEN, ours=True), **environment},
+        )
+        return RankProcess(child, name)
 
     @property
     def has_ended(self) -> bool:
         """True when the process is gone."""
-        return self._process.returncode is not None
+        return self._child.exit_code is not None
 
     def send_command(self, command: str, arguments: Mapping[str, Any]) -> Answer:
         """Send a command at once; the answer comes later, or RankError in its place."""
-        if self._process.returncode is not None:
-            return failed_answer(self._describe_exit(self._process.returncode))
+        if self._child.exit_code is not None:
+            return failed_answer(self._describe_exit(self._child.exit_code))
         call, answer = self._calls.begin_call(command)
         self._write_frame({"id": call, "command": command, "arguments": arguments})
         return answer
 
     def kill(self) -> None:
         """End it at once; `close` still has to be called."""
-        if not self.has_ended:
-            self._process.kill()
+        self._child.kill()
 
     async def close(self) -> None:
         """End it in order, or by force when it does not listen."""
-        try:
-            async with asyncio.timeout(_CLOSE_SECONDS):
-                await self._request_close()
-        except TimeoutError:
-            self.kill()
-            await self._process.wait()
+        if not self.has_ended:
+            self._write_frame({"command": "close"})
+        await self._child.end_within(_CLOSE_SECONDS)
         await self._reader
 
     async def _read_answers(self) -> None:
         """Hand answers to those who wait for them, and bad news to all when the process ends."""
-        stdout = self._process.stdout
-        assert stdout is not None
+        stdout = self._child.stdout
         try:
             while True:
                 header = await stdout.readexactly(protocol.HEADER.size)
@@ -96,35 +82,22 @@ class RankProcess:
         except (asyncio.IncompleteReadError, protocol.ChannelError) as error:
             if isinstance(error, protocol.ChannelError):
                 self.kill()
-            self._calls.fail_all(self._describe_exit(await self._process.wait()))
+            self._calls.fail_all(self._describe_exit(await self._child.wait_until_ended()))
 
     def _handle_answer(self, message: protocol.Message) -> None:
         call = message["id"]
         if "error" in message:
             command = self._calls.command_of(call)
-            self._calls.fail_call(call, f"{command}: {message['error']}\n{self._log_tail()}")
+            self._calls.fail_call(
+                call, f"{command}: {message['error']}\n{self._child.describe_log_end()}"
+            )
         else:
             self._calls.complete_call(call, message["result"])
 
-    async def _request_close(self) -> None:
-        if not self.has_ended:
-            self._write_frame({"command": "close"})
-        await self._process.wait()
-
     def _write_frame(self, message: Mapping[str, Any]) -> None:
         """Write a frame: frames are small, and a broken pipe shows as the end of the answers."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(protocol.encode_frame(message))
+        self._child.stdin.write(protocol.encode_frame(message))
 
     def _describe_exit(self, code: int) -> str:
         ending = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
-        return f"{self._name} {ending}\n{self._log_tail()}"
-
-    def _log_tail(self) -> str:
-        try:
-            with self._log_path.open("rb") as file:
-                file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
-                text = file.read().decode(errors="replace").strip()
-        except OSError as error:
-            return f"(its log {self._log_path} cannot be read: {error})"
-        return f"end of {self._log_path}:\n{text}" if text else f"({self._log_path} is empty)"
+        return f"{self._name} {ending}\n{self._child.describe_log_end()}"

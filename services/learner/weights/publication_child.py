@@ -3,12 +3,12 @@ transfers into live engines."""
 
 import asyncio
 import json
-from asyncio.subprocess import PIPE, Process
 from pathlib import Path
 from typing import Any
 
 from services.common.child_environment import child_environment
 from services.common.domain.policy import PolicyId
+from services.common.logged_child import LoggedChild
 from services.common.network_addresses import advertised_address, join_host_port, split_host_port
 from services.common.python_command import python_command
 from services.common.runtime import Runtime
@@ -73,7 +73,7 @@ class PublicationChild:
         self._module = module
         self._log_path = log_path
         self._turn = asyncio.Lock()
-        self._process: Process | None = None
+        self._child: LoggedChild | None = None
         # The identities of devices whose memory it shares with engines.
         self.devices: frozenset[str] = frozenset()
 
@@ -81,20 +81,12 @@ class PublicationChild:
         """Start the process with a line of configuration and return its address.
 
         Raises PublicationChildError."""
-        self._log_path.parent.mkdir(parents=True, exist_ok=True)
-        with self._log_path.open("ab") as log:
-            self._process = await asyncio.create_subprocess_exec(
-                *python_command("-m", self._module),
-                stdin=PIPE,
-                stdout=PIPE,
-                stderr=log,
-                start_new_session=True,
-                env=child_environment(ours=True),
-            )
-        assert self._process.stdin is not None
+        self._child = await LoggedChild.start_child(
+            python_command("-m", self._module), self._log_path, child_environment(ours=True)
+        )
         # Not by its environment: that is for other processes to read.
-        self._process.stdin.write(start)
-        answer = await self._read_answer(_START_SECONDS)
+        self._child.stdin.write(start)
+        answer = await self._read_answer(self._child, _START_SECONDS)
         self.devices = frozenset(answer.get("devices", ()))
         return answer["address"]
 
@@ -110,41 +102,33 @@ class PublicationChild:
             publication.total_bytes,
         )
         async with self._turn:
-            if self._process is None or self._process.stdin is None:
+            if self._child is None:
                 raise PublicationChildError(f"{self._name} has not been started")
-            self._process.stdin.write(snapshot.to_line())
-            await self._read_answer(_ANSWER_SECONDS)
+            self._child.stdin.write(snapshot.to_line())
+            await self._read_answer(self._child, _ANSWER_SECONDS)
 
     async def close(self) -> None:
         """End the process. May be called again, and in any state."""
-        process, self._process = self._process, None
-        if process is None or process.stdin is None:
-            return
-        process.stdin.close()
-        try:
-            async with asyncio.timeout(_CLOSE_SECONDS):
-                await process.wait()
-        except TimeoutError:
-            process.kill()
-            await process.wait()
+        child, self._child = self._child, None
+        if child is not None:
+            child.stdin.close()
+            await child.end_within(_CLOSE_SECONDS)
 
     @property
     def _name(self) -> str:
         return f"the {self._module.rpartition('.')[2].replace('_', ' ')}"
 
-    async def _read_answer(self, seconds: float) -> dict[str, Any]:
-        assert self._process is not None
-        assert self._process.stdout is not None
+    async def _read_answer(self, child: LoggedChild, seconds: float) -> dict[str, Any]:
         try:
             async with asyncio.timeout(seconds):
-                line = await self._process.stdout.readline()
+                line = await child.stdout.readline()
         except TimeoutError:
             raise PublicationChildError(
-                f"{self._name} has not answered for {seconds:.0f} s, see {self._log_path}"
+                f"{self._name} has not answered for {seconds:.0f} s; {child.describe_log_end()}"
             ) from None
         if not line:
-            code = await self._process.wait()
+            code = await child.wait_until_ended()
             raise PublicationChildError(
-                f"{self._name} ended with code {code}, see {self._log_path}"
+                f"{self._name} ended with code {code}; {child.describe_log_end()}"
             )
         return json.loads(line)

@@ -11,12 +11,13 @@ from typing import Any, TypeVar
 from services.common.concurrency import cancel_tasks, running_tasks, wait_for_any
 from services.common.errors import ConfigError
 from services.common.log import get_logger
+from services.common.logged_child import describe_log_end
 from services.common.network_addresses import join_host_port
 from services.common.ray_cluster.cluster_settings import cluster_environment, derive_cluster_token
 from services.common.ray_cluster.machine_resources import ExpectedMachines, machine_offers
 from services.common.ray_cluster.machine_watch import MachinesLostError, MachineWatch
 from services.common.ray_cluster.node_folder import NodeFolder
-from services.common.ray_cluster.ray_node import NodePlan, RayNode, RayNodeError, read_tail
+from services.common.ray_cluster.ray_node import NodePlan, RayNode, RayNodeError
 from services.rollout.adapters.engine_cluster import EngineCluster, MachineSite, worker_logs
 from services.rollout.adapters.vllm_options import engine_environment
 from services.rollout.config.rollout import EngineConfig
@@ -106,7 +107,7 @@ class EngineMachines:
         logs = sorted(self._site.logs.glob(worker_logs(self._site.replica, 0)))
         # Ray may have found out meanwhile.
         known = [reason] if self.lost in (None, reason) else [reason, self.lost]
-        return "\n".join(part for part in (*known, there, *map(read_tail, logs)) if part)
+        return "\n".join(part for part in (*known, there, *map(describe_log_end, logs)) if part)
 
     def drain_when_one_leaves(self, drain: asyncio.Event) -> None:
         """Set `drain` once a machine has to go."""

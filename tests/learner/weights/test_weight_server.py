@@ -129,9 +129,9 @@ async def test_a_server_that_died_is_an_error(
     weights: tuple[PublicationChild, str], tmp_path: Path
 ) -> None:
     server, _ = weights
-    process = server._process  # pyright: ignore[reportPrivateUsage]
-    assert process is not None
-    process.kill()
-    await process.wait()
+    child = server._child  # pyright: ignore[reportPrivateUsage]
+    assert child is not None
+    child.kill()
+    await child.wait_until_ended()
     with pytest.raises(PublicationChildError, match="ended with code -9"):
         await server.serve_publication(*publish(tmp_path, 0)[:2])
