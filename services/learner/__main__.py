@@ -1,7 +1,8 @@
 """The learner: gives out groups to sample, takes trajectories back, trains and publishes."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,64 +15,73 @@ from services.learner.config.learner import LearnerConfig
 from services.learner.ports import RemoteStore
 
 if TYPE_CHECKING:
+    from services.learner.dependencies import LearnerDependencies
     from services.learner.ranks.cluster import RayCluster
     from services.learner.ranks.local_ranks import LocalRanks
+    from services.learner.weights.live_sender import LiveSender
+    from services.learner.weights.publication_child import PublicationChild
 
 _WEIGHT_SERVER = "services.learner.weights.weight_server"
 
 
 def _load_learner() -> Callable[[Runtime[LearnerConfig]], Awaitable[None]]:
-    from services.learner.alarms.adapters.sinks import build_alarm_sinks
     from services.learner.app import run_learner
-    from services.learner.checkpoints.adapters.model_assets import tokenizer_digests_of
     from services.learner.checkpoints.model_file_checks import check_model_files
-    from services.learner.dependencies import LearnerDependencies
-    from services.learner.tracking.adapters.build_trackers import build_trackers
-    from services.learner.weights.live_sender import LiveSender
-    from services.learner.weights.publication_child import (
-        PublicationChild,
-        sender_config_of,
-        server_config_of,
-    )
 
     async def run_learner_service(runtime: Runtime[LearnerConfig]) -> None:
         with private_folder(f"{_memory_name(runtime)}-learner") as memory:
-            await run_with_memory(memory, runtime)
-
-    async def run_with_memory(memory: Path, runtime: Runtime[LearnerConfig]) -> None:
-        policy = runtime.shared.policy
-        check_model_files(policy, runtime.run_dir)
-        await _stage_model(runtime)
-        tokenizer = tokenizer_digests_of(policy)
-        cluster = _build_cluster(runtime)
-        ranks = _build_ranks(runtime, memory, cluster)
-        logs = runtime.run_dir / "logs"
-        weights = PublicationChild(_WEIGHT_SERVER, logs / "learner-weights.log")
-        sender_config = sender_config_of(runtime)
-        sender = sender_config and LiveSender(sender_config, logs / "learner-sender.log")
-        tracking = runtime.config.tracking
-        tracker = build_trackers(tracking, runtime.run_id, runtime.run_dir, runtime.spec)
-        sinks = build_alarm_sinks(runtime.config.alarms, runtime.run_id, runtime.run_dir)
-        try:
-            address = await weights.start_process(server_config_of(runtime).to_line())
-            store = _open_remote_store(runtime)
-            export = _make_exporter(policy)
-            vendors = LearnerDependencies(
-                ranks, tracker, tokenizer, weights, address, store, sinks, export, cluster, sender
-            )
-            await run_learner(runtime, vendors)
-        finally:
-            await ranks.close()
-            if cluster is not None:
-                await cluster.close()
-            await weights.close()
-            if sender is not None:
-                await sender.close()
-            await asyncio.to_thread(tracker.close)
-            for sink in sinks:
-                await asyncio.to_thread(sink.close)
+            check_model_files(runtime.shared.policy, runtime.run_dir)
+            await _stage_model(runtime)
+            async with _opened_dependencies(runtime, memory) as vendors:
+                await run_learner(runtime, vendors)
 
     return run_learner_service
+
+
+@asynccontextmanager
+async def _opened_dependencies(
+    runtime: Runtime[LearnerConfig], memory: Path
+) -> "AsyncGenerator[LearnerDependencies]":
+    """Give what the learner is given from outside; its ranks end first, then what they need."""
+    from services.learner.alarms.adapters.sinks import build_alarm_sinks
+    from services.learner.checkpoints.adapters.model_assets import tokenizer_digests_of
+    from services.learner.dependencies import LearnerDependencies
+    from services.learner.tracking.adapters.build_trackers import build_trackers
+    from services.learner.weights.publication_child import server_config_of
+
+    config, policy = runtime.config, runtime.shared.policy
+    tokenizer = tokenizer_digests_of(policy)
+    cluster = _build_cluster(runtime)
+    ranks = _build_ranks(runtime, memory, cluster)
+    weights, sender = _build_publication_servers(runtime)
+    tracker = build_trackers(config.tracking, runtime.run_id, runtime.run_dir, runtime.spec)
+    sinks = build_alarm_sinks(config.alarms, runtime.run_id, runtime.run_dir)
+    async with AsyncExitStack() as ending:
+        # In the reverse order.
+        for close in (*(sink.close for sink in reversed(sinks)), tracker.close):
+            ending.push_async_callback(asyncio.to_thread, close)
+        for part in (sender, weights, cluster, ranks):
+            if part is not None:
+                ending.push_async_callback(part.close)
+        address = await weights.start_process(server_config_of(runtime).to_line())
+        store, export = _open_remote_store(runtime), _make_exporter(policy)
+        yield LearnerDependencies(
+            ranks, tracker, tokenizer, weights, address, store, sinks, export, cluster, sender
+        )
+
+
+def _build_publication_servers(
+    runtime: Runtime[LearnerConfig],
+) -> "tuple[PublicationChild, LiveSender | None]":
+    """Return WeightService, not yet started, and the sender of weights into live engines, if the
+    run has one."""
+    from services.learner.weights.live_sender import LiveSender
+    from services.learner.weights.publication_child import PublicationChild, sender_config_of
+
+    logs = runtime.run_dir / "logs"
+    config = sender_config_of(runtime)
+    sender = LiveSender(config, logs / "learner-sender.log") if config else None
+    return PublicationChild(_WEIGHT_SERVER, logs / "learner-weights.log"), sender
 
 
 async def _stage_model(runtime: Runtime[LearnerConfig]) -> None:
