@@ -17,7 +17,7 @@ _LOOK_S = 0.5
 _DIAL_S = 2.0
 _UNREACHED_S = 10.0
 # In what `ray start` says when it will never be let in.
-_REFUSALS = ("uthenticat", "ersion mismatch", "token")
+_REFUSALS = ("AuthenticationError", "ersion mismatch")
 _log = get_logger(__name__)
 
 # Returns the head's host; waits until it is known.
