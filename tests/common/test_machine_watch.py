@@ -91,10 +91,7 @@ async def test_a_machine_that_stands_still_is_lost_within_seconds(tmp_path: Path
             started = time.monotonic()
             silent = f"{watch.names[0]} does not answer"
             assert await watch.read_tails("*.log") == silent
-            assert (
-                await watch.wait_until_lost()
-                == f"{watch.names[0]} is lost: it has ended, or" + (" does not answer")
-            )
+            assert (await watch.wait_until_lost()).startswith(f"{watch.names[0]} is lost")
             assert time.monotonic() - started < 20
             assert await watch.read_tails("*.log") == silent
         finally:
