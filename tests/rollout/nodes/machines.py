@@ -27,7 +27,7 @@ HOST = "127.0.0.2"
 
 
 def config_of(nodes: int = 2, **options: Any) -> EngineConfig:
-    chosen = {"tensor_parallel": nodes, "join_s": 60.0, "ray_port": free_port()}
+    chosen = {"tensor_parallel": nodes, "join_s": 240.0, "ray_port": free_port()}
     return tiny_config(nodes=nodes, **(chosen | options))
 
 
@@ -161,7 +161,7 @@ async def head(
 async def said(process: asyncio.subprocess.Process, word: str) -> list[str]:
     """The rest of the next line that begins with the word; log lines are skipped."""
     assert process.stdout is not None
-    async with asyncio.timeout(240):
+    async with asyncio.timeout(480):
         while line := (await process.stdout.readline()).decode():
             if line.startswith(f"{word} "):
                 return line.split()[1:]
