@@ -31,6 +31,7 @@ async def _said(process: asyncio.subprocess.Process, word: str) -> list[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 @pytest.mark.usefixtures("network")
 async def test_machines_train_over_a_network_and_end_in_seconds_when_it_goes(
     model_folder: Path, tmp_path: Path
