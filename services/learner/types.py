@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import IntEnum
 from pathlib import Path
 from typing import Literal
 
@@ -85,6 +86,30 @@ class VersionMismatch:
     abs_diff_max: float
 
 
+class Standing(IntEnum):
+    """Part of a sequence in a step."""
+
+    TRAINED = 0
+    # Its group has no signal, so its gradient would be 0 and is not computed.
+    NO_SIGNAL = 1
+    # Masked as overlong, or without a policy token.
+    LEFT_OUT = 2
+
+
+@dataclass(frozen=True, slots=True)
+class StepTokens:
+    """Numbers that the trainer used for every policy token of a batch.
+
+    Each array is [policy tokens], by sequence in the batch's order."""
+
+    standings: tuple[Standing, ...]
+    advantages: tuple[NDArray[np.float32], ...]
+    # Of the policy as the step began, and its entropy in nats in the first epoch; NaN where the
+    # step did not compute them.
+    logprobs: tuple[NDArray[np.float32], ...]
+    entropy: tuple[NDArray[np.float32], ...]
+
+
 @dataclass(frozen=True, slots=True)
 class StepResult:
     """Result of one optimizer step; `metrics` carries the `policy/*` and `mismatch/*` names."""
@@ -96,6 +121,11 @@ class StepResult:
     histograms: Mapping[str, Histogram] = field(default_factory=dict[str, Histogram])
     # By version, for the mismatch guard.
     versions: Mapping[int, VersionMismatch] = field(default_factory=dict[int, VersionMismatch])
+    # None of a step that was refused.
+    tokens: StepTokens | None = None
+    # The file in shared memory that holds `tokens` on their way out of the rank; its reader removes
+    # it. None where it had no room.
+    token_file: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from services.common.number_ranges import MOST_STEPS, Count, Seconds, Steps
 from services.common.spec import ServiceConfig, SharedConfig
 from services.learner.config.alarms import AlarmsConfig
 from services.learner.config.algorithm import AlgorithmConfig
+from services.learner.config.dumps import DumpsConfig
 from services.learner.config.guard import GuardConfig
 from services.learner.config.lora import LoraConfig
 from services.learner.config.rank import RankConfig
@@ -202,6 +203,7 @@ class LearnerConfig(ServiceConfig):
     guard: GuardConfig = GuardConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     eval: EvalConfig = EvalConfig()
+    dumps: DumpsConfig = DumpsConfig()
     select: SelectConfig = SelectConfig()
     sampling: SamplingConfig = SamplingConfig()
     tracking: TrackingConfig = TrackingConfig()

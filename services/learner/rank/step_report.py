@@ -14,7 +14,7 @@ from services.learner.rank.gradient_accumulator import MiniBatchSums
 from services.learner.rank.model_updates import UpdateHistory, UpdateOutcome
 from services.learner.rank.packed_rows import ByRow
 from services.learner.rank.step_preparation import PreparedBatch, TrainExample
-from services.learner.types import Histogram, TrainBatch, VersionMismatch
+from services.learner.types import Histogram, Standing, StepTokens, TrainBatch, VersionMismatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +183,30 @@ def step_histograms(
         "policy/response_tokens": ([list(lengths.values())], histograms.LENGTHS),
     }
     return {name: histograms.bin_values(*pair) for name, pair in values.items()}
+
+
+def step_tokens(
+    prepared: PreparedBatch, evidence: TokenStats, examples: Mapping[int, TrainExample]
+) -> StepTokens:
+    """Return the numbers of every policy token of the batch."""
+    advantages = tuple(values.astype(np.float32) for values in prepared.advantages)
+    unknown = [np.full(len(values), np.nan, np.float32) for values in advantages]
+
+    def fill_gaps(found: ByRow) -> tuple[NDArray[np.float32], ...]:
+        return tuple(found.get(index, gap) for index, gap in enumerate(unknown))
+
+    return StepTokens(
+        tuple(_standing(examples.get(index)) for index in range(len(advantages))),
+        advantages,
+        fill_gaps(evidence.logprobs),
+        fill_gaps(evidence.entropy),
+    )
+
+
+def _standing(example: TrainExample | None) -> Standing:
+    if example is None:
+        return Standing.LEFT_OUT
+    return Standing.TRAINED if example.moves else Standing.NO_SIGNAL
 
 
 def _sum_outcomes(outcomes: Sequence[UpdateOutcome]) -> MiniBatchSums:

@@ -122,6 +122,7 @@ class Trainer:
             skipped=len(history.made_outcomes) < len(history.outcomes),
             histograms=step_report.step_histograms(batch, prepared, evidence, examples),
             versions=step_report.version_mismatches(batch, evidence, examples),
+            tokens=step_report.step_tokens(prepared, evidence, examples),
         )
 
     def _gather_token_stats(

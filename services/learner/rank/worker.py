@@ -1,10 +1,13 @@
 """The rank's commands: start, train; of the first rank also host, publish, compare and save."""
 
+import logging
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 
 from services.common.process_memory import peak_memory_bytes
 from services.learner.rank.batch_transfer import make_batch_source
@@ -18,7 +21,10 @@ from services.learner.rank.rendezvous_store import Store, host_store
 from services.learner.rank.weight_slots import WeightSlots
 from services.learner.ranks import protocol
 from services.learner.ranks.comparison_codec import encode_comparison
-from services.learner.types import ModelInfo, Publication
+from services.learner.types import ModelInfo, Publication, StepTokens
+
+# The rank's log is what its process prints.
+_log = logging.getLogger(__name__)
 
 # A future is answered when it ends; meanwhile other commands are.
 CommandResult = protocol.Message | Future[protocol.Message]
@@ -83,7 +89,20 @@ class Rank:
         lr = learning_rate(self._setup.optimizer, batch.step, self._setup.total_steps)
         result = self._models.trainer.train_step(batch, lr)
         self._step = batch.step
+        if message.get("keep_tokens") and self._setup.place.index == 0 and result.tokens:
+            result = replace(result, token_file=self._hand_out_tokens(batch.step, result.tokens))
         return protocol.encode_step_result(result)
+
+    def _hand_out_tokens(self, step: int, tokens: StepTokens) -> Path | None:
+        """Write the step's numbers for the service; return None where there is no room."""
+        path = protocol.token_path(self._setup.shm_dir, self._setup.name, step)
+        try:
+            protocol.write_tokens(path, tokens)
+        except (OSError, SafetensorError) as error:
+            path.unlink(missing_ok=True)
+            _log.warning("step %d: its tokens' numbers are lost: %s", step, error)
+            return None
+        return path
 
     def close(self) -> None:
         """Remove what the rank holds in shared memory."""

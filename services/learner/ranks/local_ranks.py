@@ -128,6 +128,7 @@ class LocalRanks:
         except (OSError, SafetensorError) as error:
             raise RankError(f"train: the batch cannot be written to {path}: {error}") from error
         # Ranks elsewhere do not see the file: the first one sends it.
+        arguments["keep_tokens"] = self._config.dumps.enabled
         told = [arguments] * self._local_count + [{}] * len(self._elsewhere)
         answer, *_ = await self._call_ranks("train", told)
         path.unlink(missing_ok=True)

@@ -3,6 +3,7 @@
 Frames are a little-endian uint32 length and that many bytes of JSON. Arrays go through one
 safetensors file in shared memory, rewritten for every batch and read by every rank."""
 
+import glob
 import json
 import struct
 from collections.abc import Mapping, Sequence
@@ -23,8 +24,10 @@ from services.learner.types import (
     Histogram,
     ModelInfo,
     Publication,
+    Standing,
     StepResult,
     StepSettings,
+    StepTokens,
     TrainBatch,
     TrainSequence,
     VersionMismatch,
@@ -95,6 +98,11 @@ def comparison_path(folder: Path, name: str) -> Path:
     return folder / f"{name}-comparison.safetensors"
 
 
+def token_path(folder: Path, name: str, step: int) -> Path:
+    """The shared-memory file that holds a step's `StepTokens` on their way out of the rank."""
+    return folder / f"{name}-tokens-{step}.safetensors"
+
+
 def rendezvous_path(folder: Path, name: str) -> Path:
     """The file over which several ranks find each other; it must not exist when they start."""
     return folder / f"{name}-rendezvous"
@@ -107,7 +115,8 @@ def remove_stale_files(folder: Path, name: str) -> None:
         comparison_path(folder, name),
         rendezvous_path(folder, name),
     )
-    for path in (*slot_paths(folder, name), *alone):
+    tokens = folder.glob(f"{glob.escape(name)}-tokens-*.safetensors")
+    for path in (*slot_paths(folder, name), *alone, *tokens):
         path.unlink(missing_ok=True)
 
 
@@ -186,6 +195,28 @@ def _split_array(joined: NDArray[Any], lengths: Sequence[int]) -> list[NDArray[A
     return [joined[start:end] for start, end in pairwise(ends)]
 
 
+def write_tokens(path: Path, tokens: StepTokens) -> None:
+    """Write a step's numbers. Raises OSError and SafetensorError where there is no room."""
+    arrays: dict[str, NDArray[Any]] = {
+        "standings": np.array(tokens.standings, np.uint8),
+        "lengths": np.array([len(values) for values in tokens.advantages], np.int64),
+        "advantages": _concat_arrays(list(tokens.advantages), np.float32),
+        "logprobs": _concat_arrays(list(tokens.logprobs), np.float32),
+        "entropy": _concat_arrays(list(tokens.entropy), np.float32),
+    }
+    safetensors_numpy.save_file(arrays, path)
+
+
+def read_tokens(path: Path) -> StepTokens:
+    """Read what `write_tokens` wrote."""
+    arrays = safetensors_numpy.load_file(path)
+    lengths = arrays["lengths"].tolist()
+    columns = [
+        tuple(_split_array(arrays[name], lengths)) for name in ("advantages", "logprobs", "entropy")
+    ]
+    return StepTokens(tuple(Standing(each) for each in arrays["standings"].tolist()), *columns)
+
+
 def encode_model_info(info: ModelInfo) -> Message:
     return {**asdict(info), "reference": info.reference.hex() if info.reference else None}
 
@@ -202,6 +233,7 @@ def decode_model_info(message: Message) -> ModelInfo:
 
 
 def encode_step_result(result: StepResult) -> Message:
+    """Encode everything but `tokens`, which are in `token_file`."""
     return {
         "metrics": dict(result.metrics),
         "seconds": result.seconds,
@@ -209,6 +241,7 @@ def encode_step_result(result: StepResult) -> Message:
         "histograms": {name: asdict(values) for name, values in result.histograms.items()},
         # JSON has no keys but strings.
         "versions": [[version, asdict(found)] for version, found in result.versions.items()],
+        "token_file": str(result.token_file) if result.token_file else None,
     }
 
 
@@ -222,6 +255,7 @@ def decode_step_result(message: Message) -> StepResult:
             for name, values in message["histograms"].items()
         },
         versions={version: VersionMismatch(**found) for version, found in message["versions"]},
+        token_file=Path(message["token_file"]) if message["token_file"] else None,
     )
 
 

@@ -157,6 +157,11 @@ async def test_two_ranks_train_and_one_goes_on_from_their_checkpoint(
     left, right = [await ranks.train_step(make_batch(step=2)) for ranks in (pair, alone)]
     assert left.metrics["policy/loss"] == pytest.approx(right.metrics["policy/loss"], abs=1e-6)
     assert result.versions[0].tokens == sum(count for count in tokens(make_batch(step=1)))
+    assert left.token_file is not None and right.token_file is not None
+    seen, also_seen = protocol.read_tokens(left.token_file), protocol.read_tokens(right.token_file)
+    for name in ("advantages", "logprobs", "entropy"):
+        for one, other in zip(getattr(seen, name), getattr(also_seen, name), strict=True):
+            np.testing.assert_allclose(one, other, atol=1e-6)
     await pair.close()
     assert os.listdir(tmp_path / "shm-pair") == []
     assert {"pair.log", "pair-1.log"} <= set(os.listdir(tmp_path))
