@@ -1,1 +1,0 @@
-"""The policy's tokenizer, for commands that show text."""
