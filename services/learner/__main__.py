@@ -16,6 +16,7 @@ from services.learner.ports import RemoteStore
 
 if TYPE_CHECKING:
     from services.learner.dependencies import LearnerDependencies
+    from services.learner.dumps.run_dumps import RunDumps
     from services.learner.ranks.cluster import RayCluster
     from services.learner.ranks.local_ranks import LocalRanks
     from services.learner.weights.live_sender import LiveSender
@@ -56,17 +57,19 @@ async def _opened_dependencies(
     weights, sender = _build_publication_servers(runtime)
     tracker = build_trackers(config.tracking, runtime.run_id, runtime.run_dir, runtime.spec)
     sinks = build_alarm_sinks(config.alarms, runtime.run_id, runtime.run_dir)
+    dumps = _build_dumps(runtime)
     async with AsyncExitStack() as ending:
         # In the reverse order.
         for close in (*(sink.close for sink in reversed(sinks)), tracker.close):
             ending.push_async_callback(asyncio.to_thread, close)
-        for part in (sender, weights, cluster, ranks):
+        for part in (sender, weights, cluster, ranks, dumps):
             if part is not None:
                 ending.push_async_callback(part.close)
         address = await weights.start_process(server_config_of(runtime).to_line())
         store, export = _open_remote_store(runtime), _make_exporter(policy)
         yield LearnerDependencies(
-            ranks, tracker, tokenizer, weights, address, store, sinks, export, cluster, sender
+            *(ranks, tracker, tokenizer, weights, address, store, sinks, export, cluster),
+            *(sender, dumps),
         )
 
 
@@ -139,6 +142,24 @@ def _make_exporter(policy: PolicyConfig) -> Callable[[Path, Path], None]:
         export_model(checkpoint, folder_under(checkpoint, policy), policy, out)
 
     return write
+
+
+def _build_dumps(runtime: Runtime[LearnerConfig]) -> "RunDumps | None":
+    config, policy = runtime.config.dumps, runtime.shared.policy
+    if not config.enabled:
+        return None
+    from services.learner.dumps.jobs import DumpSetup
+    from services.learner.dumps.run_dumps import RunDumps
+
+    checkpoint = runtime.config.checkpoint
+    uploads = config.remote and checkpoint.remote is not None
+    setup = DumpSetup(
+        str(runtime.run_dir),
+        *(policy.model, policy.revision, config.every, config.keep),
+        remote=f"{checkpoint.remote}/{runtime.run_id}" if uploads else None,
+        remote_options=dict(checkpoint.remote_options),
+    )
+    return RunDumps(setup, runtime.run_dir / "logs" / "learner-dumps.log")
 
 
 def _open_remote_store(runtime: Runtime[LearnerConfig]) -> RemoteStore | None:

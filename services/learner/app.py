@@ -64,6 +64,7 @@ async def run_learner(runtime: Runtime[LearnerConfig], vendors: LearnerDependenc
             done = await _serve_and_train(runtime, vendors, state, eval_sets)
             if done and config.mode == "train":
                 await export_newest(journal, runtime.run_dir, vendors.export)
+            await vendors.dumps.finish()
             await uploads.finish(config.checkpoint.remote_exit_s)
         finally:
             uploads.close()

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from services.common.fingerprint import TokenizerDigests
 from services.learner.alarms.ports import AlarmSink
+from services.learner.dumps.run_dumps import Dumps, NoDumps
 from services.learner.ports import Ranks, RemoteStore, SnapshotServer, Tracker
 from services.learner.ranks.cluster import RayCluster
 from services.learner.weights.live_sender import LiveSender
@@ -25,10 +26,11 @@ class LearnerDependencies:
         export: Callable[[Path, Path], None] | None = None,
         cluster: RayCluster | None = None,
         sender: LiveSender | None = None,
+        dumps: Dumps | None = None,
     ) -> None:
         """Collect them; `export` writes the model of a checkpoint's folder to a folder of its
         own, `cluster` joins the learner's further machines and `sender` sends weights into live
-        engines, if there are any."""
+        engines, if there are any. Without `dumps`, none are kept."""
         self.ranks = ranks
         self.tracker = tracker
         if isinstance(tokenizer, bytes):
@@ -41,6 +43,7 @@ class LearnerDependencies:
         self.export = export
         self.cluster = cluster
         self.sender = sender
+        self.dumps = dumps or NoDumps()
 
     @property
     def publication_servers(self) -> Sequence[SnapshotServer]:

@@ -35,6 +35,7 @@ from services.learner.alarms.adapters.jsonl_sink import JsonlAlarmSink
 from services.learner.app import run_learner
 from services.learner.config.learner import LearnerConfig
 from services.learner.dependencies import LearnerDependencies
+from services.learner.dumps.run_dumps import Dumps
 from services.learner.ports import Ranks, RemoteStore
 from services.learner.ranks.fake import FakeRanks
 from services.learner.tracking.adapters.jsonl import JsonlTracker
@@ -109,6 +110,7 @@ async def learner(
     tokenizer: TokenizerDigests | bytes = TOKENIZER,
     export: Callable[[Path, Path], None] | None = None,
     weight_server: str | None = None,
+    dumps: Dumps | None = None,
 ) -> AsyncGenerator[RunningLearner]:
     address = f"127.0.0.1:{free_port()}"
     runtime = make_runtime(tmp_path, config, listen=address)
@@ -120,6 +122,7 @@ async def learner(
         store=store,
         alarm_sinks=[JsonlAlarmSink(tmp_path / "run" / "alarms.jsonl")],
         export=export,
+        dumps=dumps,
     )
     task = asyncio.create_task(run_learner(runtime, vendors))
     try:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from services.common.adapters.token_text import Decode, NoTokenizerError, load_decoder
 from services.common.child_environment import child_environment
 from services.common.python_command import python_command
-from services.common.adapters.token_text import Decode, NoTokenizerError, load_decoder
 from services.launcher.cli.attempt_text import draw_attempt
 from services.launcher.cli.command_runner import report_error
 from services.launcher.cli.run_source import JOURNAL, NoRunError, find_run_dir

@@ -27,9 +27,9 @@ class ResultTables(TableAccess):
         `put_in_place` renames its folder to the name in the row, inside the transaction: only
         the learner of the newest epoch gets there. An exception from it is passed on, and
         nothing is committed. The same transaction prunes the payloads that the oldest kept
-        checkpoint contains, except those of each step's first group, which people read. While
-        there are fewer than `keep` checkpoints, the initial policy counts as one, and nothing
-        is pruned."""
+        checkpoint contains, except those of each step's first group, which people read, and those
+        that are held. While there are fewer than `keep` checkpoints, the initial policy counts as
+        one, and nothing is pruned."""
 
         def replace_checkpoints(db: sqlite3.Connection) -> list[str]:
             if put_in_place:
@@ -40,7 +40,8 @@ class ResultTables(TableAccess):
             kept, old = found[:keep], found[keep:]
             db.executemany("DELETE FROM checkpoints WHERE step = ?", [(n,) for n, _ in old])
             if len(kept) == keep:
-                db.execute(PRUNE, (kept[-1][0], kept[-1][0]))
+                held = json.dumps(sorted(self.holds.find_groups(db)))
+                db.execute(PRUNE, (kept[-1][0], kept[-1][0], held))
             return [directory for _, directory in old]
 
         return await self.run_transaction(replace_checkpoints)

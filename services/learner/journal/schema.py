@@ -67,13 +67,15 @@ CREATE TABLE IF NOT EXISTS curriculum_events (
 COMMIT;
 """
 
-# Arrays that every kept checkpoint contains, but for the first group of each step.
+# Arrays that every kept checkpoint contains, but for the first group of each step, and for the
+# groups that are held (see `holds`), which come as a JSON array.
 PRUNE = """
 UPDATE trajectories SET payload = NULL WHERE payload IS NOT NULL AND group_id IN (
   SELECT group_id FROM groups
   WHERE (state IN ('planned', 'filtered') AND step <= ? OR state IN ('dropped', 'evaluated'))
     AND group_id NOT IN (
-      SELECT min(group_id) FROM groups WHERE state = 'planned' AND step <= ? GROUP BY step))
+      SELECT min(group_id) FROM groups WHERE state = 'planned' AND step <= ? GROUP BY step)
+    AND group_id NOT IN (SELECT value FROM json_each(?)))
 """
 
 

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from services.learner.journal.connection import JournalError, connect_journal
 from services.learner.journal.disk_incidents import Incidents
+from services.learner.journal.holds import JournalHolds
 from services.learner.journal.progress_mark import ProgressMark
 from services.learner.journal.writer import JournalWriter
 
@@ -21,6 +22,7 @@ class TableAccess:
     def __init__(self, path: Path, mark: ProgressMark) -> None:
         self.path = path
         self.incidents = Incidents()
+        self.holds = JournalHolds(path.parent)
         self._writer = JournalWriter(path, mark)
 
     async def run_read(self, query: Callable[[sqlite3.Connection], T]) -> T:

@@ -79,7 +79,8 @@ async def build_train_loop(
 ) -> TrainLoop:
     """Build the loop, each of its stages with what it needs; open the trackers."""
     config, journal, dispatcher = runtime.config, state.journal, state.dispatcher
-    tracked = await load_tracked_run(journal)
+    tracked, dumps = await load_tracked_run(journal), vendors.dumps
+    dumps.hold_in(journal.holds)
     await asyncio.to_thread(vendors.tracker.open_run, tracked)
     clock = await load_clock(journal)
     sinks = ResultSinks(vendors.tracker, state.alarms, state.status)
@@ -90,13 +91,14 @@ async def build_train_loop(
         ),
         guard=state.guard,
         resync=EngineResync(dispatcher, state.broadcast, config.max_staleness),
-        evals=EvalSchedule(config, eval_sets, dispatcher, journal, sinks, runtime.watchdog),
+        evals=EvalSchedule(config, eval_sets, dispatcher, journal, sinks, dumps, runtime.watchdog),
         recorder=StepRecorder(
             dispatcher,
             journal,
             sinks,
             clock,
             tracked,
+            dumps,
             checkpoint_metrics=state.checkpoints.metrics,
             launcher_metrics=lambda: runtime.launcher_metrics,
         ),

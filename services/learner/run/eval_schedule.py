@@ -8,6 +8,7 @@ from services.common.concurrency import cancel_tasks, wait_unless
 from services.common.log import get_logger
 from services.common.watchdog import Watchdog
 from services.learner.config.learner import LearnerConfig
+from services.learner.dumps.run_dumps import Dumps
 from services.learner.groups.dispatcher import GroupDispatcher
 from services.learner.journal.store import Journal
 from services.learner.run.eval_report import EvalSet, Evaluation, Moment, eval_metrics
@@ -29,6 +30,7 @@ class EvalSchedule:
         dispatcher: GroupDispatcher,
         journal: Journal,
         sinks: ResultSinks,
+        dumps: Dumps,
         watchdog: Watchdog,
     ) -> None:
         self._config = config
@@ -36,6 +38,7 @@ class EvalSchedule:
         self._dispatcher = dispatcher
         self._journal = journal
         self._sinks = sinks
+        self._dumps = dumps
         self._watchdog = watchdog
         self._current: tuple[Evaluation, asyncio.Task[None]] | None = None
         # By eval id, in order of version.
@@ -119,6 +122,7 @@ class EvalSchedule:
         logged = eval_metrics(report)
         sinks = self._sinks
         sinks.tracker.log_metrics(version, logged, {})
+        self._dumps.offer_eval(evaluation.eval_id, evaluation.moment, version, logged)
         sinks.alarms.judge_evaluation(version, logged)
         sinks.status.update_metrics(logged)
         if sinks.status.phase is Phase.EVALUATING:

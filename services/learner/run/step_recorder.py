@@ -4,6 +4,7 @@ import uuid
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from services.learner.dumps.run_dumps import Dumps
 from services.learner.groups.batcher import Batch
 from services.learner.groups.dispatcher import GroupDispatcher
 from services.learner.journal.store import Journal
@@ -44,6 +45,7 @@ class StepRecorder:
         sinks: ResultSinks,
         clock: RunClock,
         tracked: TrackedRun,
+        dumps: Dumps,
         *,
         checkpoint_metrics: Callable[[], Mapping[str, float]],
         launcher_metrics: Callable[[], Mapping[str, float]],
@@ -55,6 +57,7 @@ class StepRecorder:
         self._clock = clock
         self._tracker_id = tracked.tracker_id
         self._logged_step = tracked.logged_step
+        self._dumps = dumps
         self._checkpoint_metrics = checkpoint_metrics
         self._launcher_metrics = launcher_metrics
         self._metrics = StepMetrics(dispatcher)
@@ -75,6 +78,7 @@ class StepRecorder:
         tally, sinks = self._tally, self._sinks
         stages, whole = lap
         self._clock.note_step(whole)
+        self._dumps.offer_step(base + 1, result)
         for group in batch.all_groups:
             tally.count_trained(group)
         counters = tally.take_counters()
@@ -82,6 +86,7 @@ class StepRecorder:
         metrics = self._metrics.compute_metrics(batch, base, times, counters)
         metrics.update(_rank_metrics(result))
         metrics.update(self._checkpoint_metrics())
+        metrics.update(self._dumps.metrics())
         first = self._clock.to_first_step
         metrics["timing/to_first_step"] = first if first is not None else 0.0
         sinks.alarms.judge_step(step_facts(base + 1, batch, metrics, counters))
@@ -96,7 +101,9 @@ class StepRecorder:
 
     async def record_replayed(self, step: int, result: StepResult) -> None:
         """Record a step that was trained again. If its first run ended before it was logged, it is
-        logged now, with the ranks' metrics alone: how its groups arrived is no longer known."""
+        logged now, with the ranks' metrics alone: how its groups arrived is no longer known. Its
+        dumps replace those that are there."""
+        self._dumps.offer_step(step, result)
         if step > self._logged_step:
             self._sinks.tracker.log_metrics(step, _rank_metrics(result), result.histograms)
             await self._remember_step(step)

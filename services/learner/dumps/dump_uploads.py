@@ -1,0 +1,79 @@
+"""Uploads of dumps beside their writing, so that a slow store holds up no file.
+
+A file goes to the run's folder in the store under `dumps/`, by its name in the run's folder. One
+that does not get there is reported, and stays where it is."""
+
+import queue
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from services.learner.checkpoints.remote_upload import retry_request
+from services.learner.dumps.jobs import DumpReport
+from services.learner.ports import RemoteStore, RemoteStoreError, RemoteStoreRefusedError
+
+FOLDER = "dumps"
+# Files that may wait; a step makes two.
+_MOST_WAITING = 64
+_TRIES = 3
+
+
+class DumpUploads:
+    """Uploads files one at a time, in a thread."""
+
+    def __init__(
+        self, store: RemoteStore, run_dir: Path, report: Callable[[DumpReport], None]
+    ) -> None:
+        """Take `report`, which is called with files that did not get there, from any thread."""
+        self._store = store
+        self._run_dir = run_dir
+        self._report = report
+        self._queue: queue.Queue[Path | None] = queue.Queue(_MOST_WAITING)
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._upload_queued, name="uploads", daemon=True)
+        self._thread.start()
+
+    def offer(self, path: Path) -> None:
+        """Queue a file; it is lost to the store where too many wait."""
+        try:
+            self._queue.put_nowait(path)
+        except queue.Full:
+            self._lose(path, "the store is slower than the run")
+
+    def close(self, timeout_s: float) -> None:
+        """Upload what waits, for a bounded time; the rest is reported."""
+        try:
+            self._queue.put(None, timeout=timeout_s)
+            self._thread.join(timeout_s)
+        except queue.Full:
+            pass
+        self._ending.set()
+        while not self._queue.empty():
+            path = self._queue.get_nowait()
+            if path is not None:
+                self._lose(path, f"the run ended, and the store took more than {timeout_s:g} s")
+
+    def _upload_queued(self) -> None:
+        while (path := self._queue.get()) is not None:
+            self._upload(path)
+
+    def _upload(self, path: Path) -> None:
+        name = f"{FOLDER}/{self._name_of(path)}"
+        try:
+            retry_request(
+                lambda: self._store.upload(path, name, lambda count: None),
+                self._ending.wait,
+                _TRIES,
+            )
+        except RemoteStoreRefusedError as error:
+            self._lose(path, str(error))
+        except RemoteStoreError as error:
+            # A file that was pruned in the meantime is no loss.
+            if path.exists():
+                self._lose(path, str(error))
+
+    def _lose(self, path: Path, why: str) -> None:
+        self._report(DumpReport("", 0, {f"{FOLDER}/{self._name_of(path)}": why}))
+
+    def _name_of(self, path: Path) -> str:
+        return path.relative_to(self._run_dir).as_posix()

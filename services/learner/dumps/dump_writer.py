@@ -1,0 +1,140 @@
+"""Writes the files of finished steps and evaluations. Blocks: runs in a process of its own."""
+
+import sqlite3
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+
+from safetensors import SafetensorError
+
+from services.learner.dumps import dump_files
+from services.learner.dumps.episode_rows import StoredAttempt, attempt_row
+from services.learner.dumps.episode_text import Decode
+from services.learner.dumps.jobs import DumpJob, DumpReport, DumpSetup, EvalJob, StepJob
+from services.learner.dumps.stored_attempts import (
+    NotInJournalError,
+    attempts_of_eval,
+    attempts_of_step,
+    planned_attempts,
+)
+from services.learner.dumps.token_stats import (
+    SequenceKey,
+    SequenceStats,
+    TokenStats,
+    TokenStatsError,
+    encode_stats,
+    join_stats,
+    stats_path,
+)
+from services.learner.journal.connection import JournalError
+from services.learner.journal.schema import JOURNAL_FILE
+from services.learner.journal.store import open_read_only
+from services.learner.ranks.protocol import read_tokens
+
+Stats = Mapping[SequenceKey, SequenceStats]
+# Files that a job could not write: name and reason.
+Losses = dict[str, str]
+_FAILURES = (
+    OSError,
+    ValueError,
+    KeyError,
+    sqlite3.Error,
+    JournalError,
+    NotInJournalError,
+    SafetensorError,
+    TokenStatsError,
+)
+
+
+class DumpWriter:
+    """Writer of one run's dumps.
+
+    `written` is called with each file that is there."""
+
+    def __init__(
+        self,
+        setup: DumpSetup,
+        decode: Decode,
+        written: Callable[[Path], None],
+    ) -> None:
+        self._setup = setup
+        self._run_dir = Path(setup.run_dir)
+        self._decode = decode
+        self._written = written
+
+    def do_job(self, job: DumpJob) -> DumpReport:
+        """Write the files of a job; those that cannot be written are in the report."""
+        lost: Losses = {}
+        if isinstance(job, StepJob):
+            count = self._dump_step(job, lost)
+        else:
+            count = self._dump_eval(job, lost)
+        return DumpReport(job.name, count, lost)
+
+    def _dump_step(self, job: StepJob, lost: Losses) -> int:
+        stats, count = self._keep_stats(job, lost)
+        if job.step % self._setup.every == 0:
+            path = dump_files.rollouts_path(self._run_dir, job.step)
+            values = stats.sequences if stats else {}
+            count += self._write(path, lost, lambda: self._rows_of_step(job.step, values))
+        try:
+            dump_files.prune_steps(self._run_dir, self._setup.keep)
+        except OSError as error:
+            lost["pruning"] = str(error)
+        return count
+
+    def _keep_stats(self, job: StepJob, lost: Losses) -> tuple[TokenStats | None, int]:
+        """Write what the ranks handed out; return it, and the bytes."""
+        path = stats_path(self._run_dir, job.step)
+        if job.token_file is None:
+            lost[path.name] = "the ranks had no room for it in shared memory"
+            return None, 0
+        try:
+            stats = self._read_stats(job, Path(job.token_file))
+        except _FAILURES as error:
+            lost[path.name] = str(error)
+            return None, 0
+        finally:
+            job.discard()
+        return stats, self._write(path, lost, lambda: [encode_stats(stats)])
+
+    def _read_stats(self, job: StepJob, token_file: Path) -> TokenStats:
+        tokens = read_tokens(token_file)
+        with open_read_only(self._run_dir / JOURNAL_FILE) as db:
+            attempts = planned_attempts(db, job.step)
+        return join_stats(job.step, job.base_version, attempts, tokens)
+
+    def _rows_of_step(self, step: int, stats: Stats) -> Iterator[bytes]:
+        with open_read_only(self._run_dir / JOURNAL_FILE) as db:
+            for attempt in attempts_of_step(db, step):
+                yield self._line_of(attempt, stats)
+
+    def _dump_eval(self, job: EvalJob, lost: Losses) -> int:
+        folder = dump_files.eval_folder(self._run_dir, job.moment, job.version)
+        by_env: dict[str, list[StoredAttempt]] = defaultdict(list)
+        try:
+            with open_read_only(self._run_dir / JOURNAL_FILE) as db:
+                for attempt in attempts_of_eval(db, job.eval_id):
+                    by_env[attempt.env_key].append(attempt)
+        except _FAILURES as error:
+            lost[job.name] = str(error)
+            return 0
+        count = 0
+        for env_key, attempts in by_env.items():
+            path = dump_files.env_file(folder, env_key)
+            count += self._write(path, lost, lambda found=attempts: map(self._line_of, found))
+        aggregated = folder / dump_files.AGGREGATED
+        return count + self._write(aggregated, lost, lambda: [dump_files.json_line(job.metrics)])
+
+    def _line_of(self, attempt: StoredAttempt, stats: Stats | None = None) -> bytes:
+        return dump_files.json_line(attempt_row(attempt, stats or {}, self._decode))
+
+    def _write(self, path: Path, lost: Losses, parts: Callable[[], Iterable[bytes]]) -> int:
+        """Write a file; return its bytes, 0 where it is lost."""
+        try:
+            count = dump_files.write_whole(path, parts())
+        except _FAILURES as error:
+            lost[path.relative_to(self._run_dir).as_posix()] = str(error)
+            return 0
+        self._written(path)
+        return count

@@ -1,0 +1,277 @@
+"""Dumps as the run sees them: steps and evaluations are offered, and never wait.
+
+A process of its own writes the files. What it cannot take or write is a counted loss, logged once:
+nothing of a dump ever fails a step or holds it up."""
+
+import asyncio
+from asyncio.subprocess import PIPE, Process
+from collections import deque
+from pathlib import Path
+from typing import Protocol
+
+from services.common.child_environment import child_environment
+from services.common.concurrency import cancel_tasks
+from services.common.log import get_logger
+from services.common.python_command import python_command
+from services.learner.dumps.jobs import DumpJob, DumpReport, DumpSetup, EvalJob, StepJob
+from services.learner.journal.holds import JournalHolds
+from services.learner.types import StepResult
+
+_MODULE = "services.learner.dumps"
+# Jobs that may wait; the numbers of a step lie in shared memory meanwhile.
+MOST_WAITING = 4
+# A job without an answer for so long is lost, and its process replaced.
+_ANSWER_S = 600.0
+# How long the end of a run waits for the jobs that wait, and then for their uploads.
+FINISH_S = 30.0
+_CLOSE_S = 25.0
+# From the end of a process that failed to the next one.
+_PAUSE_S = 1.0
+_LONGEST_PAUSE_S = 60.0
+# Credentials of stores, which the process opens itself.
+_STORE_VARIABLES = ("AWS_*", "GOOGLE_*", "AZURE_*", "FSSPEC_*", "FLOTILLA_REMOTE_OPTIONS")
+_LINE_BYTES = 1 << 20
+_log = get_logger(__name__)
+
+
+class Dumps(Protocol):
+    """Files that keep the episodes of steps and evaluations."""
+
+    def offer_step(self, step: int, result: StepResult) -> None:
+        """Take a finished step, and the file of its tokens' numbers."""
+        ...
+
+    def offer_eval(self, eval_id: str, moment: str, version: int, logged: dict[str, float]) -> None:
+        """Take a finished evaluation of policy `version`, with the metrics that were logged."""
+        ...
+
+    def metrics(self) -> dict[str, float]:
+        """Return the metrics of dumps, over this start of the run."""
+        ...
+
+    def hold_in(self, holds: JournalHolds) -> None:
+        """Keep in a journal what dumps have yet to read, and what kept dumps refer to."""
+        ...
+
+    async def finish(self) -> None:
+        """Wait for the dumps that were offered, for a bounded time."""
+        ...
+
+
+class NoDumps:
+    """Dumps of a run that keeps none. Implements `Dumps`."""
+
+    def offer_step(self, step: int, result: StepResult) -> None:
+        """Remove the file of the tokens' numbers, if there is one: nobody reads it."""
+        if result.token_file is not None:
+            result.token_file.unlink(missing_ok=True)
+
+    def offer_eval(self, eval_id: str, moment: str, version: int, logged: dict[str, float]) -> None:
+        """Ignore the evaluation: it is in the journal."""
+
+    def metrics(self) -> dict[str, float]:
+        """Return no metrics."""
+        return {}
+
+    def hold_in(self, holds: JournalHolds) -> None:
+        """Hold nothing: no dump reads it."""
+
+    async def finish(self) -> None:
+        """Return at once: nothing is written."""
+
+
+class RunDumps:
+    """Hands jobs to the process that writes dumps, one at a time. Implements `Dumps`.
+
+    The process is started by the first job, and again after it ended."""
+
+    def __init__(self, setup: DumpSetup, log_path: Path) -> None:
+        self._setup = setup
+        self._log_path = log_path
+        self._waiting: deque[DumpJob] = deque()
+        # The job that the process has.
+        self._current: DumpJob | None = None
+        self._process: Process | None = None
+        self._holds: JournalHolds | None = None
+        self._pause_s = _PAUSE_S
+        self._change = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._task: asyncio.Task[None] | None = None
+        self._failing = False
+        self._lost = 0
+        self._bytes = 0
+
+    def offer_step(self, step: int, result: StepResult) -> None:
+        token_file = str(result.token_file) if result.token_file else None
+        self._offer(StepJob(step, step - 1, token_file))
+
+    def offer_eval(self, eval_id: str, moment: str, version: int, logged: dict[str, float]) -> None:
+        self._offer(EvalJob(eval_id, moment, version, logged))
+
+    @property
+    def lost(self) -> int:
+        """Number of files, or of whole jobs, that were lost."""
+        return self._lost
+
+    @property
+    def unwritten(self) -> tuple[DumpJob, ...]:
+        """Jobs whose files are not written yet."""
+        current = () if self._current is None else (self._current,)
+        return (*current, *self._waiting)
+
+    def metrics(self) -> dict[str, float]:
+        return {"dumps/lost": float(self._lost), "dumps/bytes": float(self._bytes)}
+
+    def hold_in(self, holds: JournalHolds) -> None:
+        """See `Dumps`."""
+        self._holds = holds
+        holds.kept_steps = self._setup.keep
+
+    async def finish(self) -> None:
+        """See `Dumps`; what is left then is lost."""
+        try:
+            async with asyncio.timeout(FINISH_S):
+                await self._idle.wait()
+        except TimeoutError:
+            _log.warning("dumps are given up: the run ends", jobs=len(self.unwritten))
+
+    async def close(self) -> None:
+        """End the process; what it has not written is lost. May be called again."""
+        if self._task is not None:
+            task, self._task = self._task, None
+            await cancel_tasks([task])
+        await self._end_process()
+        if self._current is not None:
+            self._waiting.appendleft(self._current)
+            self._current = None
+        while self._waiting:
+            self._lose_job(self._waiting.popleft(), "the run ended before it was written")
+
+    def _offer(self, job: DumpJob) -> None:
+        if len(self._waiting) >= MOST_WAITING:
+            self._lose_job(job, f"{MOST_WAITING} wait already: the disk is slower than the run")
+            return
+        self._waiting.append(job)
+        self._hold_unwritten()
+        self._idle.clear()
+        self._change.set()
+        if self._task is None:
+            self._task = asyncio.create_task(self._do_jobs(), name="dumps")
+
+    async def _do_jobs(self) -> None:
+        while True:
+            while not self._waiting:
+                self._idle.set()
+                self._change.clear()
+                await self._change.wait()
+            self._current = self._waiting.popleft()
+            try:
+                await self._do_job(self._current)
+            except (OSError, ValueError, _ChildError) as error:
+                self._lose_job(self._current, str(error) or repr(error))
+                await self._kill_process()
+                await asyncio.sleep(self._pause_s)
+                self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
+            else:
+                self._pause_s = _PAUSE_S
+            self._current = None
+            self._hold_unwritten()
+
+    def _hold_unwritten(self) -> None:
+        if self._holds is not None:
+            jobs = self.unwritten
+            self._holds.set_unwritten(
+                (job.step for job in jobs if isinstance(job, StepJob)),
+                (job.eval_id for job in jobs if isinstance(job, EvalJob)),
+            )
+
+    async def _do_job(self, job: DumpJob) -> None:
+        """Have the process do a job. Raises _ChildError, OSError, ValueError."""
+        process = self._process
+        if process is None or process.returncode is not None:
+            process = self._process = await self._start_process()
+        assert process.stdin is not None
+        process.stdin.write(job.to_line())
+        await process.stdin.drain()
+        try:
+            async with asyncio.timeout(_ANSWER_S):
+                while (report := await self._read_report(process)).done != job.name:
+                    self._take_report(report)
+        except TimeoutError:
+            raise _ChildError(f"no answer for {_ANSWER_S:.0f} s") from None
+        self._take_report(report)
+        if not report.lost:
+            self._note_recovered()
+
+    async def _start_process(self) -> Process:
+        self._log_path.parent.mkdir(parents=True, exist_ok=True)
+        with self._log_path.open("ab") as log:
+            process = await asyncio.create_subprocess_exec(
+                *python_command("-m", _MODULE),
+                stdin=PIPE,
+                stdout=PIPE,
+                stderr=log,
+                start_new_session=True,
+                env=child_environment(*_STORE_VARIABLES, ours=True),
+                limit=_LINE_BYTES,
+            )
+        assert process.stdin is not None
+        process.stdin.write(self._setup.to_line())
+        return process
+
+    async def _read_report(self, process: Process) -> DumpReport:
+        assert process.stdout is not None
+        line = await process.stdout.readline()
+        if not line:
+            code = await process.wait()
+            raise _ChildError(f"its process ended with code {code}, see {self._log_path}")
+        return DumpReport.from_line(line)
+
+    async def _end_process(self) -> None:
+        """Let the process finish its uploads, for a bounded time."""
+        process = self._process
+        if process is None or process.stdin is None or process.returncode is not None:
+            return
+        process.stdin.close()
+        try:
+            async with asyncio.timeout(_CLOSE_S):
+                while True:
+                    self._take_report(await self._read_report(process))
+        except (_ChildError, ValueError):
+            # Its stdout ended, as it should.
+            pass
+        except TimeoutError:
+            _log.warning("uploads of dumps are given up: the run ends")
+        await self._kill_process()
+
+    async def _kill_process(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            if process.returncode is None:
+                process.kill()
+            await process.wait()
+
+    def _take_report(self, report: DumpReport) -> None:
+        self._bytes += report.size_bytes
+        for name, why in report.lost.items():
+            self._note_lost(name, why)
+
+    def _lose_job(self, job: DumpJob, why: str) -> None:
+        job.discard()
+        self._note_lost(job.name, why)
+
+    def _note_lost(self, name: str, why: str) -> None:
+        self._lost += 1
+        first, self._failing = not self._failing, True
+        if first:
+            _log.warning("dumps are lost; the run goes on without them", dump=name, why=why)
+
+    def _note_recovered(self) -> None:
+        if self._failing:
+            _log.info("dumps are written again", lost=self._lost)
+        self._failing = False
+
+
+class _ChildError(Exception):
+    """The process ended or does not answer; the message says which."""

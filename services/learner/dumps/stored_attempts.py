@@ -1,0 +1,74 @@
+"""Attempts of a step or of an evaluation, read from a journal that another process writes."""
+
+import json
+import sqlite3
+from collections.abc import Iterator
+from typing import Any
+
+from services.common.domain.attempts import AttemptKey
+from services.common.domain.trajectory import Trajectory
+from services.learner.dumps.episode_rows import StoredAttempt
+from services.learner.journal.plan_tables import plans_after
+from services.learner.journal.record_digests import DamagedRecordError
+from services.learner.journal.trajectory_tables import trajectory_of
+
+_SELECT = """
+SELECT t.group_id, t.attempt_index, t.try, t.dropped, t.received, g.reason, g.spec, g.purpose,
+  g.eval_id, g.step, e.version
+FROM trajectories t JOIN groups g USING (group_id) LEFT JOIN evals e USING (eval_id)
+"""
+_ORDER = "ORDER BY t.group_id, t.attempt_index, t.try"
+
+
+class NotInJournalError(Exception):
+    """The journal does not hold what is to be dumped; the message says what."""
+
+
+def planned_attempts(db: sqlite3.Connection, step: int) -> list[Trajectory]:
+    """Load the attempts that a step trains on, in the plan's order. Raises NotInJournalError."""
+    plan = next((plan for plan in plans_after(db, step - 1) if plan.step == step), None)
+    if plan is None:
+        raise NotInJournalError(f"the journal has no plan of step {step}")
+    try:
+        attempts = [trajectory_of(db, key) for key in plan.attempts]
+    except DamagedRecordError as error:
+        raise NotInJournalError(f"a record of step {step} is damaged: {error}") from error
+    if any(not attempt.sequences for attempt in attempts):
+        raise NotInJournalError(f"tokens of step {step} were pruned")
+    return attempts
+
+
+def attempts_of_step(db: sqlite3.Connection, step: int) -> Iterator[StoredAttempt]:
+    """Yield all attempts at the groups that a step counted, those that it left out as well."""
+    yield from find_attempts(db, "g.step = ?", (step,))
+
+
+def attempts_of_eval(db: sqlite3.Connection, eval_id: str) -> Iterator[StoredAttempt]:
+    """Yield all attempts of an evaluation."""
+    yield from find_attempts(db, "g.eval_id = ?", (eval_id,))
+
+
+def find_attempts(
+    db: sqlite3.Connection, where: str, arguments: tuple[Any, ...]
+) -> Iterator[StoredAttempt]:
+    """Yield the intact attempts that an SQL condition on `t` (trajectories) and `g` (groups)
+    chooses, by group."""
+    for row in db.execute(f"{_SELECT} WHERE {where} {_ORDER}", arguments).fetchall():
+        group_id, index, attempt_try, dropped, received, reason, spec, purpose, *place = row
+        try:
+            trajectory = trajectory_of(db, AttemptKey(group_id, index, attempt_try))
+        except DamagedRecordError:
+            # An incident of the journal already.
+            continue
+        eval_id, step, version = place
+        task_key, env_key, _ = json.loads(spec)["task"]
+        yield StoredAttempt(
+            trajectory,
+            env_key,
+            task_key,
+            purpose,
+            eval_id,
+            version if eval_id else step,
+            dropped or reason,
+            received,
+        )

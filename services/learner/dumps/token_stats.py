@@ -1,0 +1,181 @@
+"""What the trainer computed of each policy token of a step, in a compressed file per step.
+
+`token_stats/step_000012.npz` holds `index`, the bytes of a JSON object, and one array per kind of
+number, [policy tokens of all sequences], in the batch's order: an attempt after the other as the
+plan has them, sequence after sequence. Numbers that were not computed are NaN. No pickle."""
+
+import io
+import json
+import zipfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from services.common.domain.attempts import AttemptKey
+from services.common.domain.trajectory import Trajectory
+from services.learner.types import Standing, StepTokens
+
+FORMAT = 1
+FOLDER = "token_stats"
+# By attempt and the number of its sequence.
+SequenceKey = tuple[AttemptKey, int]
+
+
+class TokenStatsError(Exception):
+    """The numbers of a step cannot be read, or are not those of its attempts; the message says
+    why."""
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceStats:
+    """Numbers of one sequence; arrays are [policy tokens].
+
+    `why_not` is empty for a sequence that was trained. `logprobs` are of the policy as the step
+    began and `entropy` is in nats; both are NaN where the step did not compute them."""
+
+    trained: bool
+    why_not: str
+    advantages: NDArray[np.float32]
+    logprobs: NDArray[np.float32]
+    entropy: NDArray[np.float16]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenStats:
+    """Numbers of one step. `base_version` is the policy that the step began with."""
+
+    step: int
+    base_version: int
+    sequences: dict[SequenceKey, SequenceStats]
+
+
+@dataclass(frozen=True, slots=True)
+class _IndexRow:
+    """A sequence in the index of a file."""
+
+    group_id: str
+    attempt_index: int
+    attempt_try: int
+    sequence_index: int
+    policy_tokens: int
+    trained: bool
+    why_not: str
+
+
+def stats_path(run_dir: Path, step: int) -> Path:
+    """Return the file of a step."""
+    return run_dir / FOLDER / f"step_{step:06d}.npz"
+
+
+def join_stats(
+    step: int, base_version: int, attempts: Sequence[Trajectory], tokens: StepTokens
+) -> TokenStats:
+    """Say whose numbers the ranks handed out: those of `attempts`, in the plan's order.
+
+    Raises TokenStatsError when they are not of these attempts."""
+    places = [
+        (attempt.key, index, len(sequence.logprobs))
+        for attempt in attempts
+        for index, sequence in enumerate(attempt.sequences)
+    ]
+    lengths = [len(values) for values in tokens.advantages]
+    if lengths != [count for _, _, count in places]:
+        raise TokenStatsError(
+            f"the ranks handed out numbers of {len(lengths)} sequences with {sum(lengths)} tokens,"
+            f" and the plan of step {step} has {len(places)} with"
+            f" {sum(count for _, _, count in places)}"
+        )
+    columns = (tokens.standings, tokens.advantages, tokens.logprobs, tokens.entropy)
+    return TokenStats(
+        step,
+        base_version,
+        {
+            (key, index): SequenceStats(
+                standing is Standing.TRAINED,
+                _explain_standing(standing, count),
+                advantages,
+                logprobs,
+                entropy.astype(np.float16),
+            )
+            for (key, index, count), standing, advantages, logprobs, entropy in zip(
+                places, *columns, strict=True
+            )
+        },
+    )
+
+
+def encode_stats(stats: TokenStats) -> bytes:
+    """Encode a file."""
+    rows = [
+        _IndexRow(
+            *(key.group_id, key.attempt_index, key.attempt_try, index),
+            len(each.advantages),
+            each.trained,
+            each.why_not,
+        )
+        for (key, index), each in stats.sequences.items()
+    ]
+    head = {"format": FORMAT, "step": stats.step, "base_version": stats.base_version}
+    index = json.dumps({**head, "sequences": [asdict(row) for row in rows]}).encode()
+    values = list(stats.sequences.values())
+    file = io.BytesIO()
+    np.savez_compressed(
+        file,
+        index=np.frombuffer(index, np.uint8),
+        advantages=_concat([each.advantages for each in values], np.float32),
+        logprobs=_concat([each.logprobs for each in values], np.float32),
+        entropy=_concat([each.entropy for each in values], np.float16),
+    )
+    return file.getvalue()
+
+
+def read_token_stats(path: Path) -> TokenStats:
+    """Read a file. Raises TokenStatsError when it is missing or damaged."""
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            index: dict[str, Any] = json.loads(arrays["index"].tobytes())
+            columns = [arrays[name] for name in ("advantages", "logprobs", "entropy")]
+        if index["format"] != FORMAT:
+            raise TokenStatsError(f"{path} has format {index['format']!r}, this reads {FORMAT}")
+        rows = [_IndexRow(**row) for row in index["sequences"]]
+        split = [_split(column, [row.policy_tokens for row in rows]) for column in columns]
+        return TokenStats(
+            int(index["step"]),
+            int(index["base_version"]),
+            {
+                _key_of(row): SequenceStats(row.trained, row.why_not, *arrays)
+                for row, *arrays in zip(rows, *split, strict=True)
+            },
+        )
+    except FileNotFoundError:
+        raise TokenStatsError(f"{path} is not there: it was pruned, or never written") from None
+    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
+        raise TokenStatsError(f"{path} is damaged: {error}") from error
+
+
+def _explain_standing(standing: Standing, policy_tokens: int) -> str:
+    if standing is Standing.TRAINED:
+        return ""
+    if standing is Standing.NO_SIGNAL:
+        return "no signal"
+    return "overlong" if policy_tokens else "no policy tokens"
+
+
+def _key_of(row: _IndexRow) -> SequenceKey:
+    return AttemptKey(row.group_id, row.attempt_index, row.attempt_try), row.sequence_index
+
+
+def _concat(arrays: Sequence[NDArray[Any]], dtype: Any) -> NDArray[Any]:
+    return np.concatenate([np.zeros(0, dtype), *arrays]).astype(dtype)
+
+
+def _split(array: NDArray[Any], lengths: Sequence[int]) -> list[NDArray[Any]]:
+    if sum(lengths) != len(array):
+        raise ValueError(f"{len(array)} numbers of {sum(lengths)} tokens")
+    ends = np.cumsum([0, *lengths])
+    return [array[start:end] for start, end in pairwise(ends)]

@@ -1,0 +1,125 @@
+"""What keeps the payloads of groups from being pruned: dumps of this run, and readers of its files.
+
+Another process that reads payloads, such as an open page, writes `holds/NAME.json` into the run's
+folder, {"steps": [first, last] or null, "groups": [...], "until": unix seconds}, and again before
+`until`. A hold counts for nothing after that."""
+
+import json
+import sqlite3
+import threading
+import time
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from services.common.log import get_logger
+
+FOLDER = "holds"
+# Groups that one hold keeps, and that steps with dumps keep together; the newest ones.
+MOST_GROUPS = 200
+# Holds that count at once, and how far ahead one may reach: what is forgotten keeps little.
+MOST_HOLDS = 16
+LONGEST_S = 3600.0
+_COUNTED = "state IN ('planned', 'filtered') AND step"
+_log = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """Groups that a reader needs: those of steps `steps[0]` to `steps[1]`, and those named."""
+
+    until: float
+    steps: tuple[int, int] | None = None
+    groups: tuple[str, ...] = ()
+
+
+def write_hold(run_dir: Path, name: str, hold: Hold) -> None:
+    """Write or renew a hold. Raises OSError."""
+    path = _hold_path(run_dir, name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{name}.tmp")
+    temporary.write_text(json.dumps(asdict(hold)), encoding="utf-8")
+    temporary.replace(path)
+
+
+def release_hold(run_dir: Path, name: str) -> None:
+    """Remove a hold, if it is there."""
+    _hold_path(run_dir, name).unlink(missing_ok=True)
+
+
+class JournalHolds:
+    """All that keeps payloads of one journal. Its attributes are set by the learner's own dumps."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._folder = run_dir / FOLDER
+        self._lock = threading.Lock()
+        self._steps: frozenset[int] = frozenset()
+        self._evals: frozenset[str] = frozenset()
+        # Newest steps whose payloads stay.
+        self.kept_steps = 0
+
+    def set_unwritten(self, steps: Iterable[int], evals: Iterable[str]) -> None:
+        """Keep what steps and evaluations need whose dumps are not written."""
+        with self._lock:
+            self._steps, self._evals = frozenset(steps), frozenset(evals)
+
+    def find_groups(self, db: sqlite3.Connection) -> set[str]:
+        """Return the groups whose payloads stay; remove the holds that have expired."""
+        with self._lock:
+            steps, evals = self._steps, self._evals
+        found = set(_groups_where(db, f"{_COUNTED} IN {_places(steps)}", tuple(steps)))
+        found.update(_groups_where(db, f"eval_id IN {_places(evals)}", tuple(evals)))
+        if self.kept_steps:
+            (newest,) = db.execute("SELECT coalesce(max(step), 0) FROM plans").fetchone()
+            found.update(_newest(db, newest - self.kept_steps + 1, newest))
+        for hold in self._read_holds(time.time()):
+            found.update(hold.groups[:MOST_GROUPS])
+            if hold.steps is not None:
+                found.update(_newest(db, *hold.steps))
+        return found
+
+    def _read_holds(self, now: float) -> Sequence[Hold]:
+        found: list[Hold] = []
+        for path in sorted(self._folder.glob("*.json")):
+            try:
+                hold = _parse_hold(path.read_bytes())
+            except FileNotFoundError:
+                continue
+            except (OSError, ValueError, KeyError, TypeError) as error:
+                _log.warning("a hold cannot be read and counts for nothing", path=path, why=error)
+                path.unlink(missing_ok=True)
+                continue
+            if now < hold.until <= now + LONGEST_S:
+                found.append(hold)
+            else:
+                path.unlink(missing_ok=True)
+        return sorted(found, key=lambda hold: hold.until)[-MOST_HOLDS:]
+
+
+def _hold_path(run_dir: Path, name: str) -> Path:
+    if not name.replace("-", "").replace("_", "").isalnum():
+        raise ValueError(f"hold {name!r}: expected letters, digits, - and _")
+    return run_dir / FOLDER / f"{name}.json"
+
+
+def _parse_hold(data: bytes) -> Hold:
+    values: dict[str, Any] = json.loads(data)
+    steps = values.get("steps")
+    pair = (int(steps[0]), int(steps[1])) if steps is not None else None
+    return Hold(float(values["until"]), pair, tuple(map(str, values.get("groups", ()))))
+
+
+def _newest(db: sqlite3.Connection, first: int, last: int) -> list[str]:
+    """Return the newest groups that steps `first` to `last` counted, at most `MOST_GROUPS`."""
+    found = _groups_where(db, f"{_COUNTED} BETWEEN ? AND ?", (first, last))
+    return found[:MOST_GROUPS]
+
+
+def _groups_where(db: sqlite3.Connection, where: str, arguments: tuple[Any, ...]) -> list[str]:
+    sql = f"SELECT group_id FROM groups WHERE {where} ORDER BY step DESC, group_id DESC"
+    return [group for (group,) in db.execute(sql, arguments)]
+
+
+def _places(values: Collection[object]) -> str:
+    return f"({', '.join('?' * len(values))})"

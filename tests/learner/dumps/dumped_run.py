@@ -1,0 +1,102 @@
+"""Runs of a learner with fake ranks that hand out numbers, and the real process of dumps."""
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+
+from services.learner.dumps.jobs import DumpSetup
+from services.learner.dumps.run_dumps import RunDumps
+from services.learner.ranks import protocol
+from services.learner.ranks.fake import VOCAB_SIZE, FakeRanks
+from services.learner.types import Standing, StepResult, StepTokens, TrainBatch
+from tests.support.learner import FakeWorker, learner, make_config, write_tasks
+
+STEPS = 3
+
+
+class TellingRanks(FakeRanks):
+    """Fake ranks that hand out numbers of every policy token, and remember them."""
+
+    def __init__(self, folder: Path, shm: Path) -> None:
+        super().__init__(folder)
+        self.shm = shm
+        self.told: dict[int, StepTokens] = {}
+
+    async def train_step(self, batch: TrainBatch) -> StepResult:
+        result = await super().train_step(batch)
+        path = protocol.token_path(self.shm, "test", batch.step)
+        tokens = self.told[batch.step] = make_tokens(batch)
+        protocol.write_tokens(path, tokens)
+        return replace(result, token_file=path)
+
+
+def make_tokens(batch: TrainBatch) -> StepTokens:
+    """Make up the numbers of a batch; those of every third sequence were not computed."""
+    chooser = np.random.default_rng(batch.step)
+    standings = [
+        Standing.NO_SIGNAL if n % 3 == 2 else Standing.TRAINED for n in range(len(batch.sequences))
+    ]
+    counts = [int(each.policy_mask.sum()) for each in batch.sequences]
+    columns = [
+        tuple(
+            np.full(count, np.nan, np.float32)
+            if name and standing is Standing.NO_SIGNAL
+            else -chooser.random(count, dtype=np.float32)
+            for count, standing in zip(counts, standings, strict=True)
+        )
+        for name in (False, True, True)
+    ]
+    return StepTokens(tuple(standings), *columns)
+
+
+def setup_of(tmp_path: Path, **changes: Any) -> DumpSetup:
+    """Return a setup with a tokenizer of a word per token."""
+    model = tmp_path / "model"
+    model.mkdir(exist_ok=True)
+    words = {f"w{number} ": number for number in range(VOCAB_SIZE)}
+    Tokenizer(WordLevel(words, unk_token="w0 ")).save(str(model / "tokenizer.json"))
+    values: dict[str, Any] = {"every": 1, "keep": 20, **changes}
+    return DumpSetup(str(tmp_path / "run"), str(model), None, **values)
+
+
+@asynccontextmanager
+async def run_dumps(tmp_path: Path, setup: DumpSetup) -> AsyncGenerator[RunDumps]:
+    dumps = RunDumps(setup, tmp_path / "dumps.log")
+    try:
+        yield dumps
+    finally:
+        await dumps.close()
+
+
+async def dumped_run(
+    tmp_path: Path, setup: DumpSetup, **changes: Any
+) -> tuple[RunDumps, TellingRanks]:
+    """Run a learner with evaluations to its end, its dumps included."""
+    heldout = write_tasks(tmp_path / "heldout.json", 4, prefix="heldout")
+    shm = tmp_path / "shm"
+    shm.mkdir(exist_ok=True)
+    ranks = TellingRanks(tmp_path / "weights", shm)
+    values: dict[str, Any] = {
+        "steps": STEPS,
+        "eval": {"sets": [{"name": "heldout", "tasks": str(heldout)}]},
+        **changes,
+    }
+    async with (
+        run_dumps(tmp_path, setup) as dumps,
+        learner(tmp_path, make_config(tmp_path, **values), ranks, dumps=dumps) as running,
+        FakeWorker(running.address).working(),
+    ):
+        await asyncio.wait_for(running.task, 90)
+    return dumps, ranks
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
