@@ -1,7 +1,7 @@
 """Commands that show what is known of runs, and change nothing of them."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -9,7 +9,7 @@ from services.launcher.cli.options import RUNS, Runs
 
 
 def add_reading_commands(app: typer.Typer) -> None:
-    for command in (status, logs, show, export):
+    for command in (status, logs, show, export, export_trajectories):
         app.command()(command)
 
 
@@ -122,3 +122,34 @@ def export(
     from services.launcher.cli import export as command
 
     raise typer.Exit(command.export_model(run, step, out, runs, adapters=adapters))
+
+
+def export_trajectories(
+    run: Annotated[str, typer.Argument(help="Id of a run, or `newest`.")],
+    out: Annotated[Path, typer.Option("--out", help="Folder to write; must not be there yet.")],
+    form: Annotated[
+        Literal["parquet", "datasets"],
+        typer.Option("--format", help="All numbers in a file, or a folder for `load_dataset`."),
+    ] = "parquet",
+    env: Annotated[str | None, typer.Option("--env", help="Attempts in this environment.")] = None,
+    step: Annotated[
+        int | None, typer.Option("--step", min=0, help="Attempts that this step counted.")
+    ] = None,
+    passed: Annotated[
+        bool, typer.Option("--passed", help="Attempts with a reward of at least 1 alone.")
+    ] = False,
+    runs: Runs = RUNS,
+) -> None:
+    """Write the episodes of a run: conversations with tool calls, rewards, tokens.
+
+    `datasets` is for supervised training elsewhere: `load_dataset(DIR)` has `messages` in its rows.
+    Attempts whose tokens were pruned, and of which no dump is kept, are left out and counted.
+
+    Reads files of the run, so it works where these are, not by FLOTILLA_LAUNCHER.
+    """
+    from services.launcher.cli import export_trajectories as command
+
+    arguments = [f"--format={form}", *(["--passed"] if passed else [])]
+    arguments += [f"--env={env}"] if env is not None else []
+    arguments += [f"--step={step}"] if step is not None else []
+    raise typer.Exit(command.export_trajectories(run, out, runs, arguments))

@@ -10,11 +10,12 @@ from pathlib import Path
 
 from services.learner.checkpoints.remote_upload import retry_request
 from services.learner.dumps.jobs import DumpReport
-from services.learner.ports import RemoteStore, RemoteStoreError, RemoteStoreRefusedError
+from services.learner.ports import RemoteStore, RemoteStoreError
 
 FOLDER = "dumps"
 # Files that may wait; a step makes two.
 _MOST_WAITING = 64
+# Tries of a file; one, while the store takes none.
 _TRIES = 3
 
 
@@ -30,6 +31,7 @@ class DumpUploads:
         self._report = report
         self._queue: queue.Queue[Path | None] = queue.Queue(_MOST_WAITING)
         self._ending = threading.Event()
+        self._tries = _TRIES
         self._thread = threading.Thread(target=self._upload_queued, name="uploads", daemon=True)
         self._thread.start()
 
@@ -63,14 +65,15 @@ class DumpUploads:
             retry_request(
                 lambda: self._store.upload(path, name, lambda count: None),
                 self._ending.wait,
-                _TRIES,
+                self._tries,
             )
-        except RemoteStoreRefusedError as error:
-            self._lose(path, str(error))
         except RemoteStoreError as error:
+            self._tries = 1
             # A file that was pruned in the meantime is no loss.
             if path.exists():
                 self._lose(path, str(error))
+        else:
+            self._tries = _TRIES
 
     def _lose(self, path: Path, why: str) -> None:
         self._report(DumpReport("", 0, {f"{FOLDER}/{self._name_of(path)}": why}))

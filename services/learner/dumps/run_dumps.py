@@ -115,6 +115,11 @@ class RunDumps:
         return self._lost
 
     @property
+    def waiting(self) -> int:
+        """Number of jobs that the process does not have yet."""
+        return len(self._waiting)
+
+    @property
     def unwritten(self) -> tuple[DumpJob, ...]:
         """Jobs whose files are not written yet."""
         current = () if self._current is None else (self._current,)

@@ -17,7 +17,7 @@ SELECT t.group_id, t.attempt_index, t.try, t.dropped, t.received, g.reason, g.sp
   g.eval_id, g.step, e.version
 FROM trajectories t JOIN groups g USING (group_id) LEFT JOIN evals e USING (eval_id)
 """
-_ORDER = "ORDER BY t.group_id, t.attempt_index, t.try"
+_ORDER = "ORDER BY g.step, g.eval_id, t.group_id, t.attempt_index, t.try"
 
 
 class NotInJournalError(Exception):
@@ -46,6 +46,13 @@ def attempts_of_step(db: sqlite3.Connection, step: int) -> Iterator[StoredAttemp
 def attempts_of_eval(db: sqlite3.Connection, eval_id: str) -> Iterator[StoredAttempt]:
     """Yield all attempts of an evaluation."""
     yield from find_attempts(db, "g.eval_id = ?", (eval_id,))
+
+
+def count_attempts(db: sqlite3.Connection, where: str, arguments: tuple[Any, ...]) -> int:
+    """Count the attempts that `find_attempts` would yield, damaged ones as well."""
+    sql = f"SELECT count(*) FROM trajectories t JOIN groups g USING (group_id) WHERE {where}"
+    (count,) = db.execute(sql, arguments).fetchone()
+    return int(count)
 
 
 def find_attempts(

@@ -1,14 +1,33 @@
 """Dumps of whole runs: what is in the files, and that no dump costs a run anything."""
 
+import asyncio
+import signal
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import numpy as np
+import psutil
+import pytest
 
+from services.learner.dumps import dump_files
 from services.learner.dumps.episode_rows import key_of_row
+from services.learner.dumps.run_dumps import MOST_WAITING, NoDumps, RunDumps
 from services.learner.dumps.token_stats import read_token_stats, stats_path
 from services.learner.journal.store import open_read_only
 from services.learner.journal.trajectory_tables import trajectory_of
-from tests.learner.dumps.dumped_run import STEPS, dumped_run, read_rows, setup_of
+from services.learner.types import StepResult
+from tests.learner.dumps.dumped_run import (
+    STEPS,
+    TellingRanks,
+    dumped_run,
+    read_rows,
+    run_dumps,
+    setup_of,
+)
+from tests.support.learner import FakeWorker, learner, make_config
+from tests.support.remote_checkpoints import BUCKET, s3_server, s3_store
 
 
 async def test_a_run_leaves_its_episodes_and_what_its_trainer_saw(
@@ -50,3 +69,204 @@ async def test_rows_have_the_reference_fields_and_the_journal_tokens(
             # Two tokens of the prompt come before the response.
             assert row["score"] == [0.0] * 5 + [kept.reward]
             assert (row["data_source"], row["stop_reason"]) == (row["env_key"], "done")
+
+
+async def test_episodes_are_dumped_on_schedule_and_the_newest_steps_are_kept(
+    tmp_path: Path,
+) -> None:
+    dumps, _ = await dumped_run(tmp_path, setup_of(tmp_path, every=2, keep=3), steps=5)
+    run = tmp_path / "run"
+    assert dumps.lost == 0
+    assert dump_files.kept_steps(run) == [3, 4, 5]
+    assert [path.name for path in (run / "rollouts").iterdir()] == ["step_4.jsonl"]
+    pruned = read_rows(run / "token_stats/pruned.jsonl")
+    assert [row["step"] for row in pruned] == [1, 2]
+    assert pruned[0]["reason"] == "older than the 3 newest steps (learner.dumps.keep)"
+
+
+def fill_disk(path: Path) -> None:
+    """Have the kernel refuse the next write of a file: no space left on device."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.with_name(f".{path.name}.tmp").symlink_to("/dev/full")
+
+
+async def test_a_full_disk_costs_counted_losses_and_nothing_else(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    for path in (stats_path(run, 1), run / "rollouts/step_1.jsonl", run / "rollouts/step_2.jsonl"):
+        fill_disk(path)
+    dumps, ranks = await dumped_run(tmp_path, setup_of(tmp_path))
+    assert dumps.lost == 3
+    assert (run / "summary.json").exists()
+    assert sorted(path.name for path in (run / "rollouts").iterdir()) == ["step_3.jsonl"]
+    assert not list(ranks.shm.iterdir())
+    output = capsys.readouterr().out
+    assert output.count("dumps are lost; the run goes on without them") == 1
+    assert "No space left on device" in output
+    assert output.count("dumps are written again") == 1
+    [*_, last] = [row for row in read_rows(run / "metrics.jsonl") if "dumps/lost" in row]
+    assert last["dumps/lost"] <= 3
+
+
+async def test_a_dead_bucket_costs_counted_losses_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_credentials(monkeypatch)
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        options = {"endpoint_url": f"http://127.0.0.1:{closed.getsockname()[1]}"}
+        setup = setup_of(tmp_path, remote="s3://nowhere/test-run", remote_options=options)
+        dumps, _ = await dumped_run(tmp_path, setup)
+    files = dumped_files(tmp_path / "run")
+    assert len(files) == 2 * STEPS + 2 * 4
+    assert dumps.lost == len(files)
+
+
+async def test_files_are_uploaded_beside_the_checkpoints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_credentials(monkeypatch)
+    with s3_server() as endpoint:
+        setup = setup_of(
+            tmp_path,
+            remote=f"s3://{BUCKET}/dumped/test-run",
+            remote_options={"endpoint_url": endpoint},
+        )
+        dumps, _ = await dumped_run(tmp_path, setup)
+        assert dumps.lost == 0
+        store = s3_store(endpoint, "dumped")
+        run = tmp_path / "run"
+        expected = dumped_files(run)
+        assert store.list_files("dumps") == [f"dumps/{name}" for name in expected]
+        for name in expected:
+            assert store.read(f"dumps/{name}") == (run / name).read_bytes()
+
+
+def set_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "an-id-for-tests")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "a-secret-for-tests")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+
+
+def dumped_files(run: Path) -> list[str]:
+    folders = ("evals", "rollouts", "token_stats")
+    found = (path for name in folders for path in (run / name).rglob("*") if path.is_file())
+    return sorted(path.relative_to(run).as_posix() for path in found)
+
+
+async def wait_until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(60):
+        while not condition():  # noqa: ASYNC110 - of files and processes there are no events
+            await asyncio.sleep(0.02)
+
+
+async def test_a_resumed_run_writes_the_same_dumps_again(tmp_path: Path) -> None:
+    shm = tmp_path / "shm"
+    shm.mkdir()
+    second = tmp_path / "run/rollouts/step_2.jsonl"
+    config = make_config(tmp_path, steps=3)
+    async with (
+        run_dumps(tmp_path, setup_of(tmp_path)) as dumps,
+        learner(tmp_path, config, TellingRanks(tmp_path / "weights", shm), dumps=dumps) as running,
+        FakeWorker(running.address).working(),
+    ):
+        await wait_until(second.exists)
+    first, before = tmp_path / "run/rollouts/step_1.jsonl", second.read_bytes()
+    numbers = read_token_stats(stats_path(tmp_path / "run", 1))
+    first.unlink()
+    ranks = TellingRanks(tmp_path / "weights", shm)
+    async with (
+        run_dumps(tmp_path, setup_of(tmp_path)) as dumps,
+        learner(tmp_path, config, ranks, dumps=dumps) as running,
+        FakeWorker(running.address).working(),
+    ):
+        await asyncio.wait_for(running.task, 90)
+    assert first.exists()
+    assert second.read_bytes() == before
+    again = read_token_stats(stats_path(tmp_path / "run", 1))
+    assert list(again.sequences) == list(numbers.sequences)
+    for key, each in again.sequences.items():
+        np.testing.assert_array_equal(each.advantages, numbers.sequences[key].advantages)
+    assert dump_files.kept_steps(tmp_path / "run") == [1, 2, 3]
+
+
+@asynccontextmanager
+async def dumps_of_finished_run(tmp_path: Path) -> AsyncIterator[RunDumps]:
+    await dumped_run(tmp_path, setup_of(tmp_path), steps=1)
+    (tmp_path / "run/rollouts/step_1.jsonl").unlink()
+    async with run_dumps(tmp_path, setup_of(tmp_path)) as dumps:
+        yield dumps
+
+
+def result_with(token_file: Path | None) -> StepResult:
+    return StepResult({}, 0.0, skipped=False, token_file=token_file)
+
+
+def writing_process() -> psutil.Process:
+    [found] = [
+        child
+        for child in psutil.Process().children()
+        if "services.learner.dumps" in child.cmdline()
+    ]
+    return found
+
+
+async def test_a_process_that_is_killed_loses_its_job_and_another_takes_its_place(
+    tmp_path: Path,
+) -> None:
+    async with dumps_of_finished_run(tmp_path) as dumps:
+        dumps.offer_eval("before-1-0", "before", 0, {"eval/all/pass_at_1": 0.5})
+        await dumps.finish()
+        assert dumps.lost == 0
+        process = writing_process()
+        assert process.nice() >= 10
+        process.send_signal(signal.SIGSTOP)
+        token_file = tmp_path / "tokens"
+        token_file.touch()
+        dumps.offer_step(1, result_with(token_file))
+        # It has the job.
+        await wait_until(lambda: dumps.unwritten and not dumps.waiting)
+        process.kill()
+        dumps.offer_eval("before-1-0", "before", 0, {"eval/all/pass_at_1": 0.75})
+        await dumps.finish()
+        assert dumps.lost == 1
+        assert not token_file.exists()
+    [aggregated] = read_rows(tmp_path / "run/evals/step_0/aggregated_results.jsonl")
+    assert aggregated == {"eval/all/pass_at_1": 0.75}
+
+
+async def test_a_process_that_stands_still_holds_up_nothing(tmp_path: Path) -> None:
+    async with dumps_of_finished_run(tmp_path) as dumps:
+        dumps.offer_eval("before-1-0", "before", 0, {})
+        await dumps.finish()
+        process = writing_process()
+        process.send_signal(signal.SIGSTOP)
+        files = [tmp_path / f"tokens-{number}" for number in range(10)]
+        for path in files:
+            path.touch()
+            dumps.offer_step(1, result_with(path))
+        assert len(dumps.unwritten) == MOST_WAITING
+        assert dumps.lost == len(files) - MOST_WAITING
+        assert sum(path.exists() for path in files) == MOST_WAITING
+        process.kill()
+        process.wait()
+    assert not any(path.exists() for path in files)
+
+
+async def test_numbers_that_had_no_room_are_lost_and_the_episodes_are_not(tmp_path: Path) -> None:
+    async with dumps_of_finished_run(tmp_path) as dumps:
+        stats_path(tmp_path / "run", 1).unlink()
+        dumps.offer_step(1, result_with(None))
+        await dumps.finish()
+        assert dumps.lost == 1
+    rows = read_rows(tmp_path / "run/rollouts/step_1.jsonl")
+    assert {each["advantages"] for row in rows for each in row["sequences"]} == {None}
+
+
+def test_a_run_without_dumps_removes_what_ranks_hand_out(tmp_path: Path) -> None:
+    path = tmp_path / "tokens"
+    path.touch()
+    NoDumps().offer_step(1, result_with(path))
+    assert not path.exists()
+    NoDumps().offer_step(2, result_with(None))

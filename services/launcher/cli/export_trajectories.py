@@ -1,0 +1,59 @@
+"""`flotilla export-trajectories`: writes the episodes of a run for training elsewhere."""
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from services.common.child_environment import child_environment
+from services.common.python_command import python_command
+from services.launcher.cli.command_runner import report_error
+from services.launcher.cli.run_source import NoRunError, find_run_dir
+from services.launcher.cli.terminal import Terminal
+
+_OK = 0
+
+
+def export_trajectories(run_id: str, out: Path, runs: Path, arguments: list[str]) -> int:
+    """Write the episodes that `arguments` of the learner's program choose."""
+    try:
+        run_dir = find_run_dir(run_id, runs)
+    except NoRunError as error:
+        return report_error(str(error))
+    # Journal and dumps are the learner's: its own program reads them, in a process of its own.
+    command = [
+        *python_command("-m", "services.learner.dumps.export_command"),
+        str(run_dir),
+        f"--out={out}",
+        *arguments,
+    ]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env=child_environment(ours=True)
+    ) as process:
+        result = _follow_progress(process)
+    if process.returncode != _OK or result is None:
+        return process.returncode
+    text = f"Wrote {result['rows']} episodes of {run_dir.name} to {out}"
+    if result["pruned"]:
+        text += f"; {result['pruned']} more are left out: their tokens were pruned"
+    Terminal().print(text, soft_wrap=True)
+    return _OK
+
+
+def _follow_progress(process: "subprocess.Popen[str]") -> dict[str, Any] | None:
+    """Draw a bar where a terminal shows it; return the last line of the program."""
+    columns = (TextColumn("exporting"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    console = Terminal()
+    last = None
+    assert process.stdout is not None
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as bar:
+        task = bar.add_task("exporting", total=None)
+        for line in process.stdout:
+            last = json.loads(line)
+            if "of" in last:
+                bar.update(task, completed=last["done"], total=last["of"])
+    return last

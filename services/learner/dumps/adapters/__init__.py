@@ -1,0 +1,1 @@
+"""Adapters to pyarrow, which writes exported episodes."""

@@ -1,0 +1,105 @@
+"""Episodes of a run for export: from its journal, and from dumps where the journal pruned them."""
+
+import json
+import sqlite3
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from services.common.domain.attempts import AttemptKey
+from services.learner.dumps import dump_files
+from services.learner.dumps.episode_rows import StoredAttempt, attempt_row, key_of_row
+from services.learner.dumps.episode_text import Decode
+from services.learner.dumps.stored_attempts import count_attempts, find_attempts
+from services.learner.dumps.token_stats import (
+    SequenceKey,
+    SequenceStats,
+    TokenStatsError,
+    read_token_stats,
+    stats_path,
+)
+from services.learner.types import PASS_REWARD
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeFilter:
+    """Filter of attempts; None takes all."""
+
+    env_key: str | None = None
+    step: int | None = None
+    # Only rewards that are a pass.
+    passed: bool = False
+
+    def to_sql(self) -> tuple[str, tuple[Any, ...]]:
+        """Return an SQL condition and its arguments."""
+        conditions: list[tuple[str, Any]] = []
+        if self.env_key is not None:
+            conditions.append(("json_extract(g.spec, '$.task[1]') = ?", self.env_key))
+        if self.step is not None:
+            conditions.append(("g.step = ?", self.step))
+        if self.passed:
+            conditions.append(("t.reward >= ?", PASS_REWARD))
+        text = " AND ".join(condition for condition, _ in conditions) or "1"
+        return text, tuple(value for _, value in conditions)
+
+
+class KeptEpisodes:
+    """Episodes of one run. `pruned` counts those whose tokens are kept nowhere."""
+
+    def __init__(self, db: sqlite3.Connection, run_dir: Path, decode: Decode) -> None:
+        self._db = db
+        self._run_dir = run_dir
+        self._decode = decode
+        self.pruned = 0
+        # Attempts of one step or evaluation stand together.
+        self._stats_of = lru_cache(1)(self._read_stats)
+        self._rows_of = lru_cache(1)(_read_rows)
+
+    def count(self, wanted: EpisodeFilter) -> int:
+        """Count the attempts, those whose tokens were pruned as well."""
+        return count_attempts(self._db, *wanted.to_sql())
+
+    def find_rows(self, wanted: EpisodeFilter) -> Iterator[Row | None]:
+        """Yield the row of each attempt (see `episode_rows`); None where its tokens are kept
+        nowhere."""
+        for attempt in find_attempts(self._db, *wanted.to_sql()):
+            row = self._row_of(attempt)
+            self.pruned += row is None
+            yield row
+
+    def _row_of(self, attempt: StoredAttempt) -> Row | None:
+        if attempt.trajectory.sequences:
+            stats = {} if attempt.eval_id else self._stats_of(attempt.step)
+            return attempt_row(attempt, stats, self._decode)
+        path = self._dump_of(attempt)
+        return self._rows_of(path).get(attempt.trajectory.key) if path else None
+
+    def _dump_of(self, attempt: StoredAttempt) -> Path | None:
+        if attempt.step is None:
+            return None
+        if not attempt.eval_id:
+            return dump_files.rollouts_path(self._run_dir, attempt.step)
+        moment = attempt.eval_id.split("-")[0]
+        folder = dump_files.eval_folder(self._run_dir, moment, attempt.step)
+        return dump_files.env_file(folder, attempt.env_key)
+
+    def _read_stats(self, step: int | None) -> Mapping[SequenceKey, SequenceStats]:
+        if step is None:
+            return {}
+        try:
+            return read_token_stats(stats_path(self._run_dir, step)).sequences
+        except TokenStatsError:
+            # The trainer's numbers of this step are not kept.
+            return {}
+
+
+def _read_rows(path: Path) -> dict[AttemptKey, Row]:
+    if not path.exists():
+        return {}
+    with path.open(encoding="utf-8") as file:
+        rows: list[Row] = [json.loads(line) for line in file]
+    return {key_of_row(row): row for row in rows}

@@ -1,0 +1,121 @@
+"""`flotilla export-trajectories`: what it writes, and what it says of what it cannot."""
+
+import json
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from datasets import load_dataset
+
+from services.learner.dumps.episode_rows import key_of_row
+from services.learner.dumps.token_stats import read_token_stats, stats_path
+from tests.learner.dumps.dumped_run import dumped_run, setup_of
+from tests.support.repository import ROOT
+
+
+def export(tmp_path: Path, *arguments: str, run: str = "run") -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "services.launcher.cli.app", "export-trajectories", run]
+    command += ["--runs", str(tmp_path), *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture
+async def run(tmp_path: Path) -> Path:
+    """A run of one step with 6 attempts, and evaluations of 4 each."""
+    await dumped_run(tmp_path, setup_of(tmp_path), steps=1)
+    policy = {"model": str(tmp_path / "model"), "dtype": "float32", "max_model_len": 128}
+    spec = {"name": "test", "policy": policy}
+    (tmp_path / "run" / "spec.json").write_text(json.dumps(spec))
+    return tmp_path / "run"
+
+
+def query(run: Path, sql: str) -> list[tuple[Any, ...]]:
+    with closing(sqlite3.connect(run / "journal.sqlite")) as db, db:
+        return db.execute(sql).fetchall()
+
+
+def test_parquet_has_every_attempt_with_the_numbers_of_journal_and_trainer(
+    run: Path, tmp_path: Path
+) -> None:
+    done = export(tmp_path, "--out", str(tmp_path / "out"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Wrote 14 episodes of run" in done.stdout
+    rows = pq.read_table(tmp_path / "out/episodes.parquet").to_pylist()
+    stats = read_token_stats(stats_path(run, 1))
+    assert sorted({row["purpose"] for row in rows}) == ["eval", "train"]
+    for row in (row for row in rows if row["purpose"] == "train"):
+        [sequence] = row["sequences"]
+        told = stats.sequences[key_of_row(row), 0]
+        assert sequence["trained"] == told.trained
+        assert sequence["advantages"] == pytest.approx(told.advantages.tolist(), abs=1e-6)
+        assert len(sequence["token_ids"]) == sum(span["length"] for span in sequence["spans"])
+
+
+def test_datasets_reads_the_folder_with_a_split_for_evaluations(run: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    done = export(tmp_path, "--out", str(out), "--format", "datasets")
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = load_dataset(str(out), cache_dir=str(tmp_path / "cache"))
+    assert {name: len(rows) for name, rows in found.items()} == {"train": 6, "test": 8}
+    row = found["train"][0]
+    assert [message["role"] for message in row["messages"]][:2] == ["user", "assistant"]
+    assert row["reward"] in (0.0, 1.0) and row["passed"] == (row["reward"] == 1.0)
+
+
+def test_filters_choose_attempts(run: Path, tmp_path: Path) -> None:
+    [(passed,)] = query(run, "SELECT count(*) FROM trajectories WHERE reward >= 1")
+    done = export(tmp_path, "--out", str(tmp_path / "passed"), "--passed")
+    assert f"Wrote {passed} episodes" in done.stdout
+    done = export(tmp_path, "--out", str(tmp_path / "one"), "--env", "env0", "--step", "1")
+    assert "Wrote 2 episodes" in done.stdout
+
+
+def test_pruned_attempts_come_from_their_dumps_or_are_counted(run: Path, tmp_path: Path) -> None:
+    query(run, "UPDATE trajectories SET payload = NULL")
+    done = export(tmp_path, "--out", str(tmp_path / "all"))
+    assert "Wrote 14 episodes of run" in done.stdout, done.stderr
+    (run / "rollouts/step_1.jsonl").unlink()
+    done = export(tmp_path, "--out", str(tmp_path / "evals"))
+    assert "Wrote 8 episodes of run" in done.stdout
+    assert "6 more are left out: their tokens were pruned" in done.stdout
+    done = export(tmp_path, "--out", str(tmp_path / "none"), "--step", "1")
+    assert done.returncode == 2
+    assert "the tokens of all 6 attempts like that were pruned" in done.stderr
+    assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--env", "bank"), "no environment 'bank'; run run has: env0, env1, env2"),
+        (("--step", "7"), "no attempts of step 7; run run has steps: 1 to 1"),
+        (("--format", "csv"), "csv"),
+    ],
+)
+def test_what_is_not_there_is_named(
+    run: Path, tmp_path: Path, arguments: tuple[str, ...], message: str
+) -> None:
+    done = export(tmp_path, "--out", str(tmp_path / "out"), *arguments)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_that_is_there_is_left_alone(run: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "mine").write_text("kept")
+    done = export(tmp_path, "--out", str(out))
+    assert done.returncode == 2 and "is there already" in done.stderr
+    assert [path.name for path in out.iterdir()] == ["mine"]
+
+
+def test_an_unknown_run_is_named(tmp_path: Path) -> None:
+    done = export(tmp_path, "--out", str(tmp_path / "out"), run="nothing")
+    assert done.returncode == 1
+    assert "there are no runs in" in done.stdout
