@@ -2,13 +2,18 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from services.common.adapters.token_text import load_decoder
 from services.common.domain.attempts import FailureKind
+from services.common.domain.trajectory import Author
 from services.common.shared_memory import SHARED_MEMORY
+from services.learner.dumps.episode_rows import key_of_row
+from services.learner.dumps.token_stats import read_token_stats, stats_path
 from tests.e2e.finished_run import (
     EVAL_TASKS,
     GROUPS,
@@ -140,3 +145,76 @@ def test_the_summary_has_the_promised_fields(finished: FinishedRun) -> None:
     seconds = summary["seconds"]
     assert 0 < seconds["to_first_step"] < seconds["total"]
     assert 0 < seconds["train"] < seconds["total"]
+
+
+def dumped(finished: FinishedRun, name: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (finished.folder / name).read_text().splitlines()]
+
+
+def test_every_episode_of_a_step_is_dumped_in_the_reference_fields(
+    finished: FinishedRun, quick_policy: Path
+) -> None:
+    decode = load_decoder(str(quick_policy))
+    for step in range(1, STEPS + 1):
+        kept = {each.key: each for each in finished.trajectories(f"step = {step}")}
+        rows = dumped(finished, f"rollouts/step_{step}.jsonl")
+        assert {key_of_row(row) for row in rows} == set(kept)
+        for row in rows:
+            trajectory = kept[key_of_row(row)]
+            [sequence] = trajectory.sequences
+            assert row["input_prompt"] + row["output_response"] == decode(sequence.token_ids)
+            prompt = sequence.spans[0].length
+            assert len(row["score"]) == len(sequence.token_ids) - prompt
+            assert (sum(row["score"]), row["score"][-1]) == (trajectory.reward,) * 2
+            assert row["stop_reason"] == trajectory.stop_reason
+            assert row["data_source"] == trajectory.facts.env_key
+            assert row["env_extras"]["task_key"] == trajectory.facts.task_key
+            called = [call for each in row["messages"] for call in each.get("tool_calls", ())]
+            assert len(called) >= trajectory.counts.tool_calls
+            assert all(isinstance(call["function"]["arguments"], dict) for call in called)
+            answers = [each for each in row["messages"] if each["role"] == "tool"]
+            assert len(answers) == sum(s.author is Author.ENVIRONMENT for s in sequence.spans)
+
+
+def test_token_stats_are_the_trainers_numbers(finished: FinishedRun, scorers: list[Scorer]) -> None:
+    for step in range(1, STEPS + 1):
+        stats = read_token_stats(stats_path(finished.folder, step))
+        kept = {each.key: each for each in finished.trajectories(f"step = {step}")}
+        rewards = {key: each.reward for key, each in kept.items()}
+        assert any(each.trained for each in stats.sequences.values())
+        for (key, index), each in stats.sequences.items():
+            group = [r for other, r in rewards.items() if other.group_id == key.group_id]
+            signal = len(set(group)) > 1
+            assert (each.trained, each.advantages.any()) == (signal, signal)
+            if not signal:
+                assert each.why_not == "no signal" and np.isnan(each.logprobs).all()
+                continue
+            sequence = kept[key].sequences[index]
+            [temperature] = {s.temperature for s in sequence.spans if s.temperature is not None}
+            places = np.flatnonzero(sequence.policy_mask)
+            expected = scorers[step - 1].logprobs(sequence.token_ids, places, temperature)
+            np.testing.assert_allclose(each.logprobs, expected, atol=1e-4)
+
+
+def test_what_is_dumped_of_an_evaluation_is_what_was_logged(finished: FinishedRun) -> None:
+    for version in (0, STEPS):
+        [results] = dumped(finished, f"evals/step_{version}/aggregated_results.jsonl")
+        [logged] = [r for r in finished.metrics("eval/all/pass_at_1") if r["step"] == version]
+        assert results == {name: value for name, value in logged.items() if name in results}
+        assert results.keys() >= {name for name in logged if name.startswith("eval")}
+        folder = finished.folder / f"evals/step_{version}"
+        rows = [
+            row
+            for path in folder.glob("*.jsonl")
+            if path.name != "aggregated_results.jsonl"
+            for row in dumped(finished, str(path.relative_to(finished.folder)))
+        ]
+        main = [row["reward"] for row in rows if "-heldout-" in row["group_id"]]
+        assert np.mean([reward >= 1 for reward in main]) == results["eval/all/pass_at_1"]
+
+
+def test_a_run_loses_no_dump(finished: FinishedRun) -> None:
+    assert all(record["dumps/lost"] == 0 for record in finished.metrics("dumps/lost"))
+    assert [*(finished.folder / "logs").glob("learner-dumps.log")]
+    logs = "".join(path.read_text() for path in (finished.folder / "logs").glob("learner*.log"))
+    assert "dumps are lost" not in logs and "Traceback" not in logs

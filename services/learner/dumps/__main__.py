@@ -8,15 +8,16 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import TextIO
 
+from services.common import log
 from services.common.adapters.token_text import NoTokenizerError, load_decoder
 from services.common.errors import ConfigError
-from services.common.printable_text import say, say_json
+from services.common.printable_text import json_line, say
 from services.common.private_process import keep_private
 from services.learner.checkpoints.adapters.fsspec_store import open_store
 from services.learner.dumps.dump_uploads import DumpUploads
 from services.learner.dumps.dump_writer import DumpWriter
-from services.learner.dumps.episode_text import Decode
 from services.learner.dumps.jobs import DumpReport, DumpSetup, job_of_line
 
 _NICENESS = 10
@@ -27,42 +28,48 @@ _FAILED = 1
 
 def main() -> int:
     setup = DumpSetup.from_line(sys.stdin.buffer.readline())
-    try:
-        decode = load_decoder(setup.model, setup.revision)
-        uploads = _open_uploads(setup)
-    except (NoTokenizerError, ConfigError) as error:
-        say(f"error: {error}", file=sys.stderr)
-        return _FAILED
-    _do_jobs(setup, decode, uploads)
-    if uploads is not None:
-        uploads.close(_UPLOADS_END_S)
+    run_dir = Path(setup.run_dir)
+    log.setup("learner-dumps", run_dir.name)
+    with os.fdopen(os.dup(1), "w", encoding="utf-8") as answers:
+        # Whatever a library prints is no answer.
+        os.dup2(2, 1)
+        reporter = _Reporter(answers)
+        try:
+            decode = load_decoder(setup.model, setup.revision)
+            uploads = _open_uploads(setup, reporter.report)
+        except (NoTokenizerError, ConfigError) as error:
+            say(f"error: {error}", file=sys.stderr)
+            return _FAILED
+        writer = DumpWriter(setup, decode, uploads.offer if uploads is not None else _ignore)
+        for line in sys.stdin.buffer:
+            reporter.report(writer.do_job(job_of_line(line)))
+        if uploads is not None:
+            uploads.close(_UPLOADS_END_S)
     return 0
 
 
-def _do_jobs(setup: DumpSetup, decode: Decode, uploads: DumpUploads | None) -> None:
-    written: Callable[[Path], None] = uploads.offer if uploads is not None else _ignore
-    writer = DumpWriter(setup, decode, written)
-    for line in sys.stdin.buffer:
-        _report(writer.do_job(job_of_line(line)))
+class _Reporter:
+    """Writes answers, one at a time, from any thread."""
+
+    def __init__(self, answers: TextIO) -> None:
+        self._answers = answers
+        self._lock = threading.Lock()
+
+    def report(self, report: DumpReport) -> None:
+        with self._lock:
+            self._answers.write(json_line(report.to_json()) + "\n")
+            self._answers.flush()
 
 
-def _open_uploads(setup: DumpSetup) -> DumpUploads | None:
+def _open_uploads(setup: DumpSetup, report: Callable[[DumpReport], None]) -> DumpUploads | None:
     if setup.remote is None:
         return None
     store = open_store(setup.remote, setup.remote_options)
-    return DumpUploads(store, Path(setup.run_dir), _report)
+    return DumpUploads(store, Path(setup.run_dir), report)
 
 
 def _ignore(path: Path) -> None:
     """Ignore a file: it is kept in the run's folder alone."""
-
-
-_printing = threading.Lock()
-
-
-def _report(report: DumpReport) -> None:
-    with _printing:
-        say_json(report.to_json())
 
 
 if __name__ == "__main__":

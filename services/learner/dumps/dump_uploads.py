@@ -5,7 +5,9 @@ that does not get there is reported, and stays where it is."""
 
 import queue
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from services.learner.checkpoints.remote_upload import retry_request
@@ -30,6 +32,8 @@ class DumpUploads:
         self._run_dir = run_dir
         self._report = report
         self._queue: queue.Queue[Path | None] = queue.Queue(_MOST_WAITING)
+        # The file that is on its way.
+        self._current: Path | None = None
         self._ending = threading.Event()
         self._tries = _TRIES
         self._thread = threading.Thread(target=self._upload_queued, name="uploads", daemon=True)
@@ -44,20 +48,26 @@ class DumpUploads:
 
     def close(self, timeout_s: float) -> None:
         """Upload what waits, for a bounded time; the rest is reported."""
-        try:
+        deadline = time.monotonic() + timeout_s
+        with suppress(queue.Full):
             self._queue.put(None, timeout=timeout_s)
-            self._thread.join(timeout_s)
-        except queue.Full:
-            pass
+            self._thread.join(max(0.0, deadline - time.monotonic()))
         self._ending.set()
-        while not self._queue.empty():
-            path = self._queue.get_nowait()
+        why = f"the run ended, and the store took more than {timeout_s:g} s"
+        for path in (*self._take_waiting(), self._current):
             if path is not None:
-                self._lose(path, f"the run ended, and the store took more than {timeout_s:g} s")
+                self._lose(path, why)
+
+    def _take_waiting(self) -> Iterator[Path | None]:
+        with suppress(queue.Empty):
+            while True:
+                yield self._queue.get_nowait()
 
     def _upload_queued(self) -> None:
         while (path := self._queue.get()) is not None:
+            self._current = path
             self._upload(path)
+            self._current = None
 
     def _upload(self, path: Path) -> None:
         name = f"{FOLDER}/{self._name_of(path)}"

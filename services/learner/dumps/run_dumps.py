@@ -9,6 +9,7 @@ from collections import deque
 from pathlib import Path
 from typing import Protocol
 
+from services.common import metrics
 from services.common.child_environment import child_environment
 from services.common.concurrency import cancel_tasks
 from services.common.log import get_logger
@@ -19,7 +20,7 @@ from services.learner.types import StepResult
 
 _MODULE = "services.learner.dumps"
 # Jobs that may wait; the numbers of a step lie in shared memory meanwhile.
-MOST_WAITING = 4
+MOST_WAITING = 8
 # A job without an answer for so long is lost, and its process replaced.
 _ANSWER_S = 600.0
 # How long the end of a run waits for the jobs that wait, and then for their uploads.
@@ -31,6 +32,9 @@ _LONGEST_PAUSE_S = 60.0
 # Credentials of stores, which the process opens itself.
 _STORE_VARIABLES = ("AWS_*", "GOOGLE_*", "AZURE_*", "FSSPEC_*", "FLOTILLA_REMOTE_OPTIONS")
 _LINE_BYTES = 1 << 20
+_losses = metrics.event_counter(
+    "flotilla_dump_losses", "Files of dumps that were not written or not uploaded"
+)
 _log = get_logger(__name__)
 
 
@@ -243,9 +247,11 @@ class RunDumps:
             async with asyncio.timeout(_CLOSE_S):
                 while True:
                     self._take_report(await self._read_report(process))
-        except (_ChildError, ValueError):
+        except _ChildError:
             # Its stdout ended, as it should.
             pass
+        except ValueError as error:
+            self._note_lost("uploads", str(error))
         except TimeoutError:
             _log.warning("uploads of dumps are given up: the run ends")
         await self._kill_process()
@@ -268,6 +274,7 @@ class RunDumps:
 
     def _note_lost(self, name: str, why: str) -> None:
         self._lost += 1
+        _losses()()
         first, self._failing = not self._failing, True
         if first:
             _log.warning("dumps are lost; the run goes on without them", dump=name, why=why)

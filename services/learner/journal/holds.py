@@ -9,11 +9,13 @@ import sqlite3
 import threading
 import time
 from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from services.common.log import get_logger
+from services.common.number_ranges import MOST_STEPS
 
 FOLDER = "holds"
 # Groups that one hold keeps, and that steps with dumps keep together; the newest ones.
@@ -86,14 +88,17 @@ class JournalHolds:
                 hold = _parse_hold(path.read_bytes())
             except FileNotFoundError:
                 continue
-            except (OSError, ValueError, KeyError, TypeError) as error:
-                _log.warning("a hold cannot be read and counts for nothing", path=path, why=error)
-                path.unlink(missing_ok=True)
+            except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
+                why = str(error)
+                _log.warning(
+                    "a hold cannot be read and counts for nothing", path=str(path), why=why
+                )
+                _remove(path)
                 continue
             if now < hold.until <= now + LONGEST_S:
                 found.append(hold)
             else:
-                path.unlink(missing_ok=True)
+                _remove(path)
         return sorted(found, key=lambda hold: hold.until)[-MOST_HOLDS:]
 
 
@@ -104,10 +109,21 @@ def _hold_path(run_dir: Path, name: str) -> Path:
 
 
 def _parse_hold(data: bytes) -> Hold:
-    values: dict[str, Any] = json.loads(data)
-    steps = values.get("steps")
-    pair = (int(steps[0]), int(steps[1])) if steps is not None else None
-    return Hold(float(values["until"]), pair, tuple(map(str, values.get("groups", ()))))
+    values: Any = json.loads(data)
+    steps, groups = values["steps"], values["groups"]
+    pair = (_to_step(steps[0]), _to_step(steps[1])) if steps is not None else None
+    return Hold(float(values["until"]), pair, tuple(map(str, groups)))
+
+
+def _to_step(value: Any) -> int:
+    """Return a step, no larger than there are: SQLite takes no number of any length."""
+    return min(max(int(value), 0), MOST_STEPS)
+
+
+def _remove(path: Path) -> None:
+    """Remove a hold; one that cannot be removed counts for nothing all the same."""
+    with suppress(OSError):
+        path.unlink()
 
 
 def _newest(db: sqlite3.Connection, first: int, last: int) -> list[str]:

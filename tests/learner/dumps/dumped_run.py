@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -25,12 +25,19 @@ STEPS = 3
 class TellingRanks(FakeRanks):
     """Fake ranks that hand out numbers of every policy token, and remember them."""
 
-    def __init__(self, folder: Path, shm: Path) -> None:
+    def __init__(self, folder: Path, shm: Path, stuck_at: int | None = None) -> None:
+        """Take `stuck_at`, the step that never ends."""
         super().__init__(folder)
         self.shm = shm
+        self._stuck_at = stuck_at
+        self.before_step: Callable[[], Awaitable[None]] | None = None
         self.told: dict[int, StepTokens] = {}
 
     async def train_step(self, batch: TrainBatch) -> StepResult:
+        if batch.step == self._stuck_at:
+            await asyncio.Event().wait()
+        if self.before_step is not None:
+            await self.before_step()
         result = await super().train_step(batch)
         path = protocol.token_path(self.shm, "test", batch.step)
         tokens = self.told[batch.step] = make_tokens(batch)
@@ -77,9 +84,10 @@ async def run_dumps(tmp_path: Path, setup: DumpSetup) -> AsyncGenerator[RunDumps
 
 
 async def dumped_run(
-    tmp_path: Path, setup: DumpSetup, **changes: Any
+    tmp_path: Path, setup: DumpSetup, *, in_step: bool = False, **changes: Any
 ) -> tuple[RunDumps, TellingRanks]:
-    """Run a learner with evaluations to its end, its dumps included."""
+    """Run a learner with evaluations to its end, its dumps included; `in_step` has each step wait
+    for the dumps of those before it."""
     heldout = write_tasks(tmp_path / "heldout.json", 4, prefix="heldout")
     shm = tmp_path / "shm"
     shm.mkdir(exist_ok=True)
@@ -94,6 +102,8 @@ async def dumped_run(
         learner(tmp_path, make_config(tmp_path, **values), ranks, dumps=dumps) as running,
         FakeWorker(running.address).working(),
     ):
+        if in_step:
+            ranks.before_step = dumps.finish
         await asyncio.wait_for(running.task, 90)
     return dumps, ranks
 

@@ -23,7 +23,7 @@ def kept_groups(tmp_path: Path) -> dict[int, int]:
 
 async def test_tokens_of_kept_steps_stay_and_older_ones_are_pruned(tmp_path: Path) -> None:
     setup = setup_of(tmp_path, keep=2)
-    dumps, _ = await dumped_run(tmp_path, setup, steps=5, checkpoint=EVERY_STEP)
+    dumps, _ = await dumped_run(tmp_path, setup, in_step=True, steps=5, checkpoint=EVERY_STEP)
     assert dumps.lost == 0
     # Of each older step the first group stays for people.
     assert kept_groups(tmp_path) == {1: 1, 2: 1, 3: 1, 4: 3, 5: 3}
@@ -32,7 +32,7 @@ async def test_tokens_of_kept_steps_stay_and_older_ones_are_pruned(tmp_path: Pat
 async def test_tokens_that_an_open_page_shows_stay(tmp_path: Path) -> None:
     write_hold(tmp_path / "run", "page", Hold(time.time() + 600, steps=(1, 1)))
     setup = setup_of(tmp_path, keep=1)
-    dumps, _ = await dumped_run(tmp_path, setup, steps=4, checkpoint=EVERY_STEP)
+    dumps, _ = await dumped_run(tmp_path, setup, in_step=True, steps=4, checkpoint=EVERY_STEP)
     assert dumps.lost == 0
     assert kept_groups(tmp_path) == {1: 3, 2: 1, 3: 1, 4: 3}
 

@@ -23,7 +23,7 @@ def attempt() -> Trajectory:
 
 
 def tokens(*counts: int) -> StepTokens:
-    values = tuple(np.arange(count, dtype=np.float32) / 3 for count in counts)
+    values = tuple(np.linspace(0, 1, count, dtype=np.float32) for count in counts)
     unknown = tuple(np.full(count, np.nan, np.float32) for count in counts)
     standings = (Standing.TRAINED, *[Standing.LEFT_OUT] * (len(counts) - 1))
     return StepTokens(standings, values, values, unknown)

@@ -22,6 +22,7 @@ from services.learner.journal.holds import (
 )
 from services.learner.journal.schema import TABLES
 
+REMOTE = {"steps": [1, 10**30], "groups": ["g"]}
 GROUPS_PER_STEP = 60
 STEPS = 10
 
@@ -106,8 +107,9 @@ def test_what_is_not_dumped_is_held_whole(db: sqlite3.Connection, tmp_path: Path
         b"[]",
         b'{"until": "soon"}',
         b"{}",
-        b'{"until": 1, "groups": ["g"]}',
-        json.dumps({"until": time.time() + 10 * LONGEST_S, "groups": ["g"]}).encode(),
+        b'{"until": 1, "steps": null, "groups": ["g"]}',
+        b'{"until": 1e999, "steps": [1e999, 2], "groups": []}',
+        json.dumps({**REMOTE, "until": time.time() + 10 * LONGEST_S}).encode(),
     ],
 )
 def test_a_hold_that_expired_or_is_none_counts_for_nothing_and_is_removed(
@@ -118,6 +120,13 @@ def test_a_hold_that_expired_or_is_none_counts_for_nothing_and_is_removed(
     path.write_bytes(content)
     assert JournalHolds(tmp_path).find_groups(db) == set()
     assert not path.exists()
+
+
+def test_a_hold_may_name_more_steps_than_there_are(db: sqlite3.Connection, tmp_path: Path) -> None:
+    path = tmp_path / FOLDER / "page.json"
+    path.parent.mkdir()
+    path.write_text(json.dumps({**REMOTE, "until": soon()}))
+    assert len(JournalHolds(tmp_path).find_groups(db)) == MOST_GROUPS + 1
 
 
 @pytest.mark.parametrize("name", ["", "../page", "a/b", ".hidden"])

@@ -22,13 +22,15 @@ from tests.support.tiny_ranks import make_batch, make_trainer
 
 DOCS = ROOT / "docs" / "metrics.md"
 NAMES, HISTOGRAMS = "## Names", "### Histograms"
-# No upload ends within the test, no launcher tells of prices, no engine of experts, and nothing is
-# compiled: tests/learner/checkpoints, tests/learner/run/test_step_recorder.py, and in
-# tests/learner/rank test_routing_replay.py and test_block_compilation.py have them.
+# No upload ends within the test, no launcher tells of prices, no engine of experts, nothing is
+# compiled and nothing dumped: tests/learner/checkpoints, tests/learner/run/test_step_recorder.py,
+# tests/learner/dumps, and in tests/learner/rank test_routing_replay.py and
+# test_block_compilation.py have them.
 ELSEWHERE = (
     "with `checkpoint.remote`",
     "with machines whose price is known",
     "with `policy.routing_replay`",
+    "with `learner.dumps`",
     "with `learner.rank.compile`",
 )
 
