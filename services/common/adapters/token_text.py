@@ -20,13 +20,18 @@ def load_decoder(model: str, revision: str | None = None) -> Decode:
     special tokens.
 
     Raises NoTokenizerError."""
+    tokenizer = load_tokenizer(model, revision)
+    return lambda token_ids: tokenizer.decode(list(token_ids), skip_special_tokens=False)
+
+
+def load_tokenizer(model: str, revision: str | None = None) -> Tokenizer:
+    """Load the tokenizer that `load_decoder` decodes by. Raises NoTokenizerError."""
     path = _find_tokenizer_file(model, revision)
     try:
-        tokenizer = Tokenizer.from_file(str(path))
+        return Tokenizer.from_file(str(path))
     except Exception as error:
         # The library raises bare Exceptions for whatever is wrong with a file.
         raise NoTokenizerError(f"{path} is no tokenizer: {error}") from error
-    return lambda token_ids: tokenizer.decode(list(token_ids), skip_special_tokens=False)
 
 
 def _find_tokenizer_file(model: str, revision: str | None) -> Path:

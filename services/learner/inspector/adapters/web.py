@@ -1,0 +1,399 @@
+"""The inspector over HTTP: one Starlette application for a browser on this machine.
+
+Whoever shows the token gets a cookie, and pages with it. Trajectories are hostile text: pages run
+no script but our own, load nothing from elsewhere and are framed by nobody."""
+
+import hmac
+import os
+import secrets
+import socket
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Thread
+from types import FrameType
+from typing import Any
+from urllib.parse import urlencode
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.datastructures import QueryParams
+from starlette.middleware import Middleware
+from starlette.middleware.gzip import GZipMiddleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, RedirectResponse, Response
+from starlette.routing import BaseRoute, Mount, Route
+from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from services.common.domain.attempts import AttemptKey
+from services.common.printable_text import say_json
+from services.learner.inspector.adapters.rendering import STATIC, PageRenderer
+from services.learner.inspector.pages.book import (
+    MOST_RUNS,
+    Page,
+    PageBook,
+    curves_to_json,
+    image_type,
+    raw_text,
+    track_of,
+)
+from services.learner.inspector.pages.links import ServerLinks
+from services.learner.inspector.pages.token_data import token_data
+from services.learner.inspector.queries.run_folders import NotFoundError
+from services.learner.inspector.queries.run_library import RunLibrary
+
+CONTENT_POLICY = (
+    "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self' data:;"
+    " connect-src 'self'; frame-src 'self'; frame-ancestors 'self'; base-uri 'none';"
+    " form-action 'self'"
+)
+_HEADERS = {
+    "Content-Security-Policy": CONTENT_POLICY,
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+_LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
+_GRACE_S = 2
+_MOST_DIGITS = 9
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Who may look: the token, and the names that a browser may know this server by; None for a
+    socket that no browser can reach by itself."""
+
+    token: str
+    hosts: frozenset[str] | None
+
+    @property
+    def cookie(self) -> str:
+        """Name of the cookie. Ports share cookies: each server has one of its own."""
+        return f"flotilla_inspector_{hmac.new(self.token.encode(), b'', 'sha256').hexdigest()[:12]}"
+
+    def is_known(self, shown: str | None) -> bool:
+        return shown is not None and hmac.compare_digest(shown.encode(), self.token.encode())
+
+
+class Guard:
+    """Lets requests through that come by a known name, change nothing and show the token."""
+
+    def __init__(self, app: ASGIApp, access: Access, refuse: Callable[[int], Response]) -> None:
+        self._app = app
+        self._access = access
+        self._refuse = refuse
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] not in ("http", "websocket"):
+            await self._app(scope, receive, send)
+            return
+        answer = self._judge(scope)
+        await (answer or self._app)(scope, receive, _with_headers(send))
+
+    def _judge(self, scope: Scope) -> Response | None:
+        """Return an answer for a request that gets no page yet."""
+        if scope["type"] == "websocket":
+            return Response(status_code=403)
+        request, access = Request(scope), self._access
+        if access.hosts is not None and request.headers.get("host", "") not in access.hosts:
+            return self._refuse(421)
+        if request.method not in ("GET", "HEAD"):
+            return Response("Only GET is served here.\n", 405, {"Allow": "GET, HEAD"})
+        if request.url.path.startswith("/static/"):
+            return None
+        if access.is_known(shown := request.query_params.get("token")):
+            return _to_page(request, access, shown or "")
+        bearer = request.headers.get("authorization", "").removeprefix("Bearer ")
+        if access.is_known(request.cookies.get(access.cookie)) or access.is_known(bearer):
+            return None
+        return self._refuse(401)
+
+
+class InspectorPages:
+    """Answers of the application. Handlers are plain functions: they run in threads, for they read
+    files."""
+
+    def __init__(self, library: RunLibrary) -> None:
+        self._links = ServerLinks()
+        self._book = PageBook(library, self._links)
+        self._renderer = PageRenderer()
+
+    def routes(self) -> list[BaseRoute]:
+        attempt = "/runs/{run}/attempts/{group}/{index}/{attempt_try}"
+        return [
+            Route("/", self.home),
+            Route("/curves", self.curves),
+            Route("/curves.json", self.curve_data),
+            Route("/runs/{run}", self.run),
+            Route("/runs/{run}/live.html", self.live),
+            Route("/runs/{run}/steps", self.steps),
+            Route("/runs/{run}/steps/{step}", self.step),
+            Route("/runs/{run}/evals/{eval_id}", self.eval),
+            Route(attempt, self.attempt),
+            Route(f"{attempt}/tokens.json", self.tokens),
+            Route(f"{attempt}/hold", self.hold),
+            Route(f"{attempt}/raw/{{sequence}}/{{part}}", self.raw),
+            Route(f"{attempt}/media/{{sequence}}/{{number}}", self.media),
+            Mount("/static", StaticFiles(directory=STATIC)),
+        ]
+
+    def home(self, request: Request) -> Response:
+        return self._page(self._book.home())
+
+    def run(self, request: Request) -> Response:
+        return self._page(self._book.run(request.path_params["run"]))
+
+    def live(self, request: Request) -> Response:
+        return self._page(self._book.live(request.path_params["run"]))
+
+    def steps(self, request: Request) -> Response:
+        before = _number(request.query_params, "before", -1)
+        run = request.path_params["run"]
+        return self._page(self._book.steps(run, before if before >= 0 else None))
+
+    def step(self, request: Request) -> Response:
+        run, step = request.path_params["run"], _number(request.path_params, "step")
+        return self._page(self._book.step(run, step, _number(request.query_params, "page", 1)))
+
+    def eval(self, request: Request) -> Response:
+        run, eval_id = request.path_params["run"], request.path_params["eval_id"]
+        page = _number(request.query_params, "page", 1)
+        return self._page(self._book.eval(run, eval_id, page))
+
+    def attempt(self, request: Request) -> Response:
+        run, key = _attempt_of(request)
+        episode, query = self._book.episode(run, key), request.query_params
+        sequence = _number(query, "sequence", 0)
+        view = query.get("view", "conversation")
+        if view == "tokens":
+            return self._page(self._book.tokens(run, episode, sequence))
+        if view == "table":
+            page = _number(query, "page", 1)
+            return self._page(self._book.table(run, episode, sequence, page))
+        return self._page(self._book.conversation(run, episode))
+
+    def tokens(self, request: Request) -> Response:
+        run, key = _attempt_of(request)
+        sequence = _number(request.query_params, "sequence", 0)
+        track = track_of(self._book.episode(run, key), sequence)
+        return JSONResponse(token_data(track))
+
+    def hold(self, request: Request) -> Response:
+        """Keep what an open page shows from being pruned for another minute."""
+        self._book.episode(*_attempt_of(request))
+        return Response(status_code=204)
+
+    def raw(self, request: Request) -> Response:
+        run, key = _attempt_of(request)
+        sequence, part = _number(request.path_params, "sequence"), request.path_params["part"]
+        text = raw_text(self._book.episode(run, key), sequence, part)
+        headers = {"Content-Disposition": 'attachment; filename="text.txt"'}
+        data = text.encode(errors="replace")
+        return Response(data, media_type="text/plain; charset=utf-8", headers=headers)
+
+    def media(self, request: Request) -> Response:
+        run, key = _attempt_of(request)
+        sequence = _number(request.path_params, "sequence")
+        number = _number(request.path_params, "number")
+        item = self._book.episode(run, key).media_of(sequence, number)
+        kind = image_type(item.content)
+        if not kind:
+            raise NotFoundError("This is no image that browsers show.")
+        return Response(item.content, media_type=kind)
+
+    def curves(self, request: Request) -> Response:
+        query = request.query_params
+        return self._page(self._book.curves(query.getlist("run"), query.get("metric", "")))
+
+    def curve_data(self, request: Request) -> Response:
+        query = request.query_params
+        runs = query.getlist("run")[:MOST_RUNS]
+        curves = self._book.curve_data(runs, query.get("metric", ""))
+        return JSONResponse(curves_to_json(curves))
+
+    def refuse(self, status: int) -> Response:
+        """Answer a request that gets no page."""
+        values = {"status": status, "message": _REFUSALS[status], "crumbs": ()}
+        return self._page(Page("refused.html", f"{status}", values), status)
+
+    def not_found(self, request: Request, error: Exception) -> Response:
+        text = str(error) if isinstance(error, NotFoundError) else "There is no such page."
+        values = {"status": 404, "message": text, "crumbs": ()}
+        return self._page(Page("refused.html", "Not found", values), 404)
+
+    def _page(self, page: Page, status: int = 200) -> Response:
+        text = self._renderer.render(page, self._links)
+        # Half a surrogate pair cannot be sent.
+        data = text.encode(errors="replace")
+        return Response(data, status, media_type="text/html; charset=utf-8")
+
+
+_REFUSALS = {
+    401: "This page needs the token of the link that the inspector printed. Open that link; if it"
+    " is gone, start the inspector again: flotilla inspect",
+    421: "The inspector answers on this machine's own addresses alone. Open the link that it"
+    " printed.",
+}
+
+
+def create_app(
+    library: RunLibrary, access: Access, mounts: Mapping[str, ASGIApp] | None = None
+) -> Starlette:
+    """Make the application; `mounts` are further ones by path, such as
+    `/runs/{run}/transcripts`, behind the same guard."""
+    pages = InspectorPages(library)
+    further = [Mount(path, app) for path, app in (mounts or {}).items()]
+    return Starlette(
+        routes=[*further, *pages.routes()],
+        middleware=[
+            Middleware(Guard, access=access, refuse=pages.refuse),
+            Middleware(GZipMiddleware, minimum_size=1024, compresslevel=4),
+        ],
+        exception_handlers={404: pages.not_found, NotFoundError: pages.not_found},
+    )
+
+
+class _Server(uvicorn.Server):
+    """Announces its address, and treats a signal as the normal way to end."""
+
+    def __init__(self, config: uvicorn.Config, announce: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._announce = announce
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._announce()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        # Not recorded as captured: uvicorn would raise it again, and the exit be a failure.
+        self.force_exit = self.should_exit
+        self.should_exit = True
+
+
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """A listening socket, and how to reach it: a URL, or the path of a socket's file."""
+
+    socket: socket.socket
+    url: str
+    hosts: frozenset[str] | None
+
+
+def listen_on(host: str, port: int) -> Listener:
+    """Listen on a loopback address. Raises OSError."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # Named, because asyncio turns Nagle's delays of 40 ms off only where it reads this number.
+    opened = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    try:
+        opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        opened.bind((host, port))
+        opened.listen(128)
+    except OSError:
+        opened.close()
+        raise
+    port = opened.getsockname()[1]
+    name = f"[{host}]" if ":" in host else host
+    hosts = frozenset(f"{each}:{port}" for each in _LOOPBACK)
+    return Listener(opened, f"http://{name}:{port}/", hosts)
+
+
+def listen_at(path: Path) -> Listener:
+    """Listen at a socket's file, for its user alone. Raises OSError."""
+    opened = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        path.unlink(missing_ok=True)
+        opened.bind(str(path))
+        path.chmod(0o600)
+        opened.listen(128)
+    except OSError:
+        opened.close()
+        raise
+    return Listener(opened, "http://localhost/", None)
+
+
+def serve(
+    library: RunLibrary,
+    listener: Listener,
+    *,
+    token: str,
+    path: str = "",
+    end_with_stdin: bool = False,
+    mounts: Mapping[str, ASGIApp] | None = None,
+) -> None:
+    """Serve until a signal, or until standard input ends. Prints {"url": ...} once it serves;
+    `path` is the page that the URL leads to."""
+    app = create_app(library, Access(token, listener.hosts), mounts)
+    config = uvicorn.Config(
+        app,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=_GRACE_S,
+    )
+    url = f"{listener.url}{path}?{urlencode({'token': token})}"
+    server = _Server(config, lambda: say_json({"url": url}))
+    if end_with_stdin:
+        Thread(target=_end_with_stdin, args=(server,), daemon=True).start()
+    try:
+        server.run([listener.socket])
+    finally:
+        library.close()
+
+
+def new_token() -> str:
+    """Make a token for one start of the inspector."""
+    return secrets.token_urlsafe(24)
+
+
+def _end_with_stdin(server: uvicorn.Server) -> None:
+    with suppress(OSError):
+        while os.read(sys.stdin.fileno(), 4096):
+            continue
+    server.should_exit = True
+
+
+def _to_page(request: Request, access: Access, token: str) -> Response:
+    """Keep the token in a cookie, and lead to the same page without it."""
+    others = [(k, v) for k, v in request.query_params.multi_items() if k != "token"]
+    query = f"?{urlencode(others)}" if others else ""
+    # Only a path of ours: "//host" would lead elsewhere.
+    where = "/" + request.url.path.lstrip("/") + query
+    answer = RedirectResponse(where, 303)
+    answer.set_cookie(access.cookie, token, httponly=True, samesite="strict")
+    return answer
+
+
+def _with_headers(send: Send) -> Send:
+    async def send_with_headers(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            known = {name.lower() for name, _ in message["headers"]}
+            added = [
+                (name.lower().encode(), value.encode())
+                for name, value in _HEADERS.items()
+                if name.lower().encode() not in known
+            ]
+            message["headers"] = [*message["headers"], *added]
+        await send(message)
+
+    return send_with_headers
+
+
+def _attempt_of(request: Request) -> tuple[str, AttemptKey]:
+    found = request.path_params
+    index, attempt_try = _number(found, "index"), _number(found, "attempt_try")
+    return found["run"], AttemptKey(found["group"], index, attempt_try)
+
+
+def _number(values: Mapping[str, Any] | QueryParams, name: str, default: int | None = None) -> int:
+    """Return a number of an address. Raises NotFoundError."""
+    text = values.get(name)
+    if text is None and default is not None:
+        return default
+    if text and text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS:
+        return int(text)
+    raise NotFoundError(f"{name} is a number in addresses of pages, not {text!r}.")

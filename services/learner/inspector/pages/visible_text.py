@@ -1,0 +1,36 @@
+"""Hostile text, made visible: what acts on a reader unseen is written out as `U+202E`."""
+
+from services.common.printable_text import make_visible
+
+# Text of a message that a page shows before it links to the rest.
+MOST_CHARACTERS = 20_000
+
+
+def split_visible(text: str) -> list[tuple[str, bool]]:
+    """Split a text into pieces (text, acting); an acting one is the code of a character that would
+    act on its reader, such as U+202E, or U+001B which begins what terminals obey."""
+    if text.isascii() and text.isprintable():
+        return [(text, False)] if text else []
+    pieces: list[tuple[str, bool]] = []
+    plain: list[str] = []
+    for character in text.replace("\r\n", "\n"):
+        if make_visible(character) == character:
+            plain.append(character)
+            continue
+        if plain:
+            pieces.append(("".join(plain), False))
+            plain = []
+        pieces.append((f"U+{ord(character):04X}", True))
+    return [*pieces, ("".join(plain), False)] if plain else pieces
+
+
+def visible(text: str) -> str:
+    """Return a text with each acting character as its code in angle brackets."""
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(f"⟨{piece}⟩" if acting else piece for piece, acting in split_visible(text))
+
+
+def cut(text: str, most: int = MOST_CHARACTERS) -> tuple[str, int]:
+    """Return the beginning of a text, and how many characters that leaves out."""
+    return (text, 0) if len(text) <= most else (text[:most], len(text) - most)

@@ -1,0 +1,170 @@
+"""One attempt: its messages, its outcome, and its tokens."""
+
+import json
+import sqlite3
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Lock
+
+from services.common.domain.attempts import AttemptKey
+from services.common.domain.trajectory import Media, Trajectory
+from services.learner.dumps.episode_text import Decode, SequenceText, read_episode
+from services.learner.dumps.token_stats import (
+    NoTokenStatsError,
+    SequenceKey,
+    SequenceStats,
+    read_token_stats,
+    stats_path,
+)
+from services.learner.inspector.queries.group_rows import GroupRow, TryRow, group_rows, with_tries
+from services.learner.inspector.queries.run_folders import NotFoundError, read_journal
+from services.learner.inspector.queries.token_tracks import TokenTexts, TokenTrack, make_track
+from services.learner.journal.record_digests import DamagedRecordError
+from services.learner.journal.trajectory_tables import trajectory_of
+
+_CACHED_STEPS, _CACHED_EPISODES = 2, 4
+
+
+@dataclass(frozen=True, slots=True)
+class RunTokenizer:
+    """How the tokens of a run read. `problem` says why they are shown as numbers, if they are."""
+
+    decode: Decode
+    tokens: TokenTexts
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Episode:
+    """One try: its row, its group, what was said by sequence, and its token tracks.
+
+    Without tokens, where the journal no longer keeps them, `sequences` is empty and `pruned`."""
+
+    row: TryRow
+    group: GroupRow
+    trajectory: Trajectory
+    sequences: tuple[SequenceText, ...]
+    tracks: tuple[TokenTrack, ...]
+    pruned: bool
+    tokenizer_problem: str
+
+    def media_of(self, sequence: int, number: int) -> Media:
+        """Return an item of media. Raises NotFoundError."""
+        try:
+            return self.trajectory.sequences[sequence].media[number]
+        except IndexError:
+            raise NotFoundError("The attempt has no such screenshot or answer.") from None
+
+
+class EpisodeShelf:
+    """Reads the episodes of one run; keeps the newest few. Usable from several threads."""
+
+    def __init__(self, folder: Path, tokenizer: RunTokenizer) -> None:
+        self._folder = folder
+        self._tokenizer = tokenizer
+        self._lock = Lock()
+        self._episodes: OrderedDict[AttemptKey, Episode] = OrderedDict()
+        self._stats: OrderedDict[int, Mapping[SequenceKey, SequenceStats]] = OrderedDict()
+
+    def read(self, key: AttemptKey) -> Episode:
+        """Read an attempt. Raises NotFoundError."""
+        with read_journal(self._folder) as db:
+            groups = group_rows(db, [key.group_id])
+            group = with_tries(db, groups[0]) if groups else None
+            row = next((r for r in group.tries if _key_of(r) == key), None) if group else None
+            if group is None or row is None:
+                raise NotFoundError(
+                    f"There is no attempt {key.attempt_index}, try {key.attempt_try}, of group"
+                    f" {key.group_id!r} in the journal."
+                )
+            pruned = _is_pruned(db, key)
+            if known := self._find(key, group, pruned):
+                return known
+            trajectory = _load(db, key)
+        episode = self._build(row, group, trajectory, pruned)
+        with self._lock:
+            self._episodes[key] = episode
+            while len(self._episodes) > _CACHED_EPISODES:
+                self._episodes.popitem(last=False)
+        return episode
+
+    def _find(self, key: AttemptKey, group: GroupRow, pruned: bool) -> Episode | None:
+        """Find an episode that was read, unless its group or its tokens have changed since."""
+        with self._lock:
+            known = self._episodes.get(key)
+        return known if known and (known.group, known.pruned) == (group, pruned) else None
+
+    def _build(self, row: TryRow, group: GroupRow, trajectory: Trajectory, pruned: bool) -> Episode:
+        tokenizer = self._tokenizer
+        sequences = read_episode(trajectory, tokenizer.decode).sequences
+        key = trajectory.key
+        stats, note = self._stats_of(group)
+        tracks: list[TokenTrack] = []
+        for number, sequence in enumerate(trajectory.sequences):
+            found = stats.get((key.group_id, key.attempt_index, key.attempt_try, number))
+            why = note or ("" if found else row.unused or "the step did not use it")
+            texts = tokenizer.tokens.texts_of(sequence.token_ids.tolist())
+            tracks.append(make_track(sequence, found, texts, why))
+        return Episode(
+            *(row, group, trajectory, sequences, tuple(tracks)),
+            pruned=pruned,
+            tokenizer_problem=tokenizer.problem,
+        )
+
+    def _stats_of(self, group: GroupRow) -> tuple[Mapping[SequenceKey, SequenceStats], str]:
+        """Return the trainer's numbers for a group's step, or why there are none."""
+        if group.purpose != "train":
+            return {}, "evaluations are not trained on"
+        if group.step is None:
+            return {}, "no step has trained on it" + (f": {group.reason}" if group.reason else "")
+        with self._lock:
+            if group.step in self._stats:
+                return self._stats[group.step], ""
+        try:
+            found = read_token_stats(stats_path(self._folder, group.step))
+        except NoTokenStatsError as error:
+            return {}, _explain_missing(self._folder, group.step, str(error))
+        with self._lock:
+            self._stats[group.step] = found
+            while len(self._stats) > _CACHED_STEPS:
+                self._stats.popitem(last=False)
+        return found, ""
+
+
+def _explain_missing(folder: Path, step: int, problem: str) -> str:
+    try:
+        lines = (folder / "token_stats" / "pruned.jsonl").read_text().splitlines()
+    except (OSError, UnicodeDecodeError):
+        return problem
+    for line in reversed(lines):
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(row, dict) and row.get("step") == step:
+            return f"{problem}: {row.get('reason', '')}"
+    return problem
+
+
+def _key_of(row: TryRow) -> AttemptKey:
+    return AttemptKey(row.group_id, row.index, row.attempt_try)
+
+
+def _is_pruned(db: sqlite3.Connection, key: AttemptKey) -> bool:
+    sql = (
+        "SELECT payload IS NULL FROM trajectories"
+        " WHERE group_id = ? AND attempt_index = ? AND try = ?"
+    )
+    values = (key.group_id, key.attempt_index, key.attempt_try)
+    return bool(db.execute(sql, values).fetchone()[0])
+
+
+def _load(db: sqlite3.Connection, key: AttemptKey) -> Trajectory:
+    try:
+        return trajectory_of(db, key)
+    except DamagedRecordError as error:
+        raise NotFoundError(
+            "The journal's record of this attempt is damaged: it differs from what was written."
+        ) from error

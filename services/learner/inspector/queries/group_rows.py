@@ -1,0 +1,158 @@
+"""Groups and their attempts, as rows of a page."""
+
+import json
+import sqlite3
+import statistics
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from services.learner.types import PASS_REWARD
+
+# Names in one SQL statement.
+_CHUNK = 500
+_GROUP = "group_id, purpose, eval_id, spec, state, reason, step"
+
+
+@dataclass(frozen=True, slots=True)
+class TryRow:
+    """One try at one attempt. `received` is in unix seconds; `unused` says why it is not used."""
+
+    group_id: str
+    index: int
+    attempt_try: int
+    reward: float | None
+    ended: str
+    unused: str
+    received: float
+    turns: int
+    tool_calls: int
+    checks_passed: int
+    checks_failed: int
+    tokens: int
+    policy_tokens: int
+    seconds: float
+
+    @property
+    def passed(self) -> bool:
+        return self.reward is not None and self.reward >= PASS_REWARD
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRow:
+    """One group; `rewards` are those of its graded tries that are used, in order of attempt."""
+
+    group_id: str
+    purpose: str
+    eval_id: str
+    state: str
+    reason: str
+    step: int | None
+    rewards: tuple[float, ...]
+    task_key: str = ""
+    env_key: str = ""
+    prompt: str = ""
+    size: int = 0
+    # Worst first; empty until `with_tries`.
+    tries: tuple[TryRow, ...] = ()
+
+    @property
+    def signal(self) -> float:
+        """Population variance of the rewards: what the policy learns from."""
+        return statistics.pvariance(self.rewards) if self.rewards else 0.0
+
+    @property
+    def mean(self) -> float | None:
+        return statistics.fmean(self.rewards) if self.rewards else None
+
+    @property
+    def passes(self) -> int:
+        return sum(reward >= PASS_REWARD for reward in self.rewards)
+
+
+def group_rows(db: sqlite3.Connection, group_ids: Sequence[str]) -> list[GroupRow]:
+    """Load groups with their rewards, in the order of their ids; unknown ones are left out."""
+    rewards = _rewards_of(db, group_ids)
+    found = {
+        row[0]: _to_group(row, rewards.get(row[0], ()))
+        for chunk, marks in _chunks(group_ids)
+        for row in db.execute(f"SELECT {_GROUP} FROM groups WHERE group_id IN ({marks})", chunk)
+    }
+    return [found[group_id] for group_id in group_ids if group_id in found]
+
+
+def with_tries(db: sqlite3.Connection, group: GroupRow) -> GroupRow:
+    """Add a group's tries, the worst first: by reward, then by failed checks; those without a
+    reward come last."""
+    rows = db.execute(
+        "SELECT group_id, attempt_index, try, reward, failure, summary, received, dropped"
+        " FROM trajectories WHERE group_id = ?",
+        (group.group_id,),
+    )
+    tries = [_to_try(row) for row in rows]
+    return replace(group, tries=tuple(sorted(tries, key=_badness)))
+
+
+def _badness(row: TryRow) -> tuple[Any, ...]:
+    unknown = row.reward is None
+    return (unknown, bool(row.unused), row.reward or 0.0, -row.checks_failed, row.index)
+
+
+def _rewards_of(db: sqlite3.Connection, group_ids: Sequence[str]) -> dict[str, tuple[float, ...]]:
+    found: dict[str, list[float]] = {}
+    for chunk, marks in _chunks(group_ids):
+        sql = (
+            f"SELECT group_id, reward FROM trajectories WHERE group_id IN ({marks})"
+            " AND reward IS NOT NULL ORDER BY group_id, attempt_index, try"
+        )
+        for group_id, reward in db.execute(sql, chunk):
+            found.setdefault(group_id, []).append(reward)
+    return {group_id: tuple(rewards) for group_id, rewards in found.items()}
+
+
+def _chunks(values: Sequence[str]) -> Iterator[tuple[Sequence[str], str]]:
+    for start in range(0, len(values), _CHUNK):
+        chunk = values[start : start + _CHUNK]
+        yield chunk, ", ".join("?" * len(chunk))
+
+
+def _to_group(row: tuple[Any, ...], rewards: Iterable[float]) -> GroupRow:
+    group_id, purpose, eval_id, spec, state, reason, step = row
+    data = json.loads(spec)
+    task_key, env_key, task = data["task"]
+    return GroupRow(
+        group_id=group_id,
+        purpose=purpose,
+        eval_id=eval_id,
+        state=state,
+        reason=reason,
+        step=step,
+        rewards=tuple(rewards),
+        task_key=task_key,
+        env_key=env_key,
+        prompt=str(json.loads(task).get("prompt", "")),
+        size=data["size"],
+    )
+
+
+def _to_try(row: tuple[Any, ...]) -> TryRow:
+    group_id, index, attempt_try, reward, failure, summary, received, dropped = row
+    data = json.loads(summary)
+    spans = [span for each in data["sequences"] for span in each["spans"]]
+    times = (turn[0] + turn[1] for turn in data["turns"])
+    return TryRow(
+        group_id=group_id,
+        index=index,
+        attempt_try=attempt_try,
+        reward=reward,
+        ended=failure or data["stop_reason"] or "",
+        unused=dropped,
+        received=received,
+        turns=data["counts"]["turns"],
+        tool_calls=data["counts"]["tool_calls"],
+        checks_passed=len(data["checks_passed"]),
+        checks_failed=len(data["checks_failed"]),
+        tokens=sum(each["tokens"] for each in data["sequences"]),
+        policy_tokens=sum(span[1] for span in spans if span[0] == "policy"),
+        seconds=sum(times),
+    )

@@ -1,0 +1,148 @@
+"""The live board: what is in flight, what came last, and the newest alarms."""
+
+import json
+import os
+import sqlite3
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from services.learner.inspector.queries.group_rows import TryRow, group_rows, with_tries
+from services.learner.inspector.queries.run_folders import read_journal
+
+ALARMS_FILE = "alarms.jsonl"
+_MOST_GROUPS, _MOST_ARRIVALS, _MOST_ALARMS = 100, 12, 20
+_TAIL_BYTES = 1 << 18
+
+
+@dataclass(frozen=True, slots=True)
+class GroupInFlight:
+    """A group in flight: attempts that came, of those wanted, and the worker that has its lease."""
+
+    group_id: str
+    purpose: str
+    task_key: str
+    env_key: str
+    size: int
+    tries: tuple[TryRow, ...]
+    worker_id: str
+
+    @property
+    def received(self) -> int:
+        return len({row.index for row in self.tries if row.reward is not None})
+
+
+@dataclass(frozen=True, slots=True)
+class AlarmLine:
+    """One alarm, as it was raised or cleared."""
+
+    time: float
+    step: int
+    state: str
+    name: str
+    severity: str
+    cause: str
+    fix: str
+
+
+@dataclass(frozen=True, slots=True)
+class LiveBoard:
+    """What a run does now. `received` counts the tries in the journal."""
+
+    groups: tuple[GroupInFlight, ...]
+    open_groups: int
+    waiting_groups: int
+    received: int
+    arrivals: tuple[TryRow, ...]
+    alarms: tuple[AlarmLine, ...]
+    made: float
+
+
+def read_live_board(folder: Path) -> LiveBoard:
+    """Read what is in flight. Raises NotFoundError."""
+    with read_journal(folder) as db:
+        ids = [
+            row[0]
+            for row in db.execute(
+                "SELECT group_id FROM groups WHERE state = 'open' AND leased = 1"
+                " ORDER BY rowid DESC LIMIT ?",
+                (_MOST_GROUPS,),
+            )
+        ]
+        counts = dict(
+            db.execute("SELECT leased, count(*) FROM groups WHERE state = 'open' GROUP BY leased")
+        )
+        # No row of it is ever removed: its last number is their count.
+        (received,) = db.execute("SELECT coalesce(max(rowid), 0) FROM trajectories").fetchone()
+        groups = tuple(_open_groups(db, ids))
+        arrivals = tuple(_newest_tries(db))
+    alarms = tuple(read_alarms(folder))
+    return LiveBoard(
+        groups=groups,
+        open_groups=counts.get(1, 0),
+        waiting_groups=counts.get(0, 0),
+        received=received,
+        arrivals=arrivals,
+        alarms=alarms,
+        made=time.time(),
+    )
+
+
+def read_alarms(folder: Path) -> list[AlarmLine]:
+    """Read the newest alarms, newest first."""
+    try:
+        with (folder / ALARMS_FILE).open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - _TAIL_BYTES))
+            lines = file.read().split(b"\n")
+    except OSError:
+        return []
+    whole = lines[1:] if size > _TAIL_BYTES else lines
+    found = [alarm for line in whole if (alarm := _parse_alarm(line))]
+    return found[::-1][:_MOST_ALARMS]
+
+
+def _open_groups(db: sqlite3.Connection, ids: list[str]) -> list[GroupInFlight]:
+    found: list[GroupInFlight] = []
+    for row in group_rows(db, ids):
+        sql = "SELECT worker_id FROM leases WHERE group_id = ? ORDER BY rowid DESC LIMIT 1"
+        worker = db.execute(sql, (row.group_id,)).fetchone()
+        tries = with_tries(db, row).tries
+        found.append(
+            GroupInFlight(
+                *(row.group_id, row.purpose, row.task_key, row.env_key, row.size, tries),
+                worker_id=worker[0] if worker else "",
+            )
+        )
+    return found
+
+
+def _newest_tries(db: sqlite3.Connection) -> list[TryRow]:
+    sql = "SELECT group_id, attempt_index, try FROM trajectories ORDER BY rowid DESC LIMIT ?"
+    keys = db.execute(sql, (_MOST_ARRIVALS,)).fetchall()
+    tries = {
+        (row.group_id, row.index, row.attempt_try): row
+        for group in group_rows(db, sorted({key[0] for key in keys}))
+        for row in with_tries(db, group).tries
+    }
+    return [tries[key] for key in keys if key in tries]
+
+
+def _parse_alarm(line: bytes) -> AlarmLine | None:
+    try:
+        data: dict[str, Any] = json.loads(line)
+        scope = str(data["scope"])
+        name = str(data["alarm"]) if scope == "all" else f"{data['alarm']} of {scope}"
+        return AlarmLine(
+            time=float(data["time"]),
+            step=int(data["step"]),
+            state=str(data["state"]),
+            name=name,
+            severity=str(data["severity"]),
+            cause=str(data["cause"]),
+            fix=str(data["fix"]),
+        )
+    # Half a line of a kill, or one of another version.
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
