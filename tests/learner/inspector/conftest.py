@@ -1,13 +1,26 @@
 """A finished run of three steps, made once for all tests of pages."""
 
-import asyncio
 from collections.abc import Generator
 from pathlib import Path
 
 import pytest
+from playwright.sync_api import Browser
 
 from services.common.domain.attempts import FailureKind
-from tests.learner.inspector.made_runs import MadeRun, ToldAttempt, conversation, open_run
+from tests.learner.inspector.made_runs import (
+    MadeRun,
+    ToldAttempt,
+    conversation,
+    open_run,
+    run_apart,
+)
+from tests.learner.inspector.served_pages import (
+    ServedPages,
+    WatchedPage,
+    browsing,
+    serving,
+    watched_page,
+)
 
 
 async def write_run(run: MadeRun) -> None:
@@ -43,9 +56,29 @@ def made_run(tmp_path_factory: pytest.TempPathFactory) -> Generator[MadeRun]:
         await write_run(run)
         return run
 
-    yield asyncio.run(make())
+    yield run_apart(make())
 
 
 @pytest.fixture(scope="session")
 def runs(made_run: MadeRun) -> Path:
     return made_run.folder.parent
+
+
+@pytest.fixture(scope="module")
+def served(runs: Path) -> Generator[ServedPages]:
+    with serving(runs) as pages:
+        yield pages
+
+
+@pytest.fixture(scope="module")
+def browser() -> Generator[Browser]:
+    with browsing() as found:
+        yield found
+
+
+@pytest.fixture
+def watched(browser: Browser, served: ServedPages) -> Generator[WatchedPage]:
+    """A page that has shown the token and may look at all others."""
+    with watched_page(browser) as page:
+        page.page.goto(served.url)
+        yield page

@@ -1,10 +1,12 @@
 """Runs that the journal's own writer makes: steps, evaluations, and what agents said in them."""
 
+import asyncio
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -24,22 +26,31 @@ from services.common.domain.trajectory import (
 from services.common.domain.trajectory import Sequence as TokenSequence
 from services.learner.dumps.token_stats import (
     SequenceStats,
-    StepTokenStats,
+    TokenStats,
+    encode_stats,
     stats_path,
-    write_token_stats,
 )
 from services.learner.group_types import EndedGroup, GroupSpec, Lease
 from services.learner.journal.schema import Plan
 from services.learner.journal.store import Journal, open_journal
 from services.learner.sampling.tasks import Task
 
+T = TypeVar("T")
 RUN = "booking-20260101-120000"
 Parts = Sequence[tuple[Author, str]]
 _MARKS = ("<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>")
+# One token of 288 characters: with it a text of 10 MB has not millions of them.
+LONG_WORD = "<i>x</i> " * 32
 _CORPUS = (
     "book a hotel in Rome for two nights find hotels search flights the cheapest one is booked",
     '{"name": "find_hotels", "arguments": {"city": "Rome", "nights": 2}} result error price',
 )
+
+
+def run_apart(work: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine in a thread of its own: a driven browser keeps a loop running in this one."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(asyncio.run, work).result()
 
 
 def make_tokenizer(folder: Path) -> Tokenizer:
@@ -51,6 +62,7 @@ def make_tokenizer(folder: Path) -> Tokenizer:
     trainer = trainers.BpeTrainer(vocab_size=480, initial_alphabet=alphabet, show_progress=False)
     bpe.train_from_iterator(_CORPUS * 4, trainer)
     bpe.add_special_tokens([AddedToken(mark, special=True) for mark in _MARKS])
+    bpe.add_tokens([AddedToken(LONG_WORD, normalized=False)])
     folder.mkdir(parents=True, exist_ok=True)
     bpe.save(str(folder / "tokenizer.json"))
     return bpe
@@ -77,7 +89,7 @@ class MadeRun:
     tokenizer: Tokenizer
     journal: Journal
     trajectories: dict[AttemptKey, Trajectory] = field(default_factory=dict[AttemptKey, Trajectory])
-    stats: dict[int, StepTokenStats] = field(default_factory=dict[int, StepTokenStats])
+    stats: dict[int, TokenStats] = field(default_factory=dict[int, TokenStats])
     _groups: int = 0
 
     async def add_group(
@@ -122,8 +134,10 @@ class MadeRun:
             if key.group_id in groups and each.is_graded
         ]
         await self.journal.commit_plan(Plan(step, tuple(keys)), 1, groups, filtered)
-        self.stats[step] = StepTokenStats(step, step - 1, dict(self._stats_of(keys)))
-        write_token_stats(stats_path(self.folder, step), self.stats[step])
+        self.stats[step] = TokenStats(step, step - 1, dict(self._stats_of(keys)))
+        path = stats_path(self.folder, step)
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(encode_stats(self.stats[step]))
 
     async def drop(self, group_id: str, reason: str) -> None:
         """End a group that is not used."""
@@ -180,18 +194,14 @@ class MadeRun:
                 chooser = np.random.default_rng([key.attempt_index, 7])
                 count = len(sequence.logprobs)
                 drift = chooser.normal(0, 0.08, count).astype(np.float32)
-                weights = np.ones(count, np.float32)
-                weights[np.abs(drift) > 0.2] = 0
-                name = (key.group_id, key.attempt_index, key.attempt_try, number)
                 yield (
-                    name,
+                    (key, number),
                     SequenceStats(
                         trained=True,
                         why_not="",
                         advantages=np.full(count, (trajectory.reward or 0) - mean, np.float32),
                         logprobs=sequence.logprobs + drift,
                         entropy=chooser.exponential(0.5, count).astype(np.float16),
-                        weights=weights,
                     ),
                 )
 

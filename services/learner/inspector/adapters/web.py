@@ -38,10 +38,8 @@ from services.learner.inspector.pages.book import (
     curves_to_json,
     image_type,
     raw_text,
-    track_of,
 )
 from services.learner.inspector.pages.links import ServerLinks
-from services.learner.inspector.pages.token_data import token_data
 from services.learner.inspector.queries.run_folders import NotFoundError
 from services.learner.inspector.queries.run_library import RunLibrary
 
@@ -180,8 +178,7 @@ class InspectorPages:
     def tokens(self, request: Request) -> Response:
         run, key = _attempt_of(request)
         sequence = _number(request.query_params, "sequence", 0)
-        track = track_of(self._book.episode(run, key), sequence)
-        return JSONResponse(token_data(track))
+        return JSONResponse(self._book.token_data(self._book.episode(run, key), sequence))
 
     def hold(self, request: Request) -> Response:
         """Keep what an open page shows from being pruned for another minute."""

@@ -11,7 +11,7 @@ import numpy as np
 from services.common.domain.attempts import AttemptKey
 from services.learner.dumps.episode_text import EpisodeMessage
 from services.learner.inspector.pages.links import Links
-from services.learner.inspector.pages.token_data import token_data
+from services.learner.inspector.pages.token_data import MOST_TOKENS, token_data
 from services.learner.inspector.pages.visible_text import cut
 from services.learner.inspector.queries.episodes import Episode
 from services.learner.inspector.queries.live_board import read_live_board
@@ -179,9 +179,15 @@ class PageBook:
             "view": "tokens",
             "sequence": sequence,
             "track": track,
-            "data": embed(token_data(track)) if self._inline and track else "",
+            "data": embed(self.token_data(episode, sequence)) if self._inline and track else "",
         }
         return self._attempt("tokens.html", run_id, episode, values)
+
+    def token_data(self, episode: Episode, sequence: int) -> dict[str, Any]:
+        """Return what the script of the coloured text reads. Raises NotFoundError."""
+        track = track_of(episode, sequence)
+        texts = episode.texts_of(sequence, 0, min(len(track), MOST_TOKENS))
+        return token_data(track, texts)
 
     def table(self, run_id: str, episode: Episode, sequence: int, page: int) -> Page:
         """Show the tokens' numbers as a table. Raises NotFoundError."""
@@ -193,7 +199,7 @@ class PageBook:
             "view": "table",
             "sequence": sequence,
             "track": track,
-            "rows": _table_rows(track, start) if track else (),
+            "rows": _table_rows(episode, sequence, start) if track else (),
             "page": page,
             "pages": pages,
         }
@@ -389,12 +395,14 @@ def _turn_facts(track: TokenTrack, start: int, end: int, timing: Any) -> tuple[A
     return tuple((label, value) for label, value in listed if value)
 
 
-def _table_rows(track: TokenTrack, start: int) -> list[dict[str, Any]]:
+def _table_rows(episode: Episode, sequence: int, start: int) -> list[dict[str, Any]]:
+    track = episode.tracks[sequence]
     end = min(start + ROWS_PER_TABLE, len(track))
+    texts = episode.texts_of(sequence, start, end)
     return [
         {
             "index": i,
-            "text": track.texts[i],
+            "text": texts[i - start],
             "id": int(track.token_ids[i]),
             "author": ("prompt", "policy", "environment", "forced")[track.authors[i]],
             "logprob": float(track.logprobs[i]),
@@ -402,7 +410,6 @@ def _table_rows(track: TokenTrack, start: int) -> list[dict[str, Any]]:
             "difference": float(track.trainer_logprobs[i]) - float(track.logprobs[i]),
             "advantage": float(track.advantages[i]),
             "entropy": float(track.entropy[i]),
-            "weight": float(track.weights[i]),
             "mask": ("not trained", "trained", "", "not known")[track.mask[i]],
             "policy": f"{track.epochs[i]}:{track.versions[i]}" if track.versions[i] >= 0 else "",
         }

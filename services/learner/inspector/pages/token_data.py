@@ -2,6 +2,7 @@
 numbers."""
 
 import base64
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,6 @@ _ARRAYS = {
     "trainer": ("trainer_logprobs", "<f4"),
     "advantages": ("advantages", "<f4"),
     "entropy": ("entropy", "<f4"),
-    "weights": ("weights", "<f4"),
     "mask": ("mask", "u1"),
     "versions": ("versions", "<i4"),
     "epochs": ("epochs", "<i4"),
@@ -27,9 +27,9 @@ _ARRAYS = {
 }
 
 
-def token_data(track: TokenTrack) -> dict[str, Any]:
-    """Return the data of a token view, cut to what a page shows."""
-    count = min(len(track), MOST_TOKENS)
+def token_data(track: TokenTrack, texts: Sequence[str]) -> dict[str, Any]:
+    """Return the data of a token view: of as many tokens as there are `texts`."""
+    count = len(texts)
     parts = [
         [part.start, min(part.length, count - part.start), AUTHORS.index(part.author), part.turn]
         for part in track.parts
@@ -39,7 +39,7 @@ def token_data(track: TokenTrack) -> dict[str, Any]:
         "count": count,
         "left_out": len(track) - count,
         "parts": parts,
-        "texts": [visible(text) for text in track.texts[:count]],
+        "texts": [visible(text) for text in texts],
         "arrays": {
             name: _encode(getattr(track, field)[:count], dtype)
             for name, (field, dtype) in _ARRAYS.items()

@@ -12,9 +12,9 @@ from services.common.domain.attempts import AttemptKey
 from services.common.domain.trajectory import Media, Trajectory
 from services.learner.dumps.episode_text import Decode, SequenceText, read_episode
 from services.learner.dumps.token_stats import (
-    NoTokenStatsError,
     SequenceKey,
     SequenceStats,
+    TokenStatsError,
     read_token_stats,
     stats_path,
 )
@@ -25,6 +25,8 @@ from services.learner.journal.record_digests import DamagedRecordError
 from services.learner.journal.trajectory_tables import trajectory_of
 
 _CACHED_STEPS, _CACHED_EPISODES = 2, 4
+# Tokens that a character of four bytes may be spread over, and a few to be sure.
+_LEAD = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +49,15 @@ class Episode:
     trajectory: Trajectory
     sequences: tuple[SequenceText, ...]
     tracks: tuple[TokenTrack, ...]
+    tokenizer: RunTokenizer
     pruned: bool
-    tokenizer_problem: str
+
+    def texts_of(self, sequence: int, start: int, end: int) -> list[str]:
+        """Return the texts of tokens [start, end) of a sequence."""
+        # Some before them: a character may have begun there.
+        lead = min(start, _LEAD)
+        ids = self.trajectory.sequences[sequence].token_ids[start - lead : end].tolist()
+        return self.tokenizer.tokens.texts_of(ids)[lead:]
 
     def media_of(self, sequence: int, number: int) -> Media:
         """Return an item of media. Raises NotFoundError."""
@@ -103,14 +112,11 @@ class EpisodeShelf:
         stats, note = self._stats_of(group)
         tracks: list[TokenTrack] = []
         for number, sequence in enumerate(trajectory.sequences):
-            found = stats.get((key.group_id, key.attempt_index, key.attempt_try, number))
+            found = stats.get((key, number))
             why = note or ("" if found else row.unused or "the step did not use it")
-            texts = tokenizer.tokens.texts_of(sequence.token_ids.tolist())
-            tracks.append(make_track(sequence, found, texts, why))
+            tracks.append(make_track(sequence, found, why))
         return Episode(
-            *(row, group, trajectory, sequences, tuple(tracks)),
-            pruned=pruned,
-            tokenizer_problem=tokenizer.problem,
+            *(row, group, trajectory, sequences, tuple(tracks), tokenizer), pruned=pruned
         )
 
     def _stats_of(self, group: GroupRow) -> tuple[Mapping[SequenceKey, SequenceStats], str]:
@@ -123,8 +129,8 @@ class EpisodeShelf:
             if group.step in self._stats:
                 return self._stats[group.step], ""
         try:
-            found = read_token_stats(stats_path(self._folder, group.step))
-        except NoTokenStatsError as error:
+            found = read_token_stats(stats_path(self._folder, group.step)).sequences
+        except TokenStatsError as error:
             return {}, _explain_missing(self._folder, group.step, str(error))
         with self._lock:
             self._stats[group.step] = found

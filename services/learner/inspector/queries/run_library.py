@@ -7,8 +7,8 @@ from pathlib import Path
 from threading import Lock
 
 from services.learner.inspector.queries.episodes import EpisodeShelf, RunTokenizer
-from services.learner.inspector.queries.holds import PageHolds
 from services.learner.inspector.queries.metric_series import METRICS_FILE, MetricSeries
+from services.learner.inspector.queries.page_holds import PageHolds
 from services.learner.inspector.queries.run_folders import RunCard, find_run, list_runs
 
 LoadTokenizer = Callable[[Path], RunTokenizer]

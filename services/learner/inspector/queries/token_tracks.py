@@ -38,14 +38,12 @@ class TrackPart:
 class TokenTrack:
     """One sequence. Arrays are [tokens]; NaN where there is no number, and versions -1."""
 
-    texts: tuple[str, ...]
     token_ids: NDArray[np.int32]
     authors: NDArray[np.uint8]
     logprobs: NDArray[np.float32]
     trainer_logprobs: NDArray[np.float32]
     advantages: NDArray[np.float32]
     entropy: NDArray[np.float32]
-    weights: NDArray[np.float32]
     # MASKED_OUT, TRAINED, NOT_OURS, or UNKNOWN where no statistics are kept.
     mask: NDArray[np.uint8]
     versions: NDArray[np.int32]
@@ -59,9 +57,7 @@ class TokenTrack:
         return len(self.token_ids)
 
 
-def make_track(
-    sequence: TokenSequence, stats: SequenceStats | None, texts: Sequence[str], note: str
-) -> TokenTrack:
+def make_track(sequence: TokenSequence, stats: SequenceStats | None, note: str) -> TokenTrack:
     """Lay the numbers of the engine and, where they are kept, of the trainer beside the tokens."""
     mask = sequence.policy_mask
     spans, lengths = sequence.spans, [span.length for span in sequence.spans]
@@ -75,9 +71,7 @@ def make_track(
             whole[mask] = values
         return whole
 
-    weights = spread(stats.weights if stats else None)
     return TokenTrack(
-        texts=tuple(texts),
         token_ids=np.asarray(sequence.token_ids, np.int32),
         authors=np.repeat(
             np.array([AUTHORS.index(span.author) for span in spans], np.uint8), lengths
@@ -86,8 +80,7 @@ def make_track(
         trainer_logprobs=spread(stats.logprobs if stats else None),
         advantages=spread(stats.advantages if stats else None),
         entropy=spread(stats.entropy if stats else None),
-        weights=weights,
-        mask=_mask_codes(mask, stats, weights),
+        mask=_mask_codes(mask, stats),
         versions=_per_token(spans, lengths, lambda s: s.policy.version if s.policy else -1),
         epochs=_per_token(spans, lengths, lambda s: s.policy.run_epoch if s.policy else -1),
         temperatures=np.repeat(
@@ -118,12 +111,9 @@ def split_parts(spans: Sequence[Span]) -> tuple[TrackPart, ...]:
     return tuple(parts)
 
 
-def _mask_codes(
-    mask: NDArray[np.bool_], stats: SequenceStats | None, weights: NDArray[np.float32]
-) -> NDArray[np.uint8]:
+def _mask_codes(mask: NDArray[np.bool_], stats: SequenceStats | None) -> NDArray[np.uint8]:
     codes = np.full(len(mask), NOT_OURS, np.uint8)
     codes[mask] = UNKNOWN if stats is None else TRAINED if stats.trained else MASKED_OUT
-    codes[mask & (weights == 0)] = MASKED_OUT
     return codes
 
 

@@ -174,7 +174,6 @@
     if (!Number.isNaN(difference(i))) rows.push(["trainer − engine", difference(i).toPrecision(4)]);
     add("advantage", data.advantages[i]);
     add("entropy", data.entropy[i]);
-    add("weight", data.weights[i]);
     rows.push(["mask", MASKS[data.mask[i]]]);
     if (policy(i)) rows.push(["policy version", policy(i)]);
     add("temperature", data.temperatures[i]);

@@ -1,0 +1,49 @@
+"""Holds on the groups that open pages show: the journal must not prune their tokens meanwhile."""
+
+import os
+import time
+from pathlib import Path
+from threading import Lock
+
+from services.common.log import get_logger
+from services.learner.journal.holds import MOST_GROUPS, Hold, release_hold, write_hold
+
+# A page that is open asks again three times within it.
+HOLD_S = 60.0
+_log = get_logger(__name__)
+
+
+class PageHolds:
+    """The holds of one inspector on groups of one run. Usable from several threads."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._run_dir = run_dir
+        self._name = f"inspector-{os.getpid()}"
+        self._lock = Lock()
+        self._until: dict[str, float] = {}
+        self._failed = False
+
+    def hold(self, group_id: str) -> None:
+        """Hold a group for a minute from now. In a folder that is not writable nothing is held."""
+        now = time.time()
+        with self._lock:
+            self._until.pop(group_id, None)
+            self._until[group_id] = now + HOLD_S
+            fresh = {group: until for group, until in self._until.items() if until > now}
+            self._until = dict(list(fresh.items())[-MOST_GROUPS:])
+            try:
+                write_hold(self._run_dir, self._name, Hold(now + HOLD_S, None, tuple(self._until)))
+            except OSError as error:
+                self._report_once(error)
+
+    def release(self) -> None:
+        """Hold nothing any more."""
+        with self._lock:
+            if self._until:
+                release_hold(self._run_dir, self._name)
+            self._until = {}
+
+    def _report_once(self, error: OSError) -> None:
+        if not self._failed:
+            _log.warning("holds cannot be written: tokens may be pruned", error=str(error))
+        self._failed = True

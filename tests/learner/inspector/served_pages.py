@@ -1,0 +1,98 @@
+"""The inspector's own process, and a headless Chromium that looks at its pages."""
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+from playwright.sync_api import Browser, Page, sync_playwright
+
+from services.common.python_command import python_command
+from tests.support.repository import ROOT
+
+AXE = ROOT / ".ci/axe/node_modules/axe-core/axe.min.js"
+_NAMES = ("chromium", "chromium-browser", "google-chrome")
+
+
+@dataclass(frozen=True, slots=True)
+class ServedPages:
+    """An inspector that serves; `url` holds the token."""
+
+    url: str
+    process: subprocess.Popen[str]
+
+    @property
+    def base(self) -> str:
+        parts = urlsplit(self.url)
+        return f"{parts.scheme}://{parts.netloc}"
+
+
+@contextmanager
+def serving(runs: Path, *arguments: str) -> Generator[ServedPages]:
+    """Start the program; it ends with its standard input."""
+    command = python_command("-m", "services.learner.inspector", "--runs", str(runs))
+    environ = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'gen'}"}
+    with subprocess.Popen(
+        [*command, "--end-with-stdin", *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environ,
+    ) as process:
+        assert process.stdin is not None and process.stdout is not None
+        try:
+            yield ServedPages(json.loads(process.stdout.readline())["url"], process)
+        finally:
+            process.stdin.close()
+            process.wait(20)
+
+
+@contextmanager
+def browsing() -> Generator[Browser]:
+    """Start a headless Chromium of this machine; skip where there is none."""
+    binary = next((path for name in _NAMES if (path := shutil.which(name))), None)
+    if binary is None:
+        pytest.skip("no chromium: apt-get install chromium")
+    # Its sandbox needs namespaces that root in a container has not.
+    sandbox = os.getuid() != 0
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=binary, chromium_sandbox=sandbox)
+        yield browser
+        browser.close()
+
+
+@dataclass(slots=True)
+class WatchedPage:
+    """A page whose requests, errors and dialogs are recorded."""
+
+    page: Page
+    requests: list[str]
+    troubles: list[str]
+
+
+@contextmanager
+def watched_page(browser: Browser, *, scheme: str = "light") -> Generator[WatchedPage]:
+    """Open a page in a context of its own."""
+    dark = "dark" if scheme == "dark" else "light"
+    context = browser.new_context(color_scheme=dark, viewport={"width": 1280, "height": 900})
+    page = context.new_page()
+    watched = WatchedPage(page, [], [])
+    page.on("request", lambda request: watched.requests.append(request.url))
+    page.on("pageerror", lambda error: watched.troubles.append(f"error: {error}"))
+    page.on("console", lambda line: watched.troubles.append(f"console: {line.text}"))
+
+    def dismiss(dialog: object) -> None:
+        watched.troubles.append("a dialog opened")
+        dialog.dismiss()  # pyright: ignore[reportAttributeAccessIssue]
+
+    page.on("dialog", dismiss)
+    try:
+        yield watched
+    finally:
+        context.close()

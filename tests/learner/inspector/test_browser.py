@@ -1,0 +1,348 @@
+"""The inspector in a real browser: from the list of runs down to a token's numbers."""
+
+import json
+from collections.abc import Generator
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+from urllib.parse import urlsplit
+
+import numpy as np
+import pytest
+from playwright.sync_api import Browser, Page
+
+from services.common.domain.attempts import AttemptKey
+from services.common.domain.trajectory import Author
+from services.learner.dumps.token_stats import read_token_stats, stats_path
+from tests.learner.inspector.made_runs import (
+    LONG_WORD,
+    RUN,
+    MadeRun,
+    ToldAttempt,
+    conversation,
+    make_task,
+    open_run,
+    run_apart,
+)
+from tests.learner.inspector.served_pages import (
+    AXE,
+    ServedPages,
+    WatchedPage,
+    serving,
+    watched_page,
+)
+
+WORST = AttemptKey("g000011r0", 1, 0)
+# Seconds within which even a busy machine opens a page; the target is 2.
+BOUND_S = 30.0
+
+
+def attempt_url(base: str, key: AttemptKey, view: str = "", run: str = RUN) -> str:
+    where = f"{base}/runs/{run}/attempts/{key.group_id}/{key.attempt_index}/{key.attempt_try}"
+    return f"{where}?view={view}" if view else where
+
+
+def open_tokens(page: Page, url: str) -> None:
+    page.goto(url)
+    page.wait_for_selector("#token-view[data-ready]")
+
+
+def test_three_clicks_lead_to_the_worst_attempt_of_the_last_step(
+    watched: WatchedPage, served: ServedPages
+) -> None:
+    page = watched.page
+    page.goto(served.base)
+    page.get_by_role("link", name=RUN).click()
+    page.get_by_role("link", name="Last step: 3").click()
+    page.get_by_role("link", name="Worst attempt").click()
+    assert urlsplit(page.url).path == urlsplit(attempt_url("", WORST)).path
+    assert page.get_by_text("no hotel is booked").is_visible()
+    assert page.locator(".call").first.inner_text().split() == [
+        *("Calls", "find_hotels", "city", "Rome", "nights", "2")
+    ]
+    assert watched.troubles == []
+
+
+def numbers_shown(page: Page, index: int) -> dict[str, str]:
+    """Point at a token, and read what is shown of it."""
+    page.locator(f".t[data-i='{index}']").hover()
+    page.wait_for_function(
+        "i => document.getElementById('token-card').dataset.i === String(i)", arg=index
+    )
+    card = page.locator("#token-card")
+    terms, details = card.locator("dt").all_inner_texts(), card.locator("dd").all_inner_texts()
+    return dict(zip(terms, details, strict=True))
+
+
+def test_the_numbers_of_a_token_are_those_of_the_journal_and_the_trainer(
+    watched: WatchedPage, served: ServedPages, made_run: MadeRun
+) -> None:
+    open_tokens(watched.page, attempt_url(served.base, WORST, "tokens"))
+    sequence = made_run.trajectories[WORST].sequences[0]
+    stats = read_token_stats(stats_path(made_run.folder, 3)).sequences[WORST, 0]
+    ours = np.flatnonzero(sequence.policy_mask)
+    for place in (0, len(ours) // 2, len(ours) - 1):
+        shown = numbers_shown(watched.page, int(ours[place]))
+        assert int(shown["id"]) == sequence.token_ids[ours[place]]
+        assert np.float32(shown["logprob"]) == sequence.logprobs[place]
+        assert np.float32(shown["trainer's logprob"]) == stats.logprobs[place]
+        assert np.float32(shown["advantage"]) == stats.advantages[place]
+        assert np.float16(shown["entropy"]) == stats.entropy[place]
+        assert (shown["author"], shown["mask"]) == ("policy", "trained")
+        assert shown["policy version"] == "1:2"
+    shown = numbers_shown(watched.page, 0)
+    assert shown["author"] == "prompt"
+    assert "logprob" not in shown and "advantage" not in shown
+
+
+def test_the_text_of_all_tokens_is_that_of_the_episode(
+    watched: WatchedPage, served: ServedPages, made_run: MadeRun
+) -> None:
+    open_tokens(watched.page, attempt_url(served.base, WORST, "tokens"))
+    ids = made_run.trajectories[WORST].sequences[0].token_ids.tolist()
+    text = made_run.tokenizer.decode(ids, skip_special_tokens=False)
+    spans = watched.page.locator(".t").all_text_contents()
+    assert len(spans) == len(ids)
+    assert "".join(spans).replace("↵", "") == text
+
+
+def test_keys_change_colours_and_lead_through_turns_and_tokens(
+    watched: WatchedPage, served: ServedPages, made_run: MadeRun
+) -> None:
+    page = watched.page
+    open_tokens(page, attempt_url(served.base, WORST, "tokens"))
+    for number, name in enumerate(
+        ("logprob", "difference", "advantage", "mask", "author", "version"), 1
+    ):
+        page.keyboard.press(str(number))
+        assert page.locator("#track").get_attribute("data-colour") == name
+        assert page.locator("button[aria-pressed='true']").get_attribute("data-colour") == name
+        assert f"colour={name}" in page.url
+    page.keyboard.press("j")
+    page.keyboard.press("j")
+    page.keyboard.press("ArrowRight")
+    first = int(np.flatnonzero(made_run.trajectories[WORST].sequences[0].policy_mask)[0])
+    assert page.evaluate("document.activeElement.dataset.i") == str(first)
+    page.keyboard.press("ArrowRight")
+    assert page.evaluate("document.activeElement.dataset.i") == str(first + 1)
+    assert page.locator("#token-card").is_visible()
+    assert "logprob" in page.locator("#token-voice").inner_text()
+    page.keyboard.press("Escape")
+    assert page.locator("#token-card").is_hidden()
+
+
+def test_without_scripts_the_numbers_are_a_table(
+    browser: Browser, served: ServedPages, made_run: MadeRun
+) -> None:
+    context = browser.new_context(java_script_enabled=False)
+    page = context.new_page()
+    page.goto(served.url)
+    page.goto(attempt_url(served.base, WORST, "tokens"))
+    page.get_by_role("link", name="The same numbers as a table").click()
+    sequence = made_run.trajectories[WORST].sequences[0]
+    rows = page.locator(".numbers tbody tr")
+    assert rows.count() == len(sequence.token_ids)
+    first = int(np.flatnonzero(sequence.policy_mask)[0])
+    cells = rows.nth(first).locator("td").all_inner_texts()
+    assert np.float32(cells[3]) == sequence.logprobs[0]
+    context.close()
+
+
+def test_the_skip_link_is_the_first_stop(watched: WatchedPage, served: ServedPages) -> None:
+    watched.page.goto(served.base)
+    watched.page.keyboard.press("Tab")
+    link = watched.page.locator(":focus")
+    assert link.inner_text() == "Skip to content"
+    link.press("Enter")
+    assert watched.page.url.endswith("#main")
+
+
+PAGES = {
+    "runs": "/",
+    "run": f"/runs/{RUN}",
+    "steps": f"/runs/{RUN}/steps",
+    "step": f"/runs/{RUN}/steps/3",
+    "evaluation": f"/runs/{RUN}/evals/after-1-3",
+    "conversation": attempt_url("", WORST),
+    "tokens": attempt_url("", WORST, "tokens"),
+    "table": attempt_url("", WORST, "table"),
+    "curves": "/curves",
+    "missing": "/nothing",
+}
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing_serious(browser: Browser, served: ServedPages, scheme: str) -> None:
+    if not AXE.exists():
+        pytest.skip("no axe-core: npm ci --ignore-scripts --prefix .ci/axe")
+    found: dict[str, list[str]] = {}
+    with watched_page(browser, scheme=scheme) as watched:
+        page = watched.page
+        page.goto(served.url)
+        for name, path in PAGES.items():
+            page.goto(served.base + path)
+            if name == "tokens":
+                page.wait_for_selector("#token-view[data-ready]")
+                page.keyboard.press("2")
+            found[name] = serious_violations(page)
+    assert found == {name: [] for name in PAGES}
+
+
+def serious_violations(page: Page) -> list[str]:
+    # By the debugger, which no content security policy of the page keeps out.
+    page.evaluate(AXE.read_text())
+    result: dict[str, Any] = page.evaluate("axe.run({resultTypes: ['violations']})")
+    return [
+        f"{each['id']}: {each['nodes'][0]['html']} {each['nodes'][0]['failureSummary']}"
+        for each in result["violations"]
+        if each["impact"] in ("serious", "critical")
+    ]
+
+
+@pytest.mark.parametrize("colour", range(1, 7))
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_of_tokens_keeps_its_contrast_in_every_colour(
+    browser: Browser, served: ServedPages, scheme: str, colour: int
+) -> None:
+    if not AXE.exists():
+        pytest.skip("no axe-core: npm ci --ignore-scripts --prefix .ci/axe")
+    with watched_page(browser, scheme=scheme) as watched:
+        watched.page.goto(served.url)
+        open_tokens(watched.page, attempt_url(served.base, WORST, "tokens"))
+        watched.page.keyboard.press(str(colour))
+        assert serious_violations(watched.page) == []
+
+
+HOSTILE = (
+    "<script>alert(1)</script><img src=x onerror=alert(2)>"
+    '</div></script><a href="javascript:alert(3)">{{ 7 * 7 }}'
+    "<link rel=stylesheet href=http://192.0.2.1/x.css><img src=http://192.0.2.1/x.png>"
+    "\x1b[2J\x1b]0;owned\x07\u202egnp.exe\u2066\u200b\x00 \U000e0041"
+)
+LONG_BYTES = 10 << 20
+
+
+@pytest.fixture(scope="module")
+def hostile_run(tmp_path_factory: pytest.TempPathFactory) -> Generator[MadeRun]:
+    async def make() -> MadeRun:
+        run = open_run(tmp_path_factory.mktemp("hostile") / "runs")
+        await run.journal.begin_epoch(1)
+        said = [
+            (Author.PROMPT, f"<|im_start|>user\n{HOSTILE}<|im_end|>\n<|im_start|>assistant\n"),
+            (
+                Author.POLICY,
+                f'{HOSTILE}<tool_call>\n{{"name": "<b>x</b>", "arguments": '
+                f"{json.dumps({HOSTILE: HOSTILE})}}}\n</tool_call><|im_end|>",
+            ),
+            (
+                Author.ENVIRONMENT,
+                f"\n<|im_start|>user\n<tool_response>\n{HOSTILE}"
+                "\n</tool_response><|im_end|>\n<|im_start|>assistant\n",
+            ),
+            (Author.POLICY, "done<|im_end|>"),
+        ]
+        told = ToldAttempt(said, 0.0, failed=(HOSTILE,), passed=(HOSTILE,))
+        long = ToldAttempt(conversation(2, answer=LONG_WORD * (LONG_BYTES // len(LONG_WORD))), 1.0)
+        task = make_task(0, HOSTILE)
+        group = await run.add_group([told, long], task=task)
+        await run.plan_step(1, [group])
+        (run.folder / "metrics.jsonl").write_text(json.dumps({"step": 1, HOSTILE: 1.0}) + "\n")
+        alarm = {
+            "time": 1.8e9,
+            "step": 1,
+            "state": "raised",
+            "alarm": HOSTILE,
+            "scope": "all",
+            "severity": HOSTILE,
+            "cause": HOSTILE,
+            "fix": HOSTILE,
+        }
+        (run.folder / "alarms.jsonl").write_text(json.dumps(alarm) + "\n")
+        await run.journal.close()
+        return run
+
+    yield run_apart(make())
+
+
+def test_hostile_episodes_are_harmless(browser: Browser, hostile_run: MadeRun) -> None:
+    key = AttemptKey("g000000r0", 0, 0)
+    with serving(hostile_run.folder.parent) as served, watched_page(browser) as watched:
+        page = watched.page
+        page.goto(served.url)
+        for path in (
+            f"/runs/{RUN}",
+            f"/runs/{RUN}/steps/1",
+            "/curves",
+            f"/curves?metric={HOSTILE}",
+            attempt_url("", key),
+            attempt_url("", key, "table"),
+        ):
+            page.goto(served.base + path)
+            assert page.locator("main script:not([type]), main img, main link").count() == 0
+        open_tokens(page, attempt_url(served.base, key, "tokens"))
+        assert page.locator("main img, main b:not(.token-card b)").count() == 0
+        page.goto(attempt_url(served.base, key))
+        text = page.locator("main").inner_text()
+        assert "<script>alert(1)</script>" in text
+        assert "\u202e" not in text and "\x1b" not in text
+        acting = set(page.locator(".acting").all_inner_texts())
+        assert {"U+202E", "U+001B", "U+2066", "U+200B", "U+E0041"} <= acting
+        page.locator(".acting").first.hover()
+    hosts = {urlsplit(url).hostname for url in watched.requests}
+    assert hosts <= {"127.0.0.1"}
+    assert watched.troubles == []
+
+
+def test_a_long_answer_is_cut_and_can_be_fetched_as_text(
+    browser: Browser, hostile_run: MadeRun, tmp_path: Path
+) -> None:
+    key = AttemptKey("g000000r0", 1, 0)
+    with serving(hostile_run.folder.parent) as served, watched_page(browser) as watched:
+        page = watched.page
+        page.goto(served.url)
+        page.goto(attempt_url(served.base, key))
+        assert len(page.content()) < 300_000
+        link = page.get_by_role("link", name="Get the whole text")
+        with page.expect_download() as started:
+            link.click()
+        started.value.save_as(tmp_path / "text.txt")
+        assert (tmp_path / "text.txt").read_text().startswith("<i>x</i> <i>x</i>")
+        assert (tmp_path / "text.txt").stat().st_size > LONG_BYTES - 1000
+        answer = page.request.get(page.url.split("?")[0] + "/raw/0/message-3")
+        assert answer.headers["content-type"] == "text/plain; charset=utf-8"
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        assert answer.headers["content-disposition"].startswith("attachment")
+
+
+def test_an_episode_of_fifty_turns_and_sixty_thousand_tokens_opens_and_scrolls(
+    browser: Browser, tmp_path: Path, record_property: Any
+) -> None:
+    async def make() -> MadeRun:
+        run = open_run(tmp_path / "runs")
+        await run.journal.begin_epoch(1)
+        long = ToldAttempt(conversation(50, words=290), 0.0)
+        short = ToldAttempt(conversation(2), 1.0)
+        await run.plan_step(1, [await run.add_group([long, short])])
+        await run.journal.close()
+        return run
+
+    run, key = run_apart(make()), AttemptKey("g000000r0", 0, 0)
+    count = len(run.trajectories[key].sequences[0].token_ids)
+    assert count >= 60_000
+    with serving(run.folder.parent) as served, watched_page(browser) as watched:
+        page = watched.page
+        page.goto(served.url)
+        begin = perf_counter()
+        open_tokens(page, attempt_url(served.base, key, "tokens"))
+        seconds = perf_counter() - begin
+        record_property("open_s", seconds)
+        print(f"{count} tokens in {seconds:.2f} s")
+        assert seconds < BOUND_S
+        assert page.locator(".passage").count() == 1 + 50 + 49
+        assert page.locator(".t").count() < count / 2
+        page.locator(".passage").last.scroll_into_view_if_needed()
+        last = page.locator(f".t[data-i='{count - 1}']")
+        last.wait_for()
+        page.keyboard.press("End")
+        assert last.inner_text() == "<|im_end|>"
+        assert watched.troubles == []
