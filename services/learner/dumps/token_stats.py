@@ -137,6 +137,7 @@ def encode_stats(stats: TokenStats) -> bytes:
 def read_token_stats(path: Path) -> TokenStats:
     """Read a file. Raises TokenStatsError when it is missing or damaged."""
     try:
+        # Opened here: numpy leaves a file open that is no archive.
         with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             index: dict[str, Any] = json.loads(arrays["index"].tobytes())
             columns = [arrays[name] for name in ("advantages", "logprobs", "entropy")]

@@ -1,11 +1,12 @@
 """The inspector in a real browser: from the list of runs down to a token's numbers."""
 
 import json
+import zipfile
 from collections.abc import Generator
 from pathlib import Path
 from time import perf_counter
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 import numpy as np
 import pytest
@@ -14,6 +15,10 @@ from playwright.sync_api import Browser, Page
 from services.common.domain.attempts import AttemptKey
 from services.common.domain.trajectory import Author
 from services.learner.dumps.token_stats import read_token_stats, stats_path
+from services.learner.inspector.adapters.rendering import STATIC, PageRenderer
+from services.learner.inspector.adapters.token_texts import load_run_tokenizer
+from services.learner.inspector.bundle import BundleMaker
+from services.learner.inspector.queries.run_library import RunLibrary
 from tests.learner.inspector.made_runs import (
     LONG_WORD,
     RUN,
@@ -346,3 +351,64 @@ def test_an_episode_of_fifty_turns_and_sixty_thousand_tokens_opens_and_scrolls(
         page.keyboard.press("End")
         assert last.inner_text() == "<|im_end|>"
         assert watched.troubles == []
+
+
+async def _play(run: MadeRun, reward: float) -> str:
+    return await run.add_group([ToldAttempt(conversation(2), reward)], size=4)
+
+
+def test_the_live_board_follows_a_run_in_progress(browser: Browser, tmp_path: Path) -> None:
+    run = open_run(tmp_path / "runs")
+    run_apart(run.journal.begin_epoch(1))
+    run_apart(_play(run, 1.0))
+    with serving(run.folder.parent) as served, watched_page(browser) as watched:
+        page = watched.page
+        page.goto(served.url)
+        page.goto(f"{served.base}/runs/{RUN}")
+        assert page.locator("h1 .state").inner_text() == "running"
+        assert page.locator("#live .board li").count() == 1
+        run_apart(_play(run, 0.0))
+        page.locator("#live .board li").nth(1).wait_for()
+        assert page.locator("#live dd").first.inner_text() == "2"
+        assert page.get_by_label("1 of 4 attempts received").count() == 2
+    run_apart(run.journal.close())
+
+
+def test_a_curve_is_drawn_and_is_a_table_as_well(watched: WatchedPage, served: ServedPages) -> None:
+    page = watched.page
+    page.goto(f"{served.base}/curves")
+    page.get_by_label("Metric").select_option("policy/entropy")
+    page.get_by_role("button", name="Show").click()
+    page.locator("#plot canvas").wait_for()
+    assert "metric=policy%2Fentropy" in page.url
+    page.get_by_text("Values as a table").click()
+    rows = page.locator("#curve-table tbody tr").all_inner_texts()
+    assert [row.split() for row in rows] == [["3", "0.3333"], ["2", "0.5000"], ["1", "1.0000"]]
+    assert watched.troubles == []
+
+
+def test_a_bundle_opens_from_its_files_alone(
+    browser: Browser, made_run: MadeRun, tmp_path: Path
+) -> None:
+    library = RunLibrary(made_run.folder.parent, load_run_tokenizer)
+    BundleMaker(library, PageRenderer(), STATIC).write(tmp_path / "out.zip", RUN, None)
+    with zipfile.ZipFile(tmp_path / "out.zip") as file:
+        file.extractall(tmp_path / "out")
+    with watched_page(browser) as watched:
+        page = watched.page
+        page.goto((tmp_path / "out/index.html").as_uri())
+        page.get_by_role("link", name="Last step: 3").click()
+        page.get_by_role("link", name="Worst attempt").click()
+        assert page.get_by_text("no hotel is booked").is_visible()
+        page.get_by_role("link", name="Tokens").click()
+        page.wait_for_selector("#token-view[data-ready]")
+        sequence = made_run.trajectories[WORST].sequences[0]
+        place = int(np.flatnonzero(sequence.policy_mask)[3])
+        assert np.float32(numbers_shown(page, place)["logprob"]) == sequence.logprobs[3]
+        page.get_by_role("link", name="Curves").click()
+        page.locator("#plot canvas").wait_for()
+        for link in page.locator("a[href]").all():
+            target = urlsplit(page.evaluate("a => a.href", link.element_handle()))
+            assert target.scheme == "file" and Path(unquote(target.path)).exists()
+    assert {urlsplit(url).scheme for url in watched.requests} == {"file"}
+    assert watched.troubles == []

@@ -70,11 +70,7 @@ def read_live_board(folder: Path) -> LiveBoard:
                 (_MOST_GROUPS,),
             )
         ]
-        counts = dict(
-            db.execute("SELECT leased, count(*) FROM groups WHERE state = 'open' GROUP BY leased")
-        )
-        # No row of it is ever removed: its last number is their count.
-        (received,) = db.execute("SELECT coalesce(max(rowid), 0) FROM trajectories").fetchone()
+        counts, received = _count(db)
         groups = tuple(_open_groups(db, ids))
         arrivals = tuple(_newest_tries(db))
     alarms = tuple(read_alarms(folder))
@@ -101,6 +97,14 @@ def read_alarms(folder: Path) -> list[AlarmLine]:
     whole = lines[1:] if size > _TAIL_BYTES else lines
     found = [alarm for line in whole if (alarm := _parse_alarm(line))]
     return found[::-1][:_MOST_ALARMS]
+
+
+def _count(db: sqlite3.Connection) -> tuple[dict[int, int], int]:
+    """Count open groups by whether they were leased, and the tries in the journal."""
+    sql = "SELECT leased, count(*) FROM groups WHERE state = 'open' GROUP BY leased"
+    # No row of trajectories is ever removed: the last number is their count.
+    (received,) = db.execute("SELECT coalesce(max(rowid), 0) FROM trajectories").fetchone()
+    return dict(db.execute(sql).fetchall()), received
 
 
 def _open_groups(db: sqlite3.Connection, ids: list[str]) -> list[GroupInFlight]:

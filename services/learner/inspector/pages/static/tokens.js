@@ -15,12 +15,30 @@
   const MASKS = ["not trained", "trained", "not the policy's", "not known"];
   const COLOURS = ["logprob", "difference", "advantage", "mask", "author", "version"];
   const LEAST_CHUNK = 192, MOST_CHUNK = 768;
-  const TYPES = { ids: Int32Array, authors: Uint8Array, mask: Uint8Array, versions: Int32Array, epochs: Int32Array };
+  const TYPES = { ids: Int32Array };
   let data, chunks, colour, current = null;
 
   function decode(name, text) {
     const bytes = Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
     return new (TYPES[name] || Float32Array)(bytes.buffer);
+  }
+
+  // What rarely changes comes as runs of tokens that share it.
+  function spread(runs, count) {
+    data.authors = new Uint8Array(count);
+    data.mask = new Uint8Array(count);
+    data.epochs = new Int32Array(count);
+    data.versions = new Int32Array(count);
+    data.temperatures = new Float32Array(count);
+    runs.forEach(([start, author, mask, epoch, version, temperature], n) => {
+      const end = n + 1 < runs.length ? runs[n + 1][0] : count;
+      data.authors.fill(author, start, end);
+      data.mask.fill(mask, start, end);
+      data.epochs.fill(epoch, start, end);
+      data.versions.fill(version, start, end);
+      data.temperatures.fill(temperature === null ? NaN : temperature, start, end);
+    });
+    data.policies = [...new Set(runs.filter((run) => run[4] >= 0).map((run) => run[3] + ":" + run[4]))];
   }
 
   // Bins: "" no colour, o another's, s1-s6 one-sided, n4-n1 and p1-p4 two-sided, k0-k7 kinds.
@@ -258,7 +276,7 @@
     const found = await load();
     data = { count: found.count, parts: found.parts, texts: found.texts };
     for (const [name, text] of Object.entries(found.arrays)) data[name] = decode(name, text);
-    data.policies = [...new Set(Array.from(data.versions, (_, i) => policy(i)))].filter(Boolean);
+    spread(found.runs, found.count);
     chunks = makeChunks();
     view.hidden = false;
     addParts();
