@@ -249,7 +249,7 @@ def create_app(
         routes=[*further, *pages.routes()],
         middleware=[
             Middleware(Guard, access=access, refuse=pages.refuse),
-            Middleware(GZipMiddleware, minimum_size=1024, compresslevel=4),
+            Middleware(GZipMiddleware, minimum_size=1024, compresslevel=1),
         ],
         exception_handlers={404: pages.not_found, NotFoundError: pages.not_found},
     )
