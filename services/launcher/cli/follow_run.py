@@ -12,6 +12,7 @@ import grpc.aio
 
 from flotilla.launcher.v1 import run_service_pb2 as pb
 from services.common.rpc import service_error
+from services.launcher.cli.inspector_process import linked_inspector
 from services.launcher.cli.interrupts import InterruptedByUserError, Interrupts
 from services.launcher.cli.launcher_client import (
     TRANSIENT_CODES,
@@ -109,7 +110,8 @@ async def _run_under_one_launcher(
             run_id = followed.run_id = await began
             console.print(f"Run {run_id} in {runs / run_id}", soft_wrap=True)
         if not run_request.detach:
-            await _follow_run(connection, followed, console, interrupts)
+            async with linked_inspector(runs, followed.run_id, console):
+                await _follow_run(connection, followed, console, interrupts)
         request = pb.GetRunRequest(run_id=followed.run_id)
         return (await connection.await_answer(connection.stub.GetRun(request))).run
 

@@ -9,7 +9,7 @@ from services.launcher.cli.options import RUNS, Runs
 
 
 def add_reading_commands(app: typer.Typer) -> None:
-    for command in (status, logs, show, export, export_trajectories):
+    for command in (status, logs, show, inspect, export, export_trajectories):
         app.command()(command)
 
 
@@ -97,6 +97,44 @@ def show(
         if tasks
         else command.show_attempts(run, runs, chosen, policy, whole=whole)
     )
+
+
+def inspect(
+    run: Annotated[
+        str | None, typer.Argument(help="Id of a run, or `newest`; all runs when absent.")
+    ] = None,
+    port: Annotated[
+        int, typer.Option("--port", min=0, max=65535, help="Port on loopback; 0 is any free one.")
+    ] = 0,
+    browse: Annotated[
+        bool,
+        typer.Option("--browser/--no-browser", help="Open it in this machine's browser."),
+    ] = False,
+    bundle: Annotated[
+        Path | None,
+        typer.Option("--bundle", help="Write the pages to this zip file instead of serving them."),
+    ] = None,
+    step: Annotated[
+        list[int] | None,
+        typer.Option("--step", min=0, help="A step to bundle; may be repeated (the newest)."),
+    ] = None,
+    runs: Runs = RUNS,
+) -> None:
+    """Show runs in a browser: curves, groups, episodes, and every token with its numbers.
+
+    The page is on loopback, and its address carries a token that is new at each start. Works on
+    running and finished runs; a page left open for hours costs the learner nothing. `--bundle`
+    makes a file for a colleague, who needs neither Flotilla nor the run.
+
+    Reads files of the run, so it works where these are, not by FLOTILLA_LAUNCHER.
+    """
+    from services.launcher.cli import inspect as command
+
+    if bundle is None and step:
+        raise typer.BadParameter("--step goes with --bundle")
+    if bundle is None:
+        raise typer.Exit(command.inspect_runs(run, runs, port=port, browse=browse))
+    raise typer.Exit(command.write_bundle(run or "newest", runs, bundle, step or []))
 
 
 def export(

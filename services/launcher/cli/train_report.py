@@ -8,6 +8,7 @@ from typing import Any
 
 from rich.table import Table
 
+from services.launcher.cli.command_hints import format_command
 from services.launcher.cli.terminal import Terminal
 
 METRICS_FILE = "metrics.jsonl"
@@ -149,3 +150,5 @@ def print_report(run_dir: Path, console: Terminal, *, evaluated: bool = False) -
     for name, meaning in files.items():
         if (run_dir / name).exists():
             console.print(f"{run_dir / name}  {meaning}", soft_wrap=True)
+    look = format_command("inspect", run_dir.name, runs=run_dir.parent)
+    console.print(f"\nTo see what the agent did, in a browser:\n  {look}", soft_wrap=True)

@@ -1,0 +1,98 @@
+"""The inspector of runs as a child of a command: its program is the learner's."""
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from importlib.util import find_spec
+from pathlib import Path
+
+from services.common.child_environment import child_environment
+from services.common.concurrency import cancel_tasks
+from services.common.errors import ConfigError
+from services.common.logged_child import LoggedChild
+from services.common.python_command import python_command
+from services.launcher.cli.terminal import Terminal
+
+INSPECTOR = "services.learner.inspector"
+# Packages of the extra `inspect` without which no page is served.
+_PACKAGES = ("starlette", "uvicorn", "jinja2")
+_LOG = "inspector.log"
+_END_S = 10.0
+
+
+class InspectorError(Exception):
+    """The inspector does not serve; the message has the end of its log."""
+
+
+def check_inspector_is_installed() -> None:
+    """Raise ConfigError where the inspector's packages are missing."""
+    if not is_inspector_installed():
+        raise ConfigError(
+            f"the inspector needs {', '.join(_PACKAGES)}; pip install 'flotilla[inspect]'"
+        )
+
+
+def is_inspector_installed() -> bool:
+    """Return True where all of the inspector's packages are there."""
+    return all(find_spec(name) is not None for name in _PACKAGES)
+
+
+@asynccontextmanager
+async def served_inspector(
+    runs: Path, run_id: str | None, *, port: int = 0
+) -> "AsyncGenerator[ServedInspector]":
+    """Serve the pages of `runs` until the block ends. Raises InspectorError."""
+    arguments = ("--runs", str(runs), "--listen", f"127.0.0.1:{port}", "--end-with-stdin")
+    arguments += () if run_id is None else ("--run", run_id)
+    child = await LoggedChild.start_child(
+        python_command("-m", INSPECTOR, *arguments), runs / _LOG, child_environment(ours=True)
+    )
+    try:
+        line = await child.stdout.readline()
+        if not line:
+            await child.wait_until_ended()
+            raise InspectorError(f"the inspector does not start; {child.describe_log_end()}")
+        yield ServedInspector(child, json.loads(line)["url"])
+    finally:
+        child.stdin.close()
+        await child.end_within(_END_S)
+
+
+@asynccontextmanager
+async def linked_inspector(runs: Path, run_id: str, console: Terminal) -> AsyncGenerator[None]:
+    """Serve the pages of a run while the block runs, and print their address once they are there.
+
+    Does nothing where nobody reads the terminal, or without the inspector's packages. A run never
+    waits for it, nor fails by it."""
+    if not console.is_terminal or not is_inspector_installed():
+        yield
+        return
+    serving = asyncio.create_task(_serve_link(runs, run_id, console))
+    try:
+        yield
+    finally:
+        await cancel_tasks([serving])
+
+
+async def _serve_link(runs: Path, run_id: str, console: Terminal) -> None:
+    try:
+        async with served_inspector(runs, run_id) as served:
+            console.print(f"Look inside: {served.url}", soft_wrap=True)
+            why = await served.wait_until_ended()
+    except (InspectorError, OSError) as error:
+        why = str(error)
+    console.print(f"The run goes on without its pages: {why}", style="dim", soft_wrap=True)
+
+
+class ServedInspector:
+    """An inspector that serves at `url`, which carries its token."""
+
+    def __init__(self, child: LoggedChild, url: str) -> None:
+        self._child = child
+        self.url = url
+
+    async def wait_until_ended(self) -> str:
+        """Wait until the inspector ends by itself; return the reason."""
+        code = await self._child.wait_until_ended()
+        return f"the inspector has ended with code {code}; {self._child.describe_log_end()}"
