@@ -145,21 +145,10 @@ def _make_exporter(policy: PolicyConfig) -> Callable[[Path, Path], None]:
 
 
 def _build_dumps(runtime: Runtime[LearnerConfig]) -> "RunDumps | None":
-    config, policy = runtime.config.dumps, runtime.shared.policy
-    if not config.enabled:
-        return None
-    from services.learner.dumps.jobs import DumpSetup
-    from services.learner.dumps.run_dumps import RunDumps
+    from services.learner.dumps.run_dumps import RunDumps, dump_setup_of
 
-    checkpoint = runtime.config.checkpoint
-    uploads = config.remote and checkpoint.remote is not None
-    setup = DumpSetup(
-        str(runtime.run_dir),
-        *(policy.model, policy.revision, config.every, config.keep),
-        remote=f"{checkpoint.remote}/{runtime.run_id}" if uploads else None,
-        remote_options=dict(checkpoint.remote_options),
-    )
-    return RunDumps(setup, runtime.run_dir / "logs" / "learner-dumps.log")
+    setup = dump_setup_of(runtime)
+    return setup and RunDumps(setup, runtime.run_dir / "logs" / "learner-dumps.log")
 
 
 def _open_remote_store(runtime: Runtime[LearnerConfig]) -> RemoteStore | None:

@@ -14,6 +14,8 @@ from services.common.child_environment import child_environment
 from services.common.concurrency import cancel_tasks
 from services.common.log import get_logger
 from services.common.python_command import python_command
+from services.common.runtime import Runtime
+from services.learner.config.learner import LearnerConfig
 from services.learner.dumps.jobs import DumpJob, DumpReport, DumpSetup, EvalJob, StepJob
 from services.learner.journal.holds import JournalHolds
 from services.learner.types import StepResult
@@ -36,6 +38,21 @@ _losses = metrics.event_counter(
     "flotilla_dump_losses", "Files of dumps that were not written or not uploaded"
 )
 _log = get_logger(__name__)
+
+
+def dump_setup_of(runtime: Runtime[LearnerConfig]) -> DumpSetup | None:
+    """Configure the dumps of a run; None where it keeps none."""
+    config, policy = runtime.config.dumps, runtime.shared.policy
+    if not config.enabled:
+        return None
+    checkpoint = runtime.config.checkpoint
+    uploads = config.remote and checkpoint.remote is not None
+    return DumpSetup(
+        str(runtime.run_dir),
+        *(policy.model, policy.revision, config.every, config.keep),
+        remote=f"{checkpoint.remote}/{runtime.run_id}" if uploads else None,
+        remote_options=dict(checkpoint.remote_options),
+    )
 
 
 class Dumps(Protocol):

@@ -13,7 +13,8 @@ import pytest
 
 from services.learner.dumps import dump_files
 from services.learner.dumps.episode_rows import key_of_row
-from services.learner.dumps.run_dumps import MOST_WAITING, NoDumps, RunDumps
+from services.learner.dumps.jobs import DumpSetup
+from services.learner.dumps.run_dumps import MOST_WAITING, NoDumps, RunDumps, dump_setup_of
 from services.learner.dumps.token_stats import read_token_stats, stats_path
 from services.learner.journal.store import open_read_only
 from services.learner.journal.trajectory_tables import trajectory_of
@@ -26,7 +27,7 @@ from tests.learner.dumps.dumped_run import (
     run_dumps,
     setup_of,
 )
-from tests.support.learner import FakeWorker, learner, make_config
+from tests.support.learner import FakeWorker, learner, make_config, make_runtime
 from tests.support.remote_checkpoints import BUCKET, s3_server, s3_store
 
 
@@ -271,3 +272,23 @@ def test_a_run_without_dumps_removes_what_ranks_hand_out(tmp_path: Path) -> None
     NoDumps().offer_step(1, result_with(path))
     assert not path.exists()
     NoDumps().offer_step(2, result_with(None))
+
+
+def test_a_spec_says_what_is_dumped_and_where_it_goes(tmp_path: Path) -> None:
+    def setup(**dumps: object) -> DumpSetup | None:
+        checkpoint = {
+            "remote": "s3://bucket/prefix",
+            "remote_options": {"endpoint_url": "http://x"},
+        }
+        config = make_config(tmp_path, dumps=dumps, checkpoint=checkpoint)
+        return dump_setup_of(make_runtime(tmp_path, config, listen="127.0.0.1:0"))
+
+    found = setup(every=3, keep=5)
+    assert found is not None
+    assert (found.every, found.keep, found.model) == (3, 5, "m")
+    assert found.remote == "s3://bucket/prefix/test-run"
+    assert found.remote_options == {"endpoint_url": "http://x"}
+    assert DumpSetup.from_line(found.to_line()) == found
+    local = setup(remote=False)
+    assert local is not None and local.remote is None
+    assert setup(enabled=False) is None
