@@ -22,8 +22,6 @@ from playwright.sync_api import Page, ViewportSize, sync_playwright
 
 MOST_BYTES = 300_000
 _SIZE = ViewportSize(width=1280, height=860)
-# The pages use few colours: nothing is seen of these.
-_COLOURS = 128
 _METRIC = "reward/avg_pass_at_1"
 
 
@@ -87,7 +85,7 @@ def _take(page: Page) -> bytes:
     """Take what is in view as a small PNG. Raises ValueError when it stays large."""
     shot = Image.open(io.BytesIO(page.screenshot())).convert("RGB")
     packed = io.BytesIO()
-    shot.quantize(_COLOURS).save(packed, "PNG", optimize=True)
+    shot.save(packed, "PNG", optimize=True)
     if packed.tell() > MOST_BYTES:
         raise ValueError(f"a screenshot has {packed.tell():,} bytes, more than {MOST_BYTES:,}")
     return packed.getvalue()

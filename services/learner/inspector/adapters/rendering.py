@@ -51,7 +51,9 @@ def _visible(text: object) -> Markup:
 def _number(value: float | None, digits: int = 3) -> str:
     if value is None or math.isnan(value):
         return _NONE
-    return f"{value:.{digits}f}" if 1e-3 <= abs(value) < 1e5 or value == 0 else f"{value:.2e}"
+    if 0.1 <= abs(value) < 1e5 or value == 0:
+        return f"{value:.{digits}f}"
+    return f"{value:.{digits}g}"
 
 
 def _exact(value: float) -> str:

@@ -12,7 +12,7 @@ from services.learner.inspector.queries.group_rows import TryRow, group_rows, wi
 from services.learner.inspector.queries.run_folders import read_journal
 
 ALARMS_FILE = "alarms.jsonl"
-_MOST_GROUPS, _MOST_ARRIVALS, _MOST_ALARMS = 100, 12, 20
+_MOST_GROUPS, _MOST_ARRIVALS, _MOST_ALARMS = 16, 12, 20
 _TAIL_BYTES = 1 << 18
 
 

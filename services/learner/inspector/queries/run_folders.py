@@ -60,13 +60,13 @@ def describe_run(folder: Path) -> RunCard:
     """Describe a run by its files and its newest plan."""
     summary = read_object(folder / "summary.json")
     spec = read_object(folder / "spec.json")
-    step, problem = None, ""
+    step, problem, passes = None, "", dict[str, float | None]()
     try:
         with read_journal(folder) as db:
             (step,) = db.execute("SELECT max(step) FROM plans").fetchone()
+            passes = _passes_by_moment(db)
     except NotFoundError as error:
         problem = str(error)
-    evals = _dict(summary.get("eval"))
     planned = _dict(spec.get("learner")).get("steps")
     return RunCard(
         run_id=folder.name,
@@ -75,11 +75,20 @@ def describe_run(folder: Path) -> RunCard:
         total_steps=planned if isinstance(planned, int) else None,
         model=str(_dict(spec.get("policy")).get("model", "")),
         changed=_changed(folder),
-        before=_dict(evals.get("before")).get("pass_at_1"),
-        after=_dict(evals.get("after")).get("pass_at_1"),
+        before=passes.get("before"),
+        after=passes.get("after"),
         newest_step=step,
         problem=problem,
     )
+
+
+def _passes_by_moment(db: sqlite3.Connection) -> dict[str, float | None]:
+    """Return pass@1 on the main set, before and after training."""
+    rows = db.execute("SELECT moment, results FROM evals WHERE moment IN ('before', 'after')")
+    return {
+        moment: _dict(json.loads(results).get("heldout")).get("pass_at_1")
+        for moment, results in rows
+    }
 
 
 def state_of(folder: Path, step: int | None, planned: object) -> str:
