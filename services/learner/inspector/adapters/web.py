@@ -39,7 +39,7 @@ from services.learner.inspector.pages.book import (
     image_type,
     raw_text,
 )
-from services.learner.inspector.pages.links import ServerLinks
+from services.learner.inspector.pages.links import TRANSCRIPTS, ServerLinks
 from services.learner.inspector.queries.run_folders import NotFoundError
 from services.learner.inspector.queries.run_library import RunLibrary
 
@@ -116,8 +116,8 @@ class InspectorPages:
     """Answers of the application. Handlers are plain functions: they run in threads, for they read
     files."""
 
-    def __init__(self, library: RunLibrary) -> None:
-        self._links = ServerLinks()
+    def __init__(self, library: RunLibrary, links: ServerLinks) -> None:
+        self._links = links
         self._book = PageBook(library, self._links)
         self._renderer = PageRenderer()
 
@@ -150,34 +150,34 @@ class InspectorPages:
         return self._page(self._book.live(request.path_params["run"]))
 
     def steps(self, request: Request) -> Response:
-        before = _number(request.query_params, "before", -1)
+        before = read_number(request.query_params, "before", -1)
         run = request.path_params["run"]
         return self._page(self._book.steps(run, before if before >= 0 else None))
 
     def step(self, request: Request) -> Response:
-        run, step = request.path_params["run"], _number(request.path_params, "step")
-        return self._page(self._book.step(run, step, _number(request.query_params, "page", 1)))
+        run, step = request.path_params["run"], read_number(request.path_params, "step")
+        return self._page(self._book.step(run, step, read_number(request.query_params, "page", 1)))
 
     def eval(self, request: Request) -> Response:
         run, eval_id = request.path_params["run"], request.path_params["eval_id"]
-        page = _number(request.query_params, "page", 1)
+        page = read_number(request.query_params, "page", 1)
         return self._page(self._book.eval(run, eval_id, page))
 
     def attempt(self, request: Request) -> Response:
         run, key = _attempt_of(request)
         episode, query = self._book.episode(run, key), request.query_params
-        sequence = _number(query, "sequence", 0)
+        sequence = read_number(query, "sequence", 0)
         view = query.get("view", "conversation")
         if view == "tokens":
             return self._page(self._book.tokens(run, episode, sequence))
         if view == "table":
-            page = _number(query, "page", 1)
+            page = read_number(query, "page", 1)
             return self._page(self._book.table(run, episode, sequence, page))
         return self._page(self._book.conversation(run, episode))
 
     def tokens(self, request: Request) -> Response:
         run, key = _attempt_of(request)
-        sequence = _number(request.query_params, "sequence", 0)
+        sequence = read_number(request.query_params, "sequence", 0)
         return JSONResponse(self._book.token_data(self._book.episode(run, key), sequence))
 
     def hold(self, request: Request) -> Response:
@@ -187,7 +187,7 @@ class InspectorPages:
 
     def raw(self, request: Request) -> Response:
         run, key = _attempt_of(request)
-        sequence, part = _number(request.path_params, "sequence"), request.path_params["part"]
+        sequence, part = read_number(request.path_params, "sequence"), request.path_params["part"]
         text = raw_text(self._book.episode(run, key), sequence, part)
         headers = {"Content-Disposition": 'attachment; filename="text.txt"'}
         data = text.encode(errors="replace")
@@ -195,8 +195,8 @@ class InspectorPages:
 
     def media(self, request: Request) -> Response:
         run, key = _attempt_of(request)
-        sequence = _number(request.path_params, "sequence")
-        number = _number(request.path_params, "number")
+        sequence = read_number(request.path_params, "sequence")
+        number = read_number(request.path_params, "number")
         item = self._book.episode(run, key).media_of(sequence, number)
         kind = image_type(item.content)
         if not kind:
@@ -243,8 +243,9 @@ def create_app(
 ) -> Starlette:
     """Make the application; `mounts` are further ones by path, such as
     `/runs/{run}/transcripts`, behind the same guard."""
-    pages = InspectorPages(library)
-    further = [Mount(path, app) for path, app in (mounts or {}).items()]
+    mounts = mounts or {}
+    pages = InspectorPages(library, ServerLinks(transcripts=TRANSCRIPTS in mounts))
+    further = [Mount(path, app) for path, app in mounts.items()]
     return Starlette(
         routes=[*further, *pages.routes()],
         middleware=[
@@ -382,11 +383,13 @@ def _with_headers(send: Send) -> Send:
 
 def _attempt_of(request: Request) -> tuple[str, AttemptKey]:
     found = request.path_params
-    index, attempt_try = _number(found, "index"), _number(found, "attempt_try")
+    index, attempt_try = read_number(found, "index"), read_number(found, "attempt_try")
     return found["run"], AttemptKey(found["group"], index, attempt_try)
 
 
-def _number(values: Mapping[str, Any] | QueryParams, name: str, default: int | None = None) -> int:
+def read_number(
+    values: Mapping[str, Any] | QueryParams, name: str, default: int | None = None
+) -> int:
     """Return a number of an address. Raises NotFoundError."""
     text = values.get(name)
     if text is None and default is not None:

@@ -8,6 +8,9 @@ from urllib.parse import quote, urlencode
 
 from services.learner.inspector.queries.group_rows import TryRow
 
+# Path of a run's transcripts, as routes have it.
+TRANSCRIPTS = "/runs/{run}/transcripts"
+
 
 class Links(Protocol):
     """Addresses of pages; "" for one that is not there."""
@@ -28,10 +31,21 @@ class Links(Protocol):
     def curves(self, runs: Sequence[str] = (), metric: str = "") -> str: ...
     def curve_data(self, runs: Sequence[str], metric: str) -> str: ...
     def static(self, name: str) -> str: ...
+    def step_transcript(self, run: str, step: int, row: TryRow | None = None) -> str: ...
+    def eval_transcript(self, run: str, eval_id: str, row: TryRow | None = None) -> str: ...
+
+    @property
+    def advice(self) -> str:
+        """What to do for transcripts, where there are none."""
+        ...
 
 
 class ServerLinks:
     """Addresses below a server's root."""
+
+    def __init__(self, *, transcripts: bool = False) -> None:
+        """`transcripts` tells whether the server has them."""
+        self._transcripts = transcripts
 
     def home(self) -> str:
         return "/"
@@ -82,6 +96,24 @@ class ServerLinks:
 
     def static(self, name: str) -> str:
         return f"/static/{name}"
+
+    def step_transcript(self, run: str, step: int, row: TryRow | None = None) -> str:
+        return self._transcript(run, f"steps/{step}", row)
+
+    def eval_transcript(self, run: str, eval_id: str, row: TryRow | None = None) -> str:
+        return self._transcript(run, f"evals/{quote(eval_id, safe='')}", row)
+
+    @property
+    def advice(self) -> str:
+        return "" if self._transcripts else 'For transcripts: pip install ".[inspect]"'
+
+    def _transcript(self, run: str, what: str, row: TryRow | None) -> str:
+        if not self._transcripts:
+            return ""
+        where = f"{self.run(run)}/transcripts/{what}"
+        if row is None:
+            return where
+        return where + _query(group=row.group_id, index=row.index, attempt_try=row.attempt_try)
 
     def _attempt(self, run: str, row: TryRow) -> str:
         group = quote(row.group_id, safe="")
@@ -144,6 +176,16 @@ class BundleLinks:
 
     def static(self, name: str) -> str:
         return posixpath.relpath(f"static/{name}", self._here or ".")
+
+    def step_transcript(self, run: str, step: int, row: TryRow | None = None) -> str:
+        return ""
+
+    def eval_transcript(self, run: str, eval_id: str, row: TryRow | None = None) -> str:
+        return ""
+
+    @property
+    def advice(self) -> str:
+        return ""
 
     def _relative(self, path: str) -> str:
         known = self._paths is None or path in self._paths

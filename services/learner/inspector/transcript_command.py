@@ -1,0 +1,76 @@
+"""Write the transcript of a step or an evaluation as a log of Inspect AI:
+
+    python -m services.learner.inspector.transcript_command --run runs/RUN --step 12 --to x.eval
+
+A process of its own, with low priority: Inspect AI takes seconds to import and to write, and pages
+do not wait. Prints the log's line of the viewer's listing as JSON."""
+
+import argparse
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from services.common.domain.attempts import AttemptKey
+from services.common.printable_text import say, say_json
+from services.common.private_process import keep_private
+from services.learner.inspector.adapters.inspect_log import LogHead, write_log
+from services.learner.inspector.adapters.token_texts import load_run_tokenizer
+from services.learner.inspector.queries.episodes import Episode, EpisodeShelf
+from services.learner.inspector.queries.run_folders import (
+    NotFoundError,
+    describe_run,
+    read_journal,
+)
+from services.learner.inspector.queries.transcript_attempts import (
+    TranscriptAttempts,
+    TranscriptSubject,
+    read_attempts,
+)
+
+_NICENESS = 10
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    chosen = _parse_arguments(argv)
+    os.nice(_NICENESS)
+    subject = TranscriptSubject(chosen.step, chosen.eval or "")
+    try:
+        with read_journal(chosen.run) as db:
+            attempts = read_attempts(db, subject)
+        tokenizer = load_run_tokenizer(chosen.run)
+        shelf = EpisodeShelf(chosen.run, tokenizer)
+        notes = [attempts.note, tokenizer.problem]
+        model = describe_run(chosen.run).model or "policy"
+        head = LogHead(chosen.run.name, subject.title, model, " ".join(filter(None, notes)))
+        episodes = _read_episodes(shelf, attempts)
+        listed = write_log(chosen.to, head, episodes, tokenizer.tokens.texts_of)
+    except (NotFoundError, OSError) as error:
+        say(f"error: {error}", file=sys.stderr)
+        return 1
+    say_json(listed)
+    return 0
+
+
+def _read_episodes(shelf: EpisodeShelf, attempts: TranscriptAttempts) -> Iterator[Episode]:
+    for _, row in attempts.tries:
+        yield shelf.read(AttemptKey(row.group_id, row.index, row.attempt_try))
+
+
+def _parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m services.learner.inspector.transcript_command",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--run", type=Path, required=True, help="the run's folder")
+    which = parser.add_mutually_exclusive_group(required=True)
+    which.add_argument("--step", type=int, help="a step")
+    which.add_argument("--eval", help="the id of an evaluation")
+    parser.add_argument("--to", type=Path, required=True, help="the file to write, *.eval")
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    keep_private()
+    sys.exit(main())

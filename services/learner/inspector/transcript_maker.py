@@ -1,0 +1,175 @@
+"""Makes transcripts one after the other, each by a child process of low priority, and keeps the
+newest few in a folder that ends with this process."""
+
+import json
+import signal
+import subprocess
+import time
+from collections import OrderedDict
+from dataclasses import dataclass
+from pathlib import Path
+from queue import SimpleQueue
+from tempfile import TemporaryDirectory
+from threading import Lock, Thread
+from types import TracebackType
+from typing import Any, Self
+
+from services.common.python_command import python_command, tied_command
+from services.learner.inspector.pages.links import file_name
+from services.learner.inspector.queries.transcript_attempts import TranscriptSubject
+
+_PROGRAM = "services.learner.inspector.transcript_command"
+_MOST_KEPT = 16
+_LONGEST_S = 600.0
+_BRIEF_S = 30.0
+
+
+@dataclass(slots=True, eq=False)
+class Transcript:
+    """A transcript that was wanted: in the making, made, or failed.
+
+    `listed` is its line of the viewer's listing once it is made, and `problem` says why it could
+    not be."""
+
+    run_dir: Path
+    subject: TranscriptSubject
+    fingerprint: str
+    path: Path
+    listed: dict[str, Any] | None = None
+    problem: str = ""
+    # By the monotonic clock.
+    made_at: float = 0.0
+
+    @property
+    def is_waiting(self) -> bool:
+        return self.listed is None and not self.problem
+
+    def serves(self, fingerprint: str) -> bool:
+        """Tell whether it need not be made again. One of a moment ago need not: what the newest
+        step of a running run did without changes all the time."""
+        recent = bool(self.listed) and time.monotonic() - self.made_at < _BRIEF_S
+        return self.is_waiting or recent or self.fingerprint == fingerprint
+
+
+class TranscriptMaker:
+    """The transcripts of all runs of an inspector. Usable from several threads."""
+
+    def __init__(self) -> None:
+        self._folder = TemporaryDirectory(prefix="flotilla-transcripts-")
+        self._lock = Lock()
+        self._kept: OrderedDict[tuple[Path, str], Transcript] = OrderedDict()
+        self._wanted: SimpleQueue[Transcript | None] = SimpleQueue()
+        self._child: subprocess.Popen[str] | None = None
+        self._closed = False
+        # All children are of this thread: Linux ends a tied child with the thread that began it.
+        self._thread = Thread(target=self._work, name="transcripts", daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End what is being made, and remove what was."""
+        with self._lock:
+            self._closed = True
+            if self._child is not None:
+                self._child.kill()
+        self._wanted.put(None)
+        self._thread.join()
+        self._folder.cleanup()
+
+    def want(self, run_dir: Path, subject: TranscriptSubject, fingerprint: str) -> Transcript:
+        """Return a transcript; have it made if there is none of this state of the run. One that
+        failed is tried again the next time."""
+        key = (run_dir, log_name(subject))
+        with self._lock:
+            known = self._kept.get(key)
+            if known and known.serves(fingerprint):
+                self._kept.move_to_end(key)
+                if known.problem:
+                    del self._kept[key]
+                return known
+            folder = Path(self._folder.name) / file_name(run_dir.name)
+            folder.mkdir(exist_ok=True)
+            wanted = Transcript(run_dir, subject, fingerprint, folder / key[1])
+            self._kept[key] = wanted
+            self._drop_oldest()
+        self._wanted.put(wanted)
+        return wanted
+
+    def made(self, run_dir: Path) -> dict[str, Transcript]:
+        """Return the transcripts of a run that are there, by the names of their logs."""
+        with self._lock:
+            kept = list(self._kept.items())
+        return {name: each for (run, name), each in kept if run == run_dir and each.listed}
+
+    def _drop_oldest(self) -> None:
+        while len(self._kept) > _MOST_KEPT:
+            _, oldest = self._kept.popitem(last=False)
+            oldest.path.unlink(missing_ok=True)
+
+    def _work(self) -> None:
+        while (wanted := self._wanted.get()) is not None:
+            with self._lock:
+                dropped = wanted not in self._kept.values()
+            if not dropped:
+                self._make(wanted)
+
+    def _make(self, wanted: Transcript) -> None:
+        partial = wanted.path.with_name(f"partial-{wanted.path.name}")
+        subject = wanted.subject
+        which = (
+            ("--eval", subject.eval_id) if subject.step is None else ("--step", f"{subject.step}")
+        )
+        program = python_command("-m", _PROGRAM, "--run", str(wanted.run_dir), *which)
+        try:
+            said = self._run(tied_command(signal.SIGKILL, *program, "--to", str(partial)))
+            listed = json.loads(said)
+            partial.replace(wanted.path)
+        except (OSError, ValueError) as error:
+            partial.unlink(missing_ok=True)
+            wanted.problem = f"{error}"
+            return
+        wanted.made_at = time.monotonic()
+        wanted.listed = listed
+
+    def _run(self, command: tuple[str, ...]) -> str:
+        """Return what a child prints. Raises OSError, with its last words, when it fails."""
+        with self._lock:
+            if self._closed:
+                raise OSError("the inspector ends")
+            child = self._child = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        try:
+            said, complaints = child.communicate(timeout=_LONGEST_S)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.communicate()
+            raise OSError(f"it took more than {_LONGEST_S:.0f} s") from None
+        finally:
+            with self._lock:
+                self._child = None
+        if child.returncode != 0:
+            last = complaints.strip().splitlines()[-1:] or [f"exit code {child.returncode}"]
+            raise OSError(last[0].removeprefix("error: "))
+        return said
+
+
+def log_name(subject: TranscriptSubject) -> str:
+    """Return the name of a subject's log."""
+    if subject.step is not None:
+        return f"step_{subject.step:06d}.eval"
+    return f"eval_{file_name(subject.eval_id)}.eval"

@@ -1,0 +1,145 @@
+"""Transcripts as Inspect AI itself reads them back."""
+
+import json
+import subprocess
+from collections.abc import Generator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from inspect_ai.event import InfoEvent, ModelEvent, ToolEvent
+from inspect_ai.log import EvalLog, EvalSample, read_eval_log
+from inspect_ai.model import ChatMessageAssistant
+
+from services.common.domain.attempts import AttemptKey
+from services.common.domain.trajectory import Author
+from services.common.python_command import python_command
+from services.learner.inspector.queries.transcript_attempts import sample_place
+from tests.learner.inspector.made_runs import (
+    MadeRun,
+    ToldAttempt,
+    conversation,
+    open_run,
+    run_apart,
+)
+from tests.support.repository import ROOT
+
+HOSTILE = "<script>alert(1)</script>\x1b[31m\u202e ![x](https://example.com/x.png)"
+
+
+def write_transcript(run: Path, to: Path, *what: str) -> subprocess.CompletedProcess[str]:
+    program = "services.learner.inspector.transcript_command"
+    command = python_command("-m", program, "--run", str(run), *what, "--to", str(to))
+    environ = {"PYTHONPATH": f"{ROOT}:{ROOT / 'gen'}", "PATH": "/usr/bin:/bin"}
+    return subprocess.run(command, capture_output=True, text=True, env=environ, check=False)
+
+
+def read_transcript(run: Path, to: Path, *what: str) -> EvalLog:
+    done = write_transcript(run, to, *what)
+    assert done.returncode == 0, done.stderr
+    listed = json.loads(done.stdout)
+    log = read_eval_log(str(to))
+    assert (listed["task"], listed["eval_id"]) == (log.eval.task, log.eval.eval_id)
+    return log
+
+
+def sample_of(log: EvalLog, key: AttemptKey) -> EvalSample:
+    place = sample_place(key)
+    (found,) = [each for each in log.samples or [] if (each.id, each.epoch) == place]
+    return found
+
+
+@pytest.fixture(scope="module")
+def log(made_run: MadeRun, tmp_path_factory: pytest.TempPathFactory) -> Generator[EvalLog]:
+    path = tmp_path_factory.mktemp("transcripts") / "step.eval"
+    yield read_transcript(made_run.folder, path, "--step", "3")
+
+
+def test_every_attempt_of_a_step_is_a_sample(log: EvalLog, made_run: MadeRun) -> None:
+    of_step = [key for key in made_run.trajectories if "g000010" <= key.group_id < "g000014"]
+    told = {(each.id, each.epoch) for each in log.samples or []}
+    assert {sample_place(key) for key in of_step} <= told
+    assert log.status == "success"
+    assert log.eval.task == "step 3"
+
+
+def test_a_sample_tells_messages_calls_rewards_and_checks(log: EvalLog, made_run: MadeRun) -> None:
+    key = AttemptKey("g000011r0", 1, 0)
+    sample = sample_of(log, key)
+    roles = [message.role for message in sample.messages]
+    assert roles == ["system", "user", "assistant", "tool", "assistant"]
+    said = sample.messages[2]
+    assert isinstance(said, ChatMessageAssistant) and said.tool_calls
+    assert said.tool_calls[0].function == "find_hotels"
+    assert said.tool_calls[0].arguments == {"city": "Rome", "nights": 2}
+    (call,) = [event for event in sample.events if isinstance(event, ToolEvent)]
+    assert call.result == '[{"hotel": "Aurora", "price": 80}]'
+    scores = sample.scores or {}
+    assert scores["reward"].value == 0.0
+    assert scores["advantage"].value == pytest.approx(-0.5)
+    assert sample.metadata["checks_failed"] == ["no hotel is booked", "no price is named"]
+    assert sample.metadata["policy_versions"] == ["1:2"]
+    assert (sample.metadata["group"], sample.metadata["attempt"]) == (key.group_id, 1)
+
+
+def test_logprobs_and_what_the_trainer_made_of_a_turn_are_those_of_the_run(
+    log: EvalLog, made_run: MadeRun
+) -> None:
+    key = AttemptKey("g000011r0", 1, 0)
+    sequence = made_run.trajectories[key].sequences[0]
+    events = sample_of(log, key).events
+    choices = [event.output.choices[0] for event in events if isinstance(event, ModelEvent)]
+    told = [each for c in choices if c.logprobs for each in c.logprobs.content]
+    assert np.float32([each.logprob for each in told]).tolist() == sequence.logprobs.tolist()
+    ids = sequence.token_ids[sequence.policy_mask].tolist()
+    text = made_run.tokenizer.decode(ids, skip_special_tokens=False)
+    assert "".join(each.token for each in told) == text
+    facts = [event.data for event in events if isinstance(event, InfoEvent)]
+    assert [each["turn"] for each in facts if isinstance(each, dict)] == [1, 2]
+    assert all(isinstance(each, dict) and each["advantage"] == -0.5 for each in facts)
+
+
+def test_what_was_dropped_and_what_failed_say_why(log: EvalLog) -> None:
+    stale = sample_of(log, AttemptKey("g000013r0", 0, 0))
+    assert stale.metadata["dropped"] == "stale"
+    assert "advantage" not in (stale.scores or {})
+    lost = sample_of(log, AttemptKey("g000011r0", 4, 0))
+    assert lost.scores == {}
+    assert lost.error is not None and lost.error.message == "env_lost"
+
+
+def test_an_evaluation_is_told_as_well(made_run: MadeRun, tmp_path: Path) -> None:
+    found = read_transcript(made_run.folder, tmp_path / "e.eval", "--eval", "after-1-3")
+    rewards = {(each.scores or {})["reward"].value for each in found.samples or []}
+    assert rewards == {0.0, 1.0}
+
+
+def test_a_step_that_is_not_there_is_refused_with_its_name(
+    made_run: MadeRun, tmp_path: Path
+) -> None:
+    done = write_transcript(made_run.folder, tmp_path / "x.eval", "--step", "99")
+    assert done.returncode == 1
+    assert done.stderr == "error: Step 99 has no plan in the journal: it has not begun.\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_hostile_and_endless_texts_are_text_and_cut(tmp_path: Path) -> None:
+    async def make() -> MadeRun:
+        run = open_run(tmp_path / "runs")
+        long = "x" * 50_000
+        parts = conversation(2, answer=HOSTILE + long)
+        parts += [(Author.POLICY, HOSTILE + "<tool_call>\n{no json")]
+        bad = ToldAttempt(parts, 0.0, failed=(HOSTILE,))
+        good = ToldAttempt(conversation(2), 1.0)
+        await run.plan_step(1, [await run.add_group([bad, good], version=0)])
+        await run.journal.close()
+        return run
+
+    run = run_apart(make())
+    found = read_transcript(run.folder, tmp_path / "x.eval", "--step", "1")
+    sample = sample_of(found, AttemptKey("g000000r0", 0, 0))
+    answer = next(m.text for m in sample.messages if m.role == "tool")
+    assert answer.startswith("<script>alert(1)</script>\u241b[31m\ufffd")
+    assert answer.endswith("more characters are left out here]")
+    assert len(answer) < 21_000
+    assert not any(mark in sample.model_dump_json() for mark in ("\x1b", "\\u001b", "\u202e"))
