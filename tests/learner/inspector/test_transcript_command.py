@@ -1,6 +1,7 @@
 """Transcripts as Inspect AI itself reads them back."""
 
 import json
+import resource
 import subprocess
 from collections.abc import Generator
 from pathlib import Path
@@ -14,7 +15,12 @@ from inspect_ai.model import ChatMessageAssistant
 from services.common.domain.attempts import AttemptKey
 from services.common.domain.trajectory import Author
 from services.common.python_command import python_command
-from services.learner.inspector.queries.transcript_attempts import sample_place
+from services.learner.inspector.queries.run_folders import read_journal
+from services.learner.inspector.queries.transcript_attempts import (
+    TranscriptSubject,
+    read_attempts,
+    sample_place,
+)
 from tests.learner.inspector.made_runs import (
     MadeRun,
     ToldAttempt,
@@ -90,7 +96,9 @@ def test_logprobs_and_what_the_trainer_made_of_a_turn_are_those_of_the_run(
     events = sample_of(log, key).events
     choices = [event.output.choices[0] for event in events if isinstance(event, ModelEvent)]
     told = [each for c in choices if c.logprobs for each in c.logprobs.content]
-    assert np.float32([each.logprob for each in told]).tolist() == sequence.logprobs.tolist()
+    assert (
+        np.array([each.logprob for each in told], np.float32).tolist() == sequence.logprobs.tolist()
+    )
     ids = sequence.token_ids[sequence.policy_mask].tolist()
     text = made_run.tokenizer.decode(ids, skip_special_tokens=False)
     assert "".join(each.token for each in told) == text
@@ -110,8 +118,8 @@ def test_what_was_dropped_and_what_failed_say_why(log: EvalLog) -> None:
 
 def test_an_evaluation_is_told_as_well(made_run: MadeRun, tmp_path: Path) -> None:
     found = read_transcript(made_run.folder, tmp_path / "e.eval", "--eval", "after-1-3")
-    rewards = {(each.scores or {})["reward"].value for each in found.samples or []}
-    assert rewards == {0.0, 1.0}
+    rewards = [(each.scores or {})["reward"].as_float() for each in found.samples or []]
+    assert sorted(rewards) == [0.0, 1.0]
 
 
 def test_a_step_that_is_not_there_is_refused_with_its_name(
@@ -143,3 +151,43 @@ def test_hostile_and_endless_texts_are_text_and_cut(tmp_path: Path) -> None:
     assert answer.endswith("more characters are left out here]")
     assert len(answer) < 21_000
     assert not any(mark in sample.model_dump_json() for mark in ("\x1b", "\\u001b", "\u202e"))
+
+
+def test_of_very_many_attempts_the_first_are_told_and_the_rest_noted(made_run: MadeRun) -> None:
+    with read_journal(made_run.folder) as db:
+        whole = read_attempts(db, TranscriptSubject(3))
+        part = read_attempts(db, TranscriptSubject(3), most=4)
+    assert (len(whole.tries), whole.note) == (15, "")
+    assert part.tries == whole.tries[:4]
+    assert part.note == "Only the first 4 attempts of step 3 are told here."
+
+
+@pytest.mark.slow
+def test_a_step_of_96_attempts_of_20_turns_takes_bounded_work(tmp_path: Path) -> None:
+    async def make() -> MadeRun:
+        run = open_run(tmp_path / "runs")
+        parts = conversation(20, words=20, answer="hotel " * 200)
+        groups: list[str] = []
+        for _ in range(12):
+            told = [ToldAttempt(parts, float(i % 2)) for i in range(8)]
+            groups.append(await run.add_group(told, version=0))
+        await run.plan_step(1, groups)
+        await run.journal.close()
+        return run
+
+    run = run_apart(make())
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    path = tmp_path / "x.eval"
+    done = write_transcript(run.folder, path, "--step", "1")
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert done.returncode == 0, done.stderr
+    # 9 s, 0.3 GB and 3 MB on the machine that this was written on.
+    assert after.ru_utime - before.ru_utime < 90
+    assert after.ru_maxrss < 2 << 20
+    assert path.stat().st_size < 16 << 20
+    samples = read_eval_log(str(path)).samples or []
+    assert len(samples) == 96
+    assert sum(isinstance(e, ModelEvent) for e in samples[0].events) == 20
+    # Of 213,000 sampled tokens the log holds 200,000 logprobs; the others' samples say so.
+    lacking = [each for each in samples if each.metadata.get("left_out")]
+    assert 0 < len(lacking) < 12
