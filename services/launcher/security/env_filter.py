@@ -25,7 +25,8 @@ STORE_VARIABLES = (
     *("AZURE_*", "FSSPEC_*"),
 )
 HUB_VARIABLE = secret_names.HUB_TOKEN
-_WANDB = "WANDB_*"
+# What trackers read, by their names in a spec.
+_TRACKER_VARIABLES = {"wandb": "WANDB_*", "mlflow": "MLFLOW_*", "trackio": "TRACKIO_DIR"}
 
 
 def inherited_variables(
@@ -34,7 +35,7 @@ def inherited_variables(
     """Return the names of variables that a service is given.
 
     These are the variables that its part of the spec and `launcher.sky.secrets` ask for, and
-    those of a store, the hub and W&B where the run uses them. The run's own identity comes
+    those of a store, the hub and trackers where the run uses them. The run's own identity comes
     another way, and another's has no business there."""
     named = {
         *secret_names.required_secrets(spec, config, service),
@@ -55,5 +56,9 @@ def variables_of_any_service(spec: Mapping[str, Any], config: LauncherConfig) ->
 
 def _learner_variables(section: Mapping[str, Any]) -> set[str]:
     checkpoint: Mapping[str, Any] = section.get("checkpoint") or {}
-    tracked = "wandb" in section.get("tracking", {}).get("backends", [])
-    return {*(STORE_VARIABLES if checkpoint.get("remote") else ()), *((_WANDB,) if tracked else ())}
+    tracked = {
+        _TRACKER_VARIABLES[name]
+        for name in secret_names.tracker_backends(section)
+        if name in _TRACKER_VARIABLES
+    }
+    return {*(STORE_VARIABLES if checkpoint.get("remote") else ()), *tracked}

@@ -1,6 +1,6 @@
 """Names of the secrets that the machines of a service get; their values never come here."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
 
@@ -21,11 +21,13 @@ STORE_SECRETS = (
     "FLOTILLA_REMOTE_OPTIONS",
 )
 HUB_TOKEN = "HF_TOKEN"
+# Where a server of MLflow is, and how it is opened.
+MLFLOW_SECRETS = tuple(f"MLFLOW_TRACKING_{n}" for n in ("URI", "USERNAME", "PASSWORD", "TOKEN"))
 # Who has use for what is known by name, wherever it runs.
 SECRET_OWNERS: Mapping[str, tuple[str, ...]] = {
     _FLEET_DEFAULT: (GATEWAY,),
     _WANDB: (LEARNER,),
-    **dict.fromkeys(STORE_SECRETS, (LEARNER,)),
+    **dict.fromkeys((*STORE_SECRETS, *MLFLOW_SECRETS), (LEARNER,)),
     HUB_TOKEN: (LEARNER, ROLLOUT),
 }
 
@@ -39,19 +41,27 @@ def required_secrets(
     named = [*find_references(section)]
     if service == GATEWAY:
         named += _backend_keys(section)
-    if service == LEARNER and "wandb" in section.get("tracking", {}).get("backends", []):
+    if service == LEARNER and "wandb" in tracker_backends(section):
         named.append(_WANDB)
     return tuple(dict.fromkeys((*IDENTITY_VARIABLES, *named, *config.sky.secrets)))
 
 
 def optional_secrets(spec: Mapping[str, Any], service: str) -> tuple[str, ...]:
     """Return further names, which the service's machine gets where the launcher has them: a
-    store may be open by other means, and a model to everybody."""
-    checkpoint: Mapping[str, Any] = spec.get(LEARNER, {}).get("checkpoint") or {}
+    store may be open by other means, and a model to everybody; MLflow needs no server."""
+    learner: Mapping[str, Any] = spec.get(LEARNER, {})
+    checkpoint: Mapping[str, Any] = learner.get("checkpoint") or {}
     named = (*STORE_SECRETS,) if checkpoint.get("remote") else ()
+    if "mlflow" in tracker_backends(learner):
+        named = (*named, *MLFLOW_SECRETS)
     if _is_at_hub(spec):
         named = (*named, HUB_TOKEN)
     return tuple(name for name in named if service in SECRET_OWNERS[name])
+
+
+def tracker_backends(section: Mapping[str, Any]) -> Sequence[str]:
+    """Return the trackers that the learner's section of a spec lists."""
+    return section.get("tracking", {}).get("backends", [])
 
 
 def _is_at_hub(spec: Mapping[str, Any]) -> bool:

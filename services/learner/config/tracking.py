@@ -6,20 +6,22 @@ from pydantic import Field, model_validator
 
 from services.common.config import ConfigModel
 
-Backend = Literal["jsonl", "console", "wandb", "tensorboard"]
+Backend = Literal["jsonl", "console", "wandb", "tensorboard", "trackio", "mlflow"]
 
 
 class TrackingConfig(ConfigModel):
-    """The trackers of a run, and the settings of wandb."""
+    """The trackers of a run, and what they call it."""
 
     # `jsonl` writes metrics.jsonl, which `flotilla train` draws its curve from.
     backends: tuple[Backend, ...] = ("jsonl", "console")
-    # The rest is wandb's own.
+    # Of wandb and trackio; mlflow calls it an experiment.
     project: str = Field(default="fleet-task-grpo", pattern=r"^[^/\\#?%:\s]{1,128}$")
+    # wandb's alone.
     entity: str | None = None
     group: str | None = None
+    # Of wandb and mlflow.
     tags: tuple[str, ...] = ()
-    # `auto` goes offline without a key or a network; `online` refuses to start then.
+    # wandb's alone. `auto` goes offline without a key or a network; `online` refuses to start then.
     mode: Literal["auto", "online", "offline"] = "auto"
 
     @model_validator(mode="after")

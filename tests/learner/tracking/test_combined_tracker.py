@@ -1,6 +1,8 @@
 """Trackers: what they write, what a resumed run adds, and that a bad one costs nothing."""
 
 import json
+import re
+import sys
 import threading
 import time
 from collections.abc import Mapping
@@ -14,7 +16,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from services.common.config import parse_config
 from services.common.errors import ConfigError
 from services.common.redaction import add_secret
-from services.learner.config.tracking import TrackingConfig
+from services.learner.config.tracking import Backend, TrackingConfig
 from services.learner.ports import TrackedRun
 from services.learner.tracking.adapters.build_trackers import build_trackers
 from services.learner.tracking.adapters.jsonl import JsonlTracker
@@ -163,6 +165,25 @@ def test_the_trackers_of_a_run_are_those_that_its_spec_lists(tmp_path: Path) -> 
     trackers.close()
     assert lines_of(tmp_path / "metrics.jsonl")[0]["policy/loss"] == 1.0
     assert list((tmp_path / "tensorboard").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("backend", "package", "extra"),
+    [
+        ("trackio", "trackio", "trackio"),
+        ("mlflow", "mlflow", "mlflow"),
+        ("wandb", "services.learner.tracking.adapters.wandb", "learner"),
+    ],
+)
+def test_a_tracker_whose_package_is_missing_names_the_extra_that_brings_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: Backend, package: str, extra: str
+) -> None:
+    for name in ("MLFLOW_DISABLE_TELEMETRY", "MLFLOW_ALLOW_FILE_STORE"):
+        # The adapter sets them; they end with the test.
+        monkeypatch.setenv(name, "true")
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(ConfigError, match=re.escape(f"pip install 'flotilla[{extra}]'")):
+        build_trackers(TrackingConfig(backends=(backend,)), "run", tmp_path, {})
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,8 @@
 """Construction of a run's trackers from its spec. Only listed vendors are imported."""
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -31,21 +32,38 @@ def build_trackers(
             case "jsonl":
                 tracker: Tracker = JsonlTracker(run_dir / METRICS_FILE)
             case "tensorboard":
-                module = _import_adapter("tensorboard")
-                tracker = module.TensorboardTracker(run_dir / "tensorboard")
+                with _needed_package("tensorboard", "learner"):
+                    module = _import_adapter("tensorboard")
+                    tracker = module.TensorboardTracker(run_dir / "tensorboard")
             case "wandb":
-                module = _import_adapter("wandb")
-                tracker = module.WandbTracker(config, run_id, run_dir, redact_spec(spec))
+                with _needed_package("wandb", "learner"):
+                    module = _import_adapter("wandb")
+                    tracker = module.WandbTracker(config, run_id, run_dir, redact_spec(spec))
+            case "trackio":
+                folder = run_dir / "trackio"
+                with _needed_package("trackio", "trackio"):
+                    module = _import_adapter("trackio")
+                    tracker = module.TrackioTracker(config, run_id, folder, redact_spec(spec))
+            case "mlflow":
+                folder = run_dir / "mlflow"
+                with _needed_package("mlflow", "mlflow"):
+                    module = _import_adapter("mlflow")
+                    tracker = module.MlflowTracker(config, run_id, folder, redact_spec(spec))
         return BackgroundTracker(tracker, backend)
 
     return CompositeTracker([build_tracker(backend) for backend in config.backends])
 
 
 def _import_adapter(vendor: str) -> Any:
+    return importlib.import_module(f"services.learner.tracking.adapters.{vendor}")
+
+
+@contextmanager
+def _needed_package(vendor: str, extra: str) -> Generator[None]:
     try:
-        return importlib.import_module(f"services.learner.tracking.adapters.{vendor}")
+        yield
     except ImportError as error:
         raise ConfigError(
-            f"learner.tracking.backends: {vendor} is not installed ({error}); install the"
-            f" `learner` extra, or leave {vendor!r} out"
+            f"learner.tracking.backends: {vendor} is not installed ({error}); install it by"
+            f" `pip install 'flotilla[{extra}]'`, or leave {vendor!r} out"
         ) from error

@@ -56,6 +56,15 @@ def test_a_store_and_the_hub_have_their_keys_where_they_are_asked() -> None:
     assert secret_names.optional_secrets({"policy": {"model": "/models/qwen"}}, LEARNER) == ()
 
 
+def test_trackers_have_their_variables_where_they_are_listed() -> None:
+    spec = {"learner": {"tracking": {"backends": ["jsonl", "mlflow", "trackio"]}}}
+    assert secret_names.optional_secrets(spec, LEARNER) == secret_names.MLFLOW_SECRETS
+    found = inherited_variables(spec, config(), LEARNER)
+    assert {"MLFLOW_*", "TRACKIO_DIR"} <= set(found)
+    assert not set(found) & {"WANDB_*", "WANDB_API_KEY"}
+    assert inherited_variables(spec, config(), ROLLOUT) == ()
+
+
 @pytest.mark.parametrize(
     ("model", "at_hub"),
     [
