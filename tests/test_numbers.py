@@ -67,6 +67,7 @@ ZERO_IS_MEANT = {
     "learner.eval.sets.0.temperature": "greedy",
     "learner.eval.every": "none during training",
     "learner.select.difficulty": "a level of that name",
+    "learner.tracking.episodes_every": "no table",
     "learner.sampling.weights": "leaves an environment out",
     "learner.sampling.min_per_env": "no floor",
     "learner.sampling.quarantine_share": "nothing is quarantined",

@@ -5,6 +5,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from services.common.config import ConfigModel
+from services.common.number_ranges import MOST_STEPS
 
 Backend = Literal["jsonl", "console", "wandb", "tensorboard", "trackio", "mlflow"]
 
@@ -23,6 +24,8 @@ class TrackingConfig(ConfigModel):
     tags: tuple[str, ...] = ()
     # wandb's alone. `auto` goes offline without a key or a network; `online` refuses to start then.
     mode: Literal["auto", "online", "offline"] = "auto"
+    # wandb's alone: steps between tables of sampled episodes, with their texts; 0 logs none.
+    episodes_every: int = Field(default=10, ge=0, le=MOST_STEPS)
 
     @model_validator(mode="after")
     def _no_backend_twice(self) -> Self:

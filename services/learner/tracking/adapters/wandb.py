@@ -4,7 +4,8 @@ import netrc
 import os
 import shlex
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple, fields
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -18,6 +19,7 @@ from services.common.errors import ConfigError
 from services.common.log import get_logger
 from services.learner.config.tracking import TrackingConfig
 from services.learner.ports import TrackedRun
+from services.learner.tracking.sampled_episodes import EpisodeSchedule, SampledEpisode
 from services.learner.types import Histogram
 
 _log = get_logger(__name__)
@@ -41,6 +43,7 @@ class WandbTracker:
         self._name = name
         self._folder = folder
         self._spec = spec
+        self._episodes = EpisodeSchedule(folder, config.episodes_every)
         self._run: wandb.Run | None = None
         with seen_by_children("WANDB_*"):
             wandb.setup()
@@ -69,6 +72,7 @@ class WandbTracker:
             )
         self._run.define_metric("step", hidden=True)
         self._run.define_metric("*", step_metric="step")
+        self._episodes.begin_after(run.logged_step)
 
     def log_metrics(
         self, step: int, metrics: Mapping[str, float], histograms: Mapping[str, Histogram]
@@ -79,10 +83,25 @@ class WandbTracker:
             for name, shape in histograms.items()
         }
         self._run.log({"step": step, **metrics, **shapes})
+        self._log_episodes(self._episodes.take_due(step))
 
     def close(self) -> None:
-        if self._run is not None:
+        if self._run is None:
+            return
+        try:
+            # The dump of the last step is there by now.
+            self._log_episodes(self._episodes.take_due())
+        finally:
             self._run.finish()
+
+    def _log_episodes(self, episodes: Sequence[SampledEpisode]) -> None:
+        """Log a table; its place on the x-axis is the step of its episodes."""
+        if not episodes:
+            return
+        assert self._run is not None
+        columns: list[Any] = [field.name for field in fields(SampledEpisode)]
+        table = wandb.Table(columns=columns, data=[list(astuple(one)) for one in episodes])
+        self._run.log({"step": episodes[0].step, "episodes": table})
 
     def _why_offline(self) -> str:
         """Return why the run must be offline; empty with a key and a network."""

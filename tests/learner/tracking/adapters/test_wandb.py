@@ -13,6 +13,7 @@ import pytest
 from wandb.proto import wandb_internal_pb2
 
 from tests.learner.tracking.adapters.wandb_server import wandb_server
+from tests.learner.tracking.dumped_steps import dump_steps
 from tests.support.learner import free_port
 
 _BLOCK = 32768
@@ -110,6 +111,28 @@ def test_a_run_has_its_name_its_project_and_its_spec_without_secrets(offline: Pa
     assert (run.run_group, list(run.tags)) == ("tests", ["a"])
     config = {item.key: item.value_json for item in run.config.update}
     assert json.loads(config["learner"]) == {"steps": 4, "alarms": {"webhook": "***"}}
+
+
+def test_sampled_episodes_of_a_dump_are_a_table_at_their_step(tmp_path: Path) -> None:
+    """The dump of step 10 is there; the next one due, of step 20, is not."""
+    dump_steps(tmp_path, 10)
+    assert log(tmp_path, 9, 11).returncode == 0
+    tables = [point for point in history(tmp_path) if "episodes/path" in point]
+    assert [point["step"] for point in tables] == [10]
+    [path] = (tmp_path / "wandb").glob(f"offline-run-*/files/{tables[0]['episodes/path']}")
+    table = json.loads(path.read_text())
+    assert len(table["data"]) == tables[0]["episodes/nrows"] == 8
+    first = dict(zip(table["columns"], table["data"][0], strict=True))
+    assert first == {
+        "step": 10,
+        "group": "g0",
+        "attempt": "0/0",
+        "prompt": "prompt 0",
+        "answer": "answer 0",
+        "reward": 0.5,
+        "stop_reason": "answered",
+        "advantage": 0.25,
+    }
 
 
 def test_a_killed_run_goes_on_under_its_id_with_each_step_once(tmp_path: Path) -> None:
