@@ -162,7 +162,9 @@ def test_every_episode_of_a_step_is_dumped_in_the_reference_fields(
         for row in rows:
             trajectory = kept[key_of_row(row)]
             [sequence] = trajectory.sequences
-            assert row["input_prompt"] + row["output_response"] == decode(sequence.token_ids.tolist())
+            assert row["input_prompt"] + row["output_response"] == decode(
+                sequence.token_ids.tolist()
+            )
             prompt = sequence.spans[0].length
             assert len(row["score"]) == len(sequence.token_ids) - prompt
             assert (sum(row["score"]), row["score"][-1]) == (trajectory.reward,) * 2
