@@ -20,7 +20,7 @@ from services.learner.dumps.stored_attempts import (
 from services.learner.dumps.token_stats import (
     SequenceKey,
     SequenceStats,
-    TokenStats,
+    StepStats,
     TokenStatsError,
     encode_stats,
     join_stats,
@@ -83,7 +83,7 @@ class DumpWriter:
             lost["pruning"] = str(error)
         return count
 
-    def _keep_stats(self, job: StepJob, lost: Losses) -> tuple[TokenStats | None, int]:
+    def _keep_stats(self, job: StepJob, lost: Losses) -> tuple[StepStats | None, int]:
         """Write what the ranks handed out; return it, and the bytes."""
         path = stats_path(self._run_dir, job.step)
         if job.token_file is None:
@@ -98,7 +98,7 @@ class DumpWriter:
             job.discard()
         return stats, self._write(path, lost, lambda: [encode_stats(stats)])
 
-    def _read_stats(self, job: StepJob, token_file: Path) -> TokenStats:
+    def _read_stats(self, job: StepJob, token_file: Path) -> StepStats:
         tokens = read_tokens(token_file)
         with open_read_only(self._run_dir / JOURNAL_FILE) as db:
             attempts = planned_attempts(db, job.step)

@@ -46,7 +46,7 @@ class SequenceStats:
 
 
 @dataclass(frozen=True, slots=True)
-class TokenStats:
+class StepStats:
     """Numbers of one step. `base_version` is the policy that the step began with."""
 
     step: int
@@ -74,7 +74,7 @@ def stats_path(run_dir: Path, step: int) -> Path:
 
 def join_stats(
     step: int, base_version: int, attempts: Sequence[Trajectory], tokens: StepTokens
-) -> TokenStats:
+) -> StepStats:
     """Say whose numbers the ranks handed out: those of `attempts`, in the plan's order.
 
     Raises TokenStatsError when they are not of these attempts."""
@@ -91,7 +91,7 @@ def join_stats(
             f" {sum(count for _, _, count in places)}"
         )
     columns = (tokens.standings, tokens.advantages, tokens.logprobs, tokens.entropy)
-    return TokenStats(
+    return StepStats(
         step,
         base_version,
         {
@@ -109,7 +109,7 @@ def join_stats(
     )
 
 
-def encode_stats(stats: TokenStats) -> bytes:
+def encode_stats(stats: StepStats) -> bytes:
     """Encode a file."""
     rows = [
         _IndexRow(
@@ -134,7 +134,7 @@ def encode_stats(stats: TokenStats) -> bytes:
     return file.getvalue()
 
 
-def read_token_stats(path: Path) -> TokenStats:
+def read_token_stats(path: Path) -> StepStats:
     """Read a file. Raises TokenStatsError when it is missing or damaged."""
     try:
         # Opened here: numpy leaves a file open that is no archive.
@@ -145,7 +145,7 @@ def read_token_stats(path: Path) -> TokenStats:
             raise TokenStatsError(f"{path} has format {index['format']!r}, this reads {FORMAT}")
         rows = [_IndexRow(**row) for row in index["sequences"]]
         split = [_split(column, [row.policy_tokens for row in rows]) for column in columns]
-        return TokenStats(
+        return StepStats(
             int(index["step"]),
             int(index["base_version"]),
             {
