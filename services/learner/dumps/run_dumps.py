@@ -4,7 +4,6 @@ A process of its own writes the files. What it cannot take or write is a counted
 nothing of a dump ever fails a step or holds it up."""
 
 import asyncio
-from asyncio.subprocess import PIPE, Process
 from collections import deque
 from pathlib import Path
 from typing import Protocol
@@ -13,6 +12,7 @@ from services.common import metrics
 from services.common.child_environment import child_environment
 from services.common.concurrency import cancel_tasks
 from services.common.log import get_logger
+from services.common.logged_child import LoggedChild
 from services.common.python_command import python_command
 from services.common.runtime import Runtime
 from services.learner.config.learner import LearnerConfig
@@ -33,7 +33,6 @@ _PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 60.0
 # Credentials of stores, which the process opens itself.
 _STORE_VARIABLES = ("AWS_*", "GOOGLE_*", "AZURE_*", "FSSPEC_*", "FLOTILLA_REMOTE_OPTIONS")
-_LINE_BYTES = 1 << 20
 _losses = metrics.event_counter(
     "flotilla_dump_losses", "Files of dumps that were not written or not uploaded"
 )
@@ -112,7 +111,7 @@ class RunDumps:
         self._waiting: deque[DumpJob] = deque()
         # The job that the process has.
         self._current: DumpJob | None = None
-        self._process: Process | None = None
+        self._process: LoggedChild | None = None
         self._holds: JournalHolds | None = None
         self._pause_s = _PAUSE_S
         self._change = asyncio.Event()
@@ -215,9 +214,8 @@ class RunDumps:
     async def _do_job(self, job: DumpJob) -> None:
         """Have the process do a job. Raises _ChildError, OSError, ValueError."""
         process = self._process
-        if process is None or process.returncode is not None:
+        if process is None or process.exit_code is not None:
             process = self._process = await self._start_process()
-        assert process.stdin is not None
         process.stdin.write(job.to_line())
         await process.stdin.drain()
         try:
@@ -230,34 +228,24 @@ class RunDumps:
         if not report.lost:
             self._note_recovered()
 
-    async def _start_process(self) -> Process:
-        self._log_path.parent.mkdir(parents=True, exist_ok=True)
-        with self._log_path.open("ab") as log:
-            process = await asyncio.create_subprocess_exec(
-                *python_command("-m", _MODULE),
-                stdin=PIPE,
-                stdout=PIPE,
-                stderr=log,
-                start_new_session=True,
-                env=child_environment(*_STORE_VARIABLES, ours=True),
-                limit=_LINE_BYTES,
-            )
-        assert process.stdin is not None
+    async def _start_process(self) -> LoggedChild:
+        command = python_command("-m", _MODULE)
+        environment = child_environment(*_STORE_VARIABLES, ours=True)
+        process = await LoggedChild.start_child(command, self._log_path, environment)
         process.stdin.write(self._setup.to_line())
         return process
 
-    async def _read_report(self, process: Process) -> DumpReport:
-        assert process.stdout is not None
+    async def _read_report(self, process: LoggedChild) -> DumpReport:
         line = await process.stdout.readline()
         if not line:
-            code = await process.wait()
-            raise _ChildError(f"its process ended with code {code}, see {self._log_path}")
+            code = await process.wait_until_ended()
+            raise _ChildError(f"its process ended with code {code}; {process.describe_log_end()}")
         return DumpReport.from_line(line)
 
     async def _end_process(self) -> None:
         """Let the process finish its uploads, for a bounded time."""
         process = self._process
-        if process is None or process.stdin is None or process.returncode is not None:
+        if process is None or process.exit_code is not None:
             return
         process.stdin.close()
         try:
@@ -276,9 +264,8 @@ class RunDumps:
     async def _kill_process(self) -> None:
         process, self._process = self._process, None
         if process is not None:
-            if process.returncode is None:
-                process.kill()
-            await process.wait()
+            process.kill()
+            await process.wait_until_ended()
 
     def _take_report(self, report: DumpReport) -> None:
         self._bytes += report.size_bytes
