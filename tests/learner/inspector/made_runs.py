@@ -26,7 +26,7 @@ from services.common.domain.trajectory import (
 from services.common.domain.trajectory import Sequence as TokenSequence
 from services.learner.dumps.token_stats import (
     SequenceStats,
-    TokenStats,
+    StepStats,
     encode_stats,
     stats_path,
 )
@@ -89,7 +89,7 @@ class MadeRun:
     tokenizer: Tokenizer
     journal: Journal
     trajectories: dict[AttemptKey, Trajectory] = field(default_factory=dict[AttemptKey, Trajectory])
-    stats: dict[int, TokenStats] = field(default_factory=dict[int, TokenStats])
+    stats: dict[int, StepStats] = field(default_factory=dict[int, StepStats])
     _groups: int = 0
 
     async def add_group(
@@ -134,7 +134,7 @@ class MadeRun:
             if key.group_id in groups and each.is_graded
         ]
         await self.journal.commit_plan(Plan(step, tuple(keys)), 1, groups, filtered)
-        self.stats[step] = TokenStats(step, step - 1, dict(self._stats_of(keys)))
+        self.stats[step] = StepStats(step, step - 1, dict(self._stats_of(keys)))
         path = stats_path(self.folder, step)
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(encode_stats(self.stats[step]))
