@@ -6,6 +6,8 @@ from asyncio.subprocess import PIPE, Process
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from services.common.child_environment import child_environment
+
 _END_BYTES = 4096
 
 
@@ -21,9 +23,10 @@ class LoggedChild:
 
     @staticmethod
     async def start_child(
-        command: Sequence[str], log_path: Path, environment: Mapping[str, str]
+        command: Sequence[str], log_path: Path, *kept: str, more: Mapping[str, str] | None = None
     ) -> "LoggedChild":
-        """Start `command`, whose environment is no more than this. Raises OSError."""
+        """Start `command` with the environment of our own children: the variables `kept` of this
+        process besides, and `more`. Raises OSError."""
         log_path.parent.mkdir(parents=True, exist_ok=True)
         with log_path.open("ab") as log:
             process = await asyncio.create_subprocess_exec(
@@ -31,7 +34,7 @@ class LoggedChild:
                 stdin=PIPE,
                 stdout=PIPE,
                 stderr=log,
-                env=environment,
+                env={**child_environment(*kept, ours=True), **(more or {})},
                 # The terminal's Ctrl-C is for the service, which ends its children in order.
                 start_new_session=True,
             )

@@ -3,7 +3,6 @@
 import signal
 from pathlib import Path
 
-from services.common.child_environment import child_environment
 from services.common.logged_child import LoggedChild, describe_log_end
 from services.common.python_command import python_command
 
@@ -17,7 +16,7 @@ _DEAF = "import time\nprint(flush=True)\ntime.sleep(600)"
 
 
 async def start(program: str, log: Path) -> LoggedChild:
-    return await LoggedChild.start_child(python_command("-c", program), log, child_environment())
+    return await LoggedChild.start_child(python_command("-c", program), log)
 
 
 async def test_a_child_answers_and_ends_with_its_stdin(tmp_path: Path) -> None:

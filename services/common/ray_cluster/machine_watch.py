@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from services.common.child_environment import child_environment
 from services.common.concurrency import cancel_tasks
 from services.common.logged_child import LoggedChild
 from services.common.python_command import python_command
@@ -42,8 +41,8 @@ class MachineWatch:
         """Connect to the cluster at `address` by the run's token, and wait for its machines.
 
         Raises MachinesLostError."""
-        command, environment = python_command("-m", _PROGRAM), child_environment(ours=True)
-        watch = MachineWatch(await LoggedChild.start_child(command, log_path, environment))
+        command = python_command("-m", _PROGRAM)
+        watch = MachineWatch(await LoggedChild.start_child(command, log_path))
         plan = {
             "address": address,
             "token": derive_cluster_token(token),

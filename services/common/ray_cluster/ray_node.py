@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 
-from services.common.child_environment import child_environment
 from services.common.errors import ConfigError
 from services.common.logged_child import LoggedChild
 from services.common.network_addresses import join_host_port
@@ -86,9 +85,7 @@ class RayNode:
         if plan.own_host is None:
             await _wait_until_free(plan.port)
         child = await LoggedChild.start_child(
-            python_command("-m", _SUPERVISOR),
-            log_path,
-            {**child_environment(HUB_TOKEN, ours=True), **(environment or {})},
+            python_command("-m", _SUPERVISOR), log_path, HUB_TOKEN, more=environment
         )
         node = RayNode(child)
         said = {"arguments": plan.to_arguments(), "token": derive_cluster_token(token)}

@@ -7,7 +7,6 @@ from contextlib import asynccontextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
-from services.common.child_environment import child_environment
 from services.common.concurrency import cancel_tasks
 from services.common.errors import ConfigError
 from services.common.logged_child import LoggedChild
@@ -45,9 +44,8 @@ async def served_inspector(
     """Serve the pages of `runs` until the block ends. Raises InspectorError."""
     arguments = ("--runs", str(runs), "--listen", f"127.0.0.1:{port}", "--end-with-stdin")
     arguments += () if run_id is None else ("--run", run_id)
-    child = await LoggedChild.start_child(
-        python_command("-m", INSPECTOR, *arguments), runs / _LOG, child_environment(ours=True)
-    )
+    command = python_command("-m", INSPECTOR, *arguments)
+    child = await LoggedChild.start_child(command, runs / _LOG)
     try:
         line = await child.stdout.readline()
         if not line:

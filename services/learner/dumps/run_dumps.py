@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Protocol
 
 from services.common import metrics
-from services.common.child_environment import child_environment
 from services.common.concurrency import cancel_tasks
 from services.common.log import get_logger
 from services.common.logged_child import LoggedChild
@@ -230,8 +229,7 @@ class RunDumps:
 
     async def _start_process(self) -> LoggedChild:
         command = python_command("-m", _MODULE)
-        environment = child_environment(*_STORE_VARIABLES, ours=True)
-        process = await LoggedChild.start_child(command, self._log_path, environment)
+        process = await LoggedChild.start_child(command, self._log_path, *_STORE_VARIABLES)
         process.stdin.write(self._setup.to_line())
         return process
 

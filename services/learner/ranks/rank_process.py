@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from services.common.child_environment import child_environment
 from services.common.logged_child import LoggedChild
 from services.common.python_command import python_command
 from services.learner.config.rank import RankConfig
@@ -41,9 +40,7 @@ class RankProcess:
     ) -> "RankProcess":
         """Start a rank, or another `module` that is spoken to so; messages call it `name`."""
         child = await LoggedChild.start_child(
-            python_command("-m", module),
-            log_path,
-            {**child_environment(_HUB_TOKEN, ours=True), **environment},
+            python_command("-m", module), log_path, _HUB_TOKEN, more=environment
         )
         return RankProcess(child, name)
 

@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-from services.common.child_environment import child_environment
 from services.common.domain.policy import PolicyId
 from services.common.logged_child import LoggedChild
 from services.common.network_addresses import advertised_address, join_host_port, split_host_port
@@ -81,9 +80,8 @@ class PublicationChild:
         """Start the process with a line of configuration and return its address.
 
         Raises PublicationChildError."""
-        self._child = await LoggedChild.start_child(
-            python_command("-m", self._module), self._log_path, child_environment(ours=True)
-        )
+        command = python_command("-m", self._module)
+        self._child = await LoggedChild.start_child(command, self._log_path)
         # Not by its environment: that is for other processes to read.
         self._child.stdin.write(start)
         answer = await self._read_answer(self._child, _START_SECONDS)
