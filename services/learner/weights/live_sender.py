@@ -4,6 +4,7 @@ import asyncio
 from pathlib import Path
 
 from services.common import metrics
+from services.common.concurrency import cancel_tasks
 from services.common.domain.policy import PolicyId
 from services.common.log import get_logger
 from services.learner.types import Publication
@@ -12,6 +13,7 @@ from services.learner.weights.sender_config import WeightSenderConfig
 
 # Its own main module: what it imports does not belong in this process.
 _MODULE = "services.learner.weights.adapters.weight_sender"
+_PING_SECONDS = 5.0
 
 _losses = metrics.event_counter(
     "flotilla_weight_sender_losses", "Times that the sender of weights into engines was lost"
@@ -29,7 +31,8 @@ class LiveSender:
         """Make it; what the process logs goes to `log_path`."""
         self._start = start
         self._child = PublicationChild(_MODULE, log_path)
-        self._starting: asyncio.Task[None] | None = None
+        # Starts the process, and then looks after it.
+        self._keeping: asyncio.Task[None] | None = None
         # Where engines meet it; None while it is not there.
         self.address: str | None = None
         # The devices of engines that it does not reach over `ipc`.
@@ -48,12 +51,12 @@ class LiveSender:
 
     def start_soon(self) -> None:
         """Have it started, beside all else, unless it is there or being started."""
-        if self.address is None and (self._starting is None or self._starting.done()):
-            self._starting = asyncio.create_task(self._start_child())
+        if self.address is None and (self._keeping is None or self._keeping.done()):
+            self._keeping = asyncio.create_task(self._keep_child())
 
     async def serve_publication(self, publication: Publication, policy_id: PolicyId) -> None:
         """See `ports.SnapshotServer`. Never fails: engines that are not sent weights fetch them."""
-        if self._starting is None:
+        if self._keeping is None:
             return
         if self.address is None:
             self.start_soon()
@@ -62,25 +65,38 @@ class LiveSender:
             await self._child.serve_publication(publication, policy_id)
             self._served = policy_id
         except (PublicationChildError, OSError) as error:
-            self.address = None
-            _losses()()
-            _log.warning("engines fetch weights: their sender is lost", reason=str(error))
+            await cancel_tasks([self._keeping])
+            self._note_loss(error)
             self.start_soon()
 
     async def close(self) -> None:
         """End the process. May be called again, and in any state."""
         self.address = None
-        if self._starting is not None:
-            self._starting.cancel()
-            await asyncio.wait([self._starting])
+        if self._keeping is not None:
+            await cancel_tasks([self._keeping])
         await self._child.close()
 
-    async def _start_child(self) -> None:
+    async def _keep_child(self) -> None:
+        """Start the process and ask it every few seconds whether it runs; kill it when it does not
+        answer. An engine that joins a sender which stands still waits for as long as that lives."""
         await self._child.close()
         try:
             self.address = await self._child.start_process(self._start.to_line())
         except (PublicationChildError, OSError) as error:
             _log.warning("engines fetch weights: their sender does not start", reason=str(error))
+            return
+        try:
+            while True:
+                await asyncio.sleep(_PING_SECONDS)
+                await self._child.check_answers()
+        except (PublicationChildError, OSError) as error:
+            self._note_loss(error)
+        await self._child.close()
+
+    def _note_loss(self, error: Exception) -> None:
+        self.address = None
+        _losses()()
+        _log.warning("engines fetch weights: their sender is lost", reason=str(error))
 
     def _note_apart(self, devices: frozenset[str]) -> None:
         if devices not in self._apart:

@@ -14,7 +14,7 @@ from services.common.runtime import Runtime
 from services.common.weight_transfer import TransferSettings
 from services.learner.config.learner import LearnerConfig
 from services.learner.types import Publication
-from services.learner.weights.sender_config import WeightSenderConfig
+from services.learner.weights.sender_config import PING, WeightSenderConfig
 from services.learner.weights.weight_server import WeightServerConfig
 from services.learner.weights.weight_snapshots import WeightSnapshot
 
@@ -103,6 +103,14 @@ class PublicationChild:
             if self._child is None:
                 raise PublicationChildError(f"{self._name} has not been started")
             self._child.stdin.write(snapshot.to_line())
+            await self._read_answer(self._child, _ANSWER_SECONDS)
+
+    async def check_answers(self) -> None:
+        """Have the process answer a line without a publication. Raises PublicationChildError."""
+        async with self._turn:
+            if self._child is None:
+                raise PublicationChildError(f"{self._name} has not been started")
+            self._child.stdin.write(PING)
             await self._read_answer(self._child, _ANSWER_SECONDS)
 
     async def close(self) -> None:

@@ -6,6 +6,9 @@ from typing import Any
 
 from services.common.weight_transfer import TransferSettings
 
+# A line of stdin that is no publication: the sender answers it, if it runs.
+PING = b"\n"
+
 
 @dataclass(frozen=True, slots=True)
 class WeightSenderConfig:

@@ -12,7 +12,6 @@ import pytest
 
 from services.learner.journal.holds import (
     FOLDER,
-    LONGEST_S,
     MOST_GROUPS,
     MOST_HOLDS,
     Hold,

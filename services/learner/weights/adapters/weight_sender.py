@@ -34,7 +34,7 @@ from services.common.weight_transfer import (
     SendWeights,
     decode_request,
 )
-from services.learner.weights.sender_config import WeightSenderConfig
+from services.learner.weights.sender_config import PING, WeightSenderConfig
 from services.learner.weights.weight_snapshots import (
     SnapshotCache,
     SupersededError,
@@ -209,6 +209,9 @@ def serve_engines(line: bytes) -> None:
     address = join_host_port(config.reached_at, store.port)
     say_json({"address": address, "devices": list(sender.devices)})
     while (line := sys.stdin.buffer.readline()).endswith(b"\n"):
+        if line == PING:
+            say_json({"alive": True})
+            continue
         snapshot = WeightSnapshot.from_line(line)
         sender.shelf.add_snapshot(snapshot)
         say_json({"announced": [snapshot.run_epoch, snapshot.version]})
