@@ -22,7 +22,7 @@ help:  ## show this list
 	  /^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 ##@ Environments
-setup: $(STAMP)  ## create .venv with everything pinned (3.3 GB)
+setup: $(STAMP)  ## create .venv with everything pinned (4 GB)
 
 define need-python
 @$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null \
