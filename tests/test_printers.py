@@ -20,6 +20,8 @@ WAISTS = {
     "services/common/watchdog.py": {"sys.stderr", "sys.__stderr__"},
     # Where there is no terminal any more, and nothing is printed.
     "services/launcher/cli/interrupts.py": {"sys.__stdout__", "sys.__stderr__"},
+    # Shows by a Terminal.
+    "services/launcher/cli/export_trajectories.py": {"rich.progress.Progress"},
     # Asks how wide it is; and shows by a Terminal.
     "services/launcher/cli/progress_view.py": {"sys.stdout", "rich.live.Live"},
     "services/launcher/cli/terminal.py": {"rich.console.Console"},

@@ -31,7 +31,9 @@ class Machines:
     logs: Path
 
     async def watch(self, count: int = 2, join_s: float = 60.0) -> MachineWatch:
-        expected = ExpectedMachines(count, 1, count, join_s, "services.x.nodes", "x.workers", "go")
+        expected = ExpectedMachines(
+            count, 1, count, join_s, "services.rollout.nodes", "x.workers", "go"
+        )
         address = f"{HEAD}:{self.port}"
         return await MachineWatch.open_watch(address, TOKEN, expected, self.logs / "watch.log")
 

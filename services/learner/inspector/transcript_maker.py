@@ -14,6 +14,7 @@ from threading import Lock, Thread
 from types import TracebackType
 from typing import Any, Self
 
+from services.common.child_environment import child_environment
 from services.common.python_command import python_command, tied_command
 from services.learner.inspector.pages.links import file_name
 from services.learner.inspector.queries.transcript_attempts import TranscriptSubject
@@ -152,6 +153,7 @@ class TranscriptMaker:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,
+                env=child_environment(ours=True),
             )
         try:
             said, complaints = child.communicate(timeout=_LONGEST_S)
