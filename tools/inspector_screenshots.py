@@ -20,6 +20,8 @@ from urllib.parse import quote, urlencode, urlsplit
 from PIL import Image
 from playwright.sync_api import Page, ViewportSize, sync_playwright
 
+from services.common.python_command import python_command
+
 MOST_BYTES = 300_000
 _SIZE = ViewportSize(width=1280, height=860)
 _METRIC = "reward/avg_pass_at_1"
@@ -31,8 +33,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if binary is None:
         print("error: there is no chromium: apt-get install chromium", file=sys.stderr)
         return 1
-    command = [sys.executable, "-P", "-m", "services.learner.inspector", "--end-with-stdin"]
-    command += ["--runs", str(chosen.runs), "--run", chosen.run]
+    arguments = ("--end-with-stdin", "--runs", str(chosen.runs), "--run", chosen.run)
+    command = python_command("-m", "services.learner.inspector", *arguments)
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as inspector:
         assert inspector.stdin is not None and inspector.stdout is not None

@@ -122,7 +122,7 @@ class StepResult:
     # By version, for the mismatch guard.
     versions: Mapping[int, VersionMismatch] = field(default_factory=dict[int, VersionMismatch])
     # None of a step that was refused.
-    tokens: StepTokens | None = None
+    tokens: StepTokens | None = field(default=None, compare=False)
     # The file in shared memory that holds `tokens` on their way out of the rank; its reader removes
     # it. None where it had no room.
     token_file: Path | None = None

@@ -11,8 +11,17 @@ MODULES = {"pickle", "cPickle", "cloudpickle", "dill", "joblib", "marshal", "she
 CALLS = {("torch", "load"), ("torch", "save"), ("np", "load"), ("numpy", "load")}
 
 
+def _refuses_pickles(call: ast.Call) -> bool:
+    """Return True for `np.load(..., allow_pickle=False)`."""
+    return any(ast.unparse(keyword) == "allow_pickle=False" for keyword in call.keywords)
+
+
 def _pickles(tree: ast.AST) -> Iterator[str]:
+    calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call))
+    harmless = {call.func for call in calls if _refuses_pickles(call)}
     for node in ast.walk(tree):
+        if node in harmless:
+            continue
         if isinstance(node, ast.Import):
             yield from (name.name for name in node.names if name.name.split(".")[0] in MODULES)
         elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in MODULES:
