@@ -1,5 +1,5 @@
 """A sender of weights that fails as it sends: with the run `kill-3` it is killed at the third piece
-of its life, with `stop-3` it is stopped there; with `kill-3-PID` another process is."""
+of its life, with `stop-3` it is stopped there."""
 
 import os
 import signal
@@ -19,8 +19,8 @@ SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 
 def main() -> None:
     line = sys.stdin.buffer.readline()
-    name, count, *victim = WeightSenderConfig.from_line(line).run_id.split("-")
-    left, failing = [int(count)], int(victim[0]) if victim else os.getpid()
+    name, count = WeightSenderConfig.from_line(line).run_id.split("-")
+    left = [int(count)]
 
     def fail_later(kind: Any) -> None:
         begin = kind.begin_broadcast
@@ -28,7 +28,7 @@ def main() -> None:
         def begin_or_fail(self: Any, tensor: Tensor) -> Callable[[], object]:
             left[0] -= 1
             if left[0] == 0:
-                os.kill(failing, SIGNALS[name])
+                os.kill(os.getpid(), SIGNALS[name])
             return begin(self, tensor)
 
         kind.begin_broadcast = begin_or_fail
