@@ -58,13 +58,16 @@ class LiveSender:
         """See `ports.SnapshotServer`. Never fails: engines that are not sent weights fetch them."""
         if self._keeping is None:
             return
-        if self.address is None:
+        if not self._is_there():
             self.start_soon()
             return
         try:
             await self._child.serve_publication(publication, policy_id)
             self._served = policy_id
         except (PublicationChildError, OSError) as error:
+            if not self._is_there():
+                # Its keeper has noticed first, and is ending it: cancelled, it would leave it.
+                return
             await cancel_tasks([self._keeping])
             self._note_loss(error)
             self.start_soon()
@@ -92,6 +95,9 @@ class LiveSender:
         except (PublicationChildError, OSError) as error:
             self._note_loss(error)
         await self._child.close()
+
+    def _is_there(self) -> bool:
+        return self.address is not None
 
     def _note_loss(self, error: Exception) -> None:
         self.address = None
