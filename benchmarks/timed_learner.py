@@ -26,7 +26,8 @@ from services.learner.dependencies import LearnerDependencies
 from services.learner.ranks.fake import FakeRanks
 from services.learner.tracking.adapters.jsonl import JsonlTracker
 from services.learner.types import ModelInfo, Publication, StepResult, TrainBatch
-from tests.support.learner import TOKENIZER, free_port, make_config, make_runtime
+from tests.support.free_ports import free_address
+from tests.support.learner import TOKENIZER, make_config, make_runtime
 
 VOCABULARY = 151_936
 SHARED = {"name": "test", "policy": {"model": "m", "dtype": "float32", "max_model_len": 2**17}}
@@ -114,7 +115,7 @@ async def _read_samples(lines: asyncio.StreamReader, into: list[LoadSample]) -> 
 
 async def main(folder: Path, train_s: float, changes: dict[str, Any]) -> None:
     config = make_config(folder, **changes)
-    address = f"127.0.0.1:{free_port()}"
+    address = free_address()
     runtime = make_runtime(folder, config, listen=address)
     runtime = replace(runtime, shared=parse_config(SharedConfig, SHARED, where="benchmark"))
     tracker = JsonlTracker(folder / "run" / "metrics.jsonl")

@@ -15,7 +15,8 @@ from services.learner.app import run_learner
 from services.learner.dependencies import LearnerDependencies
 from services.learner.ranks.fake import FakeRanks
 from services.learner.tracking.adapters.jsonl import JsonlTracker
-from tests.support.learner import TOKENIZER, free_port, make_config, make_runtime
+from tests.support.free_ports import free_address
+from tests.support.learner import TOKENIZER, make_config, make_runtime
 
 # As long as a long trajectory: what strangers announce is then allowed.
 SHARED = {"name": "test", "policy": {"model": "m", "dtype": "float32", "max_model_len": 2**17}}
@@ -25,7 +26,7 @@ async def main(folder: Path) -> None:
     config = make_config(
         folder, steps=100_000, groups_per_step=64, group_size=16, lease_ttl_s=300.0
     )
-    address = f"127.0.0.1:{free_port()}"
+    address = free_address()
     runtime = make_runtime(folder, config, listen=address)
     runtime = replace(runtime, shared=parse_config(SharedConfig, SHARED, where="benchmark"))
     tracker = JsonlTracker(folder / "run" / "metrics.jsonl")

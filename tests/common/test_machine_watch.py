@@ -1,7 +1,6 @@
 """A service's further machines as its head sees them, over real Ray nodes."""
 
 import signal
-import socket
 import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
@@ -15,6 +14,7 @@ from services.common.ray_cluster.machine_resources import ExpectedMachines, mach
 from services.common.ray_cluster.machine_watch import MachinesLostError, MachineWatch
 from services.common.ray_cluster.node_folder import NodeFolder
 from services.common.ray_cluster.ray_node import NodePlan, RayNode
+from tests.support.free_ports import free_port
 
 pytestmark = pytest.mark.slow
 
@@ -40,8 +40,7 @@ class Machines:
 
 @asynccontextmanager
 async def machines(folder: Path) -> AsyncGenerator[Machines]:
-    with socket.create_server(("", 0)) as listener:
-        port: int = listener.getsockname()[1]
+    port = free_port()
     plan = NodePlan(HEAD, port, resources=machine_offers(0, 1))
     head = await RayNode.start_node(plan, TOKEN, folder / "head.log")
     node = NodeFolder(folder, folder)

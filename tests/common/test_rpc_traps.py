@@ -26,6 +26,7 @@ from tests.common.conftest import Serve, StartProcess
 from tests.support import echo_service
 from tests.support.closed_channels import TIMES
 from tests.support.fake_peers import TOKEN, FakeGateway, served
+from tests.support.free_ports import free_address
 
 
 async def test_a_killed_peer_is_noticed_at_once(echo_process: StartProcess) -> None:
@@ -168,7 +169,7 @@ async def test_metadata_over_the_limit_ends_one_call_only(serve: Serve) -> None:
 
 
 async def test_a_restarted_peer_is_found_again_within_a_second(echo_process: StartProcess) -> None:
-    process, address = await echo_process("127.0.0.1:0")
+    process, address = await echo_process(free_address())
     async with rpc.channel(address, token=echo_service.TOKEN) as channel:
         assert await echo_service.say(channel, "before") == "before"
         process.kill()

@@ -29,6 +29,7 @@ from services.rollout.episodes.call_execution import TurnOutcome, execute_calls
 from services.rollout.ports import EnvironmentLost
 from services.rollout.types import OpenRequest
 from tests.support.fake_gateway import running, task_json, until
+from tests.support.free_ports import free_address
 from tests.support.library_server import Library, serving_library
 from tests.support.rollout import limits
 
@@ -245,9 +246,10 @@ async def test_a_gateway_that_starts_anew_in_the_middle_loses_the_turn_whole(
     library.hold.clear()
     async with serving_library(library) as url, AsyncExitStack() as second:
         settings = {"url": url, "parallel_reads": "hinted"}
-        first = serving_gateway(settings, journal=journal, incarnation="one")
+        address = free_address()
+        first = serving_gateway(settings, address, journal=journal, incarnation="one")
         async with AsyncExitStack() as until_restart:
-            address, *_ = await until_restart.enter_async_context(first)
+            await until_restart.enter_async_context(first)
             episode = await second.enter_async_context(opened(address))
             calls = [_call("read a"), _call("read b")]
             turn = asyncio.create_task(execute_calls(calls, episode, AttemptState(0.0), limits()))

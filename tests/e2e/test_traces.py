@@ -16,7 +16,7 @@ from flotilla.learner.v1 import group_service_pb2_grpc, policy_service_pb2_grpc
 from services.common.trace import HEADER
 from tests.rollout.work.test_weight_updater import publication
 from tests.support.fake_peers import TOKEN, FakeLearner, lease, served, until
-from tests.support.learner import free_port
+from tests.support.free_ports import free_address
 from tests.support.repository import ROOT
 from tools.tiny_policy.tokenizer import save_tokenizer, train_tokenizer
 
@@ -97,7 +97,7 @@ async def test_one_trace_id_joins_an_attempt_its_gateway_calls_and_its_submissio
     task = json.dumps(make_task("booking", "train", 0))
     learner = TracedLearner(leases=[lease(task_json=task)])
     learner.updates.put_nowait(publication(tmp_path / "weights", 1))
-    gateway = f"127.0.0.1:{free_port()}"
+    gateway = free_address()
 
     def add(server: Any) -> None:
         group_service_pb2_grpc.add_GroupServiceServicer_to_server(learner, server)

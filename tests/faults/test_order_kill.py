@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from services.learner.journal.store import JOURNAL_FILE
-from tests.support.learner import FakeWorker, free_port
+from tests.support.free_ports import free_port
+from tests.support.learner import FakeWorker
 
 MOMENTS = ["train", "trained", "publish", "save", "saved"]
 # Strictly on policy, and the worker's rewards are a function of the leases' seeds: then not only

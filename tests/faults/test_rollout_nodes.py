@@ -10,7 +10,7 @@ import pytest
 
 from tests.faults.harness import VLLM_ROLLOUT, spec
 from tests.faults.nodes import Node, Nodes, nodes
-from tests.support.learner import free_port
+from tests.support.free_ports import free_port
 from tests.support.outsiders import beyond_loopback
 
 _ENGINE_S = 420.0

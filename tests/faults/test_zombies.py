@@ -13,7 +13,8 @@ import pytest_asyncio
 from services.learner.journal.audit import audit_journal
 from services.learner.journal.store import JOURNAL_FILE, open_journal
 from tests.faults.learner_process import STEPS
-from tests.support.learner import FakeWorker, free_port
+from tests.support.free_ports import free_port
+from tests.support.learner import FakeWorker
 
 LIMIT_S = 60.0
 

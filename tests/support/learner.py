@@ -3,7 +3,6 @@
 import asyncio
 import json
 import random
-import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -39,6 +38,7 @@ from services.learner.dumps.run_dumps import Dumps
 from services.learner.ports import Ranks, RemoteStore
 from services.learner.ranks.fake import FakeRanks
 from services.learner.tracking.adapters.jsonl import JsonlTracker
+from tests.support.free_ports import free_address
 
 if TYPE_CHECKING:
     from flotilla.learner.v1.group_service_pb2_grpc import GroupServiceAsyncStub
@@ -86,12 +86,6 @@ def make_runtime(tmp_path: Path, config: LearnerConfig, *, listen: str) -> Runti
     )
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 @dataclass
 class RunningLearner:
     """A learner in this process, on a real socket."""
@@ -112,7 +106,7 @@ async def learner(
     weight_server: str | None = None,
     dumps: Dumps | None = None,
 ) -> AsyncGenerator[RunningLearner]:
-    address = f"127.0.0.1:{free_port()}"
+    address = free_address()
     runtime = make_runtime(tmp_path, config, listen=address)
     tracker = JsonlTracker(tmp_path / "run" / "metrics.jsonl")
     ranks = ranks or FakeRanks(tmp_path / "weights")

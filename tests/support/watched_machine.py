@@ -25,6 +25,7 @@ from services.launcher.backends.fake import FakeBackend
 from services.launcher.control.supervisor import Supervisor
 from services.launcher.security.certificates import mint_identity
 from services.launcher.state import SERVICES
+from tests.support.free_ports import free_address
 from tests.support.launcher import TOKEN, ServedLauncher, serving, spec
 from tests.support.repository import ROOT
 
@@ -38,7 +39,7 @@ class Registry:
         self._served = served
         self._tls = tls
         self._stack = AsyncExitStack()
-        self.address = "127.0.0.1:0"
+        self.address = free_address()
 
     async def up(self) -> None:
         server = rpc.server(token=TOKEN)
@@ -46,7 +47,7 @@ class Registry:
             RegistryService(self._served.launcher), server
         )
         serving = rpc.serving(server, self.address, tls=self._tls, grace_s=0.0)
-        self.address = (await self._stack.enter_async_context(serving)).address
+        await self._stack.enter_async_context(serving)
 
     async def down(self) -> None:
         await self._stack.aclose()

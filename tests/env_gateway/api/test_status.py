@@ -22,7 +22,7 @@ from flotilla.env_gateway.v1 import episode_service_pb2_grpc
 from services.common import rpc
 from tests.contract.test_episode_service import EpisodeClient
 from tests.support.fake_gateway import until
-from tests.support.learner import free_port
+from tests.support.free_ports import free_address
 from tests.support.repository import ROOT
 
 TOKEN = "shown-token-0123456789"
@@ -88,7 +88,7 @@ class Process:
 async def process(folder: Path) -> AsyncGenerator[Process]:
     spec = folder / "spec.json"
     spec.write_text(json.dumps(SPEC))
-    address, metrics = (f"127.0.0.1:{free_port()}" for _ in range(2))
+    address, metrics = (free_address() for _ in range(2))
     command = (sys.executable, "-m", "services.env_gateway", "--config", str(spec))
     run = ("--run-id", "shown", "--run-dir", str(folder / "run"))
     started = await asyncio.create_subprocess_exec(

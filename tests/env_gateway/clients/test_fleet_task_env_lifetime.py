@@ -3,7 +3,6 @@
 import asyncio
 import gc
 import json
-import socket
 import subprocess
 import sys
 import threading
@@ -19,6 +18,7 @@ from services.env_gateway.clients.fleet_task_env import FleetTaskEnv
 from services.env_gateway.ports import BackendError
 from tests.env_gateway.clients.fleet_task_envs import TASK, Here, observation
 from tests.support.fake_gateway import until
+from tests.support.free_ports import free_address
 from tests.support.threaded_gateway import TOKEN, served, wait_until
 
 
@@ -192,9 +192,7 @@ def test_a_program_uses_a_gateway_that_runs_by_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The whole way: the service's own process, an app of this repository, a real verifier."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
+    address = free_address()
     spec = tmp_path / "spec.json"
     policy = {"model": "none", "dtype": "float32", "max_model_len": 512}
     section = {"backend": "embedded"}

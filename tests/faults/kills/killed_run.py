@@ -20,7 +20,8 @@ from tests.faults.kills.child import GO, Life, keep_payloads
 from tests.faults.kills.fork_server import ForkServer, tail
 from tests.faults.kills.strace import CALLS, Call, Injection, Strace
 from tests.support.checkpoints import saved_state
-from tests.support.learner import FakeWorker, free_port
+from tests.support.free_ports import free_port
+from tests.support.learner import FakeWorker
 from tests.support.tiny_ranks import same_bits
 
 MOMENTS = ("start", "train", "trained", "publish", "save", "saved")

@@ -20,6 +20,7 @@ from services.launcher.store.row_codec import StoredRun
 from tests.faults.launcher_kills.folder import ACCEPTING, Runs
 from tests.faults.sky_kills import state as states
 from tests.faults.sky_kills.state import State
+from tests.support.free_ports import free_port
 from tests.support.launcher import spec
 from tests.support.repository import ROOT
 
@@ -215,9 +216,7 @@ async def opened(tmp_path: Path, mode: str = "group") -> AsyncGenerator[SkyFolde
         folder.mkdir(parents=True)
     _catalogs(home)
     _tree(root)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     hold = sky / "hold"
     command = ("tests.faults.sky_kills.launcher_process", str(runs), str(root), str(hold))
     environment = {

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import os
-import socket
 import stat
 import sys
 from collections.abc import AsyncGenerator
@@ -22,10 +21,12 @@ from services.launcher.cli.launcher_client import connect_to_launcher
 from services.launcher.config.launcher import LauncherConfig
 from services.launcher.control.launcher import Launcher, LauncherDependencies
 from services.launcher.ports import NO_HOOKS
-from services.launcher.security import certificates, launcher_address
+from services.launcher.security import certificates
 from services.launcher.store.ledger import Ledger
 from tests.launcher.cli.test_launcher_client import cli
 from tests.support.every_rpc import of_service, refusals
+from tests.support.free_ports import free_port
+from tests.support.launcher_process import address_of
 from tests.support.outsiders import RUN, beyond_loopback, member, outsiders, run
 
 
@@ -45,17 +46,10 @@ async def launcher(runs: Path, *arguments: str) -> AsyncGenerator[asyncio.subpro
         await process.communicate()
 
 
-async def address_of(runs: Path) -> launcher_address.LauncherAddress:
-    async with asyncio.timeout(20):
-        while (found := launcher_address.read_address(runs)) is None:  # noqa: ASYNC110 (another process)
-            await asyncio.sleep(0.05)
-    return found
-
-
 async def test_launcher_json_lets_its_reader_in_and_nobody_else(tmp_path: Path) -> None:
     served = ("--listen", "0.0.0.0:0", "--advertise", beyond_loopback())
-    async with launcher(tmp_path, *served):
-        address = await address_of(tmp_path)
+    async with launcher(tmp_path, *served) as process:
+        address = await address_of(tmp_path, process)
         assert address.address.startswith(f"{beyond_loopback()}:")
         assert address.tls is not None
         assert stat.S_IMODE((tmp_path / "launcher.json").stat().st_mode) == 0o600
@@ -73,24 +67,17 @@ async def test_launcher_json_lets_its_reader_in_and_nobody_else(tmp_path: Path) 
             assert codes == {each.path: grpc.StatusCode.UNAUTHENTICATED for each in rpcs}
 
 
-def a_port() -> int:
-    """That nobody has at present."""
-    with socket.socket() as probe:
-        probe.bind(("0.0.0.0", 0))
-        return int(probe.getsockname()[1])
-
-
 async def test_a_copy_of_launcher_json_is_good_for_the_launchers_after_it(tmp_path: Path) -> None:
-    served = ("--listen", f"0.0.0.0:{a_port()}", "--advertise", beyond_loopback())
+    served = ("--listen", f"0.0.0.0:{free_port()}", "--advertise", beyond_loopback())
     async with launcher(tmp_path, *served) as killed:
-        await address_of(tmp_path)
+        await address_of(tmp_path, killed)
         copy = (tmp_path / "launcher.json").read_text()
         killed.kill()
         await killed.wait()
-    async with launcher(tmp_path, *served):
-        await address_of(tmp_path)
+    async with launcher(tmp_path, *served) as second:
+        await address_of(tmp_path, second)
         async with cli(copy, "cancel", "mine") as process:
-            told, _ = await asyncio.wait_for(process.communicate(), 30)
+            told, _ = await asyncio.wait_for(process.communicate(), 60)
     assert (process.returncode, told.decode()) == (
         0,
         "no run was begun by mine, and none will be\n",
@@ -98,15 +85,15 @@ async def test_a_copy_of_launcher_json_is_good_for_the_launchers_after_it(tmp_pa
 
 
 async def test_on_loopback_launcher_json_holds_no_certificate(tmp_path: Path) -> None:
-    async with launcher(tmp_path):
-        address = await address_of(tmp_path)
+    async with launcher(tmp_path) as process:
+        address = await address_of(tmp_path, process)
         assert address.tls is None
         assert "tls" not in json.loads((tmp_path / "launcher.json").read_text())
 
 
 async def test_an_address_that_clients_cannot_use_is_refused_at_once(tmp_path: Path) -> None:
     async with launcher(tmp_path, "--listen", "0.0.0.0:0") as process:
-        _, told = await asyncio.wait_for(process.communicate(), 20)
+        _, told = await asyncio.wait_for(process.communicate(), 60)
     assert process.returncode == 1
     assert "pass --advertise HOST" in told.decode()
 

@@ -3,20 +3,16 @@
 import asyncio
 import os
 import signal
-import socket
 import sys
 from pathlib import Path
 
-from tests.launcher.api.test_run_service_remote import address_of, launcher
+from tests.launcher.api.test_run_service_remote import launcher
+from tests.support.free_ports import free_port
+from tests.support.launcher_process import address_of
 from tests.support.outsiders import beyond_loopback
 
 # Nobody answers there: it is kept for documents.
 NOWHERE = "192.0.2.1:443"
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
 
 
 async def asked(runs: Path) -> tuple[int | None, str]:
@@ -36,8 +32,8 @@ async def test_a_launcher_beyond_loopback_is_healthy_by_the_certificate_of_its_c
     tmp_path: Path,
 ) -> None:
     runs = tmp_path / "runs"
-    async with launcher(runs, "--listen", "0.0.0.0:0", "--advertise", beyond_loopback()):
-        port = (await address_of(runs)).address.rpartition(":")[2]
+    async with launcher(runs, "--listen", "0.0.0.0:0", "--advertise", beyond_loopback()) as process:
+        port = (await address_of(runs, process)).address.rpartition(":")[2]
         assert await asked(runs) == (0, f"127.0.0.1:{port}: serving")
 
 
@@ -45,8 +41,8 @@ async def test_a_launcher_is_healthy_where_it_is_and_not_where_others_reach_it(
     tmp_path: Path,
 ) -> None:
     runs, port = tmp_path / "runs", free_port()
-    async with launcher(runs, "--listen", f"0.0.0.0:{port}", "--advertise", NOWHERE):
-        assert (await address_of(runs)).address == NOWHERE
+    async with launcher(runs, "--listen", f"0.0.0.0:{port}", "--advertise", NOWHERE) as process:
+        assert (await address_of(runs, process)).address == NOWHERE
         assert await asked(runs) == (0, f"127.0.0.1:{port}: serving")
 
 
@@ -54,7 +50,7 @@ async def test_a_launcher_on_loopback_is_healthy_until_it_hangs_or_is_gone(tmp_p
     runs = tmp_path / "runs"
     assert await asked(runs) == (1, "no launcher is running for runs")
     async with launcher(runs) as process:
-        address = await address_of(runs)
+        address = await address_of(runs, process)
         assert await asked(runs) == (0, f"{address.address}: serving")
         process.send_signal(signal.SIGSTOP)
         code, said = await asked(runs)

@@ -22,10 +22,12 @@ from services.launcher.cli import (
 )
 from services.launcher.cli.app import app
 from services.launcher.cli.terminal import Terminal
-from tests.launcher.api.test_run_service_remote import a_port, address_of, launcher
+from tests.launcher.api.test_run_service_remote import launcher
 from tests.launcher.cli.test_app import read_until, write_spec
 from tests.launcher.cli.test_launcher_client import Hanging, cli, elsewhere
+from tests.support.free_ports import free_address
 from tests.support.launcher import TOKEN, left_running
+from tests.support.launcher_process import address_of
 from tests.support.outsiders import beyond_loopback
 
 
@@ -58,8 +60,8 @@ async def test_status_logs_scale_and_stop_ask_the_launcher_and_need_nothing_here
     there, host = tmp_path / "there", beyond_loopback()
     await asyncio.to_thread(there.mkdir)
     path = write_spec(tmp_path, learner={"steps": 10_000, "step_s": 0.1})
-    async with launcher(there, "--listen", "0.0.0.0:0", "--advertise", host):
-        address = (await address_of(there)).address
+    async with launcher(there, "--listen", "0.0.0.0:0", "--advertise", host) as process:
+        address = (await address_of(there, process)).address
         laptop = Laptop(tmp_path / "here", (there / "launcher.json").read_text())
         code, output = await laptop.run("stop", "newest")
         none = f"error: there are no runs at the launcher at {address}; `flotilla submit` makes"
@@ -94,20 +96,20 @@ async def test_status_logs_scale_and_stop_ask_the_launcher_and_need_nothing_here
 async def test_logs_are_followed_over_a_restart_of_the_launcher_to_the_runs_end(
     tmp_path: Path,
 ) -> None:
-    served = ("--listen", f"127.0.0.1:{a_port()}")
+    served = ("--listen", free_address())
     path = write_spec(tmp_path, learner={"steps": 10_000, "step_s": 0.1})
     # Whoever follows a run wants a launcher for as long as that takes.
     async with AsyncExitStack() as launchers:
         first = await launchers.enter_async_context(launcher(tmp_path, *served))
-        await address_of(tmp_path)
+        await address_of(tmp_path, first)
         laptop = Laptop(tmp_path / "here", (tmp_path / "launcher.json").read_text())
         async with laptop.submitted(path), cli(laptop.secret, "logs", "newest", "-f") as following:
             assert following.stdout is not None
             seen = await asyncio.wait_for(read_until(following.stdout, "from rollout-0"), 60)
             first.kill()
             await first.wait()
-            await launchers.enter_async_context(launcher(tmp_path, *served))
-            await address_of(tmp_path)
+            second = await launchers.enter_async_context(launcher(tmp_path, *served))
+            await address_of(tmp_path, second)
             await laptop.run("scale", "newest", "rollout=2")
             seen += await asyncio.wait_for(read_until(following.stdout, "from rollout-1"), 60)
             code, output = await laptop.run("stop", "newest")
@@ -169,7 +171,7 @@ def test_of_a_launcher_that_does_not_answer_it_is_said_what_to_look_at(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(run_source, "_CALL_S", 0.5)
-    gone = {"address": f"127.0.0.1:{a_port()}", "token": TOKEN}
+    gone = {"address": free_address(), "token": TOKEN}
     monkeypatch.setenv("FLOTILLA_LAUNCHER", json.dumps(gone))
     assert status.show_status(None, tmp_path / "here") == 1
     told = capsys.readouterr().out

@@ -2,11 +2,10 @@
 
 import json
 import os
-import socket
 import sys
 from base64 import b64encode
 from collections.abc import Mapping
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from services.launcher.doctor.findings import Status
 from services.launcher.doctor.probe_process import run_probe_module
 from services.launcher.security.certificates import mint_identity
 from tests.support.doctor import TOKEN, double, echo_of, probed, says, skypilot, spec, subject
+from tests.support.free_ports import free_address
 from tests.support.repository import ROOT
 
 SKY_PYTHON = ROOT / ".venv-sky/bin/python"
@@ -46,11 +46,10 @@ async def test_an_echo_of_another_run_or_with_another_token_is_told(
 async def test_a_node_where_nothing_listens_is_told(
     policy: Path, tasks: Path, tmp_path: Path
 ) -> None:
-    with closing(socket.create_server(("127.0.0.1", 0))) as listener:
-        port = listener.getsockname()[1]
+    address = free_address()
     about = subject(spec(policy, tasks), tmp_path, **{TOKEN_VARIABLE: TOKEN})
-    result = await probed("echo", replace(about, nodes=(f"127.0.0.1:{port}",)))
-    says(result, Status.FAIL, f"127.0.0.1:{port} does not answer", "firewalls")
+    result = await probed("echo", replace(about, nodes=(address,)))
+    says(result, Status.FAIL, f"{address} does not answer", "firewalls")
 
 
 @pytest.mark.parametrize("backend", ["local", "sky"])

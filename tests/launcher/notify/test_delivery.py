@@ -14,7 +14,7 @@ from services.launcher.notify.delivery import DeliveryWorker
 from services.launcher.notify.messages import Message, MessageKind
 from services.launcher.notify.outbox import DeliveryTarget, Outbox
 from tests.launcher.notify.slack_double import CHANNEL_ID, CHANNEL_NAME, TOKEN, Fault, slack
-from tests.support.learner import free_port
+from tests.support.free_ports import free_port
 from tests.support.repository import ROOT
 
 RUN = "demo-1"

@@ -14,32 +14,27 @@ from typing import Any
 from flotilla.launcher.v1 import run_service_pb2 as pb
 from flotilla.launcher.v1.run_service_pb2_grpc import RunServiceStub
 from services.common import rpc
-from services.launcher.security import launcher_address
-from services.launcher.security.launcher_address import LauncherAddress
 from tests.launcher.notify.slack_double import CHANNEL_ID, TOKEN, SlackDouble, slack
 from tests.support.launcher import spec
+from tests.support.launcher_process import address_of
 from tests.support.repository import ROOT
 
 ENDED = (pb.RUN_STATE_COMPLETED, pb.RUN_STATE_FAILED, pb.RUN_STATE_STOPPED)
 
 
-def address_of(runs: Path) -> LauncherAddress:
-    while (at := launcher_address.read_address(runs)) is None:
-        time.sleep(0.05)
-    return at
-
-
 @asynccontextmanager
 async def launcher(runs: Path) -> AsyncGenerator[tuple[asyncio.subprocess.Process, Any]]:
     """A launcher in a process of its own, and a client of it."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "services.launcher", "--runs", str(runs)),
-        cwd=ROOT,
-        env={**os.environ, "SLACK_BOT_TOKEN": TOKEN},
-        stderr=asyncio.subprocess.DEVNULL,
-    )
-    at = await asyncio.to_thread(address_of, runs)
+    stderr = runs / "stderr"
+    with stderr.open("ab") as output:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "services.launcher", "--runs", str(runs)),
+            cwd=ROOT,
+            env={**os.environ, "SLACK_BOT_TOKEN": TOKEN},
+            stderr=output,
+        )
     try:
+        at = await address_of(runs, process, stderr)
         async with rpc.channel(at.address, token=at.token) as channel:
             yield process, RunServiceStub(channel)
     finally:

@@ -22,11 +22,12 @@ from services.common import rpc
 from services.common.tls import TLS_VARIABLE
 from services.launcher.backends.local.marked_processes import MARK_VARIABLE
 from services.launcher.config.launcher import LauncherConfig
-from services.launcher.security import launcher_address, secret_names
+from services.launcher.security import secret_names
 from services.launcher.security.env_filter import LAUNCHERS_OWN
 from tests.support.canary import HOOK, KEPT, REMOTE_OPTIONS, Canaries
 from tests.support.doctor import double
 from tests.support.launcher import ENDED, left_running, spec
+from tests.support.launcher_process import address_of
 from tests.support.repository import ROOT
 
 SECRET = re.compile(r"secrets\.(\w+)")
@@ -100,21 +101,13 @@ async def launcher(folder: Path) -> AsyncGenerator[Here]:
             stderr=output,
         )
         try:
-            at = await asyncio.to_thread(_address_of, runs)
+            at = await address_of(runs, process, folder / "stderr")
             async with rpc.channel(at.address, token=at.token) as channel:
                 stub = RunServiceStub(channel)
                 yield Here(runs, canaries, stub, repeater, psutil.Process(process.pid))
         finally:
             process.terminate()
             await process.wait()
-
-
-def _address_of(runs: Path) -> launcher_address.LauncherAddress:
-    deadline = time.monotonic() + 30.0
-    while (at := launcher_address.read_address(runs)) is None:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    return at
 
 
 async def test_a_run_leaves_no_secret_anywhere_while_it_lasts_and_afterwards(

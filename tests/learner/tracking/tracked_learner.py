@@ -13,7 +13,8 @@ from services.learner.app import run_learner
 from services.learner.dependencies import LearnerDependencies
 from services.learner.ports import Ranks, Tracker
 from services.learner.ranks.fake import FakeRanks
-from tests.support.learner import TOKENIZER, FakeWorker, free_port, make_config, make_runtime
+from tests.support.free_ports import free_address
+from tests.support.learner import TOKENIZER, FakeWorker, make_config, make_runtime
 
 
 async def run_with(
@@ -30,7 +31,7 @@ async def run_with(
     """One start of a run, to its end, its failure, or that of `until`; `told` is what a launcher
     has said."""
     changes = {"steps": 4, "checkpoint": {"every": 100}, **changes}
-    address = f"127.0.0.1:{free_port()}"
+    address = free_address()
     runtime = make_runtime(tmp_path, make_config(tmp_path, **changes), listen=address)
     if told is not None:
         identity = ReplicaIdentity("run", "learner", 0, "i1")

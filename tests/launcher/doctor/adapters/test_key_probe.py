@@ -1,6 +1,5 @@
 """Keys that are refused, missing or of somebody else, at doubles that speak real HTTP."""
 
-import socket
 from collections.abc import Generator, Mapping
 from pathlib import Path
 from typing import Any
@@ -9,15 +8,10 @@ import pytest
 
 from services.launcher.doctor.findings import Status
 from tests.support.doctor import double, emulator, probed, says, spec, subject
+from tests.support.free_ports import free_address, free_port
 from tests.support.remote_checkpoints import BUCKET, s3_server
 
 KEY = "a-key-of-fleet-for-tests"
-
-
-def closed_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +58,7 @@ async def test_a_key_that_is_not_set_is_named(
 async def test_a_control_plane_that_is_not_there_is_named(
     policy: Path, tasks: Path, tmp_path: Path
 ) -> None:
-    url = f"http://127.0.0.1:{closed_port()}"
+    url = f"http://{free_address()}"
     result = await probed(
         "fleet", subject(at_fleet(policy, tasks, url), tmp_path, FLEET_API_KEY=KEY)
     )
@@ -162,7 +156,7 @@ async def test_a_webhook_that_nobody_listens_at_is_named(
     policy: Path, tasks: Path, tmp_path: Path
 ) -> None:
     content = spec(policy, tasks, "launcher.notify.webhook_env=MY_HOOK")
-    port = closed_port()
+    port = free_port()
     about = subject(content, tmp_path, MY_HOOK=f"http://127.0.0.1:{port}/hook")
     says(await probed("webhook", about), Status.FAIL, f"127.0.0.1:{port} of MY_HOOK", "correct the")
 
@@ -213,7 +207,7 @@ async def test_an_object_is_written_read_and_removed_where_checkpoints_go(
 async def test_a_store_that_does_not_answer_is_told_by_its_option(
     policy: Path, tasks: Path, tmp_path: Path
 ) -> None:
-    content = upload(policy, tasks, f"http://127.0.0.1:{closed_port()}", BUCKET)
+    content = upload(policy, tasks, f"http://{free_address()}", BUCKET)
     result = await probed("store", subject(content, tmp_path, **AWS))
     says(result, Status.FAIL, "cannot write to s3://", "see whether endpoint_url")
     assert AWS["AWS_SECRET_ACCESS_KEY"] not in result.detail

@@ -17,7 +17,7 @@ from services.common.redaction import redact
 from services.learner.alarms.adapters.webhook_sink import WebhookAlarmSink, webhook_url
 from services.learner.alarms.types import Alarm, AlarmVerdict
 from services.learner.config.alarms import AlarmsConfig
-from tests.support.learner import free_port
+from tests.support.free_ports import free_port
 
 Answer = Callable[[int], int]
 

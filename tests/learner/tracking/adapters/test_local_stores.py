@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.learner import free_port
+from tests.support.free_ports import free_address
 
 BACKENDS = ("trackio", "mlflow")
 
@@ -115,7 +115,7 @@ def test_a_store_that_fails_loses_the_points_of_that_time_and_counts_them(
 
 
 def test_a_server_of_mlflow_that_is_down_costs_points_and_not_the_start(tmp_path: Path) -> None:
-    server = f"127.0.0.1:{free_port()}"
+    server = free_address()
     down = {"MLFLOW_TRACKING_URI": f"http://{server}", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"}
     run = log("mlflow", tmp_path, 1, 2, end="lose", environment=down)
     assert run["lost"] == 2

@@ -14,7 +14,7 @@ from wandb.proto import wandb_internal_pb2
 
 from tests.learner.tracking.adapters.wandb_server import wandb_server
 from tests.learner.tracking.dumped_steps import dump_steps
-from tests.support.learner import free_port
+from tests.support.free_ports import free_port
 
 _BLOCK = 32768
 _HEADER = 7

@@ -1,0 +1,47 @@
+"""Ports for servers whose address must be known before they listen, or must outlast them."""
+
+import random
+import socket
+from functools import cache
+from pathlib import Path
+
+_EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
+# Below these, Ray's nodes listen where they like.
+_FIRST, _LAST = 20_000, 65_535
+_TRIES = 100
+# Not the seeded one: processes that start alike would choose alike.
+_random = random.SystemRandom()
+
+
+def free_port() -> int:
+    """Return a port that nobody has, and that the kernel gives to nobody who does not name it.
+
+    A port of the kernel's own choice would not do: once released, it may become the local port of
+    anybody's connection. Raises RuntimeError when all ports that are tried are taken."""
+    for _ in range(_TRIES):
+        port = _random.choice(_named_ports())
+        if _is_free(port):
+            return port
+    raise RuntimeError(f"all of {_TRIES} ports are taken; look at `ss -ltn` for who has them")
+
+
+def free_address(host: str = "127.0.0.1") -> str:
+    """Return `host` with a free port."""
+    return f"{host}:{free_port()}"
+
+
+@cache
+def _named_ports() -> list[int]:
+    first, last = map(int, _EPHEMERAL.read_text().split())
+    named = [port for port in range(_FIRST, _LAST + 1) if not first <= port <= last]
+    # Where the kernel gives out all of them, no port is better than another.
+    return named or list(range(_FIRST, _LAST + 1))
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        try:
+            probe.bind(("0.0.0.0", port))
+        except OSError:
+            return False
+    return True

@@ -1,0 +1,34 @@
+"""A launcher in a process of its own, until it listens."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from services.launcher.security.launcher_address import LauncherAddress, read_address
+
+# A machine on which all else starts at the same time takes long.
+START_S = 60.0
+
+
+async def address_of(
+    runs: Path, process: asyncio.subprocess.Process, stderr: Path | None = None
+) -> LauncherAddress:
+    """Return where the launcher of `runs` listens, as soon as it does.
+
+    The test fails with what is in `stderr`, a pipe without it, once the process has ended; and
+    after START_S."""
+    async with asyncio.timeout(START_S):
+        while (found := read_address(runs)) is None:
+            if process.returncode is not None:
+                printed = await _read_output(process, stderr)
+                pytest.fail(f"the launcher ended with code {process.returncode}: {printed}")
+            await asyncio.sleep(0.05)
+    return found
+
+
+async def _read_output(process: asyncio.subprocess.Process, stderr: Path | None) -> str:
+    if stderr is not None:
+        return await asyncio.to_thread(stderr.read_text)
+    _, printed = await process.communicate()
+    return printed.decode()
