@@ -1,6 +1,6 @@
 """Plumbing of every service. A process begins in `service_main.py`, which reads `config.py` and
 `spec.py` and hands a `runtime.py` to the service; `service_lifecycle.py` drains and ends it, and
-`run_membership.py` tells the launcher how it is and obeys its commands.
+`run_membership.py` reports to the launcher and carries out its commands.
 
 Calls: `rpc.py` (servers, errors), `rpc_options.py` (sizes, keepalive), `rpc_retries.py`,
 `channel.py` and `peer_channels.py` (clients), `tls.py`, `auth.py`, `health.py`. Children and their

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 Checkpointing = Literal["off", "selective", "full"]
-# Elements that one decoder layer keeps of a token: with `full` its input alone, with `selective`
-# the results of matrix products and attention, too.
+# Elements that one decoder layer keeps per token: with `full` only its input, with `selective`
+# also the results of matrix products and attention.
 _LAYER_ELEMENTS: Mapping[Checkpointing, Callable[["DecoderShape"], int]] = {
     "off": lambda shape: 16 * shape.hidden + 3 * shape.intermediate,
     "selective": lambda shape: 7 * shape.hidden + 2 * shape.intermediate,
@@ -31,8 +31,8 @@ def block_input_bytes(shape: DecoderShape, tokens: int, item_bytes: int) -> int:
 def layer_activation_bytes(
     shape: DecoderShape, tokens: int, item_bytes: int, checkpointing: Checkpointing
 ) -> int:
-    """Return the bytes that all layers keep of a pack with so many tokens, and the one layer whose
-    activations exist again in the backward pass."""
+    """Return the bytes that all layers keep for a pack of `tokens`, plus those of the one layer
+    whose activations are recomputed in the backward pass."""
     kept = shape.layers * _LAYER_ELEMENTS[checkpointing](shape)
     again = 0 if checkpointing == "off" else _LAYER_ELEMENTS["off"](shape)
     return tokens * item_bytes * (kept + again)

@@ -23,7 +23,7 @@ _OVERRIDE = re.compile(r"--\w+(\.\w+)*=.*", re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class Arguments:
-    """A parsed command line; `overrides` are the dotted ones, in their order."""
+    """A parsed command line; `overrides` are the dotted options, in order."""
 
     config: Path
     check_config: bool
@@ -46,7 +46,7 @@ def parse_arguments(
 ) -> Arguments:
     """Parse a command line.
 
-    A wrong one ends the process with code 2 and a message, as argparse does."""
+    On an error it prints a message and exits with code 2, as argparse does."""
     parser = _parser(service, config_cls, doc)
     known, rest = parser.parse_known_args(argv)
     for word in rest:
@@ -103,17 +103,26 @@ def _parser(service: str, config_cls: type[ConfigModel], doc: str) -> argparse.A
         metavar="SPEC",
         help="run spec: a .toml or .json, - for JSON on standard input",
     )
-    add("--check-config", action="store_true", help="say whether the spec is valid, and exit")
-    add("--print-config", action="store_true", help="print its own part, whole, as JSON, and exit")
+    add("--check-config", action="store_true", help="check whether the spec is valid, and exit")
+    add(
+        "--print-config",
+        action="store_true",
+        help="print this service's whole section as JSON, and exit",
+    )
     add("--run-id", type=_parse_run_id, help="default: the spec's name and the time")
     add("--run-dir", type=Path, help="where files of the run go (default: runs/RUN_ID)")
-    add("--replica", type=_parse_replica, default=0, help="number of this process among its equals")
-    listen_help = "port 0 = a free one; beyond loopback only with TLS"
+    add(
+        "--replica",
+        type=_parse_replica,
+        default=0,
+        help="number of this process among its replicas",
+    )
+    listen_help = "port 0 picks a free port; beyond loopback only with TLS"
     add("--listen", default="127.0.0.1:0", metavar="HOST:PORT", help=listen_help)
-    reached_help = "where others reach this machine, if not at the address listened on"
+    reached_help = "where others reach this machine, if not at the listen address"
     add("--advertise", type=_parse_advertise, metavar="HOST[:PORT]", help=reached_help)
     add("--metrics-listen", metavar="HOST:PORT", help="serve Prometheus metrics there")
-    add("--registry", metavar="HOST:PORT", help="the launcher; tells where peers are")
+    add("--registry", metavar="HOST:PORT", help="the launcher, which resolves peers")
     peer_help = "address of another service, in place of a registry; repeatable"
     add(
         "--peer",

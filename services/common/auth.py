@@ -16,7 +16,7 @@ _TOKEN = re.compile(r"[A-Za-z0-9._~+/=-]{16,512}")
 def check_token(token: str) -> str:
     """Return `token` if it can be a bearer token.
 
-    Raises ConfigError, which does not repeat it."""
+    Raises ConfigError, whose message does not repeat the token."""
     if not _TOKEN.fullmatch(token):
         raise ConfigError(
             "the token must be 16-512 characters of A-Z a-z 0-9 . _ ~ + / = - without spaces or"
@@ -32,13 +32,13 @@ def bearer(token: str) -> str:
 
 
 class Authenticator:
-    """The check that a call carries the one token; comparisons take constant time."""
+    """Check that a call carries the run's token, in constant time."""
 
     def __init__(self, token: str) -> None:
         self._expected = bearer(token).encode()
 
     def check(self, metadata: Iterable[tuple[str, str | bytes]]) -> None:
-        """Raise ServiceError UNAUTHENTICATED unless exactly the right token is there, once."""
+        """Raise ServiceError UNAUTHENTICATED unless the right token is present exactly once."""
         given = [value for key, value in metadata if key == HEADER]
         if len(given) == 1:
             value = given[0]

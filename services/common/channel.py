@@ -14,7 +14,7 @@ from services.common import trace
 from services.common.auth import HEADER, bearer
 from services.common.errors import ConfigError
 
-# Longer deadlines overflow gRPC's clock on some platforms; nobody waits for a year.
+# Longer deadlines overflow gRPC's clock on some platforms; no call needs a year.
 MAX_TIMEOUT_S = 365 * 86400.0
 
 MetadataSource = Callable[[], Mapping[str, str]]
@@ -50,9 +50,9 @@ class CallDefaults:
 
 
 class Channel(grpc.aio.Channel):
-    """Delegate of the channel that `current` returns at the time of each call.
+    """Channel that delegates each call to the channel that `current` returns at that time.
 
-    A stub made once thereby follows a peer that comes back under another address."""
+    A stub created once thus follows a peer that comes back at another address."""
 
     def __init__(self, current: Callable[[], grpc.aio.Channel], defaults: CallDefaults) -> None:
         self._current = current
@@ -117,9 +117,9 @@ class Channel(grpc.aio.Channel):
 
 
 def _refuse_closed(channel: grpc.aio.Channel) -> None:
-    """Raise UsageError where the channel is closed, as a call on it does.
+    """Raise UsageError if the channel is closed, as a call on it does.
 
-    A call that is the first of its method would use memory that gRPC (1.85) has freed, and crash
-    the process then or later."""
+    The first call of a method on a closed channel would use memory that gRPC (1.85) has freed, and
+    crash the process then or later."""
     if channel.get_state() is grpc.ChannelConnectivity.SHUTDOWN:
         raise grpc.aio.UsageError("Channel is closed.")

@@ -1,7 +1,7 @@
-"""The environment of child processes: the variables that are allowed, and no more.
+"""The environment of child processes: allowed variables only.
 
-Everything that starts a process takes it from here (tests/common/test_process_starts.py): a
-variable that nobody has thought of stays where it is."""
+All code that starts a process uses it (tests/common/test_process_starts.py): a variable that is
+not listed here never reaches a child."""
 
 import os
 import re
@@ -20,14 +20,14 @@ _ANYBODY = (
     *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"),
     *("NODE_EXTRA_CA_CERTS", "AWS_CA_BUNDLE", "GIT_SSL_CAINFO", "GRPC_DEFAULT_SSL_ROOTS_FILE_PATH"),
     *("LD_LIBRARY_PATH", "PYTHON*", "VIRTUAL_ENV", "CONDA_*"),
-    # Without them a process would see devices that are another's.
+    # Without these a process would see devices of other processes.
     *("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"),
     "ROCR_VISIBLE_DEVICES",
-    # Our own switches, and the mark by which the launcher finds whatever a replica has started.
+    # Our own switches, and the mark by which the launcher finds the processes of a replica.
     "FLOTILLA_*",
 )
-# What our own services and ranks read besides: drivers, libraries of numbers and of transport,
-# compilers of kernels, schedulers.
+# Further variables that our services and ranks read: drivers, numerical and transport libraries,
+# kernel compilers, schedulers.
 _OURS = (
     *("GRPC_*", "LD_*", "MALLOC_*", "SLURM*", "SKYPILOT_*", "RAY_*", "XLA_*"),
     *("CUDA*", "CUBLAS*", "CUDNN*", "CUTLASS*", "NV*", "NCCL_*", "TRITON_*", "TORCH*", "PYTORCH_*"),
@@ -45,8 +45,8 @@ def child_environment(
 ) -> dict[str, str]:
     """Return the part of `environ` that a child gets; the default is this process's environment.
 
-    `ours` is for a process of this project, and adds what engines and ranks read. `also` names
-    variables that this child has a use for, secrets among them; `NAME_*` is all that begin so."""
+    `ours` marks a process of this project, and adds what engines and ranks read. `also` names
+    further variables for this child, including secrets; `NAME_*` matches by prefix."""
     given = os.environ if environ is None else environ
     common = _compile_names((*_ANYBODY, *_OURS) if ours else _ANYBODY)
     named = _compile_names(also)
@@ -59,9 +59,9 @@ def child_environment(
 
 @contextmanager
 def seen_by_children(*also: str) -> Generator[None]:
-    """Have this process's own environment be `child_environment(*also)`, around a library that
-    starts a process with all of it. Other threads see that too: for what happens before there is
-    anything that reads a variable."""
+    """Reduce this process's own environment to `child_environment(*also)` during the block, for a
+    library that starts a process with all of it. Other threads are affected too: use it only before
+    any of them reads a variable."""
     kept = child_environment(*also)
     hidden = {name: value for name, value in os.environ.items() if name not in kept}
     try:
@@ -80,5 +80,5 @@ def _compile_names(names: tuple[str, ...]) -> re.Pattern[str]:
 def _is_secret(name: str, value: str) -> bool:
     """Judge a variable by its name and its value.
 
-    The path of a file that holds a secret is none, and neither is a number of tokens."""
+    The path of a file that holds a secret is not secret, nor is a number of tokens."""
     return is_secret_name(name) and bool(secret_values({name: value}))

@@ -1,8 +1,8 @@
-"""Coroutines that run beside each other, and what ends them.
+"""Coroutines that run concurrently, and their cancellation.
 
 Three rules hold for all functions here. No task outlives the call that started it. A cancelled
-task is left to clean up: it is waited for, and not cancelled twice. A cancellation of the caller is
-never lost, whenever it comes."""
+task may clean up: it is awaited, and not cancelled twice. A cancellation of the caller is never
+lost, whenever it comes."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Collection, Coroutine, Generator, Iterable
@@ -16,7 +16,7 @@ _LOOK_AGAIN_S = 0.05
 
 @asynccontextmanager
 async def running_tasks(*work: Coroutine[Any, Any, T]) -> AsyncGenerator[list[asyncio.Task[T]]]:
-    """Run `work` as tasks while the block runs; cancel what is left of them at its end."""
+    """Run `work` as tasks during the block; cancel those still running at its end."""
     tasks = [asyncio.create_task(item) for item in work]
     try:
         yield tasks
@@ -25,24 +25,24 @@ async def running_tasks(*work: Coroutine[Any, Any, T]) -> AsyncGenerator[list[as
 
 
 async def cancel_tasks(tasks: Collection[asyncio.Task[Any]]) -> None:
-    """Cancel and wait; results and errors of cancelled work are of no use to the caller.
+    """Cancel the tasks and wait for them; results and errors of cancelled work are dropped.
 
-    What is cancelled already is left to clean up: a second cancelling would break into that."""
+    A task that is already cancelled is only awaited: a second cancel would break its cleanup."""
     cancelled = False
     while pending := [task for task in tasks if not task.done()]:
         for task in pending:
             if not task.cancelling():
                 task.cancel()
         try:
-            # Looks again: an `asyncio.timeout` that expires cancels its task, too, and takes it
-            # back a moment later. Such a task goes on, and has to be cancelled then.
+            # Check again: an expiring `asyncio.timeout` also cancels its task, and takes that
+            # back a moment later. Such a task continues, and must then be cancelled.
             await asyncio.wait(pending, timeout=_LOOK_AGAIN_S)
         except asyncio.CancelledError:
-            # The caller's own; `asyncio.gather` would hand it on to the tasks.
+            # Our caller's own cancellation; `asyncio.gather` would pass it on to the tasks.
             cancelled = True
     for task in tasks:
         if not task.cancelled():
-            task.exception()  # Without a look at it, asyncio would log it.
+            task.exception()  # If it is not retrieved, asyncio logs it.
     if cancelled:
         raise asyncio.CancelledError
 
@@ -59,7 +59,7 @@ async def run_until_first(*work: Coroutine[Any, Any, Any]) -> None:
     async with running_tasks(*work) as tasks:
         await wait_for_any(tasks)
         raise_failure(tasks)
-    # What others raised as they were cancelled.
+    # Errors that others raised while being cancelled.
     raise_failure(tasks)
 
 
@@ -70,7 +70,7 @@ async def run_unless(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | N
 
 
 async def wait_beside(main: asyncio.Task[T], beside: Collection[asyncio.Task[Any]]) -> T:
-    """Return the result of `main`; raise the first error of any, also of those beside it."""
+    """Return the result of `main`; raise the first error of it or of those beside it."""
     running: list[asyncio.Task[Any]] = [main, *beside]
     while not main.done():
         await wait_for_any(running)
@@ -86,7 +86,7 @@ async def wait_unless(
 ) -> bool:
     """Wait for a task until `stop` is set or the time is over; return True if it is done.
 
-    The task is the caller's: it goes on."""
+    The task is the caller's: it is not cancelled."""
     async with running_tasks(stop.wait()) as (stopped,):
         await wait_for_any((task, stopped), timeout_s)
         return task.done()
@@ -103,10 +103,10 @@ async def wait_for_any(
 
 @contextmanager
 def keep_cancellation() -> Generator[None]:
-    """Raise CancelledError at the end of a block that has swallowed a cancellation of its task.
+    """Raise CancelledError at the end of a block that swallowed a cancellation of its task.
 
-    `asyncio.wait_for` loses one that comes as the wait ends, up to Python 3.11
-    (python/cpython#86296); libraries wait by it."""
+    Up to Python 3.11 `asyncio.wait_for`, which libraries use, loses a cancellation that comes as
+    the wait ends (python/cpython#86296)."""
     task = asyncio.current_task()
     requests = task.cancelling() if task else 0
     yield

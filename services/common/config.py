@@ -1,4 +1,4 @@
-"""Frozen configuration from TOML or JSON with dotted overrides; every mistake is named at once."""
+"""Frozen configuration from TOML or JSON with dotted overrides; errors list every mistake."""
 
 import difflib
 import hashlib
@@ -20,13 +20,13 @@ from services.common.errors import ConfigError
 from services.common.spec_files import resolve_spec_files
 
 SECRET_KEY = re.compile(r"token|secret|password|api_?key|webhook", re.IGNORECASE)
-# A spec that nobody has to write to a file for another process.
+# The spec comes on standard input, so that no caller has to write a file.
 STANDARD_INPUT = Path("-")
 _SHOWN_CHARACTERS = 80
 
 
 class ConfigModel(pydantic.BaseModel):
-    """Base of every configuration table: frozen, and closed to keys that it does not name."""
+    """Base of every configuration table: frozen, and unknown keys are errors."""
 
     model_config = pydantic.ConfigDict(
         frozen=True,
@@ -44,8 +44,8 @@ def load_spec(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
     """Load the run spec in `path` and apply `--a.b=value` overrides to it.
 
     The file is TOML, or JSON by its suffix; `-` is JSON on standard input. `{seed}` inside any
-    string becomes the value of the top-level key `seed`, and a file that lies beside the spec is
-    named from here. Raises ConfigError."""
+    string becomes the value of the top-level key `seed`, and paths relative to the spec become
+    relative to the working directory. Raises ConfigError."""
     spec = _read(path)
     resolve_spec_files(spec, path.parent)
     for override in overrides:
@@ -57,10 +57,10 @@ def load_spec(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def parse_config(cls: type[M], data: Mapping[str, Any], *, where: str, section: str = "") -> M:
-    """Parse `data` as a `cls`. Types are strict: `"8"` is no number.
+    """Parse `data` as a `cls`. Types are strict: `"8"` is not a number.
 
-    Raises ConfigError, which lists every problem with the dotted name of its key, as one types it:
-    `section` is the name of the table that `data` is, and `where` names the file."""
+    Raises ConfigError, which lists every problem with the dotted name of its key: `section` is the
+    name of the table that `data` holds, and `where` names the file."""
     prefix = tuple(section.split(".")) if section else ()
     try:
         text = _dump_json(_table_of(data, prefix, where), where, prefix)
@@ -93,7 +93,7 @@ def _table_of(data: Any, prefix: Sequence[str], where: str) -> Mapping[str, Any]
 
 
 def _find_unfit(value: Any, key: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Yield the key of each value that JSON cannot express, and what to do about it."""
+    """Yield the key of each value that JSON cannot express, and the fix."""
     if isinstance(value, Mapping):
         for name, item in value.items():
             yield from _find_unfit(item, (*key, str(name)))
@@ -138,7 +138,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def apply_override(spec: dict[str, Any], override: str) -> None:
-    """Set one `--a.b=value` in `spec`, making the tables on the way. Raises ConfigError."""
+    """Set one `--a.b=value` in `spec`, creating missing tables. Raises ConfigError."""
     key, equals, text = override.removeprefix("--").partition("=")
     parts = key.split(".")
     if not equals or not all(parts):
@@ -167,7 +167,7 @@ def _parse_index(items: list[Any], part: str, override: str) -> int:
 
 
 def _parse_value(text: str) -> Any:
-    """Return a TOML value where `text` is one, else the text itself."""
+    """Return `text` as a TOML value if it is one, else the text itself."""
     try:
         parsed = tomllib.loads(f"value = {text}")
     except (ValueError, RecursionError):
@@ -204,7 +204,7 @@ def _describe_problem(cls: type[ConfigModel], error: ErrorDetails, prefix: Seque
     message = error["msg"].removeprefix("Value error, ")
     key, colon, rest = message.partition(": ")
     if colon and key.partition(".")[0] in _known_keys(cls, location):
-        # A validator of a whole table that names one of its keys.
+        # The error is from a validator of a whole table, and names one of its keys.
         name, message = f"{name}.{key}" if location or prefix else key, rest
     if SECRET_KEY.search(name) or isinstance(error["input"], dict | list):
         return f"{name}: {message}"
@@ -222,7 +222,7 @@ def _known_keys(cls: type[ConfigModel], location: Sequence[int | str]) -> list[s
     for part in location:
         fields = [table.model_fields.get(str(part)) for table in tables]
         below = [model for field in fields if field for model in _find_models(field.annotation)]
-        # List indices, dict keys and the names of union branches lead to no other table.
+        # List indices, dict keys and the names of union branches do not lead to another table.
         tables = below or tables
     return sorted({_key(table, name) for table in tables for name in table.model_fields})
 

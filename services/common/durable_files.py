@@ -14,7 +14,7 @@ def write_durably(path: Path, data: bytes) -> None:
 
 
 def sync_path(path: Path) -> None:
-    """Fsync a file's content, or what was created in, renamed into or removed from a folder."""
+    """Fsync a file's content, or the entries of a folder that were created, renamed or removed."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -6,12 +6,12 @@ import grpc
 
 
 class ServiceError(Exception):
-    """A refusal that the caller can act on: `code` says how, `reason` says why.
+    """A refusal that the caller can act on, by its `code` and `reason`.
 
     `reason` is an UPPER_SNAKE_CASE word listed in the contract of the service named by `domain`;
-    `metadata` are the facts that a program needs to act on it. With `retry_delay_s` the server
-    asks the caller to wait for so long before it tries again. Nothing in it may be secret: all of
-    it travels to the caller.
+    `metadata` holds the facts that a program needs to act on it. `retry_delay_s` is how long the
+    caller should wait before it retries. All of it travels to the caller, so nothing in it may be
+    secret.
     """
 
     def __init__(

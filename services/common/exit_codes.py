@@ -1,4 +1,4 @@
-"""Exit codes of a service process, and which error becomes which."""
+"""Exit codes of a service process, and the errors that lead to them."""
 
 import grpc
 import grpc.aio
@@ -14,7 +14,7 @@ _RETRYABLE_CODES = {
 
 
 def exit_code_of(error: Exception) -> int:
-    """Return RETRYABLE for an error that may pass by itself, else FAILED."""
+    """Return RETRYABLE for an error that may be transient, else FAILED."""
     return RETRYABLE if _may_pass(error) else FAILED
 
 

@@ -13,17 +13,17 @@ from numpy.typing import NDArray
 _MASK = 2**64 - 1
 _MULTIPLIER = 0x9E3779B97F4A7C15
 _LENGTH_MULTIPLIER = 0xD6E8FEB86659FD93
-# The words of a row, an even number, and the rows that a CPU's cache holds while they are added up.
+# Words per row, an even number, and the rows that fit a CPU's cache while they are summed.
 _ROW_WORDS = 2**10
 _CHUNK_ROWS = 2**7
 
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """One tensor of a publication: its canonical Hugging Face name and where its bytes lie."""
+    """One tensor of a publication: its canonical Hugging Face name and the place of its bytes."""
 
     name: str
-    # In torch's words, as in the contract: float32, bfloat16, ...
+    # Named as in torch and the contract: float32, bfloat16, ...
     dtype: str
     shape: tuple[int, ...]
     offset_bytes: int
@@ -35,8 +35,8 @@ def checksum64(data: NDArray[np.uint8]) -> int:
 
     With w_i the little-endian 64-bit words of the zero-padded data, modulo 2^64:
     sum_i w_i * (((i + 1) * 0x9E3779B97F4A7C15) | 1) + nbytes * 0xD6E8FEB86659FD93.
-    The multipliers are odd, so that every changed word changes the sum; they differ, so that
-    swapped words do. Not cryptographic: it finds accidents, and SHA-256 signs the list of sums."""
+    The multipliers are odd, so that any changed word changes the sum; they differ, so that swapped
+    words do too. Not cryptographic: it detects accidents, and SHA-256 signs the list of sums."""
     flat = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
     whole = flat.size // (8 * _ROW_WORDS) * _ROW_WORDS
     rest = np.zeros(-(-flat.size // 8) - whole, "<u8")
@@ -47,10 +47,10 @@ def checksum64(data: NDArray[np.uint8]) -> int:
 
 
 def _sum_rows(words: NDArray[np.uint64]) -> int:
-    """Return the weighted sum of whole rows, by additions alone but for one product a row.
+    """Return the weighted sum of whole rows, with one multiplication per row.
 
-    A row is even in length, so `| 1` adds 1 to the multipliers of its odd places; the others are
-    multiples of the first, and a word's number is that of its row and its place in it."""
+    A row has an even length, so `| 1` adds 1 to the multipliers of its odd places; the others are
+    multiples of the first, and a word's index follows from its row and its place in it."""
     count, width = words.shape
     rows, places = np.empty(count, np.uint64), np.zeros(width, np.uint64)
     for start in range(0, count, _CHUNK_ROWS):
@@ -83,14 +83,14 @@ def compute_fingerprint(entries: Sequence[TensorEntry], total_bytes: int) -> byt
 class TokenizerDigests:
     """Digests of a tokenizer.
 
-    `whole` decides; the parts, empty where a side does not know them, say what differs."""
+    `whole` decides; the parts show what differs, and are empty if a side does not know them."""
 
     whole: bytes
     tokenizer_json: bytes = b""
     chat_template: bytes = b""
 
     def differing_parts(self, other: "TokenizerDigests") -> tuple[str, ...]:
-        """Return the names of the parts that both sides know and that are not the same."""
+        """Return the names of the parts that both sides know and that differ."""
         pairs = {
             "tokenizer.json": (self.tokenizer_json, other.tokenizer_json),
             "the chat template": (self.chat_template, other.chat_template),
@@ -99,7 +99,7 @@ class TokenizerDigests:
 
 
 def tokenizer_digests(folder: Path) -> TokenizerDigests:
-    """Return `tokenizer_digest`, and SHA-256 of each part alone. Raises FileNotFoundError."""
+    """Return `tokenizer_digest`, and SHA-256 of each part. Raises FileNotFoundError."""
     return TokenizerDigests(
         tokenizer_digest(folder),
         hashlib.sha256((folder / "tokenizer.json").read_bytes()).digest(),
@@ -110,8 +110,8 @@ def tokenizer_digests(folder: Path) -> TokenizerDigests:
 def tokenizer_digest(folder: Path) -> bytes:
     """Return SHA-256 of tokenizer.json and the chat template of a model folder.
 
-    Two sides with the same digest turn the same messages into the same token ids. Raises
-    FileNotFoundError without a tokenizer.json; a tokenizer without a template has an empty one."""
+    Two sides with the same digest turn the same messages into the same token ids. A missing
+    template counts as empty. Raises FileNotFoundError without a tokenizer.json."""
     digest = hashlib.sha256((folder / "tokenizer.json").read_bytes())
     digest.update(b"\0")
     digest.update(_chat_template(folder).encode())

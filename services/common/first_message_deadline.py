@@ -1,4 +1,4 @@
-"""The first message of each call, which is waited for within bounds."""
+"""Deadline for the first message of each call."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -8,9 +8,8 @@ import grpc
 from services.common.auth import DOMAIN
 from services.common.errors import ServiceError
 
-# gRPC takes in up to a whole message of each call that is read. So many may take their time over
-# it; those who come while these are waited for have a moment, which is enough for a message that
-# was sent at all.
+# gRPC buffers up to a whole message of each call that is read. So many calls may take their time
+# to send it; further ones get a moment, which is enough for a message that was sent at all.
 _MOST_SLOW = 128
 _SLOW_S = 30.0
 _MOMENT_S = 2.0
@@ -23,7 +22,7 @@ class FirstMessages:
         self._waiting = 0
 
     async def read(self, raw: AsyncIterator[bytes]) -> bytes | None:
-        """Return the next message of a stream that has brought none; None where it ends.
+        """Return the first message of a stream; None if the stream ends without one.
 
         Raises ServiceError STREAM_STALLED."""
         patience_s = _SLOW_S if self._waiting < _MOST_SLOW else _MOMENT_S

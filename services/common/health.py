@@ -12,7 +12,7 @@ from services.common.errors import ServiceError
 
 WATCH = "/grpc.health.v1.Health/Watch"
 METHODS = frozenset({"/grpc.health.v1.Health/Check", WATCH})
-# Who asks for one needs no token.
+# These calls need no token.
 MOST_WATCHES = 256
 
 
@@ -33,7 +33,7 @@ class Health(health_pb2_grpc.HealthServicer):
             raise ServiceError(
                 grpc.StatusCode.NOT_FOUND,
                 "UNKNOWN_SERVICE",
-                "health is that of the whole server: ask with an empty service name",
+                "health covers the whole server: leave the service name empty",
                 domain=DOMAIN,
             )
         return self._response()

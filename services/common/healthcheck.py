@@ -1,9 +1,9 @@
-"""Ask a service whether it serves, as container engines do:
+"""Health check of a service, for container engines:
 
     python -m services.common.healthcheck --address 127.0.0.1:50051
 
-The exit code answers: 0 it serves, 1 it does not, or not yet, 2 the question is wrong. Under TLS
-the command shows the service's own certificate, which only processes beside the service have."""
+Exit codes: 0 it serves, 1 it does not, or not yet, 2 the arguments are wrong. Under TLS the command
+presents the service's own certificate, which only processes beside the service have."""
 
 import argparse
 import asyncio
@@ -26,9 +26,10 @@ PORT = 50051
 
 
 async def check_health(address: str, tls: Tls | None, timeout_s: float, *, peer: str = "") -> str:
-    """Return why the service does not serve; empty when it does.
+    """Return why the service does not serve; empty if it does.
 
-    `peer` is the service whose certificate it has, if `tls` is not its own. Raises ConfigError."""
+    `peer` names the service in the expected certificate, if that is not `tls`. Raises
+    ConfigError."""
     own = tls.name.partition(".")[0] if tls is not None else ""
     async with plain_channel(address, wait_for_ready=False, tls=tls, peer=peer or own) as channel:
         stub: Any = health_pb2_grpc.HealthStub(channel)
@@ -37,7 +38,7 @@ async def check_health(address: str, tls: Tls | None, timeout_s: float, *, peer:
         except grpc.aio.AioRpcError as error:
             return likely_cause(error.details()) or f"{error.code().name}: {error.details()}"
     status = health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
-    return "" if status == "SERVING" else f"it says {status}"
+    return "" if status == "SERVING" else f"its status is {status}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -51,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def report_health(address: str, tls: Tls | None, timeout_s: float, *, peer: str = "") -> int:
-    """Ask as `check_health` does, and print the answer; return the exit code."""
+    """Run `check_health`, print the result and return the exit code."""
     reason = asyncio.run(check_health(address, tls, timeout_s, peer=peer))
     say(f"{address}: {reason or 'serving'}")
     return NOT_SERVING if reason else SERVING
@@ -60,11 +61,11 @@ def report_health(address: str, tls: Tls | None, timeout_s: float, *, peer: str 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m services.common.healthcheck",
-        description="Ask a service whether it serves. Exit code: 0 yes, 1 no, 2 asked wrongly.",
+        description="Check whether a service serves. Exit code: 0 yes, 1 no, 2 wrong arguments.",
     )
     add = parser.add_argument
     add("--address", default=f"127.0.0.1:{PORT}", metavar="HOST:PORT", help="(%(default)s)")
-    add("--tls-dir", type=Path, help=f"as the service's; if it is there (or ${TLS_VARIABLE})")
+    add("--tls-dir", type=Path, help=f"the service's --tls-dir, if it has one (or ${TLS_VARIABLE})")
     add("--timeout", type=float, default=5.0, metavar="SECONDS", help="(%(default)s)")
     return parser
 

@@ -1,4 +1,4 @@
-"""Work on values that outside text was parsed into, off the event loop where they are large."""
+"""Work on values parsed from outside text, off the event loop if they are large."""
 
 import json
 from collections.abc import Callable
@@ -8,29 +8,30 @@ from services.common.parsing import ASIDE_BYTES, run_aside
 
 T = TypeVar("T")
 
-# A value takes some time by itself: writing 4,000 numbers takes as long as 64 KiB of text.
+# Each value has a fixed cost: writing 4,000 numbers takes as long as writing 64 KiB of text.
 _EACH_BYTES = 16
 
 
 async def run_aside_for(value: object, work: Callable[[], T]) -> T:
-    """Do the work on a JSON value, in a thread when it is large. Nobody may change it meanwhile."""
+    """Do the work on a JSON value, in a thread if it is large. The value must not change
+    meanwhile."""
     return await run_aside(estimate_size(value), work)
 
 
 async def dump_json_aside(value: Any) -> bytes:
-    """Return a value as JSON. Raises ValueError, TypeError or RecursionError where it is none."""
+    """Return a value as JSON. Raises ValueError, TypeError or RecursionError if it cannot be."""
     return await run_aside_for(value, lambda: json.dumps(value).encode())
 
 
 async def dump_line_aside(value: Any) -> bytes:
     """Return a value as a line of JSON. Raises as `dump_json_aside` does."""
-    # Its end is written in the thread too: to append it afterwards copies the whole line.
+    # The newline is added in the thread too: appending it here would copy the whole line.
     return await run_aside_for(value, lambda: f"{json.dumps(value)}\n".encode())
 
 
 def estimate_size(value: object) -> int:
-    """Return roughly the bytes of a JSON value as text. The count stops above ASIDE_BYTES, so that
-    it takes no time that matters."""
+    """Return roughly the bytes of a JSON value as text. The count stops above ASIDE_BYTES, so it is
+    always quick."""
     size, left = 0, [value]
     while left and size <= ASIDE_BYTES:
         one = left.pop()

@@ -4,9 +4,9 @@ import gc
 
 
 def freeze_loaded_objects() -> None:
-    """Keep what has been loaded by now out of garbage collection.
+    """Exclude all objects loaded so far from garbage collection.
 
-    A full collection goes through every object, hundreds of thousands with vLLM and transformers,
-    and would hold the event loop for 40 to 400 ms whenever Python begins one."""
+    A full collection visits every object, hundreds of thousands with vLLM and transformers, and
+    would block the event loop for 40 to 400 ms each time."""
     gc.collect()
     gc.freeze()

@@ -13,7 +13,7 @@ from services.common.printable_text import json_line, make_visible
 from services.common.redaction import add_secret, clean_value, secret_values
 
 MAX_LINE_BYTES = 16 * 1024
-# Of our own lines and of those of libraries.
+# For our own lines and those of libraries.
 _SHARED: list[structlog.typing.Processor] = [
     structlog.stdlib.filter_by_level,
     structlog.contextvars.merge_contextvars,
@@ -32,8 +32,8 @@ def setup(
 ) -> None:
     """Send the logs of this process, those of libraries included, to stderr.
 
-    JSON lines, or key=value where stderr is a terminal (`pretty` decides otherwise). Values of
-    environment variables whose names say that they are secret never appear.
+    Lines are JSON, or key=value if stderr is a terminal (`pretty` overrides this). Values of
+    environment variables with secret-like names never appear.
     """
     for value in secret_values(os.environ):
         add_secret(value)
@@ -42,7 +42,7 @@ def setup(
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
-            # Lines of libraries have been filtered by their level already.
+            # Lines of libraries are already filtered by level.
             foreign_pre_chain=_SHARED[1:],
             processors=[
                 structlog.stdlib.ProcessorFormatter.remove_processors_meta,
@@ -73,7 +73,7 @@ def bind(**values: object) -> None:
 
 
 def bind_process(**values: object) -> None:
-    """Put `values` on every line of this process from now on, whichever task logs it."""
+    """Put `values` on every line of this process from now on, in any task."""
     _everywhere.update(values)
 
 
@@ -93,13 +93,13 @@ def _event_to_json(event: Mapping[str, Any]) -> str:
     kept["event"] = str(event.get("event", ""))[:1024]
     kept["cut_bytes"] = size
     cut = json.dumps(dict(list(kept.items())[-32:]), ensure_ascii=True)
-    # What needs 12 bytes a character may still be too long.
+    # At up to 12 bytes a character the line may still be too long.
     last = {"event": kept["event"], "cut_bytes": size}
     return cut if len(cut) <= MAX_LINE_BYTES else json.dumps(last, ensure_ascii=True)
 
 
 def format_event(event: Mapping[str, Any]) -> str:
-    """Format an event for people: time, level, what happened, and key=value."""
+    """Format an event for people: time, level, event, and key=value pairs."""
     rest = dict(event)
     head = [str(rest.pop(key, "")) for key in ("timestamp", "level", "event")]
     trace = rest.pop("exception", None)

@@ -1,4 +1,4 @@
-"""Child processes that are spoken to over their stdin and stdout, and log into a file."""
+"""Child processes with pipes for stdin and stdout, and a log file for stderr."""
 
 import asyncio
 import os
@@ -12,7 +12,7 @@ _END_BYTES = 4096
 
 
 class LoggedChild:
-    """A child that runs, or has ended. Its stderr goes to `log_path`, behind what is there."""
+    """A child, running or ended. Its stderr is appended to `log_path`."""
 
     def __init__(self, process: Process, log_path: Path) -> None:
         assert process.stdin is not None
@@ -25,8 +25,8 @@ class LoggedChild:
     async def start_child(
         command: Sequence[str], log_path: Path, *kept: str, more: Mapping[str, str] | None = None
     ) -> "LoggedChild":
-        """Start `command` with the environment of our own children: the variables `kept` of this
-        process besides, and `more`. Raises OSError."""
+        """Start `command` with the environment of our own children, plus the variables `kept` of
+        this process and those in `more`. Raises OSError."""
         log_path.parent.mkdir(parents=True, exist_ok=True)
         with log_path.open("ab") as log:
             process = await asyncio.create_subprocess_exec(
@@ -35,28 +35,28 @@ class LoggedChild:
                 stdout=PIPE,
                 stderr=log,
                 env={**child_environment(*kept, ours=True), **(more or {})},
-                # The terminal's Ctrl-C is for the service, which ends its children in order.
+                # Ctrl-C in the terminal is for the service, which ends its children in order.
                 start_new_session=True,
             )
         return LoggedChild(process, log_path)
 
     @property
     def exit_code(self) -> int | None:
-        """The code that the child has ended with, minus its signal if one killed it; None while it
+        """Exit code of the child, the negative signal number if a signal killed it; None while it
         runs."""
         return self._process.returncode
 
     async def wait_until_ended(self) -> int:
-        """Wait until the child has ended; return its code."""
+        """Wait until the child has ended; return its exit code."""
         return await self._process.wait()
 
     def kill(self) -> None:
-        """End the child at once, if it runs."""
+        """Kill the child if it is still running."""
         if self.exit_code is None:
             self._process.kill()
 
     async def end_within(self, seconds: float) -> None:
-        """Wait until the child, which has reason to, has ended; kill it after `seconds`."""
+        """Wait for a child that is about to end; kill it after `seconds`."""
         try:
             async with asyncio.timeout(seconds):
                 await self._process.wait()
@@ -76,5 +76,5 @@ def describe_log_end(log_path: Path) -> str:
             file.seek(max(0, file.seek(0, os.SEEK_END) - _END_BYTES))
             text = file.read().decode(errors="replace").strip()
     except OSError as error:
-        return f"(its log {log_path} cannot be read: {error})"
+        return f"(cannot read its log {log_path}: {error})"
     return f"end of {log_path}:\n{text}" if text else f"({log_path} is empty)"

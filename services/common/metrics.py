@@ -40,13 +40,13 @@ Values = Mapping[tuple[str, ...], float]
 
 
 class _FamilyCollector(Collector):
-    """Collector of the families that the parts of this process have shown last."""
+    """Collector of the families that each part of this process showed last."""
 
     def __init__(self) -> None:
         self._families: dict[str, Sequence[Metric]] = {}
 
     def show(self, part: str, families: Sequence[Metric]) -> None:
-        # One assignment: scrapes come from another thread.
+        # A single assignment, because scrapes come from another thread.
         self._families = {**self._families, part: families}
 
     def describe(self) -> Iterable[Metric]:
@@ -64,7 +64,7 @@ REGISTRY.register(_shown)
 def show(part: str, families: Sequence[Metric]) -> None:
     """Replace the families that `part` of this process shows.
 
-    This is for numbers that it counts anyway: hot paths then pay nothing for them."""
+    Use it for numbers that the part counts anyway: hot paths then pay nothing for them."""
     _shown.show(part, families)
 
 
@@ -75,7 +75,7 @@ def counter(name: str, help: str, labels: Sequence[str], values: Values) -> Metr
 
 
 def gauge(name: str, help: str, labels: Sequence[str], values: Values) -> Metric:
-    """Return a family of values of this moment."""
+    """Return a family of current values."""
     return _fill_family(GaugeMetricFamily(name, help, labels=labels), values)
 
 
@@ -112,7 +112,7 @@ def event_counter(name: str, help: str, *labels: str) -> Callable[..., Callable[
 
 
 def start_http(listen: str) -> str:
-    """Serve /metrics from a thread of its own; returns the address. Raises ConfigError."""
+    """Serve /metrics from a separate thread; return the address. Raises ConfigError."""
     host, port = split_host_port(listen, "metrics")
     if not is_loopback(host):
         raise ConfigError(

@@ -1,7 +1,7 @@
-"""Addresses that may be listened on and dialled.
+"""Rules for addresses to listen on and to dial.
 
-Without TLS everything a service says is readable on the wire, and so is its token: only loopback
-will do, which no other machine can reach."""
+Without TLS all traffic of a service, including its token, is readable on the wire: then only
+loopback is allowed, which no other machine can reach."""
 
 import ipaddress
 
@@ -11,7 +11,7 @@ _ANY = {"0.0.0.0", "::"}
 
 
 def check_listen(address: str, *, encrypted: bool = False) -> tuple[str, int]:
-    """Split `host:port`. Raises ConfigError where it is beyond loopback and not `encrypted`."""
+    """Split `host:port`. Raises ConfigError if it is beyond loopback and not `encrypted`."""
     host, port = split_host_port(address, "listen")
     if not encrypted and not is_loopback(host):
         raise ConfigError(
@@ -23,7 +23,7 @@ def check_listen(address: str, *, encrypted: bool = False) -> tuple[str, int]:
 
 
 def check_dial(address: str, *, encrypted: bool) -> None:
-    """Raise ConfigError where calls to `address` would leave this machine as plain text."""
+    """Raise ConfigError if calls to `address` would leave this machine as plain text."""
     host, _ = split_host_port(address, "peer")
     if not encrypted and not is_loopback(host):
         raise ConfigError(
@@ -33,14 +33,13 @@ def check_dial(address: str, *, encrypted: bool) -> None:
 
 
 def advertised_address(host: str, port: int, advertise: str | None) -> str:
-    """Return the address to tell others after listening on `host` and `port`.
+    """Return the address to publish after listening on `host` and `port`.
 
-    `advertise` is a host, or host:port where the port is mapped to another one too. Raises
-    ConfigError."""
+    `advertise` is a host, or host:port if the port is mapped too. Raises ConfigError."""
     if advertise is None:
         if host in _ANY:
             raise ConfigError(
-                f"listening on {host} says nothing about how others reach this machine: pass"
+                f"listening on {host} does not show how others reach this machine: pass"
                 " --advertise HOST"
             )
         return join_host_port(host, port)
@@ -51,12 +50,12 @@ def advertised_address(host: str, port: int, advertise: str | None) -> str:
 
 
 def join_host_port(host: str, port: int) -> str:
-    """Return host:port, with brackets where the host has colons itself."""
+    """Return host:port, with brackets around a host that contains colons."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def is_loopback(host: str) -> bool:
-    """Return True if only processes of this machine can be there."""
+    """Return True if only processes of this machine can be at `host`."""
     if host == "localhost":
         return True
     try:

@@ -1,6 +1,6 @@
-"""The network interfaces of this machine, and the one that gloo and NCCL are to use.
+"""The network interfaces of this machine, and the one that gloo and NCCL use.
 
-Needs nothing but the standard library: the doctor's probe imports it on every node."""
+Only the standard library is imported: the doctor's probe runs this on every node."""
 
 import fcntl
 import ipaddress
@@ -9,7 +9,7 @@ import socket
 import struct
 from typing import Any
 
-# What gloo and NCCL heed.
+# The variables that gloo and NCCL read.
 INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 _SIOCGIFADDR = 0x8915
 
@@ -17,18 +17,18 @@ _SIOCGIFADDR = 0x8915
 def own_address(host: str) -> str:
     """Return this machine's address in the network in which it reaches `host`. Raises OSError.
 
-    A name with addresses of both families stands for its IPv4 one: only by that is an interface
-    found."""
+    A name with addresses of both families counts as its IPv4 address: interfaces are found only by
+    that."""
     found = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)
     family, kind, _, _, address = min(found, key=lambda info: info[0] is not socket.AF_INET)
     with socket.socket(family, kind) as probe:
-        # Sends nothing: only the route is looked up.
+        # This sends nothing: it only looks up the route.
         probe.connect(address)
         return str(probe.getsockname()[0])
 
 
 def interface_towards(host: str) -> str | None:
-    """Return the interface towards `host`; None where it cannot be determined, as for IPv6.
+    """Return the interface towards `host`; None if it cannot be determined, as for IPv6.
 
     Raises OSError without a route."""
     own = own_address(host)
@@ -40,8 +40,8 @@ def interface_towards(host: str) -> str | None:
 def choose_interface(host: str) -> str:
     """Make gloo and NCCL use the network of `host`, unless the environment names an interface.
 
-    Left alone they take what the machine's own name resolves to, often loopback. Return this
-    machine's address that results. Raises OSError."""
+    By default they use the address of the machine's own name, often loopback. Return this machine's
+    address on the chosen interface. Raises OSError."""
     interface = interface_towards(host)
     if interface is not None:
         for name in INTERFACE_VARIABLES:
@@ -55,8 +55,7 @@ def interface_names() -> list[str]:
 
 
 def _ipv4_address(interface: str) -> str | None:
-    """Return the IPv4 address of an interface; None if there is no such interface or it has no
-    such address."""
+    """Return the IPv4 address of an interface; None if there is no such interface or address."""
     request: Any = struct.pack("256s", interface.encode()[:15])
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:

@@ -1,7 +1,7 @@
 """Ranges of the numbers of a configuration.
 
-Each number has one, with both ends: a value outside is a slip of the hand, and is reported before
-anything starts."""
+Each number has a lower and an upper bound: a value outside is a typing error, and is reported
+before anything starts."""
 
 from typing import Annotated
 
@@ -12,9 +12,9 @@ MOST_TOKENS = 1_000_000_000
 
 # A wait or a lifetime: above 0, at most a week.
 Seconds = Annotated[float, Field(gt=0, le=7 * 86400)]
-# Processes, episodes, tries and the like.
+# Counts: processes, episodes, tries.
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
 Tokens = Annotated[int, Field(ge=1, le=MOST_TOKENS)]
-# Optimizer steps, or versions of the policy.
+# Optimizer steps or policy versions.
 Steps = Annotated[int, Field(ge=1, le=MOST_STEPS)]
 Share = Annotated[float, Field(ge=0, le=1)]

@@ -1,17 +1,17 @@
-"""Open files of a process that serves: each connection, and each call to others, holds one.
+"""Open files of a serving process: each connection, and each outgoing call, holds one.
 
-The usual soft limit, 1024, is less than there may be of them, and gRPC then accepts nobody.
+The usual soft limit of 1024 can be exhausted, and gRPC then accepts no connection.
 """
 
 import resource
 
 _FILES = 65536
-# Strangers need no token to connect: most files stay for what a service opens itself.
+# Connecting needs no token, so most files are reserved for what a service opens itself.
 _CONNECTIONS_SHARE = 4
 
 
 def raise_file_limit() -> None:
-    """Raise the soft limit as far as this process may."""
+    """Raise the soft limit as far as permitted."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < _max_files():
         resource.setrlimit(resource.RLIMIT_NOFILE, (_max_files(), hard))

@@ -1,8 +1,8 @@
-"""Outside text as values, bounded before anything is built of it.
+"""Parsing of outside text, bounded before anything is built from it.
 
-CPython's parsers hold the interpreter while they run, in a thread as well, so that a limit on time
-alone comes too late. Their time and memory follow from how much they build, and that is counted
-first, at a gigabyte a second: commas, colons and brackets outside strings, and how deep these nest.
+CPython's parsers hold the interpreter while they run, even in a thread, so a time limit alone comes
+too late. Their time and memory depend on how much they build, so that is counted first, at a
+gigabyte a second: commas, colons and brackets outside strings, and the depth of nesting.
 """
 
 import ast
@@ -17,30 +17,30 @@ from typing import Any, NoReturn, TypeVar
 
 T = TypeVar("T")
 
-# Text above this is handled in a thread: what its parser calls back lets the event loop in.
+# Larger text is parsed in a thread, where the parser's callbacks let the event loop run.
 ASIDE_BYTES = 2**16
-# No double holds more; the time to convert an integer grows with the square of its digits.
+# No double has more digits; the time to convert an integer grows with the square of its digits.
 _DIGITS = 512
 _STRUCTURE = b",:[{"
 _BRACKETS = bytes.maketrans(b"{}", b"[]")
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _SHOWN = 100
-# What is done with warnings is one setting for all threads: two would restore each other's.
+# Warning filters are one setting for all threads: two blocks would restore each other's.
 _ONE_AT_A_TIME = threading.Lock()
 
 
 class ParseError(ValueError):
-    """The text is not what it should be; the message says where."""
+    """The text is malformed; the message gives the place."""
 
 
 class TooLargeError(ParseError):
-    """The text exceeds a limit; the message says which."""
+    """The text exceeds a limit; the message names it."""
 
 
 @dataclass(frozen=True, slots=True)
 class TextLimits:
-    """Bounds of one text: `values` counts values, keys and containers, and `depth` how far
-    containers nest."""
+    """Bounds of one text: `values` limits values, keys and containers, `depth` the nesting of
+    containers."""
 
     bytes: int
     values: int
@@ -48,7 +48,7 @@ class TextLimits:
 
 
 def parse_json(text: str | bytes, limits: TextLimits, *, strict: bool = False) -> Any:
-    """Return the value of a JSON text; a strict one repeats no key and has finite numbers only.
+    """Return the value of a JSON text; `strict` refuses repeated keys and non-finite numbers.
     Raises ParseError."""
     data = text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass")
     check_json(data, limits)
@@ -62,19 +62,19 @@ def parse_json(text: str | bytes, limits: TextLimits, *, strict: bool = False) -
 
 
 async def parse_json_aside(text: str | bytes, limits: TextLimits, *, strict: bool = False) -> Any:
-    """Call `parse_json` off the event loop for a text that takes long. Raises ParseError."""
+    """Call `parse_json`, off the event loop if the text is long. Raises ParseError."""
     return await run_aside(len(text), lambda: parse_json(text, limits, strict=strict))
 
 
 async def run_aside(size: int, work: Callable[[], T], most: int = ASIDE_BYTES) -> T:
-    """Do the work on `size` bytes, in a thread when they are more than `most`."""
+    """Do the work on `size` bytes, in a thread if they exceed `most`."""
     return await asyncio.to_thread(work) if size > most else work()
 
 
 def check_json(data: bytes, limits: TextLimits) -> None:
-    """Raise TooLargeError where a JSON text exceeds the limits.
+    """Raise TooLargeError if a JSON text exceeds the limits.
 
-    Marks inside strings are counted at first as well, which is cheaper and mostly enough."""
+    The first count includes marks inside strings, which is cheaper and mostly enough."""
     if len(data) > limits.bytes:
         raise TooLargeError(f"it has {len(data)} bytes, more than {limits.bytes}")
     openers = data.count(b"[") + data.count(b"{")
@@ -99,18 +99,18 @@ def parse_literal(text: str, limits: TextLimits) -> Any:
             warnings.simplefilter("ignore")
             return ast.literal_eval(text)
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as error:
-        raise ParseError(f"it is no literal: {error!r}"[:500]) from None
+        raise ParseError(f"it is not a literal: {error!r}"[:500]) from None
 
 
 def parse_integer(digits: str) -> int:
-    """Parse an integer of JSON, of up to 512 digits. Raises ValueError."""
+    """Parse a JSON integer of up to 512 digits. Raises ValueError."""
     if len(digits) > _DIGITS:
         raise ValueError(f"an integer of {len(digits)} digits is too long; {_DIGITS} are allowed")
     return int(digits)
 
 
 def make_unique_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Make an object of JSON, in one pass. Raises ValueError for a key that is repeated."""
+    """Build a JSON object in one pass. Raises ValueError for a repeated key."""
     result = dict(pairs)
     if len(result) == len(pairs):
         return result
@@ -129,8 +129,8 @@ def _count_marks(data: bytes) -> int:
 def _outside_strings(data: bytes, limits: TextLimits) -> bytes:
     """Return a JSON text without its strings.
 
-    The result is exact as far as the text is JSON, which is as far as a parser reads. Raises
-    TooLargeError when there are more strings than values allowed."""
+    The result is exact up to the first syntax error, where a parser stops too. Raises TooLargeError
+    if there are more strings than values allowed."""
     plain = data.replace(b"\\\\", b"").replace(b'\\"', b"")
     if plain.count(b'"') > 2 * limits.values:
         raise _too_many(limits)
@@ -138,7 +138,7 @@ def _outside_strings(data: bytes, limits: TextLimits) -> bytes:
 
 
 def _is_deeper(structure: bytes, depth: int) -> bool:
-    """Return True if brackets nest deeper: each pass takes away the innermost."""
+    """Return True if brackets nest deeper than `depth`: each pass removes the innermost."""
     left = structure.translate(_BRACKETS, _NO_BRACKETS)
     for _ in range(depth):
         if b"[]" not in left:
@@ -162,7 +162,7 @@ def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not a JSON number")
 
 
-# Made once: a decoder costs more than a small object to decode.
+# Shared, because creating a decoder costs more than decoding a small object.
 _LENIENT = json.JSONDecoder(parse_int=parse_integer)
 _STRICT = json.JSONDecoder(
     object_pairs_hook=make_unique_object,

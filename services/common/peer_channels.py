@@ -1,4 +1,4 @@
-"""Channels to the other services of a run, wherever they are at the moment."""
+"""Channels to the other services of a run, which follow their current addresses."""
 
 import asyncio
 import random
@@ -18,15 +18,15 @@ from services.common.tls import Tls, likely_cause
 
 _RETRY_S = 1.0
 _RESOLVE_TIMEOUT_S = 3600.0
-# As long as a call without a deadline of its own may still be running on an abandoned channel.
+# A call without its own deadline may still run this long on an abandoned channel.
 _OLD_CHANNEL_GRACE_S = 120.0
 _log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class RegistryContract:
-    """The generated code of flotilla.launcher.v1.RegistryService, handed in by a composition root:
-    its stub class and its messages module."""
+    """The generated stub class and messages module of flotilla.launcher.v1.RegistryService, passed
+    in by a composition root."""
 
     stub: Callable[[Any], Any]
     messages: Any
@@ -35,8 +35,8 @@ class RegistryContract:
 class Peers:
     """Channels to services, found by fixed addresses, else by the registry.
 
-    Of several replicas of a service it stays with one as long as that one is registered; callers
-    with different `replica` numbers are spread over them."""
+    A caller stays with one replica of a service as long as that replica is registered; callers with
+    different `replica` numbers are spread over them."""
 
     def __init__(
         self,
@@ -66,13 +66,13 @@ class Peers:
         timeout_s: float = DEFAULT_TIMEOUT_S,
         stream_timeout_s: float = DEFAULT_STREAM_TIMEOUT_S,
     ) -> grpc.aio.Channel:
-        """Return a channel to `service`; wait until the service is there.
+        """Return a channel to `service`; wait until the service is known.
 
-        It follows the service to new addresses, so stubs made from it stay good. Calls behave as
-        on `rpc.channel`, but where the registry resolves the service, a call to one that has gone
-        fails with UNAVAILABLE after some seconds instead of waiting for it: the next one may
-        already go to its successor. Raises ConfigError if nothing can resolve `service`, or if it
-        is beyond loopback and there is no TLS."""
+        The channel follows the service to new addresses, so its stubs stay valid. Calls behave as
+        on `rpc.channel`, except that with a registry a call to a service that has gone fails with
+        UNAVAILABLE after some seconds instead of waiting: the next call may already reach its
+        successor. Raises ConfigError if nothing can resolve `service`, or if it is beyond loopback
+        and there is no TLS."""
         peer = self._peers.get(service)
         if peer is None:
             peer = self._peers[service] = self._resolve(service)
@@ -83,7 +83,7 @@ class Peers:
         return Channel(peer.current, defaults)
 
     async def address(self, service: str) -> str:
-        """Return where `service` is now, as host:port; wait until that is known.
+        """Return the current host:port of `service`; wait until it is known.
 
         Raises ConfigError, see `channel`."""
         await self.channel(service)
@@ -102,7 +102,7 @@ class Peers:
             peer.task = asyncio.create_task(self._follow_registry(peer), name=f"resolve-{service}")
         else:
             raise ConfigError(
-                f"nobody knows where {service} is: pass --peer {service}=HOST:PORT, or"
+                f"cannot resolve the service {service}: pass --peer {service}=HOST:PORT, or"
                 " --registry HOST:PORT"
             )
         return peer
@@ -136,12 +136,12 @@ class Peers:
 
 
 class _Peer:
-    """One service: its present address, and the channel to it."""
+    """One service: its current address, and the channel to it."""
 
     def __init__(self, service: str, tls: Tls | None) -> None:
         self.service = service
         self._tls = tls
-        # Why it may not be called where it is.
+        # Why it must not be called at its address.
         self.refusal: ConfigError | None = None
         self.replica: int | None = None
         self.known = asyncio.Event()
@@ -151,12 +151,12 @@ class _Peer:
         self._closing: set[asyncio.Task[None]] = set()
 
     def current(self) -> grpc.aio.Channel:
-        assert self._channel is not None, "known is set before anyone gets a channel"
+        assert self._channel is not None, "known is set before any caller gets a channel"
         return self._channel
 
     @property
     def address(self) -> str:
-        assert self._address is not None, "known is set before anyone asks"
+        assert self._address is not None, "known is set before any caller gets the address"
         return self._address
 
     def move(self, address: str, *, wait_for_ready: bool) -> None:
@@ -176,7 +176,7 @@ class _Peer:
             closing.add_done_callback(self._closing.discard)
 
     def refuse(self, refusal: ConfigError) -> None:
-        """Refuse the peer to whoever asks for it from here on."""
+        """Refuse the peer to every caller from now on."""
         _log.error("a peer may not be called", peer=self.service, error=str(refusal))
         self.refusal = refusal
         self.known.set()

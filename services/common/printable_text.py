@@ -1,8 +1,8 @@
-"""Text of others, made fit for a line of a log, a table or a terminal.
+"""Untrusted text, made safe for a line of a log, a table or a terminal.
 
-Whatever a process prints goes through here or through a console that does: a prompt, a tool's
-description or an error can hold what a terminal obeys, such as a new title or a write to the
-clipboard, or what shows text in another order than it has.
+All output of a process goes through here or through a console that uses it: a prompt, a tool's
+description or an error can contain terminal commands, such as a new title or a write to the
+clipboard, or characters that show text in another order.
 """
 
 import json
@@ -14,10 +14,10 @@ from typing import Any, TextIO
 _ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b.")
 # Marks and overrides of the direction of text.
 _DIRECTIONS = (0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
-# Ends of lines to whoever reads a log by Unicode's lines.
+# Line ends to readers that split a log by Unicode's rules.
 _LINE_ENDS = (0x2028, 0x2029)
-# Characters without any look, in which whole sentences can stand unseen: zero width, tags and the
-# variation selectors that no script needs. Joiners, and the selectors of emoji, are part of text.
+# Invisible characters, which can hide whole sentences: zero width, tags and the variation selectors
+# that no script needs. Joiners and the selectors of emoji are part of text.
 _UNSEEN = (
     *(0x00AD, 0x034F, 0x115F, 0x1160, 0x180E, 0x200B, 0x3164, 0xFEFF, 0xFFA0),
     *range(0x2060, 0x2066),
@@ -36,14 +36,14 @@ _SHOWN: Mapping[int, int] = {
     ),
 }
 _SHOWN_IN_LINES = {code: to for code, to in _SHOWN.items() if chr(code) not in _LAYOUT}
-# Of those that JSON does not escape by itself.
+# Those that JSON does not escape.
 _ACTING = re.compile("[" + re.escape("".join(chr(code) for code in _SHOWN if code >= 0x7F)) + "]")
 
 
 def make_visible(text: str, *, lines: bool = True) -> str:
-    """Replace each character that a terminal would act on by a visible one.
+    """Replace each character that a terminal would interpret with a visible one.
 
-    With `lines`, new lines and tabs stay."""
+    With `lines`, newlines and tabs stay."""
     # Not `isprintable` alone: variation selectors are.
     if text.isascii() and text.isprintable():
         return text
@@ -51,7 +51,8 @@ def make_visible(text: str, *, lines: bool = True) -> str:
 
 
 def json_line(value: Any, *, default: Callable[[Any], Any] | None = None) -> str:
-    """Return `value` as JSON on one line, with whatever a terminal would act on escaped."""
+    """Return `value` as JSON on one line, with every character that a terminal would interpret
+    escaped."""
     text = json.dumps(value, ensure_ascii=False, default=default)
     if text.isascii() and text.isprintable():
         return text
@@ -59,7 +60,7 @@ def json_line(value: Any, *, default: Callable[[Any], Any] | None = None) -> str
 
 
 def say(text: str = "", *, end: str = "\n", file: TextIO | None = None) -> None:
-    """Print a text, whoever wrote it, to standard output or `file`."""
+    """Print untrusted text to standard output or `file`."""
     print(make_visible(text), end=end, file=file, flush=True)
 
 
@@ -76,5 +77,5 @@ def one_line(text: str, characters: int) -> str:
 
 
 def first_line(text: str, characters: int) -> str:
-    """Return the first line of `text` that says anything, printable, cut to so many characters."""
+    """Return the first non-empty line of `text`, printable and cut to so many characters."""
     return next((line for each in text.splitlines() if (line := one_line(each, characters))), "")

@@ -1,22 +1,22 @@
-"""First steps of a process of ours, so that what it knows stays with its user."""
+"""First steps of our processes, so that their data stays private to their user."""
 
 import os
 import resource
 
-# Less than any dump has, and what tells Linux to start no handler of dumps either: one that
-# `core_pattern` pipes to is not stopped by 0.
+# Smaller than any dump, and also keeps Linux from starting a dump handler: 0 would not stop one
+# that `core_pattern` pipes to.
 _NO_DUMP = 1
 
 
 def keep_private() -> None:
-    """Make the files of this process and its children for their user alone, and let none of them
-    leave a core dump."""
+    """Make new files of this process and its children readable by their user only, and disable
+    core dumps."""
     os.umask(0o077)
     refuse_core_dumps()
 
 
 def refuse_core_dumps() -> None:
-    """Have no memory with keys in it written to a disk, by this process or its children."""
+    """Keep memory with keys in it off the disk, for this process and its children."""
     _, hard = resource.getrlimit(resource.RLIMIT_CORE)
     if hard != 0:
         resource.setrlimit(resource.RLIMIT_CORE, (_NO_DUMP, _NO_DUMP))

@@ -9,10 +9,10 @@ _PEAK = "VmHWM:"
 
 
 def peak_memory_bytes() -> int:
-    """Return the most memory that this process has had at once.
+    """Return the peak memory of this process.
 
-    Not by getrusage where Linux says it: a process that was started by a larger one inherits
-    that one's peak."""
+    Linux reports it in /proc; getrusage is the fallback, because a process started by a larger one
+    inherits that one's peak there."""
     if _STATUS.exists():
         for line in _STATUS.read_text().splitlines():
             if line.startswith(_PEAK):

@@ -1,8 +1,8 @@
-"""Removal of secrets from logs and from other text that people read.
+"""Removal of secrets from logs and other text that people read.
 
-Secrets become known by the names of environment variables (`secret_values`) or one by one
-(`add_secret`). `redact` hides them in a text, in whatever form they are written, and `clean_value`
-in a field of a log line."""
+Secrets are registered from environment variables, by name (`secret_values`), or one by one
+(`add_secret`). `redact` hides them in a text in any encoding, `clean_value` in a field of a log
+line."""
 
 import base64
 import json
@@ -15,7 +15,7 @@ from urllib.parse import quote, quote_plus, unquote, urlsplit
 
 _WORDS = "TOKEN|SECRET|PASSWORD|PASSWD|KEY|CREDENTIAL|WEBHOOK"
 _NAME = re.compile(f"({_WORDS}|JWT|PASSPHRASE|(^|_)PASS|_PWD)S?(_|$)", re.IGNORECASE)
-# Objects with secrets in them, whose names do not say so.
+# Objects that contain secrets although their names do not show it.
 _OBJECTS = ("FLOTILLA_LAUNCHER", "FLOTILLA_REMOTE_OPTIONS", "FLOTILLA_TLS")
 _IN_OBJECT = re.compile(f"{_WORDS}|TLS", re.IGNORECASE)
 _USER = re.compile(r"://([^\s:/?#@]*)(:?)([^\s/?#@]*)@")
@@ -27,7 +27,7 @@ _SETTING = re.compile(
 _ESCAPE = re.compile("%[0-9A-F]{2}")
 _URL_ALPHABET = str.maketrans("+/", "-_")
 _REFERENCE = re.compile(r"\$([A-Z][A-Z0-9_]*)")
-# Less would hide ordinary text.
+# A shorter secret would hide ordinary text.
 _MIN_CHARACTERS = 8
 _MAX_VALUE_CHARACTERS = 4 * 1024
 _SECRET_FIELD = re.compile(r"^(token|authorization|password|secret|.*api_key)$", re.IGNORECASE)
@@ -35,29 +35,28 @@ _BEARER = re.compile(r"(?i)\bbearer\s+[^\s\"'\\,;]+")
 _PASSWORD = re.compile(r"://[^\s:/?#@\"']*:[^\s/?#@\"']+@")
 _HIDDEN = "***"
 
-# What this process has learnt so far; a secret that it learns later is hidden from then on.
+# Secrets registered so far; a later one is hidden from then on.
 _secrets: set[str] = set()
 _hidden: list[str] = []
 
 
 def add_secret(value: str) -> None:
-    """Never let `value` appear in a log line; too short a value would hide ordinary text."""
+    """Hide `value` in log lines, unless it is so short that it would hide ordinary text."""
     if len(value) >= _MIN_CHARACTERS and value not in _secrets:
         _secrets.add(value)
-        # The longest first: one may be part of another.
+        # Longest first, because one may be part of another.
         _hidden[:] = sorted({*_hidden, *written_forms(value)}, key=len, reverse=True)
 
 
 def redact(text: str) -> str:
-    """Return `text` without secrets: known ones, however they are written, bearer tokens, and
-    passwords of URLs."""
+    """Return `text` without known secrets in any encoding, bearer tokens, and passwords of URLs."""
     for form in _hidden:
         text = text.replace(form, _HIDDEN)
     return _PASSWORD.sub(f"://{_HIDDEN}@", _BEARER.sub(f"Bearer {_HIDDEN}", text))
 
 
 def clean_value(key: str, value: Any) -> Any:
-    """Make a value fit for a line: secrets are hidden first, for a cut could leave half of one."""
+    """Make a value fit for a line. Secrets are hidden first: a cut could leave half of one."""
     if _SECRET_FIELD.match(key):
         return _HIDDEN
     if value is None or isinstance(value, bool | int | float):
@@ -73,8 +72,8 @@ def clean_value(key: str, value: Any) -> Any:
 
 
 def _load_cleaned(clean: str) -> Any:
-    """Return the value, or its text where what was hidden is no part of a string: a secret of
-    digits."""
+    """Return the value, or its text if hiding a secret broke the JSON, as for a secret of digits
+    outside a string."""
     try:
         return json.loads(clean)
     except ValueError:
@@ -82,14 +81,14 @@ def _load_cleaned(clean: str) -> Any:
 
 
 def is_secret_name(name: str) -> bool:
-    """Return True if a variable's name says that its value is a secret."""
+    """Return True if a variable's name shows that its value is a secret."""
     return name in _OBJECTS or _NAME.search(name) is not None
 
 
 def find_references(value: object) -> Iterator[str]:
     """Yield the names of the variables that a part of a spec takes secrets from.
 
-    A reference is `$NAME` as a whole string, wherever it stands."""
+    A reference is `$NAME` as a whole string, at any depth."""
     if isinstance(value, str):
         found = _REFERENCE.fullmatch(value)
         if found is not None:
@@ -105,8 +104,8 @@ def find_references(value: object) -> Iterator[str]:
 def secret_values(environ: Mapping[str, str], also: tuple[str, ...] = ()) -> dict[str, str]:
     """Return the texts to hide, longest first, and the variable that each comes from.
 
-    `also` names variables whose names do not say that they are secret. Of any other variable only
-    the credentials in it count, such as the password in DATABASE_URL."""
+    `also` lists secret variables whose names do not show it. From any other variable only embedded
+    credentials count, such as the password in DATABASE_URL."""
     found: dict[str, str] = {}
     for name, value in environ.items():
         whole = is_secret_name(name) or name in also
@@ -116,7 +115,7 @@ def secret_values(environ: Mapping[str, str], also: tuple[str, ...] = ()) -> dic
 
 
 def find_credentials(text: str) -> Iterator[str]:
-    """Yield the credentials of URLs and settings in a text: passwords, tokens in place of a user,
+    """Yield the credentials of URLs and settings in a text: passwords, tokens used as a user name,
     and both together."""
     for user, colon, password in _USER.findall(text):
         secret = password if colon else user
@@ -129,8 +128,8 @@ def find_credentials(text: str) -> Iterator[str]:
 def written_forms(secret: str) -> frozenset[str]:
     """Return all forms that a secret may be written in.
 
-    These are plain, quoted for JSON, Python, HTML and URLs, in hexadecimal, and in base64, which
-    depends on where in a triple of bytes it begins."""
+    These are plain, quoted for JSON, Python, HTML and URLs, hexadecimal, and base64 at each of the
+    three byte offsets."""
     raw = secret.encode(errors="surrogatepass")
     bytewise = "".join(f"%{byte:02X}" for byte in raw)
     quoted = (quote(raw, safe=""), quote(raw), quote_plus(raw), bytewise)
@@ -144,18 +143,17 @@ def written_forms(secret: str) -> frozenset[str]:
 
 
 def _in_source(secret: str, raw: bytes) -> Iterator[str]:
-    """Yield a secret as it stands between the quotes of languages, and of JSON that is a string
-    in JSON itself."""
+    """Yield a secret as it is written in string literals, and in JSON nested in a JSON string."""
     for ascii_only in (True, False):
         once = json.dumps(secret, ensure_ascii=ascii_only)[1:-1]
         yield from (once, json.dumps(once, ensure_ascii=ascii_only)[1:-1])
-    # With a quote before it the other one is escaped.
+    # After a leading quote, repr escapes the other kind.
     yield from (repr(secret)[1:-1], repr(f'"{secret}')[2:-1], repr(raw)[2:-1])
     yield from (escape(secret), escape(secret, quote=False))
 
 
 def _in_base64(raw: bytes, before: int) -> str:
-    """Return the characters that are the secret's alone, after `before` bytes of a triple."""
+    """Return the characters that depend only on the secret, after `before` bytes of a triple."""
     whole = base64.b64encode(bytes(before) + raw).decode()
     first, last = -(-before * 8 // 6), (before + len(raw)) * 8 // 6
     return whole[first:last]
@@ -164,7 +162,7 @@ def _in_base64(raw: bytes, before: int) -> str:
 def _parts(name: str, value: str) -> Iterator[str]:
     """Yield the value, its secrets if it is a JSON object, and the parts of a URL that servers
     repeat."""
-    # Where a secret lies is none.
+    # The path of a secret is not secret.
     if os.path.exists(value):
         return
     for text in (value, *_of_object(name, value), *_of_url(value), *find_credentials(value)):

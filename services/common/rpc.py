@@ -3,10 +3,9 @@
 The options are in `rpc_options`, gRPC's own retries in `rpc_retries`, and the steps of every
 answered call in `rpc_handlers`.
 
-Under TLS: a handshake that fails is UNAVAILABLE like a peer that is away, is tried again for ever
-by a call that waits for ready, and ends it with a bare "Deadline Exceeded"; what the server has
-against a client's certificate, the client only sees as "Socket closed". `tls.likely_cause` reads
-what there is to read.
+Under TLS a failed handshake is UNAVAILABLE, just like an absent peer: a call that waits for ready
+retries it until it ends with a bare "Deadline Exceeded". If the server rejects a client's
+certificate, the client only sees "Socket closed". `tls.likely_cause` interprets these texts.
 """
 
 import asyncio
@@ -61,12 +60,12 @@ DEFAULT_STREAM_TIMEOUT_S = 3600.0
 def plain_channel(
     address: str, *, wait_for_ready: bool = True, tls: Tls | None = None, peer: str = ""
 ) -> grpc.aio.Channel:
-    """Open a channel with the right options that adds nothing to calls.
+    """Open a channel with our options that adds nothing to calls.
 
-    With `wait_for_ready` a call to an absent peer waits until its deadline; without, it is tried
-    for some 3 seconds and fails with UNAVAILABLE. With `tls` the other side must have the
-    certificate of the run's service `peer`, whatever its address is. Raises ConfigError beyond
-    loopback without `tls`."""
+    With `wait_for_ready` a call to an absent peer waits until its deadline; without, it retries for
+    some 3 seconds and fails with UNAVAILABLE. With `tls` the other side must have the certificate
+    of the run's service `peer`, whatever its address. Raises ConfigError beyond loopback without
+    `tls`."""
     check_dial(address, encrypted=tls is not None)
     retried = {"name": [{}], "waitForReady": wait_for_ready, "retryPolicy": RETRY_POLICY}
     once = {"name": REQUEST_STREAMS, "waitForReady": wait_for_ready}
@@ -75,7 +74,7 @@ def plain_channel(
     if tls is None:
         return grpc.aio.insecure_channel(address, options=options)
     if not peer:
-        raise ValueError("under TLS a channel must know whose certificate to expect")
+        raise ValueError("a channel under TLS needs the name of the expected peer")
     options.append(("grpc.ssl_target_name_override", tls.name_of(peer)))
     return grpc.aio.secure_channel(address, channel_credentials(tls), options=options)
 
@@ -93,8 +92,8 @@ def channel(
 ) -> grpc.aio.Channel:
     """Open a channel whose calls carry the token, trace context, `metadata()` and a deadline.
 
-    The deadline is `timeout_s`, for calls with a stream `stream_timeout_s`, where the caller
-    gives none. The rest is as for `plain_channel`."""
+    If the caller gives no deadline, it is `timeout_s`, or `stream_timeout_s` for calls with a
+    stream. Everything else is as in `plain_channel`."""
     inner = plain_channel(address, wait_for_ready=wait_for_ready, tls=tls, peer=peer)
     return Channel(lambda: inner, CallDefaults(token, metadata, timeout_s, stream_timeout_s))
 
@@ -108,10 +107,10 @@ def server(
     """Make a server that answers only calls with `token`, except to the methods in
     `unauthenticated` (full names, as in /grpc.health.v1.Health/Check).
 
-    Of a method that streams its answer, `most_streams` says how many calls run at once;
-    MOST_STREAMS where it says nothing. A ServiceError raised by a handler reaches the caller as
-    it is; any other exception as INTERNAL with a random id that the log explains. Streams of
-    requests must be read by iteration, not by `context.read()`."""
+    `most_streams` limits the concurrent calls of a method that streams its answer; the default is
+    MOST_STREAMS. A ServiceError raised by a handler reaches the caller unchanged, any other
+    exception as INTERNAL with a random id that the log explains. Streams of requests must be read
+    by iteration, not by `context.read()`."""
     streams = {HEALTH_WATCH: MOST_WATCHES, **(most_streams or {})}
     interceptor = Interceptor(Authenticator(token), unauthenticated, streams)
     most = ("grpc.max_allowed_incoming_connections", open_file_limit.most_connections())
@@ -120,7 +119,7 @@ def server(
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """A running server: where others reach it, and its answer to health checks."""
+    """A running server: its address for others, and its answer to health checks."""
 
     address: str
     health: Health
@@ -138,15 +137,15 @@ async def serving(
     advertise: str | None = None,
     grace_s: float = 5.0,
 ) -> AsyncGenerator[Serving]:
-    """Serve while the block runs; health is NOT_SERVING until the block says otherwise.
+    """Serve while the block runs; health is NOT_SERVING until the block changes it.
 
-    With `tls` only holders of a certificate of the run get as far as a call, health included.
+    With `tls` only holders of a certificate of the run can make calls, health checks included.
     `advertise` is where others reach this machine, as a host or host:port, if not at `listen`. At
     the end health turns NOT_SERVING, new calls are refused and running ones have `grace_s` to
     finish. Raises ConfigError if `listen` is taken, or beyond loopback without `tls`.
     """
     host, _ = check_listen(listen, encrypted=tls is not None)
-    advertised_address(host, 0, advertise)  # complains before anything is open
+    advertised_address(host, 0, advertise)  # raises before anything is open
     health = Health()
     health_pb2_grpc.add_HealthServicer_to_server(health, server)
     try:
@@ -170,7 +169,7 @@ async def serving(
 
 
 def service_error(error: grpc.aio.AioRpcError) -> ServiceError | None:
-    """Return the ServiceError behind a failed call, if a service of ours raised it."""
+    """Return the ServiceError behind a failed call, if one of our services raised it."""
     try:
         status = rpc_status.from_call(error)  # pyright: ignore[reportArgumentType]
     except ValueError:  # details that contradict the status: not ours
@@ -193,8 +192,8 @@ async def read_last_message(
 ) -> T | None:
     """Return the last message of a stream, read to its end; None if there was none.
 
-    `abandoned` is told the last message so far when the reading is cancelled: the server may have
-    finished by then, and would not hear of it."""
+    If the reading is cancelled, `abandoned` gets the last message so far: the server may have
+    finished by then, and would not notice the cancellation."""
     last: T | None = None
     try:
         async for message in call:
@@ -204,7 +203,7 @@ async def read_last_message(
             abandoned(last)
         raise
     finally:
-        # Ending the task that reads does not always end the call.
+        # Cancelling the task that reads does not always end the call.
         call.cancel()
     return last
 

@@ -1,4 +1,4 @@
-"""The end of an answered call: its count, and the status that an error becomes."""
+"""The end of an answered call: counting it, and turning an error into a status."""
 
 from __future__ import annotations  # gRPC's generic classes are so only for type checkers
 
@@ -24,7 +24,7 @@ _log = get_logger(__name__)
 
 
 class Answer:
-    """Context of one call: it counts the call, and turns what it raises into a status."""
+    """Context of one call: it counts the call, and turns an exception into a status."""
 
     __slots__ = ("_context", "_method", "_observe", "_started")
 
@@ -50,14 +50,14 @@ class Answer:
         if isinstance(error, ServiceError):
             await abort(self._context, error)
         if not isinstance(error, Exception) or isinstance(error, grpc.aio.AbortError):
-            return  # goes its own way
+            return  # gRPC handles it
         if isinstance(error, NotImplementedError):
             message = f"{self._method} is not implemented"
             await abort(self._context, make_refusal(_Code.UNIMPLEMENTED, "UNIMPLEMENTED", message))
-        # The text of an unexpected error may hold secrets: it is for the log, not for the caller.
+        # The text of an unexpected error may hold secrets: it goes to the log, not to the caller.
         error_id = secrets.token_hex(6)
         _log.error("a handler failed", method=self._method, error_id=error_id, exc_info=error)
-        message = f"internal error {error_id}; the service's log says more"
+        message = f"internal error {error_id}; see the service's log"
         await abort(self._context, make_refusal(_Code.INTERNAL, "INTERNAL", message))
 
 
@@ -76,7 +76,7 @@ async def abort(context: Context, error: ServiceError) -> NoReturn:
         delay.FromNanoseconds(int(error.retry_delay_s * 1e9))
         details.append(_packed(error_details_pb2.RetryInfo(retry_delay=delay)))
         pushback = ((_PUSHBACK_HEADER, str(int(error.retry_delay_s * 1000))),)
-    # Others' words may hold lone surrogates, which no message can.
+    # Outside text may contain lone surrogates, which no message can hold.
     message = error.message.encode("utf-8", "replace").decode()
     status = status_pb2.Status(code=error.code.value[0], message=message, details=details)
     rich = rpc_status.to_status(status)

@@ -1,8 +1,8 @@
 """Steps of every answered call: token, parsing, trace, metrics, errors.
 
 One interceptor does all of it, and wraps each method once: a stack of five costs five times as
-much. To gRPC every call is a stream of requests, which it reads only when it is asked to: of a
-caller without the token nothing is read at all, and nobody's message is waited for without end."""
+much. Every call is registered as a stream of requests, so that gRPC reads only on demand: nothing
+is read from a caller without the token, and no message is awaited for ever."""
 
 from __future__ import annotations  # gRPC's generic classes are so only for type checkers
 
@@ -29,14 +29,15 @@ from services.common.metrics import rpc_observer
 from services.common.rpc_answers import Answer, Context, make_refusal
 
 _Code = grpc.StatusCode
-# More watch a service than there are of any of its peers.
+# A service has more watchers than replicas of any one peer.
 MOST_STREAMS = 512
 
 
 class Interceptor(grpc.aio.ServerInterceptor):
     """Wrapper of every handler; methods in `unauthenticated` need no token.
 
-    Of a method that streams its answer at most `most_streams` run at once, or MOST_STREAMS."""
+    A method that streams its answer runs at most `most_streams` times at once, by default
+    MOST_STREAMS."""
 
     def __init__(
         self,
@@ -90,8 +91,7 @@ class _Call:
         self._most_streams = most_streams
         self._streams = 0
         self._observe = rpc_observer(method)
-        # Without a deserializer gRPC hands over the bytes: malformed ones are then our answer to
-        # give.
+        # Without a deserializer gRPC passes the raw bytes, so we answer for malformed ones.
         make = grpc.stream_unary_rpc_method_handler
         behaviour: Any = self._unary
         if handler.response_streaming:
@@ -101,7 +101,7 @@ class _Call:
         )
 
     def make_refusing_handler(self, refusal: ServiceError) -> grpc.RpcMethodHandler[Any, Any]:
-        """Return a handler that answers with `refusal`, and reads nothing."""
+        """Return a handler that answers with `refusal` and reads nothing."""
 
         async def refuse(_raw: Any, context: Context) -> NoReturn:
             async with Answer(self._method, self._observe, context):
@@ -131,9 +131,9 @@ class _Call:
                         yield response
 
     def _count(self, context: Context) -> None:
-        """Count a stream of answers until its call ends; refuse one too many."""
+        """Count a stream of answers until its call ends; refuse it beyond the limit."""
         if self._streams >= self._most_streams:
-            message = f"{self._streams} calls of {self._method} run already; call again later"
+            message = f"{self._streams} calls of {self._method} are already running; retry later"
             raise make_refusal(_Code.RESOURCE_EXHAUSTED, "TOO_MANY_STREAMS", message)
         self._streams += 1
         # Not in a `finally`: a call that is cancelled while it writes leaves a generator suspended.
@@ -143,7 +143,7 @@ class _Call:
         self._streams -= 1
 
     def _continue_trace(self, context: Context) -> AbstractContextManager[object]:
-        """Take up the caller's trace, and open a span where wanted."""
+        """Continue the caller's trace, and open a span if the method wants one."""
         metadata: Any = context.invocation_metadata() or ()
         for key, value in metadata:
             if key == trace.HEADER:
@@ -172,11 +172,11 @@ class _Call:
         try:
             return self._inner.request_deserializer(raw)
         except Exception as error:
-            # What a parser raises differs between protobuf's implementations.
+            # Protobuf's implementations raise different errors.
             raise ServiceError(
                 _Code.INVALID_ARGUMENT,
                 "MALFORMED_MESSAGE",
-                f"{len(raw)} bytes are not a request of {self._method}",
+                f"cannot parse {len(raw)} bytes as a request of {self._method}",
                 domain=DOMAIN,
             ) from error
 

@@ -1,7 +1,7 @@
 """Options of gRPC channels and servers: message sizes, keepalive, reconnects.
 
 grpcio's defaults do not notice a frozen peer, let two servers share one port, and reconnect after
-seconds; the options here answer each of these, and tests/common/test_rpc_traps.py says which."""
+seconds; the options here fix each of these, and tests/common/test_rpc_traps.py shows which."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ _OPTIONS: list[tuple[str, Any]] = [
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     # A peer that is frozen or cut off is noticed 5 seconds into a call. The keepalive timeout
-    # alone does nothing: what ends the connection is the ping timeout, a minute by default.
+    # alone has no effect: the ping timeout, a minute by default, ends the connection.
     ("grpc.keepalive_time_ms", 2_000),
     ("grpc.keepalive_timeout_ms", 3_000),
     ("grpc.http2.ping_timeout_ms", 3_000),
@@ -27,16 +27,16 @@ CHANNEL_OPTIONS = [
     # This is also how long one attempt to connect may take.
     ("grpc.min_reconnect_backoff_ms", 1_000),
     ("grpc.max_reconnect_backoff_ms", 1_000),
-    # Channels with equal options would share one connection, and close it for each other.
+    # Otherwise channels with equal options share one connection, and close it for each other.
     ("grpc.use_local_subchannel_pool", 1),
-    # Peers are on this machine or of this run: no proxy of the environment is between.
+    # Peers are on this machine or in this run: the environment's proxy does not apply.
     ("grpc.enable_http_proxy", 0),
 ]
 SERVER_OPTIONS = [
     *_OPTIONS,
     ("grpc.so_reuseport", 0),
-    # What a stream brings unread stays with its caller beyond this; gRPC would measure the network,
-    # and take in megabytes of each.
+    # Unread stream data beyond this stays with the caller; by default gRPC probes the bandwidth and
+    # buffers megabytes per stream.
     ("grpc.http2.bdp_probe", 0),
     ("grpc.http2.lookahead_bytes", 2**14),
 ]

@@ -1,4 +1,4 @@
-"""A replica's membership in a run: it registers, says that it is alive, and obeys."""
+"""A replica's membership in a run: registration, heartbeats, and the launcher's commands."""
 
 import asyncio
 import os
@@ -27,7 +27,7 @@ __all__ = [
 
 _CALL_TIMEOUT_S = 5.0
 _FAREWELL_TIMEOUT_S = 2.0
-# Until the registry has said what it wants.
+# Interval until the registry sets one.
 _INTERVAL_S = 1.0
 _ORPHAN_AFTER_S = 60.0
 _REPLACED = "REPLACED"
@@ -36,7 +36,7 @@ _log = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class RaisedAlarm:
-    """An alarm that is raised now. `severity`: notice | warning | error."""
+    """A currently raised alarm. `severity`: notice | warning | error."""
 
     rule: str
     scope: str
@@ -48,7 +48,7 @@ class RaisedAlarm:
 
 @dataclass(slots=True)
 class ReplicaStatus:
-    """Report of a replica about itself, sent with each heartbeat."""
+    """Status of a replica, sent with each heartbeat."""
 
     phase: str = "starting"
     serving: bool = False
@@ -71,9 +71,10 @@ class ReplicaIdentity:
 class Membership:
     """Registration of an address, and heartbeats.
 
-    It calls `drain(reason)` when told to, or when no heartbeat has got through for `orphan_after`,
-    and `stop(reason)` when told to stop or replaced by another incarnation. `on_metrics` gets the
-    metrics that the launcher sends along. `status` is asked at each heartbeat."""
+    It calls `drain(reason)` on the launcher's command, or if no heartbeat has succeeded for
+    `orphan_after`, and `stop(reason)` on command or when another incarnation replaces this one.
+    `on_metrics` gets the metrics that the launcher sends along. `status` is called at each
+    heartbeat."""
 
     def __init__(
         self,
@@ -102,7 +103,7 @@ class Membership:
         self._registered = False
         self._hurried = asyncio.Event()
         self._address = ""
-        # What the last failure most likely means.
+        # The likely cause of the last failure.
         self._cause = ""
 
     async def run(self, address: str) -> None:
@@ -123,7 +124,7 @@ class Membership:
             if not orphaned and self._clock() - heard_at > self._orphan_after_s:
                 orphaned = True
                 because = f": {self._cause}" if self._cause else ""
-                self._drain(f"no word from the launcher for {self._orphan_after_s:.0f} s{because}")
+                self._drain(f"launcher silent for {self._orphan_after_s:.0f} s{because}")
             await self._pause()
 
     def hurry_heartbeat(self) -> None:
@@ -136,7 +137,7 @@ class Membership:
                 await self._hurried.wait()
 
     async def send_last_heartbeat(self) -> None:
-        """Send one last heartbeat: how the process ended must not be lost between two of them."""
+        """Send one last heartbeat: the outcome must not be lost between two of them."""
         try:
             async with asyncio.timeout(_FAREWELL_TIMEOUT_S):
                 await self._send_heartbeat(self._address)
@@ -146,7 +147,7 @@ class Membership:
             _log.warning("the last heartbeat failed", code=error.code().name)
 
     async def _send_heartbeat(self, address: str) -> bool:
-        """Register or send a heartbeat; return True if that was the end."""
+        """Register or send a heartbeat; return True if membership is over."""
         if not self._registered:
             response = await self._stub.Register(
                 self._make_registration(address), timeout=_CALL_TIMEOUT_S
@@ -158,9 +159,9 @@ class Membership:
         if self._on_metrics is not None and response.metrics:
             self._on_metrics(dict(response.metrics))
         if response.command == self._messages.COMMAND_DRAIN:
-            self._drain("the launcher said so")
+            self._drain("the launcher ordered a drain")
         if response.command == self._messages.COMMAND_STOP:
-            self._stop("the launcher said so")
+            self._stop("the launcher ordered a stop")
             return True
         return False
 
@@ -169,7 +170,7 @@ class Membership:
         if reason is not None and reason.reason == _REPLACED:
             self._stop("another process has taken this replica's place")
             return True
-        # A launcher that answers but has forgotten this process is told about it again.
+        # A launcher that answers but has forgotten this process gets a new registration.
         self._registered = self._registered and reason is None
         code, self._cause = error.code().name, likely_cause(error.details())
         _log.warning(
@@ -204,5 +205,5 @@ class Membership:
 
 
 def _alarm_to_wire(alarm: RaisedAlarm) -> dict[str, Any]:
-    """Return the alarm as the generated code takes it."""
+    """Return the alarm as arguments of the generated message."""
     return {**asdict(alarm), "severity": f"ALARM_SEVERITY_{alarm.severity.upper()}"}

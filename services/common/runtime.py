@@ -1,4 +1,4 @@
-"""The runtime that a service is given."""
+"""The runtime that a service receives."""
 
 import asyncio
 import uuid
@@ -28,7 +28,7 @@ C = TypeVar("C", bound=ConfigModel)
 class Runtime(Generic[C]):
     """Configuration, identity and environment of one service process.
 
-    When `drain` is set, the service finishes what it has begun, takes nothing new and returns."""
+    When `drain` is set, the service finishes its work in hand, takes nothing new and returns."""
 
     service: str
     config: C
@@ -39,18 +39,18 @@ class Runtime(Generic[C]):
     run_dir: Path
     token: str
     peers: Peers
-    # None on loopback alone.
+    # None on loopback only.
     tls: Tls | None = None
     replica: int = 0
     # New for every process.
     incarnation: str = field(default_factory=lambda: uuid.uuid4().hex)
     listen: str = "127.0.0.1:0"
-    # Where others reach it, if not there.
+    # Where others reach it, if not at the listen address.
     advertise: str | None = None
     drain: asyncio.Event = field(default_factory=asyncio.Event)
     watchdog: Watchdog = field(default_factory=Watchdog)
     log: structlog.stdlib.BoundLogger = field(default_factory=lambda: get_logger("services"))
-    # None outside of a process that `entry` started: status and announcements go nowhere then.
+    # None outside a service process: status and announcements are then dropped.
     lifecycle: Lifecycle | None = None
 
     @property
@@ -58,29 +58,29 @@ class Runtime(Generic[C]):
         return f"{self.service}-{self.replica}"
 
     def report_status(self, status: Callable[[], ReplicaStatus]) -> None:
-        """Have each heartbeat say what `status` returns at that moment."""
+        """Send the result of `status` with each heartbeat."""
         if self.lifecycle is not None:
             self.lifecycle.status = status
 
     def hurry_heartbeat(self) -> None:
-        """Send the next heartbeat now, for news that cannot wait. May be called from any thread."""
+        """Send the next heartbeat now, for urgent changes. May be called from any thread."""
         if self.lifecycle is not None:
             self.lifecycle.hurry_heartbeat()
 
     def serving(self, server: grpc.aio.Server) -> AbstractAsyncContextManager[Serving]:
-        """Serve where the command line says, under the run's TLS if there is any."""
+        """Serve at the command line's address, under the run's TLS if there is any."""
         return serving(server, self.listen, tls=self.tls, advertise=self.advertise)
 
     @property
     def launcher_metrics(self) -> Mapping[str, float]:
-        """Metrics that the launcher knows and this process does not: `cost/*`."""
+        """Metrics that only the launcher knows: `cost/*`."""
         return {} if self.lifecycle is None else self.lifecycle.launcher_metrics
 
     def loading(self) -> AbstractContextManager[None]:
-        """Mark a long block before anything is in hand: a drain ends the process there."""
+        """Mark a long block before any work is in hand: a drain ends the process there."""
         return nullcontext() if self.lifecycle is None else self.lifecycle.loading()
 
     async def announce(self, address: str) -> None:
-        """Tell the launcher that this replica is reached at `address`; heartbeats follow."""
+        """Register this replica at `address` with the launcher; heartbeats follow."""
         if self.lifecycle is not None:
             self.lifecycle.announce(address)

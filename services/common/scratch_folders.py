@@ -1,6 +1,6 @@
-"""Folders that exist while they are worked in.
+"""Temporary folders, which exist only while they are in use.
 
-The next process removes what a killed one has left."""
+The next process removes folders that a killed one has left."""
 
 import fcntl
 import os
@@ -20,9 +20,9 @@ def scratch_folder(
 ) -> Generator[tuple[Path, int]]:
     """Make a folder; yield it, and a descriptor that keeps it.
 
-    A child that is handed the descriptor may work on in the folder when this process has been
-    killed. The folder is its user's alone, in `parent`, the temporary directory unless given, and
-    what follows `prefix` in its name cannot be guessed."""
+    A child that inherits the descriptor may continue to use the folder after this process is
+    killed. The folder is accessible to its user only. It lies in `parent`, by default the temporary
+    directory, and the part of its name after `prefix` cannot be guessed."""
     parent = parent or Path(tempfile.gettempdir())
     _remove_abandoned(prefix, parent)
     folder, keeper = _make_folder(prefix, parent)
@@ -42,12 +42,12 @@ def _make_folder(prefix: str, parent: Path) -> tuple[Path, int]:
         fcntl.flock(keeper, fcntl.LOCK_EX)
         if os.fstat(keeper).st_nlink:
             return folder, keeper
-        # Another process has swept it before it was locked.
+        # Another process swept it before it was locked.
         os.close(keeper)
 
 
 def _open_own(folder: Path) -> int | None:
-    """Open a folder of ours; None where it is gone or is not ours."""
+    """Open a folder of ours; None if it is gone or not ours."""
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except OSError:
@@ -59,7 +59,7 @@ def _open_own(folder: Path) -> int | None:
 
 
 def _remove_abandoned(prefix: str, parent: Path) -> None:
-    """Remove the folders of this user that nobody keeps."""
+    """Remove the folders of this user that no process keeps."""
     for folder in parent.glob(f"{escape(prefix)}*"):
         keeper = _open_own(folder)
         if keeper is None:

@@ -1,4 +1,4 @@
-"""The life of a service process, from the first signal or command to its end.
+"""The shutdown of a service process, from the first signal or command to its end.
 
 How long a drain may take is `launcher.drain_s` of the run spec, which the launcher enforces
 (`services/launcher/control/reconcile.py`)."""
@@ -23,15 +23,15 @@ from services.common.run_membership import (
 )
 from services.common.stop_signals import StopSignals
 
-# What a stop may take before the process is ended without further ado.
+# How long a stop may take before the process is killed.
 _STOP_GRACE_S = 5.0
-# Ctrl-C reaches a process group and the one who forwards it: signals so close are one wish.
+# Ctrl-C reaches a process group and a parent that forwards it: signals so close count once.
 _SAME_SIGNAL_S = 0.5
 _log = get_logger(__name__)
 
 
 class Lifecycle:
-    """Setter of `drain`: on SIGTERM, SIGINT, the launcher's word or its silence.
+    """Setter of `drain`: on SIGTERM, SIGINT, the launcher's command or its silence.
 
     A second signal ends the process at once."""
 
@@ -42,11 +42,11 @@ class Lifecycle:
         contract: RegistryContract | None,
         registry_channel: grpc.aio.Channel | None,
     ) -> None:
-        # What the replica says of itself; asked at each heartbeat.
+        # The replica's status, called at each heartbeat.
         self.status: Callable[[], ReplicaStatus] = ReplicaStatus
-        # Where this process serves Prometheus, if it does.
+        # The address of this process's Prometheus metrics, if any.
         self.metrics_address = ""
-        # The newest metrics that the launcher has sent.
+        # The newest metrics from the launcher.
         self.launcher_metrics: Mapping[str, float] = {}
         self._drain = drain
         self._identity = identity
@@ -66,7 +66,7 @@ class Lifecycle:
         """Install signal handlers, not the loop's own: those wait for a loop that may be
         blocked."""
         self._signals.handle_at_once()
-        # Stacks of all threads on stderr, for whoever wonders what the process is doing.
+        # Writes the stacks of all threads to stderr, to show what the process is doing.
         faulthandler.register(signal.SIGUSR1, all_threads=True)
 
     async def run(self, service: Awaitable[None]) -> None:
@@ -81,7 +81,7 @@ class Lifecycle:
             await self._leave()
 
     def announce(self, address: str) -> None:
-        """Register `address` and start the heartbeats; nothing without a registry."""
+        """Register `address` and start the heartbeats; a no-op without a registry."""
         if self._contract is None or self._registry_channel is None or self._membership:
             return
         self._member = membership = Membership(
@@ -100,7 +100,7 @@ class Lifecycle:
     def hurry_heartbeat(self) -> None:
         """Send the next heartbeat now. May be called from any thread."""
         if self._member is not None:
-            with suppress(RuntimeError):  # the loop has closed: the process is ending as it is
+            with suppress(RuntimeError):  # the loop has closed: the process is ending anyway
                 self._loop.call_soon_threadsafe(self._member.hurry_heartbeat)
 
     def _keep_launcher_metrics(self, metrics: Mapping[str, float]) -> None:
@@ -115,12 +115,12 @@ class Lifecycle:
 
     @contextmanager
     def loading(self) -> Generator[None]:
-        """Mark a block with nothing in hand that a drain could save.
+        """Mark a block with no work in hand that a drain could save.
 
-        A drain then stops the process instead, whatever that waits for."""
+        A drain then stops the process instead, whatever it is waiting for."""
         self._loading = True
         if self._drain.is_set():
-            self.stop("drained before it began")
+            self.stop("drained before it started work")
         try:
             yield
         finally:
@@ -132,10 +132,10 @@ class Lifecycle:
             _log.info("draining", reason=reason)
             self._drain.set()
             if self._loading:
-                self.stop("it has not begun to serve")
+                self.stop("it has not started to serve")
 
     def stop(self, reason: str) -> None:
-        """End now: cancel the service, and leave it a few seconds to clean up."""
+        """Stop now: cancel the service, and allow it a few seconds to clean up."""
         _log.info("stopping", reason=reason)
         self._stopped = True
         self._drain.set()
@@ -145,9 +145,9 @@ class Lifecycle:
 
     def _drain_by_signal(self, number: int) -> None:
         if self._loading:
-            # Not by the loop alone: imports of vendors' packages block it.
+            # The loop alone does not suffice: imports of vendors' packages block it.
             _end_in_a_while()
-        with suppress(RuntimeError):  # the loop has closed: the process is ending as it is
+        with suppress(RuntimeError):  # the loop has closed: the process is ending anyway
             self._loop.call_soon_threadsafe(self.drain, signal.Signals(number).name)
 
     def _membership_ended(self, task: asyncio.Task[None]) -> None:
@@ -157,7 +157,7 @@ class Lifecycle:
 
 
 def _end_in_a_while() -> None:
-    """End the process if it has not ended by itself when the grace is over."""
+    """Exit the process if it has not ended when the grace period is over."""
     timer = threading.Timer(_STOP_GRACE_S, os._exit, args=(0,))
     timer.daemon = True
     timer.start()

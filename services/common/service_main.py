@@ -1,4 +1,4 @@
-"""The course of a service process: arguments, configuration, signals, exit codes."""
+"""Entry of a service process: arguments, configuration, signals, exit codes."""
 
 import asyncio
 import json
@@ -52,9 +52,9 @@ def run_service_process(
     """Run a service from its command line, and exit the process.
 
     `load` does the heavy imports and returns the service's coroutine function; `--help` and
-    `--check-config` do without it. `registry` imports the contract that `--registry` needs.
-    `check` is asked by `--check-config` what reading the spec alone cannot show: it raises
-    ConfigError, or returns what it could not look at here.
+    `--check-config` do not call it. `registry` imports the contract that `--registry` needs.
+    `--check-config` calls `check` for checks beyond reading the spec: it raises ConfigError, or
+    returns what it could not check here.
     Exit codes: 0 done or drained, 2 the configuration is wrong, 3 failed for a reason that may
     pass (a peer that was away), 1 anything else.
     """
@@ -64,7 +64,7 @@ def run_service_process(
         spec, shared, config = _read_config(service, config_cls, arguments)
         if arguments.check_config:
             unseen = check(shared, config) if check is not None else ""
-            rest = f", as far as can be seen here: {unseen}" if unseen else ""
+            rest = f", as far as this machine can check: {unseen}" if unseen else ""
             say(f"{arguments.config}: the configuration of {service} is valid{rest}")
             sys.exit(OK)
         if arguments.print_config:
@@ -79,14 +79,14 @@ def run_service_process(
 
 
 def _exit_at_once(code: int) -> NoReturn:
-    """End the process without the interpreter's own exit.
+    """End the process without the interpreter's shutdown.
 
     A service has closed what it opened by now. The interpreter would still wait for threads and run
-    the exit handlers of gRPC, vLLM, ZeroMQ and multiprocessing, where a drained process can hang
-    and its exit code be lost to a crash."""
+    the exit handlers of gRPC, vLLM, ZeroMQ and multiprocessing, in which a drained process can hang
+    or crash and lose its exit code."""
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
-        # Whoever read it may be gone.
+        # Its reader may be gone.
         with suppress(OSError, ValueError):
             stream.flush()
     os._exit(code)
@@ -94,7 +94,7 @@ def _exit_at_once(code: int) -> NoReturn:
 
 @dataclass(frozen=True, slots=True)
 class _ProcessContext:
-    """Facts that a process knows before its event loop runs."""
+    """Facts known before the event loop runs."""
 
     service: str
     arguments: Arguments
@@ -125,7 +125,7 @@ def _read_config(
 def _parse_own(
     service: str, config_cls: type[C], spec: dict[str, Any], where: str, first: ConfigError | None
 ) -> C:
-    """Parse the service's section; its problems come after those of `first`, all in one error."""
+    """Parse the service's section; its problems follow those of `first` in one error."""
     try:
         return parse_config(config_cls, spec.get(service, {}), where=where, section=service)
     except ConfigError as error:
@@ -141,7 +141,7 @@ def _make_context(
     if arguments.registry and registry is None:
         raise ConfigError(f"{service} cannot use a registry: pass --peer NAME=HOST:PORT")
     token, tls = read_token(arguments.token_file), read_tls(arguments.tls_dir)
-    # What a library starts, such as an engine's processes, inherits all of the environment.
+    # Processes that a library starts, such as an engine's, inherit the whole environment.
     os.environ.pop(TOKEN_VARIABLE, None)
     run_id = arguments.run_id or f"{shared.name}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
     if tls is not None:
@@ -157,8 +157,7 @@ def _make_context(
 
 
 def _hide_named(section: object) -> None:
-    """Keep variables that the spec names out of the log: each is a secret, whatever it is
-    called."""
+    """Hide variables that the spec references in the log: each is a secret, whatever its name."""
     named = tuple(find_references(section))
     for value in secret_values(os.environ, also=named):
         add_secret(value)
@@ -225,7 +224,7 @@ def _peers(context: _ProcessContext, registry: grpc.aio.Channel | None) -> Peers
 
 
 def _registry_channel(context: _ProcessContext, address: str) -> grpc.aio.Channel:
-    # Not waiting for ready under TLS: a call that waits never says why a handshake fails.
+    # No waiting for ready under TLS: a call that waits never shows why a handshake fails.
     tls = context.tls
     waits = tls is None
     return channel(address, token=context.token, wait_for_ready=waits, tls=tls, peer="launcher")
@@ -241,7 +240,7 @@ async def _serve(
     if arguments.metrics_listen:
         address = lifecycle.metrics_address = metrics.start_http(arguments.metrics_listen)
         runtime.log.info("metrics are served", address=f"http://{address}/metrics")
-    service = load()  # before the watchdog: heavy imports are no blocked event loop
+    service = load()  # before the watchdog: heavy imports are not a blocked event loop
     with runtime.watchdog.running():
         await lifecycle.run(service(runtime))
 
@@ -254,7 +253,7 @@ def _exit_code(context: _ProcessContext, run: Coroutine[Any, Any, None]) -> int:
         say(f"error: {error}", file=sys.stderr)
         return CONFIG
     except Exception as error:
-        # The outermost frame of the process: whatever it was becomes a log line and an exit code.
+        # The outermost frame: any error becomes a log line and an exit code.
         context.log.exception("the service failed", error=repr(error))
         return exit_code_of(error)
     finally:

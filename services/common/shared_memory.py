@@ -1,7 +1,7 @@
-"""Folders of a run in shared memory, where any user of the machine may make names.
+"""Folders of a run in shared memory, where any user of the machine may create names.
 
-Each is its user's alone and ends in what nobody can guess, so that nobody else can have it first.
-What another user puts beside it under a like name is never opened, and never removed.
+Each is accessible to its user only and ends in a random part, so that no other user can create it
+first. A similar name of another user is never opened, and never removed.
 """
 
 import hashlib
@@ -19,25 +19,25 @@ SHARED_MEMORY = Path("/dev/shm")
 
 
 def shared_name(run_id: str, run_dir: Path) -> str:
-    """Return the beginning of the name of each folder of that run, and of no other on this machine.
+    """Return the prefix of the names of that run's folders, unique on this machine.
 
-    Two runs of one spec may begin in the same second, in different folders, and have one id; an
-    id may begin another. The digest of the run's folder tells them apart."""
+    Two runs of one spec may start in the same second, in different folders, and share an id; an id
+    may be a prefix of another. The digest of the run's folder distinguishes them."""
     digest = hashlib.sha256(os.fsencode(run_dir.resolve())).hexdigest()
     return f"flotilla-{run_id}-{digest[:12]}"
 
 
 @contextmanager
 def private_folder(name: str) -> Generator[Path]:
-    """Make a folder whose name begins with `name`, for as long as the block runs.
+    """Make a folder whose name begins with `name`, for the duration of the block.
 
-    What a process that was killed has left under that name is removed first."""
+    Folders that a killed process has left under that name are removed first."""
     with scratch_folder(f"{name}-", SHARED_MEMORY) as (folder, _):
         yield folder
 
 
 def remove_folders(name: str) -> list[Path]:
-    """Remove our own folders whose names begin so, in use or not; return what is still there."""
+    """Remove our own folders with this prefix, in use or not; return those that remain."""
     for path in _own_folders(name):
         shutil.rmtree(path, ignore_errors=True)
     return _own_folders(name)

@@ -15,9 +15,9 @@ SECTIONS = (*SHARED, *SERVICE_SECTIONS, "prepare")
 
 
 class PolicyConfig(ConfigModel):
-    """The model that is trained and served."""
+    """The trained and served model."""
 
-    # A folder, or an id of the Hugging Face hub.
+    # A folder, or an id on the Hugging Face hub.
     model: str = Field(min_length=1)
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     max_model_len: Tokens
@@ -25,11 +25,11 @@ class PolicyConfig(ConfigModel):
     rope_scaling: dict[str, str | int | float] | None = None
     trust_remote_code: bool = False
     revision: str | None = None
-    # Of a mixture of experts: "replay" has the trainer use the experts that the engine chose for
-    # each token, weighted by its own router; "measure" only says how often it would choose others.
+    # For a mixture of experts: with "replay" the trainer uses the experts that the engine chose for
+    # each token, weighted by its own router; "measure" only counts how often the two differ.
     routing_replay: Literal["off", "measure", "replay"] = "off"
-    # learner.lora.rank again, to have engines load the model once and be given its adapters alone;
-    # absent: engines are given whole weights, with adapters merged in. vLLM takes no higher rank.
+    # Repeats learner.lora.rank, so that engines load the model once and receive only its adapters;
+    # if absent, they receive whole weights with adapters merged in. vLLM allows no higher rank.
     adapter_rank: int | None = Field(default=None, ge=1, le=512)
 
     @model_validator(mode="after")
@@ -44,10 +44,10 @@ class PolicyConfig(ConfigModel):
         return self
 
     def scaled_positions(self, own: int) -> int:
-        """Return `max_position_embeddings` under the run's scaling, for a model whose own value is
+        """Return `max_position_embeddings` under the run's scaling, for a model with the value
         `own`.
 
-        Transformers and vLLM expect YaRN's to be the scaled length; vLLM refuses longer ones."""
+        With YaRN, Transformers and vLLM expect the scaled length; vLLM refuses a longer one."""
         scaling = self.rope_scaling or {}
         if scaling.get("rope_type") != "yarn":
             return own
@@ -58,23 +58,23 @@ class PolicyConfig(ConfigModel):
 class SharedConfig(ConfigModel):
     """The keys of a run spec that belong to all services."""
 
-    # A part of paths and of shared-memory names.
+    # Part of paths and of shared-memory names.
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")
     seed: int = Field(default=0, ge=0, lt=2**63)
     policy: PolicyConfig
 
 
 class ServiceConfig(ConfigModel):
-    """A service's own section that is to fit what all services share."""
+    """A service's own section, which must fit the shared keys."""
 
     def check(self, shared: SharedConfig) -> None:
-        """Raise ConfigError where the section does not fit the shared keys.
+        """Raise ConfigError if the section does not fit the shared keys.
 
-        `--check-config` asks too, before anything is started."""
+        `--check-config` calls this too, before anything is started."""
 
 
 def parse_shared(spec: Mapping[str, Any], *, where: str) -> SharedConfig:
-    """Parse the shared keys of a whole spec; refuse top-level keys that nobody knows."""
+    """Parse the shared keys of a whole spec; refuse unknown top-level keys."""
     unknown = [
         f"  {key}: unknown key{did_you_mean(key, SECTIONS)}" for key in spec if key not in SECTIONS
     ]

@@ -1,10 +1,10 @@
-"""Files that a run spec may name as they lie beside it, wherever a command is given."""
+"""Files that a run spec names relative to itself, whatever the working directory."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-# `*` is any key of a table.
+# `*` matches any key of a table.
 _KEYS = (
     ("env_gateway", "verifiers", "digests"),
     ("env_gateway", "environments", "*", "verifier"),
@@ -12,10 +12,10 @@ _KEYS = (
 
 
 def resolve_spec_files(spec: dict[str, Any], folder: Path) -> None:
-    """Make the keys that name a file in `folder`, the spec's, name it from the working directory.
+    """Rewrite keys that name a file in `folder`, the spec's, to paths from the working directory.
 
-    Other files keep their names, and count from the working directory: so does a file that is
-    named a second time."""
+    Names of other files are left alone and count from the working directory, so a second call
+    changes nothing."""
     for table, key in named_files(spec):
         there = folder / table[key]
         if there.is_file():
@@ -23,7 +23,7 @@ def resolve_spec_files(spec: dict[str, Any], folder: Path) -> None:
 
 
 def named_files(spec: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
-    """Yield each such key of a spec that is a text, with the table that it is in."""
+    """Yield each of these keys that holds a text, with its table."""
     for *path, key in _KEYS:
         for table in _tables(spec, path):
             if isinstance(table.get(key), str):
@@ -42,7 +42,7 @@ def _tables(node: Any, path: list[str]) -> Iterator[dict[str, Any]]:
 
 
 def _from_here(path: Path) -> Path:
-    """Return a path within the working directory without its name: other machines have another
-    one."""
+    """Return a path relative to the working directory if it lies within: other machines have
+    another one."""
     whole, here = path.resolve(), Path.cwd().resolve()
     return whole.relative_to(here) if whole.is_relative_to(here) else whole

@@ -1,4 +1,4 @@
-"""Reading streams of requests: stopping in the middle holds no place."""
+"""Reading streams of requests: a stalled caller loses its slot."""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
@@ -7,8 +7,8 @@ from typing import Any, TypeVar
 
 M = TypeVar("M", bound=Any)
 
-# What a stream must bring at least within each `stall_s`, on average: single bytes now and then
-# are no progress.
+# Minimum bytes that a stream must deliver per `stall_s`, on average: a trickle of single bytes is
+# not progress.
 _LEAST_BYTES = 2**16
 _HEAR_OUT_BYTES = 64 << 20
 _HEAR_OUT_S = 1.0
@@ -16,11 +16,11 @@ _HEARD_OUT_AT_ONCE = 4
 
 
 class StalledError(Exception):
-    """A stream brought nothing for too long, or next to nothing all the time."""
+    """A stream delivered nothing for too long, or almost nothing throughout."""
 
 
 async def read_paced(parts: AsyncIterator[M], stall_s: float) -> AsyncGenerator[M]:
-    """Yield the messages of a stream, as long as they keep coming. Raises StalledError.
+    """Yield the messages of a stream while they keep coming. Raises StalledError.
 
     The time that the reader spends on a message is not counted."""
     now = asyncio.get_running_loop().time
@@ -34,8 +34,8 @@ async def read_paced(parts: AsyncIterator[M], stall_s: float) -> AsyncGenerator[
             return
         except TimeoutError as error:
             raise StalledError(
-                f"the stream stood still after {received} bytes; it may bring nothing for"
-                f" {stall_s:g} s, and takes at most that for each {_LEAST_BYTES} bytes"
+                f"the stream stalled after {received} bytes; it may pause for {stall_s:g} s at"
+                f" most, and must deliver {_LEAST_BYTES} bytes in that time on average"
             ) from error
         received += part.ByteSize()
         handed_over = now()
@@ -44,10 +44,10 @@ async def read_paced(parts: AsyncIterator[M], stall_s: float) -> AsyncGenerator[
 
 
 class RefusedStreamDrain:
-    """Bounded reader of what refused callers are still sending.
+    """Bounded reader of data that refused callers are still sending.
 
-    A call that is cut off while its caller writes may end there as INTERNAL, without the reason;
-    so do those beyond the few that are drained at once."""
+    A call that is cut off while its caller writes may end as INTERNAL at the caller, without the
+    reason; so may calls beyond the few that are drained at once."""
 
     def __init__(self) -> None:
         self._heard = 0

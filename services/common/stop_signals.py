@@ -1,4 +1,4 @@
-"""Signals that ask a process to stop: the first one, and whatever comes later."""
+"""Signals that request a process to stop: the first one, and later ones."""
 
 import asyncio
 import signal
@@ -10,10 +10,10 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class StopSignals:
-    """Handler of SIGTERM and Ctrl-C that tells the first one from a later one.
+    """Handler of SIGTERM and Ctrl-C that distinguishes the first signal from later ones.
 
-    One Ctrl-C may arrive twice, from the terminal and from a parent that forwards it: what follows
-    the first within `same_s` is the same request."""
+    One Ctrl-C may arrive twice, from the terminal and from a parent that forwards it: a signal
+    within `same_s` of the first is the same request."""
 
     def __init__(
         self,
@@ -22,14 +22,14 @@ class StopSignals:
         *,
         same_s: float = 0.0,
     ) -> None:
-        """Make a handler; both callables get the number of the signal, `on_later` each time."""
+        """Create a handler; both callables get the signal's number, `on_later` each time."""
         self._on_first = on_first
         self._on_later = on_later
         self._same_s = same_s
         self._first_at: float | None = None
 
     def note_signal(self, number: int = signal.SIGINT) -> None:
-        """Take a request to stop, as if by this signal."""
+        """Handle a request to stop, as if by this signal."""
         now = time.monotonic()
         if self._first_at is None:
             self._first_at = now
@@ -44,7 +44,7 @@ class StopSignals:
             loop.add_signal_handler(number, self.note_signal, number)
 
     def handle_at_once(self) -> None:
-        """Handle the signals wherever the main thread is, even if that blocks the loop."""
+        """Handle the signals at any point of the main thread, even if that blocks the loop."""
         for number in STOP_SIGNALS:
             signal.signal(number, self._on_signal)
 

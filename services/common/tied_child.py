@@ -2,8 +2,8 @@
 
     tied_child.py PARENT_PID SIGNAL COMMAND...
 
-This is run by path, and before anything else: the process is replaced at once. `python` is the
-interpreter that runs this, wherever PATH leads."""
+Run it by path: it replaces the process at once. The command `python` stands for the interpreter
+that runs this, regardless of PATH."""
 
 import ctypes
 import os
@@ -19,7 +19,7 @@ def main() -> None:
         if os.getppid() != parent:
             raise SystemExit("the parent has ended already")
     if command[0] == "python":
-        # Not only the file: an interpreter finds its packages by the name that it is called by.
+        # Also as argv[0], because an interpreter finds its packages by it.
         command[0] = sys.executable
     os.execvp(command[0], command)
 

@@ -1,6 +1,6 @@
 """Children of multiprocessing that end with this process, however it ends, from their first step.
 
-A child that ties itself does so once it has imported what it needs; until then, nothing ends it."""
+A child that ties itself can only do so after its imports; until then, nothing ends it."""
 
 import atexit
 import ctypes
@@ -28,16 +28,17 @@ log = get_logger(__name__)
 
 
 class _Forks:
-    """How many blocks want children that are forked to be tied; a hook cannot be taken back."""
+    """Number of blocks that want forked children tied; a fork hook cannot be removed."""
 
     open = 0
     hooked = False
-    # The process that forks.
+    # The forking process.
     parent = 0
 
 
 def end_with_parent() -> None:
-    """Have this process killed when the thread that started it ends. Raises OSError."""
+    """Request that the kernel kills this process when the thread that started it ends. Raises
+    OSError."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
@@ -45,14 +46,14 @@ def end_with_parent() -> None:
 
 @contextmanager
 def tie_children() -> Generator[None]:
-    """Tie the children that multiprocessing starts meanwhile, forked or spawned."""
+    """Tie the children that multiprocessing starts during the block, forked or spawned."""
     if sys.platform != "linux":
         yield
         return
     if not _Forks.hooked:
         os.register_at_fork(before=_note_parent, after_in_child=_tie_fork)
         _Forks.hooked = True
-    # It is to outlive this process, whose shared memory it removes.
+    # It must outlive this process, whose shared memory it removes.
     multiprocessing.resource_tracker.ensure_running()
     _Forks.open += 1
     multiprocessing.set_executable(_make_interpreter(os.getpid()))
@@ -72,14 +73,14 @@ def _tie_fork() -> None:
         return
     end_with_parent()
     if os.getppid() != _Forks.parent:
-        # It was killed before this process was tied to it.
+        # The parent was killed before this process was tied to it.
         os.kill(os.getpid(), signal.SIGKILL)
 
 
 @cache
 def _make_interpreter(parent: int) -> str:
-    """Make a program that is this interpreter, tied to `parent`, this process; it stays while this
-    process does, as a child that has just been started has yet to read it."""
+    """Create a script that runs this interpreter tied to `parent`, this process. The script stays
+    as long as this process, because a newly started child has yet to read it."""
     kept = ExitStack()
     folder, _ = kept.enter_context(scratch_folder())
     atexit.register(kept.close)
@@ -94,7 +95,7 @@ def _make_interpreter(parent: int) -> str:
             [path, "-I", "-S", "-c", ""], check=True, timeout=_PROBE_S, env=child_environment()
         )
     except (OSError, subprocess.SubprocessError) as error:
-        # As on a file system that executes nothing.
-        log.warning("spawned children are tied to this process late", reason=str(error))
+        # For example a file system mounted noexec.
+        log.warning("spawned children tie themselves late", reason=str(error))
         return sys.executable
     return str(path)

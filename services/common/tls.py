@@ -1,6 +1,6 @@
-"""Mutual TLS within one run: the certificate that a node shows and demands beyond loopback.
+"""Mutual TLS within one run: the certificate that a node presents and demands beyond loopback.
 
-Every run has a CA of its own, so that a certificate of it says "of this run". Names are
+Every run has its own CA, so its certificates identify members of the run. Names are
 SERVICE.RUN_ID.flotilla; callers compare the name, not the address, which may be anything."""
 
 import base64
@@ -20,7 +20,7 @@ from services.common.errors import ConfigError
 TLS_VARIABLE = "FLOTILLA_TLS"
 CA_FILE, CERTIFICATE_FILE, KEY_FILE = "ca.pem", "cert.pem", "key.pem"
 _MINT = "the launcher hands out a set per run"
-# The first that occurs counts. A server that refuses a client's certificate says so nowhere: in
+# The first match counts. A client is never notified that the server refused its certificate: in
 # TLS 1.3 the client's handshake is over by then.
 _CAUSES = {
     "Hostname Verification Check failed": (
@@ -28,21 +28,21 @@ _CAUSES = {
     ),
     "certificate has expired": "its certificate has expired, or this machine's clock is ahead",
     "certificate is not yet valid": "this machine's clock is behind its certificate",
-    "CERTIFICATE_VERIFY_FAILED": "its certificate is of another run",
+    "CERTIFICATE_VERIFY_FAILED": "its certificate belongs to another run",
     "WRONG_VERSION_NUMBER": "it speaks plain text: start it with --tls-dir too",
     "Socket closed": (
         "it hung up: it ended, wants TLS (--tls-dir), or refuses our certificate as of another run"
-        " or expired; its log says which"
+        " or expired; see its log"
     ),
     "Connection refused": "nothing listens there (any more)",
-    "No route to host": "the machine is not reached: look at its network and firewall",
-    "timed out": "nothing answers there: look for a firewall or a port that is not opened",
+    "No route to host": "the machine is unreachable: check its network and firewall",
+    "timed out": "nothing answers there: check for a firewall or a closed port",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """A service's part of a run's identity: PEM texts, and the name in its own certificate."""
+    """A service's TLS identity in a run: PEM texts, and the name in its certificate."""
 
     ca: bytes
     certificate: bytes
@@ -50,27 +50,27 @@ class Tls:
     name: str
 
     def name_of(self, service: str) -> str:
-        """Return the name that another service of the run has in its certificate."""
+        """Return the name in the certificate of another service of the run."""
         return f"{service}.{self.name.partition('.')[2]}"
 
     def check_is(self, service: str, run_id: str) -> None:
-        """Raise ConfigError if the certificate is of another service or run."""
+        """Raise ConfigError if the certificate belongs to another service or run."""
         expected = f"{service}.{run_id}.flotilla"
         if self.name != expected:
             raise ConfigError(
-                f"the TLS certificate is that of {self.name}, this process is {expected}: pass the"
-                " --tls-dir (or FLOTILLA_TLS) and the --run-id of one and the same"
+                f"the TLS certificate is that of {self.name}, this process is {expected}: pass a"
+                " --tls-dir (or FLOTILLA_TLS) that matches --run-id"
             )
 
     def to_text(self) -> str:
-        """Return all of it in one line, as FLOTILLA_TLS carries it. It is a secret."""
+        """Return all of it in one line, the format of FLOTILLA_TLS. It is a secret."""
         parts = {"ca": self.ca, "certificate": self.certificate, "key": self.key}
         content = json.dumps({name: pem.decode() for name, pem in parts.items()})
         return base64.b64encode(content.encode()).decode()
 
 
 def channel_credentials(tls: Tls) -> grpc.ChannelCredentials:
-    """Return credentials that show our certificate, and accept those of the run's CA alone."""
+    """Return credentials that present our certificate and accept only those of the run's CA."""
     return grpc.ssl_channel_credentials(tls.ca, tls.key, tls.certificate)
 
 
@@ -84,7 +84,7 @@ def server_credentials(tls: Tls) -> grpc.ServerCredentials:
 def read_tls(folder: Path | None) -> Tls | None:
     """Return checked TLS files of `folder`, else those in FLOTILLA_TLS, else None.
 
-    The variable is taken out of the environment, so that no child process inherits it. Raises
+    The variable is removed from the environment, so that no child process inherits it. Raises
     ConfigError."""
     text = os.environ.pop(TLS_VARIABLE, "")
     if folder is not None:
@@ -106,7 +106,7 @@ def from_text(text: str, *, where: str) -> Tls:
 
 
 def likely_cause(details: str | None) -> str:
-    """Return the likely meaning of gRPC's text about a failed connection; "" if it is not known."""
+    """Return the likely cause behind gRPC's text about a failed connection; "" if unknown."""
     text = details or ""
     return next((cause for sign, cause in _CAUSES.items() if sign in text), "")
 
@@ -134,7 +134,7 @@ def _check_parts(ca: bytes, certificate: bytes, key: bytes, *, where: str) -> Tl
     names = [value for kind, value in shown.get("subjectAltName", ()) if kind == "DNS"]
     if len(names) != 1 or not names[0].endswith(".flotilla"):
         raise ConfigError(
-            f"{where}: the certificate names {names or 'nobody'}, not one SERVICE.RUN_ID.flotilla"
+            f"{where}: the certificate names {names or 'nothing'}, not one SERVICE.RUN_ID.flotilla"
         )
     return Tls(ca, certificate, key, names[0])
 
@@ -142,8 +142,8 @@ def _check_parts(ca: bytes, certificate: bytes, key: bytes, *, where: str) -> Tl
 def _why_not_valid(message: str) -> str:
     if "expired" in message:
         return (
-            "the certificate has expired: begin a new run, or resume this one, for a new one; a"
-            " launcher makes one at its start, and its launcher.json is to be copied again then"
+            "the certificate has expired: start a new run or resume this one to get a new one; a"
+            " launcher makes one when it starts: copy its launcher.json again then"
         )
     if "not yet valid" in message:
         return "the certificate is not valid yet: this machine's clock is behind; set it"
@@ -153,14 +153,15 @@ def _why_not_valid(message: str) -> str:
 def _why_not_usable(error: Exception) -> str:
     reason = getattr(error, "reason", None) or str(error)
     if reason == "KEY_VALUES_MISMATCH":
-        return "the key is not that of the certificate"
+        return "the key does not match the certificate"
     return f"the files are not usable PEM ({reason})"
 
 
 def _try_handshake(ca: bytes, certificate: bytes, key: bytes) -> dict[str, Any]:
-    """Let the certificate shake hands with itself in memory, as server and as client.
+    """Run a handshake of the certificate with itself in memory, as server and as client.
 
-    What fails here would fail, less clearly, at the first call. Returns what it shows of itself."""
+    A failure here would appear at the first call too, but less clearly. Return the certificate's
+    fields."""
     contexts = [ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)]
     with _as_file(certificate) as certificate_file, _as_file(key) as key_file:
         for context in contexts:
@@ -181,7 +182,7 @@ def _try_handshake(ca: bytes, certificate: bytes, key: bytes) -> dict[str, Any]:
 
 @contextmanager
 def _as_file(content: bytes) -> Generator[str]:
-    """Yield a file name for bytes that must not be on a disk: OpenSSL takes certificates from files
+    """Yield a file name for bytes that must not be on a disk: OpenSSL reads certificates from files
     only."""
     descriptor = os.memfd_create("flotilla-tls", os.MFD_CLOEXEC)
     try:

@@ -1,7 +1,7 @@
 """One trace per trajectory, across services: W3C trace context in call metadata.
 
-The context always travels; spans are recorded only where FLOTILLA_TRACE=1, as JSON lines under
-`traces/` of the run's folder.
+The context always travels; spans are recorded only with FLOTILLA_TRACE=1, as JSON lines under
+`traces/` in the run's folder.
 """
 
 import json
@@ -27,7 +27,7 @@ _NOTHING = nullcontext()
 
 
 def setup(service: str, run_id: str, folder: Path) -> TracerProvider | None:
-    """Record spans into `folder` if the environment asks for it; None if not.
+    """Record spans into `folder` if the environment enables it; else return None.
 
     The provider's `shutdown()` writes what is still buffered.
     """
@@ -54,9 +54,9 @@ def current_traceparent() -> str | None:
 
 
 def continue_from(traceparent: str) -> None:
-    """Make the caller's span the parent of what the current task does from here on.
+    """Make the caller's span the parent of all later spans of the current task.
 
-    There is no way back, which is right for a task that serves one call.
+    This cannot be undone, which suits a task that serves one call.
     """
     context.attach(_propagator.extract({HEADER: traceparent}))
 
@@ -64,15 +64,15 @@ def continue_from(traceparent: str) -> None:
 def span(
     name: str, attributes: Mapping[str, str | int | float] | None = None
 ) -> AbstractContextManager[object]:
-    """Return a span around a block: some 30 microseconds, or next to nothing where none are
-    recorded."""
+    """Return a span around a block. It costs some 30 microseconds, or almost nothing if recording
+    is off."""
     if not _recording:
         return _NOTHING
     return _tracer.start_as_current_span(name, attributes=attributes)
 
 
 def annotate(attributes: Mapping[str, str | int | float]) -> None:
-    """Add attributes that turned out meanwhile to the current span, if it is recorded."""
+    """Add attributes to the current span, if it is recorded."""
     if _recording:
         trace.get_current_span().set_attributes(attributes)
 

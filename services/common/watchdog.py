@@ -1,7 +1,6 @@
-"""A watchdog that names the stage that stands still, and writes the stacks of all threads and
-tasks.
+"""A watchdog that names the stalled stage, and writes the stacks of all threads and tasks.
 
-It never ends anything: whoever decides to kill finds the evidence already there."""
+It never ends anything: by the time an operator decides to kill, the evidence is there."""
 
 import asyncio
 import faulthandler
@@ -28,7 +27,7 @@ _log = get_logger(__name__)
 
 @dataclass(slots=True)
 class _OpenStages:
-    """All open stages of one name, by a number of their own; `moved_at` is of any of them."""
+    """All open stages of one name, by number; `moved_at` is the last progress of any of them."""
 
     limit_s: float
     report_after_s: float
@@ -38,7 +37,7 @@ class _OpenStages:
 
 @dataclass(frozen=True, slots=True)
 class Standstill:
-    """A stage without progress for `seconds`, the longest of `count` open ones of its name."""
+    """A stage without progress for `seconds`, the longest among `count` open ones of its name."""
 
     stage: str
     seconds: float
@@ -46,11 +45,11 @@ class Standstill:
 
 
 class Stages:
-    """The stages that are open, and which of them stand still. Pure: the caller brings the time.
+    """The open stages, and those that are stalled. Pure: the caller passes the time.
 
-    A name is reported when one of its stages passes the limit, and again at each doubling of that
-    time: once for all of them, for hundreds of calls may wait for the same thing. Entering and
-    leaving cost the same however many are open.
+    A name is reported when one of its stages passes the limit, and again each time the wait
+    doubles: once for all of them, because hundreds of calls may wait for the same thing. Entering
+    and leaving take constant time.
     """
 
     def __init__(self) -> None:
@@ -98,7 +97,7 @@ class Stages:
 
 
 class Watchdog:
-    """Observer of the stages in a thread of its own, so that a blocked event loop is seen too."""
+    """Observer of the stages in a separate thread, so that it sees a blocked event loop too."""
 
     def __init__(
         self,
@@ -109,11 +108,11 @@ class Watchdog:
         dump_folder: Path | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        # What a stage may take that names no limit of its own.
+        # The limit of stages that set none.
         self.limit_s = limit_s
         self._loop_limit_s = loop_limit_s
         self._interval_s = interval_s
-        # Told of each report, in the watchdog's thread.
+        # Called with each report, in the watchdog's thread.
         self.on_standstill: Callable[[Standstill], None] = lambda standstill: None
         self._dump_folder = dump_folder
         self._clock = clock
@@ -123,7 +122,7 @@ class Watchdog:
 
     @contextmanager
     def stage(self, name: str, limit_s: float | None = None) -> Generator[None]:
-        """Report `name` if the block takes longer than the limit without `note_progress(name)`."""
+        """Report `name` if the block exceeds the limit without `note_progress(name)`."""
         stage = self._stages.enter(name, limit_s or self.limit_s, self._clock())
         try:
             yield
@@ -131,7 +130,7 @@ class Watchdog:
             self._stages.leave(stage)
 
     def note_progress(self, name: str) -> None:
-        """Note that the open stages `name` have moved: their time starts again."""
+        """Note that the open stages `name` have moved: their timers restart."""
         self._stages.note_progress(name, self._clock())
 
     def take_standstills(self, now: float) -> list[Standstill]:
@@ -140,7 +139,7 @@ class Watchdog:
 
     @contextmanager
     def running(self) -> Generator[None]:
-        """Watch while the block runs; call it on the event loop that is to be watched."""
+        """Watch while the block runs; call it on the event loop to watch."""
         self._loop = asyncio.get_running_loop()
         self._stop.clear()
         thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
@@ -150,7 +149,7 @@ class Watchdog:
                 yield
         finally:
             self._stop.set()
-            # Not joined: the thread may be writing a dump, and it holds nothing up.
+            # Not joined: the thread may be writing a dump, and it blocks nothing.
 
     def dump(self, out: TextIO) -> None:
         """Write the stacks of all threads and asyncio tasks to `out`, a file with a descriptor."""
@@ -170,7 +169,7 @@ class Watchdog:
                 self._report(standstill)
             try:
                 loop.call_soon_threadsafe(self.note_progress, EVENT_LOOP)
-            except RuntimeError:  # closed in between: nothing is left to watch
+            except RuntimeError:  # closed meanwhile: nothing is left to watch
                 return
 
     def _report(self, standstill: Standstill) -> None:
@@ -209,8 +208,8 @@ def _format_tasks(loop: asyncio.AbstractEventLoop) -> str:
 
 
 def _summarize(frame: FrameType) -> traceback.FrameSummary:
-    """Summarize a frame of a task that may be running; between two lines it has no number."""
+    """Summarize a frame of a task that may be running; between two lines it has no line number."""
     code = frame.f_code
-    # Typed as always there, and `Task.print_stack` fails without it.
+    # The stubs type it as int, but it may be None, and then `Task.print_stack` fails.
     line = cast("int | None", frame.f_lineno) or code.co_firstlineno
     return traceback.FrameSummary(code.co_filename, line, code.co_name)

@@ -1,8 +1,8 @@
-"""Lossless differences of publications that follow one another: few 16-bit words change in a step,
-most by one, and the smaller a weight, the likelier it changes.
+"""Lossless differences of successive publications: few 16-bit words change in a step, most by one,
+and the smaller a weight, the likelier it changes.
 
-A publication is cut into blocks of `BLOCK_BYTES`, each encoded by itself. The format is told in
-`protos/flotilla/learner/v1/weight_service.proto`."""
+A publication is cut into blocks of `BLOCK_BYTES`, each encoded separately. The format is described
+in `protos/flotilla/learner/v1/weight_service.proto`."""
 
 import struct
 import zlib
@@ -19,43 +19,43 @@ Bytes = NDArray[np.uint8]
 Words = NDArray[np.uint16]
 Places = NDArray[np.int64]
 
-# Classes of words by the exponents that they have as bfloat16. Their bounds are chosen by the first
-# of so many parts of a block.
+# Classes of words by their bfloat16 exponents. The bounds come from the first of so many parts of a
+# block.
 _CLASSES = 3
 _SAMPLED = 8
 _EXPONENT_SHIFT, _EXPONENT = 7, 0x7F80
-# The bounds of classes, how many words of each have changed, and the lengths of three parts.
+# The bounds of classes, the changed words of each, and the lengths of three parts.
 _HEAD = struct.Struct(f"<{_CLASSES - 1}B2x{_CLASSES}I3I")
-# One word of so many has changed, or fewer: it takes a third of the block at most.
+# At most one word in so many has changed: the encoding takes at most a third of the block.
 _SPARSE = 8
-# A byte of the gaps that says: so many more unchanged words, and the next byte goes on.
+# Gap byte for so many unchanged words, continued in the next byte.
 _ON = 255
-# Deflate then begins another Huffman code each 4096 symbols: each class has some of its own.
+# Deflate then starts a new Huffman code every 4096 symbols, so that each class gets its own.
 _DEFLATE_MEMORY = 6
 
 
 class DamagedDeltaError(ValueError):
-    """Bytes that no difference is encoded as."""
+    """The bytes are not an encoded difference."""
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """An encoded difference of two blocks, and what leads from the newer one back."""
+    """An encoded difference of two blocks, and the data to undo it."""
 
     data: bytes
-    # Words that change their exponents, and those that they had.
+    # Words whose exponents change, and their old exponents.
     places: NDArray[np.uint32]
     exponents: Bytes
 
     @property
     def size_bytes(self) -> int:
-        """All of it."""
+        """Total bytes held."""
         return len(self.data) + self.places.nbytes + self.exponents.nbytes
 
 
 def encode_change(new: Bytes, old: Bytes) -> Change | None:
-    """Encode what makes `new` of `old`, a block of the same length; None where too many words
-    change for that to be worth it."""
+    """Encode the difference from `old` to `new`, blocks of the same length; None if too many words
+    change for it to pay off."""
     held = _as_words(old)
     exponents = _exponents(held)
     change = _as_words(new) - held
@@ -80,8 +80,7 @@ def encode_change(new: Bytes, old: Bytes) -> Change | None:
 
 
 def apply_change(old: Bytes, data: bytes) -> Bytes:
-    """Return the block that a difference makes of `old`; the inverse of `encode_change`. Raises
-    DamagedDeltaError."""
+    """Apply a difference to `old`, as the inverse of `encode_change`. Raises DamagedDeltaError."""
     words = _as_words(old).copy()
     places, values = _decode_change(data, _exponents(words))
     words[places] += values
@@ -89,7 +88,7 @@ def apply_change(old: Bytes, data: bytes) -> Bytes:
 
 
 def undo_change(new: Bytes, change: Change) -> Bytes:
-    """Return the block that a difference has made `new` of."""
+    """Return the block that the difference turned into `new`."""
     words = _as_words(new).copy()
     exponents = _exponents(words)
     exponents[change.places] = change.exponents
@@ -109,7 +108,7 @@ def _exponents(words: Words) -> Bytes:
 
 
 def _choose_bounds(changed: Bytes) -> list[int]:
-    """Return the exponents that a half and a quarter of the changed words are below."""
+    """Return the exponents below which a half and a quarter of the changed words lie."""
     if not changed.size:
         return [0] * (_CLASSES - 1)
     ordered = np.sort(changed)
@@ -117,8 +116,8 @@ def _choose_bounds(changed: Bytes) -> list[int]:
 
 
 def _split(exponents: Bytes, bounds: Sequence[int]) -> Iterator[tuple[Places | slice, Bytes]]:
-    """Give for each class the words that no class before it has: where they are in the block, and
-    their exponents."""
+    """Yield for each class the words outside earlier classes: their places in the block, and their
+    exponents."""
     left: Places | slice = slice(None)
     for bound in bounds:
         yield left, exponents
@@ -128,12 +127,12 @@ def _split(exponents: Bytes, bounds: Sequence[int]) -> Iterator[tuple[Places | s
 
 
 def _in_block(left: Places | slice, places: Places) -> Places:
-    """Return places among the words that are left as places in the block."""
+    """Convert places among the words left over into places in the block."""
     return places if isinstance(left, slice) else left[places]
 
 
 def _join(parts: list[Places], exponents: Bytes, bounds: Sequence[int]) -> Places:
-    """Return where in the block the places of all classes are. Raises DamagedDeltaError."""
+    """Join the places of all classes as places in the block. Raises DamagedDeltaError."""
     found: list[Places] = []
     for part, (left, within) in zip(parts, _split(exponents, bounds), strict=True):
         if part.size and part[-1] >= within.size:
@@ -143,9 +142,9 @@ def _join(parts: list[Places], exponents: Bytes, bounds: Sequence[int]) -> Place
 
 
 def _decode_change(data: bytes, exponents: Bytes) -> tuple[Places, Words]:
-    """Return which of the words have changed, and by what. Raises DamagedDeltaError."""
+    """Return the places of the changed words, and their changes. Raises DamagedDeltaError."""
     if len(data) < _HEAD.size:
-        raise DamagedDeltaError(f"{len(data)} bytes, too few for a difference")
+        raise DamagedDeltaError(f"{len(data)} bytes are too few for a difference")
     head = _HEAD.unpack_from(data)
     bounds, counts, (first, second, third) = (
         head[: _CLASSES - 1],
@@ -167,8 +166,8 @@ def _decode_change(data: bytes, exponents: Bytes) -> tuple[Places, Words]:
 
 
 def _fold(values: Words) -> tuple[Bytes, Bytes]:
-    """Return the low and the high bytes of values; 1, -1, 2, -2 ... are 0, 1, 2, 3 ...: none is
-    0."""
+    """Return the low and the high bytes of values, where 1, -1, 2, -2 ... become 0, 1, 2, 3 ...; no
+    value is 0."""
     folded = ((values << 1) ^ -(values >> 15)) - np.uint16(1)
     return folded.astype(np.uint8), (folded >> 8).astype(np.uint8)
 
@@ -180,7 +179,7 @@ def _unfold(low: Bytes, high: Bytes) -> Words:
 
 
 def _encode_gaps(gaps: Places) -> Bytes:
-    """Return `_ON` for each so many words of a gap, and a byte with the rest."""
+    """Encode each gap as a run of `_ON` bytes and a byte with the rest."""
     long = gaps // _ON
     ends = np.cumsum(long + 1) - 1
     coded = np.full(ends[-1] + 1 if ends.size else 0, _ON, np.uint8)
@@ -189,7 +188,7 @@ def _encode_gaps(gaps: Places) -> Bytes:
 
 
 def _decode_gaps(coded: Bytes, counts: Sequence[int]) -> list[Places]:
-    """Return the places of each class, of so many words. Raises DamagedDeltaError."""
+    """Return the places of each class, given its number of words. Raises DamagedDeltaError."""
     ends, total = np.flatnonzero(coded != _ON), sum(counts)
     if ends.size != total or (coded.size and coded[-1] == _ON):
         raise DamagedDeltaError("places are missing")
@@ -204,7 +203,7 @@ def _decode_gaps(coded: Bytes, counts: Sequence[int]) -> list[Places]:
 
 
 def _deflate(part: Bytes) -> bytes:
-    # No search for repeats, of which there are none but runs.
+    # No search for repeats: there are only runs.
     packer = zlib.compressobj(
         1, zlib.DEFLATED, -zlib.MAX_WBITS, _DEFLATE_MEMORY, strategy=zlib.Z_RLE
     )
@@ -212,13 +211,13 @@ def _deflate(part: Bytes) -> bytes:
 
 
 def _inflate(data: memoryview, most: int) -> Bytes:
-    """Return what was deflated. Raises DamagedDeltaError where it is more than `most` bytes."""
+    """Return the inflated data. Raises DamagedDeltaError if it exceeds `most` bytes."""
     packer = zlib.decompressobj(-zlib.MAX_WBITS)
     try:
-        # 0 would be no limit.
+        # 0 would mean no limit.
         found = packer.decompress(data, most + 1)
     except zlib.error as error:
         raise DamagedDeltaError(f"not deflated: {error}") from error
     if len(found) > most or not packer.eof or packer.unused_data:
-        raise DamagedDeltaError("a part is not as long as it says")
+        raise DamagedDeltaError("a part does not have its stated length")
     return np.frombuffer(found, np.uint8)

@@ -1,9 +1,9 @@
-"""Transfer of weights into live engines: what the sender and the workers of an engine say to each
-other at the store where they meet.
+"""Transfer of weights into live engines: the messages that the sender and the workers of an engine
+exchange through their store.
 
-The workers ask and the sender answers, so that an engine which skips a publication misses nothing:
-a group is opened once for the workers of one engine, and each publication is asked for by its
-policy. Its bytes then go to all of them at once, in pieces."""
+The workers send requests and the sender answers, so an engine may skip a publication: a group is
+opened once for the workers of one engine, and each publication is requested by its policy. Its
+bytes then go to all of them at once, in pieces."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -18,18 +18,18 @@ SETTINGS = "settings"
 ACCEPTED = "accepted"
 BACKENDS = ("gloo", "nccl", "ipc")
 
-# Where a run of bytes starts in the publication, and where it ends.
+# Start and end of a run of bytes in the publication.
 Piece = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class TransferSettings:
-    """Settings of the sender that its receivers follow."""
+    """Settings of the sender that its receivers adopt."""
 
-    # A side that brings nothing for so long is given up by the other.
+    # A side without progress for so long is given up by the other.
     stall_s: float = 15.0
-    # Bytes that are sent at once; an engine holds about twice as many beside its own weights, and
-    # over ipc the sender as many once more on each of its devices.
+    # Bytes sent at once; an engine holds about twice as many besides its own weights, and over ipc
+    # the sender as many again on each of its devices.
     piece_bytes: int = 64 * 2**20
 
     def to_text(self) -> str:
@@ -44,7 +44,7 @@ class TransferSettings:
 
 @dataclass(frozen=True, slots=True)
 class OpenGroup:
-    """Request for a group of the sender, which is rank 0, and so many workers."""
+    """Request for a group of the sender, which is rank 0, and `workers` workers."""
 
     group: str
     workers: int
@@ -53,7 +53,7 @@ class OpenGroup:
 
 @dataclass(frozen=True, slots=True)
 class SendWeights:
-    """Request for a publication; the sender writes `ACCEPTED`, or why not, to the key `answer`."""
+    """Request for a publication; the sender writes `ACCEPTED` or a reason to the key `answer`."""
 
     group: str
     answer: str
@@ -78,7 +78,7 @@ def decode_request(text: str | bytes) -> Request:
         values: dict[str, Any] = json.loads(text)
         return _KINDS[values.pop("kind")](**values)
     except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"no request: {error!r}") from error
+        raise ValueError(f"not a request: {error!r}") from error
 
 
 @dataclass(frozen=True, slots=True)

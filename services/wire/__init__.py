@@ -1,3 +1,3 @@
-"""The contracts' messages that two services share, to the domain's types and back.
+"""Codecs between domain types and the contracts' messages that two services share.
 
 Each pair of codecs exists once. Start at `trajectory.py`."""

@@ -1,4 +1,4 @@
-"""Policies and the manifests of their weights, to protobuf and back."""
+"""Codecs of policies and the manifests of their weights."""
 
 from collections.abc import Sequence
 

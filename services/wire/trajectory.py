@@ -1,6 +1,6 @@
-"""A trajectory as rollouts submit it to the learner: header and chunks; and back.
+"""Codec of trajectories as rollouts submit them to the learner, in a header and chunks.
 
-What is decoded here is well formed; whether it holds together the learner checks
+Decoding checks the form only; the learner checks consistency
 (`services/learner/api/decode.py`)."""
 
 from collections.abc import Iterator
@@ -21,13 +21,13 @@ from services.common.domain.trajectory import (
 from services.wire.enums import FAILURE_KINDS, STOP_REASONS
 from services.wire.trajectory_columns import decode_turns, span_fields, turn_fields
 
-# Bytes of arrays in one message, which stays under 1 MiB with all around them.
+# Bytes of arrays in one message, which keeps the whole message under 1 MiB.
 CHUNK_BYTES = 512 * 1024
 
 _NO_GRADE = "NO_GRADE_REASON_"
 
-# Of a message and all within it, by name: a message made of these is made once, and not copied
-# into the one around it.
+# Fields of a message and of those within it, by name: a message built from these is built once, not
+# copied into the enclosing one.
 _Fields = dict[str, Any]
 
 
@@ -44,10 +44,9 @@ def encode_submission(trajectory: Trajectory) -> Iterator[group_pb.SubmitTraject
 def decode_trajectory(
     header: trajectory_pb2.TrajectoryHeader, sequences: tuple[Sequence, ...]
 ) -> Trajectory:
-    """Return the trajectory of a header; neither reward nor failure is set where that has none.
+    """Return the trajectory of a header; it has no reward and no failure if the header has neither.
 
-    Raises ValueError for a reason of no grade that this code does not know, and for turns that are
-    not whole."""
+    Raises ValueError for an unknown reason of a missing grade, and for incomplete turns."""
     reward, failure, no_grade = _decode_outcome(header)
     return Trajectory(
         key=decode_key(header.key),
@@ -161,8 +160,7 @@ def _shape_fields(sequence: Sequence) -> _Fields | None:
 
 
 def _chunk_fields(index: int, sequence: Sequence) -> Iterator[_Fields]:
-    """Yield the arrays one behind the other, as many of them in a message as fit: a message costs
-    more than 100 kB in it."""
+    """Yield the arrays in order, filling each message: a message costs more than 100 kB of data."""
     token_ids, logprobs, experts = (array.tobytes() for array in wire_arrays(sequence))
     media = b"".join(item.content for item in sequence.media)
     arrays = {"token_ids": token_ids, "logprobs": logprobs, "media": media, "experts": experts}

@@ -1,5 +1,5 @@
-"""Spans and turns of a trajectory, which travel column by column: messages of their own would cost
-more than all tokens."""
+"""Spans and turns of a trajectory, encoded column by column: separate messages would cost more than
+all tokens."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Items
@@ -13,13 +13,13 @@ from services.common.domain.trajectory import Author, Span, TurnTiming
 from services.wire.enums import AUTHORS
 from services.wire.policy import decode_policy
 
-_NOBODY = (None, None)
+_NO_WRITER = (None, None)
 _NEW_SPAN: Callable[[Iterable[Any]], Span] = partial(tuple.__new__, Span)
 
 
 def span_fields(spans: Items[Span]) -> dict[str, Any]:
     """Return the fields of a Spans message."""
-    # As tuples: policies are equal to others with other fingerprints.
+    # Compared as tuples: PolicyIds are equal even if their fingerprints differ.
     sampled = [
         (policy.run_epoch, policy.version, policy.fingerprint, temperature)
         for _, _, policy, temperature in spans
@@ -42,28 +42,28 @@ def _writer_fields(
 
 
 def decode_spans(message: trajectory_pb2.Spans) -> tuple[Span, ...]:
-    """Return the spans. Raises ValueError where the columns are not of whole spans."""
-    # A slice is a list, which costs less than each item on its own.
+    """Return the spans. Raises ValueError if the columns do not form whole spans."""
+    # A slice is a list, which is cheaper than reading each item.
     twins, lengths = message.authors[:], message.lengths[:]
     authors = AUTHORS.find_members(twins)
     if len(authors) != len(lengths) or None in authors or not all(lengths):
         raise ValueError("a span needs an author and a length")
-    # Python 3.11 looks it up anew each time.
+    # Python 3.11 looks up an enum member on each access.
     by_policy = Author.POLICY
     writers = _decode_writers(message, authors.count(by_policy))
-    written = [next(writers) if author is by_policy else _NOBODY for author in authors]
+    written = [next(writers) if author is by_policy else _NO_WRITER for author in authors]
     policies, temperatures = zip(*written, strict=True) if written else ((), ())
-    # Without a call of Python for each.
+    # Avoids a Python call per span.
     return tuple(map(_NEW_SPAN, zip(authors, lengths, policies, temperatures, strict=True)))
 
 
 def _decode_writers(message: trajectory_pb2.Spans, count: int) -> Iterator[tuple[PolicyId, float]]:
-    """Return the policy and the temperature of so many spans. Raises ValueError."""
+    """Yield the policy and the temperature of `count` spans. Raises ValueError."""
     indexes, writers = message.writer_indexes[:], message.writers
     if len(indexes) != count or len(writers) > count:
-        raise ValueError("policy and temperature belong to policy spans alone")
+        raise ValueError("only policy spans have a policy and a temperature")
     if count and max(indexes) >= len(writers):
-        raise ValueError(f"a span of writer {max(indexes)}, of {len(writers)}")
+        raise ValueError(f"a span names writer {max(indexes)} of {len(writers)}")
     decoded = [_decode_writer(writer) for writer in writers]
     return iter([decoded[index] for index in indexes])
 
@@ -90,16 +90,15 @@ def turn_fields(turns: Items[TurnTiming]) -> dict[str, Any]:
 
 
 def decode_turns(message: trajectory_pb2.Turns) -> tuple[TurnTiming, ...]:
-    """Return the turns. Raises ValueError where the columns are not of whole turns, and for what is
-    not finite."""
+    """Return the turns. Raises ValueError for incomplete columns and for non-finite values."""
     generate_s, tools_s = message.generate_s[:], message.tools_s[:]
     tokens = (message.prompt_tokens[:], message.generated_tokens[:])
     thinking, rewards = message.thinking_tokens[:], dict(message.rewards)
     count = len(thinking)
     if any(len(column) != count for column in (generate_s, tools_s, *tokens)):
-        raise ValueError("the columns of turns are not of one length")
+        raise ValueError("the columns of turns differ in length")
     if rewards and max(rewards) >= count:
-        raise ValueError(f"a reward of turn {max(rewards)}, of {count}")
+        raise ValueError(f"a reward belongs to turn {max(rewards)} of {count}")
     _check_finite("generate_s", dict(enumerate(generate_s)))
     _check_finite("tools_s", dict(enumerate(tools_s)))
     _check_finite("reward", rewards)

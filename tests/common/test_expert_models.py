@@ -36,6 +36,5 @@ def test_a_dense_model_is_refused_before_anything_is_loaded(mode: str, tmp_path:
     with pytest.raises(ConfigError) as caught:
         check_routing_replay(policy, tmp_path)
     assert str(caught.value) == (
-        f'policy.routing_replay: "{mode}", but org/dense has no experts that tokens are routed to;'
-        ' set it to "off"'
+        f'policy.routing_replay: "{mode}", but org/dense has no experts; set it to "off"'
     )

@@ -29,7 +29,7 @@ async def asked(address: str, *options: str, **variables: str) -> tuple[int, str
 
 async def test_a_service_is_healthy_from_when_it_serves_until_it_drains() -> None:
     async with rpc.serving(rpc.server(token=TOKEN), "127.0.0.1:0") as serving:
-        assert await asked(serving.address) == (1, f"{serving.address}: it says NOT_SERVING")
+        assert await asked(serving.address) == (1, f"{serving.address}: its status is NOT_SERVING")
         serving.set_serving(True)
         nowhere = ("--tls-dir", "/nowhere")
         assert await asked(serving.address, *nowhere) == (0, f"{serving.address}: serving")

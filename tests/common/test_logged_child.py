@@ -43,7 +43,7 @@ async def test_a_child_that_does_not_end_is_killed(tmp_path: Path) -> None:
 
 async def test_a_log_is_continued_and_its_end_is_read(tmp_path: Path) -> None:
     log = tmp_path / "child.log"
-    assert "cannot be read" in describe_log_end(log)
+    assert "cannot read its log" in describe_log_end(log)
     log.write_bytes(b"")
     assert describe_log_end(log) == f"({log} is empty)"
     log.write_text("first\n" + "x" * 10_000 + "\n")

@@ -77,7 +77,7 @@ async def test_a_machine_says_that_it_has_to_go_and_is_dismissed(tmp_path: Path)
         await watch.dismiss_machines()
         assert there.folder.over.exists()
         await watch.close()
-        missing = r"machine 2 of 3 has not joined in 1 s: run `python -m services\.x\.nodes"
+        missing = r"machine 2 of 3 has not joined in 1 s: run `python -m services\.rollout\.nodes"
         with pytest.raises(MachinesLostError, match=missing):
             await there.watch(count=3, join_s=1.0)
 

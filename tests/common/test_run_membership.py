@@ -109,7 +109,7 @@ async def test_a_member_hears_what_the_launcher_knows_of_the_run() -> None:
 async def test_the_launchers_word_stops() -> None:
     async with member() as one:
         one.registry.command = pb.COMMAND_STOP
-        await until(lambda: one.stopped == ["the launcher said so"])
+        await until(lambda: one.stopped == ["the launcher ordered a stop"])
 
 
 async def test_a_replaced_member_stops() -> None:
@@ -136,7 +136,7 @@ async def test_a_member_without_a_launcher_drains_by_itself_once() -> None:
         await until(lambda: bool(one.drained))
         await asyncio.sleep(0.2)
         assert len(one.drained) == 1
-        assert "no word from the launcher" in one.drained[0]
+        assert "launcher silent for" in one.drained[0]
 
 
 async def echo_server(stack: AsyncExitStack, name: str) -> str:

@@ -35,7 +35,7 @@ async def test_a_stream_that_keeps_coming_is_read_to_its_end() -> None:
 
 
 async def test_a_stream_that_stops_is_ended() -> None:
-    with pytest.raises(StalledError, match="stood still after 5 bytes"):
+    with pytest.raises(StalledError, match="stalled after 5 bytes"):
         await taken(stream((0, 5), (60, 5)), 0.05)
 
 

@@ -51,7 +51,7 @@ def test_a_file_that_is_missing_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"key": run().tls_for("rollout").key}, "the key is not that of the certificate"),
+        ({"key": run().tls_for("rollout").key}, "the key does not match the certificate"),
         ({"ca": other_run().tls_for("learner").ca}, "the certificate is not of this CA"),
         ({"certificate": b"none"}, "not usable PEM"),
         ({"ca": b"\xff"}, "not usable PEM"),
@@ -68,7 +68,7 @@ def test_files_that_do_not_belong_together_are_told_apart(
 
 def test_certificates_out_of_their_time_are_refused_with_the_fix() -> None:
     _, expired, too_early = of_one_authority()
-    with pytest.raises(ConfigError, match="expired: begin a new run"):
+    with pytest.raises(ConfigError, match="expired: start a new run"):
         from_text(expired.to_text(), where="it")
     with pytest.raises(ConfigError, match="clock is behind"):
         from_text(too_early.to_text(), where="it")

@@ -53,7 +53,12 @@ async def test_all_kinds_of_calls_work_under_tls() -> None:
     [
         ("learner", run().tls_for("rollout"), "env_gateway", "another service of the run"),
         (None, run().tls_for("rollout"), "learner", "it speaks plain text"),
-        ("learner", other_run().tls_for("rollout"), "learner", "its certificate is of another run"),
+        (
+            "learner",
+            other_run().tls_for("rollout"),
+            "learner",
+            "its certificate belongs to another run",
+        ),
         ("learner", None, "", "wants TLS (--tls-dir)"),
     ],
 )
@@ -76,7 +81,7 @@ def test_a_text_that_says_nothing_has_no_cause() -> None:
 
 
 async def test_a_channel_under_tls_must_know_whom_to_expect() -> None:
-    with pytest.raises(ValueError, match="whose certificate"):
+    with pytest.raises(ValueError, match="name of the expected peer"):
         rpc.plain_channel("127.0.0.1:7", tls=run().tls_for("rollout"))
 
 
@@ -180,7 +185,7 @@ async def test_a_member_with_another_runs_certificate_drains_and_says_why() -> N
         async with asyncio.timeout(15), member.running():
             while not member.drained:  # noqa: ASYNC110 (nobody there to set an event)
                 await asyncio.sleep(0.01)
-    assert "its certificate is of another run" in member.drained[0]
+    assert "its certificate belongs to another run" in member.drained[0]
     assert fake.registered == []
 
 

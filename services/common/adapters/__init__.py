@@ -1,3 +1,2 @@
-"""Adapters that several services share: `model_hub.py`, by which models come to a machine,
-`token_text.py`, which shows tokens as text, and `hidden_torch.py`, for processes that read models'
-texts alone."""
+"""Adapters that several services share: `model_hub.py` fetches models, `token_text.py` decodes
+tokens for display, and `hidden_torch.py` keeps torch out of processes that only handle text."""

@@ -1,18 +1,18 @@
 """Keeps torch out of processes that handle text alone.
 
-transformers imports torch wherever it is installed, for tokenizers too: seconds, and hundreds of
-megabytes, for nothing."""
+transformers imports torch if it is installed, even for tokenizers: that wastes seconds and hundreds
+of megabytes."""
 
 import os
 import sys
 
 
 def hide_torch() -> None:
-    """Have `import torch` fail in this process, as where it is not installed.
+    """Make `import torch` fail in this process, as if it were not installed.
 
-    Call it before the first import of transformers, which remembers what it found, and only in a
-    process that is for text from its start to its end. Where torch is loaded already, it stays."""
-    # As Python's own import does it for a module that must not be found.
+    Call it before the first import of transformers, which caches the result, and only in a process
+    that never needs tensors. If torch is already loaded, it stays loaded."""
+    # None is Python's own marker for a module that must not be found.
     sys.modules.setdefault("torch", None)  # pyright: ignore[reportArgumentType]
-    # Or transformers says on stderr that models need torch.
+    # Otherwise transformers warns on stderr that models need torch.
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")

@@ -1,7 +1,7 @@
 """Staging of the policy's model on this machine, from a folder or from the Hugging Face hub.
 
-Everybody who needs files of a model takes them from here: they lie in the hub's own cache, whose
-locks let processes of one machine fetch each file once."""
+All code that needs files of a model gets them here: they are in the hub's own cache, whose locks
+let the processes of one machine fetch each file once."""
 
 import shutil
 import threading
@@ -25,8 +25,8 @@ from services.common.errors import ConfigError
 from services.common.log import get_logger
 
 TOKEN_VARIABLE, CACHE_VARIABLE = "HF_TOKEN", "HF_HOME"
-# What runs read is safetensors beside JSON and text: pickles are refused, and the same weights in
-# other formats would be fetched for nobody.
+# Runs read safetensors, JSON and text only: pickles are refused, and nothing reads the same weights
+# in other formats.
 LEFT_OUT = (
     *("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.msgpack", "*.h5", "*.onnx", "*.onnx_data"),
     *("*.gguf", "*.tflite", "*.ot", "original/*", "onnx/*", "metal/*", "consolidated*"),
@@ -38,8 +38,8 @@ log = get_logger(__name__)
 
 
 class ModelUnavailableError(ConfigError):
-    """A model cannot be had; the message names the fix. `refused`: the hub said so itself, and
-    every machine would hear the same."""
+    """The model is unavailable; the message names the fix. `refused`: the hub itself refused, so
+    every machine would get the same answer."""
 
     def __init__(self, message: str, *, refused: bool) -> None:
         super().__init__(message)
@@ -48,7 +48,7 @@ class ModelUnavailableError(ConfigError):
 
 @dataclass(frozen=True, slots=True)
 class ModelSnapshot:
-    """One commit of a model on the hub, and what of it is not yet in the cache; in bytes."""
+    """One commit of a model on the hub, and how many bytes of it are not yet in the cache."""
 
     commit: str
     size: int
@@ -58,7 +58,7 @@ class ModelSnapshot:
 
 
 def stage_model(model: str, revision: str | None = None) -> Path:
-    """Return the folder of a model, fetched if need be. Raises ModelUnavailableError."""
+    """Return the folder of a model, fetching it if necessary. Raises ModelUnavailableError."""
     folder = Path(model)
     if folder.is_dir():
         return folder
@@ -67,17 +67,17 @@ def stage_model(model: str, revision: str | None = None) -> Path:
     except ModelUnavailableError as error:
         if error.refused:
             raise
-        # What is in the cache does without the hub.
+        # A cached model does not need the hub.
         return fetch_files(model, revision)
     check_disk(model, found)
-    with _telling_progress(model, found):
+    with _logging_progress(model, found):
         return fetch_files(model, found.commit)
 
 
 def fetch_files(
     model: str, revision: str | None = None, patterns: Sequence[str] | None = None
 ) -> Path:
-    """Return a folder with the files that match `patterns`, by default all that a run reads.
+    """Return a folder with the files that match `patterns`; the default is all that a run reads.
 
     Raises ModelUnavailableError."""
     folder = Path(model)
@@ -97,9 +97,9 @@ def fetch_files(
 
 
 def look_up_model(model: str, revision: str | None = None) -> ModelSnapshot:
-    """Ask the hub which commit a revision is, and how much of it is missing here.
+    """Resolve a revision to a commit on the hub, and measure how much of it is missing here.
 
-    It is asked as a download asks, so that it says now what it would refuse then. Raises
+    The request is the one that a download makes, so any refusal shows up now. Raises
     ModelUnavailableError."""
     disable_progress_bars()
     with _explained_errors(model, revision):
@@ -120,7 +120,7 @@ def look_up_model(model: str, revision: str | None = None) -> ModelSnapshot:
 
 
 def check_access(model: str) -> None:
-    """Check that we may read a model, wherever it will be fetched.
+    """Check that this account may read a model, on whichever machine it will be fetched.
 
     Raises ModelUnavailableError."""
     with _explained_errors(model, None):
@@ -128,7 +128,7 @@ def check_access(model: str) -> None:
 
 
 def check_disk(model: str, found: ModelSnapshot) -> None:
-    """Raise ModelUnavailableError where the missing files do not fit."""
+    """Raise ModelUnavailableError if the missing files do not fit on the disk."""
     if found.missing > found.free:
         raise ModelUnavailableError(
             f"policy.model: {model} takes {_format_gib(found.missing)} more in {found.cache}, and"
@@ -173,17 +173,17 @@ def _explain_error(model: str, revision: str | None, error: BaseException) -> Mo
             " private one",
             refused=True,
         )
-    said = (str(error).splitlines() or [""])[0]
+    first_line = (str(error).splitlines() or [""])[0]
     return ModelUnavailableError(
         f"policy.model: {model} is neither a folder here nor a model on the hub that can be"
-        f" reached: {type(error).__name__}: {said}",
+        f" reached: {type(error).__name__}: {first_line}",
         refused=isinstance(error, HfHubHTTPError | HFValidationError),
     )
 
 
 @contextmanager
-def _telling_progress(model: str, found: ModelSnapshot) -> Generator[None]:
-    """Say in the log how far a download is, when it takes long."""
+def _logging_progress(model: str, found: ModelSnapshot) -> Generator[None]:
+    """Log the progress of a download that takes long."""
     if not found.missing:
         yield
         return
@@ -197,22 +197,22 @@ def _telling_progress(model: str, found: ModelSnapshot) -> Generator[None]:
     blobs = Path(found.cache) / f"models--{model.replace('/', '--')}" / "blobs"
     before, over = _folder_bytes(blobs), threading.Event()
 
-    def tell_progress() -> None:
+    def log_progress() -> None:
         while not over.wait(PROGRESS_INTERVAL_S):
             share = min(1.0, (_folder_bytes(blobs) - before) / found.missing)
             log.info("downloading model", model=model, percent=round(100 * share))
 
-    teller = threading.Thread(target=tell_progress, daemon=True)
-    teller.start()
+    reporter = threading.Thread(target=log_progress, daemon=True)
+    reporter.start()
     try:
         yield
     finally:
         over.set()
-        teller.join()
+        reporter.join()
     log.info("model downloaded", model=model, revision=found.commit)
 
 
 def _folder_bytes(folder: Path) -> int:
-    # A file that is complete is renamed between the listing and the look.
+    # A completed file may be renamed between the listing and the stat.
     sizes = (path.stat().st_size for path in folder.glob("*") if path.exists())
     return sum(sizes)

@@ -12,12 +12,12 @@ _TOKENIZER_FILE = "tokenizer.json"
 
 
 class NoTokenizerError(Exception):
-    """Raised when the policy's tokenizer is not available; the message says why."""
+    """The policy's tokenizer is not available; the message gives the reason."""
 
 
 def load_decoder(model: str, revision: str | None = None) -> Decode:
-    """Load the decoder of a model folder, or of a hub id that was downloaded before. It shows
-    special tokens.
+    """Load the decoder of a model folder, or of a hub id that is already in the cache. The decoder
+    keeps special tokens.
 
     Raises NoTokenizerError."""
     tokenizer = load_tokenizer(model, revision)
@@ -25,13 +25,13 @@ def load_decoder(model: str, revision: str | None = None) -> Decode:
 
 
 def load_tokenizer(model: str, revision: str | None = None) -> Tokenizer:
-    """Load the tokenizer that `load_decoder` decodes by. Raises NoTokenizerError."""
+    """Load the tokenizer behind `load_decoder`. Raises NoTokenizerError."""
     path = _find_tokenizer_file(model, revision)
     try:
         return Tokenizer.from_file(str(path))
     except Exception as error:
-        # The library raises bare Exceptions for whatever is wrong with a file.
-        raise NoTokenizerError(f"{path} is no tokenizer: {error}") from error
+        # The library raises bare Exceptions for any fault in a file.
+        raise NoTokenizerError(f"{path} is not a tokenizer: {error}") from error
 
 
 def _find_tokenizer_file(model: str, revision: str | None) -> Path:
@@ -43,7 +43,7 @@ def _find_tokenizer_file(model: str, revision: str | None) -> Path:
             hf_hub_download(model, _TOKENIZER_FILE, revision=revision, local_files_only=True)
         )
     except (ValueError, OSError) as error:
-        # A name that the hub cannot have is a ValueError, one that was not downloaded an OSError.
+        # An invalid name raises ValueError, one that was not downloaded raises OSError.
         raise NoTokenizerError(
             f"policy.model {model!r} has no {_TOKENIZER_FILE} in this folder ({Path.cwd()})"
             " nor in the"

@@ -1,3 +1,3 @@
-"""What rollout, learner and env_gateway call by one name: policies, attempts, trajectories.
+"""Types that rollout, learner and env_gateway share: policies, attempts, trajectories.
 
 Plain values and arrays, never protobuf. Start at `trajectory.py`."""

@@ -1,4 +1,4 @@
-"""Names and ends of attempts: keys, purposes, and outcomes of calls, grades and tries."""
+"""Attempts: their keys and purposes, and the outcomes of calls, grades and tries."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -40,12 +40,12 @@ class FailureKind(StrEnum):
     ENGINE_ERROR = "engine_error"
     ABORTED = "aborted"
     NO_GRADE = "no_grade"
-    # What the policy would read next cannot be rendered: nothing of its group is used.
+    # The policy's next input cannot be rendered: its whole group is dropped.
     TEMPLATE_ERROR = "template_error"
 
 
 class NoGradeReason(StrEnum):
-    """Reason why a grade is not known."""
+    """Reason why a grade is unknown."""
 
     EXECUTION_FAILED = "execution_failed"
     JUDGE_ERROR = "judge_error"
@@ -57,8 +57,8 @@ class NoGradeReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Grade:
-    """A known `reward`, or the `reason` why it is unknown. `suspicion` shows the printed
-    results that the policy may have written; they count for nothing."""
+    """A known `reward`, or the `reason` why it is unknown. `suspicion` holds printed results that
+    the policy may have written; they never count."""
 
     reward: float | None = None
     reason: NoGradeReason | None = None

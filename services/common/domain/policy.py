@@ -13,5 +13,5 @@ class PolicyId:
 
     @property
     def label(self) -> str:
-        """Name of these weights in the engine, and salt of its prefix cache."""
+        """Name of these weights in the engine, and the salt of its prefix cache."""
         return f"{self.run_epoch}:{self.version}"

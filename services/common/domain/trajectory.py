@@ -1,4 +1,4 @@
-"""One try at one attempt: its tokens and who wrote them, its outcome and its circumstances."""
+"""One try at one attempt: its tokens and their authors, its outcome and its circumstances."""
 
 from collections.abc import Iterable
 from collections.abc import Sequence as Items
@@ -20,13 +20,13 @@ class Author(StrEnum):
     PROMPT = "prompt"
     POLICY = "policy"
     ENVIRONMENT = "environment"
-    # Put into a policy's turn, such as the end of a thinking over its budget: not sampled.
+    # Inserted into a policy's turn, such as the end of thinking over its budget: not sampled.
     FORCED = "forced"
 
 
-# Dozens of these are made of every trajectory: a tuple at half the cost of a frozen dataclass.
+# A trajectory has dozens of these: a tuple costs half as much as a frozen dataclass.
 class Span(NamedTuple):
-    """A run of tokens with one author and, when a policy wrote it, one policy."""
+    """A run of tokens with one author and, if a policy wrote it, one policy."""
 
     author: Author
     length: int
@@ -34,17 +34,17 @@ class Span(NamedTuple):
     temperature: float | None = None
 
 
-# Bytes of the media that are kept of one sequence: a handful of tool answers of any length that a
-# context has room for, and small beside what else the journal holds of a group.
+# Limit of the media bytes kept per sequence: room for a handful of tool answers of any length that
+# fits a context, and small beside the rest of a group in the journal.
 MOST_MEDIA_BYTES = 512 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Media:
-    """What the policy saw, or saw a part of: an image, or a tool's answer that was cut for it.
+    """An item that the policy saw at least in part: an image, or a truncated tool answer.
 
-    `token_offset` is the first token of the run that shows it. `content` is all of it, or empty
-    where it is not kept."""
+    `token_offset` is the first token of the run that shows it. `content` is the whole item, or
+    empty if it is not kept."""
 
     sha256: str
     mime: str
@@ -55,41 +55,41 @@ class Media:
     content: bytes = field(default=b"", repr=False)
 
 
-# [tokens, layers, experts of a token]; layers without experts count, too.
+# [tokens, layers, experts per token]; layers without experts count too.
 Experts = NDArray[np.uint8 | np.uint16]
 _NO_EXPERTS: Experts = np.zeros(0, np.uint8)
 
 
 def expert_dtype(experts: int) -> type[np.uint8 | np.uint16]:
-    """Return the type that ids of so many experts are kept in."""
+    """Return the smallest type that holds the ids of so many experts."""
     return np.uint8 if experts <= 2**8 else np.uint16
 
 
 @dataclass(frozen=True, slots=True)
 class Sequence:
-    """Tokens that the policy saw at once. `logprobs` are of its own tokens alone, in order."""
+    """Tokens that the policy saw at once. `logprobs` cover only its own tokens, in order."""
 
     token_ids: NDArray[np.int32]
     spans: tuple[Span, ...]
     logprobs: NDArray[np.float32]
     media: tuple[Media, ...] = ()
-    # Those that the engine chose for the tokens from the first on; it is not asked for the last.
+    # Experts that the engine chose, from the first token on; the last token never passes the model.
     experts: Experts | None = None
 
     @property
     def policy_mask(self) -> NDArray[np.bool_]:
         """Mask that is True on the tokens that a policy wrote, shape [tokens]."""
-        # Python 3.11 looks it up anew each time.
+        # Python 3.11 looks up an enum member on each access.
         policy = Author.POLICY
         by_policy = [span.author is policy for span in self.spans]
         lengths = [span.length for span in self.spans]
         return np.repeat(np.array(by_policy, dtype=np.bool_), lengths)
 
 
-# A tuple, as a span is.
+# A tuple, for the same reason as Span.
 class TurnTiming(NamedTuple):
-    """Times of one turn, its tokens, of which `thinking_tokens` are thinking, and what the
-    environment gave for its calls, if it gives rewards by the step."""
+    """Times and tokens of one turn, `thinking_tokens` among them, and the environment's reward for
+    its calls if it rewards every step."""
 
     generate_s: float
     tools_s: float
@@ -101,7 +101,7 @@ class TurnTiming(NamedTuple):
 
 @dataclass(slots=True)
 class Counts:
-    """Counts of what happened in one attempt; keys of `tool_errors` are tool outcomes."""
+    """Counts of one attempt; keys of `tool_errors` are tool outcomes."""
 
     turns: int = 0
     tool_calls: int = 0
@@ -110,17 +110,17 @@ class Counts:
     repeats: int = 0
     open_s: float = 0.0
     grade_s: float = 0.0
-    # Tools that were offered, and turns with a malformed call.
+    # Offered tools, and turns with a malformed call.
     tools: int = 0
     malformed_turns: int = 0
-    # What was wrong with malformed calls, and names of tools that there are not: a few of each.
+    # A few faults of malformed calls, and a few names of tools that do not exist.
     parse_messages: dict[str, int] = field(default_factory=dict[str, int])
     unknown_tools: dict[str, int] = field(default_factory=dict[str, int])
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """Circumstances of an attempt: what it ran on and against; digests in hex."""
+    """Circumstances of an attempt: what it ran on and against; digests are in hex."""
 
     env_key: str = ""
     task_key: str = ""
@@ -142,14 +142,14 @@ class Trajectory:
     content_digest: bytes
     reward: float | None = None
     failure: FailureKind | None = None
-    # Why the grade is not known, when `failure` is NO_GRADE.
+    # Why the grade is unknown, if `failure` is NO_GRADE.
     no_grade: str = ""
     detail: str = ""
     stop_reason: StopReason | None = None
     partial_reward: float | None = None
     checks_passed: tuple[str, ...] = ()
     checks_failed: tuple[str, ...] = ()
-    # Results that the verifier printed and the policy may have written; they counted for nothing.
+    # Results that the verifier printed and the policy may have written; they did not count.
     suspicion: str = ""
     turns: tuple[TurnTiming, ...] = ()
     counts: Counts = field(default_factory=Counts)
@@ -161,7 +161,7 @@ class Trajectory:
 
     @property
     def end_reason(self) -> StopReason | FailureKind:
-        """Reason for the end of the attempt, whether or not its grade became known."""
+        """Reason for the end of the attempt, graded or not."""
         return self.stop_reason or self.failure or FailureKind.NO_GRADE
 
     @property
@@ -171,7 +171,7 @@ class Trajectory:
 
     @property
     def policies(self) -> tuple[PolicyId, ...]:
-        """Policies that wrote any of it, in order of appearance, with repeats."""
+        """Policies that wrote a part of it, in order of appearance, with repeats."""
         return tuple(span.policy for span in self.spans if span.policy is not None)
 
     @property
@@ -185,11 +185,11 @@ def content_digest(sequences: Items[Sequence]) -> bytes:
 
 
 def digest_arrays(arrays: Iterable[bytes | bytearray | memoryview]) -> bytes:
-    """XXH3-128 over the bytes of all arrays, as one.
+    """XXH3-128 over the concatenated bytes of all arrays.
 
-    Not cryptographic: it finds what was cut, swapped or damaged, and tells two submissions of one
-    attempt apart. Both come from the same worker, which has shown its token and could as well have
-    sent anything else: a collision that it makes gains it nothing."""
+    Not cryptographic: it detects truncated, swapped or damaged arrays, and distinguishes two
+    submissions of one attempt. Both come from one authenticated worker, which could have sent
+    anything anyway, so it gains nothing from a collision."""
     digest = xxhash.xxh3_128()
     for array in arrays:
         digest.update(array)
@@ -197,8 +197,8 @@ def digest_arrays(arrays: Iterable[bytes | bytearray | memoryview]) -> bytes:
 
 
 def wire_arrays(sequence: Sequence) -> tuple[memoryview, memoryview, memoryview]:
-    """Return token ids, logprobs and the ids of experts in the order of their bytes on the wire
-    and on disk: little-endian and flat, copied only where they are not so already."""
+    """Return token ids, logprobs and expert ids as they are on the wire and on disk: little-endian
+    and flat, copied only if they are not so already."""
     experts = sequence.experts if sequence.experts is not None else _NO_EXPERTS
     return (
         np.ascontiguousarray(sequence.token_ids, "<i4").data,

@@ -1,10 +1,10 @@
-"""Machines of a cluster, told apart by the resources that they offer to Ray."""
+"""Machines of a cluster, identified by the resources that they offer to Ray."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-# Offered by a machine for each process that the service may place there.
+# A machine offers one of these for each process that the service may place there.
 WORKER_RESOURCE = "flotilla_worker"
 _MACHINE_RESOURCE = "flotilla_machine_"
 
@@ -15,7 +15,7 @@ def machine_resource(number: int) -> str:
 
 
 def machine_number(resources: Iterable[str]) -> int | None:
-    """Return which machine offers these resources; None for one that is none of ours."""
+    """Return the number of the machine that offers these resources; None if it is not ours."""
     for name in resources:
         if name.startswith(_MACHINE_RESOURCE):
             return int(name.removeprefix(_MACHINE_RESOURCE))
@@ -23,17 +23,18 @@ def machine_number(resources: Iterable[str]) -> int | None:
 
 
 def machine_offers(number: int, workers: int) -> Mapping[str, float]:
-    """Return what machine `number` offers besides GPUs."""
+    """Return the resources that machine `number` offers besides GPUs."""
     return {WORKER_RESOURCE: workers, machine_resource(number): 1}
 
 
 @dataclass(frozen=True, slots=True)
 class ExpectedMachines:
-    """Machines that a service waits for, `machines` with its own, each with `workers` processes.
+    """Machines that a service waits for: `machines` including its own, each with `workers`
+    processes.
 
-    Once `join_s` are over, as many as make `least` processes in all suffice. Of the rest,
-    `program` is what runs on a further machine, `workers_key` the key of the spec that gives
-    `workers`, and `remedy` what else to do when machines are missing."""
+    After `join_s`, machines for `least` processes in all suffice. The rest is for messages:
+    `program` runs on a further machine, `workers_key` is the spec's key for `workers`, and `remedy`
+    is the alternative if machines are missing."""
 
     machines: int
     workers: int
@@ -44,5 +45,5 @@ class ExpectedMachines:
     remedy: str
 
     def to_message(self) -> dict[str, Any]:
-        """Return the fields as JSON takes them."""
+        """Return the fields as a JSON object."""
         return asdict(self)

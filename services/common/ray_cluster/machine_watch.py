@@ -1,4 +1,4 @@
-"""The further machines of a service, as its head sees them: joined, about to leave, or lost."""
+"""The further machines of a service from its head's view: joined, about to leave, or lost."""
 
 import asyncio
 import json
@@ -17,11 +17,11 @@ _ANSWER_S = 8.0
 
 
 class MachinesLostError(Exception):
-    """Machines have not joined, or nobody watches them any more; the message says why."""
+    """Machines have not joined, or their watcher has ended; the message gives the reason."""
 
 
 class MachineWatch:
-    """A child process that is connected to the cluster, and tells of its machines."""
+    """A child process that is connected to the cluster and reports on its machines."""
 
     def __init__(self, child: LoggedChild) -> None:
         self._child = child
@@ -29,7 +29,7 @@ class MachineWatch:
         self._turn = asyncio.Lock()
         loop = asyncio.get_running_loop()
         self._joined: asyncio.Future[Sequence[str]] = loop.create_future()
-        # The name of the first machine that has to go, and why the machines are not whole.
+        # The name of the first machine that has to leave, and why machines are lost.
         self._leaving: asyncio.Future[str] = loop.create_future()
         self._lost: asyncio.Future[str] = loop.create_future()
         self._reader = asyncio.create_task(self._read_news())
@@ -38,7 +38,7 @@ class MachineWatch:
     async def open_watch(
         address: str, token: str, expected: ExpectedMachines, log_path: Path
     ) -> "MachineWatch":
-        """Connect to the cluster at `address` by the run's token, and wait for its machines.
+        """Connect to the cluster at `address` with the run's token, and wait for its machines.
 
         Raises MachinesLostError."""
         command = python_command("-m", _PROGRAM)
@@ -58,39 +58,39 @@ class MachineWatch:
 
     @property
     def names(self) -> Sequence[str]:
-        """The names of the machines, for messages."""
+        """Names of the machines, for messages."""
         return self._joined.result()
 
     @property
     def lost(self) -> str | None:
-        """The reason why the machines are not whole any more; None while they are."""
+        """Reason why machines are lost; None while all are there."""
         return self._lost.result() if self._lost.done() else None
 
     async def wait_until_one_leaves(self) -> str:
-        """Return the name of the first machine that has to go."""
+        """Wait for a machine that has to leave; return its name."""
         return await asyncio.shield(self._leaving)
 
     async def wait_until_lost(self) -> str:
-        """Return the reason, once a machine is lost."""
+        """Wait until a machine is lost; return the reason."""
         return await asyncio.shield(self._lost)
 
     async def read_tails(self, pattern: str) -> str:
-        """Return which machines do not answer, and the ends of the logs on the others whose names
-        match `pattern`; in it `{number}` stands for that of the machine."""
-        return await self._ask({"tails": pattern})
+        """Return which machines do not answer, and the ends of logs on the others whose names match
+        `pattern`, where `{number}` stands for the machine's number."""
+        return await self._request({"tails": pattern})
 
     async def dismiss_machines(self) -> None:
-        """Tell the machines that the service has ended in order, and will not come back."""
-        await self._ask({"dismiss": True})
+        """Notify the machines that the service has ended in order, and will not come back."""
+        await self._request({"dismiss": True})
 
     async def close(self) -> None:
-        """End the process. May be called again."""
+        """End the process. Idempotent."""
         self._child.kill()
         await self._child.wait_until_ended()
         await cancel_tasks([self._reader])
 
-    async def _ask(self, command: dict[str, Any]) -> str:
-        """Return the answer; nothing where none comes in time."""
+    async def _request(self, command: dict[str, Any]) -> str:
+        """Return the answer; an empty text if none comes in time."""
         async with self._turn:
             if self._child.exit_code is not None:
                 return ""
@@ -116,7 +116,7 @@ class MachineWatch:
         elif "leaving" in news and not self._leaving.done():
             self._leaving.set_result(news["leaving"])
         elif "lost" in news:
-            self._lose(f"{news['lost']} is lost: it has ended, or does not answer")
+            self._lose(f"{news['lost']} is lost: it has ended or does not answer")
         elif "error" in news:
             self._lose(news["error"])
         elif "answer" in news:

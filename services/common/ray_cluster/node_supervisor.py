@@ -1,9 +1,9 @@
 """Supervisor of one Ray node: `python -m services.common.ray_cluster.node_supervisor`.
 
-Not for use by hand. It reads one JSON line from stdin, starts `ray start --block`, says when that
-runs, and ends with it. Another line stops the node. When stdin ends before, as with the process
-that started this one, the node is killed. Ray leaves agents behind then: whatever the node has
-started ends here, and its folder is removed."""
+Not for use by hand. It reads one JSON line from stdin, starts `ray start --block`, reports when
+that runs, and ends with it. Another line stops the node. If stdin ends first, for example because
+the parent process has ended, the node is killed. Ray then leaves agents behind: the supervisor
+kills all processes that the node has started, and removes its folder."""
 
 import ctypes
 import json
@@ -22,7 +22,7 @@ from services.common.python_command import python_command
 from services.common.ray_cluster.cluster_settings import HUB_TOKEN, cluster_environment
 from services.common.scratch_folders import scratch_folder
 
-# Ray's sockets are within, and the path of a socket has at most 107 bytes.
+# Holds Ray's sockets; the path of a socket has at most 107 bytes.
 _PREFIX = "flotilla-ray-"
 # From linux/prctl.h.
 _PR_SET_CHILD_SUBREAPER = 36
@@ -31,10 +31,10 @@ _STARTED = "Ray runtime started"
 
 
 def main() -> None:
-    """Run the node that the first line describes, until it or stdin ends."""
+    """Run the node described by the first line, until it or stdin ends."""
     config: dict[str, Any] = json.loads(sys.stdin.readline())
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        # A handler, for children would inherit that a signal is ignored.
+        # A handler, because children would inherit an ignored signal.
         signal.signal(number, lambda *_: None)
     _adopt_orphans()
     with scratch_folder(_PREFIX) as (folder, _):
@@ -47,7 +47,7 @@ def main() -> None:
 
 
 def _adopt_orphans() -> None:
-    """Become the parent of all descendants whose own parent ends."""
+    """Make this process the parent of all descendants whose parent ends."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER) failed")
@@ -75,18 +75,18 @@ def _run_node(arguments: list[str], token_file: Path, folder: Path) -> int:
 
 
 def _stop_with_stdin(node: subprocess.Popen[str]) -> None:
-    """Stop the node at the next line of stdin in order, so that the cluster hears of it; by force
-    when that takes too long, or when stdin has ended."""
+    """Stop the node in order at the next line of stdin, so that the cluster is notified; kill it if
+    that takes too long or stdin has ended."""
     if sys.stdin.readline():
         node.terminate()
         with suppress(subprocess.TimeoutExpired):
             node.wait(_STOP_SECONDS)
-    # With whoever still has the node's output open.
+    # Also kills any process that still has the node's output open.
     _kill_children()
 
 
 def _end_children() -> None:
-    """Kill all descendants and wait until there are none: each one's children become ours."""
+    """Kill all descendants and wait until none is left: the children of each become ours."""
     while True:
         _kill_children()
         try:

@@ -1,4 +1,4 @@
-"""Program of a further machine: a Ray node for one head after the other."""
+"""Program of a further machine: a Ray node for one head after another."""
 
 import asyncio
 import time
@@ -16,7 +16,7 @@ from services.common.ray_cluster.ray_node import NodePlan, RayNode, RayNodeError
 _LOOK_S = 0.5
 _DIAL_S = 2.0
 _UNREACHED_S = 10.0
-# In what `ray start` says when it will never be let in.
+# Parts of the output of `ray start` when the head refuses it for good.
 _REFUSALS = ("AuthenticationError", "ersion mismatch")
 _log = get_logger(__name__)
 
@@ -26,10 +26,10 @@ FindHead = Callable[[], Awaitable[str]]
 
 @dataclass(frozen=True, slots=True)
 class MachineMembership:
-    """The place of machine `number` among those of a service, whose head listens at `ray_port`,
-    which `port_key` of the spec gives.
+    """Membership of machine `number` in a service whose head listens at `ray_port`, set by the
+    spec's `port_key`.
 
-    It offers `workers` processes, and `gpus`; what runs there gets `environment` besides."""
+    The machine offers `workers` processes and `gpus`; its processes get `environment` too."""
 
     service: str
     number: int
@@ -42,7 +42,7 @@ class MachineMembership:
 
 
 class NodeWorker:
-    """Keeps a Ray node at the service's head until the service has ended in order."""
+    """Keeper of a Ray node that stays with the service's head until the service ends in order."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class NodeWorker:
         folder: NodeFolder,
         drain: asyncio.Event,
     ) -> None:
-        """Plan a machine; `folder` is its own."""
+        """Plan a machine; `folder` is its private folder."""
         self._find_head = find_head
         self._member = member
         self._token = token
@@ -61,9 +61,9 @@ class NodeWorker:
         self._why_away = ""
 
     async def run_until_over(self) -> None:
-        """Return when the service has ended in order, or this machine may go.
+        """Return when the service has ended in order, or this machine may leave.
 
-        Raises TimeoutError after `join_s` without a head, ConfigError when it is refused."""
+        Raises TimeoutError after `join_s` without a head, ConfigError if the head refuses it."""
         patience, service = self._member.join_s, self._member.service
         seen = time.monotonic()
         while not self._drain.is_set():
@@ -94,8 +94,8 @@ class NodeWorker:
         writer.close()
 
     async def _wait_until_head_is_gone(self, host: str) -> None:
-        """Return when nothing listens at the head's port any more, or its machine has not been
-        reached for long; Ray takes longer to find out."""
+        """Return when nothing listens at the head's port any more, or its machine has long been
+        unreachable; Ray takes longer to notice."""
         reached = time.monotonic()
         while time.monotonic() - reached < _UNREACHED_S:
             await asyncio.sleep(_LOOK_S)
@@ -114,7 +114,8 @@ class NodeWorker:
             await asyncio.sleep(_LOOK_S)
 
     async def _serve_head(self, host: str) -> bool:
-        """Be a node of this head until that ends, or this one may; return True if it ever was."""
+        """Run a node of this head until the head ends or this machine may leave; return True if it
+        ever joined."""
         self._folder.clear_marks()
         member = self._member
         log = self._folder.logs / f"{member.service}-node-{member.number}-ray.log"
@@ -142,14 +143,14 @@ class NodeWorker:
         return True
 
     def _may_leave(self) -> bool:
-        """Return True once nobody needs this machine; have the head told that it has to go."""
+        """Return True once this machine is not needed; notify the head that it has to leave."""
         if self._folder.over.exists():
             return True
         if not self._drain.is_set():
             return False
-        # Nobody misses a machine that is not used yet.
+        # A machine that is not used yet may leave without notice.
         if self._folder.joined.exists() and not self._folder.leaving.exists():
-            _log.info("this machine has to go: its head is told")
+            _log.info("this machine has to leave: notifying its head")
             self._folder.leaving.touch()
         return not self._folder.joined.exists()
 

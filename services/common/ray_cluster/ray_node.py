@@ -27,14 +27,14 @@ _LOOK_SECONDS = 0.2
 
 
 class RayNodeError(Exception):
-    """The node did not start; the message has the end of its log."""
+    """The node did not start; the message includes the end of its log."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodePlan:
     """A node of the cluster whose head is at `head_host` and `port`.
 
-    `resources` are what it offers besides so many GPUs. Without `own_host` it is the head itself.
+    It offers `resources` besides its GPUs. Without `own_host` it is the head itself.
     """
 
     head_host: str
@@ -46,7 +46,7 @@ class NodePlan:
     def to_arguments(self) -> list[str]:
         """Return the arguments of `ray start`."""
         if self.own_host is None:
-            # Ray Client cannot be switched off, and heads of one machine must not share its port.
+            # Ray Client cannot be disabled, and heads on one machine must not share its port.
             client = f"--ray-client-server-port={_free_port()}"
             where = ["--head", f"--port={self.port}", client, "--include-dashboard=false"]
         else:
@@ -64,13 +64,13 @@ class NodePlan:
 
 
 def check_ray_is_installed(wanted_by: str) -> None:
-    """Raise ConfigError where there is no Ray for what `wanted_by` sets."""
+    """Raise ConfigError if Ray, which the key `wanted_by` needs, is not installed."""
     if find_spec("ray") is None:
-        raise ConfigError(f"{wanted_by}: there is no Ray here; pip install 'flotilla[ray]'")
+        raise ConfigError(f"{wanted_by}: Ray is not installed; pip install 'flotilla[ray]'")
 
 
 class RayNode:
-    """A node that runs, and ends with this process."""
+    """A running node, which ends with this process."""
 
     def __init__(self, child: LoggedChild) -> None:
         self._child = child
@@ -81,15 +81,15 @@ class RayNode:
     ) -> "RayNode":
         """Start a node with the run's token, and wait until it runs.
 
-        What runs on it gets `environment` besides. Raises RayNodeError."""
+        Its processes also get `environment`. Raises RayNodeError."""
         if plan.own_host is None:
             await _wait_until_free(plan.port)
         child = await LoggedChild.start_child(
             python_command("-m", _SUPERVISOR), log_path, HUB_TOKEN, more=environment
         )
         node = RayNode(child)
-        said = {"arguments": plan.to_arguments(), "token": derive_cluster_token(token)}
-        child.stdin.write(json.dumps(said).encode() + b"\n")
+        request = {"arguments": plan.to_arguments(), "token": derive_cluster_token(token)}
+        child.stdin.write(json.dumps(request).encode() + b"\n")
         try:
             await node._wait_until_started()
         except BaseException:
@@ -103,11 +103,11 @@ class RayNode:
         return self._child.exit_code is not None
 
     async def wait_until_ended(self) -> None:
-        """Wait until the node ends by itself, as without its head."""
+        """Wait until the node ends on its own, for example because its head has ended."""
         await self._child.wait_until_ended()
 
     async def close(self) -> None:
-        """End the node and all that runs on it. May be called again."""
+        """End the node and all its processes. Idempotent."""
         if not self.has_ended:
             self._child.stdin.write(b"close\n")
         self._child.stdin.close()
@@ -120,7 +120,7 @@ class RayNode:
                 line = await self._child.stdout.readline()
         except TimeoutError:
             raise RayNodeError(
-                f"the Ray node has not started in {_START_SECONDS:.0f} s; {log()}"
+                f"the Ray node did not start within {_START_SECONDS:.0f} s; {log()}"
             ) from None
         if not line:
             code = await self._child.wait_until_ended()
@@ -128,7 +128,7 @@ class RayNode:
 
 
 async def _wait_until_free(port: int) -> None:
-    """Wait while the head of a service that was killed still ends. Raises RayNodeError."""
+    """Wait while the head of a killed service still holds the port. Raises RayNodeError."""
     deadline = time.monotonic() + _FREE_SECONDS
     while True:
         try:

@@ -1,1 +1,1 @@
-"""Tensors as more than one service needs them: their checksum, and groups that send them."""
+"""Tensor code that several services share: checksums, and groups that send tensors."""

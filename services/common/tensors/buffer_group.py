@@ -1,8 +1,8 @@
 """Groups of one sender and the workers of one engine on the sender's own devices: pieces go through
 buffers that both sides have mapped.
 
-Each worker has buffers of its own, filled in turn, and a connection over which both sides tell what
-has been filled and what has been read."""
+Each worker has its own buffers, filled in turn, and a connection over which both sides signal that
+a buffer has been filled or read."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -26,10 +26,10 @@ _BUFFERS = 2
 
 
 class BufferSender:
-    """The sender's side. Implements `transfer_group.TransferGroup`."""
+    """Sender's side. Implements `transfer_group.TransferGroup`."""
 
     def __init__(self, store: Any, workers: int, pool: BufferPool, timeout_s: float) -> None:
-        """Meet all workers at `store`, which is the group's own. Raises RuntimeError."""
+        """Connect to all workers through `store`, the group's own. Raises RuntimeError."""
         self._peers: list[_Peer] = []
         self._sent = self._read = 0
         try:
@@ -42,9 +42,9 @@ class BufferSender:
             raise
 
     def begin_broadcast(self, tensor: Tensor) -> Callable[[], object]:
-        """Bring a piece into a buffer of each worker, once that has been read.
+        """Copy a piece into a buffer of each worker, once the buffer has been read.
 
-        Return what waits until all have read this one."""
+        Return a callable that waits until all workers have read it."""
         self._wait_until_read(self._sent - _BUFFERS + 1)
         for peer in self._peers:
             peer.fill(self._sent, tensor)
@@ -52,7 +52,7 @@ class BufferSender:
         return partial(self._wait_until_read, self._sent)
 
     def abort(self) -> None:
-        """Give the group up: its buffers are lent to others."""
+        """Abandon the group: its buffers return to the pool."""
         for peer in self._peers:
             peer.leave()
         self._peers = []
@@ -65,10 +65,10 @@ class BufferSender:
 
 
 class _Peer:
-    """One worker, as the sender sees it."""
+    """The sender's view of one worker."""
 
     def __init__(self, store: Any, index: int, pool: BufferPool) -> None:
-        """Offer buffers to it at `store`. Raises RuntimeError."""
+        """Offer buffers to the worker through `store`. Raises RuntimeError."""
         self._pool = pool
         self._buffers: list[SharedBuffer] = []
         self._connection: LocalConnection | None = None
@@ -87,12 +87,12 @@ class _Peer:
         store.set(f"offer/{index}", offer.model_dump_json())
 
     def connect(self, timeout_s: float) -> None:
-        """Wait until it has opened its buffers. Raises RuntimeError."""
+        """Wait until the worker has opened its buffers. Raises RuntimeError."""
         self._connection = self._meeting.accept(timeout_s)
         self._meeting.close()
 
     def fill(self, number: int, tensor: Tensor) -> None:
-        """Bring the piece `number` into its buffer, and say so. Raises RuntimeError."""
+        """Copy piece `number` into its buffer, and signal it. Raises RuntimeError."""
         data = self._buffers[number % _BUFFERS].data
         _part_of(data, tensor).copy_(tensor)
         finish_copies(data.device)
@@ -100,12 +100,12 @@ class _Peer:
         self._connection.tick()
 
     def wait_until_read(self) -> None:
-        """Wait until it has read one more piece. Raises RuntimeError."""
+        """Wait until the worker has read one more piece. Raises RuntimeError."""
         assert self._connection is not None
         self._connection.wait_for_tick()
 
     def leave(self) -> None:
-        """Have nothing more to do with it, and its buffers lent to others."""
+        """Close the connection and return the buffers to the pool."""
         self._meeting.close()
         if self._connection is not None:
             self._connection.close()
@@ -119,7 +119,7 @@ class BufferReceiver:
     def __init__(
         self, store: Any, index: int, piece_bytes: int, device: torch.device, timeout_s: float
     ) -> None:
-        """Meet the sender at `store`, which is the group's own. Raises RuntimeError."""
+        """Connect to the sender through `store`, the group's own. Raises RuntimeError."""
         self._device = device
         self._received = 0
         store.set(f"device/{index}", identify_device(device))
@@ -129,13 +129,13 @@ class BufferReceiver:
         self._connection = meet(meeting, timeout_s)
 
     def begin_broadcast(self, tensor: Tensor) -> Callable[[], object]:
-        """Return what waits for the next piece and fills `tensor` with it.
+        """Return a callable that waits for the next piece and fills `tensor` with it.
 
-        These are called in the order in which they were returned."""
+        The callables must be called in the order in which they were returned."""
         return partial(self._fill, tensor)
 
     def abort(self) -> None:
-        """Give the group up, whatever the sender does."""
+        """Abandon the group, whatever the sender does."""
         self._connection.close()
         self._buffers = ()
 
@@ -149,5 +149,5 @@ class BufferReceiver:
 
 def _part_of(buffer: Tensor, tensor: Tensor) -> Tensor:
     if tensor.numel() > buffer.numel():
-        raise RuntimeError(f"a piece of {tensor.numel()} bytes, but buffers of {buffer.numel()}")
+        raise RuntimeError(f"a piece of {tensor.numel()} bytes exceeds {buffer.numel()} of buffer")
     return buffer[: tensor.numel()]

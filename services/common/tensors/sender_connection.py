@@ -1,4 +1,4 @@
-"""One worker's connection with the sender of weights; see `services/common/weight_transfer.py`."""
+"""One worker's connection to the weight sender; see `services/common/weight_transfer.py`."""
 
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
@@ -28,32 +28,32 @@ from services.common.weight_transfer import (
     plan_buckets,
 )
 
-# A sender that is there answers within this.
+# A live sender answers within this.
 _CONNECT_S = 10.0
 
 
 class TransferRefusedError(RuntimeError):
-    """The sender does not send this publication; nothing has come of it."""
+    """The sender does not send this publication; no byte of it has arrived."""
 
 
 class TransferDamagedError(RuntimeError):
-    """Bytes that came are not those that the manifest names."""
+    """Received bytes do not match the manifest."""
 
 
 class SenderConnection:
-    """The place of worker `index` in the group of its engine with the sender at `address`.
+    """Membership of worker `index` in the group of its engine with the sender at `address`.
 
-    All workers of an engine make the same calls in the same order; the first one asks for all."""
+    All workers of an engine make the same calls in the same order; the first requests for all."""
 
     def __init__(self, address: str, opening: OpenGroup, index: int, device: torch.device) -> None:
-        """Open the group. Raises RuntimeError, as torch does, where it does not come about."""
+        """Open the group. Raises RuntimeError, as torch does, if it cannot be formed."""
         host, port = split_host_port(address, "the weight sender")
         self._store: Any = join_tcp_store(host, port, timedelta(seconds=_CONNECT_S))
         self._settings = TransferSettings.from_text(self._store.get(SETTINGS))
         stall_s = self._settings.stall_s
         self._store.set_timeout(timedelta(seconds=stall_s))
-        self._name, self._first, self._asked = opening.group, index == 0, 0
-        # gloo knows host memory alone; loading brings it to the device.
+        self._name, self._first, self._requests = opening.group, index == 0, 0
+        # gloo handles host memory only; loading copies it to the device.
         self._device = torch.device("cpu") if opening.backend == "gloo" else device
         if self._first:
             self._store.queue_push(REQUESTS, encode_request(opening))
@@ -62,28 +62,28 @@ class SenderConnection:
     def request_weights(
         self, policy: PolicyId, entries: Sequence[TensorEntry], total_bytes: int
     ) -> Iterator[tuple[str, Tensor]]:
-        """Have the sender begin; return its tensors by name, each checked when it is taken.
+        """Request a publication; return its tensors by name, each checked when it is taken.
 
         Raises TransferRefusedError. The iterator raises TransferDamagedError, and RuntimeError
         when the sender is lost."""
         buckets = list(plan_buckets(entries, total_bytes, self._settings.piece_bytes))
-        self._asked += 1
-        answer = f"{self._name}/answer/{self._asked}"
+        self._requests += 1
+        answer = f"{self._name}/answer/{self._requests}"
         if self._first:
             pieces = [piece for bucket in buckets for piece in bucket.pieces]
             fields = (policy.run_epoch, policy.version, policy.fingerprint.hex())
             request = SendWeights(self._name, answer, *fields, pieces)
             self._store.queue_push(REQUESTS, encode_request(request))
         try:
-            said = self._store.get(answer).decode()
+            reply = self._store.get(answer).decode()
         except RuntimeError as error:
             raise TransferRefusedError(f"the sender does not answer: {error}") from error
-        if said != ACCEPTED:
-            raise TransferRefusedError(said)
+        if reply != ACCEPTED:
+            raise TransferRefusedError(reply)
         return self._receive_tensors(buckets)
 
     def close(self) -> None:
-        """Leave the group, whatever is under way."""
+        """Leave the group, even in the middle of a transfer."""
         self._group.abort()
 
     def _join_group(self, opening: OpenGroup, host: str, index: int) -> TransferGroup:
@@ -97,7 +97,7 @@ class SenderConnection:
         )
 
     def _receive_tensors(self, buckets: Sequence[Bucket]) -> Iterator[tuple[str, Tensor]]:
-        """Yield the tensors of each bucket while the next one comes."""
+        """Yield the tensors of each bucket while the next one arrives."""
         coming = [self._begin_bucket(bucket) for bucket in buckets[:1]]
         for index, bucket in enumerate(buckets):
             data, waits = coming.pop()
@@ -108,7 +108,7 @@ class SenderConnection:
                 yield entry.name, _checked_tensor(data, entry, bucket.start)
 
     def _begin_bucket(self, bucket: Bucket) -> tuple[Tensor, list[Callable[[], object]]]:
-        # Never used again: whoever loads keeps tensors until all of a layer have come.
+        # Never reused: the loader keeps tensors until a layer is complete.
         size = bucket.end - bucket.start
         data = (
             host_buffer(size)

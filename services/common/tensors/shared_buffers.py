@@ -1,4 +1,4 @@
-"""Buffers on a device that other processes of its machine map: over CUDA IPC on a GPU, as a file in
+"""Device buffers that other processes of the machine map: over CUDA IPC on a GPU, as a file in
 memory on a CPU.
 
 A handle comes from another process, so it is JSON that is checked before anything is opened."""
@@ -18,7 +18,7 @@ from torch import Tensor
 from services.common.host_identity import host_digest
 
 _FILE_NAME = "flotilla-weights"
-# Of one of torch's files; it writes at any place that it is given.
+# Counters in one of torch's files; torch writes at any offset without a check.
 _COUNTERS = 10_000
 
 _Size = Annotated[int, Field(ge=0, lt=2**48)]
@@ -46,7 +46,7 @@ class CudaHandle(_Handle):
     kind: Literal["cuda"] = "cuda"
     memory: Annotated[bytes, Field(min_length=64, max_length=4096)]
     offset: _Size
-    # The file in shared memory in which torch counts who has the storage open.
+    # The file in shared memory in which torch counts the users of the storage.
     counter: Annotated[str, Field(pattern=r"^/torch_[0-9_]{1,64}$")]
     counter_offset: Annotated[int, Field(ge=0, lt=_COUNTERS)]
     event: Annotated[bytes, Field(min_length=64, max_length=64)]
@@ -54,7 +54,7 @@ class CudaHandle(_Handle):
 
 
 class BufferOffer(BaseModel):
-    """Buffers that are offered to one process; none, and why, where there is no common device."""
+    """Buffers offered to one process; none, and the reason, if there is no common device."""
 
     model_config = _Handle.model_config
 
@@ -62,37 +62,37 @@ class BufferOffer(BaseModel):
         list[Annotated[HostHandle | CudaHandle, Field(discriminator="kind")]],
         Field(max_length=16),
     ] = []
-    # Where both tell each other what has been filled and read, once the buffers are open.
+    # Where both sides signal filled and read buffers, once the buffers are open.
     meeting: Annotated[str, Field(pattern=r"^[a-z0-9-]{0,100}$")] = ""
     refusal: Annotated[str, Field(max_length=1000)] = ""
 
 
 @dataclass(frozen=True, slots=True)
 class SharedBuffer:
-    """A buffer of this process, uint8, and what others open it by."""
+    """A uint8 buffer of this process, and the handle by which others open it."""
 
     data: Tensor
     handle: HostHandle | CudaHandle
 
 
 def identify_device(device: torch.device) -> str:
-    """Return what names a device alike in every process of its machine that can use it."""
+    """Return a name of a device that is the same in every process of the machine."""
     if device.type == "cuda":
         return f"GPU-{torch.cuda.get_device_properties(device).uuid}"
     return f"host-{host_digest().hex()}"
 
 
 def find_devices() -> dict[str, torch.device]:
-    """Return the devices of this process, memory of the host among them, by their identities."""
+    """Return the devices of this process, including host memory, by identity."""
     there = [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
     return {identify_device(device): device for device in (*there, torch.device("cpu"))}
 
 
 class BufferPool:
-    """Buffers of one size that lie on some devices and are lent to one user after another.
+    """Buffers of one size on some devices, lent to one user after another.
 
-    They are kept for as long as the process lives: memory of a GPU that was opened by a process
-    which was killed is never given back by torch."""
+    They are kept for the life of the process: torch never frees GPU memory that a killed process
+    had opened."""
 
     def __init__(self, devices: Mapping[str, torch.device], size: int) -> None:
         self._devices = devices
@@ -101,7 +101,7 @@ class BufferPool:
         self._turn = threading.Lock()
 
     def take_buffer(self, identity: str) -> SharedBuffer:
-        """Return a buffer on a device, of any content. Raises RuntimeError."""
+        """Return a buffer on a device, with undefined content. Raises RuntimeError."""
         with self._turn:
             if identity not in self._devices:
                 known = ", ".join(self._devices) or "none"
@@ -113,7 +113,7 @@ class BufferPool:
             return free.pop() if free else _make_buffer(self._size, self._devices[identity])
 
     def give_back(self, identity: str, buffer: SharedBuffer) -> None:
-        """Have a buffer lent to others."""
+        """Return a buffer to the pool."""
         with self._turn:
             self._free[identity].append(buffer)
 
@@ -121,21 +121,21 @@ class BufferPool:
 def read_offer(text: str | bytes, size: int, device: torch.device) -> tuple[list[Tensor], str]:
     """Open the buffers of `size` bytes that another process offers to this one, on `device`.
 
-    Return them and where that process is met. Raises RuntimeError where it offers none, or
-    anything else."""
+    Return them and the name of that process's meeting. Raises RuntimeError if the offer has no
+    buffers or other ones."""
     try:
         offer = BufferOffer.model_validate_json(text)
         if offer.refusal:
             raise RuntimeError(offer.refusal)
         if wrong := [each.size for each in offer.handles if each.size != size]:
-            raise RuntimeError(f"buffers of {wrong} bytes were offered, not of {size}")
+            raise RuntimeError(f"the offered buffers have {wrong} bytes, not {size}")
         return [_open_buffer(handle, device) for handle in offer.handles], offer.meeting
     except (ValidationError, OSError) as error:
-        raise RuntimeError(f"the buffers that were offered cannot be opened: {error}") from error
+        raise RuntimeError(f"cannot open the offered buffers: {error}") from error
 
 
 def finish_copies(device: torch.device) -> None:
-    """Wait until all copies to and from a device that this thread has begun are done."""
+    """Wait for all copies to and from a device that this thread has started."""
     if device.type == "cuda":
         torch.cuda.current_stream(device).synchronize()
 
@@ -147,14 +147,14 @@ def _make_buffer(size: int, device: torch.device) -> SharedBuffer:
 def _open_buffer(handle: HostHandle | CudaHandle, device: torch.device) -> Tensor:
     kind = "cuda" if isinstance(handle, CudaHandle) else "cpu"
     if kind != device.type:
-        raise RuntimeError(f"a buffer on {kind} was offered to a process that computes on {device}")
+        raise RuntimeError(f"the offered buffer is on {kind}, but this process uses {device}")
     return (
         _open_on_gpu(handle, device) if isinstance(handle, CudaHandle) else _open_in_memory(handle)
     )
 
 
 def _make_in_memory(size: int) -> SharedBuffer:
-    # Without a name in any folder, so that nothing is left behind by a process that is killed.
+    # The file has no name in any folder, so a killed process leaves nothing behind.
     descriptor = os.memfd_create(_FILE_NAME)
     os.truncate(descriptor, size)
     data = torch.frombuffer(mmap.mmap(descriptor, size), dtype=torch.uint8)
@@ -164,11 +164,11 @@ def _make_in_memory(size: int) -> SharedBuffer:
 def _open_in_memory(handle: HostHandle) -> Tensor:
     path = Path(f"/proc/{handle.pid}/fd/{handle.descriptor}")
     if not str(path.readlink()).startswith(f"/memfd:{_FILE_NAME}"):
-        raise RuntimeError(f"{path} is no buffer")
+        raise RuntimeError(f"{path} is not a buffer")
     descriptor = os.open(path, os.O_RDWR)
     try:
         if os.fstat(descriptor).st_size != handle.size:
-            raise RuntimeError(f"{path} has other than {handle.size} bytes")
+            raise RuntimeError(f"{path} does not have {handle.size} bytes")
         return torch.frombuffer(mmap.mmap(descriptor, handle.size), dtype=torch.uint8)
     finally:
         os.close(descriptor)
@@ -191,7 +191,7 @@ def _make_on_gpu(size: int, device: torch.device) -> SharedBuffer:
 
 
 def _open_on_gpu(handle: CudaHandle, device: torch.device) -> Tensor:
-    # Of the context that torch makes of a GPU when it is first used.
+    # Also of the context that torch creates when it first uses a GPU.
     opened = torch.empty(0, dtype=torch.uint8, device=device)
     new_shared: Any = torch.UntypedStorage._new_shared_cuda  # pyright: ignore[reportPrivateUsage]
     storage = new_shared(

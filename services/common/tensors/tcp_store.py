@@ -1,4 +1,4 @@
-"""Stores at which processes meet, each at one address alone."""
+"""Rendezvous stores of torch, each bound to a single address."""
 
 import socket
 from datetime import timedelta
@@ -7,17 +7,17 @@ from torch import distributed as dist
 
 from services.common.network_interfaces import choose_interface
 
-# What torch documents as part of `torch.distributed`, and does not declare there.
+# torch documents these as part of `torch.distributed` but does not export them there.
 TCPStore = dist.TCPStore  # pyright: ignore[reportPrivateImportUsage]
 PrefixStore = dist.PrefixStore  # pyright: ignore[reportPrivateImportUsage]
 
 
 def host_tcp_store(host: str, port: int, patience: timedelta) -> TCPStore:
-    """Open a store at a port of `host`, any free one for 0; waits in it end after `patience`.
+    """Open a store at a port of `host`, 0 for a free one; its waits end after `patience`.
 
     Raises OSError."""
     choose_interface(host)
-    # Bound here, for the store's own server would listen on every network of the machine.
+    # Bound here, because the store itself would listen on every network of the machine.
     listener = socket.create_server((host, port))
     return TCPStore(
         host,

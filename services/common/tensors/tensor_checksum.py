@@ -6,7 +6,7 @@ from torch import Tensor
 _MULTIPLIER = 0x9E3779B97F4A7C15
 _LENGTH_FACTOR = 0xD6E8FEB86659FD93
 CHECKSUM_MASK = (1 << 64) - 1
-# An even number of words; and 1 MiB of them stays in a CPU's cache, a GPU wants few launches.
+# An even number of words: 1 MiB stays in a CPU's cache, and a GPU needs few launches.
 _ROW_WORDS = 1 << 8
 _CHUNK_ROWS = 1 << 9
 _DEVICE_CHUNK_ROWS = 1 << 20
@@ -15,12 +15,12 @@ _DEVICE_CHUNK_ROWS = 1 << 20
 def checksum64(data: Tensor, start: int = 0) -> int:
     """Return `services.common.fingerprint.checksum64` of a uint8 tensor, on its own device.
 
-    Rows and places in them are added up apart, as there. Of bytes that begin at `start`, a multiple
-    of 16, within larger data it is their part: the parts of all add up to the whole's."""
+    Sums over rows and places are separate, as there. For a piece that begins at `start`, a multiple
+    of 16, of larger data, return its share: the shares of all pieces add up to the checksum."""
     count = data.numel()
     if count == 0:
         return 0
-    # Only what is no whole row is copied; zeros change nothing.
+    # Only the incomplete row is copied; padding with zeros changes nothing.
     whole = count // (8 * _ROW_WORDS) * 8 * _ROW_WORDS if data.storage_offset() % 8 == 0 else 0
     rest = data[whole:]
     rest = torch.cat([rest, rest.new_zeros(-len(rest) % (8 * _ROW_WORDS))])
@@ -34,7 +34,7 @@ def checksum64(data: Tensor, start: int = 0) -> int:
 
 
 def _sum_rows(parts: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """Return the sum of each row, and of each place over all rows; int64, which wraps."""
+    """Return the sum of each row, and of each place over all rows, as wrapping int64."""
     device = parts[0].device
     size = _CHUNK_ROWS if device.type == "cpu" else _DEVICE_CHUNK_ROWS
     chunks = [chunk for part in parts for chunk in part.split(size)]

@@ -6,7 +6,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-# By the words of a manifest.
+# By their names in a manifest.
 _DTYPES = {
     "float64": torch.float64,
     "float32": torch.float32,
@@ -20,8 +20,8 @@ _DTYPES = {
 
 
 def view_tensor(data: Tensor, dtype: str, shape: Sequence[int], offset: int) -> Tensor:
-    """Return the tensor of this dtype and shape at `offset` of `data`, uint8; nothing is copied.
+    """Return a view of this dtype and shape at `offset` of `data`, which is uint8.
 
-    Raises KeyError for a dtype that no manifest has."""
+    Raises KeyError for an unknown dtype."""
     kind = _DTYPES[dtype]
     return data[offset : offset + prod(shape) * kind.itemsize].view(kind).view(list(shape))

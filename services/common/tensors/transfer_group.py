@@ -1,4 +1,4 @@
-"""Groups of one sender and the workers of one engine; these are over gloo or NCCL."""
+"""Groups of one sender and the workers of one engine, over gloo or NCCL."""
 
 import os
 import threading
@@ -23,29 +23,29 @@ _making = threading.Lock()
 class TransferGroup(Protocol):
     """A group in which one process sends and all others receive.
 
-    A process may be in several. All that is waited for ends, and raises RuntimeError, within the
-    group's timeout."""
+    A process may be in several. Every wait ends within the group's timeout, and then raises
+    RuntimeError."""
 
     def begin_broadcast(self, tensor: Tensor) -> Callable[[], object]:
-        """Begin to send `tensor`, or to fill it with what is sent, after all that has begun before.
+        """Begin to send `tensor`, or to receive into it, after all broadcasts begun before.
 
-        Return what waits until that is done here. Raises RuntimeError."""
+        Return a callable that waits for its completion here. Raises RuntimeError."""
         ...
 
     def abort(self) -> None:
-        """Give the group up, whatever the others do."""
+        """Abandon the group, whatever the others do."""
         ...
 
 
 class CollectiveGroup:
     """A process group whose rank 0 sends. Implements `TransferGroup`.
 
-    Not torch's default group, of which a process has one."""
+    It is not torch's default group, which exists once per process."""
 
     def __init__(
         self, store: Any, host: str, name: str, rank: int, size: int, backend: str, timeout_s: float
     ) -> None:
-        """Meet the others at `store`, reaching them in the network of `host`.
+        """Join the others through `store`, in the network of `host`.
 
         Every wait of the group ends after `timeout_s`. Raises RuntimeError, as all methods do."""
         timeout = timedelta(seconds=timeout_s)
@@ -74,17 +74,17 @@ def _gloo_group(store: Any, host: str, rank: int, size: int, timeout: timedelta)
     options = gloo._Options()
     options._devices = [gloo.create_device(hostname=own_address(host))]
     options._timeout = timeout
-    # One after another: the time of one that waits for its turn does not run.
+    # One after another: the timeout of a queued broadcast does not run yet.
     options._threads = 1
     return gloo(store, rank, size, options)
 
 
 @contextmanager
 def _without_watchdog() -> Generator[None]:
-    """Have groups of NCCL that are made here leave failures to those who wait.
+    """Create NCCL groups in the block that report failures to their waiters only.
 
-    torch's watchdog would end the whole process, and with the sender all its engines would lose a
-    publication for the sake of one. It reads the variable when a group is made."""
+    torch's watchdog would end the whole sender, so that all its engines would lose a publication
+    because of one. It reads the variable when a group is created."""
     with _making:
         before = os.environ.get(_HANDLING)
         os.environ[_HANDLING] = "0"
@@ -102,6 +102,6 @@ def _nccl_group(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
     options._timeout = timeout
     with _without_watchdog():
         group = nccl(store, rank, size, options)
-    # Connected here and not at the first piece, when engines stand still.
+    # Connected here and not at the first piece, during which engines pause.
     group.eager_connect_single_device(torch.device("cuda", torch.cuda.current_device()))
     return group

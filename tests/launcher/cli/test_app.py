@@ -170,7 +170,7 @@ async def test_services_drain_alone_when_no_launcher_comes(tmp_path: Path) -> No
     # A heartbeat waits up to 5 s for its answer before silence is noticed.
     await nothing_left(runs, limit_s=20.0)
     [run_dir] = [found.parent for found in runs.glob("fake-*/spec.json")]
-    assert "no word from the launcher" in (run_dir / "logs" / "learner-0.log").read_text()
+    assert "launcher silent for" in (run_dir / "logs" / "learner-0.log").read_text()
     code, output = await run_cli("stop", "newest", "--runs", str(runs))
     assert (code, "stopped" in output) == (0, True)
     await nothing_left(runs)

@@ -50,8 +50,8 @@ def test_a_side_that_has_ended_is_noticed_before_any_deadline(
 
 def test_whoever_does_not_come_is_waited_for_no_longer_than_the_deadline() -> None:
     meeting = LocalMeeting()
-    with pytest.raises(RuntimeError, match="has not come: timed out"):
+    with pytest.raises(RuntimeError, match="has not connected: timed out"):
         meeting.accept(SHORT_S)
     meeting.close()
-    with pytest.raises(RuntimeError, match="nobody is at flotilla-"):
+    with pytest.raises(RuntimeError, match="no process waits at flotilla-"):
         meet(meeting.name, SHORT_S)

@@ -1,1 +1,1 @@
-"""Programs and actors that are connected to a cluster: the only code here that imports Ray."""
+"""Programs and actors that connect to a cluster: the only code here that imports Ray."""

@@ -22,7 +22,7 @@ class MachinesMissingError(Exception):
 
 
 async def wait_for_machines(expected: ExpectedMachines) -> Sequence[int]:
-    """Wait for the further machines; return the numbers of those that are there, in order.
+    """Wait for the further machines; return the numbers of those that joined, in order.
 
     Raises MachinesMissingError."""
     deadline = time.monotonic() + expected.join_s
@@ -48,8 +48,8 @@ async def wait_for_machines(expected: ExpectedMachines) -> Sequence[int]:
 
 
 def _joined_machines(expected: ExpectedMachines) -> set[int]:
-    """Return the numbers of the machines that are there. Raises MachinesMissingError for a wrong
-    one."""
+    """Return the numbers of the machines that joined. Raises MachinesMissingError if one of them
+    does not fit."""
     joined: set[int] = set()
     for node in ray.nodes():
         number = machine_number(node["Resources"]) if node["Alive"] else None

@@ -1,4 +1,4 @@
-"""An actor on a further machine, which sets and finds the marks of its program."""
+"""An actor on a further machine, which exchanges marks with the machine's program."""
 
 import asyncio
 import socket
@@ -10,29 +10,29 @@ _TAIL_BYTES = 1024
 
 
 class NodeActor:
-    """The machine as the service reaches it. Ray ends it with the service, and with the node."""
+    """The service's handle on a machine. Ray ends it with the service or with the node."""
 
     def __init__(self) -> None:
         self._node = NodeFolder.of_this_node()
 
     async def join_service(self) -> str:
-        """Mark the machine as used; return its name for messages."""
+        """Mark the machine as used; return its host name for messages."""
         self._node.joined.touch()
         return socket.gethostname()
 
     async def wait_until_leaving(self) -> None:
-        """Wait until the machine has to go."""
+        """Wait until the machine has to leave."""
         while True:
             if self._node.leaving.exists():
                 return
             await asyncio.sleep(_LOOK_S)
 
     async def stay(self) -> None:
-        """Never return: the call fails when the machine is lost."""
+        """Run for ever: the call fails when the machine is lost."""
         await asyncio.Event().wait()
 
     async def dismiss_node(self) -> None:
-        """Tell the machine's program that the service has ended in order."""
+        """Notify the machine's program that the service has ended in order."""
         self._node.over.touch()
 
     async def read_tails(self, pattern: str) -> str:

@@ -1,7 +1,7 @@
 """Watcher of a cluster's machines: `python -m services.common.ray_cluster.adapters.watch_program`.
 
-Not for use by hand: `machine_watch.py` starts it, and both speak in lines of JSON. It waits for the
-machines, then says when one has to go or is lost. It ends with stdin."""
+Not for use by hand: `machine_watch.py` starts it, and both exchange lines of JSON. It waits for the
+machines, then reports when one has to leave or is lost. It ends with stdin."""
 
 import asyncio
 import json
@@ -15,7 +15,7 @@ from typing import Any, TextIO
 from services.common.printable_text import json_line, say
 from services.common.ray_cluster.machine_resources import ExpectedMachines, machine_resource
 
-# Machines have one of it, of which each actor takes so much.
+# Each machine offers 1 of its resource, and each actor takes this fraction.
 _SHARE = 0.001
 _ANSWER_S = 3.0
 
@@ -24,17 +24,17 @@ class MachineWatcher:
     """An actor on each further machine, for as long as this process lives."""
 
     def __init__(self, news: TextIO) -> None:
-        """Watch no machine yet; what is to be told goes to `news`."""
+        """Start without machines; reports go to `news`."""
         self._news = news
         self._actors: dict[int, Any] = {}
         self._names: dict[int, str] = {}
 
-    def tell(self, message: Mapping[str, Any]) -> None:
-        """Tell the service."""
+    def report(self, message: Mapping[str, Any]) -> None:
+        """Send a message to the service."""
         say(json_line(message), file=self._news)
 
     async def join_machines(self, expected: ExpectedMachines) -> None:
-        """Wait for the machines and say their names. Raises MachinesMissingError."""
+        """Wait for the machines and report their names. Raises MachinesMissingError."""
         import ray
 
         from services.common.ray_cluster.adapters.joined_machines import wait_for_machines
@@ -49,10 +49,10 @@ class MachineWatcher:
         joins = (actor.join_service.remote() for actor in self._actors.values())
         for number, host in zip(self._actors, await asyncio.gather(*joins), strict=True):
             self._names[number] = f"machine {number} ({host})"
-        self.tell({"joined": list(self._names.values())})
+        self.report({"joined": list(self._names.values())})
 
     async def watch_machines(self) -> None:
-        """Say when machines have to go and when they are lost; return when all are."""
+        """Report machines that have to leave or are lost; return when all are lost."""
         numbers = self._actors
         await asyncio.gather(
             *(self._watch_leaving(number) for number in numbers),
@@ -62,10 +62,10 @@ class MachineWatcher:
     async def _watch_leaving(self, number: int) -> None:
         from ray.exceptions import RayActorError
 
-        # Of one that is lost, the other watch tells.
+        # The other watch reports lost machines.
         with suppress(RayActorError):
             await self._actors[number].wait_until_leaving.remote()
-            self.tell({"leaving": self._names[number]})
+            self.report({"leaving": self._names[number]})
 
     async def _watch_loss(self, number: int) -> None:
         from ray.exceptions import RayActorError
@@ -73,38 +73,38 @@ class MachineWatcher:
         try:
             await self._actors[number].stay.remote()
         except RayActorError:
-            self.tell({"lost": self._names[number]})
+            self.report({"lost": self._names[number]})
 
     async def answer_command(self, command: Mapping[str, Any]) -> None:
-        """Carry out one line of stdin, and say the answer."""
+        """Carry out one line of stdin, and report the answer."""
         if "tails" in command:
             pattern: str = command["tails"]
-            said = await self._call_all(
+            tails = await self._call_all(
                 lambda actor, number: actor.read_tails.remote(pattern.format(number=number))
             )
-            silent = (f"{self._names[each]} does not answer" for each in self._names.keys() - said)
-            self.tell({"answer": "\n".join((*silent, *filter(None, said.values())))})
+            silent = (f"{self._names[each]} does not answer" for each in self._names.keys() - tails)
+            self.report({"answer": "\n".join((*silent, *filter(None, tails.values())))})
         else:
             await self._call_all(lambda actor, _: actor.dismiss_node.remote())
-            self.tell({"answer": ""})
+            self.report({"answer": ""})
 
     async def _call_all(self, call: Callable[[Any, int], Any]) -> Mapping[int, str]:
-        """Return the answers by machine; of those that give none in time there is none."""
-        asked = {
+        """Return the answers by machine; machines that do not answer in time are left out."""
+        calls = {
             number: asyncio.ensure_future(call(actor, number))
             for number, actor in self._actors.items()
         }
-        await asyncio.wait(asked.values(), timeout=_ANSWER_S)
+        await asyncio.wait(calls.values(), timeout=_ANSWER_S)
         return {
             number: task.result()
-            for number, task in asked.items()
+            for number, task in calls.items()
             if task.done() and not task.exception()
         }
 
 
 async def watch_cluster(plan: Mapping[str, Any], news: TextIO) -> None:
     """Watch the machines of the cluster that the first line describes."""
-    # Read as Ray is imported.
+    # Ray reads these variables when it is imported.
     os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": plan["token"]}
     import ray
 
@@ -115,7 +115,7 @@ async def watch_cluster(plan: Mapping[str, Any], news: TextIO) -> None:
     try:
         await watcher.join_machines(ExpectedMachines(**plan["expected"]))
     except MachinesMissingError as error:
-        watcher.tell({"error": str(error)})
+        watcher.report({"error": str(error)})
         return
     commands, loop = asyncio.Queue[Mapping[str, Any]](), asyncio.get_running_loop()
     threading.Thread(target=_read_commands, args=(loop, commands), daemon=True).start()
@@ -132,7 +132,7 @@ async def _answer_commands(
 def _read_commands(
     loop: asyncio.AbstractEventLoop, commands: asyncio.Queue[Mapping[str, Any]]
 ) -> None:
-    """Pass lines on; end the process at once with stdin."""
+    """Forward lines; end the process at once when stdin ends."""
     for line in sys.stdin:
         loop.call_soon_threadsafe(commands.put_nowait, json.loads(line))
     os._exit(0)
@@ -141,10 +141,10 @@ def _read_commands(
 def main() -> None:
     """Watch, and end without the exit handlers of Ray."""
     plan = json.loads(sys.stdin.readline())
-    # What Ray prints is for the log.
+    # Ray's own output belongs in the log.
     news = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    # Ray has workers import from the driver's folder, too.
+    # Ray makes workers import from the driver's folder too.
     os.chdir("/")
     asyncio.run(watch_cluster(plan, news))
     os._exit(0)
