@@ -257,7 +257,7 @@ async def test_a_journal_that_puts_its_checkpoint_elsewhere_is_damage(
     with closing(sqlite3.connect(staged.folder / JOURNAL_FILE)) as db, db:
         db.execute("UPDATE checkpoints SET directory = '/runs/run/checkpoints/..'")
     machine.uploader.upload(staged)
-    with pytest.raises(RestoreError, match="is no name of a file below its folder"):
+    with pytest.raises(RestoreError, match="is not the name of a file below its folder"):
         restore(store, tmp_path / "new", name="test")
     assert list((tmp_path / "new").iterdir()) == []
 

@@ -71,8 +71,8 @@ def test_a_record_without_the_shapes_of_tensors_is_refused(
     saved: Path, policy: PolicyConfig, tmp_path: Path
 ) -> None:
     for text, why in (
-        ('{"step": 1}', r"rank\.json says no shapes of tensors: KeyError\('shapes'\)"),
-        ('{"step": 1, "shapes": 3}', r"rank\.json says no shapes of tensors: "),
+        ('{"step": 1}', r"rank\.json has no tensor shapes: KeyError\('shapes'\)"),
+        ('{"step": 1, "shapes": 3}', r"rank\.json has no tensor shapes: "),
         ("[]", r"rank\.json is no JSON object"),
         ("{", r"rank\.json cannot be read: Expecting"),
     ):
