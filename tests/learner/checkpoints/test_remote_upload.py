@@ -317,7 +317,7 @@ def _receive(db: sqlite3.Connection, group: str, index: int) -> None:
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        ({"format": 2}, "format 2, this learner reads 1"),
+        ({"format": 2}, "format 2, but this learner reads 1"),
         (
             {"files": {"../../etc/passwd": {"sha256": "", "size_bytes": 1}}},
             "is not the name of a file",
