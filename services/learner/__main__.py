@@ -43,7 +43,7 @@ def _load_learner() -> Callable[[Runtime[LearnerConfig]], Awaitable[None]]:
 async def _opened_dependencies(
     runtime: Runtime[LearnerConfig], memory: Path
 ) -> "AsyncGenerator[LearnerDependencies]":
-    """Give what the learner is given from outside; its ranks end first, then what they need."""
+    """Yield the learner's dependencies. On exit the ranks close first, then what they rely on."""
     from services.learner.alarms.adapters.sinks import build_alarm_sinks
     from services.learner.checkpoints.adapters.model_assets import tokenizer_digests_of
     from services.learner.dependencies import LearnerDependencies
@@ -59,7 +59,7 @@ async def _opened_dependencies(
     sinks = build_alarm_sinks(config.alarms, runtime.run_id, runtime.run_dir)
     dumps = _build_dumps(runtime)
     async with AsyncExitStack() as ending:
-        # In the reverse order.
+        # Callbacks run last in, first out.
         for close in (*(sink.close for sink in reversed(sinks)), tracker.close):
             ending.push_async_callback(asyncio.to_thread, close)
         for part in (sender, weights, cluster, ranks, dumps):
@@ -88,7 +88,7 @@ def _build_publication_servers(
 
 
 async def _stage_model(runtime: Runtime[LearnerConfig]) -> None:
-    """Fetch the model before the ranks load it, all at once; checkpoints do without its weights.
+    """Download the whole model before the ranks load it; a run with a checkpoint needs no weights.
 
     Raises ConfigError."""
     from services.common.adapters.model_hub import stage_model
@@ -115,9 +115,9 @@ def _build_ranks(
 
 
 def _build_cluster(runtime: Runtime[LearnerConfig]) -> "RayCluster | None":
-    """Plan the cluster of the learner's machines, if it has further ones. Raises ConfigError.
+    """Plan the Ray cluster if the learner spans several machines. Raises ConfigError.
 
-    Machines reach its head, and the learner's first rank, where they reach the learner."""
+    The other machines reach its head and the first rank at the learner's own address."""
     if runtime.config.rank.nodes == 1:
         return None
     from services.common.ray_cluster.ray_node import check_ray_is_installed

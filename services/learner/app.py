@@ -37,7 +37,7 @@ from services.learner.run.status import Phase
 from services.learner.run.task_files import load_task_files
 from services.learner.types import ModelInfo
 
-# That one heartbeat carries.
+# Alarms that one heartbeat carries.
 _MAX_ALARMS = 64
 
 
@@ -78,7 +78,7 @@ async def _serve_and_train(
     state: RunState,
     eval_sets: Sequence[EvalSet],
 ) -> bool:
-    """Serve and train. Return True when the run is done, False when it was drained before."""
+    """Serve and train. Return True when the run is done, False when it was drained first."""
     runtime.watchdog.limit_s = runtime.config.stall_s
     limits: asyncio.Future[TokenLimits] = asyncio.get_running_loop().create_future()
 
@@ -99,7 +99,7 @@ async def _serve_and_train(
                 return await _run_with_helpers(loop.run_until_done(accept_calls), state, runtime)
         finally:
             serving.set_serving(False)
-            # Calls that wait would hold up the server's end.
+            # Calls that still wait would delay the server's shutdown.
             await state.dispatcher.stop_leasing()
             state.broadcast.close()
             await state.checkpoints.close()
@@ -150,9 +150,9 @@ def _heartbeat_status(state: RunState, limits: asyncio.Future[TokenLimits]) -> R
 async def _run_with_helpers(
     run: Coroutine[Any, Any, bool], state: RunState, runtime: Runtime[LearnerConfig]
 ) -> bool:
-    """Run the train loop, with what runs beside it; the first failure of any ends all.
+    """Run the train loop and its background tasks; the first failure of any ends all of them.
 
-    Return True when it is done, False when it was drained."""
+    Return True when the run is done, False when it was drained."""
     dispatcher, status = state.dispatcher, state.status
     export_metrics = make_metrics_exporter(dispatcher, status, runtime.watchdog, state.alarms)
     helpers = running_tasks(

@@ -1,4 +1,4 @@
-"""Dependencies of a learner: what it is given from outside."""
+"""External dependencies of a learner."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -28,9 +28,9 @@ class LearnerDependencies:
         sender: LiveSender | None = None,
         dumps: Dumps | None = None,
     ) -> None:
-        """Collect them; `export` writes the model of a checkpoint's folder to a folder of its
-        own, `cluster` joins the learner's further machines and `sender` sends weights into live
-        engines, if there are any. Without `dumps`, none are kept."""
+        """Collect them. `export` writes the model of a checkpoint folder to another folder;
+        `cluster` joins the learner's other machines and `sender` sends weights into live
+        engines, if there are any. Without `dumps` the run writes none."""
         self.ranks = ranks
         self.tracker = tracker
         if isinstance(tokenizer, bytes):
@@ -47,5 +47,5 @@ class LearnerDependencies:
 
     @property
     def publication_servers(self) -> Sequence[SnapshotServer]:
-        """All that hand publications out."""
+        """All servers that serve publications."""
         return [server for server in (self.snapshots, self.sender) if server is not None]

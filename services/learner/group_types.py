@@ -1,4 +1,4 @@
-"""Groups and their leases, as the journal, the API and the rooms of the learner know them."""
+"""Groups and their leases, as shared by the journal, the API and the rooms of the learner."""
 
 from dataclasses import dataclass, replace
 
@@ -9,7 +9,7 @@ from services.learner.sampling.tasks import Task
 
 @dataclass(frozen=True, slots=True)
 class GroupSpec:
-    """Everything about a group that does not change."""
+    """Fixed properties of a group."""
 
     group_id: str
     # Position in the curriculum; -1 for EVAL.
@@ -18,7 +18,7 @@ class GroupSpec:
     purpose: Purpose
     size: int
     temperature: float
-    # How often its task was dropped before.
+    # Times that its task was dropped before.
     requeues: int = 0
     eval_id: str = ""
     # Set for EVAL: sample from exactly this policy.
@@ -37,7 +37,7 @@ class Lease:
 
     lease_id: str
     group: GroupSpec
-    # (attempt index, number of its next try).
+    # Pairs (attempt index, number of its next try).
     attempts: tuple[tuple[int, int], ...]
     min_policy: PolicyId
     worker_id: str
@@ -50,6 +50,6 @@ class EndedGroup:
 
     group: GroupSpec
     graded: tuple[AttemptKey, ...]
-    # Oldest version that wrote any of it.
+    # Oldest version that wrote any of its tokens.
     oldest_version: int
     reason: str = ""

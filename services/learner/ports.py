@@ -1,4 +1,4 @@
-"""Interfaces to what the learner needs from the world, in its own words."""
+"""Ports of the learner: protocols for its ranks, trackers and stores."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from services.learner.types import (
 
 
 class RankError(Exception):
-    """A rank died or refused; the message says what and carries the end of its log."""
+    """A rank died or refused; the message gives the reason and the end of its log."""
 
 
 class Ranks(Protocol):
@@ -37,9 +37,9 @@ class Ranks(Protocol):
 
     async def compare_batch(self, batch: TrainBatch, *, diagnose: bool = False) -> Comparison:
         """Score a batch again, each sequence with the weights of version `batch.step - 1 -
-        staleness`, and compare with the behaviour logprobs. Changes nothing.
+        staleness`, and compare with the behaviour logprobs. Changes no state.
 
-        With `diagnose`, find out what would explain a difference; that takes many passes.
+        With `diagnose`, also search for the cause of a difference, which takes many passes.
         """
         ...
 
@@ -48,14 +48,14 @@ class Ranks(Protocol):
         ...
 
     async def begin_checkpoint(self, directory: Path) -> Awaitable[CheckpointFiles]:
-        """Copy model and optimizer state to host memory, and begin to write them to `directory`.
+        """Copy model and optimizer state to host memory, and start writing them to `directory`.
 
-        Further calls may follow at once. What is returned ends when the files are fsynced, or with
-        a RankError when they could not be written; then nothing writes there any more."""
+        Other calls may follow at once. The awaitable resolves once the files are fsynced, or raises
+        RankError if they could not be written; after either, nothing writes there any more."""
         ...
 
     async def close(self) -> None:
-        """End the processes and remove what they hold in shared memory."""
+        """End the processes and remove their shared memory."""
         ...
 
 
@@ -63,15 +63,15 @@ class SnapshotServer(Protocol):
     """Server of publications, for workers that do not share memory with the learner."""
 
     async def serve_publication(self, publication: Publication, policy_id: PolicyId) -> None:
-        """Have a publication ready under its name; call it before workers are told of it."""
+        """Make a publication available under its name; call it before announcing it to workers."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class TrackedRun:
-    """Facts from the journal that a tracker has to know of the run's earlier starts."""
+    """Journaled facts about the run's earlier starts that a tracker needs."""
 
-    # The same in every start of a run, and of no other run.
+    # Unique to the run, and the same at each of its starts.
     tracker_id: str
     resumed: bool = False
     # The newest step whose metrics were logged.
@@ -82,65 +82,65 @@ class Tracker(Protocol):
     """Destination of metrics. `step` is the number of optimizer steps behind the policy."""
 
     def open_run(self, run: TrackedRun) -> None:
-        """Get ready, once, before the first point. Raises ConfigError for what a user must mend."""
+        """Get ready, once, before the first point. Raises ConfigError if the user must act."""
         ...
 
     def log_metrics(
         self, step: int, metrics: Mapping[str, float], histograms: Mapping[str, Histogram]
     ) -> None:
-        """Take a point. Never blocks and never raises for what the network or a disk does."""
+        """Log a point. Never blocks; never raises because of the network or a disk."""
         ...
 
     def close(self) -> None:
-        """Write down what is left; also when it was never opened."""
+        """Flush what is left; safe to call on a tracker that was never opened."""
         ...
 
 
 class RemoteStoreError(Exception):
-    """A store did not do what it was asked to; the message names its URL, and what to look at."""
+    """An operation on a store failed; the message names the URL and what to check."""
 
 
 class RemoteStoreRefusedError(RemoteStoreError):
-    """The store will not do it later either: no permission, no such bucket."""
+    """The failure is permanent: no permission, no such bucket."""
 
 
 class RemoteStore(Protocol):
     """Folder of one run in a remote store. Names are relative to it, parts joined by `/`.
 
-    Blocks: call it from threads. Every method raises RemoteStoreRefusedError if trying again is
-    in vain, else RemoteStoreError."""
+    Methods block: call them from threads. Each raises RemoteStoreRefusedError if a retry is
+    pointless, else RemoteStoreError."""
 
     @property
     def url(self) -> str: ...
 
     def list_files(self, folder: str) -> list[str]:
-        """List all files below a folder, in order; none when there is no such folder."""
+        """List all files below a folder, in order; empty if the folder does not exist."""
         ...
 
     def read(self, name: str) -> bytes | None:
-        """Read a small file; None when there is none."""
+        """Read a small file; return None if it does not exist."""
         ...
 
     def write(self, name: str, data: bytes) -> None:
-        """Write a small file, in one piece if the store can."""
+        """Write a small file, atomically if the store supports it."""
         ...
 
     def size(self, name: str) -> int | None:
-        """Return the size in bytes; None when there is no such file."""
+        """Return the size in bytes; None if the file does not exist."""
         ...
 
     def upload(self, path: Path, name: str, sent: Callable[[int], None]) -> None:
-        """Copy a file of any size there; `sent` is told of bytes as they go."""
+        """Upload a file of any size; calls `sent` with byte counts as they are sent."""
         ...
 
     def download(self, name: str, path: Path) -> bool:
-        """Copy a file of any size from there; return False when there is no such file."""
+        """Download a file of any size; return False if it does not exist."""
         ...
 
     def remove(self, names: Sequence[str]) -> None:
-        """Remove files; one that is not there any more is no error."""
+        """Remove files; missing ones are not an error."""
         ...
 
     def drop_unfinished(self) -> None:
-        """Discard what the store keeps of uploads that never ended, if it keeps any."""
+        """Discard what the store keeps of unfinished uploads."""
         ...

@@ -1,4 +1,4 @@
-"""The learner's own words for its data: arrays and plain values, never protobuf."""
+"""The learner's own types for its data: arrays and plain values, never protobuf."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -19,7 +19,7 @@ PASS_REWARD = 1.0
 
 @dataclass(frozen=True, slots=True)
 class ExpertShape:
-    """Experts of a model: its layers, experts of each, and those chosen for one token."""
+    """Experts of a model: its MoE layers, the experts in each, and those chosen for one token."""
 
     layers: int
     experts: int
@@ -30,7 +30,7 @@ class ExpertShape:
 class TrainSequence:
     """One sequence as the ranks train on it. All arrays have length `len(token_ids)`.
 
-    `behaviour_logprobs` is 0 where `policy_mask` is False; so is `temperature`'s relevance.
+    `behaviour_logprobs` is 0, and `temperature` has no meaning, where `policy_mask` is False.
     """
 
     group_id: str
@@ -40,10 +40,10 @@ class TrainSequence:
     policy_mask: NDArray[np.bool_]
     behaviour_logprobs: NDArray[np.float32]
     temperature: float
-    # Trainer version minus the oldest version that wrote any of it.
+    # Trainer version minus the oldest version that wrote any of its tokens.
     staleness: int
     stop_reason: StopReason = StopReason.DONE
-    # Those that the engine chose for the first so many tokens.
+    # Chosen by the engine, for the sequence's first tokens.
     experts: Experts | None = None
 
 
@@ -51,14 +51,14 @@ class TrainSequence:
 class StepSettings:
     """Decisions about one step, made when it was planned and journaled with its plan."""
 
-    # Tokens whose ratio trainer / sampler lies outside [1 / x, x] get no gradient, on top of what
-    # `[learner.algorithm.correction]` says.
+    # Tokens whose ratio trainer / sampler lies outside [1 / x, x] get no gradient, in addition to
+    # `[learner.algorithm.correction]`.
     ratio_limit: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class TrainBatch:
-    """Batch that one step trains on: graded attempts of complete groups, grouped by id."""
+    """Training batch of one step: graded attempts of complete groups, grouped by id."""
 
     step: int
     sequences: tuple[TrainSequence, ...]
@@ -75,11 +75,11 @@ class Histogram:
 
 @dataclass(frozen=True, slots=True)
 class VersionMismatch:
-    """Trainer against sampler on the tokens of the sequences that one version began."""
+    """Trainer against sampler on the tokens of all sequences that one version started."""
 
     tokens: int
-    # Means over tokens: of the k3 estimate of KL(sampler || trainer), and of |difference of
-    # logprobs|; and the latter's 99.9 % quantile and maximum.
+    # Means over tokens of the k3 estimate of KL(sampler || trainer) and of |difference of
+    # logprobs|; then the 99.9 % quantile and the maximum of the latter.
     kl: float
     abs_diff: float
     abs_diff_tail: float
@@ -87,25 +87,25 @@ class VersionMismatch:
 
 
 class Standing(IntEnum):
-    """Part of a sequence in a step."""
+    """Role of a sequence in a step."""
 
     TRAINED = 0
     # Its group has no signal, so its gradient would be 0 and is not computed.
     NO_SIGNAL = 1
-    # Masked as overlong, or without a policy token.
+    # Masked as overlong, or without policy tokens.
     LEFT_OUT = 2
 
 
 @dataclass(frozen=True, slots=True)
 class StepTokens:
-    """Numbers that the trainer used for every policy token of a batch.
+    """Values that the trainer computed for every policy token of a batch.
 
-    Each array is [policy tokens], by sequence in the batch's order."""
+    Each array is [policy tokens], one per sequence in batch order."""
 
     standings: tuple[Standing, ...]
     advantages: tuple[NDArray[np.float32], ...]
-    # Of the policy as the step began, and its entropy in nats in the first epoch; NaN where the
-    # step did not compute them.
+    # Under the policy at the start of the step; its entropy in nats in the first epoch. NaN where
+    # the step did not compute them.
     logprobs: tuple[NDArray[np.float32], ...]
     entropy: tuple[NDArray[np.float32], ...]
 
@@ -116,15 +116,15 @@ class StepResult:
 
     metrics: Mapping[str, float]
     seconds: float
-    # True when the gradient was not finite and the parameters stayed as they were.
+    # True if the gradient was not finite and the parameters are unchanged.
     skipped: bool
     histograms: Mapping[str, Histogram] = field(default_factory=dict[str, Histogram])
     # By version, for the mismatch guard.
     versions: Mapping[int, VersionMismatch] = field(default_factory=dict[int, VersionMismatch])
-    # None of a step that was refused.
+    # None if the step was refused.
     tokens: StepTokens | None = field(default=None, compare=False)
-    # The file in shared memory that holds `tokens` on their way out of the rank; its reader removes
-    # it. None where it had no room.
+    # File in shared memory that holds `tokens` on their way out of the rank; its reader removes
+    # it. None if there was no room for it.
     token_file: Path | None = None
 
 
@@ -134,12 +134,12 @@ class ModelInfo:
 
     parameters: int
     vocab_size: int
-    # The step whose parameters are in memory: 0, or that of the checkpoint.
+    # Step of the parameters in memory: 0, or that of the checkpoint.
     step: int
-    # What a publication of the first policy would be called, where that is the reference or lies
-    # under adapters.
+    # Fingerprint that a publication of the first policy would have, if that policy is the KL
+    # reference or the base of adapters.
     reference: bytes | None = None
-    # Of a model whose engines say which experts they choose.
+    # Set if the model's engines report the experts that they choose.
     experts: ExpertShape | None = None
 
 
@@ -151,10 +151,10 @@ class Publication:
     fingerprint: bytes
     manifest: tuple[TensorEntry, ...]
     total_bytes: int
-    # The safetensors file in shared memory that holds it until it is superseded.
+    # Safetensors file in shared memory; it exists until the publication is superseded.
     path: Path
     canary_token_ids: NDArray[np.int32]
-    # Of canary tokens 1..n-1 given those before them, at temperature 1, by the trainer.
+    # Trainer's logprobs of canary tokens 1..n-1 given their prefixes, at temperature 1.
     canary_logprobs: NDArray[np.float32]
 
 
@@ -166,13 +166,13 @@ class CheckpointFiles:
     sha256: Mapping[str, str]
 
 
-# What an engine may have set otherwise than the trainer.
+# Settings in which an engine may differ from the trainer.
 Setting = Literal["temperature", "dtype", "rope", "head", "weights"]
 
 
 @dataclass(frozen=True, slots=True)
 class PositionBand:
-    """The tokens at positions in [start, end), and how far they are off on average."""
+    """Tokens at positions in [start, end) and their mean error."""
 
     start: int
     end: int
@@ -181,10 +181,10 @@ class PositionBand:
 
 @dataclass(frozen=True, slots=True)
 class Hypothesis:
-    """Trial of one thing that the engine may have set otherwise.
+    """Test of one setting in which the engine may differ.
 
-    `residual` is the mean |difference| of logprobs that remains when the trainer computes that
-    way too; `effect` is how far that way lies from the trainer's own, on the same tokens."""
+    `residual` is the mean |difference| of logprobs that remains when the trainer adopts that
+    setting; `effect` is how far it moves the trainer's own logprobs on the same tokens."""
 
     setting: Setting
     value: str
@@ -196,14 +196,14 @@ class Hypothesis:
 class Comparison:
     """Engine against trainer, each sequence under the weights of the version that wrote it.
 
-    What was written by weights that the ranks no longer hold is left out.
+    Sequences written by weights that the ranks no longer hold are left out.
     """
 
     versions: Mapping[int, VersionMismatch] = field(default_factory=dict[int, VersionMismatch])
-    # Mean |difference| of each sequence of the batch; None for those left out.
+    # Mean |difference| of each sequence of the batch; None if left out.
     sequences: tuple[float | None, ...] = ()
     bands: tuple[PositionBand, ...] = ()
-    # Only when asked for; of the sequences that the newest weights wrote.
+    # Only with `diagnose`; covers the sequences that the newest weights wrote.
     hypotheses: tuple[Hypothesis, ...] = ()
-    # The model routes tokens to experts. Only when asked for.
+    # True if the model routes tokens to experts. Only with `diagnose`.
     experts: bool = False

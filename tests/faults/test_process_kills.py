@@ -88,7 +88,7 @@ async def _refuses_another_policy(run: FaultRun, policy: Path) -> None:
     redraw(policy, seed=1)
     await run.train("--resume")
     assert await run.exit() == 1, run.state()
-    assert "its weights are not those that this run began with" in run.output
+    assert "its weights are not those that this run started with" in run.output
     (policy / MODEL).write_bytes(kept)
     run.check_books()
 

@@ -27,7 +27,7 @@ from services.learner.config.alarms import AlarmsConfig
 from services.learner.journal.disk_incidents import Incident
 
 _log = get_logger(__name__)
-# Of the text of one alarm: it is on boards, in chats and in every heartbeat.
+# Longest text of one alarm, which appears on boards, in chats and in every heartbeat.
 _CHARACTERS = 700
 _LEVELS = {
     Severity.NOTICE: logging.INFO,
@@ -38,7 +38,7 @@ _SEVEREST = (Severity.ERROR, Severity.WARNING, Severity.NOTICE)
 
 
 class Alarms:
-    """The alarms raised now. May be called from any thread."""
+    """Alarms that are raised now. Safe to call from any thread."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class Alarms:
         max_staleness: int,
         remembered: Mapping[str, Any],
     ) -> None:
-        """Take `remembered`: the `memory` of an earlier start of the run, or empty."""
+        """Restore `remembered`: the `memory` of an earlier start of the run, or empty."""
         self._config = config
         self._sinks = sinks
         self._memory = RuleMemory(config.window, config.count, remembered.get("firsts", {}))
@@ -58,7 +58,7 @@ class Alarms:
         self._raised: dict[tuple[str, str], Alarm] = {}
         self._lock = threading.Lock()
         self.step = 0
-        # Called after each change, by whichever thread made it.
+        # Called after each change, by the thread that made it.
         self.on_change: Callable[[], None] = _ignore_change
 
     @property
@@ -68,19 +68,19 @@ class Alarms:
 
     @property
     def raised(self) -> list[Alarm]:
-        """Raised alarms, the most severe first, and among those the oldest."""
+        """Raised alarms: the most severe first, and the oldest first among equals."""
         with self._lock:
             found = list(self._raised.values())
         return sorted(found, key=lambda alarm: _SEVEREST.index(alarm.verdict.severity))
 
     @property
     def count(self) -> int:
-        """Number of raised alarms; good news is no alarm."""
+        """Number of raised alarms; good news does not count."""
         return sum(alarm.verdict.severity is not Severity.NOTICE for alarm in self.raised)
 
     @property
     def metrics(self) -> dict[str, float]:
-        """`alarms/{rule}/{scope}`: 1 for each that is raised."""
+        """`alarms/{rule}/{scope}`: 1 for each raised alarm."""
         keys = [alarm.verdict for alarm in self.raised]
         return {f"alarms/{v.rule}/{v.scope.replace('/', '_')}": 1.0 for v in keys}
 
@@ -116,7 +116,7 @@ class Alarms:
         self.apply_verdicts([event_rules.failure_verdict(problem)])
 
     def apply_verdicts(self, verdicts: Iterable[AlarmVerdict]) -> None:
-        """Raise alarms for new bad verdicts, and clear those that are well again."""
+        """Raise alarms for new bad verdicts, and clear those whose cause is gone."""
         for verdict in verdicts:
             if verdict.bad is not None:
                 self._apply_verdict(verdict)
@@ -152,8 +152,8 @@ class Alarms:
             _log.info("an alarm is over", **facts, since_step=alarm.since_step)
         else:
             figures = {"value": round(verdict.value, 4), "limit": round(verdict.limit, 4)}
-            said = {**facts, **figures, "cause": verdict.cause, "fix": verdict.fix}
-            _log.log(_LEVELS[verdict.severity], "alarm", **said)
+            report = {**facts, **figures, "cause": verdict.cause, "fix": verdict.fix}
+            _log.log(_LEVELS[verdict.severity], "alarm", **report)
         for sink in self._sinks:
             sink.send_alarm(alarm)
 

@@ -1,4 +1,4 @@
-"""Behaviour of a policy in its attempts, by their counts, and how to describe it. Pure."""
+"""Behaviour of a policy in its attempts, from their counts, and its description. Pure."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -7,25 +7,25 @@ from dataclasses import dataclass, field, fields
 from services.common.domain.attempts import StopReason
 from services.common.domain.trajectory import Trajectory
 
-# A habit is worth saying from this share of what it is a habit of.
+# Share from which a habit is worth reporting.
 _OFTEN = 0.25
 _MOSTLY = 0.5
-# Of names, messages and checks that are told apart.
+# Most names, messages and checks listed separately.
 _NAMED = 3
 _LOOK = "look at its attempts (flotilla show RUN --failed)"
 
 
 @dataclass(slots=True)
 class Conduct:
-    """Sums over attempts. Counters by name count attempts, except for errors, where each one
-    counts."""
+    """Sums over attempts. Counters by name count attempts, except the one for errors, which counts
+    each error."""
 
     attempts: int = 0
     rewarded: int = 0
     turns: int = 0
     malformed_turns: int = 0
     tool_calls: int = 0
-    # Attempts that had tools and called none.
+    # Attempts that had tools but called none.
     silent: int = 0
     repeats: int = 0
     tool_errors: Counter[str] = field(default_factory=Counter[str])
@@ -57,9 +57,9 @@ class Conduct:
 
 @dataclass(frozen=True, slots=True)
 class Habit:
-    """Something that the policy does, phrased to follow `it ...`, and a remedy."""
+    """A recurring behaviour of the policy, phrased to follow `it ...`, and a remedy."""
 
-    told: str
+    phrase: str
     fix: str
 
 
@@ -77,7 +77,7 @@ def find_habits(conduct: Conduct) -> list[Habit]:
 
 
 def _call_habits(conduct: Conduct) -> Iterator[Habit]:
-    """Yield habits in calling tools, or reasons why it does not."""
+    """Yield habits in calling tools, or reasons for not calling any."""
     whole = conduct.attempts
     if conduct.unknown_tools and max(conduct.unknown_tools.values()) >= _OFTEN * whole:
         names = _format_counts(conduct.unknown_tools, f" of {whole} episodes")
@@ -90,7 +90,7 @@ def _call_habits(conduct: Conduct) -> Iterator[Habit]:
         share = conduct.malformed_turns / conduct.turns
         yield Habit(
             f"has parse errors in {share:.0%} of turns: {_format_counts(conduct.parse_errors)}",
-            f"It may know another format of tool calls than the prompt asks for: {_LOOK}",
+            f"It may know another format of tool calls than the prompt specifies: {_LOOK}",
         )
     elif conduct.silent >= _MOSTLY * whole:
         yield Habit(
@@ -102,7 +102,7 @@ def _call_habits(conduct: Conduct) -> Iterator[Habit]:
         yield Habit(
             f"makes calls that fail ({errors.total()} of {conduct.tool_calls}):"
             f" {_format_counts(errors)}",
-            f"See what the tools answer: {_LOOK}, and logs/env_gateway-0.log",
+            f"See what the tools return: {_LOOK}, and logs/env_gateway-0.log",
         )
     elif conduct.repeats >= _MOSTLY * max(1, conduct.tool_calls):
         yield Habit(
@@ -123,7 +123,7 @@ _LIMITS = {
 
 
 def _limit_habits(conduct: Conduct) -> Iterator[Habit]:
-    """Yield the limits that end its attempts."""
+    """Yield the limits that end the policy's attempts."""
     for stop, count in conduct.stops.most_common():
         if stop in _LIMITS and count >= _MOSTLY * conduct.attempts:
             yield Habit(
@@ -134,14 +134,14 @@ def _limit_habits(conduct: Conduct) -> Iterator[Habit]:
 
 def _fallback_habit(conduct: Conduct) -> Habit:
     done, whole = conduct.stops[StopReason.DONE], conduct.attempts
-    told = f"says that it is done in {done} of {whole} episodes, after"
-    told += f" {conduct.tool_calls / max(1, whole):.1f} tool calls each"
+    phrase = f"claims to be done in {done} of {whole} episodes, after"
+    phrase += f" {conduct.tool_calls / max(1, whole):.1f} tool calls each"
     if conduct.failed_checks:
-        told += f"; checks that fail: {_format_counts(conduct.failed_checks)}"
+        phrase += f"; checks that fail: {_format_counts(conduct.failed_checks)}"
     return Habit(
-        told,
+        phrase,
         "The tasks are too hard, or the verifier passes nothing: solve one by hand and have it"
-        " graded (flotilla env try); give easier tasks, or partial rewards",
+        " graded (flotilla env try); provide easier tasks, or partial rewards",
     )
 
 

@@ -7,28 +7,28 @@ from services.learner.config.alarms import AlarmsConfig
 from services.learner.journal.disk_incidents import Incident
 
 NO_PROGRESS = "no_progress"
-# Groups of an environment after which nobody need look for a template error any more.
+# Groups of an environment after which its template error counts as gone.
 CALM_GROUPS = 16
 _CHARACTERS = 1000
-# Why tries fail, and where to look.
+# Where to look, by the reason why tries fail.
 _LOOK_AT = {
     "env_lost": "Its server does not start, or loses episodes: see flotilla env status and"
     " logs/env_gateway-0.log, and open one episode by hand (flotilla env try)",
     "no_grade": "Its verifier or grader fails: grade one attempt by hand (flotilla env try), and"
     " see logs/env_gateway-0.log",
     "engine_error": "The engine fails on its prompts: see logs/rollout-0.log",
-    "template_error": "The chat template of policy.model does not render what its tools answer:"
-    ' set rollout.dialect.name = "full", or mend the template',
-    "aborted": "Rollout workers give its attempts up: see logs/rollout-0.log",
+    "template_error": "The chat template of policy.model does not render its tool results:"
+    ' set rollout.dialect.name = "full", or fix the template',
+    "aborted": "Rollout workers abandon its attempts: see logs/rollout-0.log",
 }
-_ASIDE = "The learner's log says what happened (logs/learner-0.log)"
+_ASIDE = "The learner's log has the details (logs/learner-0.log)"
 _DAMAGE = {
-    "damaged_checkpoint": "The run went on from the checkpoint before it and replays the steps"
-    " between; look at the disk, and keep more (checkpoint.keep)",
-    "checkpoint_failed": "The checkpoints before it are whole; free or mend the disk",
-    "lost_with_disk": "The run goes on from what was left; what came after it is sampled again",
-    "damaged_mark": "Nothing is known to be missing; look at the disk, and who copies its folders",
-    "corrupt_record": "What is damaged is not trained on; look at the disk and its cables",
+    "damaged_checkpoint": "The run resumed from the previous checkpoint and replays the steps"
+    " in between; check the disk, and keep more checkpoints (checkpoint.keep)",
+    "checkpoint_failed": "Earlier checkpoints are intact; free or repair the disk",
+    "lost_with_disk": "The run resumed from what was left; what came after it is sampled again",
+    "damaged_mark": "Nothing is known to be missing; check the disk, and what copies its folders",
+    "corrupt_record": "Damaged records are not trained on; check the disk and its cables",
 }
 
 
@@ -42,12 +42,12 @@ def _judge_streak(config: AlarmsConfig, env: str, streak: Streak) -> AlarmVerdic
     reason, count = max(streak.reasons.items(), key=lambda item: item[1], default=("", 0))
     kind = reason.partition(":")[0].partition("/")[0]
     words = streak.words.get(reason, "")
-    told = f"{reason}: {words}" if words else reason
+    detail = f"{reason}: {words}" if words else reason
     return AlarmVerdict(
         "failing_environment",
         env,
         bad,
-        f"the last {streak.tries} tries there all failed, {count} of them with: {told}",
+        f"the last {streak.tries} tries there all failed, {count} of them with: {detail}",
         _LOOK_AT.get(kind, _ASIDE),
         float(streak.tries),
         float(config.failing_tries),
@@ -56,8 +56,8 @@ def _judge_streak(config: AlarmsConfig, env: str, streak: Streak) -> AlarmVerdic
 
 
 def judge_template_errors(newest: Mapping[str, TemplateError]) -> list[AlarmVerdict]:
-    """Judge groups that were dropped whole; cleared after `CALM_GROUPS` other groups without
-    one."""
+    """Judge dropped whole groups; cleared after `CALM_GROUPS` other groups without a template
+    error."""
     return [_judge_template_error(env, found) for env, found in newest.items()]
 
 
@@ -67,8 +67,9 @@ def _judge_template_error(env: str, found: TemplateError) -> AlarmVerdict:
         "template_error",
         env,
         True if not since else False if since >= CALM_GROUPS else None,
-        "a group was dropped whole because what its policy was to read cannot be rendered,"
-        f" {found.said}"[:_CHARACTERS],
+        f"a group was dropped whole because the policy's input cannot be rendered, {found.message}"[
+            :_CHARACTERS
+        ],
         _LOOK_AT["template_error"],
         severity=Severity.ERROR,
     )
@@ -77,7 +78,7 @@ def _judge_template_error(env: str, found: TemplateError) -> AlarmVerdict:
 class EvalRule:
     """Compares each evaluation of a set with the best earlier one.
 
-    pass@1 has fallen when the difference exceeds both `eval_fall` and 1.96 of its standard
+    pass@1 has fallen if the difference exceeds both `eval_fall` and 1.96 of its standard
     errors, taken from the 95 % intervals: two evaluations of one policy rarely differ that
     much."""
 
@@ -87,7 +88,7 @@ class EvalRule:
         self._best: dict[str, tuple[float, float, int]] = {}
 
     def judge_evaluation(self, version: int, metrics: Mapping[str, float]) -> list[AlarmVerdict]:
-        """Judge an evaluation by its logged `metrics`: `eval/all/pass_at_1` and its interval, and
+        """Judge an evaluation by its logged `metrics`: `eval/all/pass_at_1`, its interval, and
         so on."""
         ends = "/all/pass_at_1"
         found = [name.removesuffix(ends) for name in metrics if name.endswith(ends)]
@@ -108,42 +109,42 @@ class EvalRule:
             fall > max(chance, self._config.eval_fall) or (False if fall <= chance / 2 else None),
             f"pass@1 fell from {best:.1%} (version {best_version}) to {value:.1%} (version"
             f" {version}), by more than chance ({chance:.1%})",
-            "The policy gets better at its training tasks alone, or worse at all: compare"
-            " reward/avg_pass_at_1; lower optimizer.lr, add tasks, or go back to the checkpoint"
-            " before",
+            "The policy improves only on its training tasks, or gets worse overall: compare"
+            " reward/avg_pass_at_1; lower optimizer.lr, add tasks, or return to the previous"
+            " checkpoint",
             value,
             best,
         )
 
 
 def standstill_verdict(stage: str, seconds: float) -> AlarmVerdict:
-    """Verdict on a stalled stage; cleared by the next step or evaluation that ends."""
+    """Return the verdict on a stalled stage; cleared when the next step or evaluation ends."""
     return AlarmVerdict(
         NO_PROGRESS,
         stage,
         True,
-        f"the stage has stood still for {seconds:.0f} s",
-        _STANDSTILL.get(stage, "What every thread was doing is in the run's folder stacks/"),
+        f"the stage has made no progress for {seconds:.0f} s",
+        _STANDSTILL.get(stage, "The run's folder stacks/ shows what every thread was doing"),
         seconds,
         severity=Severity.ERROR,
     )
 
 
 _STANDSTILL = {
-    "collect": "No trajectory comes in: see whether rollout workers live and environments open"
+    "collect": "No trajectory arrives: check that rollout workers live and environments open"
     " (flotilla status, flotilla env status, logs/rollout-0.log)",
-    "evaluate": "No evaluation attempt comes in: see whether rollout workers live and"
+    "evaluate": "No evaluation attempt arrives: check that rollout workers live and"
     " environments open (flotilla status, logs/rollout-0.log)",
     "train": "The ranks do not answer: see logs/learner-rank-0.log and the memory of their"
     " device; lower rank.pack_tokens if it is full",
-    "publish": "The ranks do not hand out the weights: see logs/learner-rank-0.log and the space"
+    "publish": "The ranks do not deliver the weights: see logs/learner-rank-0.log and the space"
     " in /dev/shm",
-    "checkpoint": "The disk does not take the checkpoint: see its space and its speed",
+    "checkpoint": "The disk does not accept the checkpoint: check its space and its speed",
 }
 
 
 def damage_verdict(incident: Incident) -> AlarmVerdict:
-    """Verdict on damage on disk. Never cleared: a person should look at it."""
+    """Return the verdict on damage on disk. Never cleared: a person should look at it."""
     return AlarmVerdict(
         incident.kind,
         ALL,
@@ -155,12 +156,12 @@ def damage_verdict(incident: Incident) -> AlarmVerdict:
 
 
 def failure_verdict(problem: str) -> AlarmVerdict:
-    """Verdict on a run that ends in an error. Never cleared."""
+    """Return the verdict on a run that ends in an error. Never cleared."""
     return AlarmVerdict(
         "run_failed",
         ALL,
         True,
         problem[:_CHARACTERS],
-        "What is journaled is kept: mend the cause and resume the run",
+        "The journal is intact: fix the cause and resume the run",
         severity=Severity.ERROR,
     )

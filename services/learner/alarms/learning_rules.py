@@ -6,15 +6,15 @@ from services.learner.alarms.moving_windows import MovingRatio, RuleMemory, too_
 from services.learner.alarms.types import ALL, AlarmVerdict, Severity, StepFacts
 from services.learner.config.alarms import AlarmsConfig
 
-# Below this share of passes an environment without signal is too hard rather than too easy.
+# Below this pass rate an environment without signal is too hard rather than too easy.
 _HALF = 0.5
-# A mean staleness above this share of the bound: the next delay drops groups.
+# Share of the staleness bound above which the next delay drops groups.
 _NEAR = 0.9
-# What the mismatch guard does, by its level.
+# Measures of the mismatch guard, by level.
 _MEASURES = (
-    "all is well again",
+    "engine and trainer agree again",
     "tokens that are far off get no gradient",
-    "what was sampled is dropped, and all engines load anew",
+    "samples are dropped, and all engines reload",
 )
 
 
@@ -57,10 +57,10 @@ class LearningRules:
                 False if solved else low,
                 f"in steps {ratio.since} to {facts.step} only {ratio} groups had attempts that"
                 f" differ in reward; {passes:.0%} of its attempts pass",
-                "The tasks are too hard: give easier ones, more attempts (learner.group_size), or"
+                "The tasks are too hard: provide easier ones, more attempts (learner.group_size) or"
                 " partial rewards; check that the verifier ever passes (flotilla env try)"
                 if hard
-                else "The tasks are too easy or too hard, hardly one is in between: see"
+                else "The tasks are too easy or too hard, with hardly any in between: see"
                 " docs/sampling.md, learner.sampling.difficulty",
                 ratio.value,
                 limit,
@@ -99,15 +99,15 @@ class LearningRules:
         mean = self._memory.update_mean(
             "staleness", facts.metrics.get("async/staleness_mean", 0.0)
         ).mean
-        # With a bound of 1 every step of an asynchronous run is at the bound.
+        # With a bound of 1, every step of an asynchronous run is at the bound.
         if mean is None or bound < 2:
             return
         yield AlarmVerdict(
             "staleness_near",
             ALL,
             too_high(mean, _NEAR * bound),
-            f"over the last {self._config.window} steps attempts were {mean:.1f} versions old in"
-            f" the mean; the bound is {bound}",
+            f"over the last {self._config.window} steps attempts were {mean:.1f} versions old on"
+            f" average; the bound is {bound}",
             "Sampling is slower than training: add rollout workers, or raise"
             " learner.groups_per_step; beyond the bound groups are dropped",
             mean,
@@ -121,7 +121,7 @@ class LearningRules:
             if level.mean is None or not level.first:
                 continue
             change = level.mean / level.first
-            told = (
+            cause = (
                 f"an attempt has {level.mean:.0f} tokens of the policy, and had"
                 f" {level.first:.0f} at the start of the run"
             )
@@ -129,7 +129,7 @@ class LearningRules:
                 "length_collapse",
                 env,
                 too_low(change, 1 / factor),
-                told,
+                cause,
                 "The policy gives up early: look at its attempts (flotilla show), and at what it"
                 " is rewarded for; try a lower learning rate or algorithm.kl",
                 change,
@@ -139,9 +139,9 @@ class LearningRules:
                 "length_explosion",
                 env,
                 too_high(change, factor),
-                told,
+                cause,
                 "The policy rambles or loops: look at its attempts (flotilla show); try"
-                " algorithm.overlong.soft_limit, and reduction other than token_mean",
+                " algorithm.overlong.soft_limit, and a reduction other than token_mean",
                 change,
                 factor,
             )
@@ -171,11 +171,11 @@ class LearningRules:
         yield AlarmVerdict(
             "skipped_update",
             ALL,
-            # Cleared by a whole window without one.
+            # Cleared by a whole window without a skipped update.
             True if skipped else False if recent == 0 else None,
             f"an update of step {facts.step} was refused because its loss or gradient is not"
-            " finite; the parameters stayed as they were",
-            "Once may happen. Again: lower optimizer.lr, look at policy/grad_norm and"
+            " finite; the parameters are unchanged",
+            "One may happen. If it recurs, lower optimizer.lr, look at policy/grad_norm and"
             " mismatch/is_ratio_max before it, and try float32",
             float(skipped),
             0.0,
@@ -188,7 +188,7 @@ class LearningRules:
             "mismatch_guard",
             ALL,
             level > 0,
-            f"engine and trainer differ more than they did: {_MEASURES[min(level, 2)]}",
+            f"engine and trainer differ more than before: {_MEASURES[min(level, 2)]}",
             "See the mismatch/* metrics and docs/mismatch.md: temperature, dtype, rope or chat"
             " template may differ between rollout and learner, or an engine holds other weights",
             float(level),
@@ -204,7 +204,7 @@ class LearningRules:
             ALL,
             recent > 0,
             f"{failures:.0f} uploads of checkpoints failed before step {facts.step}",
-            "They are tried again, and are whole on this machine: look at the store that the log"
+            "They are retried, and are intact on this machine: check the store that the log"
             " names, its credentials and its space (learner.checkpoint.remote)",
             recent,
         )
@@ -213,15 +213,15 @@ class LearningRules:
 def _solved_verdict(
     env: str, ratio: MovingRatio, step: int, passes: float, bad: bool | None
 ) -> AlarmVerdict:
-    """Good news: the attempts do not differ because nearly all of them pass."""
+    """Return the good news that attempts do not differ because nearly all of them pass."""
     return AlarmVerdict(
         "solved",
         env,
         bad,
         f"in steps {ratio.since} to {step} {passes:.0%} of its attempts passed, and only {ratio}"
         " groups had attempts that differ in reward",
-        "There is hardly anything left to learn from these tasks: stop, give harder ones, or less"
-        " weight to this environment",
+        "There is hardly anything left to learn from these tasks: stop, add harder ones, or give"
+        " less weight to this environment",
         passes,
         severity=Severity.NOTICE,
     )

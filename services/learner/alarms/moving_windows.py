@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 
 class MovingRatio:
-    """Share of a whole over at least `window` steps, and over more until the whole reaches
+    """Share of a whole over at least `window` steps, or more until the whole reaches
     `count`."""
 
     def __init__(self, window: int, count: int) -> None:
@@ -43,7 +43,7 @@ class MovingMean:
     """Mean of the newest `window` values, and the mean of the run's first ones."""
 
     def __init__(self, window: int, first: float | None = None) -> None:
-        """Take `first`: the first mean, if an earlier start of the run found it."""
+        """Create it with `first`, the first mean, if an earlier start of the run found it."""
         self._values: deque[float] = deque(maxlen=window)
         self.first = first
 
@@ -68,7 +68,7 @@ class RuleMemory:
     """Moving ratios and means of a set of rules, by name."""
 
     def __init__(self, window: int, count: int, firsts: Mapping[str, float]) -> None:
-        """Take `firsts`: the `firsts` of an earlier start."""
+        """Create it with `firsts` as an earlier start left them."""
         self._window = window
         self._count = count
         self._ratios: dict[str, MovingRatio] = {}
@@ -98,7 +98,7 @@ class RuleMemory:
         return level
 
 
-# How far back over its limit a figure has to be, as a share of the limit, to clear its alarm.
+# Share of its limit by which a figure must be back within it to clear its alarm.
 _MARGIN = 0.2
 
 

@@ -1,4 +1,4 @@
-"""Interface to where alarms go."""
+"""Port for destinations of alarms."""
 
 from typing import Protocol
 
@@ -9,9 +9,9 @@ class AlarmSink(Protocol):
     """Destination of alarms, besides the log."""
 
     def send_alarm(self, alarm: Alarm) -> None:
-        """Pass it on. Called from several threads; never blocks, and never raises."""
+        """Forward an alarm. Called from several threads; never blocks, and never raises."""
         ...
 
     def close(self) -> None:
-        """Wait, a bounded time, until what was sent has gone out."""
+        """Wait, for a bounded time, until the sent alarms are delivered."""
         ...

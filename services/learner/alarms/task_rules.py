@@ -16,7 +16,7 @@ class TaskRules:
     def __init__(self, config: AlarmsConfig, memory: RuleMemory) -> None:
         self._config = config
         self._memory = memory
-        # The newest steps with attempts in an environment, and what the policy did there.
+        # The newest steps with attempts in an environment, and the policy's conduct there.
         self._steps: dict[str, deque[tuple[int, Conduct]]] = {}
 
     def judge_step(self, facts: StepFacts) -> list[AlarmVerdict]:
@@ -64,7 +64,7 @@ class TaskRules:
                 too_high(rate, limit),
                 f"over the last {self._config.window} steps {rate:.0%} of the tool calls there"
                 " ended in an error",
-                "Look at what the tools answer (flotilla show, logs/env_gateway-0.log): the policy"
+                "Look at what the tools return (flotilla show, logs/env_gateway-0.log): the policy"
                 " may call them wrongly, or the environment may be broken",
                 rate,
                 limit,
@@ -80,8 +80,8 @@ class TaskRules:
                 tasks >= limit or (False if tasks == 0 else None),
                 f"{tasks:.0f} of its tasks were given up within {self._config.window} steps: too"
                 " few of their attempts could be graded",
-                "The log names them (a task was given up): mend the tasks or their verifier, or"
-                " take them out of the task file",
+                "The log names them (a task was given up): fix the tasks or their verifier, or"
+                " remove them from the task file",
                 tasks,
                 limit,
             )
@@ -98,8 +98,8 @@ class TaskRules:
                 env,
                 tasks > 0,
                 f"{tasks:.0f} of its tasks cannot be graded within {self._config.window} steps, but"
-                " are not quarantined: as many as learner.sampling.quarantine_share allows are",
-                "It is rather the environment or its verifier that does not work: see"
+                " are not quarantined: learner.sampling.quarantine_share allows no more",
+                "The cause is more likely the environment or its verifier: see"
                 " logs/env_gateway-0.log, and grade one attempt by hand (flotilla env try)",
                 tasks,
                 severity=Severity.ERROR,
@@ -113,9 +113,9 @@ class TaskRules:
                 "refused_tasks",
                 env,
                 tries >= limit or (False if tries == 0 else None),
-                f"the gateway would not open {tries:.0f} tries at its tasks within"
+                f"the gateway refused to open {tries:.0f} tries at its tasks within"
                 f" {self._config.window} steps" + _format_last(facts.refused_words.get(env, "")),
-                "The gateway's answer is in the log, and with each attempt (flotilla show): mend"
+                "The gateway's reply is in the log, and with each attempt (flotilla show): fix"
                 " the task file or the environment's entry in the spec",
                 tries,
                 limit,
@@ -134,7 +134,7 @@ class TaskRules:
                 env,
                 False if not none else True if len(steps) == limit else None,
                 f"in steps {steps[0][0]} to {facts.step} no attempt of {played.attempts} got a"
-                f" reward: the policy {'; it '.join(habit.told for habit in found)}",
+                f" reward: the policy {'; it '.join(habit.phrase for habit in found)}",
                 found[0].fix,
                 float(len(steps)),
                 float(limit),
@@ -142,4 +142,4 @@ class TaskRules:
 
 
 def _format_last(words: str) -> str:
-    return f"; of the last one it was said: {words}" if words else ""
+    return f"; the last one failed with: {words}" if words else ""

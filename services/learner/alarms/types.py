@@ -6,7 +6,7 @@ from enum import StrEnum
 
 from services.learner.alarms.attempt_behavior import Conduct
 
-# The scope of what concerns no environment in particular.
+# Scope of verdicts that concern no environment in particular.
 ALL = "all"
 
 
@@ -27,7 +27,7 @@ class AlarmVerdict:
     rule: str
     scope: str
     bad: bool | None
-    # What is the matter, and what to try, for a person.
+    # The problem and what to try, for a person.
     cause: str = ""
     fix: str = ""
     value: float = 0.0
@@ -41,7 +41,7 @@ class Alarm:
 
     verdict: AlarmVerdict
     raised: bool
-    # Of the run, when that happened; and when it was raised.
+    # Current step when that happened; then the step when it was raised.
     step: int
     since_step: int
 
@@ -60,33 +60,33 @@ class TemplateError:
     """The newest group of an environment that was dropped as TEMPLATE_ERROR: its error text, and
     the number of groups of that environment that have ended since."""
 
-    said: str
+    message: str
     groups_since: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class StepFacts:
-    """Facts about one step that the rules judge. Pairs are (part, whole); the keys are
+    """Facts about one step that the rules judge. Pairs are (part, whole); keys are
     environments."""
 
     step: int
     metrics: Mapping[str, float]
-    # Groups whose attempts differ in reward, of the step's groups.
+    # Groups whose attempts differ in reward, of all groups of the step.
     signal: Mapping[str, tuple[int, int]]
-    # Tries without a known grade, of those that ended since the step before.
+    # Tries without a known grade, of those that ended since the previous step.
     no_grade: Mapping[str, tuple[int, int]]
     # Groups dropped as too old, of those and the step's.
     stale: tuple[int, int]
     # Mean policy tokens of an attempt.
     lengths: Mapping[str, float]
-    # Tasks that were given up since the step before.
+    # Tasks given up since the previous step.
     given_up: Mapping[str, int]
-    # Tries that the env_gateway would not open, since the step before.
+    # Tries that the env_gateway refused to open since the previous step.
     refused: Mapping[str, int]
-    # What was said of the newest of those, and of the newest without a grade.
+    # Message of the newest of those, and of the newest without a grade.
     refused_words: Mapping[str, str] = field(default_factory=dict[str, str])
     no_grade_words: Mapping[str, str] = field(default_factory=dict[str, str])
-    # What the policy did in the attempts of the step's groups.
+    # Conduct of the policy in the attempts of the step's groups.
     conduct: Mapping[str, Conduct] = field(default_factory=dict[str, Conduct])
 
 
@@ -95,6 +95,6 @@ class Streak:
     """The newest tries at one environment, if none of them got a grade."""
 
     tries: int
-    # How often each reason, and what was said of it last.
+    # Count of each reason, and its last message.
     reasons: Mapping[str, int]
     words: Mapping[str, str] = field(default_factory=dict[str, str])

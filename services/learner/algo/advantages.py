@@ -1,9 +1,9 @@
 """Advantage estimators: how much better an attempt, or a token of it, was than expected.
 
 An estimator maps the rewards of a whole step's batch to one float64 per policy token. Rewards
-are of attempts: one of several sequences (after a context compaction) counts once. Groups are
-by id. With a KL penalty in the reward, an attempt's outcome is its reward less the penalties of
-its tokens.
+belong to attempts: one of several sequences (after a context compaction) counts once. Groups are
+identified by id. With a KL penalty in the reward, an attempt's outcome is its reward minus the
+penalties of its tokens.
 
 Estimators within groups (grpo, dr_grpo, rloo, max_rl) compare the graded attempts of one group
 id and nothing else; a group without a signal (one attempt, or all outcomes equal) has advantage
@@ -24,7 +24,7 @@ from services.learner.algo.registry import Registry
 from services.learner.config.algorithm import AlgorithmConfig, CriticConfig
 
 Rewards = NDArray[np.float64]
-# Outcomes of one group's attempts, at least two of them different, to their advantages.
+# Maps the outcomes of one group's attempts, at least two of them different, to their advantages.
 GroupEstimator = Callable[[Rewards], Rewards]
 
 _STD_FLOOR = 1e-6
@@ -34,22 +34,21 @@ _STD_FLOOR = 1e-6
 class BatchRewards:
     """Rewards of a step's batch, sequence by sequence.
 
-    An attempt's sequences stand in the order in which they were sampled and carry the same
-    reward."""
+    An attempt's sequences are in sampling order and carry the same reward."""
 
     group_ids: Sequence[str]
     attempt_indices: Sequence[int]
     rewards: Sequence[float]
-    # [policy tokens] of each sequence: rewards of single tokens, 0 without a KL in the reward.
+    # [policy tokens] per sequence: rewards of single tokens, 0 without a KL in the reward.
     token_rewards: Sequence[TokenValues]
-    # [policy tokens] of each sequence: the critic's, before the step. None without a critic.
+    # [policy tokens] per sequence: the critic's values before the step. None without a critic.
     values: Sequence[TokenValues] | None = None
 
     @property
     def attempts(self) -> dict[tuple[str, int], list[int]]:
         """The sequences of each attempt, by (group id, attempt index).
 
-        Raises ValueError when two sequences of one attempt carry different rewards, or when a
+        Raises ValueError if two sequences of one attempt carry different rewards, or if a
         reward is not finite.
         """
         attempts: dict[tuple[str, int], list[int]] = {}
@@ -63,7 +62,7 @@ class BatchRewards:
         return attempts
 
 
-# One float64 array [policy tokens] per sequence, in the batch's order.
+# Returns one float64 array [policy tokens] per sequence, in batch order.
 Estimator = Callable[[BatchRewards, AlgorithmConfig], list[TokenValues]]
 
 ADVANTAGES: Registry[Estimator] = Registry("advantage")
@@ -72,7 +71,7 @@ ADVANTAGES: Registry[Estimator] = Registry("advantage")
 def within_groups(name: str) -> Callable[[GroupEstimator], GroupEstimator]:
     """Register an estimator of one group's outcomes: all tokens of an attempt get its advantage.
 
-    It is not asked about groups without a signal."""
+    It is never called for groups without a signal."""
 
     def register_estimator(estimator: GroupEstimator) -> GroupEstimator:
         def estimate_batch(batch: BatchRewards, config: AlgorithmConfig) -> list[TokenValues]:
@@ -115,10 +114,10 @@ def rloo(rewards: Rewards) -> Rewards:
 
 @within_groups("max_rl")
 def max_rl(rewards: Rewards) -> Rewards:
-    """(r - mean) / mean: a task weighs by the inverse of its pass rate, as in maximum likelihood.
+    """(r - mean) / mean: weights a task by the inverse of its pass rate, like maximum likelihood.
 
-    MaxRL, arXiv 2602.02710, for rewards that are not negative. Where the mean is not positive
-    there is no success to divide by, and the group has advantage 0.
+    MaxRL, arXiv 2602.02710, for non-negative rewards. If the mean is not positive, there is no
+    success to divide by, and the group has advantage 0.
     """
     mean = rewards.mean()
     return (rewards - mean) / mean if mean > 0 else np.zeros_like(rewards)
@@ -129,8 +128,8 @@ def reinforce_pp(batch: BatchRewards, config: AlgorithmConfig) -> list[TokenValu
     """Returns from each token on, whitened over all policy tokens of the batch.
 
     REINFORCE++, arXiv 2501.03262: A_t = r - coefficient * (sum of the KL estimates from t on),
-    then (A_t - mean) / std. The baseline and the scale are the whole batch's, not a group's:
-    nothing is exactly 0 but a batch whose returns are all equal.
+    then (A_t - mean) / std. Baseline and scale are those of the whole batch, not of a group, so
+    advantages are exactly 0 only if all returns of the batch are equal.
     """
     per_attempt = {
         key: returns_to_go(rewards) for key, rewards in _attempt_token_rewards(batch).items()
@@ -149,7 +148,7 @@ def gae_with_critic(batch: BatchRewards, config: AlgorithmConfig) -> list[TokenV
 
 
 def critic_targets(batch: BatchRewards, config: AlgorithmConfig) -> list[TokenValues]:
-    """The critic's target for each token: advantage (not whitened) plus value."""
+    """Return the critic's target for each token: advantage (not whitened) plus value."""
     estimates = _gae_estimates(batch, config.critic)
     return _split_by_sequence(batch, {key: found.returns for key, found in estimates.items()})
 
@@ -164,7 +163,7 @@ def _check_reward(group: str, attempt: int, first: float, reward: float) -> None
 
 
 def _attempt_outcomes(batch: BatchRewards) -> dict[tuple[str, int], float]:
-    """The outcome of each attempt: its reward and those of all its tokens."""
+    """Return the outcome of each attempt: its reward plus those of all its tokens."""
     by_token = [float(tokens.sum()) for tokens in batch.token_rewards]
     return {
         key: batch.rewards[rows[0]] + sum(by_token[i] for i in rows)
@@ -195,7 +194,7 @@ def _estimate_group(
 
 
 def _attempt_token_rewards(batch: BatchRewards) -> dict[tuple[str, int], TokenValues]:
-    """Rewards [policy tokens] of each attempt's tokens, its own reward with the last."""
+    """Return the rewards [policy tokens] of each attempt, its own added to the last token's."""
     rewards: dict[tuple[str, int], TokenValues] = {}
     for key, rows in batch.attempts.items():
         tokens = np.concatenate([batch.token_rewards[i] for i in rows]).astype(np.float64)
@@ -211,8 +210,8 @@ def _gae_estimates(batch: BatchRewards, config: CriticConfig) -> dict[tuple[str,
     found: dict[tuple[str, int], GaeEstimate] = {}
     rewards = _attempt_token_rewards(batch)
     for key, rows in batch.attempts.items():
-        said = np.concatenate([values[i] for i in rows]).astype(np.float64)
-        found[key] = compute_gae(rewards[key], said, config.discount, config.trace_decay)
+        predicted = np.concatenate([values[i] for i in rows]).astype(np.float64)
+        found[key] = compute_gae(rewards[key], predicted, config.discount, config.trace_decay)
     return found
 
 

@@ -1,10 +1,10 @@
-"""Weights and masks of tokens that the trainer would not have sampled as often as the engine.
+"""Weights and masks of tokens that trainer and engine sample with different probabilities.
 
 Everything here is a function of d = trainer - sampler, the difference of logprobs, without a
-gradient. The trainer's logprobs are those of the parameters as the step begins. A weight
-multiplies the policy loss of a token; a mask takes all its terms away.
+gradient. The trainer's logprobs are those of the parameters at the start of the step. A weight
+multiplies the policy loss of a token; a mask removes all its terms.
 
-A difference that is NaN is never masked: it must show in the loss, which is then refused.
+A NaN difference is never masked: it must show in the loss, which is then refused.
 """
 
 import math
@@ -19,11 +19,11 @@ from services.learner.config.algorithm import CorrectionConfig
 
 @dataclass(frozen=True, slots=True)
 class CorrectionInput:
-    """Policy tokens [n], whole sequences where `needs_sequences` says so."""
+    """Policy tokens [n]; whole sequences if `needs_sequences`."""
 
     trainer: Tensor
     behaviour: Tensor
-    # int64: which of `count` sequences a token belongs to.
+    # int64: index of the token's sequence, below `count`.
     sequence: Tensor
     count: int
     # Versions by which the sequence's policy lagged.
@@ -32,20 +32,20 @@ class CorrectionInput:
 
 @dataclass(frozen=True, slots=True)
 class Correction:
-    """The factor of each token's policy loss [n], and the mask of kept tokens [n] (bool)."""
+    """Factor of each token's policy loss [n], and the mask of kept tokens [n] (bool)."""
 
     weights: Tensor
     kept: Tensor
 
 
 def needs_sequences(config: CorrectionConfig) -> bool:
-    """Return True when a token's weight or mask depends on other tokens of its sequence."""
+    """Return True if a token's weight or mask depends on other tokens of its sequence."""
     chosen = (config.sequence_tis, config.sequence_mask_product, config.sequence_mask_geometric)
     return any(value is not None for value in chosen)
 
 
 def needs_trainer_logprobs(config: CorrectionConfig, ratio_limit: float | None) -> bool:
-    """Return True when anything depends on the trainer's logprobs."""
+    """Return True if any correction depends on the trainer's logprobs."""
     per_token = (config.token_tis, config.token_mask, ratio_limit)
     return needs_sequences(config) or any(value is not None for value in per_token)
 
@@ -54,11 +54,11 @@ def needs_trainer_logprobs(config: CorrectionConfig, ratio_limit: float | None) 
 def compute_correction(
     tokens: CorrectionInput, config: CorrectionConfig, ratio_limit: float | None = None
 ) -> Correction:
-    """Weights and mask of the tokens.
+    """Return weights and mask of the tokens.
 
     Truncated importance sampling (Ionides 2008; IMPALA, arXiv 1802.01561, section 4.1):
     min(exp d, token_tis), or min(exp(sum of d over the sequence), sequence_tis). Double-sided
-    mask of IcePop, arXiv 2510.18855: a token counts where low <= exp d <= high. Sequence masks:
+    mask of IcePop, arXiv 2510.18855: a token counts if low <= exp d <= high. Sequence masks:
     the same for exp(sum of d) and for exp(mean of d). Staleness: times staleness_decay ** lag.
     `ratio_limit` x masks tokens outside [1 / x, x]."""
     difference = tokens.trainer - tokens.behaviour

@@ -24,7 +24,7 @@ class GaeEstimate:
 
 
 def returns_to_go(rewards: TokenValues) -> TokenValues:
-    """The sum of the rewards from each token on, not discounted."""
+    """Return the undiscounted sum of the rewards from each token on."""
     return np.cumsum(rewards[::-1])[::-1]
 
 
@@ -39,7 +39,7 @@ def compute_gae(
     following = np.append(values[1:], 0.0)[: len(values)]
     deltas = rewards + discount * following - values
     advantages = deltas.copy()
-    # Sums of 1, 2, 4, ... terms: as many passes as the length has binary digits.
+    # Sums of 1, 2, 4, ... terms, in as many passes as the length has binary digits.
     terms = 1
     while terms < len(deltas):
         advantages[:-terms] += (discount * decay) ** terms * advantages[terms:]
@@ -48,7 +48,7 @@ def compute_gae(
 
 
 def whiten(values: TokenValues) -> TokenValues:
-    """(x - mean) / sqrt(var + 1e-8) with the unbiased variance; exactly 0 where all are equal.
+    """(x - mean) / sqrt(var + 1e-8) with the unbiased variance; exactly 0 if all are equal.
 
     The global normalisation of REINFORCE++, arXiv 2501.03262, over all tokens of a batch.
     """

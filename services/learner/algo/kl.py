@@ -1,4 +1,4 @@
-"""Estimates of KL(policy || reference) from the tokens that were sampled."""
+"""Estimates of KL(policy || reference) from the sampled tokens."""
 
 import torch
 from torch import Tensor
@@ -8,12 +8,12 @@ from services.learner.config.algorithm import KlConfig
 
 
 def kl_penalty(logprobs: Tensor, reference: Tensor, estimator: str) -> Tensor:
-    """The estimate of each token [n], with its gradient by `logprobs`.
+    """Return the estimate of each token [n], with its gradient with respect to `logprobs`.
 
     With d = logprobs - reference (joschu.net/blog/kl-approx.html):
     k1 = d, unbiased; k2 = d^2 / 2, whose gradient is that of the KL in expectation on policy;
     k3 = exp(-d) - 1 + d, unbiased and never negative, the one of GRPO (arXiv 2402.03300,
-    equation 4), |d| held within 20 for it; abs = |d|.
+    equation 4), with |d| clamped to 20; abs = |d|.
 
     k1 as a term of the loss has a gradient of 0 in expectation: it belongs in the reward.
     """
@@ -32,8 +32,8 @@ def kl_penalty(logprobs: Tensor, reference: Tensor, estimator: str) -> Tensor:
 
 @torch.no_grad()
 def kl_rewards(logprobs: Tensor, reference: Tensor, config: KlConfig) -> Tensor:
-    """The term added to each token's reward [n]: -coefficient * KL estimate.
+    """Return the term added to each token's reward [n]: -coefficient * KL estimate.
 
-    PPO with a KL in the reward, arXiv 2203.02155, equation 2; `logprobs` are the trainer's as the
-    step begins."""
+    PPO with a KL in the reward, arXiv 2203.02155, equation 2; `logprobs` are the trainer's at the
+    start of the step."""
     return -config.coefficient * kl_penalty(logprobs, reference, config.estimator)

@@ -1,10 +1,10 @@
 """The output head fused with the policy loss: the full logits matrix never exists.
 
-The head is applied to policy tokens only, a chunk at a time. Where a token's loss depends on
-nothing but its own logprob, its gradient is known as soon as that logprob is: the gradients of the
-hidden states and of the head are formed in the forward pass and nothing is computed twice (three
-matrix products a chunk, where recomputation needs four). An objective that couples the tokens of
-a sequence needs all logprobs first: one pass for them and the fused one for the gradients (four).
+The head is applied to policy tokens only, a chunk at a time. If a token's loss depends only on its
+own logprob, its gradient is known as soon as that logprob is: the gradients of the hidden states
+and of the head are formed in the forward pass and nothing is computed twice (three matrix products
+a chunk, where recomputation needs four). An objective that couples the tokens of a sequence needs
+all logprobs first: one pass for them and the fused one for the gradients (four).
 """
 
 from collections.abc import Callable
@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# (logprobs of a chunk, the chunk's place among the tokens) to the weighted loss of each token.
-# A token's loss may depend on no logprob but its own, unless the objective is `coupled`: it is
+# Maps (logprobs of a chunk, the chunk's slice of the tokens) to each token's weighted loss.
+# A token's loss may depend only on its own logprob, unless the objective is `coupled`: it is
 # then called once, with all tokens.
 TokenObjective = Callable[[Tensor, slice], Tensor]
-# What a nat of each token's entropy adds to the loss; called after the objective.
+# Change of the loss per nat of each token's entropy; called after the objective.
 EntropyWeights = Callable[[slice], Tensor]
 
 
@@ -35,9 +35,9 @@ def _accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 class _ChunkScores:
-    """Scores of one chunk after the other, in the same two matrices [chunk, vocab], which hold
-    the largest values there are: new ones for each chunk cost more than all that is computed in
-    them. They are at least float32."""
+    """Scores one chunk after another in the same two matrices [chunk, vocab], at least float32.
+
+    They are the largest tensors here: allocating them per chunk costs more than the computation."""
 
     def __init__(self, head: Tensor, rows: int, precise: torch.dtype) -> None:
         self._head = head
@@ -46,16 +46,16 @@ class _ChunkScores:
         )
 
     def score_chunk(self, hidden: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor]:
-        """Return log softmax(hidden @ head.T / temperature) and its exponential, [n, vocab] each,
-        which are the caller's until the next chunk."""
+        """Return log softmax(hidden @ head.T / temperature) and its exponential, [n, vocab] each.
+        They belong to the caller until the next chunk."""
         logits, probs = self._log_probs[: len(hidden)], self._probs[: len(hidden)]
         if logits.dtype == hidden.dtype:
             torch.mm(hidden, self._head.t(), out=logits)
         else:
             logits.copy_(hidden @ self._head.t())
         logits.div_(temperature[:, None])
-        # Not by `softmax`: on a CPU it sums a row in as many float32 numbers as a vector has lanes,
-        # and beside a likely token the unlikely ones of its lane vanish.
+        # Not `softmax`: on a CPU it sums a row in as many float32 numbers as a vector has lanes,
+        # and the unlikely tokens of a likely token's lane vanish.
         logits.sub_(logits.amax(-1, keepdim=True))
         total = torch.exp(logits, out=probs).sum(-1, keepdim=True)
         probs.div_(total)
@@ -70,7 +70,7 @@ def _chunk_spans(count: int, chunk: int) -> list[slice]:
 def token_logprobs(
     hidden: Tensor, weight: Tensor, targets: Tensor, temperature: Tensor, *, chunk: int
 ) -> Tensor:
-    """Logprobs [n] of `targets` [n] given `hidden` [n, width]; float32, no gradient."""
+    """Return logprobs [n] of `targets` [n] given `hidden` [n, width]; float32, no gradient."""
     precise = _accumulation_dtype(hidden.dtype)
     scores = _ChunkScores(weight.to(hidden.dtype), min(chunk, len(targets)), precise)
     logprobs = hidden.new_empty(len(targets), dtype=precise)
@@ -91,10 +91,10 @@ def fused_policy_loss(
     coupled: bool = False,
     entropy_weights: EntropyWeights | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The summed objective, and the logprob and entropy (nats) of each token.
+    """Return the summed objective, and the logprob and entropy (nats) of each token.
 
     hidden [n, width], weight [vocab, width], targets [n] int64, temperature [n]. Only the loss
-    carries a gradient, to `hidden` and, unless it is frozen, `weight`. Logits are taken to float32
+    carries a gradient, to `hidden` and, unless it is frozen, `weight`. Logits are cast to float32
     (float64 for float64 input) before the temperature; the head's gradient is accumulated in that
     type.
     With `entropy_weights` the loss includes their product with the entropies, whose gradient is
@@ -117,7 +117,7 @@ class _FusedPolicyLoss(torch.autograd.Function):
         precise = _accumulation_dtype(hidden.dtype)
         head = weight.to(hidden.dtype)
         grad_hidden = torch.empty_like(hidden)
-        # A frozen head, as under adapters, is spared its gradient: it may be the largest matrix.
+        # A frozen head, as under adapters, gets no gradient, which may be the largest matrix.
         learns = ctx.needs_input_grad[1]
         begin = torch.empty_like if len(targets) else torch.zeros_like
         grad_weight = begin(weight, dtype=precise) if learns else None
@@ -170,7 +170,7 @@ def _make_derivative(
 ) -> Callable[[Tensor, slice], tuple[Tensor, Tensor]]:
     """Return a function that gives each token's loss in a chunk and its derivative.
 
-    The derivative is by the token's logprob."""
+    The derivative is with respect to the token's logprob."""
     if not plan.coupled:
         return lambda logprobs, span: _values_and_slope(plan.objective, logprobs, span)
     logprobs = token_logprobs(hidden, weight, targets, temperature, chunk=plan.chunk)
@@ -189,8 +189,8 @@ def _values_and_slope(
 
 
 def _accumulate_gradient(total: Tensor, grad: Tensor, hidden: Tensor, *, first: bool) -> None:
-    """Add a chunk's gradient to that of the chunks before; what is there before the `first` is
-    not read."""
+    """Add a chunk's gradient to that of the previous chunks; with `first`, prior content is
+    ignored."""
     if total.dtype == hidden.dtype:
         total.addmm_(grad.t(), hidden, beta=0 if first else 1)
     elif first:

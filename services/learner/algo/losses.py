@@ -1,8 +1,8 @@
 """Policy losses per token, as functions of the logprobs under the parameters being trained.
 
-ratio = exp(logprobs - old), `old` being the logprobs of the policy that the ratio is taken
-against: the one that sampled (`proximal = "behaviour"`), so that the clip also bounds what stale
-or mismatched samples can do, or the trainer's as the step began (`proximal = "trainer"`).
+ratio = exp(logprobs - old), where `old` are the logprobs of the reference point of the ratio:
+the sampling policy (`proximal = "behaviour"`), so that the clip also bounds the effect of stale
+or mismatched samples, or the trainer at the start of the step (`proximal = "trainer"`).
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from services.learner.algo.registry import Registry
 from services.learner.algo.sequences import sequence_means
 from services.learner.config.algorithm import AlgorithmConfig
 
-# exp() of a larger log-ratio says nothing but "far off" and overflows in what follows.
+# exp() of a larger log-ratio carries no information but "far off" and overflows later.
 _MAX_LOG_RATIO = 20.0
 
 
@@ -26,7 +26,7 @@ class LossInput:
     logprobs: Tensor
     old: Tensor
     advantages: Tensor
-    # int64: which of `count` sequences a token belongs to.
+    # int64: index of the token's sequence, below `count`.
     sequence: Tensor
     count: int
 
@@ -53,13 +53,13 @@ class LossRegistry(Registry[PolicyLoss]):
     def register(self, name: str, *, coupled: bool = False) -> Callable[[PolicyLoss], PolicyLoss]:
         """Register a loss.
 
-        `coupled`: a token's loss depends on other logprobs of its sequence than its own."""
+        `coupled`: a token's loss depends on logprobs of its sequence other than its own."""
         if coupled:
             self._coupled.add(name)
         return super().register(name)
 
     def is_coupled(self, name: str) -> bool:
-        """Return True when the loss must see whole sequences."""
+        """Return True if the loss must see whole sequences."""
         return name in self._coupled
 
 
@@ -67,7 +67,7 @@ LOSSES = LossRegistry()
 
 
 def log_ratio(logprobs: Tensor, behaviour: Tensor) -> Tensor:
-    """log(pi / behaviour) of each token, held within +-20."""
+    """log(pi / behaviour) of each token, clamped to +-20."""
     return (logprobs - behaviour).clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO)
 
 
@@ -85,8 +85,8 @@ def ppo_clip(tokens: LossInput, config: AlgorithmConfig) -> TokenLoss:
 def dual_clip(tokens: LossInput, config: AlgorithmConfig) -> TokenLoss:
     """ppo_clip, and at A < 0 never more than -dual_clip * A.
 
-    Dual-clip PPO, arXiv 1912.09729: a token that became far more likely although
-    it was bad would else have an unbounded loss.
+    Dual-clip PPO, arXiv 1912.09729: otherwise a bad token that became far more likely would
+    have an unbounded loss.
     """
     inner = ppo_clip(tokens, config)
     most = -config.dual_clip * tokens.advantages
@@ -99,10 +99,10 @@ def gspo(tokens: LossInput, config: AlgorithmConfig) -> TokenLoss:
     """ppo_clip with the ratio of the sequence, s = exp(mean over its tokens of log ratio).
 
     GSPO, arXiv 2507.18071, equations 5 and 7, in its token form GSPO-token, equations 13 and 14:
-    sg[s] * pi / sg[pi], whose value is s and whose gradient by a token's logprob is s times that
-    of the token. Where a sequence's tokens share advantage and weight, loss and gradient are
-    GSPO's own. A token that a correction masks counts in s and gets no gradient, which in GSPO's
-    own form it would.
+    sg[s] * pi / sg[pi], whose value is s and whose gradient by a token's logprob is s times
+    that of the token. If a sequence's tokens share advantage and weight, loss and gradient are
+    GSPO's own. A token that a correction masks counts in s and gets no gradient, unlike in GSPO's
+    own form.
     """
     means = sequence_means((tokens.logprobs - tokens.old).detach(), tokens.sequence, tokens.count)
     shared = means.clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO)[tokens.sequence]
@@ -141,8 +141,8 @@ def dppo(tokens: LossInput, config: AlgorithmConfig) -> TokenLoss:
     """-ratio * A, and 0 for a token whose probability has moved too far in A's direction: up by
     more than clip_high at A > 0, down by more than clip_low at A < 0.
 
-    DPPO with the binary total variation, arXiv 2602.04879: a bound of ratios holds rare tokens
-    too tightly, and likely ones hardly at all."""
+    DPPO with the binary total variation, arXiv 2602.04879: a bound on ratios constrains rare
+    tokens too tightly, and likely ones hardly at all."""
     ratio = log_ratio(tokens.logprobs, tokens.old).exp()
     moved = (tokens.logprobs.exp() - tokens.old.exp()).detach()
     up, down = moved > config.clip_high, moved < -config.clip_low
@@ -152,7 +152,7 @@ def dppo(tokens: LossInput, config: AlgorithmConfig) -> TokenLoss:
 
 @LOSSES.register("importance_sampling")
 def importance_sampling(tokens: LossInput, config: AlgorithmConfig) -> TokenLoss:
-    """-ratio * A, the surrogate of arXiv 1707.06347, equation 6. Nothing bounds it."""
+    """-ratio * A, the surrogate of arXiv 1707.06347, equation 6. Unbounded."""
     ratio = log_ratio(tokens.logprobs, tokens.old).exp()
     return TokenLoss(-ratio * tokens.advantages, torch.zeros_like(ratio, dtype=torch.bool))
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from services.learner.types import VersionMismatch
 
-# exp() of a larger log-ratio says nothing but "far off" and overflows in sums.
+# exp() of a larger log-ratio carries no information but "far off" and overflows in sums.
 _MAX_LOG_RATIO = 20.0
 _TAIL = 0.999
 
@@ -33,7 +33,7 @@ class Mismatch:
         )
 
     def to_metrics(self) -> dict[str, float]:
-        """The `mismatch/*` metrics; empty when no token was seen."""
+        """The `mismatch/*` metrics; empty without tokens."""
         if self.tokens == 0:
             return {}
         return {
@@ -64,10 +64,10 @@ def measure_mismatch(logprobs: Tensor, behaviour: Tensor, kept: Tensor) -> Misma
 
 
 def measure_version_mismatch(logprobs: Tensor, behaviour: Tensor) -> VersionMismatch:
-    """Measure the mismatch of all tokens of one version, with how the differences are spread.
+    """Measure the mismatch of all tokens of one version, with the spread of the differences.
 
-    Both [n], n at least 1. A logprob that is not finite on either side makes every figure
-    infinite: it agrees with nothing."""
+    Both [n], n at least 1. A non-finite logprob on either side makes every figure infinite: it
+    agrees with nothing."""
     difference = logprobs.double() - behaviour.double()
     if not bool(torch.isfinite(difference).all()):
         worst = float("inf")
@@ -89,7 +89,7 @@ def _log_ratio(logprobs: Tensor, behaviour: Tensor) -> Tensor:
 
 
 def _exact_quantile(values: Tensor, q: float) -> float:
-    """The smallest value that a share `q` of all values does not exceed.
+    """Return the smallest value that a share `q` of all values does not exceed.
 
     torch.quantile refuses more than 16 million values.
     """

@@ -1,12 +1,11 @@
 """The whole objective of a policy update: loss, corrections, masks, KL penalty, entropy bonus.
 
-Of a token: w * (c * loss(ratio, A) + coefficient * KL - entropy_coefficient * H), with w from
-`reductions` and c from `corrections`; all of it 0 where a correction masks the token. With
+The term of a token is w * (c * loss(ratio, A) + coefficient * KL - entropy_coefficient * H), with
+w from `reductions` and c from `corrections`; it is 0 where a correction masks the token. With
 `proximal = "trainer"` and c = min(proximal / behaviour, cap) this is decoupled PPO,
 -c * min(u A, clip(u) A) with u = policy / proximal (arXiv 2110.00641; for asynchronous training
 AReaL, arXiv 2505.24298).
-
-A step's `Objective` says what it needs to know beforehand; `make_pack_loss` makes it the weighted
+A step's `Objective` lists the inputs it needs beforehand; its `make_pack_loss` returns the weighted
 loss of one pack's tokens, in the form that the fused head takes."""
 
 from collections.abc import Sequence
@@ -30,21 +29,21 @@ from services.learner.types import StepSettings
 
 @dataclass(frozen=True, slots=True)
 class PackTokens:
-    """The policy tokens of a pack, whole sequences; every tensor is [n]."""
+    """Policy tokens of a pack, in whole sequences; every tensor is [n]."""
 
     # Logprobs of the policy that sampled.
     behaviour: Tensor
     advantages: Tensor
-    # Of each token in the loss, from `reductions`.
+    # Weight of each token in the loss, from `reductions`.
     weights: Tensor
-    # int64: which of the pack's `count` sequences a token belongs to.
+    # int64: index of the token's sequence, below the pack's `count`.
     sequence: Tensor
     count: int
     # Versions by which the sequence's policy lagged.
     staleness: Tensor
-    # Logprobs of the trainer as the step begins. None: the parameters have not moved since.
+    # Logprobs of the trainer at the start of the step. None: the parameters have not moved since.
     proximal: Tensor | None = None
-    # Logprobs of the reference policy, where `needs_reference`.
+    # Logprobs of the reference policy, if `needs_reference_logprobs`.
     reference: Tensor | None = None
 
 
@@ -53,19 +52,19 @@ class ObjectiveSums:
     """Sums over tokens, so that packs and ranks add up exactly."""
 
     tokens: int = 0
-    # Where the loss's clip took effect.
+    # Tokens where the loss's clip took effect.
     clipped: int = 0
-    # Tokens, and sequences of which no token is left, that a correction masked.
+    # Tokens that a correction masked, and sequences that it masked entirely.
     masked: int = 0
     masked_sequences: int = 0
     sequences: int = 0
-    # Of the corrections' weights, and of the estimates of KL(policy || reference).
+    # Sum of the corrections' weights, and of the estimates of KL(policy || reference).
     weight: float = 0.0
     kl: float = 0.0
 
     @staticmethod
     def from_figures(figures: Sequence[float]) -> "ObjectiveSums":
-        """Return the sums whose fields are these, in order."""
+        """Return the sums with these field values, in order."""
         tokens, clipped, masked, masked_sequences, sequences = (int(count) for count in figures[:5])
         return ObjectiveSums(tokens, clipped, masked, masked_sequences, sequences, *figures[5:])
 
@@ -84,7 +83,7 @@ class ObjectiveSums:
 class Objective:
     """The objective that one step's updates minimise.
 
-    Raises ValueError for a loss that nobody registered."""
+    Raises ValueError for an unregistered loss."""
 
     def __init__(self, config: AlgorithmConfig, settings: StepSettings | None = None) -> None:
         self._config = config
@@ -93,14 +92,14 @@ class Objective:
 
     @property
     def needs_reference_logprobs(self) -> bool:
-        """True when the reference policy's logprobs are needed."""
+        """True if the reference policy's logprobs are needed."""
         return self._config.kl.coefficient > 0
 
     @property
     def needs_proximal_logprobs(self) -> bool:
-        """True when the trainer's logprobs must be computed before the first update.
+        """True if the trainer's logprobs must be computed before the first update.
 
-        Not for a single update: until it is made they are the ones that it computes anyway."""
+        Not for a single update, which computes the same values itself."""
         config = self._config
         in_reward = self.needs_reference_logprobs and config.kl.place == "reward"
         wanted = config.proximal == "trainer" or needs_trainer_logprobs(
@@ -110,7 +109,7 @@ class Objective:
 
     @property
     def coupled(self) -> bool:
-        """True when a token's loss depends on other logprobs of its sequence than its own."""
+        """True if a token's loss depends on logprobs of its sequence other than its own."""
         by_correction = (
             needs_sequences(self._config.correction) and not self.needs_proximal_logprobs
         )
@@ -118,19 +117,19 @@ class Objective:
 
     @property
     def moves_without_advantage(self) -> bool:
-        """True when tokens with advantage 0 have a gradient too."""
+        """True if tokens with advantage 0 have a gradient too."""
         in_loss = self.needs_reference_logprobs and self._config.kl.place == "loss"
         return in_loss or self._config.entropy_coefficient != 0
 
     def make_pack_loss(self, tokens: PackTokens) -> "PackLoss":
-        """Return the loss of one pack. Raises ValueError when reference logprobs are missing."""
+        """Return the loss of one pack. Raises ValueError if reference logprobs are missing."""
         if self.needs_reference_logprobs and tokens.reference is None:
             raise ValueError("a KL penalty needs the reference policy's logprobs")
         return PackLoss(self._loss, self._config, self._ratio_limit, tokens)
 
 
 class PackLoss:
-    """The weighted loss of a pack's tokens, as the fused head asks for it, and what it saw.
+    """Weighted loss of a pack's tokens, called by the fused head, and statistics of them.
 
     `clipped`, `kept` (bool), `correction` and `kl` are [n], filled as the chunks are computed.
     """
@@ -157,10 +156,10 @@ class PackLoss:
         )
 
     def __call__(self, logprobs: Tensor, span: slice) -> Tensor:
-        """Weighted loss of the tokens in `span`, with its gradient by `logprobs`.
+        """Return the weighted loss of the tokens in `span`, differentiable by `logprobs`.
 
-        A masked token has loss and gradient exactly 0, whatever its logprob. A logprob that is
-        NaN is never masked: the loss is then NaN, and the update must be refused.
+        A masked token has loss and gradient exactly 0, whatever its logprob. A NaN logprob is
+        never masked: the loss is then NaN, and the update must be refused.
         """
         now = logprobs.detach()
         correction = self._chunk_correction(now, span)
@@ -185,7 +184,7 @@ class PackLoss:
         return self._loss(given, self._config)
 
     def _kl_loss_term(self, moving: Tensor, span: slice) -> Tensor | float:
-        """The KL penalty's part of the loss; measured also where it is part of the reward."""
+        """Return the KL penalty's part of the loss; also measured if it is part of the reward."""
         reference, kl = self._tokens.reference, self._config.kl
         if reference is None:
             return 0.0
@@ -194,7 +193,7 @@ class PackLoss:
         return kl.coefficient * penalty if kl.place == "loss" else 0.0
 
     def entropy_weights(self, span: slice) -> Tensor:
-        """The loss of a nat of each token's entropy; call it after the loss of the same span.
+        """Change of the loss per nat of each token's entropy; call it after the loss of the span.
 
         The bonus of PPO, arXiv 1707.06347, equation 9."""
         weights = self._tokens.weights[span]
@@ -203,7 +202,7 @@ class PackLoss:
     def measure(self) -> Tensor:
         """Return what the tokens add to the metrics, for `ObjectiveSums.from_figures`.
 
-        The figures stay on the tokens' device: to read them is to wait for it."""
+        The figures stay on the tokens' device, because reading them would block on it."""
         tokens = self._tokens
         left = torch.zeros(tokens.count, dtype=torch.int64, device=self.kept.device)
         left.index_add_(0, tokens.sequence, self.kept.long())

@@ -1,4 +1,4 @@
-"""Attempts that did not end by themselves: masked, or penalised by length."""
+"""Attempts that were cut off: masked, or penalised by length."""
 
 from collections.abc import Sequence
 
@@ -12,11 +12,11 @@ from services.learner.config.algorithm import OverlongConfig
 def not_overlong_mask(
     stop_reasons: Sequence[StopReason], lengths: Sequence[int], config: OverlongConfig
 ) -> NDArray[np.bool_]:
-    """The mask of sequences that are trained on: overlong filtering of DAPO, arXiv 2503.14476,
-    section 3.4.
+    """Return the mask of sequences that are trained on: overlong filtering of DAPO, arXiv
+    2503.14476, section 3.4.
 
-    `lengths` are all tokens of each sequence, prompt and tools' included. What is masked leaves
-    the loss and its normalisation; its reward still counts in its group."""
+    `lengths` count all tokens of each sequence, including prompt and tool results. A masked
+    sequence leaves the loss and its normalisation; its reward still counts in its group."""
     limit = config.mask_above_tokens
     return np.array(
         [
@@ -33,7 +33,7 @@ def soft_penalties(
     policy_tokens: Sequence[int],
     config: OverlongConfig,
 ) -> NDArray[np.float64]:
-    """The term added to the reward of each sequence's attempt; the same for all its sequences.
+    """Return the term added to the reward of each sequence's attempt, equal for its sequences.
 
     soft_weight times DAPO, arXiv 2503.14476, equation 13, with n the policy tokens of the whole
     attempt: 0 up to soft_limit - soft_buffer, then (soft_limit - soft_buffer - n) / soft_buffer

@@ -1,7 +1,7 @@
-"""Packs: several segments laid end to end in one row, none seeing another but for a shared prompt.
+"""Packs: several segments laid end to end in one row, isolated except for a shared prompt.
 
-Attention is causal within a segment and position ids start again at 0 in each, so a pack computes
-exactly what its sequences would alone, without a padded token. A segment may continue another, its
+Attention is causal within a segment and position ids restart at 0 in each, so a pack computes
+exactly what its sequences would alone, without padding. A segment may continue another, its
 parent: it sees all of it, and its positions follow the parent's.
 """
 
@@ -15,14 +15,14 @@ from services.common.domain.trajectory import Experts
 
 
 def first_fit_decreasing(lengths: Sequence[int], budget: int) -> tuple[tuple[int, ...], ...]:
-    """Indices of the sequences in each pack of at most `budget` tokens.
+    """Return the indices of the sequences in each pack of at most `budget` tokens.
 
     A pure function of its arguments, so every rank plans the same packs. A sequence longer than
     the budget gets a pack of its own. First-fit decreasing needs at most 11/9 of the smallest
     possible number of packs, plus one (Johnson 1973).
     """
     packs: list[list[int]] = []
-    # As if all the packs were there that there can be: one for each sequence.
+    # Start with as many packs as there can be: one for each sequence.
     room = np.full(len(lengths), budget, np.int64)
     for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
         fits = room[: len(packs)] >= lengths[index]
@@ -55,24 +55,24 @@ class Segments:
     token_ids: Sequence[NDArray[np.int32]]
     # See `PackLayout`; None: no segment continues another.
     parents: Sequence[int | None] | None = None
-    # Of the engine, for the first so many tokens of each; None where it has named none of any.
+    # Chosen by the engine, for the first tokens of each; None if it reported none at all.
     experts: Sequence[Experts | None] | None = None
 
     @property
     def lengths(self) -> list[int]:
-        """How many tokens each has."""
+        """Number of tokens of each segment."""
         return [len(ids) for ids in self.token_ids]
 
 
 @dataclass(frozen=True, slots=True)
 class PackLayout:
-    """The places of the segments in a pack."""
+    """Places of the segments in a pack."""
 
     # Start of each segment and, last, the end of the pack: one longer than the segments.
     offsets: tuple[int, ...]
-    # Of each segment the one that it continues, which lies before it; None of those that begin.
+    # The earlier segment that each one continues; None for those that start afresh.
     parents: tuple[int | None, ...]
-    # [tokens] int64, from 0 in every segment that has no parent.
+    # [tokens] int64, from 0 in every segment without a parent.
     position_ids: NDArray[np.int64]
 
 

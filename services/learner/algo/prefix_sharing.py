@@ -1,6 +1,6 @@
-"""Prefix sharing: sequences that begin with the same prompt compute it once per pack.
+"""Prefix sharing: sequences that start with the same prompt compute it once per pack.
 
-Sequences are put into clusters by their tokens alone, so that every rank plans the same."""
+Clusters depend only on the sequences' tokens, so that every rank plans the same."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,41 +13,41 @@ from numpy.typing import NDArray
 
 from services.learner.algo.packing import first_fit_decreasing, spread_evenly
 
-# A shorter prompt saves less than the further calls of attention cost.
+# A shorter prompt saves less than the extra attention calls cost.
 LEAST_PREFIX = 8
-# A longer prompt of as many sequences is all but free; the search for clusters is bounded by it.
+# Sharing a prompt among more sequences saves almost nothing; this bounds the search for clusters.
 _MOST_MEMBERS = 256
-# Largest clusters that are tried, as shares of a rank's fair load.
+# Largest cluster sizes to try, as shares of a rank's fair load.
 _SHARES = (1.0, 0.5, 0.25)
 
 
 @dataclass(frozen=True, slots=True)
 class Prompted:
-    """A sequence and how many of its first tokens are its prompt: those before the policy's."""
+    """A sequence and the length of its prompt: the tokens before the policy's first."""
 
-    # Or whatever else is equal where tokens are computed to the same.
+    # Or any other values that are equal exactly where the computation is.
     token_ids: NDArray[np.integer[Any]]
     prompt: int
 
 
 @dataclass(frozen=True, slots=True)
 class PrefixCluster:
-    """Sequences whose first `prefix` tokens are computed once; 0 of one that is alone."""
+    """Sequences whose first `prefix` tokens are computed once; 0 for a single sequence."""
 
-    # Their indices, ascending.
+    # Indices of the sequences, ascending.
     members: tuple[int, ...]
     prefix: int
-    # What is computed: the prefix, and what each member has after it.
+    # Tokens to compute: the prefix, and the rest of each member.
     tokens: int
 
 
 def cluster_by_prefix(sequences: Sequence[Prompted], budget: int) -> list[PrefixCluster]:
-    """Cluster sequences so that packs of at most `budget` tokens compute as few as they can.
+    """Cluster sequences so that packs of at most `budget` tokens compute as few as possible.
 
-    A cluster is over the budget only if it is one sequence that is. A pure function."""
+    A cluster exceeds the budget only if it is a single sequence that does. A pure function."""
     prompts = [sequence.token_ids[: sequence.prompt] for sequence in sequences]
     order = sorted(range(len(prompts)), key=lambda i: (prompts[i].tobytes(), i))
-    # Of sequences in this order, what the first and the last share all between them share.
+    # In this order, the overlap of a run's first and last sequence is shared by all of it.
     overlaps = [_overlap(prompts[a], prompts[b]) for a, b in pairwise(order)]
     lengths = [len(sequence.token_ids) for sequence in sequences]
     if max(overlaps, default=0) < LEAST_PREFIX:
@@ -62,9 +62,9 @@ def cluster_by_prefix(sequences: Sequence[Prompted], budget: int) -> list[Prefix
 def split_for_ranks(
     clusters: Sequence[PrefixCluster], lengths: Sequence[int], ranks: int
 ) -> list[PrefixCluster]:
-    """Split clusters where the rank with the most tokens gets fewer by it.
+    """Split clusters where that gives the rank with the most tokens fewer of them.
 
-    `lengths` are all sequences'. A split computes a prefix once more."""
+    `lengths` covers all sequences. A split computes a prefix once more."""
     best = list(clusters)
     if ranks == 1 or all(len(cluster.members) == 1 for cluster in clusters):
         return best
@@ -89,18 +89,18 @@ def _overlap(one: NDArray[np.integer[Any]], other: NDArray[np.integer[Any]]) -> 
 def _partition(
     lengths: Sequence[int], overlaps: Sequence[int], budget: int
 ) -> Iterator[tuple[int, int]]:
-    """Yield runs [start, end) of neighbours, which together compute the fewest tokens."""
+    """Yield runs [start, end) of neighbours that together compute the fewest tokens."""
     ends = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
     fewest = np.zeros(len(lengths) + 1)
     starts = np.zeros(len(lengths) + 1, np.int64)
-    # Of runs that begin at each place, what their members share so far.
+    # For runs starting at each place, the prefix that their members share so far.
     shared = np.full(len(lengths), np.iinfo(np.int64).max)
     for end in range(1, len(lengths) + 1):
         first = max(0, end - _MOST_MEMBERS)
         if end > 1:
             np.minimum(shared[: end - 1], overlaps[end - 2], out=shared[: end - 1])
         totals = fewest[first:end] + _run_tokens(ends, shared, first, end, budget)
-        # Of equals the shortest run.
+        # Among equals, the shortest run.
         starts[end] = end - 1 - int(totals[::-1].argmin())
         fewest[end] = totals[starts[end] - first]
     found: list[tuple[int, int]] = []
@@ -114,7 +114,7 @@ def _partition(
 def _run_tokens(
     ends: NDArray[np.int64], shared: NDArray[np.int64], first: int, end: int, budget: int
 ) -> NDArray[np.float64]:
-    """Return what runs [start, end) compute, for every start from `first` on."""
+    """Return the tokens that runs [start, end) compute, for every start from `first` on."""
     own = (ends[end] - ends[first:end]).astype(np.float64)
     members = end - np.arange(first, end)
     useful = (shared[first:end] >= LEAST_PREFIX) & (shared[first:end] < budget) & (members > 1)

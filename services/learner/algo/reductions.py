@@ -1,25 +1,25 @@
-"""Reductions of token losses to one loss, by weights that are fixed before the batch is cut up.
+"""Reductions of token losses to one loss, by weights fixed before the batch is split.
 
 A token's weight depends on the whole update's batch and never on the micro-batch, pack or rank
 that it happens to be in; the loss is the weighted sum. So the loss and its gradient do not depend
 on how many sequences fit into memory at once.
 
-What counts: the policy tokens of every sequence of the update, groups without a signal included,
-except those of sequences that overlong filtering masks (their count is 0). Tokens that a
-correction masks do count: which they are is known only after the forward pass, and leaving them
-in makes a step smaller, not noisier, the more of them there are."""
+The count covers the policy tokens of every sequence of the update, groups without a signal
+included, except sequences that overlong filtering masks (their count is 0). Tokens that a
+correction masks do count: they are known only after the forward pass, and counting them makes a
+step smaller, not noisier, the more of them there are."""
 
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-# (policy tokens of each sequence, norm_tokens) to the weight of each of that sequence's tokens.
+# Maps (policy tokens of each sequence, norm_tokens) to the weight of each sequence's tokens.
 Reduction = Callable[[Sequence[int], int], NDArray[np.float64]]
 
 
 def token_mean(policy_tokens: Sequence[int], norm_tokens: int) -> NDArray[np.float64]:
-    """Every policy token of the batch weighs the same: 1 / (their number in the whole batch).
+    """Weight every policy token of the batch equally: 1 / (their number in the whole batch).
 
     DAPO, arXiv 2503.14476, equation 12.
     """
@@ -27,9 +27,9 @@ def token_mean(policy_tokens: Sequence[int], norm_tokens: int) -> NDArray[np.flo
 
 
 def sequence_mean(policy_tokens: Sequence[int], norm_tokens: int) -> NDArray[np.float64]:
-    """Every sequence weighs the same, however long: 1 / (sequences * its policy tokens).
+    """Weight every sequence equally, whatever its length: 1 / (sequences * its policy tokens).
 
-    GRPO, arXiv 2402.03300, equation 3. A sequence without policy tokens is none.
+    GRPO, arXiv 2402.03300, equation 3. A sequence without policy tokens does not count.
     """
     lengths = np.maximum(np.array(policy_tokens, np.float64), 1.0)
     return 1.0 / (_count_sequences(policy_tokens) * lengths)
@@ -38,7 +38,7 @@ def sequence_mean(policy_tokens: Sequence[int], norm_tokens: int) -> NDArray[np.
 def sequence_mean_token_sum_norm(
     policy_tokens: Sequence[int], norm_tokens: int
 ) -> NDArray[np.float64]:
-    """Every token weighs 1 / (sequences * norm_tokens): long sequences are not made light.
+    """Weight every token by 1 / (sequences * norm_tokens): long sequences keep their weight.
 
     Dr. GRPO, arXiv 2503.20783, section 3.2 and its appendix's masked_mean by a constant.
     """

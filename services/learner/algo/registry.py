@@ -1,4 +1,4 @@
-"""Named estimators and losses, which a user's own module may add to.
+"""Named estimators and losses, which a user's own module can extend.
 
 A module named in `algorithm.plugins` is imported by every rank before a name is looked up::
 
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class Registry(Generic[T]):
-    """The entries that go by a name in `[learner.algorithm]`."""
+    """Entries that `[learner.algorithm]` refers to by name."""
 
     def __init__(self, kind: str) -> None:
         self._kind = kind
@@ -31,12 +31,12 @@ class Registry(Generic[T]):
         return tuple(sorted(self._entries))
 
     def register(self, name: str) -> Callable[[T], T]:
-        """A decorator that adds what it decorates. Raises ValueError when the name is taken."""
+        """Return a decorator that adds an entry. Raises ValueError if the name is taken."""
 
         def add_entry(entry: T) -> T:
             if name in self._entries:
                 raise ValueError(
-                    f"{self._kind} {name!r} is registered already: choose another name"
+                    f"{self._kind} {name!r} is already registered: choose another name"
                 )
             self._entries[name] = entry
             return entry
@@ -50,16 +50,16 @@ class Registry(Generic[T]):
             hint = f"did you mean {close[0]!r}? " if close else ""
             raise ValueError(
                 f"unknown {self._kind} {name!r}: {hint}known are {', '.join(self.names)}; "
-                "one of your own is registered by a module that algorithm.plugins names"
+                "a custom one is registered by a module that algorithm.plugins names"
             )
         return self._entries[name]
 
 
 def load_plugins(modules: Iterable[str]) -> None:
-    """Import the modules, which register what they bring; twice is once.
+    """Import the modules, which register their entries; importing twice has no further effect.
 
-    They may lie in the working directory, which comes last: what else is there hides nothing.
-    Raises ValueError that names the module which cannot be imported."""
+    They may be in the working directory, which is last on the path so that it hides nothing.
+    Raises ValueError that names a module that cannot be imported."""
     if (here := os.getcwd()) not in sys.path:
         sys.path.append(here)
     for module in modules:
@@ -68,5 +68,5 @@ def load_plugins(modules: Iterable[str]) -> None:
         except ImportError as error:
             raise ValueError(
                 f"algorithm.plugins: {module!r} cannot be imported: {error}; "
-                "it must lie in the learner's working directory, or on its PYTHONPATH"
+                "it must be in the learner's working directory, or on its PYTHONPATH"
             ) from error

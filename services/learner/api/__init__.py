@@ -1,1 +1,1 @@
-"""gRPC services of the learner, and protobuf to and from its own types."""
+"""gRPC services of the learner, and conversion between protobuf and its own types."""

@@ -1,4 +1,4 @@
-"""Assembly of submitted trajectories. Everything is checked on the way."""
+"""Assembly of submitted trajectories, with every check on the way."""
 
 from collections.abc import Mapping
 from itertools import chain
@@ -20,16 +20,16 @@ from services.wire.trajectory import decode_key, decode_trajectory
 
 _MAX_SEQUENCES = 256
 _MAX_TURNS = 4096
-# Of all sequences together; a turn has a few.
+# For all sequences together; a turn has a few.
 _MAX_SPANS = 4 * _MAX_TURNS
 _MAX_DETAIL = 2000
-# Of the keys of one map of counts, and of each.
+# Most keys in one map of counts, and most characters of a key.
 _MAX_NAMED, _MAX_NAME = 8, 200
 MAX_REWARD = 1e6
 
 
 class TrajectoryAssembler:
-    """Assembler of the parts of one submission. Raises MalformedRequestError."""
+    """Assembles the parts of one submission. Raises MalformedRequestError."""
 
     def __init__(self, limits: TokenLimits) -> None:
         self._limits = limits
@@ -50,17 +50,17 @@ class TrajectoryAssembler:
 
     @property
     def claim(self) -> tuple[str, str, AttemptKey]:
-        """Lease, worker and attempt under which the submission comes."""
+        """Lease, worker and attempt of the submission."""
         header = self._known_header()
         return header.lease_id, header.worker_id, decode_key(header.key)
 
     @property
     def announced_bytes(self) -> int:
-        """Upper bound of the bytes that follow."""
+        """Upper bound on the bytes that follow."""
         return self._expected
 
     def build_trajectory(self) -> Trajectory:
-        """Build the whole trajectory, once the stream has ended."""
+        """Build the whole trajectory once the stream has ended."""
         header = self._known_header()
         digested = ((each.ids, each.scores, each.experts) for each in self._arrays)
         if digest_arrays(chain.from_iterable(digested)) != header.content_digest:
@@ -95,7 +95,7 @@ class TrajectoryAssembler:
         self._arrays = [SequenceArrays() for _ in sequences]
 
     def _announced_bytes(self, sequence: trajectory_pb2.SequenceHeader, where: str) -> int:
-        """Return how many bytes of arrays follow of a sequence."""
+        """Return how many bytes of a sequence's arrays follow."""
         tokens = sequence.token_count
         if not 0 < tokens <= self._limits.max_tokens:
             raise MalformedRequestError(
@@ -110,11 +110,11 @@ class TrajectoryAssembler:
             raise MalformedRequestError(
                 f"chunk of sequence {chunk.sequence_index}, which has no header"
             )
-        # Each look at a field copies it.
+        # Each access to a field copies it.
         ids, scores, media, experts = chunk.token_ids, chunk.logprobs, chunk.media, chunk.experts
         size = len(ids) + len(scores) + len(media) + len(experts)
         if not size:
-            # A stream of these would never come to its end.
+            # A stream of empty chunks would never end.
             raise MalformedRequestError("a chunk is empty")
         self._received += size
         if self._received > self._expected:
@@ -127,7 +127,7 @@ class TrajectoryAssembler:
 
 
 def _extend(known: bytes | bytearray, piece: bytes) -> bytes | bytearray:
-    """Return both as one; a first piece, which is most often the only one, is not copied."""
+    """Return both as one; the first piece, usually the only one, is not copied."""
     if not known:
         return piece
     whole = known if isinstance(known, bytearray) else bytearray(known)
@@ -155,7 +155,7 @@ def _check_trajectory(trajectory: Trajectory) -> None:
 
 
 def _check_reward(name: str, value: float) -> None:
-    # NaN is within no bounds.
+    # NaN is outside any bounds.
     if not -MAX_REWARD <= value <= MAX_REWARD:
         raise MalformedRequestError(f"{name} {value} is not from {-MAX_REWARD:g} to {MAX_REWARD:g}")
 
@@ -165,14 +165,14 @@ def _check_graded(trajectory: Trajectory) -> None:
         raise MalformedRequestError(
             "a graded attempt needs a stop reason and at least one sequence"
         )
-    # Only where the prompt alone was too long had the policy nothing to say.
+    # A graded attempt without policy tokens is valid only if the prompt itself was too long.
     prompt_alone = trajectory.stop_reason is StopReason.CONTEXT_OVERFLOW
     if not prompt_alone and not trajectory.policy_tokens:
         raise MalformedRequestError("a graded attempt has no token of the policy")
 
 
 def _check_named_counts(counts: Mapping[str, int], where: str) -> None:
-    """Refuse more counts by what a policy wrote than are kept."""
+    """Refuse more policy-chosen keys of counts than are kept."""
     if len(counts) > _MAX_NAMED or any(len(name) > _MAX_NAME for name in counts):
         raise MalformedRequestError(
             f"counts.{where}: {len(counts)} keys; at most {_MAX_NAMED}, of {_MAX_NAME} characters"

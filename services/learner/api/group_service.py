@@ -38,12 +38,12 @@ from services.learner.journal.connection import JournalError
 from services.learner.run.status import LearnerStatus
 from services.wire.policy import decode_policy, encode_policy
 
-# How much more memory a header takes than bytes on the wire, at most or nearly.
+# Memory of a header relative to its bytes on the wire, at most or nearly.
 _PARSED_SIZE_FACTOR = 8
 
 
 class GroupService(group_service_pb2_grpc.GroupServiceServicer):
-    """Translation between the contract and the dispatcher."""
+    """Adapter between the contract and the dispatcher."""
 
     def __init__(
         self,
@@ -135,8 +135,8 @@ class GroupService(group_service_pb2_grpc.GroupServiceServicer):
     async def _receive_trajectory(
         self, parts: AsyncIterator[pb.SubmitTrajectoryRequest], assembly: decode.TrajectoryAssembler
     ) -> Receipt:
-        """Receive a trajectory. Nothing is read of one without a lease, nor before there is
-        room for all of it."""
+        """Receive a trajectory. Reads nothing without a lease, and not before there is room for
+        all of it."""
         header = 0
         async for part in parts:
             assembly.add_part(part)
@@ -175,18 +175,18 @@ class GroupService(group_service_pb2_grpc.GroupServiceServicer):
         return pb.DrainResponse()
 
     def _poll_s_left(self, context: Context) -> float:
-        """Return how long to wait: the answer comes before the caller's deadline, so that it
-        learns of an empty poll as such."""
+        """Return how long to wait, so that the reply precedes the caller's deadline and an empty
+        poll is reported as such."""
         return max(0.0, min(self._poll_s, context.time_remaining() - 1.0))
 
 
 @contextmanager
 def _translate_refusals() -> Generator[None]:
-    """Translate the dispatcher's refusals into the contract's words."""
+    """Translate the dispatcher's refusals into those of the contract."""
     try:
         yield
     except (DrainingError, JournalError) as error:
-        # With a journal that takes nothing more, or is another learner's, this one ends too.
+        # If the journal is full or belongs to another learner, this learner ends too.
         raise refuse(grpc.StatusCode.UNAVAILABLE, "DRAINING", str(error)) from error
     except (StalledError, IntakeFullError) as error:
         reason = "STREAM_STALLED" if isinstance(error, StalledError) else "INTAKE_FULL"

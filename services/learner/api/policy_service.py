@@ -44,10 +44,10 @@ _TRANSPORTS = {"shm": pb.TRANSPORT_SHM, "grpc": pb.TRANSPORT_GRPC, **_TRANSFERS}
 
 
 class PolicyService(policy_service_pb2_grpc.PolicyServiceServicer):
-    """Translation between the contract and the broadcast.
+    """Adapter between the contract and the broadcast.
 
     `weight_server` is the address of WeightService; without one, workers must share memory.
-    `sender` sends weights into engines as `weights` has it."""
+    `sender` sends weights into engines as configured by `weights`."""
 
     def __init__(
         self,
@@ -122,7 +122,7 @@ class PolicyService(policy_service_pb2_grpc.PolicyServiceServicer):
         return pb.ReportPolicyResponse(accepted=accepted)
 
     async def _judge_report(self, request: pb.ReportPolicyRequest) -> bool:
-        """Return True if an engine serves what it should."""
+        """Return True if an engine serves the policy that it should."""
         worker_id, policy = request.worker_id, decode_policy(request.policy)
         self._broadcast.check_attached(worker_id)
         canary = to_floats(request.canary_logprobs)
@@ -140,16 +140,16 @@ class PolicyService(policy_service_pb2_grpc.PolicyServiceServicer):
         book = self._dispatcher.book
         check_names(worker_id=request.worker_id, incarnation=request.incarnation)
         if book.workers.was_replaced(request.worker_id, request.incarnation):
-            message = f"another process is {request.worker_id} by now; end this one"
+            message = f"another process has taken the id {request.worker_id}; end this one"
             raise refuse(grpc.StatusCode.NOT_FOUND, "UNKNOWN_WORKER", message)
         with bounded_workers():
             book.greet_worker(request.worker_id, request.incarnation, loop_time())
-        # What it holds but has not shown here to serve is sent again, to be scored.
+        # A policy that it holds but has not proved to serve here is sent again, to be scored.
         claimed = decode_policy(request.holding) if request.HasField("holding") else None
         worker = book.workers[request.worker_id]
         transports = set(request.transports)
         shares_memory = (
-            # On a public network none does, on this machine or not.
+            # On a public network no worker does, on this machine or not.
             self._weights.network == "private"
             and pb.TRANSPORT_SHM in transports
             and request.host_digest == host_digest()
@@ -174,7 +174,7 @@ class PolicyService(policy_service_pb2_grpc.PolicyServiceServicer):
             and transfer is None,
             can_fetch=pb.TRANSPORT_GRPC in transports and self._weight_server is not None,
             holding=claimed if claimed == worker.holding else None,
-            # An order to load again may have gone down with the stream before.
+            # An earlier order to reload may have been lost with its stream.
             reload_next=worker.holding is None and worker.refusals > 0,
         )
         book.workers.attach_worker(member.worker_id, member.devices)

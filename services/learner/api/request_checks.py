@@ -1,4 +1,4 @@
-"""Checks of every call of the learner, and its refusals."""
+"""Checks for every call to the learner, and its refusals."""
 
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
@@ -17,7 +17,7 @@ EPOCH_KEY = "flotilla-run-epoch"
 Context = grpc.aio.ServicerContext[Any, Any]
 FAILED = grpc.StatusCode.FAILED_PRECONDITION
 RETRY_S = 1.0
-# Of what a worker names and the learner remembers.
+# Longest name from a worker that the learner remembers.
 _NAME_CHARACTERS = 256
 _MOST_CAPABILITIES = 64
 _MOST_DEVICES = 1024
@@ -36,7 +36,7 @@ def check_epoch(context: Context, run_epoch: int) -> None:
 
 
 class Digested(Protocol):
-    """A request that says with which tokenizer its caller works."""
+    """A request that names its caller's tokenizer."""
 
     tokenizer_digest: bytes
     tokenizer_json_digest: bytes
@@ -50,7 +50,7 @@ def digests_of(request: Digested) -> TokenizerDigests:
 
 
 def check_tokenizer(given: TokenizerDigests, expected: TokenizerDigests) -> None:
-    """Refuse a worker whose token ids mean something else, and say what of it differs."""
+    """Refuse a worker whose token ids mean something else, and name the difference."""
     if given.whole == expected.whole:
         return
     differs = " and ".join(expected.differing_parts(given))
@@ -64,7 +64,7 @@ def check_tokenizer(given: TokenizerDigests, expected: TokenizerDigests) -> None
 
 
 def check_names(**names: str) -> None:
-    """Refuse names that are empty, or longer than what is worth to be remembered."""
+    """Refuse names that are empty or too long to remember."""
     for name, value in names.items():
         if not 0 < len(value) <= _NAME_CHARACTERS:
             message = f"{name} has {len(value)} characters; 1 to {_NAME_CHARACTERS} are needed"
@@ -82,7 +82,7 @@ def check_capabilities(found: frozenset[str]) -> None:
 
 
 def check_devices(identities: Sequence[str]) -> None:
-    """Refuse more devices than an engine has, or names of them that are none."""
+    """Refuse more devices than an engine has, and malformed device names."""
     longest = max(map(len, identities), default=0)
     if len(identities) > _MOST_DEVICES or longest > _NAME_CHARACTERS:
         message = (
@@ -94,7 +94,7 @@ def check_devices(identities: Sequence[str]) -> None:
 
 @contextmanager
 def bounded_workers() -> Generator[None]:
-    """The refusal of one worker too many, in the contract's words."""
+    """Translate the refusal of a worker beyond the limit into the contract's."""
     try:
         yield
     except TooManyWorkersError as error:

@@ -1,4 +1,4 @@
-"""One token sequence of a submission, from its header and its bytes. Everything is checked."""
+"""Decoding and checking of one token sequence of a submission, from its header and bytes."""
 
 import hashlib
 from collections.abc import Iterator
@@ -29,7 +29,7 @@ _LEAST_NORMAL = np.finfo(np.float32).tiny
 
 
 class MalformedRequestError(ValueError):
-    """The message contradicts itself or the contract."""
+    """A message contradicts itself or the contract."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class TokenLimits:
 
     vocab_size: int
     max_tokens: int
-    # None: no experts are taken.
+    # None: experts are not accepted.
     experts: ExpertShape | None = None
 
 
@@ -51,7 +51,7 @@ def to_floats(data: bytes | bytearray) -> NDArray[np.float32]:
 
 @dataclass(slots=True)
 class SequenceArrays:
-    """The bytes of one sequence as far as they came; the arrays that are made of them are views."""
+    """Bytes of one sequence as received so far; arrays made of them are views."""
 
     ids: bytes | bytearray = b""
     scores: bytes | bytearray = b""
@@ -60,7 +60,7 @@ class SequenceArrays:
 
 
 def check_media(header: trajectory_pb2.SequenceHeader, where: str) -> int:
-    """Return how many bytes of media a header announces; refuse more than are kept, and parts."""
+    """Return how many bytes of media a header announces; refuse too many, and partial ones."""
     if len(header.media) > _MAX_MEDIA:
         raise MalformedRequestError(f"{where}: {len(header.media)} media are too many")
     if (sent := sum(item.sent_bytes for item in header.media)) > MOST_MEDIA_BYTES:
@@ -82,7 +82,7 @@ def check_experts(header: trajectory_pb2.SequenceHeader, limits: TokenLimits, wh
         return 0
     shape, own = header.experts, limits.experts
     if own is None:
-        raise MalformedRequestError(f"{where}: experts, and policy.routing_replay is off")
+        raise MalformedRequestError(f"{where}: has experts, but policy.routing_replay is off")
     if (shape.layers, shape.chosen) != (own.layers, own.chosen):
         raise MalformedRequestError(
             f"{where}: {shape.chosen} experts a token in {shape.layers} layers; this model chooses"
@@ -146,11 +146,11 @@ def decode_sequence(
         )
     if spans[0].author is not Author.PROMPT:
         raise MalformedRequestError(
-            f"{where}: begins with no prompt; nothing predicts its first token"
+            f"{where}: has no prompt at its start; nothing predicts its first token"
         )
     _check_order(spans, where)
     token_ids = np.frombuffer(ids, dtype="<i4")
-    # Read as unsigned, what is below 0 is above every vocabulary.
+    # As unsigned integers, negative ids exceed every vocabulary.
     if token_ids.view("<u4").max() >= limits.vocab_size:
         raise MalformedRequestError(f"{where}: a token id is outside 0..{limits.vocab_size - 1}")
     logprobs = to_floats(scores)
@@ -166,11 +166,11 @@ def decode_sequence(
 
 
 def _check_logprobs(logprobs: NDArray[np.float32], where: str) -> None:
-    """Refuse logprobs that no softmax in float32 gives a sampled token: most bytes in another
-    order or of another type look so."""
+    """Refuse logprobs that no softmax in float32 gives a sampled token; most data in the wrong
+    byte order or type look like that."""
     if not len(logprobs):
         return
-    # NaN, which is both if it is anywhere, is within no bounds.
+    # NaN, which both are if any is, is outside any bounds.
     lowest, highest = logprobs.min(), logprobs.max()
     if not (lowest > -np.inf and highest <= 0):
         raise MalformedRequestError(f"{where}: logprobs must be finite and at most 0")
@@ -196,4 +196,4 @@ def _check_order(spans: Items[Span], where: str) -> None:
     policies = [span.policy for span in spans if span.policy is not None]
     for earlier, later in pairwise(policies):
         if later is not earlier and later < earlier:
-            raise MalformedRequestError(f"{where}: the policy goes back to an older one")
+            raise MalformedRequestError(f"{where}: a later span has an older policy")

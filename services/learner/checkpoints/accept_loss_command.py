@@ -1,9 +1,8 @@
-"""Accept what the journal of a stopped run has lost, so that the run can be resumed without it.
+"""Accept the loss of a stopped run's journal, so that the run can resume without the lost part.
 
-What is known to be missing is counted as `lost_with_disk`, and the next start of the run raises
-an alarm. A journal that is intact but too old is kept; a damaged one is moved to a folder
-beside it, and a new one begins at the newest checkpoint. The command prints what is lost, as
-one JSON object."""
+Known losses are counted as `lost_with_disk`, and the next start of the run raises an alarm. An
+intact journal that is too old is kept; a damaged one is moved to a folder beside it, and a new
+one begins at the newest checkpoint. The command prints the losses as one JSON object."""
 
 import argparse
 import sqlite3
@@ -41,14 +40,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m services.learner.checkpoints.accept_loss_command",
         description=__doc__,
-        epilog="Exit codes: 0 the run can go on, 2 it cannot.",
+        epilog="Exit codes: 0 the run can resume, 2 it cannot.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("run", type=Path, help="folder of the run, as in runs/RUN_ID")
     run_dir: Path = parser.parse_args(argv).run
     log.setup("accept-loss", "")
     if not run_dir.is_dir():
-        say(f"error: {run_dir} is no folder of a run", file=sys.stderr)
+        say(f"error: {run_dir} is not the folder of a run", file=sys.stderr)
         return UNABLE
     try:
         restored = accept_loss(run_dir)
@@ -60,9 +59,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def accept_loss(run_dir: Path) -> Restored | None:
-    """Make the journal of a run usable again; return None when it already is.
+    """Make the journal of a run usable again; return None if it already is.
 
-    Raises JournalError when a learner works on it, or it has another schema."""
+    Raises JournalError if a learner works on it, or it has another schema."""
     with lock_journal(run_dir):
         try:
             check_journal(run_dir)
@@ -77,14 +76,14 @@ def _rebuild_journal(run_dir: Path, loss: LostHistoryError) -> Restored:
     if not isinstance(loss, JournalBehindError):
         _set_aside(run_dir)
         write = create_journal
-    # The old mark goes last: until then a start that is cut off finds what it found.
+    # The old mark goes last: a start that is cut off before finds the old state.
     restored = write(path, mark, lambda db: _adopt_orphans(db, run_dir, loss))
     cut_metrics(run_dir / METRICS, restored.step)
     return restored
 
 
 def _set_aside(run_dir: Path) -> None:
-    """Move the damaged journal to a folder of its own, where it can be repaired."""
+    """Move the damaged journal to a separate folder, where it can be repaired."""
     number = 1
     while (folder := run_dir / f"damaged-journal-{number}").exists():
         number += 1
@@ -97,7 +96,7 @@ def _set_aside(run_dir: Path) -> None:
 
 
 def _adopt_orphans(db: sqlite3.Connection, run_dir: Path, loss: LostHistoryError) -> Restored:
-    """Add the checkpoints that the journal does not know, and count what is missing."""
+    """Add the checkpoints that are missing from the journal, and count the losses."""
     planned = replayed_version(db)
     trace = newest_trace(run_dir, planned)
     orphans = orphans_after(run_dir, planned)

@@ -1,4 +1,4 @@
-"""Upload of checkpoints beside training: a thread, and a queue of one where the newest wins."""
+"""Upload of checkpoints beside training: a thread, and a queue of one in which the newest wins."""
 
 import asyncio
 import sqlite3
@@ -23,7 +23,7 @@ from services.learner.journal.connection import connect_journal
 from services.learner.journal.schema import CheckpointRow
 from services.learner.ports import RemoteStoreError, RemoteStoreRefusedError
 
-# Between two uploads that failed, and between two looks at whether the run went on elsewhere.
+# Pause between retries of an upload, and between checks for a takeover.
 RETRY_S = 15.0
 BEAT_S = 20.0
 _HURRIED_S = 1.0
@@ -36,8 +36,9 @@ class UploadError(Exception):
 
 
 class BackgroundUploads:
-    """All work of one learner in the store, from background threads, once the epoch is its own
-    (`remote_claim`). Implements `CheckpointUploads`."""
+    """One learner's uploads, from background threads, once it owns the epoch (`remote_claim`).
+
+    Implements `CheckpointUploads`."""
 
     def __init__(self, place: RemoteTarget, journal: Path, who: Identity) -> None:
         self._place = place
@@ -54,7 +55,7 @@ class BackgroundUploads:
         self._uploader = Uploader(
             place.store, who, place.run_dir, keep=place.keep, wait=self._ending.wait
         )
-        # Ends with the FencedError when the run went on elsewhere.
+        # Fails with the FencedError when another learner takes over the run.
         self._fenced: Future[None] = Future()
         self._fenced.set_running_or_notify_cancel()
         for work, name in ((self._upload_all, "uploads"), (self._beat, "uploads-beat")):
@@ -87,7 +88,7 @@ class BackgroundUploads:
         if self._failure is not None:
             raise UploadError(
                 f"the last checkpoint is not at {self._place.store.url}: {self._failure}. It is"
-                f" still in {self._place.run_dir}; the run, resumed, uploads it"
+                f" still in {self._place.run_dir}; resume the run to upload it"
             ) from self._failure
 
     def _hurry(self) -> None:
@@ -116,7 +117,7 @@ class BackgroundUploads:
         try:
             self._enqueue(remote_staging.stage(source, stamp, lambda: held.set_result(None)))
         except (OSError, sqlite3.Error) as error:
-            # Training goes on: the checkpoint itself is safe where it is.
+            # Training continues: the checkpoint itself is safe in its folder.
             self._failed(error, row.step)
         finally:
             with self._change:
@@ -151,7 +152,7 @@ class BackgroundUploads:
                 self._fenced.set_exception(error)
 
     def _next(self) -> Staged | None:
-        """Wait for a checkpoint; return None when the learner stops."""
+        """Wait for a checkpoint; return None if the learner stops."""
         with self._change:
             self._change.wait_for(lambda: self._pending or self._ending.is_set())
             if self._ending.is_set():
@@ -221,4 +222,4 @@ class BackgroundUploads:
             self._fence(error)
         except (RemoteStoreError, sqlite3.Error) as error:
             if not self._ending.is_set():
-                _log.warning("cannot note the run's progress in the store", why=str(error))
+                _log.warning("cannot record the run's progress in the store", why=str(error))

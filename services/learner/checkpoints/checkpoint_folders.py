@@ -1,17 +1,17 @@
 """Checkpoints as folders under `runs/RUN_ID/checkpoints`.
 
 A checkpoint is made in `step-000040.tmp-2` (step, run epoch): the ranks copy their state, and
-write and fsync their files there beside training; then the manifest follows (see `manifest`). In
-one transaction of the journal the folder is renamed to `step-000040`, the parent folder fsynced,
-and the row added that makes it the newest. That row is the only pointer: a folder without one is a
-leftover, removed at the next start, unless it is intact and of a step that the journal does not
-know. The transaction is also the fence: a learner of an older run epoch can neither rename nor
-commit. Steps that were planned since the copy was made are after the checkpoint: what they train on
-is kept, and a start from it trains them again.
+write and fsync their files there beside training; then the manifest follows (see
+`run_files/checkpoint_manifest.py`). In one transaction of the journal the folder is renamed to
+`step-000040`, the parent folder fsynced, and the row added that makes it the newest. That row is
+the only pointer: a folder without one is a leftover, removed at the next start, unless it is intact
+and of a step that is missing from the journal. The transaction is also the fence: a learner of an
+older run epoch can neither rename nor commit. Steps planned after the copy come after the
+checkpoint: their data is kept, and a start from the checkpoint trains them again.
 
 `Checkpoints.find_newest` reads every byte of a checkpoint before it is used. A damaged one is
-reported as an incident, and the previous one is taken: the journal still has what is needed to
-replay the steps between (payloads are kept until the oldest kept checkpoint contains them)."""
+reported as an incident, and the previous one is used: the journal still has everything needed to
+replay the steps in between (payloads are kept until the oldest kept checkpoint contains them)."""
 
 import asyncio
 import os
@@ -60,13 +60,13 @@ class Checkpoints:
         self._metrics: dict[str, float] = {}
 
     async def begin_save(self, ranks: Ranks, step: int) -> None:
-        """Have the ranks copy their state, to become the checkpoint of `step` beside training.
+        """Have the ranks copy their state, which becomes the checkpoint of `step` beside training.
 
-        Waits for the checkpoint before. Raises CheckpointWriteError, as `finish_save`."""
+        Waits for the previous checkpoint. Raises CheckpointWriteError, like `finish_save`."""
         await self.finish_save()
         began, temporary = time.monotonic(), self.folder / f"step-{step:06d}.tmp-{self._run_epoch}"
         try:
-            # What is there is of an attempt that failed.
+            # The existing folder belongs to a failed attempt.
             await asyncio.to_thread(_remove_folder, temporary)
             written = await ranks.begin_checkpoint(temporary)
         except (OSError, RankError) as error:
@@ -75,9 +75,9 @@ class Checkpoints:
         self._saving.add_done_callback(self._note_end)
 
     async def finish_save(self) -> None:
-        """Wait until the checkpoint that was begun is the newest, and old ones are removed.
+        """Wait until the current checkpoint is the newest, and old ones are removed.
 
-        Raises CheckpointWriteError when the disk refuses: then nothing has changed, and nothing
+        Raises CheckpointWriteError if the disk refuses: then nothing has changed, and nothing
         of the attempt remains."""
         if self._saving is not None:
             await asyncio.wait({self._saving})
@@ -89,7 +89,7 @@ class Checkpoints:
         await self.finish_save()
 
     async def close(self) -> None:
-        """Give up what is not finished; the next start removes what remains of it."""
+        """Abandon an unfinished checkpoint; the next start removes its remains."""
         if self._saving is not None:
             await cancel_tasks((self._saving,))
 
@@ -99,10 +99,10 @@ class Checkpoints:
         return metrics
 
     async def find_newest(self) -> CheckpointRow | None:
-        """Return the newest intact checkpoint; None when there is none.
+        """Return the newest intact checkpoint; None if there is none.
 
-        Newer ones that are damaged are forgotten once an intact one is found, so that they do
-        not count among those that are kept. Raises ForeignCheckpointError."""
+        Newer, damaged ones are forgotten once an intact one is found, so that they do not count
+        as kept. Raises ForeignCheckpointError."""
         await self._remove_leftovers()
         damaged: list[int] = []
         for found in await self._journal.list_checkpoints():
@@ -111,7 +111,7 @@ class Checkpoints:
                 await asyncio.to_thread(_verify_row, row)
             except DamagedCheckpointError as error:
                 damaged.append(row.step)
-                text = f"a checkpoint is damaged, trying the one before: {error}"
+                text = f"a checkpoint is damaged, trying the previous one: {error}"
                 self._journal.incidents.report_incident("damaged_checkpoint", text, row.directory)
             else:
                 await self._journal.forget_checkpoints(damaged)
@@ -136,7 +136,7 @@ class Checkpoints:
         await self._take_note(row)
 
     async def _take_note(self, row: CheckpointRow) -> None:
-        """Do what follows from a new checkpoint."""
+        """Handle a newly committed checkpoint."""
 
     async def _give_up(self, temporary: Path, step: int, error: Exception) -> CheckpointWriteError:
         await asyncio.to_thread(shutil.rmtree, temporary, ignore_errors=True)
@@ -144,7 +144,7 @@ class Checkpoints:
         final = self.folder / f"step-{step:06d}"
         self._journal.incidents.report_incident("checkpoint_failed", problem, str(final))
         return CheckpointWriteError(
-            f"{problem}\nThe checkpoints before it are intact: resume the run when this is mended"
+            f"{problem}\nEarlier checkpoints are intact: fix this, then resume the run"
         )
 
     def _note_end(self, saving: asyncio.Task[None]) -> None:
@@ -166,8 +166,8 @@ class Checkpoints:
     async def _remove_leftovers(self) -> None:
         """Remove folders left by starts that were killed while they made or removed a checkpoint.
 
-        An intact checkpoint of a step that the journal has never planned is no leftover: then
-        it is the journal that is incomplete."""
+        An intact checkpoint of a step that the journal has never planned is not a leftover: then
+        the journal is incomplete."""
         known = {Path(row.directory).name for row in await self._journal.list_checkpoints()}
         planned = await self._journal.run_read(replayed_version)
 
@@ -187,7 +187,7 @@ class Checkpoints:
 def _put_in_place(temporary: Path, final: Path) -> None:
     """Rename a finished folder to its final name.
 
-    A folder that is already there was never committed, or is damaged: each step is saved once."""
+    An existing folder was never committed, or is damaged: each step is saved once."""
     _remove_folder(final)
     os.rename(temporary, final)
     sync_path(final.parent)

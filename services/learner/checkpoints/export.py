@@ -1,10 +1,10 @@
 """Export of a checkpoint as a model folder in Hugging Face's format, for transformers and vLLM.
 
-The parts of all ranks are joined, one tensor after the other. The weights are rounded to the dtype
-that the run was served in; the configuration is the run's own, including its rope scaling; a head
-that shares the embedding's weights is stored once.
-Adapters are merged into the model that they belong to; `export_adapters` leaves them by themselves,
-for PEFT. `SHA256SUMS` lists all files: `sha256sum -c SHA256SUMS` checks them."""
+The parts of all ranks are joined, one tensor at a time. The weights are rounded to the dtype that
+the run was served in; the configuration is the run's own, including its rope scaling; a head that
+shares the embedding's weights is stored once.
+Adapters are merged into their base model; `export_adapters` writes them separately, for PEFT.
+`SHA256SUMS` lists all files: `sha256sum -c SHA256SUMS` checks them."""
 
 import asyncio
 import fnmatch
@@ -31,9 +31,9 @@ from services.learner.journal.store import Journal
 
 SUMS = "SHA256SUMS"
 MODEL, CONFIG, GENERATION = "model.safetensors", "config.json", "generation_config.json"
-# PEFT's name for the tensors of adapters.
+# PEFT's name for the file of adapter tensors.
 ADAPTER_FILE = "adapter_model.safetensors"
-# What a model folder has beside weights and configuration: tokenizer, chat template, processors.
+# Other files of a model folder: tokenizer, chat template, processors.
 ASSETS = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -50,7 +50,7 @@ ASSETS = (
     "processor_config.json",
     "LICENSE*",
 )
-# A model's own code is needed, and run, only where the run trusts it.
+# A model's own code is copied only if the run trusts and runs it.
 _CODE = "*.py"
 
 _CHUNK_ITEMS = 1 << 22
@@ -62,7 +62,7 @@ class ExportError(Exception):
 
 
 def export_model(checkpoint: Path, assets: Path, policy: PolicyConfig, out: Path) -> None:
-    """Write the model of a checkpoint to `out`, replacing what is there, completely or not at all.
+    """Write the model of a checkpoint to `out`, replacing existing content, atomically.
 
     `assets` is the folder of `policy.model`; with adapters its weights are read, too. Raises
     ExportError."""
@@ -92,7 +92,7 @@ def export_adapters(checkpoint: Path, assets: Path, out: Path) -> None:
 
 
 def has_adapters(checkpoint: Path) -> bool:
-    """Return True for a checkpoint of adapters alone."""
+    """Return True for a checkpoint that holds only adapters."""
     return (checkpoint / ADAPTER_CONFIG).exists()
 
 
@@ -137,7 +137,7 @@ def _write_tensors(checkpoint: Path, group: str, target: Path, dtype: str) -> No
         header[name] = {"dtype": stored, "shape": tensor.shape, "data_offsets": [at, at + size]}
         at += size
     text = json.dumps(header).encode()
-    # Data begins at a multiple of 8 bytes.
+    # Data starts at a multiple of 8 bytes.
     text += b" " * (-len(text) % 8)
     with target.open("wb") as write:
         write.write(len(text).to_bytes(8, "little") + text)
@@ -149,7 +149,7 @@ def _write_tensors(checkpoint: Path, group: str, target: Path, dtype: str) -> No
 
 
 def _copy_part(read: BinaryIO, write: BinaryIO, span: TensorSpan, kind: str) -> None:
-    """Copy one part of a tensor, in pieces."""
+    """Copy one part of a tensor in pieces."""
     rounded = span.dtype == "F32" and kind == "BF16"
     read.seek(span.begin)
     left = span.end - span.begin

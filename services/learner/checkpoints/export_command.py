@@ -37,10 +37,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         allow_abbrev=False,
     )
     parser.add_argument("run_dir", type=Path, help="folder of the run")
-    parser.add_argument("--step", type=int, help="of a checkpoint that is kept (the newest)")
+    parser.add_argument("--step", type=int, help="step of a kept checkpoint (default: the newest)")
     parser.add_argument("--out", type=Path, required=True, help="folder to write; must not exist")
     parser.add_argument(
-        "--adapters", action="store_true", help="the adapters alone (learner.lora), for PEFT"
+        "--adapters", action="store_true", help="only the adapters (learner.lora), for PEFT"
     )
     given = parser.parse_args(argv)
     try:
@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _export_step(run_dir: Path, step: int | None, out: Path, *, adapters: bool) -> int:
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ExportError(f"{out} is there already: choose a folder that is not, or remove it")
+        raise ExportError(f"{out} already exists: choose another folder, or remove it")
     policy = parse_shared(_read_spec(run_dir), where=str(run_dir / "spec.json")).policy
     steps = _kept_folders(run_dir / JOURNAL_FILE)
     if not steps:
@@ -77,13 +77,13 @@ def _read_spec(run_dir: Path) -> dict[str, object]:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ExportError(f"{path} cannot be read, so the run's policy is not known") from error
+        raise ExportError(f"{path} cannot be read, so the run's policy is unknown") from error
 
 
 def _kept_folders(journal: Path) -> dict[int, str]:
     """Return the folder names of the kept checkpoints, by step."""
     if not journal.exists():
-        raise ExportError(f"{journal} is not there, so no checkpoint is known")
+        raise ExportError(f"{journal} does not exist, so no checkpoint is known")
     with open_read_only(journal) as db:
         rows = db.execute("SELECT step, directory FROM checkpoints").fetchall()
     return {step: Path(directory).name for step, directory in rows}

@@ -1,6 +1,6 @@
-"""The model that engines were given while adapters were trained: base and adapters in one.
+"""The merged model that engines served while adapters were trained: base and adapters in one.
 
-Computed as the ranks compute it (`rank/merged_linear.py`): base, A and B in the dtype of the run,
+Computed as the ranks do (`rank/merged_linear.py`): base, A and B in the dtype of the run,
 base + scale * B A in float32, rounded once. One tensor is held at a time."""
 
 import json
@@ -27,7 +27,7 @@ from services.learner.checkpoints.tensor_parts import (
     find_tensors,
 )
 
-# PEFT's configuration of the adapters.
+# PEFT's configuration file of the adapters.
 ADAPTER_CONFIG = "adapter_config.json"
 _HEAD = "lm_head.weight"
 _PREFIX = "base_model.model."
@@ -35,9 +35,9 @@ _FLOATS = ("F64", "F32", "F16", "BF16")
 
 
 def write_merged_model(checkpoint: Path, base: Path, target: Path, dtype: str) -> None:
-    """Write the weights of a checkpoint of adapters, and of the model in `base` under them.
+    """Merge the adapters of a checkpoint into the model in `base`, and write the weights.
 
-    Raises ValueError where the files of the model have other names for the layers."""
+    Raises ValueError if the files of the model name its layers differently."""
     kind, adapters = SERVED_DTYPES[dtype], find_tensors(checkpoint, ADAPTERS)
     scale = _read_scale(checkpoint / ADAPTER_CONFIG)
     saved = _base_tensors(base)
@@ -69,13 +69,13 @@ def _merge(base: SplitTensor, down: SplitTensor, up: SplitTensor, scale: float, 
 
 
 def _numbers(tensor: SplitTensor, kind: str) -> NDArray[np.float32]:
-    """Return a tensor's numbers, in its shape, as they are in a format."""
+    """Return a tensor's numbers, in its shape, as rounded by a format."""
     values = decode_numbers(tensor.read(), tensor.dtype)
     return round_numbers(values, kind).reshape(tensor.shape)
 
 
 def _converted(tensor: SplitTensor, kind: str) -> bytes:
-    """Return the tensor's bytes in the format; those of no floating-point numbers as they are."""
+    """Return the tensor's bytes in the format; unchanged if it is not floating-point."""
     data, own = tensor.read(), tensor.dtype
     if own == kind or own not in _FLOATS:
         return data
@@ -91,7 +91,7 @@ def _write_header(write: BinaryIO, saved: Mapping[str, SplitTensor], kind: str) 
         header[name] = {"dtype": stored, "shape": tensor.shape, "data_offsets": [at, at + size]}
         at += size
     text = json.dumps(header).encode()
-    # Data begins at a multiple of 8 bytes.
+    # Data starts at a multiple of 8 bytes.
     text += b" " * (-len(text) % 8)
     write.write(len(text).to_bytes(8, "little") + text)
 

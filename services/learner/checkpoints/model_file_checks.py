@@ -1,4 +1,4 @@
-"""Check of the policy's files: they must be safe to load, and be the model that the run trains.
+"""Check of the policy's files: they must be safe to load, and match the model that the run trains.
 
 Only names, headers and JSON are read; nothing is loaded."""
 
@@ -13,7 +13,7 @@ from services.learner.checkpoints.tensor_files import TensorFileError, read_head
 
 _CONFIG, _INDEX = "config.json", "model.safetensors.index.json"
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
-# What two models with interchangeable weights have in common.
+# Configuration that two models with interchangeable weights share.
 _SHAPE = (
     "model_type",
     "vocab_size",
@@ -28,8 +28,8 @@ _SHAPE = (
 
 
 def check_model_files(policy: PolicyConfig, run_dir: Path) -> None:
-    """Raise ConfigError when a local model cannot be used. From the hub the ranks take safetensors
-    alone."""
+    """Raise ConfigError if a local model cannot be used. From the hub, the ranks load only
+    safetensors."""
     folder = Path(policy.model)
     if not folder.is_dir():
         return
@@ -51,7 +51,7 @@ def _without_weights(folder: Path) -> str:
         return f"policy.model: {folder} has no *.safetensors"
     return (
         f"policy.model: {folder} has its weights as {pickles[0]}, a pickle, which can run any code"
-        " when it is loaded; convert it to safetensors where that does no harm, or choose a model"
+        " when it is loaded; convert it to safetensors in a safe place, or choose a model"
         " that has them"
     )
 
@@ -64,10 +64,10 @@ def _check_index(folder: Path) -> None:
     try:
         names = set(_read_json_object(path)["weight_map"].values())
     except (KeyError, AttributeError, TypeError) as error:
-        raise ConfigError(f"policy.model: {path} is no index of shards: {error!r}") from error
+        raise ConfigError(f"policy.model: {path} is not an index of shards: {error!r}") from error
     for name in sorted(str(name) for name in names):
         if "/" in name or not name.endswith(".safetensors") or not (folder / name).is_file():
-            raise ConfigError(f"policy.model: {path} names {name!r}, which is no file of weights")
+            raise ConfigError(f"policy.model: {path} names {name!r}, which is not a weight file")
 
 
 def _check_same_model(folder: Path, run_dir: Path) -> None:

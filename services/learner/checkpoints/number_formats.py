@@ -1,16 +1,16 @@
-"""Floating-point numbers of safetensors files as numpy's float32, and back."""
+"""Conversion between floating-point numbers of safetensors files and numpy's float32."""
 
 from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import NDArray
 
-# safetensors' name of each dtype that a policy may be served in.
+# Dtypes that a policy may be served in, with their names in safetensors.
 SERVED_DTYPES: Mapping[str, str] = {"float32": "F32", "bfloat16": "BF16"}
 
 
 def decode_numbers(data: bytes, kind: str) -> NDArray[np.float32]:
-    """Return numbers of a floating-point format. Raises KeyError for any other."""
+    """Decode numbers of a floating-point format. Raises KeyError for any other."""
     if kind == "BF16":
         return (np.frombuffer(data, "<u2").astype(np.uint32) << np.uint32(16)).view(np.float32)
     plain = {"F64": "<f8", "F32": "<f4", "F16": "<f2"}[kind]
@@ -18,12 +18,12 @@ def decode_numbers(data: bytes, kind: str) -> NDArray[np.float32]:
 
 
 def encode_numbers(values: NDArray[np.float32], kind: str) -> bytes:
-    """Return the bytes of numbers in a format that policies are served in, rounded once."""
+    """Encode numbers in a format that policies are served in, rounded once."""
     return to_bfloat16(values).tobytes() if kind == "BF16" else values.astype("<f4").tobytes()
 
 
 def round_numbers(values: NDArray[np.float32], kind: str) -> NDArray[np.float32]:
-    """Return the numbers as they are in that format."""
+    """Return the numbers as rounded by that format."""
     return decode_numbers(encode_numbers(values, kind), kind)
 
 

@@ -17,30 +17,30 @@ from services.learner.ports import RemoteStore, RemoteStoreRefusedError
 
 T = TypeVar("T")
 
-# In the journal's meta: names of the markers of all starts that led to it.
+# Key in the journal's meta: names of the markers of all starts that led to it.
 KNOWN_MARKERS = "remote_markers"
-# What the last restoration found.
+# Key in the journal's meta: result of the last restoration.
 RESTORED = "restored"
 
 
 async def check_claims(place: RemoteTarget | None, journal: Journal, run_id: str) -> None:
-    """Raise ConfigError when the store knows of a start of this run that the journal does not.
+    """Raise ConfigError if the store has a start of this run that the journal does not know.
 
-    That is so for an old disk that comes back, and for a new run under an old run's id. A store
-    that refuses also raises ConfigError; one that is unreachable raises another RemoteError."""
+    That happens if an old disk comes back, or a new run has an old run's id. A store that
+    refuses also raises ConfigError; an unreachable one raises another RemoteStoreError."""
     if place is None:
         return
     store = place.store
     known = (await journal.read_meta()).get(KNOWN_MARKERS, [])
     try:
-        markers = await asyncio.to_thread(_ask, lambda: read_markers(store))
+        markers = await asyncio.to_thread(_request, lambda: read_markers(store))
     except RemoteStoreRefusedError as error:
         raise ConfigError(f"learner.checkpoint.remote: {error}") from error
     foreign = max((m.run_epoch for m in markers if m.name not in known), default=None)
     if foreign is not None:
         raise ConfigError(
             f"learner.checkpoint.remote: {store.url} has epoch {foreign} of run {run_id}, which"
-            f" {journal.path} does not know: the run went on elsewhere. To go on from there:"
+            f" {journal.path} does not know: the run continued elsewhere. To resume from there:"
             f" flotilla train SPEC --resume {shlex.quote(store.url)}, with another --runs folder;"
             " otherwise start a new run"
         )
@@ -51,44 +51,44 @@ async def claim_epoch(
 ) -> CheckpointUploads:
     """Claim the epoch in the store, and return the uploads.
 
-    Raises ConfigError when another learner claims it at the same moment, RemoteError when the
+    Raises ConfigError if another learner claims it at the same time, RemoteStoreError if the
     store is unreachable."""
     meta = await journal.read_meta()
-    _tell_of_losses(meta.get(RESTORED), journal, who.run_epoch)
+    _report_losses(meta.get(RESTORED), journal, who.run_epoch)
     if place is None:
         return NoUploads()
     forks = await journal.load_forks()
     marker = Marker(who.run_epoch, who.incarnation, forks[who.run_epoch])
-    # First the journal: a claim that it does not know would be somebody else's for ever.
+    # Journal first: a claim missing from it would forever look like another learner's.
     await journal.set_meta({KNOWN_MARKERS: [*meta.get(KNOWN_MARKERS, []), marker.name]})
     await asyncio.to_thread(_claim, place.store, marker)
     await asyncio.to_thread(remote_staging.clear, place.run_dir)
     return BackgroundUploads(place, journal.path, who)
 
 
-def _tell_of_losses(restored: dict[str, Any] | None, journal: Journal, run_epoch: int) -> None:
+def _report_losses(restored: dict[str, Any] | None, journal: Journal, run_epoch: int) -> None:
     """Report losses once, at the first start after a restoration."""
     if restored is None or restored["newest_epoch"] + 1 != run_epoch:
         return
     if restored["lost"] or restored["lost_steps"]:
         text = (
             f"lost with the disk: at least {restored['lost']} acknowledged tries and"
-            f" {restored['lost_steps']} steps that were newer than what was restored"
+            f" {restored['lost_steps']} steps that were newer than the restored checkpoint"
         )
         journal.incidents.report_incident("lost_with_disk", text, restored["url"])
 
 
 def _claim(store: RemoteStore, marker: Marker) -> None:
-    _ask(lambda: store.write(marker.name, marker.encode()))
-    markers = _ask(lambda: read_markers(store))
+    _request(lambda: store.write(marker.name, marker.encode()))
+    markers = _request(lambda: read_markers(store))
     if any(m.run_epoch >= marker.run_epoch and m.name != marker.name for m in markers):
-        _ask(lambda: store.remove([marker.name]))
+        _request(lambda: store.remove([marker.name]))
         raise ConfigError(
-            f"learner.checkpoint.remote: another learner goes on with the run at {store.url} at"
-            f" this moment, in epoch {marker.run_epoch}: end one of them"
+            f"learner.checkpoint.remote: another learner is resuming the run at {store.url},"
+            f" in epoch {marker.run_epoch}: end one of them"
         )
 
 
-def _ask(ask: Callable[[], T]) -> T:
+def _request(request: Callable[[], T]) -> T:
     """Call the store with few retries: during startup nothing else is waiting."""
-    return retry_request(ask, sleep, attempts=4)
+    return retry_request(request, sleep, attempts=4)

@@ -1,11 +1,11 @@
-"""Layout of a run's files in the store, and the rules for which of them count; pure.
+"""Layout of a run's files in the store, and rules for which of them count; pure.
 
     epochs/e000003-INCARNATION.json    a learner began epoch 3, and at which step
     checkpoints/e000003-s000020/...    files of the checkpoint that epoch 3 made at step 20
-    manifests/e000003-s000020.json     written when all of them are there, and only then
-    progress/e000003.json              progress of epoch 3, for counting what a lost disk held
+    manifests/e000003-s000020.json     written once all of them are there
+    progress/e000003.json              progress of epoch 3, to count what a lost disk held
 
-A checkpoint exists when its manifest does. Epochs fence each other: what an epoch made after
+A checkpoint exists once its manifest does. Epochs fence each other: what an epoch made after
 the step at which a later one began is no longer part of the run, whenever it was written."""
 
 import json
@@ -19,7 +19,7 @@ from services.learner.run_files.checkpoint_manifest import check_relative_name
 
 FORMAT = 1
 MANIFESTS, CHECKPOINTS, EPOCHS, PROGRESS = "manifests", "checkpoints", "epochs", "progress"
-# Below the folder of a checkpoint: the ranks' own files, and those of the run.
+# Folders of a checkpoint: the ranks' own files, and those of the run.
 RANK_FOLDER = "ranks"
 JOURNAL, SPEC, METRICS = "journal.sqlite", "spec.json", "metrics.jsonl"
 
@@ -33,7 +33,7 @@ class LayoutError(ValueError):
 
 @dataclass(frozen=True, slots=True, order=True)
 class Stamp:
-    """Name of a remote checkpoint. Readers take the highest that counts."""
+    """Name of a remote checkpoint. Readers take the highest valid one."""
 
     run_epoch: int
     step: int
@@ -71,7 +71,7 @@ class RemoteManifest:
     stamp: Stamp
     run_id: str
     schema_version: str
-    # How many tries the journal in it had acknowledged.
+    # Tries that the journal in it had acknowledged.
     acknowledged: int
     files: Mapping[str, RemoteFile]
 
@@ -112,7 +112,7 @@ class Progress:
 
 
 def decode_manifest(data: bytes, stamp: Stamp) -> RemoteManifest:
-    """Decode a manifest. Raises LayoutError when it is torn, foreign, or names files outside its
+    """Decode a manifest. Raises LayoutError if it is torn, foreign, or names files outside its
     folder."""
     try:
         fields: Any = json.loads(data)
@@ -126,7 +126,7 @@ def decode_manifest(data: bytes, stamp: Stamp) -> RemoteManifest:
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise LayoutError(f"not a manifest: {error!r}") from error
     if made_as != FORMAT:
-        raise LayoutError(f"format {made_as!r}, this learner reads {FORMAT}")
+        raise LayoutError(f"has format {made_as!r}, but this learner reads {FORMAT}")
     if own != stamp:
         raise LayoutError(f"it is the manifest of {own}")
     return RemoteManifest(stamp, *facts, files)
@@ -138,12 +138,12 @@ def decode_marker(data: bytes, name: str) -> Marker:
     try:
         return Marker(run_epoch, incarnation, int(json.loads(data)["forked_step"]))
     except (ValueError, KeyError, TypeError):
-        # Who was cut off here has trained nothing, so it replaces nothing.
+        # A writer that was cut off here has trained nothing, so it replaces nothing.
         return Marker(run_epoch, incarnation, 2**62)
 
 
 def decode_progress(data: bytes) -> Progress | None:
-    """Decode a progress file; return None when it was cut off."""
+    """Decode a progress file; return None if it was cut off."""
     try:
         fields: Any = json.loads(data)
         return Progress(*(int(fields[n]) for n in ("run_epoch", "acknowledged", "step")))

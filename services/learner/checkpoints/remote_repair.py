@@ -22,7 +22,7 @@ from services.learner.run_files.metric_lines import parse_points
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """The point from which a run resumes; at least `lost` acknowledged tries and `lost_steps` are
+    """Point from which a run resumes; at least `lost` acknowledged tries and `lost_steps` are
     gone."""
 
     url: str
@@ -32,22 +32,22 @@ class Restored:
     step: int
     lost: int
     lost_steps: int
-    # The newest epoch that ever began: the next start is above it.
+    # Newest epoch that ever began: the next start is above it.
     newest_epoch: int
 
 
 @dataclass(frozen=True, slots=True)
 class JournaledSteps:
-    """How far a journal goes beyond the checkpoint that it came with: it was copied when that was
-    written, and training went on meanwhile."""
+    """Steps of a journal beyond its checkpoint: the journal was copied when the checkpoint was
+    written, and training had continued meanwhile."""
 
     planned: int
-    # Their metrics are not logged again.
+    # Last step whose metrics are logged; they are not logged again.
     logged: int
 
 
 def read_steps(path: Path) -> JournaledSteps:
-    """Read how far a restored journal goes. Raises sqlite3.Error, ValueError."""
+    """Read the last steps in a restored journal. Raises sqlite3.Error, ValueError."""
     with closing(connect_journal(path, read_only=True)) as db:
         (planned,) = db.execute("SELECT coalesce(max(step), 0) FROM plans").fetchone()
         tracker = db.execute("SELECT value FROM meta WHERE key = 'tracker'").fetchone()
@@ -57,13 +57,13 @@ def read_steps(path: Path) -> JournaledSteps:
 def mend_journal(path: Path, restored: Restored, markers: Sequence[str]) -> str | None:
     """Adapt a journal to this machine: one checkpoint, no epoch used twice, losses counted.
 
-    Returns the name of the checkpoint's folder, None when the journal does not know its step."""
+    Returns the name of the checkpoint's folder, None if the journal does not know its step."""
     mark = ProgressMark(path.with_name(MARK))
     return write_and_reseal(path, mark, lambda db: _mend(db, restored, markers))
 
 
 def note_loss(db: sqlite3.Connection, restored: Restored) -> None:
-    """Count what is lost, and have the next start report it, in an epoch above every earlier
+    """Count the loss, and have the next start report it, in an epoch above every earlier
     one."""
     db.execute(
         "INSERT OR IGNORE INTO epochs SELECT ?, coalesce(max(step), 0), ? FROM"

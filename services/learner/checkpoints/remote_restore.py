@@ -1,6 +1,6 @@
-"""Restoration of a run from the store to a folder on this machine, all or nothing. Blocks.
+"""Restoration of a run from the store to a folder on this machine, atomically. Blocks.
 
-What the run's disk held beyond its newest remote checkpoint is lost; it is counted."""
+Whatever the run's disk held beyond its newest remote checkpoint is lost, and counted."""
 
 import fcntl
 import json
@@ -51,8 +51,8 @@ _log = get_logger(__name__)
 
 
 class RestoreError(Exception):
-    """The run cannot be resumed from there; the message gives the reason, and nothing was changed
-    here."""
+    """The run cannot be resumed from the store; the message gives the reason, and nothing was
+    changed here."""
 
 
 class NothingThereError(RestoreError):
@@ -60,14 +60,14 @@ class NothingThereError(RestoreError):
 
 
 class _DamagedError(Exception):
-    """This checkpoint differs from its manifest; an older one may be intact."""
+    """A checkpoint differs from its manifest; an older one may be intact."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Found:
     stamps: Sequence[Stamp]
     markers: Sequence[Marker]
-    # Tries acknowledged and steps planned, as far as anybody noted.
+    # Tries acknowledged and steps planned, as far as any learner recorded them.
     acknowledged: int
     step: int
 
@@ -75,8 +75,8 @@ class _Found:
 def restore(store: RemoteStore, runs: Path, *, name: str) -> Restored:
     """Restore the newest intact checkpoint of a run of spec `name` under `runs`.
 
-    One that is damaged or gone is logged, and the newest taken that was not tried yet. Raises
-    RestoreError; RemoteError when the store was unreachable."""
+    A damaged or missing one is logged, and the newest untried one is used. Raises
+    RestoreError; RemoteStoreError if the store is unreachable."""
     found, problems = _look(store), dict[Stamp, str]()
     while left := [stamp for stamp in found.stamps if stamp not in problems]:
         try:
@@ -87,21 +87,21 @@ def restore(store: RemoteStore, runs: Path, *, name: str) -> Restored:
             _log.error("a remote checkpoint is damaged, trying another", why=str(error))
         # A learner that still runs elsewhere removes old ones as it uploads newer ones.
         found = _look(store)
-    told = [f"{stamp}: {why}" for stamp, why in problems.items()]
+    details = [f"{stamp}: {why}" for stamp, why in problems.items()]
     raise RestoreError(
-        f"{store.url} has no checkpoint that is whole:\n  " + "\n  ".join(told or ["none left"])
+        f"{store.url} has no intact checkpoint:\n  " + "\n  ".join(details or ["none left"])
     )
 
 
 def _look(store: RemoteStore) -> _Found:
-    """Read what the store holds. Raises RestoreError when there is no manifest."""
-    found = stamps(_ask(store, lambda: store.list_files(MANIFESTS)))
-    markers = _ask(store, lambda: read_markers(store))
+    """Read what the store holds. Raises RestoreError if there is no manifest."""
+    found = stamps(_request(store, lambda: store.list_files(MANIFESTS)))
+    markers = _request(store, lambda: read_markers(store))
     if not found:
         raise _nothing(store, bool(markers))
     noted = [
-        decode_progress(_ask(store, lambda n=name: store.read(n)) or b"")
-        for name in _ask(store, lambda: store.list_files(PROGRESS))
+        decode_progress(_request(store, lambda n=name: store.read(n)) or b"")
+        for name in _request(store, lambda: store.list_files(PROGRESS))
     ]
     known = [progress for progress in noted if progress is not None]
     return _Found(
@@ -115,9 +115,9 @@ def _look(store: RemoteStore) -> _Found:
 def _nothing(store: RemoteStore, begun: bool) -> RestoreError:
     if begun:
         return RestoreError(
-            f"{store.url}: the run ended before its first checkpoint was uploaded: start it anew"
+            f"{store.url}: the run ended before its first checkpoint was uploaded: start a new run"
         )
-    below = _ask(store, lambda: store.list_files(""))
+    below = _request(store, lambda: store.list_files(""))
     runs = sorted({n.split("/")[0] for n in below if f"/{MANIFESTS}/" in n})
     if runs:
         more = f" (there are {', '.join(runs)})" if len(runs) > 1 else ""
@@ -128,7 +128,7 @@ def _nothing(store: RemoteStore, begun: bool) -> RestoreError:
 
 
 def _manifest(store: RemoteStore, stamp: Stamp) -> RemoteManifest:
-    data = _ask(store, lambda: store.read(stamp.manifest))
+    data = _request(store, lambda: store.read(stamp.manifest))
     if data is None:
         raise _DamagedError("its manifest is gone")
     try:
@@ -159,32 +159,32 @@ def _restore(
 
 def _check_manifest(manifest: RemoteManifest, url: str) -> None:
     if not _RUN_ID.fullmatch(manifest.run_id):
-        raise RestoreError(f"{url}: {manifest.run_id!r} is no run id")
+        raise RestoreError(f"{url}: {manifest.run_id!r} is not a run id")
     if manifest.schema_version != SCHEMA_VERSION:
         raise RestoreError(
-            f"{url}: its journal has schema {manifest.schema_version}, this learner reads"
-            f" {SCHEMA_VERSION}: resume it with the version of flotilla that it was made with"
+            f"{url}: its journal has schema {manifest.schema_version}, but this learner reads"
+            f" {SCHEMA_VERSION}: resume it with the version of flotilla that made it"
         )
 
 
 def _refuse_existing(run_dir: Path) -> None:
     if run_dir.is_symlink() or (run_dir.exists() and any(run_dir.iterdir())):
         raise RestoreError(
-            f"{run_dir} is there already, and may be ahead of the store: go on with it by"
+            f"{run_dir} already exists, and may be ahead of the store: resume it with"
             f" `--resume {run_dir.name}`, or move it away"
         )
 
 
 def _download(store: RemoteStore, source: str, target: Path, file: RemoteFile) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
-    size = _ask(store, lambda: store.size(source))
+    size = _request(store, lambda: store.size(source))
     if size != file.size_bytes:
         there = "is missing" if size is None else f"has {size} bytes, not {file.size_bytes}"
         raise _DamagedError(f"{source} {there}")
-    if not _ask(store, lambda: store.download(source, target)):
+    if not _request(store, lambda: store.download(source, target)):
         raise _DamagedError(f"{source} was removed")
     if sha256_of(target) != file.sha256:
-        raise _DamagedError(f"{source} is not what was uploaded")
+        raise _DamagedError(f"{source} differs from what was uploaded")
     sync_path(target)
 
 
@@ -209,7 +209,7 @@ def _check_spec(path: Path, url: str, name: str) -> None:
 def _mend(
     folder: Path, url: str, manifest: RemoteManifest, found: _Found, run_dir: Path
 ) -> Restored:
-    """Convert the files to what a learner on this machine expects."""
+    """Convert the files to the form that a learner on this machine expects."""
     stamp = manifest.stamp
     try:
         steps = read_steps(folder / JOURNAL)
@@ -240,14 +240,14 @@ def _mend(
 
 @contextmanager
 def _own_folder(folder: Path) -> Generator[Path]:
-    """Create an empty folder, locked against other processes; removed afterwards unless renamed."""
+    """Create an empty folder, locked against other processes; removed on exit unless renamed."""
     folder.mkdir(parents=True, exist_ok=True)
     handle = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(handle)
-        raise RestoreError(f"{folder}: this run is being restored there already") from None
+        raise RestoreError(f"{folder}: another process is restoring this run there") from None
     try:
         _empty(folder)
         yield folder
@@ -270,10 +270,10 @@ def _settle(folder: Path) -> None:
         sync_path(path)
 
 
-def _ask(store: RemoteStore, ask: Callable[[], T]) -> T:
-    """Call the store with retries. Raises RestoreError when it refuses, RemoteError when it was
+def _request(store: RemoteStore, request: Callable[[], T]) -> T:
+    """Call the store with retries. Raises RestoreError if it refuses, RemoteStoreError if it is
     unreachable."""
     try:
-        return retry_request(ask, sleep, attempts=4)
+        return retry_request(request, sleep, attempts=4)
     except RemoteStoreRefusedError as error:
         raise RestoreError(f"cannot resume from {store.url}: {error}") from error

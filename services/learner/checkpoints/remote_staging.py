@@ -16,12 +16,12 @@ from services.learner.journal.schema import LOST_WITH_DISK, SCHEMA_VERSION, Chec
 
 FOLDER = "uploads"
 
-# Tries that the run acknowledged in all.
+# Total number of tries that the run acknowledged.
 ACKNOWLEDGED = f"""
 SELECT (SELECT count(*) FROM trajectories)
   + coalesce((SELECT CAST(value AS INTEGER) FROM meta WHERE key = '{LOST_WITH_DISK}'), 0)
 """
-# Arrays that the checkpoint contains; what was sampled and not trained by then is kept.
+# Removes arrays that the checkpoint contains; samples not trained by then are kept.
 _STRIP = """
 UPDATE trajectories SET payload = NULL WHERE payload IS NOT NULL AND group_id IN (
   SELECT group_id FROM groups
@@ -36,9 +36,9 @@ class Staged:
     stamp: Stamp
     folder: Path
     schema_version: str
-    # How many tries the journal had acknowledged.
+    # Tries that the journal had acknowledged.
     acknowledged: int
-    # By name below `folder`: the SHA-256 that was committed, where one was.
+    # Committed SHA-256 by name below `folder`; None for files without one.
     files: Mapping[str, str | None]
 
     def discard(self) -> None:
@@ -57,14 +57,14 @@ class Source:
 
 
 def stage(source: Source, stamp: Stamp, held: Callable[[], None]) -> Staged:
-    """Stage a checkpoint. `held` is called as soon as nothing that happens to its folder or to the
-    journal can change it any more."""
+    """Stage a checkpoint. Calls `held` as soon as later changes to its folder or the journal can
+    no longer affect it."""
     folder = source.run_dir / FOLDER / str(stamp)
     shutil.rmtree(folder, ignore_errors=True)
     files = _link(Path(source.row.directory), folder / RANK_FOLDER)
     (folder / SPEC).write_text(source.spec, encoding="utf-8")
     acknowledged = snapshot(source.journal, folder / JOURNAL, source.row.step, held)
-    # A file that was committed and is gone must not be forgotten.
+    # A committed file that is gone must not be forgotten.
     committed = {f"{RANK_FOLDER}/{name}": sha256 for name, sha256 in source.row.files.items()}
     found: dict[str, str | None] = {f"{RANK_FOLDER}/{name}": None for name in files}
     expected = found | committed | {JOURNAL: None, SPEC: None}
@@ -74,14 +74,14 @@ def stage(source: Source, stamp: Stamp, held: Callable[[], None]) -> Staged:
 def snapshot(journal: Path, target: Path, step: int, held: Callable[[], None]) -> int:
     """Copy the journal's current state, without the arrays that the checkpoint of `step` contains.
 
-    Returns how many tries it had acknowledged. Writers may continue: the copy is of the
-    transaction that is open when `held` is called."""
+    Return the number of tries that it had acknowledged. Writers may continue: the copy shows
+    the transaction that is open when `held` is called."""
     with closing(connect_journal(journal, read_only=True)) as source, closing(_new(target)) as copy:
         source.execute("BEGIN")
         (acknowledged,) = source.execute(ACKNOWLEDGED).fetchone()
         held()
         source.backup(copy)
-        # One file: the copy has taken over that the journal has a write-ahead log.
+        # One file: the copy has inherited the journal's write-ahead mode.
         copy.execute("PRAGMA journal_mode = DELETE")
         copy.execute(_STRIP, (step,))
         copy.execute("VACUUM")
@@ -98,8 +98,8 @@ def _new(path: Path) -> sqlite3.Connection:
 
 
 def _link(source: Path, target: Path) -> list[str]:
-    """Link or copy all files of a folder, at any depth; links are used where the file system has
-    them."""
+    """Link all files of a folder, at any depth; copy them where the file system has no
+    links."""
     names: list[str] = []
     for path in sorted(source.rglob("*")):
         if path.is_dir():

@@ -1,6 +1,6 @@
 """Upload of one checkpoint, and the cleanup after it. Blocks: runs in a thread.
 
-Files go first, each verified once it is there, and the manifest last. A learner whose run was
+Files go first, each verified after its upload, and the manifest last. A learner whose run was
 taken over writes no manifest."""
 
 import hashlib
@@ -37,11 +37,11 @@ from services.learner.ports import RemoteStore, RemoteStoreError, RemoteStoreRef
 
 T = TypeVar("T")
 
-# A file up to this size is read back and hashed after its upload; of a larger one the size is
-# compared, beside the checksums that the store itself verifies.
+# Files up to this size are read back and hashed after their upload; of larger ones only the size is
+# compared, in addition to the checksums that the store itself verifies.
 READ_BACK_BYTES = 8 << 20
 _ATTEMPTS = 6
-# Of one checkpoint; the parts of a large file, at the store, are sent several at once, too.
+# Files of one checkpoint; the store also sends several parts of a large file at once.
 _FILES_AT_ONCE = 4
 _PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 30.0
@@ -49,7 +49,7 @@ _log = get_logger(__name__)
 
 
 class FencedError(Exception):
-    """A later epoch has taken the run over: nothing of this learner counts any more."""
+    """A later epoch has taken over the run: nothing of this learner counts any more."""
 
 
 class LocalDamageError(Exception):
@@ -59,7 +59,7 @@ class LocalDamageError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Identity of the learner that uploads."""
+    """Identity of the uploading learner."""
 
     run_id: str
     run_epoch: int
@@ -67,27 +67,27 @@ class Identity:
 
 
 def retry_request(
-    ask: Callable[[], T], wait: Callable[[float], bool], attempts: int = _ATTEMPTS
+    request: Callable[[], T], wait: Callable[[float], bool], attempts: int = _ATTEMPTS
 ) -> T:
     """Retry a request to a store, with growing pauses of random length, until it succeeds.
 
-    `wait` returns True when there is no time left. Raises RemoteRefusedError at once, another
-    RemoteError after the last attempt."""
+    `wait` returns True if there is no time left. Raises RemoteStoreRefusedError at once, other
+    RemoteStoreErrors after the last attempt."""
     for attempt in range(attempts):
         try:
-            return ask()
+            return request()
         except RemoteStoreRefusedError:
             raise
         except RemoteStoreError as error:
             pause = random.uniform(0.5, 1.0) * min(_LONGEST_PAUSE_S, _PAUSE_S * 2**attempt)
             if attempt + 1 == attempts or wait(pause):
                 raise
-            _log.warning("a store is asked again", error=str(error), seconds=round(pause, 1))
+            _log.warning("retrying a request to a store", error=str(error), seconds=round(pause, 1))
     raise AssertionError("attempts must be positive")
 
 
 def sleep(seconds: float) -> bool:
-    """Sleep for `retry_request`, when nothing else ends the wait."""
+    """Sleep for `retry_request`, for callers that never end the wait early."""
     time.sleep(seconds)
     return False
 
@@ -110,7 +110,7 @@ class Uploader:
         keep: int,
         wait: Callable[[float], bool],
     ) -> None:
-        """Take `wait`, which sleeps for seconds and returns True when the learner stops."""
+        """Create it with `wait`, which sleeps for seconds and returns True if the learner stops."""
         self._store = store
         self._who = who
         self._run_dir = run_dir
@@ -118,7 +118,7 @@ class Uploader:
         self._wait = wait
 
     def upload(self, staged: Staged) -> int:
-        """Upload a checkpoint; return the bytes sent, 0 when it was there already.
+        """Upload a checkpoint; return the bytes sent, 0 if it was already there.
 
         Raises FencedError, LocalDamageError, RemoteError."""
         self.check_fence()
@@ -134,13 +134,13 @@ class Uploader:
         manifest = RemoteManifest(
             staged.stamp, self._who.run_id, staged.schema_version, staged.acknowledged, files
         )
-        self._ask(lambda: self._store.write(staged.stamp.manifest, manifest.encode()))
+        self._request(lambda: self._store.write(staged.stamp.manifest, manifest.encode()))
         self._tidy(staged.stamp)
         return report.total_bytes
 
     def check_fence(self) -> None:
-        """Raise FencedError when a later epoch has begun."""
-        names = self._ask(
+        """Raise FencedError if a later epoch has begun."""
+        names = self._request(
             lambda: [*self._store.list_files(EPOCHS), *self._store.list_files(MANIFESTS)]
         )
         epochs = [found[0] for name in names if (found := marker_of(name))]
@@ -148,8 +148,8 @@ class Uploader:
         newest = max(epochs, default=0)
         if newest > self._who.run_epoch:
             raise FencedError(
-                f"run {self._who.run_id} went on elsewhere: {self._store.url} is at epoch {newest},"
-                f" this learner at {self._who.run_epoch}. Nothing of it counts any more: end it"
+                f"run {self._who.run_id} continued elsewhere: {self._store.url} is at epoch"
+                f" {newest}, this learner at {self._who.run_epoch}: end it, its work is discarded"
             )
 
     def _names(self, staged: Staged) -> Sequence[str]:
@@ -157,7 +157,7 @@ class Uploader:
         return sorted([*staged.files, *metrics])
 
     def _is_there(self, staged: Staged) -> bool:
-        """Return True when an earlier start finished an upload of the same files, or of a later
+        """Return True if an earlier start finished an upload of the same files, or of a later
         step."""
         for stamp in self._surviving():
             if stamp.step > staged.stamp.step:
@@ -167,7 +167,7 @@ class Uploader:
         return False
 
     def _holds(self, stamp: Stamp, staged: Staged) -> bool:
-        data = self._ask(lambda: self._store.read(stamp.manifest))
+        data = self._request(lambda: self._store.read(stamp.manifest))
         try:
             files = decode_manifest(data or b"", stamp).files
         except LayoutError:
@@ -187,7 +187,7 @@ class Uploader:
                 for each in sent:
                     each.result()
             finally:
-                # What has not begun need not.
+                # Cancel files that have not started.
                 pool.shutdown(wait=False, cancel_futures=True)
 
     def _send(self, staged: Staged, name: str, file: RemoteFile, report: UploadReport) -> None:
@@ -200,7 +200,7 @@ class Uploader:
             )
             self._check(target, file)
 
-        self._ask(send)
+        self._request(send)
 
     def _check(self, target: str, file: RemoteFile) -> None:
         size = self._store.size(target)
@@ -211,29 +211,29 @@ class Uploader:
         if file.size_bytes <= READ_BACK_BYTES:
             data = self._store.read(target) or b""
             if hashlib.sha256(data).hexdigest() != file.sha256:
-                raise RemoteStoreError(f"{self._store.url}/{target} is not what was sent")
+                raise RemoteStoreError(f"{self._store.url}/{target} differs from what was sent")
 
     def _surviving(self) -> list[Stamp]:
-        markers = self._ask(lambda: read_markers(self._store))
-        return surviving(stamps(self._ask(lambda: self._store.list_files(MANIFESTS))), markers)
+        markers = self._request(lambda: read_markers(self._store))
+        return surviving(stamps(self._request(lambda: self._store.list_files(MANIFESTS))), markers)
 
     def _tidy(self, newest: Stamp) -> None:
         """Remove checkpoints beyond `keep`, those no longer part of the run, and the remains of
-        unfinished uploads. Manifests go first: none ever names a missing file."""
+        unfinished uploads. Manifests go first, so that none ever names a missing file."""
         kept = self._surviving()[-self._keep :]
         old = [s for s in self._stamps() if s not in kept and s.run_epoch <= newest.run_epoch]
-        self._ask(lambda: self._store.remove([stamp.manifest for stamp in old]))
+        self._request(lambda: self._store.remove([stamp.manifest for stamp in old]))
         named = {stamp.folder for stamp in self._stamps()}
-        files = self._ask(lambda: self._store.list_files(CHECKPOINTS))
+        files = self._request(lambda: self._store.list_files(CHECKPOINTS))
         left = [name for name in files if _folder(name) not in named and _older(name, newest)]
-        self._ask(lambda: self._store.remove(left))
-        self._ask(self._store.drop_unfinished)
+        self._request(lambda: self._store.remove(left))
+        self._request(self._store.drop_unfinished)
 
     def _stamps(self) -> list[Stamp]:
-        return stamps(self._ask(lambda: self._store.list_files(MANIFESTS)))
+        return stamps(self._request(lambda: self._store.list_files(MANIFESTS)))
 
-    def _ask(self, ask: Callable[[], T]) -> T:
-        return retry_request(ask, self._wait)
+    def _request(self, request: Callable[[], T]) -> T:
+        return retry_request(request, self._wait)
 
 
 def _digest(staged: Staged, name: str) -> RemoteFile:

@@ -1,6 +1,6 @@
 """Restore a run from its uploaded checkpoints to this machine, so that it can be resumed here.
 
-Prints what was restored, as one JSON object. When it cannot be restored, nothing is changed."""
+Prints the result as one JSON object. If the run cannot be restored, nothing is changed."""
 
 import argparse
 import sys
@@ -31,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         " ever uploaded there. Further arguments override keys of the spec.",
         allow_abbrev=False,
     )
-    parser.add_argument("url", help="of the run, as in s3://bucket/prefix/RUN_ID")
+    parser.add_argument("url", help="URL of the run, as in s3://bucket/prefix/RUN_ID")
     parser.add_argument("--config", type=Path, required=True, metavar="SPEC", help="run spec")
     parser.add_argument("--runs", type=Path, default=Path("runs"), help="folder of all runs")
     given, overrides = parser.parse_known_args(argv)
@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _restore_run(url: str, path: Path, runs: Path, overrides: Sequence[str]) -> Restored:
     spec = load_spec(path, overrides)
     name = parse_shared(spec, where=str(path)).name
-    # The rest of the table is for a learner that goes on, and that reads the run's own spec.
+    # The other keys are for a learner that resumes, which reads the run's own spec.
     table = dict(spec.get("learner", {})).get("checkpoint", {})
     config = parse_config(CheckpointConfig, table, where=str(path), section="learner.checkpoint")
     store = open_store(url, config.remote_options)

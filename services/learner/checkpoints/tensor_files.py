@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-# As safetensors itself: what is longer is an attack, or not such a file.
+# Same limit as in safetensors: anything longer is an attack, or not such a file.
 MAX_HEADER_BYTES = 100_000_000
 ITEM_BYTES: Mapping[str, int] = {
     "F64": 8,
@@ -50,7 +50,7 @@ class TensorSpan:
 def read_header(path: Path) -> dict[str, TensorSpan]:
     """Return the tensors of a file, in the order of their data. Raises TensorFileError.
 
-    Only the header is read, and only when its length is plausible."""
+    Only the header is read, and only if its length is plausible."""
     header, base, size = _read_json_header(path)
     named = [(n, _parse_span(path, n, e, base)) for n, e in header.items() if n != _METADATA]
     spans = dict(sorted(named, key=lambda item: (item[1].begin, item[1].end)))
@@ -59,37 +59,39 @@ def read_header(path: Path) -> dict[str, TensorSpan]:
 
 
 def read_metadata(path: Path) -> Mapping[str, Any]:
-    """Return the texts that a file's header has beside its tensors. Raises TensorFileError."""
+    """Return the text metadata of a file's header. Raises TensorFileError."""
     header, _, _ = _read_json_header(path)
     found = header.get(_METADATA, {})
     if not isinstance(found, dict):
-        raise TensorFileError(f"{path}: not safetensors: its {_METADATA} is no JSON object")
+        raise TensorFileError(f"{path}: not safetensors: its {_METADATA} is not a JSON object")
     return found
 
 
 def _read_json_header(path: Path) -> tuple[dict[str, Any], int, int]:
-    """Return a file's header, where its data begins, and its size."""
+    """Return a file's header, the start of its data, and its size."""
     try:
         size = path.stat().st_size
         with path.open("rb") as file:
             length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
             if size < _LENGTH_BYTES or length > min(MAX_HEADER_BYTES, size - _LENGTH_BYTES):
                 raise TensorFileError(
-                    f"{path}: not safetensors: its header should be {length} bytes long, of"
-                    f" {size} in the file and {MAX_HEADER_BYTES} allowed"
+                    f"{path}: not safetensors: its header claims {length} bytes; the file has"
+                    f" {size}, and {MAX_HEADER_BYTES} are allowed"
                 )
             header: Any = json.loads(file.read(length))
     except OSError as error:
         raise TensorFileError(f"{path} cannot be read: {error}") from error
     except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
-        raise TensorFileError(f"{path}: not safetensors: its header is no JSON: {error}") from error
+        raise TensorFileError(
+            f"{path}: not safetensors: its header is not JSON: {error}"
+        ) from error
     if not isinstance(header, dict):
-        raise TensorFileError(f"{path}: not safetensors: its header is no JSON object")
+        raise TensorFileError(f"{path}: not safetensors: its header is not a JSON object")
     return header, _LENGTH_BYTES + length, size
 
 
 def check_dtype(path: Path, dtype: str) -> None:
-    """Raise TensorFileError when a floating-point tensor is not of `dtype` ("F32")."""
+    """Raise TensorFileError if a floating-point tensor has another dtype than `dtype` ("F32")."""
     for name, span in read_header(path).items():
         if "F" in span.dtype and span.dtype != dtype:
             raise TensorFileError(f"{path}: {name} is {span.dtype}, expected {dtype}")

@@ -1,7 +1,7 @@
-"""Tensors of a checkpoint whose parts lie in the files of several ranks, found by their headers.
+"""Tensors of a checkpoint whose parts are in the files of several ranks, found by their headers.
 
-The ranks write them by torch.distributed.checkpoint (see `rank/tensor_shards.py`), and split them
-between rows alone. Nothing is loaded here, and no torch is needed."""
+The ranks write them with torch.distributed.checkpoint (see `rank/tensor_shards.py`), and split them
+only between rows. Nothing is loaded here, and no torch is needed."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +18,7 @@ from services.learner.checkpoints.tensor_files import (
 from services.learner.run_files.rank_record import read_shapes
 
 MODEL, ADAPTERS = "model", "adapters"
-# In the metadata of a file's header: by tensor, where its part begins in each dimension.
+# Keys in the metadata of a file's header: by tensor, the start of its part in each dimension.
 _PLACES, _OFFSETS = "DCP_SHARDING_INFO", "saved_offsets"
 
 
@@ -31,7 +31,7 @@ class TensorPart:
     first_row: int
 
     def read(self) -> bytes:
-        """Return its data."""
+        """Return the data of this part."""
         with self.path.open("rb") as file:
             file.seek(self.span.begin)
             return file.read(self.span.end - self.span.begin)
@@ -39,22 +39,22 @@ class TensorPart:
 
 @dataclass(frozen=True, slots=True)
 class SplitTensor:
-    """A whole tensor, as the data of its parts one after the other."""
+    """A whole tensor: the concatenated data of its parts."""
 
     dtype: str
     shape: tuple[int, ...]
     parts: Sequence[TensorPart]
 
     def read(self) -> bytes:
-        """Return all of its data."""
+        """Return all of the tensor's data."""
         return b"".join(part.read() for part in self.parts)
 
 
 def find_tensors(folder: Path, group: str) -> dict[str, SplitTensor]:
-    """Return the tensors that are called `group/NAME` in a checkpoint, by `NAME`.
+    """Return the tensors called `group/NAME` in a checkpoint, by `NAME`.
 
-    Raises TensorFileError when parts of one are missing, or do not belong together, and
-    RankRecordError when the record of the checkpoint does not say what it holds."""
+    Raises TensorFileError if parts of one are missing, or do not belong together, and
+    RankRecordError if the record of the checkpoint does not list its tensors."""
     found: dict[str, list[TensorPart]] = {}
     for path in sorted(folder.glob("*.safetensors")):
         for name, part in _parts_of(path):
@@ -65,7 +65,7 @@ def find_tensors(folder: Path, group: str) -> dict[str, SplitTensor]:
     joined = {name: _join_parts(folder, name, parts) for name, parts in found.items()}
     for name, shape in read_shapes(folder, group).items():
         if name not in joined or joined[name].shape != shape:
-            raise TensorFileError(f"{folder} has not all parts of {group}/{name}")
+            raise TensorFileError(f"{folder} lacks parts of {group}/{name}")
     return joined
 
 
@@ -75,7 +75,7 @@ def _parts_of(path: Path) -> Iterator[tuple[str, TensorPart]]:
         try:
             first, *others = [*places[name][_OFFSETS], *([0] if not span.shape else [])]
         except (KeyError, TypeError, ValueError) as error:
-            raise TensorFileError(f"{path}: {name}: no place in a tensor: {error!r}") from error
+            raise TensorFileError(f"{path}: {name} has no valid offset: {error!r}") from error
         if any(others):
             raise TensorFileError(f"{path}: {name} is split within its rows")
         yield name, TensorPart(path, span, first)
@@ -85,9 +85,9 @@ def _read_places(path: Path) -> Mapping[str, Any]:
     try:
         places = json.loads(read_metadata(path)[_PLACES])
     except (KeyError, TypeError, ValueError) as error:
-        raise TensorFileError(f"{path} is no file of a checkpoint: {error!r}") from error
+        raise TensorFileError(f"{path} is not a file of a checkpoint: {error!r}") from error
     if not isinstance(places, dict):
-        raise TensorFileError(f"{path} is no file of a checkpoint: {_PLACES} is no JSON object")
+        raise TensorFileError(f"{path} is not a checkpoint's: {_PLACES} is not a JSON object")
     return places
 
 

@@ -17,7 +17,7 @@ class UploadReport:
         self.total_bytes = total_bytes
         self._step = step
         self._sent: Counter[str] = Counter()
-        self._said = time.monotonic()
+        self._logged_at = time.monotonic()
         self._turn = threading.Lock()
 
     def begin(self, name: str) -> None:
@@ -29,8 +29,8 @@ class UploadReport:
         """Count further bytes of a file."""
         with self._turn:
             self._sent[name] += count
-            if time.monotonic() - self._said < _REPORT_EVERY_S:
+            if time.monotonic() - self._logged_at < _REPORT_EVERY_S:
                 return
-            self._said = time.monotonic()
+            self._logged_at = time.monotonic()
             sent = self._sent.total()
         _log.info("uploading", step=self._step, sent_bytes=sent, total_bytes=self.total_bytes)

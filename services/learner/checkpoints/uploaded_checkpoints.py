@@ -1,4 +1,4 @@
-"""Checkpoints in a run's folder that are queued for upload as they are made."""
+"""Checkpoints in a run's folder that are queued for upload after their commit."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from services.learner.journal.store import Journal
 
 
 class UploadedCheckpoints(Checkpoints):
-    """Checkpoints that are each uploaded, once committed."""
+    """Checkpoints that are uploaded after their commit."""
 
     def __init__(
         self,
@@ -33,8 +33,8 @@ class UploadedCheckpoints(Checkpoints):
         await self._uploads.offer(row)
 
     async def find_newest(self) -> CheckpointRow | None:
-        """Find the newest checkpoint like the base class, and queue it: the end of the last start
-        may have cut off its upload."""
+        """Find the newest checkpoint like the base class, and queue it, since the end of the last
+        start may have cut off its upload."""
         row = await super().find_newest()
         if row is not None:
             await self._uploads.offer(row)

@@ -1,4 +1,4 @@
-"""Uploads of checkpoints as the run sees them, and those of a run that uploads none."""
+"""Port for uploads of checkpoints, and its implementation for a run without uploads."""
 
 import asyncio
 from typing import Protocol
@@ -7,14 +7,14 @@ from services.learner.journal.schema import CheckpointRow
 
 
 class CheckpointUploads(Protocol):
-    """Uploads of one learner's checkpoints to where its run keeps copies."""
+    """Uploads of one learner's checkpoints to the store of its run."""
 
     async def offer(self, row: CheckpointRow) -> None:
         """Queue a committed checkpoint for upload; return once its files are held."""
         ...
 
     async def wait_until_fenced(self) -> None:
-        """Wait until a later epoch takes the run over; then raise FencedError."""
+        """Wait until a later epoch takes over the run; then raise FencedError."""
         ...
 
     async def finish(self, timeout_s: float) -> None:
@@ -31,7 +31,7 @@ class CheckpointUploads(Protocol):
 
 
 class NoUploads:
-    """Uploads of a run whose checkpoints are kept in its folder only. Implements
+    """Uploads of a run whose checkpoints stay in its folder. Implements
     `CheckpointUploads`."""
 
     async def offer(self, row: CheckpointRow) -> None:

@@ -11,39 +11,39 @@ _WEBHOOK = re.compile(r"\$[A-Za-z_][A-Za-z0-9_]*|https?://\S+")
 
 
 class AlarmsConfig(ConfigModel):
-    """Thresholds. A ratio is judged over `window` steps, or more until it has `count` things."""
+    """Thresholds. A ratio covers the last `window` steps, or more until it has `count` items."""
 
-    # A URL that takes {"text": ...}, as Slack's do, or $NAME of an environment variable with one.
+    # URL that accepts {"text": ...}, as Slack's do, or $NAME of a variable that holds one.
     webhook: str | None = None
     window: Steps = 8
     count: Count = 32
-    # Least share of groups whose attempts differ in reward.
+    # Smallest share of groups whose attempts differ in reward.
     signal_ratio: Share = 0.25
-    # An environment whose attempts pass in so large a share is solved where they hardly differ.
+    # If attempts at an environment hardly differ but pass at this share, it counts as solved.
     solved_share: Share = 0.9
-    # Largest share of tries whose grade is not known.
+    # Largest share of tries without a known grade.
     no_grade_rate: Share = 0.1
     # Largest share of tool calls that end in an error.
     tool_error_rate: Share = 0.5
-    # Largest share of groups that were dropped because they were too old.
+    # Largest share of groups dropped as too old.
     stale_share: Share = 0.2
-    # Attempts that are so many times as long, or as short, as in the run's first `window` steps.
+    # Factor by which attempts are longer, or shorter, than in the run's first `window` steps.
     length_factor: float = Field(default=3.0, gt=1, le=1000)
-    # Least entropy, as a share of that of the first `window` steps.
+    # Smallest entropy, as a share of that of the first `window` steps.
     entropy_share: float = Field(default=0.1, ge=0, lt=1)
-    # Least fall of pass@1 on a set of tasks, from the best before it, that is outside chance.
+    # Smallest drop of pass@1 on a set of tasks, from its best so far, beyond chance.
     eval_fall: Share = 0.05
-    # Tries in a row at one environment of which none gets a grade.
+    # Consecutive tries at one environment without a grade.
     failing_tries: Count = 16
-    # Steps in a row in which no attempt in an environment got a reward other than 0.
+    # Consecutive steps in which no attempt in an environment got a reward other than 0.
     no_reward_steps: Steps = 3
-    # Tasks of one environment that were given up, within `window` steps.
+    # Tasks of one environment that are given up within `window` steps.
     given_up_tasks: Count = 3
 
     @field_validator("webhook")
     @classmethod
     def _is_a_url_or_a_variable(cls, webhook: str | None) -> str | None:
         if webhook is not None and not _WEBHOOK.fullmatch(webhook):
-            # Without the value: it may be a secret with a slip in it.
+            # The message omits the value: it may be a secret with a typo.
             raise ValueError("expected an http(s) URL, or $NAME of an environment variable")
         return webhook

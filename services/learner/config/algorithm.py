@@ -1,6 +1,6 @@
 """Settings of the RL algorithm: `[learner.algorithm]` and the tables below it.
 
-Nothing here imports torch: the service reads it too. Papers and equations are with the code, in
+Nothing here imports torch, since the service reads it too. Papers and equations are cited in
 `services/learner/algo`."""
 
 from typing import Literal, Self
@@ -11,7 +11,7 @@ from services.common.config import ConfigModel, did_you_mean
 from services.common.domain.attempts import StopReason
 from services.common.number_ranges import MOST_STEPS, MOST_TOKENS, Count, Tokens
 
-# Largest bound of a ratio.
+# Largest bound for a ratio.
 _MOST = 1e6
 
 ADVANTAGE_NAMES = ("grpo", "dr_grpo", "rloo", "max_rl", "reinforce_pp", "gae")
@@ -19,21 +19,21 @@ LOSS_NAMES = ("ppo_clip", "dual_clip", "gspo", "cispo", "sapo", "dppo", "importa
 
 
 class KlConfig(ConfigModel):
-    """A penalty on leaving the reference policy, the one that the run began with."""
+    """Penalty on leaving the reference policy, the one that the run started with."""
 
-    # 0 switches it off, and no reference policy is loaded.
+    # 0 switches it off; then no reference policy is loaded.
     coefficient: float = Field(default=0.0, ge=0, le=1000)
     # Estimator of KL(policy || reference) from sampled tokens.
     estimator: Literal["k1", "k2", "k3", "abs"] = "k3"
-    # `loss`: a term of the loss, with its gradient. `reward`: taken off each token's reward.
+    # `loss`: a term of the loss, with its gradient. `reward`: subtracted from each token's reward.
     place: Literal["loss", "reward"] = "loss"
 
 
 class CorrectionConfig(ConfigModel):
     """Corrections for tokens whose probability differs between trainer and engine.
 
-    Ratios are trainer / sampler, with the trainer's logprobs at the start of a step. Absent:
-    not done."""
+    Ratios are trainer / sampler, with the trainer's logprobs at the start of a step. An absent
+    key switches its correction off."""
 
     # Truncated importance sampling: the loss of a token is weighted by its ratio, at most this.
     token_tis: float | None = Field(default=None, gt=0, le=1e6)
@@ -41,11 +41,11 @@ class CorrectionConfig(ConfigModel):
     sequence_tis: float | None = Field(default=None, gt=0, le=1e6)
     # Tokens whose ratio lies outside get no gradient.
     token_mask: tuple[float, float] | None = None
-    # Sequences whose product of ratios lies outside get none.
+    # Sequences whose product of ratios lies outside get no gradient.
     sequence_mask_product: tuple[float, float] | None = None
-    # Sequences whose geometric mean of ratios lies outside get none.
+    # Sequences whose geometric mean of ratios lies outside get no gradient.
     sequence_mask_geometric: tuple[float, float] | None = None
-    # A sequence that lags k versions weighs this ** k.
+    # A sequence that lags k versions has weight this ** k.
     staleness_decay: float = Field(default=1.0, gt=0, le=1)
 
     @model_validator(mode="after")
@@ -63,11 +63,11 @@ class CorrectionConfig(ConfigModel):
 
 
 class OverlongConfig(ConfigModel):
-    """Treatment of attempts that did not end by themselves."""
+    """Treatment of attempts that were cut off."""
 
-    # Attempts that ended so carry no gradient; their rewards still count in their group.
+    # Attempts with these stop reasons carry no gradient; their rewards still count in their group.
     mask_stop_reasons: tuple[StopReason, ...] = ()
-    # Sequences of more tokens carry none either.
+    # Neither do sequences with more tokens than this.
     mask_above_tokens: Tokens | None = None
     # Soft penalty: none up to `soft_limit - soft_buffer` policy tokens of an attempt, then
     # falling linearly to -1 times `soft_weight` at `soft_limit`.
@@ -85,28 +85,28 @@ class OverlongConfig(ConfigModel):
 class CriticConfig(ConfigModel):
     """The value model of `advantage = "gae"`, trained beside the policy."""
 
-    # The same at every step: the schedule of `[learner.optimizer]` is the policy's alone.
+    # Constant: the schedule of `[learner.optimizer]` is for the policy only.
     lr: float = Field(default=1e-5, gt=0, le=1)
     # Discount and trace decay of generalised advantage estimation.
     discount: float = Field(default=1.0, gt=0, le=1)
     trace_decay: float = Field(default=1.0, ge=0, le=1)
-    # How far a value may move from the one before the step.
+    # Distance that a value may move from the one before the step.
     value_clip: float = Field(default=0.2, gt=0, le=1e6)
-    # Steps in which the critic alone learns.
+    # Steps in which only the critic learns.
     warmup_steps: int = Field(default=0, ge=0, le=MOST_STEPS)
 
 
 class AlgorithmConfig(ConfigModel):
     """Advantage, loss and their settings."""
 
-    # Modules imported by the ranks, for estimators and losses of your own.
+    # Modules that the ranks import, for custom estimators and losses.
     plugins: tuple[str, ...] = ()
-    # How an attempt is compared: grpo, dr_grpo, rloo, reinforce_pp, max_rl, gae, or a plugin's.
+    # Advantage estimator: grpo, dr_grpo, rloo, reinforce_pp, max_rl, gae, or a plugin's.
     advantage: str = "grpo"
     # ppo_clip, dual_clip, gspo, cispo, sapo, dppo, importance_sampling, or a plugin's.
     loss: str = "ppo_clip"
     # Ratios are clipped from 1 - clip_low to 1 + clip_high; at 1 there is no lower bound. For dppo
-    # they bound how far a token's probability moves, down and up.
+    # they bound how far a token's probability may move, down and up.
     clip_low: float = Field(default=0.2, gt=0, le=1)
     # Above clip_low: clip-higher of DAPO.
     clip_high: float = Field(default=0.28, gt=0, le=1000)
@@ -115,17 +115,17 @@ class AlgorithmConfig(ConfigModel):
     # Temperatures of sapo's gates, at positive and negative advantages.
     sapo_positive: float = Field(default=1.0, gt=0, le=1000)
     sapo_negative: float = Field(default=1.05, gt=0, le=1000)
-    # What the loss's ratio is taken against: the logprobs that the engine sampled with, or those
-    # of the trainer as the step begins (decoupled PPO; one more forward pass where a step has
-    # several updates).
+    # Denominator of the loss's ratio: the logprobs that the engine sampled with, or the trainer's
+    # at the start of the step (decoupled PPO; one more forward pass if a step has several
+    # updates).
     proximal: Literal["behaviour", "trainer"] = "behaviour"
     reduction: Literal["token_mean", "sequence_mean", "sequence_mean_token_sum_norm"] = "token_mean"
-    # The constant that sequence_mean_token_sum_norm divides by; absent: policy.max_model_len.
+    # Constant that sequence_mean_token_sum_norm divides by; absent: policy.max_model_len.
     norm_tokens: Tokens | None = None
     # Optimizer updates of a step: epochs * mini_batches (whole groups), then one publication.
     epochs: int = Field(default=1, ge=1, le=1000)
     mini_batches: Count = 1
-    # Of a bonus; below 0 it sharpens the policy.
+    # Coefficient of an entropy bonus; below 0 it sharpens the policy.
     entropy_coefficient: float = Field(default=0.0, ge=-100, le=100)
     kl: KlConfig = KlConfig()
     correction: CorrectionConfig = CorrectionConfig()
@@ -135,13 +135,13 @@ class AlgorithmConfig(ConfigModel):
     @field_validator("advantage", "loss")
     @classmethod
     def _name_is_known(cls, name: str, info: ValidationInfo) -> str:
-        """Check the name. With plugins any name may be known: the ranks look it up as they
+        """Check the name. With plugins any name is allowed: the ranks look it up when they
         start."""
         known = ADVANTAGE_NAMES if info.field_name == "advantage" else LOSS_NAMES
         if name not in known and not info.data.get("plugins"):
             raise ValueError(
-                f"unknown {info.field_name}{did_you_mean(name, known)} (the module that brings one "
-                "of your own is to be named in algorithm.plugins)"
+                f"unknown {info.field_name}{did_you_mean(name, known)} (list the module of a"
+                " custom one in algorithm.plugins)"
             )
         return name
 
@@ -150,7 +150,7 @@ class AlgorithmConfig(ConfigModel):
         tis = self.correction.token_tis is not None or self.correction.sequence_tis is not None
         if tis and self.proximal == "behaviour":
             raise ValueError(
-                "correction.token_tis and sequence_tis weigh a loss whose ratio is taken against "
+                "correction.token_tis and sequence_tis weight a loss whose ratio is taken against "
                 'the trainer: set proximal = "trainer"; the ratio against the behaviour policy '
                 "corrects already"
             )

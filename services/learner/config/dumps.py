@@ -1,18 +1,18 @@
-"""Files that keep what agents did and what the trainer computed of it: `[learner.dumps]`."""
+"""Files that record episodes and the trainer's values for their tokens: `[learner.dumps]`."""
 
 from services.common.config import ConfigModel
 from services.common.number_ranges import Count, Steps
 
 
 class DumpsConfig(ConfigModel):
-    """What a run keeps of its episodes beside the journal."""
+    """Episode files that a run keeps beside the journal."""
 
-    # Write anything at all.
+    # Write dumps at all.
     enabled: bool = True
-    # Steps between dumps of a step's episodes; evaluations are all dumped.
+    # Steps between dumps of training episodes; every evaluation is dumped.
     every: Steps = 1
-    # Newest steps whose token statistics and episodes are kept in the run's folder, and whose
-    # tokens stay in the journal, of at most 200 groups.
+    # Newest steps whose token statistics and episodes stay in the run's folder, and whose tokens
+    # stay in the journal, of at most 200 groups.
     keep: Count = 20
-    # Upload the files as well, where `learner.checkpoint.remote` names a store.
+    # Also upload the files if `learner.checkpoint.remote` names a store.
     remote: bool = True

@@ -37,7 +37,7 @@ class OptimizerConfig(ConfigModel):
     grad_clip: float = Field(default=1.0, ge=0, le=1e6)
     # Steps over which the learning rate rises linearly from 0.
     warmup_steps: int = Field(default=0, ge=0, le=MOST_STEPS)
-    # After warm-up: `linear` and `cosine` fall, and would be 0 one step after the run's last.
+    # After warm-up `linear` and `cosine` fall, and would reach 0 one step after the run's last.
     schedule: Literal["constant", "linear", "cosine"] = "constant"
 
 
@@ -48,16 +48,16 @@ class CheckpointConfig(ConfigModel):
     every: Steps = 20
     # How many to keep.
     keep: Count = 2
-    # Where they are kept as well, in a folder named by the run: any fsspec URL, such as
-    # `s3://bucket/prefix`; absent: nowhere. Its keys come from the environment, never from here.
+    # Second place for checkpoints, in a folder named after the run: any fsspec URL, such as
+    # `s3://bucket/prefix`; absent: none. Its keys come from the environment, never from here.
     remote: str | None = None
     # Options of its file system, such as `endpoint_url`.
     remote_options: dict[str, str | int | float | bool] = Field(
         default_factory=dict[str, str | int | float | bool]
     )
-    # How many to keep there.
+    # How many to keep in the store.
     remote_keep: Count = 2
-    # How long the end of a run waits until its last checkpoint is there.
+    # How long the end of a run waits for the upload of its last checkpoint.
     remote_exit_s: Seconds = 600.0
 
     @model_validator(mode="after")
@@ -65,7 +65,7 @@ class CheckpointConfig(ConfigModel):
         for name in self.remote_options:
             if _SECRET_OPTION.search(name):
                 raise ValueError(
-                    f"remote_options.{name}: keys do not belong into a spec; give options like this"
+                    f"remote_options.{name}: keys do not belong in a spec; pass such options"
                     f" as a JSON object in the environment variable {REMOTE_OPTIONS_VARIABLE}"
                 )
         if self.remote is not None and not _REMOTE_URL.fullmatch(self.remote):
@@ -84,9 +84,9 @@ class EvalSetConfig(ConfigModel):
     tasks: str
     # 0 is greedy decoding.
     temperature: float = Field(default=1.0, ge=0, le=10)
-    # Tasks to use, from the start of what `learner.select` leaves; absent means all.
+    # Tasks to use, from the start of what `learner.select` leaves; absent: all.
     count: Tasks | None = None
-    # Attempts at each task; pass@k is reported for k up to this.
+    # Attempts at each task; pass@k is reported up to this k.
     attempts: int = Field(default=1, ge=1, le=64)
     when: tuple[EvalMoment, ...] = ("before", "during", "after")
 
@@ -95,11 +95,11 @@ class EvalConfig(ConfigModel):
     """Evaluation on tasks that are never trained on."""
 
     sets: tuple[EvalSetConfig, ...] = ()
-    # Steps between the evaluations during training; 0 means none.
+    # Steps between the evaluations during training; 0: none.
     every: int = Field(default=0, ge=0, le=MOST_STEPS)
     # How long the next publication waits for an evaluation of the policy before it.
     hold_s: Seconds = 120.0
-    # How many tasks of an evaluation may be leased at once.
+    # Tasks of an evaluation that may be leased at once.
     slots: Count = 64
 
     @model_validator(mode="after")
@@ -113,25 +113,25 @@ class EvalConfig(ConfigModel):
 class WeightsConfig(ConfigModel):
     """Distribution of published weights to engines."""
 
-    # What lies between learner and engines. `private`: whatever both sides can do. `public`: a
-    # network with strangers in it; WeightService alone, under TLS, for shared memory, NCCL and gloo
-    # neither encrypt nor ask who is there.
+    # Network between learner and engines. `private`: any transport that both sides support.
+    # `public`: it may have strangers in it, so only WeightService under TLS is used; shared memory,
+    # NCCL and gloo neither encrypt nor authenticate.
     network: Literal["private", "public"] = "private"
-    # Port of WeightService, for machines that are reached at opened ports only; 0 is any free one.
+    # Port of WeightService, for machines with few open ports; 0 is any free one.
     port: int = Field(default=0, ge=0, le=65535)
-    # HOST or HOST:PORT at which engines reach it; absent: the learner's host, and that port.
+    # HOST or HOST:PORT at which engines reach it; absent: the learner's host and that port.
     advertise: str | None = None
-    # New weights that are sent into live engines, by vLLM's weight transfer. `auto`: to engines on
-    # other machines of a private network, over NCCL between GPUs and gloo else. `gloo`, `nccl`: to
-    # all of them, also on this machine. `ipc`: to those on the learner's own devices, through
-    # memory there; to others as `auto` has it. `off`: engines read shared memory, or fetch.
+    # New weights sent into live engines, by vLLM's weight transfer. `auto`: to engines on other
+    # machines of a private network, over NCCL between GPUs and gloo otherwise. `gloo`, `nccl`: to
+    # all engines, also on this machine. `ipc`: to engines on the learner's own devices, through
+    # their memory, and to others as with `auto`. `off`: engines read shared memory, or fetch.
     transfer: Literal["auto", "off", "gloo", "nccl", "ipc"] = "auto"
     # Port at which engines meet the sender; 0 is any free one.
     transfer_port: int = Field(default=0, ge=0, le=65535)
-    # A sender or an engine that brings nothing for so long is given up by the other.
+    # A sender or engine that makes no progress for this long is abandoned by the other.
     transfer_stall_s: Seconds = 15.0
-    # Engines that fetch every publication. `auto`: what has changed in one that they hold, where
-    # few words have; they keep a copy of the newest. `off`: all of it.
+    # For engines that fetch every publication. `auto`: only the difference to one that they hold,
+    # if few words changed; they keep a copy of the newest. `off`: the whole publication.
     delta: Literal["auto", "off"] = "auto"
 
     @model_validator(mode="after")
@@ -139,8 +139,8 @@ class WeightsConfig(ConfigModel):
         if self.network == "public" and self.transfer in ("gloo", "nccl", "ipc"):
             raise ValueError(
                 f"transfer: {self.transfer!r}, but network is 'public': the weights' sender neither"
-                " encrypts nor asks who is there; set learner.weights.transfer = 'auto', by which"
-                " engines fetch from WeightService under TLS there"
+                " encrypts nor authenticates; set learner.weights.transfer = 'auto', so that"
+                " engines fetch from WeightService under TLS"
             )
         return self
 
@@ -148,11 +148,11 @@ class WeightsConfig(ConfigModel):
 class IntakeConfig(ConfigModel):
     """Limits on trajectories in transit to the learner."""
 
-    # Bytes of one worker's trajectories that may be under way; its further ones wait, unread.
+    # Bytes in transit from one worker; its further trajectories wait unread.
     worker_bytes: int = Field(default=8 * 2**20, ge=2**20, le=2**40)
-    # And of all workers together.
+    # Bytes in transit from all workers together.
     total_bytes: int = Field(default=64 * 2**20, ge=2**20, le=2**40)
-    # A submission that stands still for so long is ended; its worker sends it again.
+    # A submission without progress for this long is aborted; its worker sends it again.
     stall_s: Seconds = 30.0
 
 
@@ -173,32 +173,32 @@ class LearnerConfig(ServiceConfig):
     max_staleness: int = Field(default=1, ge=0, le=1000)
     # A group with fewer graded attempts at its deadline is dropped.
     min_group: int = Field(default=2, ge=2, le=1024)
-    # How often one attempt may be tried in all.
+    # Tries of one attempt in total.
     max_tries: int = Field(default=3, ge=1, le=1000)
-    # How often a task comes back whose group was dropped, before it is given up.
+    # Times that a task whose group was dropped comes back before it is given up.
     max_requeues: int = Field(default=2, ge=0, le=1000)
     lease_ttl_s: Seconds = 30.0
-    # From the first lease of a group to the moment its work is no longer taken.
+    # From a group's first lease until its work is no longer accepted.
     group_deadline_s: Seconds = 1800.0
     # TRAIN samples by temperature alone.
     temperature: float = Field(default=1.0, gt=0, le=10)
     # Groups whose rewards are all equal carry no signal. `mask`: trained with advantage 0, so
-    # that their tokens count in the mean. `drop`: left out of the batch, and not replaced.
-    # `replace`: left out, and others are sampled until a step has `groups_per_step` with signal.
+    # that their tokens count in the mean. `drop`: left out of the batch and not replaced.
+    # `replace`: left out, and more are sampled until a step has `groups_per_step` with signal.
     constant_groups: Literal["mask", "drop", "replace"] = "mask"
-    # For `replace`: most groups that are replaced for one step, in multiples of groups_per_step.
+    # For `replace`: most groups replaced in one step, in multiples of groups_per_step.
     max_refill: int = Field(default=4, ge=1, le=1000)
     publish_timeout_s: Seconds = 120.0
     intake: IntakeConfig = IntakeConfig()
     weights: WeightsConfig = WeightsConfig()
-    # How long a cut Attach stream keeps its membership.
+    # How long a worker stays a member after its Attach stream breaks.
     attach_grace_s: Seconds = 10.0
-    # A stage without progress for so long is reported in the log, with all stacks.
+    # A stage without progress for this long is logged with all stacks.
     stall_s: Seconds = 300.0
     algorithm: AlgorithmConfig = AlgorithmConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     rank: RankConfig = RankConfig()
-    # Trains adapters in place of the model; absent: all of its parameters.
+    # Train adapters in place of the model; absent: all of its parameters.
     lora: LoraConfig | None = None
     guard: GuardConfig = GuardConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
@@ -224,11 +224,11 @@ class LearnerConfig(ServiceConfig):
         if self.lora is None or self.lora.rank != published:
             own = "is absent" if self.lora is None else f"is {self.lora.rank}"
             raise ConfigError(
-                f"policy.adapter_rank: {published}, but learner.lora.rank {own}; set both alike, or"
-                " leave policy.adapter_rank out, and engines are given merged weights"
+                f"policy.adapter_rank: {published}, but learner.lora.rank is {own}; set both to the"
+                " same rank, or leave policy.adapter_rank out to publish merged weights"
             )
         if self.weights.transfer in ("gloo", "nccl", "ipc"):
             raise ConfigError(
-                f"learner.weights.transfer: {self.weights.transfer!r} sends whole weights, and with"
+                f"learner.weights.transfer: {self.weights.transfer!r} sends whole weights, but with"
                 " policy.adapter_rank there are none; leave it out"
             )

@@ -13,9 +13,9 @@ class LoraConfig(ConfigModel):
 
     rank: int = Field(default=16, ge=1, le=4096)
     alpha: float = Field(default=32.0, gt=0, le=1e6)
-    # Kept for specs from elsewhere; nothing but 0.
+    # Accepted for specs from other trainers; must be 0.
     dropout: float = Field(default=0.0, ge=0, lt=1)
-    # `all-linear`: every linear layer but the output head. Else their names, or the ends of these:
+    # `all-linear`: every linear layer but the output head. Otherwise layer names or their ends:
     # `q_proj` is the query projection of every decoder layer.
     target_modules: str | tuple[str, ...] = ALL_LINEAR
 

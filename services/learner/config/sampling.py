@@ -36,13 +36,13 @@ class SelectConfig(ConfigModel):
         None
     )
     env_keys: Annotated[tuple[str, ...], BeforeValidator(_split_list)] = ()
-    # Tasks without a difficulty are left out where this is set.
+    # If set, tasks without a difficulty are left out.
     difficulty: Annotated[tuple[Level, ...], BeforeValidator(_parse_levels)] = ()
     data_version: str | None = Field(default=None, min_length=1)
-    # Tools that are offered, by environment or by task, which goes first; others are neither shown
-    # nor callable. All are offered where none are named.
+    # Tools on offer, by environment or by task, the latter first; others are neither shown nor
+    # callable. Where none are named, all are offered.
     tools: dict[str, Names] = Field(default_factory=dict[str, Names])
-    # Of what the others leave for training, so many; evaluation sets have their own `count`.
+    # Most training tasks, after the other filters; evaluation sets have their own `count`.
     max_tasks: Tasks | None = None
 
 
@@ -57,7 +57,7 @@ class DifficultyConfig(ConfigModel):
     impossible: Share = 0.02
     # Weight of a task's earlier groups against its newest; 1 forgets nothing.
     decay: float = Field(default=0.5, gt=0, le=1)
-    # Share of an environment's draws that tries a parked task again; 0 never does.
+    # Share of an environment's draws that retries a parked task; 0: none.
     probe_share: float = Field(default=0.1, ge=0, le=0.5)
 
     @model_validator(mode="after")
@@ -72,16 +72,16 @@ class DifficultyConfig(ConfigModel):
 class SamplingConfig(ConfigModel):
     """The order of tasks."""
 
-    # How many groups each environment gets: the same number, a number that is proportional to
-    # its tasks, or what `weights` says.
+    # How many groups each environment gets: the same number, a number proportional to its tasks, or
+    # according to `weights`.
     mixing: Literal["uniform", "proportional", "weights"] = "uniform"
     # By environment, for `mixing = "weights"`; 0 leaves an environment out.
     weights: dict[str, Weight] = Field(default_factory=dict[str, Weight])
-    # Every environment has so many of each `groups_per_step` groups, whatever its weight.
+    # Every environment has this many of each `groups_per_step` groups, whatever its weight.
     min_per_env: int = Field(default=0, ge=0, le=1_000_000)
     # Steps of an epoch, for the metric; absent means as many groups as there are tasks.
     epoch_steps: Steps | None = None
-    # Most of an environment's tasks that may be quarantined.
+    # Largest share of an environment's tasks that may be quarantined.
     quarantine_share: Share = 0.1
     difficulty: DifficultyConfig = DifficultyConfig()
 

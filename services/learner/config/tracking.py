@@ -11,24 +11,24 @@ Backend = Literal["jsonl", "console", "wandb", "tensorboard", "trackio", "mlflow
 
 
 class TrackingConfig(ConfigModel):
-    """The trackers of a run, and what they call it."""
+    """Trackers of a run, and the names under which they file it."""
 
     # `jsonl` writes metrics.jsonl, which `flotilla train` draws its curve from.
     backends: tuple[Backend, ...] = ("jsonl", "console")
-    # Of wandb and trackio; mlflow calls it an experiment.
+    # For wandb and trackio; the experiment in mlflow.
     project: str = Field(default="fleet-task-grpo", pattern=r"^[^/\\#?%:\s]{1,128}$")
-    # wandb's alone.
+    # wandb only.
     entity: str | None = None
     group: str | None = None
-    # Of wandb and mlflow.
+    # For wandb and mlflow.
     tags: tuple[str, ...] = ()
-    # wandb's alone. `auto` goes offline without a key or a network; `online` refuses to start then.
+    # wandb only. `auto` goes offline without a key or a network; `online` then refuses to start.
     mode: Literal["auto", "online", "offline"] = "auto"
-    # wandb's alone: steps between tables of sampled episodes, with their texts; 0 logs none.
+    # wandb only: steps between tables of sampled episodes, with their texts; 0: none.
     episodes_every: int = Field(default=10, ge=0, le=MOST_STEPS)
 
     @model_validator(mode="after")
     def _no_backend_twice(self) -> Self:
         if len(set(self.backends)) < len(self.backends):
-            raise ValueError(f"backends: each once, got {list(self.backends)}")
+            raise ValueError(f"backends: list each once; got {list(self.backends)}")
         return self

@@ -1,4 +1,4 @@
-"""Work that goes on when the call that asked for it goes away."""
+"""Work that continues when its caller goes away."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -8,7 +8,7 @@ T = TypeVar("T")
 
 
 class BackgroundTasks:
-    """Tasks in progress, held so that none is garbage-collected halfway."""
+    """Tasks in progress, referenced so that none is garbage-collected."""
 
     def __init__(self) -> None:
         self._running: set[asyncio.Task[Any]] = set()
@@ -20,5 +20,5 @@ class BackgroundTasks:
         return task
 
     async def run_shielded(self, work: Coroutine[Any, Any, T]) -> T:
-        """Do `work` to its end even if the caller goes away."""
+        """Finish `work` even if the caller goes away."""
         return await asyncio.shield(self.start_task(work))

@@ -1,7 +1,6 @@
 """Complete groups on their way to a step. No I/O.
 
-Groups leave oldest first, by their place in the curriculum. How many wait is bounded by the
-lease book's slots.
+Groups leave oldest first, by curriculum position. The lease book's slots bound how many wait.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -28,22 +27,22 @@ class AttemptRecord:
     trajectory: Trajectory
     policy_tokens: int
     total_tokens: int
-    # Oldest and newest version that wrote any of it; absent when no policy did.
+    # Oldest and newest version that wrote any of its tokens; absent if no policy did.
     oldest_version: int | None
     newest_version: int | None
-    # Why it is not used although it may have a reward: `orphan_policy`, `other_policy`.
+    # Reason for not using it although it may have a reward: `orphan_policy`, `other_policy`.
     dropped: str = ""
 
     @property
     def spoils_group(self) -> bool:
-        """True if no attempt beside it may be used: those that ended before they read what
-        cannot be rendered are a biased selection."""
+        """True if no other attempt of its group may be used: the ones that ended before the
+        unrenderable input are a biased selection."""
         return self.trajectory.failure is FailureKind.TEMPLATE_ERROR and not self.dropped
 
 
 @dataclass(frozen=True, slots=True)
 class ReadyGroup:
-    """A complete group: its graded attempts, in order of attempt."""
+    """A complete group with its graded attempts, in order of attempt."""
 
     spec: GroupSpec
     graded: tuple[AttemptRecord, ...]
@@ -68,11 +67,11 @@ class ReadyGroup:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Groups of one step: those that are trained, and those left out for want of signal."""
+    """Groups of one step: the trained ones, and those left out for lack of signal."""
 
     groups: tuple[ReadyGroup, ...]
     filtered: tuple[ReadyGroup, ...]
-    # How many of `filtered` had another group sampled in their place.
+    # Number of `filtered` groups that were replaced by others.
     replaced: int = 0
 
     @property
@@ -85,13 +84,13 @@ class Batch:
 
     @property
     def places_without_signal(self) -> int:
-        """Number of the step's places that were taken by groups without signal."""
+        """Number of the step's places taken by groups without signal."""
         unreplaced = (*self.groups, *self.filtered[self.replaced :])
         return sum(not group.has_signal for group in unreplaced)
 
     @property
     def outcomes(self) -> list[GroupOutcome]:
-        """Outcomes of all its groups, in the order in which they were drawn."""
+        """Outcomes of all its groups, in draw order."""
         return [
             GroupOutcome(g.spec.task.key, g.rewards)
             for g in sorted(self.all_groups, key=_draw_order)
@@ -104,7 +103,7 @@ class Batcher:
     Groups without signal are trained like all others (`mask`), left out (`drop`), or left out
     and replaced (`replace`: the dynamic sampling of DAPO, arXiv:2503.14476, section 3.2): the
     step then waits for `groups_per_step` groups with signal, unless `max_refill` times as many
-    without were replaced for it."""
+    without signal were already replaced."""
 
     def __init__(
         self,
@@ -126,13 +125,13 @@ class Batcher:
 
     def add_group(self, group: ReadyGroup) -> bool:
         """Add a group; return True if it has no signal and another should be sampled in its
-        place. It then needs no slot any more."""
+        place. It then no longer needs a slot."""
         replace_it = not group.has_signal and len(self._replaced) < self._most_replaced
         (self._replaced if replace_it else self._ready).append(group)
         return replace_it
 
     def add_replaced(self, group: ReadyGroup) -> None:
-        """Take back a group that an earlier start had replaced."""
+        """Restore a group that an earlier start had replaced."""
         self._replaced.append(group)
 
     def put_back(self, batch: Batch, *, without: Collection[str]) -> None:
@@ -143,7 +142,7 @@ class Batcher:
         self._ready += [g for g in kept if g not in replaced]
 
     def drop_stale(self, trainer_version: int) -> list[ReadyGroup]:
-        """Remove and return the groups that the next step may no longer train on, or count."""
+        """Remove and return the groups that the next step may no longer train on or count."""
         bound = self.staleness.oldest_allowed(trainer_version)
         waiting = (*self._replaced, *self._ready)
         self._replaced = keep_fresh(self._replaced, bound)
@@ -170,12 +169,12 @@ class Batcher:
 
 
 def _draw_order(group: ReadyGroup) -> tuple[int, int]:
-    """Return a group's place in the curriculum."""
+    """Return a group's curriculum position."""
     return group.spec.sequence_number, group.spec.requeues
 
 
 def make_record(trajectory: Trajectory, dropped: str = "") -> AttemptRecord:
-    """Make the record of a try that is kept in memory."""
+    """Make the in-memory record of a try."""
     versions = [policy.version for policy in trajectory.policies]
     return AttemptRecord(
         trajectory=replace(trajectory, sequences=()),
@@ -188,7 +187,7 @@ def make_record(trajectory: Trajectory, dropped: str = "") -> AttemptRecord:
 
 
 def make_ended_group(spec: GroupSpec, records: Sequence[AttemptRecord], now: float) -> ReadyGroup:
-    """Make a group of the records that an earlier start left of it."""
+    """Make a group from the records that an earlier start left."""
     graded = tuple(r for r in records if r.trajectory.reward is not None and not r.dropped)
     failed = tuple(record for record in records if record not in graded)
     return ReadyGroup(spec, graded, failed, leased_at=now, ended_at=now)

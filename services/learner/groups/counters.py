@@ -1,4 +1,4 @@
-"""Counters of what came in and what was lost between two steps, for the metrics."""
+"""Counters of received and lost work between two steps, for the metrics."""
 
 from collections import Counter, deque
 from dataclasses import dataclass, field, replace
@@ -13,44 +13,44 @@ from services.learner.groups.batcher import AttemptRecord, ReadyGroup
 from services.learner.groups.staleness import STALE
 
 _log = get_logger(__name__)
-# Attempts whose lengths are compared to see whether dropping is biased.
+# Attempts whose lengths are compared to detect biased dropping.
 _LENGTHS = 4096
-# Kinds of failures of one environment that are told apart, and how much is kept of what is said.
+# Most distinct failure kinds of one environment, and most characters of a message.
 _REASONS = 32
 _WORDS_CHARACTERS = 300
 
 
 @dataclass(slots=True)
 class StepCounters:
-    """Sums since they were last taken."""
+    """Sums since the last `take_counters`."""
 
     policy_tokens: int = 0
     trajectories: int = 0
     failures: Counter[str] = field(default_factory=Counter[str])
     dropped_groups: Counter[str] = field(default_factory=Counter[str])
-    # Those of groups that were dropped.
+    # Tokens of dropped groups.
     dropped_tokens: int = 0
     quarantined: int = 0
-    # By environment: TRAIN tries that ended, and those whose grade is not known.
+    # By environment: TRAIN tries that ended, and those without a known grade.
     tries: Counter[str] = field(default_factory=Counter[str])
     no_grade: Counter[str] = field(default_factory=Counter[str])
     # By environment: tasks that were given up.
     given_up: Counter[str] = field(default_factory=Counter[str])
-    # By environment: tries that the env_gateway would not even open.
+    # By environment: tries that the env_gateway refused to open.
     refused: Counter[str] = field(default_factory=Counter[str])
-    # By environment: what was said of the newest of those.
+    # By environment: message of the newest try of each kind.
     no_grade_words: dict[str, str] = field(default_factory=dict[str, str])
     refused_words: dict[str, str] = field(default_factory=dict[str, str])
 
 
 class Tally:
-    """Counters of the run's events; `take_counters` starts them anew."""
+    """Counters of the run's events; `take_counters` resets them."""
 
     def __init__(self) -> None:
         self.stale_lengths: deque[int] = deque(maxlen=_LENGTHS)
         self.trained_lengths: deque[int] = deque(maxlen=_LENGTHS)
         self._counters = StepCounters()
-        # Of the whole process; and how many earlier starts of the run have received.
+        # Tries received by the whole process; then those that earlier starts of the run received.
         self.received_in_all: Counter[str] = Counter()
         self.received_before = 0
         # By environment, since its newest graded try.
@@ -92,23 +92,23 @@ class Tally:
         _log.error("a task was given up", task=spec.task.key, env=spec.task.env_key)
 
     def count_refused(self, env: str, tries: int, detail: str) -> None:
-        """Count the tries of a group that the env_gateway refused, and keep what it said."""
+        """Count a group's tries that the env_gateway refused, and keep its message."""
         self._counters.refused[env] += tries
         self._counters.refused_words[env] = first_line(detail, _WORDS_CHARACTERS)
 
     def count_unrendered(self, spec: GroupSpec, detail: str) -> None:
-        """Note a group that was dropped as TEMPLATE_ERROR."""
+        """Count a group that was dropped as TEMPLATE_ERROR."""
         env = spec.task.env_key
         self.template_errors[env] = TemplateError(f"of task {spec.task.key!r}: {detail}")
-        _log.error("a group was dropped: template error", task=spec.task.key, said=detail)
+        _log.error("a group was dropped: template error", task=spec.task.key, detail=detail)
 
     def count_rendered(self, env: str) -> None:
-        """Count a group of an environment that ended with all that its policy was to read."""
+        """Count a group of an environment whose inputs could all be rendered."""
         if known := self.template_errors.get(env):
             self.template_errors[env] = replace(known, groups_since=known.groups_since + 1)
 
     def count_trained(self, group: ReadyGroup) -> None:
-        """Note a group that went into a step."""
+        """Count a group that went into a step."""
         self.trained_lengths.extend(record.policy_tokens for record in group.graded)
 
     def _update_streak(self, env: str, record: AttemptRecord) -> None:
@@ -125,14 +125,14 @@ class Tally:
         self.streaks[env] = Streak(known.tries + 1, reasons, newest)
 
     def take_counters(self) -> StepCounters:
-        """Return the sums so far, and start again from nothing."""
+        """Return the sums so far, and reset them."""
         taken, self._counters = self._counters, StepCounters()
         return taken
 
 
 def _explain_failure(trajectory: Trajectory) -> tuple[str, str]:
-    """Return why a try failed, which is one of few kinds, and what a verifier or
-    backend said."""
+    """Return the kind of a try's failure, which is one of few, and the message of a verifier
+    or backend."""
     words = first_line(trajectory.detail, _WORDS_CHARACTERS)
     if trajectory.no_grade:
         return f"{trajectory.failure}: {trajectory.no_grade}", words

@@ -1,4 +1,4 @@
-"""The scheduler of groups: out as leases, back as trajectories. It keeps the lease book and the
+"""Dispatcher of groups: out as leases, back as trajectories. It keeps the lease book and the
 journal in step.
 
 The order is always the same. A lease: book, journal, reply. A trajectory: journal, book,
@@ -36,9 +36,9 @@ _log = get_logger(__name__)
 
 
 class GroupDispatcher:
-    """Scheduler that leases groups, takes trajectories and hands complete groups on.
+    """Leases groups, takes trajectories and passes complete groups on.
 
-    TRAIN groups go to the batcher; `endings.on_eval_group` gets the others. All methods run on
+    TRAIN groups go to the batcher, the others to `endings.on_eval_group`. All methods run on
     one event loop; `changed` is notified after anything that a waiter may be waiting for."""
 
     def __init__(
@@ -54,7 +54,7 @@ class GroupDispatcher:
         max_requeues: int,
         opened: Iterable[str] = (),
     ) -> None:
-        """Create it; `opened` are the environments of which the run has had an episode."""
+        """Create it; `opened` are the environments in which the run has had an episode."""
         self.book = book
         self.batcher = batcher
         self.lineage = lineage
@@ -81,7 +81,7 @@ class GroupDispatcher:
     # --- leases
 
     async def lease_group(self, request: LeaseRequest, poll_s: float) -> Lease | None:
-        """Wait up to `poll_s` for a group; a repeated request gets the lease it got before."""
+        """Wait up to `poll_s` for a group; a repeated request gets the same lease again."""
         self._greet_worker(request)
         try:
             async with asyncio.timeout(poll_s), self.changed:
@@ -103,12 +103,12 @@ class GroupDispatcher:
         await self.notify_changed()
 
     async def mark_serving(self, worker_id: str, policy: PolicyId) -> None:
-        """Note that a worker's engine serves a policy: it may now get work for it."""
+        """Record that a worker's engine serves a policy, so that it may get work for it."""
         self.book.workers.mark_serving(worker_id, policy)
         await self.notify_changed()
 
     async def mark_not_serving(self, worker_id: str, refused: PolicyId) -> None:
-        """Note that a worker's engine lacks the weights it claims: others do its work (I6)."""
+        """Record that a worker's engine lacks the weights it claims: others do its work (I6)."""
         self.book.workers.mark_not_serving(worker_id, refused)
         self.book.end_leases_of(worker_id)
         await self.notify_changed()
@@ -124,9 +124,8 @@ class GroupDispatcher:
     # --- groups
 
     async def expire_overdue(self) -> None:
-        """Take back overdue leases and end overdue groups; call it now and then.
-
-        Raises ConfigError when an environment of the run cannot be had.
+        """Take back overdue leases and end overdue groups; call it regularly.
+        Raises ConfigError if an environment of the run is unavailable.
         """
         await self.endings.settle_groups(self.book.expire_leases(loop_time()))
         if self._giving_up.problem:
@@ -136,12 +135,12 @@ class GroupDispatcher:
             self._lacking |= lacking
             _log.error(
                 "tasks wait for a capability that no rollout worker has; add such a worker, or"
-                " take these tasks out of the task file",
+                " remove these tasks from the task file",
                 capabilities=sorted(lacking),
             )
 
     async def advance_policy(self, policy: PolicyId, trained: Batch | None) -> None:
-        """Adopt a new policy: free the slots of its step, and drop what is now too old."""
+        """Adopt a new policy: free the slots of its step, and drop groups that are now stale."""
         self.lineage.add_policy(policy)
         self.book.policy = policy
         if trained:
@@ -161,13 +160,13 @@ class GroupDispatcher:
                 return batch
 
     def learn_from_batch(self, step: int, batch: Batch) -> CurriculumSnapshot:
-        """Teach the curriculum what the groups of a step showed.
+        """Update the curriculum with the outcomes of a step's groups.
 
-        The result is to be journaled with the step's plan: await nothing in between."""
+        The caller journals the result with the step's plan and awaits nothing in between."""
         if batch.replaced and batch.places_without_signal:
             _log.warning(
                 "a step trains on fewer groups with signal than groups_per_step, because"
-                " max_refill times as many without were replaced already",
+                " max_refill times as many without signal were already replaced",
                 step=step,
                 replaced=batch.replaced,
                 lacking=batch.places_without_signal,
@@ -176,7 +175,7 @@ class GroupDispatcher:
         return CurriculumSnapshot(change, self._fresh.unjournaled)
 
     def mark_journaled(self, snapshot: CurriculumSnapshot) -> None:
-        """Note that the result of `learn_from_batch` is on the disk."""
+        """Record that the result of `learn_from_batch` is on disk."""
         self._fresh.mark_journaled(snapshot.drawn)
 
     async def add_eval_groups(self, specs: Sequence[GroupSpec]) -> None:
@@ -187,7 +186,7 @@ class GroupDispatcher:
         await self.endings.settle_groups(self.book.drop_groups(group_ids, reason))
 
     async def restore_group(self, stored: StoredGroup) -> None:
-        """Take up a group of an earlier epoch, its trajectories and its lease."""
+        """Restore a group of an earlier epoch, with its trajectories and its lease."""
         spec = stored.spec
         if stored.damaged:
             await self._journal.quarantine_records(stored.damaged)
@@ -209,7 +208,7 @@ class GroupDispatcher:
         await self.endings.settle_groups([e for e in ended if e])
 
     async def restore_replaced(self, stored: StoredGroup) -> None:
-        """Count a group without signal with the next step, as it would have been before."""
+        """Count a group without signal in the next step, as before the restart."""
         if stored.damaged:
             await self._journal.quarantine_records(stored.damaged)
             return
@@ -219,7 +218,7 @@ class GroupDispatcher:
         self.batcher.add_replaced(make_ended_group(stored.spec, records, loop_time()))
 
     async def stop_leasing(self) -> None:
-        """Give out no more work."""
+        """Grant no more leases."""
         self.draining = True
         await self.notify_changed()
 
@@ -239,7 +238,7 @@ class GroupDispatcher:
         return self._answers.find_lease_id(request) or self._grant_lease(request)
 
     def _grant_lease(self, request: LeaseRequest) -> str | None:
-        """Lease something to a polling worker, if there is something for it."""
+        """Lease something to a polling worker, if there is work for it."""
         if self.draining:
             raise DrainingError("the learner is draining")
         worker = self.book.workers.find_worker(request.worker_id)
@@ -260,7 +259,7 @@ class GroupDispatcher:
         return lease_id
 
     async def _drop_stale(self) -> int:
-        """End what the next step may no longer train on; return the trainer's version."""
+        """End groups that the next step may no longer train on; return the trainer's version."""
         version = self.book.policy.version if self.book.policy else 0
         if ended := self.endings.end_stale(version):
             await self.endings.settle_groups(ended)

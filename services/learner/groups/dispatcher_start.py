@@ -1,4 +1,4 @@
-"""Construction of the dispatcher, with everything that an earlier start left in the journal."""
+"""Construction of the dispatcher, with the state that an earlier start left in the journal."""
 
 from collections.abc import Sequence
 
@@ -30,9 +30,9 @@ from services.learner.sampling.tasks import Task
 async def start_dispatcher(
     config: LearnerConfig, journal: Journal, tasks: Sequence[Task], seed: int
 ) -> GroupDispatcher:
-    """Begin a run epoch. Raises ConfigError when the tasks cannot be drawn as configured."""
+    """Begin a run epoch. Raises ConfigError if the tasks cannot be drawn as configured."""
     curriculum = await _build_curriculum(config, journal, tasks, seed)
-    # The launcher names no epoch yet, so the journal's count is the only one.
+    # The launcher assigns no epoch yet, so the journal's count is the only one.
     run_epoch = await journal.begin_epoch(at_least=1)
     fresh = FreshGroups(curriculum, size=config.group_size, temperature=config.temperature)
     dispatcher = GroupDispatcher(
@@ -64,7 +64,7 @@ async def start_dispatcher(
 async def _build_curriculum(
     config: LearnerConfig, journal: Journal, tasks: Sequence[Task], seed: int
 ) -> Curriculum:
-    """Build the curriculum, at the draw with which an earlier start would have gone on."""
+    """Build the curriculum, at the draw where an earlier start would have continued."""
     try:
         curriculum = Curriculum(
             tasks,

@@ -1,4 +1,4 @@
-"""End of a group: complete, without signal, or dropped; and what the journal is told of it."""
+"""End of a group, complete, without signal or dropped, and its record in the journal."""
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
@@ -21,9 +21,9 @@ from services.learner.journal.store import Journal
 
 
 class GroupEndings:
-    """Ends groups and takes them out of the lease book.
+    """Ends groups and removes them from the lease book.
 
-    `on_eval_group` gets the complete groups of evaluations."""
+    `on_eval_group` receives the complete groups of evaluations."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class GroupEndings:
         self._changed = changed
 
     def take_record(self, spec: GroupSpec, record: AttemptRecord) -> EndedGroup | None:
-        """Note how a try ended; return its group if that completed it."""
+        """Record the end of a try; return its group if that completed it."""
         self.records.add_record(record)
         self._tally.count_received(record, spec)
         self._giving_up.note_attempt(spec, record, loop_time())
@@ -60,7 +60,7 @@ class GroupEndings:
         )
 
     async def settle_groups(self, ended: Sequence[EndedGroup]) -> None:
-        """Hand complete groups on; journal the others, with those that replace them."""
+        """Pass complete groups on; journal the others, with their replacements."""
         requeued: list[GroupSpec] = []
         filtered: list[str] = []
         for group in ended:
@@ -70,7 +70,7 @@ class GroupEndings:
             elif self._complete_group(ready):
                 filtered.append(group.group.group_id)
         dropped = [group for group in ended if group.reason]
-        # The change must be on its way to the journal before anything else is drawn.
+        # Queue the change for the journal before anything else is drawn.
         snapshot = self.flush_curriculum()
         if dropped or filtered or snapshot:
             await self._journal.end_groups(dropped, requeued, filtered, snapshot)
@@ -80,7 +80,7 @@ class GroupEndings:
         await self._notify_changed()
 
     def flush_curriculum(self) -> CurriculumSnapshot | None:
-        """Flush the curriculum's changes because of groups that could not be graded."""
+        """Flush the curriculum's changes caused by groups that could not be graded."""
         change = self._fresh.curriculum.flush_condemned()
         return CurriculumSnapshot(change, self._fresh.unjournaled) if change else None
 
@@ -93,7 +93,7 @@ class GroupEndings:
         return ended
 
     def forget_groups(self, group_ids: Iterable[str]) -> None:
-        """Free the slots of groups that are over."""
+        """Free the slots of finished groups."""
         ids = list(group_ids)
         self._book.free_groups(ids)
         self.records.forget_groups(ids)
@@ -101,7 +101,7 @@ class GroupEndings:
     async def verify_batch(self, batch: Batch) -> bool:
         """Check a batch against the journal; return True if it is intact.
 
-        Otherwise drop what is damaged, and put the batch's other groups back."""
+        Otherwise drop the damaged groups and put the others back."""
         damaged = await self._journal.find_damaged(batch.attempt_keys)
         if not damaged:
             return True
@@ -120,7 +120,7 @@ class GroupEndings:
             self._changed.notify_all()
 
     def _drop_group(self, reason: str, group: ReadyGroup) -> list[GroupSpec]:
-        """Drop a group; return the groups that replace it, at most one."""
+        """Drop a group; return its replacement, at most one group."""
         spec = group.spec
         self._tally.count_dropped(reason, group)
         self.forget_groups([spec.group_id])
@@ -137,8 +137,8 @@ class GroupEndings:
         return [replacement] if replacement else []
 
     def _complete_group(self, group: ReadyGroup) -> bool:
-        """Complete a group; return True if it is a TRAIN group without signal and another is to
-        be sampled in its place."""
+        """Complete a group; return True if it is a TRAIN group without signal that another one
+        replaces."""
         spec = group.spec
         self._giving_up.note_complete(group, open_since=self._book.open_since(spec.task.env_key))
         if spec.purpose is Purpose.EVAL:
@@ -147,7 +147,7 @@ class GroupEndings:
             return False
         filtered = self._batcher.add_group(group)
         if filtered:
-            # Its slot alone: until a step has counted it, it may still get too old for that.
+            # Frees only its slot: until a step has counted it, it may still become too old.
             self._book.free_groups([spec.group_id])
         return filtered
 

@@ -1,4 +1,4 @@
-"""Groups that no worker has had yet: requeued ones, fresh ones, and those of evaluations."""
+"""Groups not yet leased: requeued ones, fresh ones, and those of evaluations."""
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -10,8 +10,8 @@ from services.learner.group_types import GroupSpec
 class GroupQueue:
     """Two queues of groups that wait for a worker. Fresh TRAIN groups are made on demand.
 
-    A worker gets the first group that it can do; those that it cannot do wait for another,
-    never more of them than `bound`."""
+    A worker gets the first group that it can do; at most `bound` groups that it cannot do wait
+    for another worker."""
 
     def __init__(self, next_group: Callable[[], GroupSpec], *, bound: int) -> None:
         self._next_group = next_group
@@ -43,6 +43,6 @@ class GroupQueue:
         self._queues[spec.purpose].remove(spec)
 
     def drop_groups(self, group_ids: Collection[str]) -> None:
-        """Forget groups of evaluations."""
+        """Remove groups of evaluations."""
         kept = (s for s in self._queues[Purpose.EVAL] if s.group_id not in group_ids)
         self._queues[Purpose.EVAL] = deque(kept)

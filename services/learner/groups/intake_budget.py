@@ -1,4 +1,4 @@
-"""Budget for incoming trajectories: bytes in flight, of one worker and of all. No I/O."""
+"""Budget for incoming trajectories: bytes in flight, per worker and in total. No I/O."""
 
 import asyncio
 from collections import Counter, deque
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 
 class IntakeFullError(Exception):
-    """Too many trajectories are waiting already."""
+    """Too many trajectories are already waiting."""
 
 
 @dataclass(slots=True, eq=False)
@@ -19,10 +19,10 @@ class _Reservation:
 
 
 class IntakeBudget:
-    """Budget granted in the order of arrival; a worker at its own bound holds up no other.
+    """Budget granted in order of arrival; a worker at its own bound blocks no other.
 
     A trajectory reserves all of its bytes before it is read, so that those with a reservation
-    can finish. One that is larger than a bound has the bound to itself."""
+    can finish. One larger than a bound has the bound to itself."""
 
     def __init__(self, *, worker_bytes: int, total_bytes: int) -> None:
         self._worker_bytes = worker_bytes
@@ -33,20 +33,20 @@ class IntakeBudget:
 
     @property
     def taken_bytes(self) -> int:
-        """Bytes that are reserved."""
+        """Reserved bytes."""
         return self._taken.total()
 
     @asynccontextmanager
     async def reserve_bytes(
         self, worker_id: str, size: int, *, header: int
     ) -> AsyncGenerator[None]:
-        """Wait for a reservation, and hold it in the block; `header` is held while it waits.
+        """Wait for a reservation, and hold it within the block; `header` is held while waiting.
 
-        Raises IntakeFullError when the headers of those who wait take as much as all may have."""
+        Raises IntakeFullError if the waiting headers already take as much as all may have."""
         place = _Reservation(worker_id, size + header)
         if self._waiting_bytes + header > self._total_bytes:
             raise IntakeFullError(
-                f"{len(self._waiting)} trajectories wait for their turn already; send again later"
+                f"{len(self._waiting)} trajectories are already waiting; send again later"
             )
         self._waiting.append(place)
         self._waiting_bytes += header
@@ -66,7 +66,7 @@ class IntakeBudget:
     def _grant_waiting(self) -> None:
         for place in list(self._waiting):
             if self.taken_bytes and self.taken_bytes + place.size > self._total_bytes:
-                # The next in line: who is smaller does not overtake it.
+                # Strictly first come, first served: smaller ones do not overtake.
                 return
             own = self._taken[place.worker_id]
             if not own or own + place.size <= self._worker_bytes:

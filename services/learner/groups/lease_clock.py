@@ -1,4 +1,4 @@
-"""Clock of the lease book, on which all of its times are."""
+"""Clock for all times in the lease book."""
 
 import asyncio
 

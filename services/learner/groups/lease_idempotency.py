@@ -1,4 +1,4 @@
-"""Answers to requests for leases: a repeated request gets the lease that it got before."""
+"""Answers to requests for leases: a repeated request gets the same lease again."""
 
 import asyncio
 from collections import OrderedDict
@@ -13,7 +13,7 @@ _REMEMBERED_REQUESTS = 4096
 
 
 class LeaseAnswers:
-    """The newest answers, each on its way to the journal or there."""
+    """Newest answers, journaled or on their way there."""
 
     def __init__(self, journal: Journal, fresh: FreshGroups, run_epoch: int) -> None:
         self._journal = journal
@@ -25,7 +25,7 @@ class LeaseAnswers:
         self._writes = BackgroundTasks()
 
     def find_lease_id(self, request: LeaseRequest) -> str | None:
-        """Return the lease that a request got, if it got one."""
+        """Return the lease that a request got, if any."""
         return self._lease_ids.get((request.worker_id, request.request_id))
 
     def remember_lease(self, worker_id: str, request_id: str, lease_id: str) -> None:
@@ -34,7 +34,7 @@ class LeaseAnswers:
             self._lease_ids.popitem(last=False)
 
     def answer_request(self, request: LeaseRequest, lease: Lease) -> None:
-        """Answer a request with a lease, and begin to journal it."""
+        """Answer a request with a lease, and start to journal it."""
         self.remember_lease(request.worker_id, request.request_id, lease.lease_id)
         task = self._writes.start_task(self._journal_lease(lease, request))
         self._journaling[lease.lease_id] = task
@@ -45,7 +45,7 @@ class LeaseAnswers:
             await asyncio.shield(writing)
 
     async def _journal_lease(self, lease: Lease, request: LeaseRequest) -> None:
-        """Journal a lease, with whatever was drawn before it."""
+        """Journal a lease, with all groups drawn before it."""
         drawn = self._fresh.unjournaled
         await self._journal.add_lease(
             lease, request.incarnation, request.request_id, self._run_epoch, drawn

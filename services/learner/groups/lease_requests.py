@@ -6,7 +6,7 @@ from services.common.domain.policy import PolicyId
 
 
 class DrainingError(Exception):
-    """No more work is given out."""
+    """The learner grants no more leases."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +16,7 @@ class LeaseRequest:
     request_id: str
     worker_id: str
     incarnation: str
-    # What the worker says that its engine serves.
+    # Policy that the engine serves, according to the worker.
     holding: PolicyId | None
     free_attempts: int
     capabilities: frozenset[str] = frozenset()

@@ -7,7 +7,7 @@ is an argument in seconds.
 
 A TRAIN group holds one of `(max_staleness + 1) * groups_per_step` slots from its first
 lease until it is gone. Slots are never counted up and down: the groups that hold one are
-the groups in the book, so none can leak. EVAL groups hold slots of their own."""
+the groups in the book, so none can leak. EVAL groups have slots of their own."""
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
@@ -28,13 +28,13 @@ from services.learner.groups.workers import RolloutWorker, WorkerRoster
 
 
 class LeaseBook:
-    """Book of leases: of fresh groups from `next_group`, requeued ones, and lost ones again."""
+    """Book of leases for fresh groups from `next_group`, requeued ones, and lost ones again."""
 
     def __init__(self, rules: LeaseRules, next_group: Callable[[], GroupSpec]) -> None:
         self.rules = rules
-        # The newest published policy; nothing is leased before there is one.
+        # Newest published policy; nothing is leased without one.
         self.policy: PolicyId | None = None
-        # How many TRAIN groups may hold a slot now, below the rule's bound near a run's end.
+        # TRAIN groups that may hold a slot now, below the rule's bound near a run's end.
         self.train_slots = rules.train_slots
         self._backlog = GroupQueue(next_group, bound=rules.train_slots)
         self._groups: dict[str, OpenGroup] = {}
@@ -45,9 +45,9 @@ class LeaseBook:
     # --- workers
 
     def greet_worker(self, worker_id: str, incarnation: str, now: float) -> None:
-        """Note that a worker lives; a new incarnation ends its predecessor's leases.
+        """Record that a worker is alive; a new incarnation ends its predecessor's leases.
 
-        A process that was replaced has no place to come back to: it changes nothing.
+        A replaced process changes nothing.
         """
         if self.workers.was_replaced(worker_id, incarnation):
             return
@@ -58,7 +58,7 @@ class LeaseBook:
         self.workers[worker_id].seen = now
 
     def end_leases_of(self, worker_id: str) -> None:
-        """Take all work back from a worker that is absent."""
+        """Take all work back from an absent worker."""
         if worker := self.workers.find_worker(worker_id):
             for lease_id in worker.leases.copy():
                 self._lose_lease(lease_id)
@@ -68,7 +68,7 @@ class LeaseBook:
     def lease_next(
         self, worker_id: str, free_attempts: int, lease_id: str, now: float
     ) -> Lease | None:
-        """Give a greeted worker the next group that it may have, or nothing."""
+        """Give a greeted worker the next group that it may have, if any."""
         worker = self.workers[worker_id]
         worker.seen = now
         if self.policy is None or free_attempts < 1:
@@ -81,7 +81,7 @@ class LeaseBook:
         return None
 
     def renew_leases(self, worker_id: str, lease_ids: Iterable[str], now: float) -> list[str]:
-        """Push back the expiry of leases; return those that are lost."""
+        """Extend leases; return those that are lost."""
         if worker := self.workers.find_worker(worker_id):
             worker.seen = now
         lost: list[str] = []
@@ -94,19 +94,19 @@ class LeaseBook:
         return lost
 
     def release_leases(self, worker_id: str, lease_ids: Iterable[str]) -> None:
-        """Take back what a worker returns; what is not its own is ignored."""
+        """Take back a worker's returned leases; ignore those of other workers."""
         for lease_id in lease_ids:
             group = self._leased_group(lease_id)
             if group and group.lease and group.lease.worker_id == worker_id:
                 self._lose_lease(lease_id)
 
     def find_lease(self, lease_id: str) -> Lease | None:
-        """Return the lease, if it is still good."""
+        """Return the lease if it is still valid."""
         group = self._leased_group(lease_id)
         return group.lease if group else None
 
     def check_attempt(self, lease_id: str, key: AttemptKey, now: float) -> GroupSpec:
-        """Check that `key` may be handed in; keep the lease alive. Raises LeaseLostError."""
+        """Check that `key` may be submitted; renew the lease. Raises LeaseLostError."""
         group = self._leased_group(lease_id)
         if group is None or group.spec.group_id != key.group_id or group.expires <= now:
             raise LeaseLostError(f"lease {lease_id!r} does not cover group {key.group_id!r}")
@@ -117,17 +117,17 @@ class LeaseBook:
             )
         attempt = group.attempts[key.attempt_index]
         if attempt.ended and key.attempt_try >= attempt.next_try:
-            raise ValueError(f"attempt {key.attempt_index} has ended: it takes no other try")
+            raise ValueError(f"attempt {key.attempt_index} has ended: it accepts no other try")
         group.expires = now + self.rules.ttl_s
         return group.spec
 
     def record_attempt(
         self, key: AttemptKey, *, graded: bool, oldest_version: int | None, drop: str = ""
     ) -> EndedGroup | None:
-        """Note how a try ended; return its group if that ended it.
+        """Record the end of a try; return its group if that ended it.
 
-        A group ends when it is complete or, with a reason to `drop` it, when all of it has
-        become useless. A try of a group that is gone, or of an attempt that has ended, changes
+        A group ends when it is complete or, with a reason to `drop` it, when all of it is
+        useless. A try of a group that is gone, or of an attempt that has ended, changes
         nothing."""
         if not self.waits_for(key):
             return None
@@ -142,7 +142,7 @@ class LeaseBook:
         return None if group.missing_attempts else self._end_group(group)
 
     def expire_leases(self, now: float) -> list[EndedGroup]:
-        """Take back overdue leases, and end the groups whose deadline has passed."""
+        """Take back overdue leases, and end groups whose deadline has passed."""
         for group in list(self._groups.values()):
             if group.lease and group.expires <= now:
                 self._lose_lease(group.lease.lease_id)
@@ -153,17 +153,17 @@ class LeaseBook:
     # --- groups
 
     def add_groups(self, specs: Iterable[GroupSpec]) -> None:
-        """Have groups leased before all fresh ones."""
+        """Queue groups to be leased before all fresh ones."""
         self._backlog.add_groups(specs)
 
     def drop_groups(self, group_ids: Collection[str], reason: str) -> list[EndedGroup]:
-        """End groups that are not complete, whatever they have."""
+        """End incomplete groups, whatever they have."""
         self._backlog.drop_groups(group_ids)
         known = [self._groups[i] for i in group_ids if i in self._groups]
         return [self._end_group(group, reason) for group in known if not group.complete]
 
     def drop_stale(self, oldest_allowed: int) -> list[EndedGroup]:
-        """End the open TRAIN groups that hold an attempt older than a version."""
+        """End the open TRAIN groups with an attempt older than a version."""
         stale = [
             group.spec.group_id
             for group in self._groups.values()
@@ -172,19 +172,19 @@ class LeaseBook:
         return self.drop_groups(stale, STALE)
 
     def free_groups(self, group_ids: Iterable[str]) -> None:
-        """Forget complete groups: trained and published, dropped, filtered or evaluated."""
+        """Remove complete groups: trained and published, dropped, filtered or evaluated."""
         for group_id in group_ids:
             self._groups.pop(group_id, None)
 
     def restore_group(self, spec: GroupSpec, now: float) -> None:
-        """Take up a group that had been leased before a restart, without its lease."""
+        """Restore a group that was leased before a restart, without its lease."""
         self._groups[spec.group_id] = self._open_group(spec, now)
         self._lost.append(spec.group_id)
 
     def restore_lease(
         self, lease_id: str, group_id: str, worker: tuple[str, str], now: float
     ) -> None:
-        """Give a restored group its lease back, so that its worker can renew it."""
+        """Restore the lease of a restored group, so that its worker can renew it."""
         worker_id, incarnation = worker
         self.greet_worker(worker_id, incarnation, now)
         group = self._groups.get(group_id)
@@ -206,8 +206,8 @@ class LeaseBook:
         return bool(group and not group.complete and not group.attempts[key.attempt_index].ended)
 
     def open_since(self, env: str) -> float:
-        """Return when the oldest incomplete group of an environment was leased first; infinity
-        if there is none."""
+        """Return the first lease time of an environment's oldest incomplete group; infinity if
+        there is none."""
         own = (g for g in self._groups.values() if g.spec.task.env_key == env and not g.complete)
         return min((g.deadline - self.rules.group_deadline_s for g in own), default=inf)
 
@@ -288,7 +288,7 @@ class LeaseBook:
             group.lease = None
 
     def _end_group(self, group: OpenGroup, reason: str = "") -> EndedGroup:
-        """Complete a group that holds enough to be used; drop it otherwise."""
+        """Complete a group that has enough graded attempts; drop it otherwise."""
         self._end_lease(group)
         if group.spec.group_id in self._lost:
             self._lost.remove(group.spec.group_id)

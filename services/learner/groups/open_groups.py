@@ -5,17 +5,17 @@ from dataclasses import dataclass
 from services.common.domain.attempts import AttemptKey
 from services.learner.group_types import GroupSpec, Lease
 
-# Why a group is dropped of which an attempt was to read what cannot be rendered.
+# Reason for dropping a group with an attempt whose input cannot be rendered.
 TEMPLATE_ERROR = "template_error"
 
 
 class LeaseLostError(KeyError):
-    """The caller's lease has ended: drop the group."""
+    """The caller's lease has ended: it should drop the group."""
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseRules:
-    """Bounds that a lease book keeps."""
+    """Bounds that a lease book enforces."""
 
     train_slots: int
     eval_slots: int
@@ -30,7 +30,7 @@ class AttemptProgress:
     """Progress of one attempt."""
 
     next_try: int = 0
-    # The try that was graded.
+    # The graded try.
     graded: AttemptKey | None = None
     ended: bool = False
 
@@ -48,7 +48,7 @@ class OpenGroup:
     expires: float = 0.0
 
     def record_grade(self, key: AttemptKey, oldest_version: int | None) -> None:
-        """Note a graded try, and the oldest version that wrote any of it."""
+        """Record a graded try, and the oldest version that wrote any of it."""
         self.attempts[key.attempt_index].graded = key
         versions = [v for v in (self.oldest_version, oldest_version) if v is not None]
         self.oldest_version = min(versions, default=None)

@@ -1,4 +1,4 @@
-"""Published policies, and which of them the run still builds on."""
+"""Published policies, and those that the run still builds on."""
 
 from collections.abc import Iterable, Mapping
 from enum import Enum, auto
@@ -30,7 +30,7 @@ class PolicyLineage:
     def standing_of(self, policy: PolicyId) -> PolicyStanding:
         """Return a policy's standing.
 
-        A policy named with another fingerprint than the published one, or with none, is
+        A policy with another fingerprint than the published one, or with none, is
         unknown."""
         known = self._fingerprints.get((policy.run_epoch, policy.version))
         if known is None or policy.fingerprint != known:

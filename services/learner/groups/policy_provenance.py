@@ -1,4 +1,4 @@
-"""Origin of a trajectory: the policy that wrote it, and whether its group can use it."""
+"""Origin of a trajectory: the policy that wrote it, and its use for its group."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,7 @@ class UnknownPolicyError(ValueError):
 
 
 class Provenance:
-    """Judge of policies, by what was published and what each worker has shown to serve (I6)."""
+    """Checks policies against publications and each worker's proof that it serves them (I6)."""
 
     def __init__(self, lineage: PolicyLineage, workers: WorkerRoster, run_epoch: int) -> None:
         self._lineage = lineage
@@ -29,7 +29,7 @@ class Provenance:
     def has_shown(self, worker_id: str, policies: Sequence[PolicyId]) -> bool:
         """Return True if a worker was accepted for these policies.
 
-        Reports to an earlier epoch are not known any more; its policies are believed."""
+        Reports to an earlier epoch are no longer known; its policies are trusted."""
         worker = self._workers.find_worker(worker_id)
         mine = {policy for policy in policies if policy.run_epoch == self._run_epoch}
         return not mine.difference(worker.served if worker else ())
@@ -37,13 +37,13 @@ class Provenance:
     def refusal_count(self, worker_id: str) -> int:
         """Return how often a worker was refused.
 
-        If that grows, what the worker has in flight is not what it says, although it may serve
-        the same policy again by the time someone looks."""
+        If that grows, the worker's work in flight may come from other weights than it claims, even
+        if it serves the right policy again by the time of a check."""
         worker = self._workers.find_worker(worker_id)
         return worker.refusals if worker else 0
 
     def why_unusable(self, spec: GroupSpec, policies: Sequence[PolicyId]) -> str:
-        """Return why a group cannot use what these policies wrote; empty if it can."""
+        """Return the reason why a group cannot use a try by these policies; empty if it can."""
         if any(self._lineage.standing_of(p) is not PolicyStanding.SURVIVING for p in policies):
             return "orphan_policy"
         if spec.exact_policy and any(p != spec.exact_policy for p in policies):

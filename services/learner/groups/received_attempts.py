@@ -1,4 +1,4 @@
-"""Tries of the groups that are not over, without their arrays."""
+"""Tries of unfinished groups, without their arrays."""
 
 from collections.abc import Iterable
 
@@ -8,14 +8,14 @@ from services.learner.groups.batcher import AttemptRecord, ReadyGroup
 
 
 class OpenAttempts:
-    """Records received for each open group, and the time since which it is worked on."""
+    """Records received for each open group, and the time of its first lease."""
 
     def __init__(self) -> None:
         self._records: dict[str, dict[AttemptKey, AttemptRecord]] = {}
         self._leased_at: dict[str, float] = {}
 
     def note_lease(self, group_id: str, now: float) -> None:
-        """Note that a group was leased, maybe not for the first time."""
+        """Record a group's lease, which may not be its first."""
         self._leased_at.setdefault(group_id, now)
 
     def add_record(self, record: AttemptRecord) -> None:

@@ -1,19 +1,19 @@
-"""Staleness: how old the weights behind a group may be (I7), and which groups are too old."""
+"""Staleness: the permitted age of the weights behind a group (I7), and groups beyond it."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-# Why a group is dropped that no step may train on any more.
+# Reason for dropping a group that no step may train on any more.
 STALE = "stale"
 
 
 class SampledGroup(Protocol):
-    """A group of which policies have written something."""
+    """A group with attempts by known policy versions."""
 
     @property
     def oldest_version(self) -> int | None:
-        """The oldest version that wrote any of it; None when none has yet."""
+        """Oldest version that wrote any of it; None if none has yet."""
         ...
 
 
@@ -22,7 +22,7 @@ G = TypeVar("G", bound=SampledGroup)
 
 @dataclass(frozen=True, slots=True)
 class StalenessBound:
-    """Bound on how many versions a group may lag behind the trainer."""
+    """Bound on the number of versions by which a group may lag behind the trainer."""
 
     max_staleness: int
 

@@ -8,10 +8,10 @@ from services.learner.sampling.curriculum import Curriculum
 
 
 class FreshGroups:
-    """Maker of TRAIN groups; it knows which of them the journal may not have yet.
+    """Maker of TRAIN groups; it knows which of them may not be journaled yet.
 
-    A restart goes on after the last number that the journal has. So that none is left out,
-    every lease and every change of the curriculum is journaled with what was drawn before it."""
+    A restart continues after the last number in the journal. So that none is left out, every
+    lease and every curriculum change is journaled with the groups drawn before it."""
 
     def __init__(self, curriculum: Curriculum, *, size: int, temperature: float) -> None:
         self.curriculum = curriculum
@@ -38,6 +38,6 @@ class FreshGroups:
         return tuple(self._unjournaled.values())
 
     def mark_journaled(self, specs: Iterable[GroupSpec]) -> None:
-        """Note that these are on the disk."""
+        """Record that these are on disk."""
         for spec in specs:
             self._unjournaled.pop(spec.group_id, None)

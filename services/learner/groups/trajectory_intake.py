@@ -1,4 +1,4 @@
-"""Intake of trajectories: each is judged, journaled, then noted in the lease book."""
+"""Intake of trajectories: each is judged, journaled, then recorded in the lease book."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -21,7 +21,7 @@ from services.learner.journal import trajectory_codec
 from services.learner.journal.attempt_tables import ContentConflictError
 from services.learner.journal.store import Journal
 
-# Why a try is not used whose worker has not shown that it serves what it says.
+# Reason for not using a try whose worker has not proved that it serves the policy it claims.
 _UNVERIFIED = "unverified_policy"
 
 
@@ -34,9 +34,9 @@ class Receipt:
 
 
 class TrajectoryIntake:
-    """Intake of finished tries. `changed` is notified when a policy was reported."""
+    """Takes finished tries. `changed` is notified when a policy is reported."""
 
-    # How long a trajectory waits for the report on a policy that wrote some of it.
+    # Time that a trajectory waits for the report on a policy that wrote some of it.
     report_grace_s = 5.0
 
     def __init__(
@@ -57,7 +57,7 @@ class TrajectoryIntake:
     async def admit_attempt(self, lease_id: str, worker_id: str, key: AttemptKey) -> bool:
         """Permit a try to be sent, before any of it is read.
 
-        Return False for one that is journaled already: it needs no lease to be repeated. Raises
+        Return False if it is already journaled: repeating it needs no lease. Raises
         LeaseLostError or ValueError."""
         try:
             self.check_holder(lease_id, worker_id)
@@ -69,7 +69,7 @@ class TrajectoryIntake:
         return True
 
     def check_holder(self, lease_id: str, worker_id: str) -> None:
-        """Check that the lease is good, and this worker's. Raises LeaseLostError."""
+        """Check that the lease is valid and belongs to this worker. Raises LeaseLostError."""
         holder = self._book.find_lease(lease_id)
         if holder is None or holder.worker_id != worker_id:
             why = "it has ended" if holder is None else "it is another worker's"
@@ -88,7 +88,7 @@ class TrajectoryIntake:
                 raise
             if known != trajectory_codec.record_digest(trajectory):
                 raise ContentConflictError(
-                    f"other content is journaled under {trajectory.key}"
+                    f"other content is already journaled under {trajectory.key}"
                 ) from None
             return Receipt(repeated=True, group_complete=True)
         _check_temperature(spec, trajectory)
@@ -107,7 +107,7 @@ class TrajectoryIntake:
         )
 
     async def _wait_for_report(self, worker_id: str, policies: Sequence[PolicyId]) -> bool:
-        """Wait briefly for a worker to show that it serves these policies; else return False.
+        """Wait briefly until a worker proves that it serves these policies; else return False.
 
         An engine samples from new weights before its report arrives."""
         try:
@@ -122,7 +122,7 @@ class TrajectoryIntake:
     async def _store_trajectory(
         self, spec: GroupSpec, trajectory: Trajectory, dropped: str, trusted: Callable[[], bool]
     ) -> Receipt:
-        """Journal a try and record it; `trusted` tells whether its worker still is."""
+        """Journal a try and record it; `trusted` returns True while its worker is trusted."""
         why = dropped or self._provenance.why_unusable(spec, trajectory.policies)
         record = make_record(trajectory, why)
         new = await self._journal.add_trajectory(trajectory, record.dropped)
@@ -130,7 +130,7 @@ class TrajectoryIntake:
             record = replace(record, dropped=_UNVERIFIED)
             await self._journal.drop_try(trajectory.key, _UNVERIFIED)
         if new and not self._book.waits_for(trajectory.key):
-            # Its group or its attempt came to its end while this was written.
+            # Its group or its attempt ended during the write.
             await self._journal.drop_try(trajectory.key, "late")
         elif new and (ended := self._endings.take_record(spec, record)):
             await self._endings.settle_groups([ended])
@@ -139,11 +139,11 @@ class TrajectoryIntake:
 
 
 def _check_temperature(spec: GroupSpec, trajectory: Trajectory) -> None:
-    """Check that every policy token was sampled as the lease said; the trainer scores it so.
+    """Check that every policy token was sampled at the lease's temperature, used for scoring.
 
     Raises ValueError."""
     leased = np.float32(spec.temperature)
     spans = [span for sequence in trajectory.sequences for span in sequence.spans]
     for span in spans:
         if span.temperature is not None and np.float32(span.temperature) != leased:
-            raise ValueError(f"sampled at temperature {span.temperature}, the lease says {leased}")
+            raise ValueError(f"sampled at temperature {span.temperature}, not the lease's {leased}")

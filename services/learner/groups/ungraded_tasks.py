@@ -14,8 +14,8 @@ from services.learner.sampling.template_failures import TemplateFailures
 class UngradedTasks:
     """Requeues a task `max_requeues` times, then gives it up.
 
-    A task that the gateway refuses is given up at once: the gateway answered, and would answer
-    the same again. `problem` is set when that makes the run pointless."""
+    A task that the gateway refuses is given up at once, since the gateway would refuse it
+    again. `problem` is set if that makes the run pointless."""
 
     def __init__(
         self, curriculum: Curriculum, refusals: RefusalHistory, tally: Tally, *, max_requeues: int
@@ -27,11 +27,11 @@ class UngradedTasks:
         self._max_requeues = max_requeues
         self._witnesses = Witnesses()
         self._unrendered = TemplateFailures(sum(curriculum.task_counts.values()))
-        # Since when the task of a sequence number is tried, once a group for it was dropped.
+        # Time since which a sequence number's task is tried, once a group for it was dropped.
         self._since: dict[int, float] = {}
 
     def note_attempt(self, spec: GroupSpec, record: AttemptRecord, now: float) -> None:
-        """Note a try that has ended: it may show that another task is itself at fault."""
+        """Record the end of a try; it may show that another task itself is at fault."""
         task, trajectory = spec.task, record.trajectory
         self._refusals.note_attempt(task.env_key, trajectory)
         if trajectory.reward is None:
@@ -41,8 +41,9 @@ class UngradedTasks:
             self._condemn_task(suspect.task)
 
     def note_complete(self, group: ReadyGroup, *, open_since: float) -> None:
-        """Note a group that has what it needs, or that was an evaluation's: those end whatever
-        they have. `open_since`: see `make_replacement`."""
+        """Record a group that is complete, or any that an evaluation ended.
+
+        `open_since`: see `make_replacement`."""
         self._unrendered.note_complete()
         if group.graded:
             self._tally.count_rendered(group.spec.task.env_key)
@@ -52,21 +53,21 @@ class UngradedTasks:
             self._judge_refusal(group, open_since)
 
     def note_unrendered(self, group: ReadyGroup) -> None:
-        """Note a group that was dropped: what its policy was to read could not be rendered."""
+        """Record a group that was dropped because its policy's input could not be rendered."""
         spec = group.spec
-        said = next(r.trajectory.detail for r in group.failed if r.spoils_group)
-        self._tally.count_unrendered(spec, said)
-        self.problem = self.problem or self._unrendered.note_dropped(spec.task.key, said)
+        message = next(r.trajectory.detail for r in group.failed if r.spoils_group)
+        self._tally.count_unrendered(spec, message)
+        self.problem = self.problem or self._unrendered.note_dropped(spec.task.key, message)
 
     def forget_task(self, spec: GroupSpec) -> None:
-        """Forget the task of a TRAIN group: it needs no other group."""
+        """Drop the task of a TRAIN group: it needs no other group."""
         self._since.pop(spec.sequence_number, None)
 
     def make_replacement(self, group: ReadyGroup, *, open_since: float) -> GroupSpec | None:
-        """Make the next group for the task of a TRAIN group with too few grades, or none.
+        """Make the next group for the task of a TRAIN group with too few grades, if any.
 
-        `open_since` is when the oldest group that is not complete, of the same environment, was
-        leased: it may still show that the environment works."""
+        `open_since` is the lease time of the oldest incomplete group of the same environment,
+        which may still show that the environment works."""
         spec = group.spec
         began = self._since.setdefault(spec.sequence_number, group.leased_at)
         refused = self._judge_refusal(group, open_since)
@@ -100,7 +101,7 @@ class UngradedTasks:
         return kind
 
     def _note_failure(self, group: ReadyGroup, open_since: float) -> None:
-        """Note a group without any grade: nothing may ever get one."""
+        """Record a group without any grade; its task may never get one."""
         if group.graded or self.problem:
             return
         task, tries = group.spec.task, [record.trajectory for record in group.failed]
@@ -114,6 +115,6 @@ class UngradedTasks:
 
 
 def _attempt_seconds(trajectory: Trajectory) -> float:
-    """Return how long a try took, as far as it says."""
+    """Return how long a try took, as far as it reports that."""
     turns = sum(turn.generate_s + turn.tools_s for turn in trajectory.turns)
     return trajectory.counts.open_s + turns + trajectory.counts.grade_s

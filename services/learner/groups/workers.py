@@ -1,4 +1,4 @@
-"""Roster of the rollout workers that the lease book knows. No clock of its own."""
+"""Roster of the rollout workers in the lease book. No clock of its own."""
 
 from collections import deque
 from dataclasses import dataclass, field
@@ -7,14 +7,14 @@ from math import ceil
 from services.common.domain.policy import PolicyId
 from services.learner.groups.open_groups import OpenGroup
 
-# Incarnations and policies of one worker id that are remembered.
+# Most incarnations and policies remembered of one worker id.
 _REMEMBERED = 256
-# Far more than any run has; whoever makes up workers finds an end.
+# Far more than any run has; a bound for clients that invent workers.
 _MOST_WORKERS = 4096
 
 
 class TooManyWorkersError(Exception):
-    """More workers than any run has are known already."""
+    """More workers than any run has are already known."""
 
 
 @dataclass(slots=True)
@@ -25,18 +25,18 @@ class RolloutWorker:
     seen: float
     devices: int = 1
     attached: bool = False
-    # What its engine serves: the newest policy whose canary was right. What a worker merely
-    # claims to hold is not believed.
+    # Policy that its engine serves: the newest one with a correct canary. A worker's mere claim is
+    # not trusted.
     holding: PolicyId | None = None
     # Every policy that it reported and was accepted for.
     served: deque[PolicyId] = field(default_factory=lambda: deque[PolicyId](maxlen=_REMEMBERED))
-    # How often it was found, or feared, to serve something else than it should.
+    # Times that it served, or may have served, something other than it should.
     refusals: int = 0
     capabilities: frozenset[str] = frozenset()
     leases: set[str] = field(default_factory=set[str])
 
     def can_take(self, group: OpenGroup, newest: PolicyId | None, free_attempts: int) -> bool:
-        """Return True if it serves what the group asks for, can do its task, and has room."""
+        """Return True if it serves the group's policy, can do its task, and has room."""
         if self.holding is None or newest is None:
             return False
         exact = group.spec.exact_policy
@@ -44,12 +44,12 @@ class RolloutWorker:
             return False
         if not group.spec.task.needs <= self.capabilities:
             return False
-        # A worker smaller than a group takes one all the same when it has nothing else.
+        # A worker smaller than a group still takes one if it has nothing else.
         return free_attempts >= len(group.missing_attempts) or not self.leases
 
 
 class WorkerRoster:
-    """Live workers, what each serves and can do, and each one's fair share of the slots."""
+    """Live workers with their policies, capabilities and fair shares of the slots."""
 
     def __init__(self, *, ttl_s: float) -> None:
         self._ttl_s = ttl_s
@@ -64,36 +64,36 @@ class WorkerRoster:
 
     @property
     def worker_ids(self) -> tuple[str, ...]:
-        """Ids of all workers that are known now."""
+        """Ids of all known workers."""
         return tuple(self._workers)
 
     def replace_worker(self, worker_id: str, incarnation: str, now: float) -> None:
-        """Take in a new process under its id; its predecessor must hold nothing any more.
+        """Register a new process under its id; its predecessor must hold no leases.
 
         Raises TooManyWorkersError.
         """
         if old := self._workers.get(worker_id):
             self._replaced.append((worker_id, old.incarnation))
         elif len(self._workers) >= _MOST_WORKERS:
-            raise TooManyWorkersError(f"{len(self._workers)} workers are known already")
+            raise TooManyWorkersError(f"{len(self._workers)} workers are already known")
         self._workers[worker_id] = RolloutWorker(incarnation, now)
 
     def was_replaced(self, worker_id: str, incarnation: str) -> bool:
-        """Return True if a process has a successor: it may not take its place back."""
+        """Return True if a process has a successor: it must not take its place back."""
         return worker_id in self._workers and (worker_id, incarnation) in self._replaced
 
     def attach_worker(self, worker_id: str, devices: int) -> None:
-        """Count a worker's devices in everybody's fair share."""
+        """Count a worker's devices in every worker's fair share."""
         worker = self._workers[worker_id]
         worker.devices, worker.attached = max(1, devices), True
 
     def detach_worker(self, worker_id: str) -> None:
-        """Note that a worker's stream is gone: it counts only while it calls."""
+        """Record that a worker's stream is gone: it counts only while it calls."""
         if worker := self._workers.get(worker_id):
             worker.attached = False
 
     def mark_serving(self, worker_id: str, policy: PolicyId) -> None:
-        """Note that a worker's canary was right; late news does not take that back."""
+        """Record a worker's correct canary; a later report of an older one does not revoke it."""
         if worker := self._workers.get(worker_id):
             if policy not in worker.served:
                 worker.served.append(policy)
@@ -101,7 +101,7 @@ class WorkerRoster:
                 worker.holding = policy
 
     def mark_not_serving(self, worker_id: str, refused: PolicyId) -> None:
-        """Note that a worker's canary was wrong, or its engine is torn: it gets no work."""
+        """Record that a worker's canary was wrong or its load incomplete: it gets no work."""
         if worker := self._workers.get(worker_id):
             worker.holding = None
             worker.refusals += 1
@@ -109,7 +109,7 @@ class WorkerRoster:
                 worker.served.remove(refused)
 
     def live_capabilities(self, now: float) -> frozenset[str]:
-        """Return the capabilities that at least one live worker has."""
+        """Return the capabilities of all live workers."""
         live = [w.capabilities for w in self._workers.values() if self._is_alive(w, now)]
         return frozenset[str]().union(*live)
 

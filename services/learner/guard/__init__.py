@@ -1,1 +1,1 @@
-"""The mismatch guard: engine against trainer. `control_chart.py` is pure."""
+"""Mismatch guard: engine against trainer. `control_chart.py` is pure."""

@@ -20,7 +20,7 @@ _UNKNOWN = VersionMismatch(0, *[float("inf")] * 4)
 
 @dataclass(frozen=True, slots=True)
 class CauseSearch:
-    """Search for the cause of a disagreement, with all that it needs to know."""
+    """Search for the cause of a disagreement, with its inputs."""
 
     ranks: Ranks
     policy: PolicyConfig
@@ -34,13 +34,13 @@ class CauseSearch:
         batch: TrainBatch,
         workers: Sequence[str],
     ) -> MismatchFinding:
-        """Find the cause; `workers` are those that wrote the batch's sequences, in order."""
+        """Find the cause; `workers` are the authors of the batch's sequences, in order."""
         version = batch.step - 1
         try:
             comparison = await self.ranks.compare_batch(batch, diagnose=True)
         except RankError as error:
-            # The disagreement stands; only its cause stays unknown.
-            _log.warning("the cause cannot be looked for", reason=str(error))
+            # The disagreement stands; only its cause remains unknown.
+            _log.warning("the search for the cause failed", reason=str(error))
             comparison = Comparison()
         found = comparison.versions.get(version)
         return MismatchFinding(

@@ -1,17 +1,17 @@
-"""The control chart of engine against trainer, and what is done about it. No I/O.
+"""Control chart of engine against trainer, and the measures it triggers. No I/O.
 
                  over a limit            over a limit            over the bound
     WATCH ----------------------> MASK ----------------> ON_POLICY ---------------> STOP
           <---------------------- n healthy versions <----
 
-Two limits. The *bound* belongs to the precision: beyond it no healthy engine computes. The
+Two limits. The *bound* belongs to the precision: no healthy engine computes beyond it. The
 *limit* is the run's own, an exponentially weighted control chart (Roberts 1959) of the logarithm
 of each statistic over healthy versions: mean + k standard deviations, never above the bound and
 never below a share of it. Logarithms, because the statistics are positive, skewed, and drift
-with the policy's entropy by factors. What is over a limit never moves it.
+with the policy's entropy by factors. Values over a limit never move it.
 
-Only what is over the bound ends a run: a run that has become worse than it was, and is still as
-good as its precision allows, is masked and synchronised again, and goes on.
+Only a value over the bound stops a run. A run that has become worse, but is still as good as its
+precision allows, is masked and resynchronised, and continues.
 """
 
 import math
@@ -23,7 +23,7 @@ from typing import Any, Literal
 from services.learner.types import VersionMismatch
 
 Statistic = Literal["kl", "tail", "mean"]
-# Of fewer tokens, a tail says nothing.
+# A tail of fewer tokens is meaningless.
 MIN_TOKENS = 32
 # Perfect agreement has no logarithm.
 _TINY = 1e-12
@@ -35,7 +35,7 @@ class GuardLevel(IntEnum):
     WATCH = 0
     # Tokens far off get no gradient.
     MASK = 1
-    # All that was sampled is dropped, every engine reloads whole, and sampling begins anew.
+    # All samples are dropped, every engine reloads whole, and sampling starts over.
     ON_POLICY = 2
     STOP = 3
 
@@ -76,7 +76,7 @@ class ChartRules:
 
 @dataclass(frozen=True, slots=True)
 class Excess:
-    """One statistic of one version over a limit; `hard` when it is the precision's bound."""
+    """One statistic of one version over a limit; `hard` if it is the precision's bound."""
 
     version: int
     statistic: Statistic
@@ -99,7 +99,7 @@ class MovingLogStats:
     count: int = 0
 
     def with_value(self, value: float, smoothing: float) -> "MovingLogStats":
-        """Return the statistics with one more healthy value. The first ones weigh alike."""
+        """Return the statistics with one more healthy value. The first ones have equal weight."""
         weight = max(smoothing, 1 / (self.count + 1))
         difference = math.log(max(value, _TINY)) - self.mean
         return MovingLogStats(
@@ -118,17 +118,17 @@ class MovingLogStats:
 
 @dataclass(frozen=True, slots=True)
 class ChartVerdict:
-    """Result of one look at the newest samples."""
+    """Judgement of the newest samples."""
 
     level: GuardLevel
     excesses: tuple[Excess, ...] = ()
-    # Entered ON_POLICY just now.
+    # True if ON_POLICY was entered just now.
     resync: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class ControlChart:
-    """A run's state under the guard. Every method returns a new one."""
+    """State of a run under the guard. Every method returns a new one."""
 
     kl: MovingLogStats = MovingLogStats()
     tail: MovingLogStats = MovingLogStats()
@@ -136,7 +136,7 @@ class ControlChart:
     healthy: int = 0
 
     def current_limits(self, rules: ChartRules) -> tuple[float, float]:
-        """Return the limits of the KL and of the tail."""
+        """Return the limits on the KL and on the tail."""
         return self.kl.upper_limit(rules.bound.kl, rules), self.tail.upper_limit(
             rules.bound.tail, rules
         )
@@ -144,7 +144,7 @@ class ControlChart:
     def observe_versions(
         self, found: Mapping[int, VersionMismatch], rules: ChartRules
     ) -> tuple["ControlChart", ChartVerdict]:
-        """Take in what was measured on samples of one or more versions.
+        """Update the chart with measurements on samples of one or more versions.
 
         Versions with too few tokens count as not measured; without any, nothing changes.
         """
@@ -171,11 +171,10 @@ class ControlChart:
 
     @staticmethod
     def from_state(state: Mapping[str, Any]) -> "ControlChart":
-        """Restore what `to_state` gave; a new chart for an empty one.
+        """Restore the result of `to_state`; an empty one gives a new chart.
 
-        Never above MASK: this start has loaded every engine anew, and what is over a limit now
-        may have been sampled before it, so that it is dropped once more before anything is
-        stopped."""
+        The level is at most MASK: this start has reloaded every engine, and samples over a limit
+        may predate it, so they are dropped once more before the run is stopped."""
         if not state:
             return ControlChart()
         kl, tail = MovingLogStats(**state["kl"]), MovingLogStats(**state["tail"])

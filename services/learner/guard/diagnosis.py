@@ -1,4 +1,4 @@
-"""Diagnosis: the setting that explains why an engine disagrees with the trainer. No I/O."""
+"""Diagnosis: the setting that explains a disagreement of engine and trainer. No I/O."""
 
 import math
 from collections.abc import Sequence
@@ -7,23 +7,23 @@ from dataclasses import dataclass
 from services.common.spec import PolicyConfig
 from services.learner.types import Comparison, Hypothesis, PositionBand, Setting, VersionMismatch
 
-# An explanation leaves this share of the error at most.
+# An explanation leaves at most this share of the error.
 _LEFT = 0.1
 # Two computations in one coarse dtype differ about as much as each from a fine one.
 _ALIKE = 3.0
-# The finest first. A finer engine cannot be further off than the trainer's own rounding.
+# Finest first. A finer engine cannot be further off than the trainer's own rounding.
 _COARSENESS = ("float32", "float16", "bfloat16")
 _FIXES: dict[Setting, str] = {
     "temperature": (
         "have the engine report logprobs of the distribution that it samples from, at"
         ' learner.temperature (vLLM: logprobs_mode = "processed_logprobs", no other penalties)'
     ),
-    "dtype": "serve the policy in policy.dtype, or set policy.dtype to what the engine computes in",
+    "dtype": "serve the policy in policy.dtype, or set policy.dtype to the engine's dtype",
     "rope": (
-        "give the engine the model's config.json with policy.rope_scaling laid over it, as the"
+        "give the engine the model's config.json with policy.rope_scaling applied, as the"
         " trainer has it"
     ),
-    "head": "have the engine take the output head, tied or not, from every update",
+    "head": "have the engine load the output head, tied or not, from every update",
     "weights": "have the engine load the published weights, and serve nothing before",
 }
 _NO_FIX = "compare the engine's options and its model's config.json with the trainer's"
@@ -36,7 +36,7 @@ _EXPERTS_FIX = f"try another rollout.engine.options.moe_backend, or {_NO_FIX}"
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """Explanation of a mismatch; `setting` is None when no single one explains the error."""
+    """Explanation of a mismatch; `setting` is None if no single one explains the error."""
 
     setting: Setting | None
     sentence: str
@@ -46,7 +46,7 @@ class Diagnosis:
 def diagnose_mismatch(
     found: VersionMismatch, comparison: Comparison, policy: PolicyConfig, temperature: float
 ) -> Diagnosis:
-    """Diagnose a mismatch; `found` is the one that `comparison.hypotheses` were tried on."""
+    """Diagnose a mismatch; `found` is the one that `comparison.hypotheses` were tested on."""
     best = _find_exact(found, comparison.hypotheses) or _find_rounding(
         found, comparison, policy.dtype
     )
@@ -64,16 +64,16 @@ def diagnose_mismatch(
 
 
 def _find_exact(found: VersionMismatch, hypotheses: Sequence[Hypothesis]) -> Hypothesis | None:
-    """Return the hypothesis that leaves least of the error, if that is little."""
+    """Return the hypothesis that leaves the least of the error, if that is little."""
     tried = [h for h in hypotheses if h.setting != "dtype"]
     best = min(tried, key=lambda h: h.residual, default=None)
     return best if best and best.residual <= _LEFT * found.abs_diff else None
 
 
 def _find_rounding(found: VersionMismatch, comparison: Comparison, dtype: str) -> Hypothesis | None:
-    """Return the coarser dtype whose rounding is of the error's size.
+    """Return the coarser dtype whose rounding is about as large as the error.
 
-    Rounding cannot be repeated by another implementation, so that its residual says nothing."""
+    Another implementation cannot reproduce rounding, so its residual means nothing."""
 
     def log_distance(hypothesis: Hypothesis) -> float:
         if not (hypothesis.effect > 0 and 0 < found.abs_diff < math.inf):

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from services.learner.config.guard import GuardConfig
 from services.learner.guard.control_chart import ChartRules, MismatchBound
 
-# Two to three times what the worst healthy pair of engine and trainer was found to differ by in
-# bfloat16, a hundred times in float32, where nothing but the order of additions differs.
+# For bfloat16, two to three times the largest difference found between a healthy engine and
+# trainer; for float32, where only the order of additions differs, a hundred times.
 BOUNDS: Mapping[str, MismatchBound] = {
     "float32": MismatchBound(mean=1e-4, tail=1e-3, kl=1e-6),
     "bfloat16": MismatchBound(mean=0.08, tail=0.75, kl=5e-3),
@@ -15,7 +15,7 @@ BOUNDS: Mapping[str, MismatchBound] = {
 
 
 def bound_of(config: GuardConfig, dtype: str) -> MismatchBound:
-    """Return the bound of a run: its precision's, except for what the config says itself."""
+    """Return the bound of a run: its precision's, unless the config sets one."""
     own = BOUNDS[dtype]
     return MismatchBound(
         mean=own.mean if config.mean_bound is None else config.mean_bound,

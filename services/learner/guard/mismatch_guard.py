@@ -1,4 +1,4 @@
-"""Mismatch guard of one start of a learner: what it asks, judges, remembers and orders."""
+"""Mismatch guard of one start of a learner: it compares, judges, remembers and orders."""
 
 import asyncio
 from collections import Counter, deque
@@ -48,15 +48,15 @@ from services.learner.types import (
 
 _log = get_logger(__name__)
 _GUARD_META = "guard"
-# An engine may be torn once; one that was loaded anew and still disagrees is set up otherwise.
+# An engine may fail once; one that has reloaded and still disagrees is configured differently.
 _REFUSALS = 2
 _HISTORY = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Ruling:
-    """Decision about a batch: it is trained with `settings`, or dropped for a sampling anew, or
-    neither: the run is stopped."""
+    """Decision about a batch: train it with `settings`, drop it and sample again, or, with
+    neither, stop the run."""
 
     settings: StepSettings = field(default_factory=StepSettings)
     resync: bool = False
@@ -66,7 +66,7 @@ class Ruling:
 class MismatchGuard:
     """Guard against a mismatch of engine and trainer.
 
-    Everything runs on one event loop; the ranks do one thing at a time."""
+    Everything runs on one event loop; the ranks handle one call at a time."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class MismatchGuard:
         run_epoch: int,
         state: Mapping[str, Any],
     ) -> None:
-        """Create the guard; `state` is what an earlier start of the run left of its chart."""
+        """Create the guard; `state` is the chart that an earlier start of the run left."""
         self._config = config.guard
         self._temperature = config.temperature
         self._policy = policy
@@ -93,9 +93,9 @@ class MismatchGuard:
         self._probes: tuple[Probe, ...] = ()
         self._publication: Publication | None = None
         self._vocab_size = 0
-        # Samples of this start have been judged.
+        # True once samples of this start have been judged.
         self._checked = config.guard.mode == "off"
-        # This start has given a batch to the trainer.
+        # True once this start has given a batch to the trainer.
         self._begun = False
         self._refusals: Counter[str] = Counter()
         self._refused: asyncio.Queue[EngineReport] = asyncio.Queue()
@@ -107,11 +107,11 @@ class MismatchGuard:
     # --- engines
 
     def note_model(self, info: ModelInfo) -> None:
-        """Note what the ranks hold, before anything is published."""
+        """Record what the ranks hold, before anything is published."""
         self._vocab_size = info.vocab_size
 
     def probes_for(self, publication: Publication) -> tuple[Probe, ...]:
-        """Return the probes that go with a publication: some until a step has been trained."""
+        """Return the probes for a publication: none once a step has been trained."""
         self._publication = publication
         if self._begun or self._config.mode == "off":
             self._probes = ()
@@ -122,10 +122,10 @@ class MismatchGuard:
     async def probes_agree(
         self, worker_id: str, policy: PolicyId, results: Sequence[ProbeResult]
     ) -> bool:
-        """Return True if an engine samples what the trainer expects of it, or gave no answer.
+        """Return True if an engine samples what the trainer expects of it, or sent no results.
 
-        Raises ProbeError. It goes on when the caller goes away: the ranks are at it, and must
-        not be given something else to compare meanwhile."""
+        Raises ProbeError. The comparison continues if the caller goes away, because the ranks are
+        busy with it and must not get another one meanwhile."""
         if self._begun or not results:
             return True
         return await self._work.run_shielded(self._probes_agree(worker_id, policy, results))
@@ -141,7 +141,7 @@ class MismatchGuard:
             try:
                 found = (await self._ranks.compare_batch(batch)).versions.get(policy.version)
             except RankError as error:
-                # The ranks have gone on to other weights, or died, which the loop will meet.
+                # The ranks have moved to other weights, or died, which the loop will notice.
                 _log.warning("probes cannot be judged", worker=worker_id, reason=str(error))
                 return True
         if found is None:
@@ -161,9 +161,9 @@ class MismatchGuard:
         canary: NDArray[np.float32],
         results: Sequence[ProbeResult],
     ) -> None:
-        """Note an engine that was refused.
+        """Record an engine's refusal.
 
-        Before the first step, the second time of one worker ends the run."""
+        Before the first step, the second one of a worker ends the run."""
         self._refusals[worker_id] += 1
         if self._config.mode != "enforce" or self._begun:
             return
@@ -184,7 +184,7 @@ class MismatchGuard:
     async def before_step(self, batch: Batch, version: int) -> Ruling:
         """Judge a batch's samples against the weights that sampled them, before any update.
 
-        Raises MismatchError, with the report written, when the run must not start.
+        Raises MismatchError, with the report written, if the run must not start.
         """
         if self._config.mode == "off":
             return Ruling()
@@ -194,14 +194,14 @@ class MismatchGuard:
             if own and version in comparison.versions:
                 await self._check_start(chosen, comparison, version)
             elif not self._checked:
-                _log.warning("nothing in the batch was sampled by this start: checked later")
+                _log.warning("this start sampled none of the batch: checked later")
             ruling = await self._make_ruling(chosen, comparison, version)
         self._begun = self._begun or not (ruling.resync or ruling.stop)
         await self._journal.set_meta({_GUARD_META: self._chart.to_state()})
         return ruling
 
     def with_metrics(self, result: StepResult, base: int) -> StepResult:
-        """Return a result with the `mismatch/*` metrics of docs/mismatch.md, of the step that
+        """Return a result with the `mismatch/*` metrics of docs/mismatch.md, for the step that
         began at `base`."""
         drift = {
             f"mismatch/kl_staleness_{base - version}": found.kl
@@ -216,8 +216,8 @@ class MismatchGuard:
     ) -> tuple[list[RescoredSample], bool]:
         """Choose the samples to compare; also return whether they are this start's own.
 
-        They are, before a start has been judged, what its own engines sampled from the newest
-        weights. After that, or without any, they are whatever the batch has."""
+        Until this start has been judged, they are those that its own engines sampled from the
+        newest weights. After that, or without any, they are any of the batch."""
         groups = batch.groups
         if not self._checked:
             own = await load_samples(
@@ -327,7 +327,7 @@ async def load_guard(
     run_dir: Path,
     run_epoch: int,
 ) -> MismatchGuard:
-    """Make the guard of this start, with what earlier starts of the run left in the journal."""
+    """Create the guard of this start, with the state of earlier starts from the journal."""
     state = (await journal.read_meta()).get(_GUARD_META, {})
     return MismatchGuard(config, policy, ranks, journal, run_dir, run_epoch=run_epoch, state=state)
 

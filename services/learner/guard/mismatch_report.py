@@ -1,4 +1,4 @@
-"""Report for people when engine and trainer disagree: an error, and a file."""
+"""Report of a disagreement between engine and trainer: an error and a file."""
 
 import json
 import math
@@ -16,18 +16,18 @@ REPORT_FILE = "mismatch_report.json"
 
 
 class MismatchError(ConfigError):
-    """Engine and trainer disagree: going on would train on tokens that nobody sampled.
+    """Engine and trainer disagree: training would continue on tokens that no policy sampled.
 
-    A restart would meet the same, so it is an error of the configuration.
+    A restart would find the same, so it is an error of the configuration.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class MismatchFinding:
-    """A disagreement and all that is known of it."""
+    """A disagreement and everything known about it."""
 
     moment: Literal["start", "run"]
-    # Where the figures come from: `canary`, `probes` or `samples`.
+    # Source of the figures: `canary`, `probes` or `samples`.
     source: str
     version: int
     excesses: tuple[Excess, ...]
@@ -39,7 +39,7 @@ class MismatchFinding:
     bound: MismatchBound
 
     def format_message(self, path: Path) -> str:
-        """Format one sentence for each: what, by how much, why, and what to do."""
+        """Format one sentence each for the problem, its size, its cause and the fix."""
         begin = "the run does not start" if self.moment == "start" else "the run is stopped"
         over = "; ".join(str(excess) for excess in self.excesses) or "the canary is over its bound"
         worst = f" Worst: {self.workers[0][0]}." if self.workers else ""
@@ -53,7 +53,7 @@ class MismatchFinding:
 def write_report(
     run_dir: Path, finding: MismatchFinding, history: Sequence[dict[str, Any]] = ()
 ) -> MismatchError:
-    """Write `mismatch_report.json` under the run's folder; return the error to end with."""
+    """Write `mismatch_report.json` in the run's folder; return the error to end with."""
     path = run_dir / REPORT_FILE
     error = MismatchError(finding.format_message(path))
     text = json.dumps(
@@ -66,7 +66,7 @@ def write_report(
 
 
 def _to_finite_json(value: Any) -> Any:
-    """Replace what JSON does not know: NaN, infinity, and keys other than strings."""
+    """Replace values that JSON lacks: NaN, infinity, and non-string keys."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, dict):

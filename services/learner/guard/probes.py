@@ -37,9 +37,9 @@ class ProbeResult:
 
 def start_probes(policy: PolicyConfig, vocab_size: int, temperature: float) -> tuple[Probe, ...]:
     """Make short continuations at the training temperature and, if the run stretches the
-    model's context, some that begin just where the model's own ends.
+    model's context, some that begin just where the model's own context ends.
 
-    The prompts depend on nothing but the vocabulary's size."""
+    The prompts depend only on the vocabulary's size."""
     longest = policy.max_model_len - _TOKENS
     lengths = [(min(_SHORT_PROMPT, longest), seed) for seed in _SHORT_SEEDS]
     original = (policy.rope_scaling or {}).get("original_max_position_embeddings")
@@ -53,11 +53,11 @@ def start_probes(policy: PolicyConfig, vocab_size: int, temperature: float) -> t
 
 
 class ProbeError(ValueError):
-    """An answer that answers no probe."""
+    """Results that do not match the probes."""
 
 
 def check_results(probes: Sequence[Probe], results: Sequence[ProbeResult], vocab_size: int) -> None:
-    """Check that results can be scored; none at all are no error. Raises ProbeError."""
+    """Check that results can be scored; an empty list is valid. Raises ProbeError."""
     if not results:
         return
     if len(results) != len(probes):
@@ -85,7 +85,7 @@ def probe_batch(
 
 @dataclass(frozen=True, slots=True)
 class EngineReport:
-    """Report of an engine on a policy that it had loaded."""
+    """Report of an engine on a policy that it has loaded."""
 
     worker_id: str
     policy: PolicyId
@@ -96,7 +96,7 @@ class EngineReport:
 def build_evidence(
     answer: EngineReport, publication: Publication | None, probes: Sequence[Probe]
 ) -> tuple[str, TrainBatch]:
-    """Name what a report holds, and return it as sequences that its version wrote.
+    """Name the content of a report, and return it as sequences that its version wrote.
 
     The canary comes first."""
     version = answer.policy.version
@@ -144,6 +144,6 @@ def _build_sequence(
 
 
 def _make_prompt(length: int, vocab_size: int, seed: int) -> NDArray[np.int32]:
-    """Make token ids spread all over the vocabulary, others for every seed."""
+    """Make token ids spread over the whole vocabulary, different for every seed."""
     spots = (np.arange(1, length + 1, dtype=np.float64) * _GOLDEN + seed / 7) % 1.0
     return (spots * vocab_size).astype(np.int32)

@@ -1,4 +1,4 @@
-"""Samples of a batch that are scored again, and how they look to the ranks."""
+"""Samples of a batch that are scored again, in the form that the ranks take."""
 
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ class RescoredSample:
 def interleave_attempts(groups: Sequence[ReadyGroup]) -> Iterator[AttemptRecord]:
     """Iterate over the first attempt of every group, then the second of each, and so on.
 
-    A group is mostly one engine's work: so every engine is heard before any is heard twice."""
+    A group is mostly one engine's work, so this covers every engine before repeating any."""
     rounds = zip_longest(*(group.graded for group in groups))
     return (record for record in chain.from_iterable(rounds) if record is not None)
 
@@ -40,7 +40,7 @@ async def load_samples(
 ) -> list[RescoredSample]:
     """Load at most so many policy tokens, but at least one sequence if there is any.
 
-    With an `epoch`, only what its own engines sampled from `version`, the newest."""
+    With an `epoch`, only those that its own engines sampled from `version`, the newest."""
     found: list[RescoredSample] = []
     async for sample in _iter_samples(journal, records, version, epoch):
         count = int(sample.sequence.policy_mask.sum())
@@ -78,7 +78,7 @@ def _to_train_sequence(
     trajectory: Trajectory, sequence: Sampled, first: PolicyId, version: int
 ) -> TrainSequence:
     """Return the sequence up to where other weights took over: what follows was computed on a
-    cache that both have filled, which no version alone explains."""
+    cache that both had filled, so no single version explains it."""
     kept = takewhile(lambda span: span.policy in (None, first), sequence.spans)
     end = sum(span.length for span in kept)
     mask = sequence.policy_mask

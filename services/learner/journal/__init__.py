@@ -1,2 +1,2 @@
-"""The learner's durable state in one SQLite file. Start reading at `store.py`: its lock keeps a
-second learner of this machine out, and its run epoch fences every write of an older one."""
+"""Durable state of the learner in one SQLite file. Start reading at `store.py`: its lock excludes
+other learners on this machine, and its run epoch fences every write of an older one."""

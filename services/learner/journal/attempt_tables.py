@@ -1,4 +1,4 @@
-"""Journal tables of groups, leases and the trajectories that came back."""
+"""Journal tables of groups, leases and their trajectories."""
 
 import sqlite3
 from collections.abc import Iterable, Sequence
@@ -50,9 +50,9 @@ class AttemptTables(TableAccess):
         await self.run_transaction(insert_lease)
 
     async def add_trajectory(self, trajectory: Trajectory, dropped: str = "") -> bool:
-        """Add a trajectory; return True when it is new. Raises ContentConflictError.
+        """Add a trajectory; return True if it is new. Raises ContentConflictError.
 
-        `dropped` is the reason why it will not be used, if that is known already."""
+        `dropped` is the reason why it will not be used, if already known."""
         key = trajectory.key
         digest = trajectory_codec.record_digest(trajectory)
         row = trajectory_row(trajectory, digest)
@@ -87,7 +87,7 @@ class AttemptTables(TableAccess):
         filtered: Iterable[str] = (),
         snapshot: CurriculumSnapshot | None = None,
     ) -> None:
-        """Record how groups ended: the dropped ones with the groups that replace them, those
+        """Record how groups ended: the dropped ones with their replacements, those
         `filtered` for lack of signal, and the resulting curriculum snapshot."""
         rows = [("dropped", e.reason, e.group.group_id) for e in dropped]
         without_signal = [(group_id,) for group_id in filtered]
@@ -107,7 +107,7 @@ class AttemptTables(TableAccess):
         await self.run_transaction(update_groups)
 
     async def drop_evals(self, reason: str) -> None:
-        """Close the groups of evaluations that did not finish."""
+        """Close the groups of unfinished evaluations."""
         await self._execute_sql(
             "UPDATE groups SET state = 'dropped', reason = ?"
             " WHERE purpose = 'eval' AND state = 'open'",
@@ -117,7 +117,7 @@ class AttemptTables(TableAccess):
     async def load_trajectories(self, keys: Sequence[AttemptKey]) -> list[Trajectory]:
         """Load trajectories with their arrays, in the order of `keys`.
 
-        Raises DamagedRecordError when any differs from what was written."""
+        Raises DamagedRecordError if any differs from what was written."""
 
         def query_trajectories(db: sqlite3.Connection) -> list[Trajectory]:
             found, damaged = trajectories_of(db, keys)

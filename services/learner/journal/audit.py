@@ -2,8 +2,8 @@
 
     python -m services.learner.journal.audit runs/RUN_ID/journal.sqlite
 
-I1: no attempt is in two steps. I2: every trajectory that was acknowledged was trained,
-evaluated, failed, dropped with a reason, or waits."""
+I1: no attempt is in two steps. I2: every acknowledged trajectory was trained, evaluated, failed,
+dropped with a reason, or waits."""
 
 import sqlite3
 import sys
@@ -24,19 +24,19 @@ from services.learner.journal.trajectory_tables import keys_of, trajectories_of
 class Audit:
     """Result of auditing one journal."""
 
-    # Trajectories in the journal, and where they went: the fates sum to it.
+    # Trajectories in the journal, and their fates, which sum to it.
     acknowledged: int
     fates: dict[str, int]
-    # Attempts, as [group, index], that are in more than one plan or in one plan more than once.
+    # Attempts, as [group, index], that plans contain more than once.
     twice: list[tuple[str, int]]
-    # Attempts in a plan of which the journal has no trajectory.
+    # Attempts in a plan whose trajectory is missing from the journal.
     unknown: list[tuple[str, int]]
-    # Trajectories that are not what was written.
+    # Trajectories that differ from what was written.
     damaged: int
 
     @property
     def holds(self) -> bool:
-        """True when both invariants, I1 and I2, hold."""
+        """True if both invariants, I1 and I2, hold."""
         balanced = sum(self.fates.values()) == self.acknowledged
         return balanced and not self.twice and not self.unknown and not self.damaged
 
@@ -60,7 +60,7 @@ def audit_journal(db: sqlite3.Connection) -> Audit:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Return 0 when the invariants hold, 1 when they do not, 2 when the journal cannot be read."""
+    """Return 0 if the invariants hold, 1 if they do not, 2 if the journal cannot be read."""
     if len(argv) != 1:
         say(__doc__ or "", file=sys.stderr)
         return 2

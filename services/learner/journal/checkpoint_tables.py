@@ -1,4 +1,4 @@
-"""Journal tables of committed checkpoints and of evaluation results."""
+"""Journal tables of committed checkpoints and evaluation results."""
 
 import json
 import sqlite3
@@ -25,11 +25,11 @@ class ResultTables(TableAccess):
         """Make a checkpoint the newest; return the folders that are no longer needed.
 
         `put_in_place` renames its folder to the name in the row, inside the transaction: only
-        the learner of the newest epoch gets there. An exception from it is passed on, and
-        nothing is committed. The same transaction prunes the payloads that the oldest kept
-        checkpoint contains, except those of each step's first group, which people read, and those
-        that are held. While there are fewer than `keep` checkpoints, the initial policy counts as
-        one, and nothing is pruned."""
+        the learner of the newest epoch gets there. If it raises, nothing is committed and the
+        exception propagates. The same transaction prunes the payloads that the oldest kept
+        checkpoint contains, except those of each step's first group, which people read, and held
+        ones. While there are fewer than `keep` checkpoints, the initial policy counts as one, and
+        nothing is pruned."""
 
         def replace_checkpoints(db: sqlite3.Connection) -> list[str]:
             if put_in_place:
@@ -77,7 +77,7 @@ class ResultTables(TableAccess):
         await self.run_transaction(insert_evaluation)
 
     async def load_eval_results(self) -> dict[str, dict[str, Any]]:
-        """Return results by eval id, in order of version."""
+        """Return results by eval id, in version order."""
         sql = "SELECT eval_id, results FROM evals ORDER BY version"
         rows = await self.run_read(lambda db: db.execute(sql).fetchall())
         return {eval_id: json.loads(results) for eval_id, results in rows}

@@ -1,4 +1,4 @@
-"""Connections to the journal's file, and its errors."""
+"""Connections to the journal's file, and their errors."""
 
 import sqlite3
 from pathlib import Path

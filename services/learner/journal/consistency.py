@@ -1,4 +1,4 @@
-"""Checks that groups, plans and trajectories agree with one another."""
+"""Consistency checks between groups, plans and trajectories."""
 
 import sqlite3
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from services.learner.journal.plan_tables import plans_after
 
 def find_contradictions(db: sqlite3.Connection) -> Iterator[str]:
     """Yield each contradiction as a sentence, such as a group that is open though a step trained
-    on it, or a trajectory without a group. Raises JournalError when a plan is damaged."""
+    on it, or a trajectory without a group. Raises JournalError if a plan is damaged."""
     planned = {key.group_id: p.step for p in plans_after(db, 0) for key in p.attempts}
     sql = "SELECT group_id, state, step FROM groups WHERE purpose = 'train'"
     states = {group: (state, step) for group, state, step in db.execute(sql)}
@@ -22,7 +22,7 @@ def find_contradictions(db: sqlite3.Connection) -> Iterator[str]:
             )
     for group, (state, step) in states.items():
         if state == "planned" and group not in planned:
-            yield f"group {group} is {_describe_state(state, step)}, but no plan has it"
+            yield f"group {group} is {_describe_state(state, step)}, but no plan contains it"
     yield from _find_without_group(db)
 
 
@@ -39,7 +39,7 @@ def _find_without_group(db: sqlite3.Connection) -> Iterator[str]:
         " (SELECT 1 FROM groups g WHERE g.group_id = t.group_id) GROUP BY group_id"
     )
     for group, count in db.execute(sql):
-        yield f"{count} trajectories are of group {group}, which is missing"
+        yield f"{count} trajectories belong to group {group}, which is missing"
 
 
 def _describe_state(state: str, step: int | None) -> str:

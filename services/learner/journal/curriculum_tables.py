@@ -1,4 +1,4 @@
-"""Journal tables of curriculum changes, and the queries that a restart needs."""
+"""Journal tables of curriculum changes, and queries for a restart."""
 
 import json
 import sqlite3
@@ -46,7 +46,7 @@ def put_snapshot(db: sqlite3.Connection, snapshot: CurriculumSnapshot) -> None:
 
 
 def stored_curriculum(db: sqlite3.Connection) -> StoredCurriculum:
-    """Load the state that the newest change left."""
+    """Load the state after the newest change."""
     sql = "SELECT number, cursors FROM curriculum ORDER BY id DESC LIMIT 1"
     newest = db.execute(sql).fetchone()
     if newest is None:
@@ -65,7 +65,7 @@ def stored_curriculum(db: sqlite3.Connection) -> StoredCurriculum:
 
 
 def inactive_tasks(db: sqlite3.Connection) -> list[dict[str, Any]]:
-    """List the parked and quarantined tasks, with the reason, as plain values."""
+    """List the parked and quarantined tasks with their reasons, as plain values."""
     rows = db.execute(
         "SELECT task, env, standing, groups, passes, attempts,"
         " (SELECT reason FROM curriculum_events e WHERE e.task = t.task AND kind != 'probed'"

@@ -28,7 +28,7 @@ class Incidents:
         self.on_report: Callable[[Incident], None] = lambda incident: None
 
     def report_incident(self, kind: str, text: str, what: object) -> None:
-        """Log an error and keep it. `what` names the damaged thing."""
+        """Log an error and keep it. `what` names the damaged item."""
         _log.error(text, incident=kind, what=what)
         self.counts[kind] += 1
         self.newest.append(Incident(kind, f"{text}: {what}"))

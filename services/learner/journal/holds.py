@@ -1,8 +1,8 @@
-"""What keeps the payloads of groups from being pruned: dumps of this run, and readers of its files.
+"""Holds, which keep the payloads of groups from being pruned, by this run's dumps and by readers.
 
 Another process that reads payloads, such as an open page, writes `holds/NAME.json` into the run's
-folder, {"steps": [first, last] or null, "groups": [...], "until": unix seconds}, and again before
-`until`. A hold counts for nothing after that."""
+folder, {"steps": [first, last] or null, "groups": [...], "until": unix seconds}, and renews it
+before `until`. After that a hold is ignored."""
 
 import json
 import sqlite3
@@ -18,9 +18,9 @@ from services.common.log import get_logger
 from services.common.number_ranges import MOST_STEPS
 
 FOLDER = "holds"
-# Groups that one hold keeps, and that steps with dumps keep together; the newest ones.
+# Most groups kept by one hold, and by all dumps together; the newest ones.
 MOST_GROUPS = 200
-# Holds that count at once, and how far ahead one may reach: what is forgotten keeps little.
+# Most holds in force at once, and how far ahead one may reach, to limit forgotten ones.
 MOST_HOLDS = 16
 LONGEST_S = 3600.0
 _COUNTED = "state IN ('planned', 'filtered') AND step"
@@ -29,7 +29,7 @@ _log = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """Groups that a reader needs: those of steps `steps[0]` to `steps[1]`, and those named."""
+    """Groups that a reader needs: those of steps `steps[0]` to `steps[1]`, and named ones."""
 
     until: float
     steps: tuple[int, int] | None = None
@@ -46,12 +46,12 @@ def write_hold(run_dir: Path, name: str, hold: Hold) -> None:
 
 
 def release_hold(run_dir: Path, name: str) -> None:
-    """Remove a hold, if it is there."""
+    """Remove a hold, if it exists."""
     _hold_path(run_dir, name).unlink(missing_ok=True)
 
 
 class JournalHolds:
-    """All that keeps payloads of one journal. Its attributes are set by the learner's own dumps."""
+    """All holds on the payloads of one journal. The learner's own dumps set its attributes."""
 
     def __init__(self, run_dir: Path) -> None:
         self._folder = run_dir / FOLDER
@@ -62,12 +62,12 @@ class JournalHolds:
         self.kept_steps = 0
 
     def set_unwritten(self, steps: Iterable[int], evals: Iterable[str]) -> None:
-        """Keep what steps and evaluations need whose dumps are not written."""
+        """Keep the payloads of steps and evaluations whose dumps are not written yet."""
         with self._lock:
             self._steps, self._evals = frozenset(steps), frozenset(evals)
 
     def find_groups(self, db: sqlite3.Connection) -> set[str]:
-        """Return the groups whose payloads stay; remove the holds that have expired."""
+        """Return the groups whose payloads stay; remove expired holds."""
         with self._lock:
             steps, evals = self._steps, self._evals
         found = set(_groups_where(db, f"{_COUNTED} IN {_places(steps)}", tuple(steps)))
@@ -90,9 +90,7 @@ class JournalHolds:
                 continue
             except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
                 why = str(error)
-                _log.warning(
-                    "a hold cannot be read and counts for nothing", path=str(path), why=why
-                )
+                _log.warning("a hold cannot be read and is ignored", path=str(path), why=why)
                 _remove(path)
                 continue
             if now < hold.until <= now + LONGEST_S:
@@ -116,12 +114,12 @@ def _parse_hold(data: bytes) -> Hold:
 
 
 def _to_step(value: Any) -> int:
-    """Return a step, no larger than there are: SQLite takes no number of any length."""
+    """Return a step within the range of SQLite's integers."""
     return min(max(int(value), 0), MOST_STEPS)
 
 
 def _remove(path: Path) -> None:
-    """Remove a hold; one that cannot be removed counts for nothing all the same."""
+    """Remove a hold; one that cannot be removed is ignored all the same."""
     with suppress(OSError):
         path.unlink()
 

@@ -3,8 +3,8 @@
     python -m services.learner.journal.inspect_command runs/RUN_ID/journal.sqlite --failed -n 3
 
 Works on running and finished runs, and changes nothing. Attempts whose tokens are kept come
-first, newer before older ones. The last line is {"matched": N}, the number that `-n` chose
-from. With `--tasks` it prints the tasks that are parked or quarantined instead, with the
+first, newer before older ones. The last line is {"matched": N}, the number of matches before
+`-n` limits them. With `--tasks` it prints the parked or quarantined tasks instead, with the
 reason."""
 
 import argparse
@@ -35,7 +35,7 @@ _ORDER = "ORDER BY t.payload IS NULL, t.received DESC, t.attempt_index"
 
 
 class NothingFoundError(Exception):
-    """There is nothing to show; the message gives the reason and what to try."""
+    """There is nothing to show; the message gives the reason and a suggestion."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ def query_attempts(journal: Path, wanted: AttemptFilter, limit: int) -> Iterator
 
 
 def query_inactive_tasks(journal: Path) -> list[dict[str, Any]]:
-    """List the tasks that are parked or quarantined, with the reason. Raises NothingFoundError."""
+    """List the parked or quarantined tasks with their reasons. Raises NothingFoundError."""
     with _open_journal(journal) as connection:
         return inactive_tasks(connection)
 
@@ -80,7 +80,7 @@ def query_inactive_tasks(journal: Path) -> list[dict[str, Any]]:
 def _open_journal(journal: Path) -> Generator[sqlite3.Connection]:
     if not journal.exists():
         raise NothingFoundError(
-            f"{journal} does not exist: the run's learner has not started, or this is no run"
+            f"{journal} does not exist: the run's learner has not started, or this is not a run"
         )
     try:
         with open_read_only(journal) as connection:
@@ -123,7 +123,7 @@ def _explain_no_match(db: sqlite3.Connection, journal: Path, wanted: AttemptFilt
     group = db.execute("SELECT 1 FROM groups WHERE group_id = ?", (wanted.group_id,)).fetchone()
     if wanted.group_id is not None and not group:
         return f"no group {wanted.group_id!r}; groups have ids like g000012r0"
-    return f"none of the {received} attempts in {journal} is like that"
+    return f"none of the {received} attempts in {journal} matches"
 
 
 def _attempt_to_dict(db: sqlite3.Connection, row: tuple[Any, ...]) -> dict[str, Any]:
@@ -166,7 +166,7 @@ def _outcome_to_dict(trajectory: Trajectory) -> dict[str, Any]:
 
 
 def _spans_to_dicts(sequence: TokenSequence) -> Iterator[dict[str, Any]]:
-    """Yield runs of tokens by author; those of a policy with its version and their mean logprob."""
+    """Yield runs of tokens by author; a policy's with its version and their mean logprob."""
     start, sampled = 0, 0
     for span in sequence.spans:
         token_ids = sequence.token_ids[start : start + span.length].tolist()
@@ -185,7 +185,7 @@ def _spans_to_dicts(sequence: TokenSequence) -> Iterator[dict[str, Any]]:
 
 
 def _describe_media(media: Media) -> dict[str, Any]:
-    """Describe an answer that the policy saw a part of; without a text when it is not kept."""
+    """Describe media that the policy saw in part; without a text if it is not kept."""
     text = media.content.decode(errors="replace") if media.content else None
     return {"bytes": media.size_bytes, "sha256": media.sha256, "text": text}
 
@@ -203,7 +203,7 @@ def _parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     outcome.add_argument("--passed", dest="passed", action="store_true", default=None)
     outcome.add_argument("--failed", dest="passed", action="store_false")
     parser.add_argument("--tasks", action="store_true", help="tasks that are parked or quarantined")
-    parser.add_argument("-n", type=int, default=3, help="at most so many (3)")
+    parser.add_argument("-n", type=int, default=3, help="most attempts to print (3)")
     return parser.parse_args(argv)
 
 

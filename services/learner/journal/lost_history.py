@@ -11,7 +11,7 @@ from services.learner.journal.schema import JOURNAL_FILE
 class LostHistoryError(JournalError):
     """The run has acknowledged more than its journal holds, or the journal's content has changed.
 
-    `acknowledged` and `run_epoch` are the highest values that are known of the run."""
+    `acknowledged` and `run_epoch` are the highest known values of the run."""
 
     def __init__(self, problem: str, run_dir: Path, known: Position | None, received: int) -> None:
         self.run_epoch = known.run_epoch if known else 0
@@ -19,9 +19,9 @@ class LostHistoryError(JournalError):
         self.step = known.step if known else 0
         files = f"{JOURNAL_FILE}, {JOURNAL_FILE}-wal and {MARK}"
         super().__init__(
-            f"{problem}\nNothing was changed. Restore {files} from a copy of the moment when the"
-            f" run stopped; or give up what is lost: flotilla train SPEC --resume {run_dir.name}"
-            " --accept-loss counts it as lost_with_disk and goes on from what is whole"
+            f"{problem}\nNothing was changed. Restore {files} from a copy made when the run"
+            f" stopped; or accept the loss: flotilla train SPEC --resume {run_dir.name}"
+            " --accept-loss counts it as lost_with_disk and resumes from what is intact"
         )
 
 
@@ -30,4 +30,4 @@ class JournalBehindError(LostHistoryError):
 
 
 class DamagedJournalError(LostHistoryError):
-    """The journal is missing, or rows of it differ from what was written."""
+    """The journal is missing, or some of its rows differ from what was written."""

@@ -23,7 +23,7 @@ def put_plan(db: sqlite3.Connection, plan: Plan, epoch: int) -> None:
 
 
 def plans_after(db: sqlite3.Connection, step: int) -> list[Plan]:
-    """Load the plans of later steps, in order. Raises JournalError when one is damaged."""
+    """Load the plans of later steps, in order. Raises JournalError if one is damaged."""
     return [_row_to_plan(row) for row in _read_rows(db, step)]
 
 

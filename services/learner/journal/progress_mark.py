@@ -1,9 +1,9 @@
 """The journal's progress, in a small file beside it: `journal.mark`.
 
-SQLite's write-ahead log ends at the first frame that is not whole, so damage there silently
-removes every later transaction. The mark records the last transaction: it is written and
-fsynced after each commit and before anything is acknowledged. A journal may be one commit ahead
-of its mark (after a kill between the two), never behind it.
+SQLite's write-ahead log ends at the first incomplete frame, so damage there silently removes
+every later transaction. The mark records the last transaction: it is written and fsynced after
+each commit and before anything is acknowledged. A journal may be one commit ahead of its mark
+(after a kill between the two), never behind it.
 
     slot 0: {"position": {...}, "sha256": "..."}     even commits
     slot 1: {"position": {...}, "sha256": "..."}     odd commits
@@ -21,34 +21,34 @@ from typing import Any
 from services.common.durable_files import sync_path, write_durably
 
 MARK_FILE = "journal.mark"
-# No block of a disk holds parts of both.
+# No disk block holds parts of both slots.
 _SLOT_BYTES = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """One state of a journal: its content, and the commits that led there."""
+    """One state of a journal: its content, and the commits that led to it."""
 
-    # Made up when the journal was.
+    # Random id, assigned when the journal was created.
     journal: str
     commits: int
-    # Digest of this commit's state and of all before it.
+    # Digest of this commit's state and all earlier ones.
     chain: str
     run_epoch: int = 0
-    # The newest step that is planned or saved, and the tries that were acknowledged.
+    # Newest step that is planned or saved, and the number of acknowledged tries.
     step: int = 0
     acknowledged: int = 0
 
 
 class ProgressMark:
-    """The mark of one journal. Blocks: used by the thread that writes the journal."""
+    """Mark of one journal. Blocks: used by the thread that writes the journal."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._handle: int | None = None
 
     def read_position(self) -> Position | None:
-        """Return the newest intact position; None when there is none."""
+        """Return the newest intact position; None if there is none."""
         try:
             data = self.path.read_bytes()
         except FileNotFoundError:

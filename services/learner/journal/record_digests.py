@@ -1,8 +1,8 @@
-"""Digests that show whether a record is still as written: SQLite's pages carry no checksums.
+"""Digests that detect changed records: SQLite's pages carry no checksums.
 
-Two digests are stored with each trajectory: one of its arrays, which may be pruned, as submissions
-have it, and SHA-256 of everything else, including the digest of the arrays. A plan has one. What
-changes after the first write (why a trajectory was dropped) is not covered."""
+Each trajectory has two digests: one of its arrays, which may be pruned, computed as for
+submissions, and a SHA-256 of everything else, including the digest of the arrays. A plan has one.
+Fields that change after the first write (why a trajectory was dropped) are not covered."""
 
 import hashlib
 import json
@@ -12,7 +12,7 @@ from services.common.domain.attempts import AttemptKey
 from services.common.domain.trajectory import digest_arrays
 from services.learner.journal.connection import JournalError
 
-# Why a group is dropped when a record of it is damaged.
+# Reason for dropping a group with a damaged record.
 CORRUPT = "corrupt_record"
 
 
@@ -25,7 +25,7 @@ class DamagedRecordError(JournalError):
 
 
 def are_intact(payload: bytes, digest: bytes) -> bool:
-    """Return True when the stored arrays of a trajectory are those that `digest` was made of."""
+    """Return True if the stored arrays of a trajectory match `digest`."""
     # Older rows have SHA-256, which is longer.
     older = len(digest) == hashlib.sha256().digest_size
     found = hashlib.sha256(payload).digest() if older else digest_arrays([payload])

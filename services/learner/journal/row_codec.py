@@ -85,7 +85,7 @@ def _stored_groups(db: sqlite3.Connection, condition: str) -> list[StoredGroup]:
 def _row_to_stored_group(db: sqlite3.Connection, row: tuple[Any, ...]) -> StoredGroup:
     *columns, leased = row
     spec = _row_to_spec(columns)
-    # A worker's newest lease names the incarnation that may still live.
+    # A worker's newest lease names the incarnation that may still be alive.
     lease = db.execute(
         "SELECT lease_id, worker_id, incarnation, request_id FROM leases l WHERE rowid ="
         " (SELECT max(rowid) FROM leases WHERE group_id = ?) AND incarnation ="

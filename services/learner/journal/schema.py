@@ -1,4 +1,4 @@
-"""The journal's tables, and the types that are read from them."""
+"""Tables of the journal, and the types that are read from them."""
 
 from dataclasses import dataclass, field
 
@@ -10,14 +10,14 @@ from services.learner.types import StepSettings
 JOURNAL_FILE = "journal.sqlite"
 SCHEMA_VERSION = "3"
 
-# In `meta`: how many acknowledged tries went down with the disks of earlier starts, and are in no
-# table any more.
+# Key in `meta`: number of acknowledged tries that were lost with the disks of earlier starts and
+# are in no table any more.
 LOST_WITH_DISK = "lost_with_disk"
 
 TABLES = """
 BEGIN;
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
--- What all other rows add up to, and the chain of commits that led there; one row (see seal.py).
+-- Totals of all other rows, and their chain of commits; one row (see table_checksums.py).
 CREATE TABLE IF NOT EXISTS seal (id INTEGER PRIMARY KEY CHECK (id = 1), body TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS epochs (
   run_epoch INTEGER PRIMARY KEY, forked_version INTEGER NOT NULL, started REAL NOT NULL);
@@ -32,7 +32,7 @@ CREATE TABLE IF NOT EXISTS leases (
   incarnation TEXT NOT NULL, request_id TEXT NOT NULL, run_epoch INTEGER NOT NULL);
 CREATE INDEX IF NOT EXISTS leases_by_group ON leases (group_id);
 CREATE INDEX IF NOT EXISTS leases_by_worker ON leases (worker_id);
--- The payload comes last: what stands behind it would be found only by way of all its pages.
+-- The payload comes last: SQLite reaches columns behind it only through all of its pages.
 CREATE TABLE IF NOT EXISTS trajectories (
   group_id TEXT NOT NULL, attempt_index INTEGER NOT NULL, try INTEGER NOT NULL,
   reward REAL, failure TEXT, record_digest BLOB NOT NULL, content_digest BLOB NOT NULL,
@@ -51,24 +51,24 @@ CREATE TABLE IF NOT EXISTS checkpoints (
 CREATE TABLE IF NOT EXISTS evals (
   eval_id TEXT PRIMARY KEY, moment TEXT NOT NULL, version INTEGER NOT NULL,
   results TEXT NOT NULL);
--- How far the order of tasks had come when it changed: it holds for group `number` and all after.
+-- Position in the order of tasks after a change: it holds for group `number` and all after.
 CREATE TABLE IF NOT EXISTS curriculum (
   id INTEGER PRIMARY KEY, number INTEGER NOT NULL, step INTEGER, cursors TEXT NOT NULL,
   made REAL NOT NULL);
--- What the newest change thinks of each task; standing: active, solved, impossible, quarantined.
+-- State of each task after the newest change; standing: active, solved, impossible, quarantined.
 CREATE TABLE IF NOT EXISTS curriculum_tasks (
   task TEXT PRIMARY KEY, env TEXT NOT NULL, standing TEXT NOT NULL, groups INTEGER NOT NULL,
   passes REAL NOT NULL, attempts REAL NOT NULL, queued INTEGER NOT NULL,
   turn INTEGER NOT NULL, member INTEGER NOT NULL);
--- Its log; `change` is the id in `curriculum`.
+-- Log of changes; `change` is the id in `curriculum`.
 CREATE TABLE IF NOT EXISTS curriculum_events (
   id INTEGER PRIMARY KEY, change INTEGER NOT NULL, task TEXT NOT NULL, env TEXT NOT NULL,
   kind TEXT NOT NULL, reason TEXT NOT NULL);
 COMMIT;
 """
 
-# Arrays that every kept checkpoint contains, but for the first group of each step, and for the
-# groups that are held (see `holds`), which come as a JSON array.
+# Removes arrays that every kept checkpoint contains, except those of the first group of each step
+# and of held groups (see `holds`), given as a JSON array.
 PRUNE = """
 UPDATE trajectories SET payload = NULL WHERE payload IS NOT NULL AND group_id IN (
   SELECT group_id FROM groups
@@ -81,7 +81,7 @@ UPDATE trajectories SET payload = NULL WHERE payload IS NOT NULL AND group_id IN
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The attempts that step `step` trains on, in order, and its settings.
+    """Attempts that step `step` trains on, in order, and its settings.
 
     With the parameters before it, it determines the step's result: a step draws no random
     numbers."""
@@ -99,9 +99,9 @@ class StoredGroup:
     leased: bool
     # (lease_id, worker_id, incarnation, request_id) of its newest lease.
     lease: tuple[str, str, str, str] | None
-    # Its tries, with why they are not used, "" for those that are.
+    # Its tries, each with the reason why it is not used, "" for those that are.
     trajectories: tuple[tuple[Trajectory, str], ...]
-    # Tries that are not what was written, and are not among `trajectories`.
+    # Tries that differ from what was written; not among `trajectories`.
     damaged: tuple[AttemptKey, ...] = ()
 
 

@@ -1,4 +1,4 @@
-"""Check that the journal of a stopped run is complete, before a learner resumes the run.
+"""Check of a stopped run's journal for completeness, before a learner resumes the run.
 
 Nothing is written: SQLite opens the file read-only, so that a damaged write-ahead log can still
 be repaired."""
@@ -29,7 +29,7 @@ from services.learner.journal.table_checksums import (
 from services.learner.journal.trajectory_tables import damaged_rows
 from services.learner.run_files import progress_evidence
 
-# How long a start reads and compares; what is left then is compared when it is used.
+# Time for reading and comparing at a start; the rest is compared when it is used.
 LIMIT_S = 60.0
 _STEPS_BETWEEN_LOOKS = 1000
 _NAMED = 5
@@ -39,14 +39,14 @@ _NAMED = 5
 class CheckedJournal:
     """A journal that can be resumed."""
 
-    # None where there is no journal yet.
+    # None if there is no journal yet.
     position: Position | None = None
-    # Trajectories to be put in quarantine.
+    # Trajectories to quarantine.
     damaged: list[AttemptKey] = field(default_factory=list[AttemptKey])
-    # Whether the mark has to be made anew, and what is wrong with it, if anything is.
+    # True if the mark must be recreated; then the problem with it, if any.
     new_mark: bool = False
     bad_mark: str = ""
-    # The time was up before everything was compared.
+    # True if the time ran out before everything was compared.
     cut_short: bool = False
 
 
@@ -64,7 +64,7 @@ def check_journal(run_dir: Path, limit_s: float = LIMIT_S) -> CheckedJournal:
             version = schema_version(db)
             check_schema(path, version)
             if version is None:
-                # Its maker was killed, or it lost everything.
+                # The process that created it was killed, or the file lost everything.
                 return _expect_no_run(run_dir, known, f"{path} is empty")
             return _JournalCheck(run_dir, db, known).run_checks(limit_s)
     except (sqlite3.DatabaseError, BrokenSealError) as error:
@@ -77,14 +77,14 @@ def check_schema(path: Path, found: str | None) -> None:
     """Raise JournalError for a schema that this program does not use."""
     if found not in (None, SCHEMA_VERSION):
         raise JournalError(
-            f"{path} has schema {found}, this learner reads and writes {SCHEMA_VERSION}: go on with"
-            " the version of the program that began the run, or start a new run"
+            f"{path} has schema {found}, but this learner reads and writes {SCHEMA_VERSION}: use"
+            " the version of the program that started the run, or start a new run"
         )
 
 
 def schema_version(db: sqlite3.Connection) -> str | None:
-    """Return the schema's version; None before there is one: the file is new, or its maker was
-    killed."""
+    """Return the schema's version; None if there is none, because the file is new or the process
+    that created it was killed."""
     known = db.execute("SELECT 1 FROM sqlite_master WHERE name = 'meta'").fetchone()
     sql = "SELECT value FROM meta WHERE key = 'schema_version'"
     found = db.execute(sql).fetchone() if known else None
@@ -92,17 +92,17 @@ def schema_version(db: sqlite3.Connection) -> str | None:
 
 
 def _expect_no_run(run_dir: Path, known: Position | None, problem: str) -> CheckedJournal:
-    """Return an empty result for a new run; raise when the run has already begun."""
+    """Return an empty result for a new run; raise if the run has already begun."""
     if known is not None and known.commits:
         raise DamagedJournalError(
-            f"{problem}, but {run_dir / MARK} says that it had {_describe_extent(known)}",
+            f"{problem}, but {run_dir / MARK} records {_describe_extent(known)}",
             run_dir,
             known,
             0,
         )
     if trace := progress_evidence.newest_trace(run_dir, 0):
         raise DamagedJournalError(
-            f"{problem}, but {trace.path} is of step {trace.step}",
+            f"{problem}, but {trace.path} is from step {trace.step}",
             run_dir,
             None,
             trace.acknowledged,
@@ -137,23 +137,23 @@ class _JournalCheck:
         mark, known, found = self._run_dir / MARK, self._known, self._position
         if known is None:
             self._found.new_mark = True
-            # A kill may come before the first mark; from the first commit on there is one.
+            # A kill may precede the first mark; after the first commit there is one.
             if found.commits:
                 self._found.bad_mark = f"{mark} is {'damaged' if mark.exists() else 'gone'}"
             return
         if known.journal != found.journal:
             raise DamagedJournalError(
-                f"{mark} is of another journal than {self._path}", self._run_dir, known, 0
+                f"{mark} belongs to another journal than {self._path}", self._run_dir, known, 0
             )
         if found.commits < known.commits:
             raise self._behind_error(known)
         ahead = found.commits - known.commits
         if ahead > 1:
             self._found.new_mark = True
-            self._found.bad_mark = f"{mark} is an old one, {ahead} commits behind its journal"
+            self._found.bad_mark = f"{mark} is outdated, {ahead} commits behind its journal"
         elif known.chain != (self._seal.before if ahead else self._seal.chain):
             raise JournalBehindError(
-                f"{self._path} is not the one that {mark} was written for: their commits differ,"
+                f"{self._path} is not the journal of {mark}: their commits differ,"
                 f" {known.commits} at the latest",
                 *(self._run_dir, known, found.acknowledged),
             )
@@ -164,7 +164,7 @@ class _JournalCheck:
             return
         raise JournalBehindError(
             f"{self._path} (with {JOURNAL_FILE}-wal) ends at step {self._position.step}, but"
-            f" {trace.path} is of step {trace.step}",
+            f" {trace.path} is from step {trace.step}",
             self._run_dir,
             self._known,
             trace.acknowledged,
@@ -174,8 +174,7 @@ class _JournalCheck:
         found = self._position
         return JournalBehindError(
             f"{self._path}-wal was removed, cut or damaged: {self._path} ends at commit"
-            f" {found.commits} with {_describe_extent(found)}; {self._run_dir / MARK} says"
-            " that the run had"
+            f" {found.commits} with {_describe_extent(found)}; {self._run_dir / MARK} records"
             f" {known.commits} commits with {_describe_extent(known)}",
             *(self._run_dir, known, found.acknowledged),
         )
@@ -199,30 +198,30 @@ class _JournalCheck:
             ]
             return found or self._find_missing() or self._check_pages()
         except JournalError as error:
-            # A plan that is damaged says so itself.
+            # The error names the damaged plan.
             return [str(error)]
 
     def _compare_totals(self, *, unclear: bool) -> Iterator[str]:
         """Compare each table with its sealed total.
 
-        `unclear` means that the sum of the trajectories cannot match: one of them is known to
-        be damaged."""
+        `unclear` means that the sum of the trajectories cannot match, because one is known to be
+        damaged."""
         for table in SEALED:
             sealed, now = self._seal.totals[table], sum_table(self._db, table)
             if now.rows != sealed.rows:
                 yield f"{table} has {now.rows} rows instead of {sealed.rows}"
             elif now != sealed and not (unclear and table == "trajectories"):
-                yield f"rows of {table} are not what was written"
+                yield f"rows of {table} differ from what was written"
 
     def _find_missing(self) -> list[str]:
-        """Report planned trajectories that are missing: only a damaged key can hide them, and then
-        their group is unknown."""
+        """Report missing planned trajectories: only a damaged key can hide them, and then their
+        group is unknown."""
         missing = missing_attempts(self._db)
         return [f"{len(missing)} planned trajectories are missing"] if missing else []
 
     def _check_pages(self) -> list[str]:
-        said = [text for (text,) in self._db.execute(f"PRAGMA integrity_check({_NAMED})")]
-        return [] if said == ["ok"] else said
+        report = [text for (text,) in self._db.execute(f"PRAGMA integrity_check({_NAMED})")]
+        return [] if report == ["ok"] else report
 
     @property
     def _position(self) -> Position:
@@ -231,7 +230,7 @@ class _JournalCheck:
 
 
 def _not_in_quarantine(db: sqlite3.Connection, keys: list[AttemptKey]) -> list[AttemptKey]:
-    """Return those damaged records that no earlier start has quarantined."""
+    """Return the damaged records that no earlier start has quarantined."""
     sql = "SELECT group_id, attempt_index, try FROM trajectories WHERE dropped = ?"
     known = {AttemptKey(*row) for row in db.execute(sql, (CORRUPT,))}
     return [key for key in keys if key not in known]

@@ -36,7 +36,7 @@ class StepTables(TableAccess):
         filtered: Sequence[str],
         snapshot: CurriculumSnapshot | None = None,
     ) -> None:
-        """Commit what a step trains on before it runs, with the fate of its groups and the
+        """Commit the attempts of a step before it runs, with the fate of its groups and the
         resulting curriculum snapshot."""
         rows = [("planned", "", plan.step, group_id) for group_id in groups]
         rows += [("filtered", "constant", plan.step, group_id) for group_id in filtered]
@@ -52,7 +52,7 @@ class StepTables(TableAccess):
         await self.run_transaction(insert_plan)
 
     async def plans_after(self, step: int) -> list[Plan]:
-        """Load the plans of later steps, in order. Raises JournalError when one is damaged."""
+        """Load the plans of later steps, in order. Raises JournalError if one is damaged."""
         return await self.run_read(lambda db: plans_after(db, step))
 
     async def add_publication(self, policy: PolicyId) -> None:

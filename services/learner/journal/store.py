@@ -1,4 +1,4 @@
-"""The learner's durable state, in one SQLite file under the run's folder.
+"""Durable state of the learner, in one SQLite file under the run's folder.
 
 Every write is durable when it returns. One process at a time holds the journal of a run;
 each start begins a new run epoch."""
@@ -37,7 +37,7 @@ _log = get_logger(__name__)
 
 
 class Journal(AttemptTables, StepTables, ResultTables):
-    """The journal of one run. Use `open_journal`."""
+    """Journal of one run. Use `open_journal`."""
 
     def __init__(self, path: Path, mark: ProgressMark, lock: IO[str]) -> None:
         super().__init__(path, mark)
@@ -65,10 +65,10 @@ class Journal(AttemptTables, StepTables, ResultTables):
 
 
 def open_journal(run_dir: Path) -> Journal:
-    """Open or create the journal of a run; reads all of it but the arrays.
+    """Open or create the journal of a run; reads everything but the arrays.
 
-    Raises JournalError when another process holds it or it has another schema, and
-    LostHistoryError, which lists what is missing, when it holds less than the run has
+    Raises JournalError if another process holds it or it has another schema, and
+    LostHistoryError, which lists what is missing, if it holds less than the run has
     acknowledged."""
     lock = lock_journal(run_dir)
     try:
@@ -91,7 +91,7 @@ def open_journal(run_dir: Path) -> Journal:
 def lock_journal(run_dir: Path) -> IO[str]:
     """Lock a journal against writes by other programs, until the returned file is closed.
 
-    Raises JournalError when another program writes to it."""
+    Raises JournalError if another program writes to it."""
     run_dir.mkdir(parents=True, exist_ok=True)
     lock = open(run_dir / LOCK, "w")  # noqa: SIM115 - held by the caller
     try:
@@ -105,7 +105,7 @@ def lock_journal(run_dir: Path) -> IO[str]:
 
 
 def create_journal(path: Path, mark: ProgressMark, work: Callable[[sqlite3.Connection], T]) -> T:
-    """Create a new journal's tables, run `work` in its first transaction, begin its mark."""
+    """Create the tables of a new journal, run `work` in its first transaction, start its mark."""
 
     def begin_journal(db: sqlite3.Connection) -> T:
         db.execute("INSERT INTO meta VALUES ('schema_version', ?)", (SCHEMA_VERSION,))
@@ -120,7 +120,7 @@ def create_journal(path: Path, mark: ProgressMark, work: Callable[[sqlite3.Conne
 
 
 def write_and_reseal(path: Path, mark: ProgressMark, work: Callable[[sqlite3.Connection], T]) -> T:
-    """Run `work` in a transaction, seal the resulting content, and begin a new mark."""
+    """Run `work` in a transaction, seal the resulting content, and start a new mark."""
     with closing(connect_journal(path)) as db:
         db.execute("BEGIN IMMEDIATE")
         result = work(db)
@@ -134,7 +134,7 @@ def write_and_reseal(path: Path, mark: ProgressMark, work: Callable[[sqlite3.Con
 def open_read_only(path: Path) -> Generator[sqlite3.Connection]:
     """Open the journal of a running or finished run for reading only.
 
-    Raises JournalError when it is missing, no journal, or one of another schema."""
+    Raises JournalError if it is missing, not a journal, or one of another schema."""
     try:
         with closing(connect_journal(path, read_only=True)) as db:
             check_schema(path, schema_version(db))
@@ -148,14 +148,14 @@ def _quarantine_records(db: sqlite3.Connection, keys: Sequence[AttemptKey]) -> N
 
 
 def _report_findings(journal: Journal, found: CheckedJournal) -> None:
-    """Report what was found and worked around."""
+    """Report problems that were found and worked around."""
     report = journal.incidents.report_incident
     if found.damaged:
         report("corrupt_record", DAMAGED, sorted({key.group_id for key in found.damaged}))
     if found.bad_mark:
         text = (
-            "the journal's mark is not what was written, and was made anew: nothing is missing that"
-            " checkpoints and metrics know of, what they do not know of could be"
+            "the journal's mark was damaged and has been recreated: nothing that checkpoints or"
+            " metrics record is missing, but newer work may be"
         )
         report("damaged_mark", text, found.bad_mark)
     if found.cut_short:

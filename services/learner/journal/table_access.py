@@ -1,4 +1,4 @@
-"""Access shared by all tables of the journal: how they are read and written."""
+"""Access shared by all tables of the journal, for reading and writing."""
 
 import asyncio
 import sqlite3

@@ -1,9 +1,9 @@
-"""Checksums over all rows of the journal, so that a changed, removed or restored row is noticed.
+"""Checksums over all rows of the journal, to detect changed, removed or restored rows.
 
 SQLite's pages carry no checksums, and an intact row gives no sign of missing ones. So each
 table has the number of its rows and the sum of their digests, modulo 2^128. Triggers of the
 writing connection update both with every insert, update and delete; they are stored, chained to
-the state before, in the same transaction. A start reads all rows and sums them up again."""
+the previous state, in the same transaction. A start reads all rows and sums them up again."""
 
 import hashlib
 import json
@@ -17,7 +17,7 @@ from services.learner.journal.progress_mark import Position
 from services.learner.journal.row_codec import replayed_version
 from services.learner.journal.schema import LOST_WITH_DISK
 
-# Of each table the columns that are added up. Trajectories are sealed row by row (see integrity).
+# Summed columns of each table. Trajectories are sealed row by row (see record_digests).
 SEALED: Mapping[str, tuple[str, ...]] = {
     "meta": ("key", "value"),
     "epochs": ("run_epoch", "forked_version", "started"),
@@ -58,11 +58,11 @@ class TableTotal:
 
 @dataclass(frozen=True, slots=True)
 class Seal:
-    """The state of a journal after one commit."""
+    """State of a journal after one commit."""
 
     journal: str
     commits: int
-    # The chain before this commit.
+    # Chain before this commit.
     before: str
     totals: Mapping[str, TableTotal] = field(default_factory=dict[str, TableTotal])
 
@@ -77,7 +77,7 @@ class Seal:
         return json.dumps({"state": self._state_json(), "chain": self.chain})
 
     def _state_json(self) -> str:
-        # As `asdict` has it, at a tenth of the cost: every commit needs it four times.
+        # Same as `asdict`, at a tenth of the cost: every commit needs it four times.
         totals = {
             name: {"rows": total.rows, "digest": total.digest}
             for name, total in self.totals.items()
@@ -126,7 +126,7 @@ def sum_table(db: sqlite3.Connection, table: str) -> TableTotal:
 
 
 def reseal_tables(db: sqlite3.Connection) -> Seal:
-    """Seal the current content of the tables, of a new journal or a repaired one."""
+    """Seal the current content of the tables, of a new or repaired journal."""
     totals = {table: sum_table(db, table) for table in SEALED}
     known = db.execute("SELECT 1 FROM seal").fetchone()
     seal = load_seal(db).next_seal(totals) if known else Seal(uuid.uuid4().hex, 0, "", totals)
@@ -140,7 +140,7 @@ class SealUpdater:
     def __init__(self, db: sqlite3.Connection) -> None:
         self._db = db
         self._changes: dict[str, TableTotal] = {}
-        # Else what INSERT OR REPLACE takes away is not heard of.
+        # Otherwise INSERT OR REPLACE deletes rows without firing the triggers.
         db.execute("PRAGMA recursive_triggers = ON")
         db.create_function("sealed", -1, self._count_row)
         for table, columns in SEALED.items():
@@ -158,7 +158,7 @@ class SealUpdater:
         self._changes = changes
 
     def seal_transaction(self) -> Position | None:
-        """Seal the open transaction; return None when it has changed nothing."""
+        """Seal the open transaction; return None if it has changed nothing."""
         if not self._changes:
             return None
         old = load_seal(self._db)
@@ -181,7 +181,7 @@ def _add_triggers(db: sqlite3.Connection, table: str, columns: tuple[str, ...]) 
         for sign, row in ((-1, "old"), (1, "new"))
     )
     for event, action in (("INSERT", taken), ("UPDATE", out + taken), ("DELETE", out)):
-        # Of this connection alone: the file stays one that any program can read and write.
+        # Only on this connection: the file remains readable and writable by any program.
         name = f"seal_{table}_{event.lower()}"
         db.execute(f"CREATE TEMP TRIGGER {name} AFTER {event} ON main.{table} BEGIN {action} END")
 
@@ -191,5 +191,5 @@ def _store_seal(db: sqlite3.Connection, seal: Seal) -> None:
 
 
 def _row_hash(values: tuple[Any, ...]) -> int:
-    # `repr` tells 1, 1.0, "1" and b"1" apart.
+    # `repr` distinguishes 1, 1.0, "1" and b"1".
     return int.from_bytes(hashlib.sha256(repr(values).encode()).digest()[:16])

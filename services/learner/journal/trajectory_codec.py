@@ -1,8 +1,8 @@
-"""A trajectory in the journal: to its row and back.
+"""Conversion of a trajectory to its journal row and back.
 
-The journal holds what a person may want to read as JSON (`summary_json`) and the arrays as one
-blob (`array_bytes`): for each sequence its int32 token ids, then its float32 logprobs, both
-little-endian, then what is kept of its media, then the ids of its experts."""
+The journal holds what people may read as JSON (`summary_json`), and the arrays as one blob
+(`array_bytes`): for each sequence its int32 token ids, then its float32 logprobs, both
+little-endian, then the kept part of its media, then the ids of its experts."""
 
 import hashlib
 import json
@@ -29,7 +29,7 @@ from services.common.domain.trajectory import (
 
 
 def record_digest(trajectory: Trajectory) -> bytes:
-    """Return a digest of arrays and outcome that tells two contents under one key apart."""
+    """Return a digest of arrays and outcome that distinguishes contents under one key."""
     outcome = [trajectory.reward, trajectory.failure, trajectory.stop_reason]
     return hashlib.sha256(trajectory.content_digest + json.dumps(outcome).encode()).digest()
 
@@ -76,7 +76,7 @@ def restore_trajectory(
     text: str,
     arrays: bytes | None,
 ) -> Trajectory:
-    """Restore a trajectory from its journal row; without sequences when `arrays` was pruned."""
+    """Restore a trajectory from its journal row; without sequences if `arrays` was pruned."""
     data = json.loads(text)
     rows, media = (data["sequences"], data["media"]) if arrays is not None else ([], [])
     # Older rows have none.
@@ -112,7 +112,7 @@ def _media_row(item: Media) -> dict[str, Any]:
 
 
 def _row_to_media(item: dict[str, Any], arrays: bytes, offset: int) -> Media:
-    # Older rows say neither.
+    # Older rows have neither.
     size, kept = item.get("size_bytes", 0), item.get("content", 0)
     return Media(
         item["sha256"],
@@ -126,7 +126,7 @@ def _row_to_media(item: dict[str, Any], arrays: bytes, offset: int) -> Media:
 
 
 def _expert_row(experts: Experts | None) -> list[Any] | None:
-    """Return bytes of an id, and the shape."""
+    """Return the bytes per id, and the shape."""
     return [experts.itemsize, *experts.shape] if experts is not None else None
 
 

@@ -11,7 +11,7 @@ from services.common.domain.trajectory import Trajectory, digest_arrays
 from services.learner.journal import trajectory_codec
 from services.learner.journal.record_digests import DamagedRecordError, are_intact, row_digest
 
-# As they are sealed, with the arrays last but for the seals.
+# In the order of their seal, with the arrays last except for the seals.
 _COLUMNS = (
     "group_id, attempt_index, try, reward, failure, record_digest, content_digest, summary,"
     " array_digest"
@@ -29,7 +29,7 @@ def trajectory_row(trajectory: Trajectory, record_digest: bytes) -> Row:
     """Return the row that stores a try, for `put_trajectory`."""
     key = trajectory.key
     payload = trajectory_codec.array_bytes(trajectory)
-    # Checked against these bytes when they came, which are all where no media are kept.
+    # Checked against these bytes on arrival; they are complete if no media are kept.
     whole = not any(item.content for each in trajectory.sequences for item in each.media)
     arrays = trajectory.content_digest if whole else digest_arrays([payload])
     sealed = (
@@ -45,7 +45,7 @@ def put_trajectory(db: sqlite3.Connection, row: Row, dropped: str) -> None:
 
 
 def trajectory_of(db: sqlite3.Connection, key: AttemptKey) -> Trajectory:
-    """Load the trajectory under a key. Raises DamagedRecordError when it is damaged or missing."""
+    """Load the trajectory under a key. Raises DamagedRecordError if it is damaged or missing."""
     by_key = "WHERE group_id = ? AND attempt_index = ? AND try = ?"
     values = (key.group_id, key.attempt_index, key.attempt_try)
     row = db.execute(f"{_SELECT} {by_key}", values).fetchone()

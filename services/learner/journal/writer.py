@@ -1,7 +1,7 @@
-"""A thread that does all writes to SQLite, so that no fsync ever stops the event loop.
+"""Thread that does all writes to SQLite, so that no fsync ever blocks the event loop.
 
-Writes that arrive during a commit share the next one: the cost of an fsync is paid once for all
-of them. A write's future is done when its transaction is on disk.
+Writes that arrive during a commit share the next one: they pay the cost of an fsync once. A
+write's future is done when its transaction is on disk.
 
 Each transaction is sealed (see `table_checksums`) and, once it is on disk, recorded in the mark
 (see `progress_mark`); only then is it acknowledged.
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 _Work = tuple[Callable[[sqlite3.Connection], Any], "Future[Any]"]
 
-# What one transaction may hold, so that the first in line does not wait for all others.
+# Most writes in one transaction, so that the first does not wait for all others.
 _MAX_BATCH = 256
 
 
@@ -39,11 +39,11 @@ class JournalWriter:
         self._path = path
         self._mark = mark
         with closing(connect_journal(path, read_only=True)) as db:
-            # The newest epoch when this writer came, and after its own last commit.
+            # Newest epoch when this writer started, and after its own last commit.
             self._epoch = _newest_epoch(db)
         self._queue: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
         self._failure: JournalError | None = None
-        # Ends with the JournalError when the disk refuses.
+        # Fails with the JournalError when the disk refuses.
         self.broken: Future[None] = Future()
         self.broken.set_running_or_notify_cancel()
         self._thread = threading.Thread(target=self._run_batches, name="journal", daemon=True)
@@ -52,7 +52,7 @@ class JournalWriter:
     async def run_transaction(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """Run `work` in a transaction; return when it is durable.
 
-        Raises what `work` raises, or JournalError when the disk refused. Cancelling the caller
+        Raises what `work` raises, or JournalError if the disk refused. Cancelling the caller
         ends its wait, but the write still happens."""
         if self._failure:
             raise self._failure
@@ -106,9 +106,9 @@ class JournalWriter:
                 try:
                     done.append((future, _run_in_savepoint(connection, sealing, work)))
                 except sqlite3.OperationalError:
-                    # A full disk, an I/O error: everybody's.
+                    # A full disk or an I/O error concerns the whole batch.
                     raise
-                except Exception as error:  # noqa: BLE001 - it belongs to whoever asked
+                except Exception as error:  # noqa: BLE001 - it belongs to the caller of this work
                     future.set_exception(error)
             epoch, position = _newest_epoch(connection), sealing.seal_transaction()
             connection.execute("COMMIT")
@@ -118,7 +118,7 @@ class JournalWriter:
             connection.execute("ROLLBACK")
             self._fail_batch(batch, error)
         except (sqlite3.Error, BrokenSealError) as error:
-            # After a failed fsync nobody knows what is on the disk: stop acknowledging.
+            # After a failed fsync the content of the disk is unknown: stop acknowledging.
             self._fail_batch(batch, JournalError(f"cannot write {self._path}: {error}"))
         except OSError as error:
             self._fail_batch(batch, JournalError(f"cannot write {self._mark.path}: {error}"))
@@ -131,7 +131,7 @@ class JournalWriter:
         newest = _newest_epoch(connection)
         if newest != self._epoch:
             raise StaleEpochError(
-                f"another learner took {self._path.parent} over in epoch {newest}: this one, of"
+                f"another learner took over {self._path.parent} in epoch {newest}: this one, of"
                 f" epoch {self._epoch}, ends and changes nothing any more"
             )
 

@@ -1,8 +1,8 @@
 """A training rank, a child of the learner service: `python -m services.learner.rank`.
 
 Not for use by hand: it reads framed commands from stdin and answers on stdout (see
-`ranks/protocol.py`). Whatever libraries print goes to stderr. The process ends when its stdin
-does, so it never outlives its parent."""
+`ranks/protocol.py`). Output of libraries goes to stderr. The process ends when its stdin
+closes, so it never outlives its parent."""
 
 import os
 import queue
@@ -22,7 +22,7 @@ Result = protocol.Message | Future[protocol.Message]
 
 
 def main() -> None:
-    """Serve commands until `close` is said or stdin ends."""
+    """Serve commands until `close` arrives or stdin ends."""
     commands, answers = claim_channel()
     # Heavy imports only now: nothing they print can reach the channel.
     from services.learner.rank.worker import CommandDispatcher
@@ -37,7 +37,7 @@ def main() -> None:
     while (message := inbox.get())["command"] != "close":
         channel.answer_message(dispatcher.answer_command, message)
     dispatcher.close()
-    # The interpreter would spend a second on taking torch apart.
+    # The interpreter would spend a second tearing down torch.
     os._exit(0)
 
 
@@ -52,7 +52,7 @@ def _read_commands(commands: BinaryIO, inbox: Inbox, cleanup: Callable[[], None]
 
 
 class AnswerChannel:
-    """The way back to the parent, for the thread that works and for those that work beside it."""
+    """Channel to the parent, for the main thread and for background threads."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
@@ -61,7 +61,7 @@ class AnswerChannel:
     def answer_message(
         self, handle: Callable[[protocol.Message], Result], message: protocol.Message
     ) -> None:
-        """Handle a message and answer it: at once, or when the work that this began has ended."""
+        """Handle a message and answer it: at once, or when the work that it started has ended."""
         call = message["id"]
         outcome = _outcome_of(lambda: handle(message))
         begun = outcome.get("result")
@@ -80,7 +80,7 @@ class AnswerChannel:
 def _outcome_of(work: Callable[[], Result]) -> protocol.Message:
     try:
         return {"result": work()}
-    # The boundary of the process: whatever went wrong, the parent must hear of it.
+    # Boundary of the process: the parent must learn of any failure.
     except Exception as error:  # noqa: BLE001
         say(traceback.format_exc(), end="", file=sys.stderr)
         return {"error": f"{type(error).__name__}: {error}"}

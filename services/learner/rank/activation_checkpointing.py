@@ -1,4 +1,4 @@
-"""Activations that the backward pass computes again instead of keeping them."""
+"""Activations that the backward pass recomputes instead of keeping them."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -13,7 +13,7 @@ from services.common.activation_memory import (
     layer_activation_bytes,
 )
 
-# Results that `selective` keeps: those of matrix products and of attention, which cost most.
+# Operators whose results `selective` keeps: matrix products and attention, which cost most.
 _KEPT = (
     "aten::mm",
     "aten::addmm",
@@ -25,13 +25,13 @@ _KEPT = (
     "aten::_scaled_dot_product_cudnn_attention",
     "aten::_flash_attention_forward",
 )
-# Of the device's memory; the rest is the allocator's and the libraries'.
+# Usable share of the device's memory; the rest is for the allocator and the libraries.
 _USABLE = 0.9
 _CHOICES: Sequence[Checkpointing] = ("off", "selective", "full")
 
 
 def enable_checkpointing(model: Any, checkpointing: Checkpointing) -> None:
-    """Have the model's decoder blocks keep less; what they compute stays the same bit for bit."""
+    """Have the model's decoder blocks keep less; their results stay the same bit for bit."""
     if checkpointing == "off":
         return
     options: dict[str, Any] = {"use_reentrant": False}
@@ -54,10 +54,10 @@ def choose_checkpointing(
     *,
     compiled: bool = False,
 ) -> Checkpointing:
-    """Return the least that fits beside `taken` bytes on a device of `device_bytes`.
+    """Return the least checkpointing that fits beside `taken` bytes on a device of `device_bytes`.
 
-    `settings` are the model's own, `tokens` those of the longest pack. Of blocks that are
-    `compiled`, `selective` could not tell the results that it keeps."""
+    `settings` are the model's own, `tokens` those of the longest pack. `selective` cannot see
+    its results within `compiled` blocks, so it is skipped for them."""
     shape = decoder_shape(settings)
     for choice in ("off",) if compiled else _CHOICES[:-1]:
         activations = layer_activation_bytes(shape, tokens, dtype.itemsize, choice)

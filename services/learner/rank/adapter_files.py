@@ -1,4 +1,4 @@
-"""Descriptions of adapters on disk: PEFT's configuration, and the base they belong to."""
+"""Descriptions of adapters on disk: PEFT's configuration, and their base model."""
 
 import json
 from collections.abc import Sequence
@@ -12,26 +12,26 @@ from services.learner.rank.model_loading import ModelError, find_own_files
 from services.learner.rank.weight_slots import fingerprint_weights
 
 ADAPTER_CONFIG = "adapter_config.json"
-# What a publication of adapters alone calls the fingerprint of their base.
+# Name of the base's fingerprint in a publication of adapters alone.
 BASE_MARK = "base_fingerprint"
-# Keys of PEFT's configuration that say what the adapters do.
+# Keys of PEFT's configuration that define the effect of adapters.
 _MEANING = ("r", "lora_alpha", "target_modules")
 
 
 @dataclass(frozen=True, slots=True)
 class BaseRecord:
-    """The frozen model under some adapters."""
+    """Frozen model under some adapters."""
 
     model: str
     revision: str | None
-    # Under which engines are given it, as hex.
+    # Fingerprint of its publication, as hex.
     fingerprint: str
 
     @staticmethod
     def of_policy(policy: Policy, config: PolicyConfig) -> "BaseRecord":
         """Describe the base of a policy with adapters.
 
-        Of a split policy all ranks ask for it, and at the same time."""
+        Collective for a split policy: all ranks call it at the same time."""
         found = fingerprint_weights(policy.named_parameters(), policy.compute_dtype)
         return BaseRecord(config.model, config.revision, found.hex())
 
@@ -50,21 +50,21 @@ def check_mergeable(policy: Policy, config: PolicyConfig) -> None:
     if other:
         raise ModelError(
             f"learner.lora: the files of {config.model} have another name for {other[0]}.weight, so"
-            " that no export could merge its adapter into them: save the model once by"
-            " transformers' save_pretrained, or leave its like out of target_modules"
+            " no export could merge its adapter into them: save the model once with"
+            " transformers' save_pretrained, or leave such layers out of target_modules"
         )
 
 
 def describe_other_base(saved: BaseRecord | None, given: BaseRecord) -> str:
-    """Say what is wrong with adapters of `saved`, or a whole model, where `given` is the base."""
+    """Explain why adapters of `saved`, or a whole model, do not fit the base `given`."""
     if saved is None:
         return (
-            "it holds a whole model and no adapters: the run was begun without learner.lora; leave"
+            "it holds a whole model and no adapters: the run started without learner.lora; leave"
             " that out, or start a new run from an export of this one"
         )
     return (
-        f"its adapters belong to {saved}, and policy.model is {given}: set policy.model and"
-        " policy.dtype as they were, or start a new run"
+        f"its adapters belong to {saved}, but policy.model is {given}: restore policy.model and"
+        " policy.dtype, or start a new run"
     )
 
 
@@ -76,7 +76,7 @@ def save_adapter_config(policy: Policy, base: BaseRecord, folder: Path) -> Seque
     config.save_pretrained(str(folder))
     path = folder / ADAPTER_CONFIG
     written = json.loads(path.read_text())
-    # PEFT keeps a set, whose order differs from process to process.
+    # PEFT keeps a set, whose order differs between processes.
     written["target_modules"] = sorted(written["target_modules"])
     path.write_text(json.dumps(written, indent=2, sort_keys=True) + "\n")
     return (ADAPTER_CONFIG,)
@@ -95,8 +95,8 @@ def _describe_other_setting(key: str, saved: object, given: object) -> str:
     names = {"r": "rank", "lora_alpha": "alpha"}
     what = f"learner.lora.{names.get(key, key)}"
     if key not in names:
-        return f"they are of other layers than {what} names: set it as it was"
-    return f"they were begun with {what} = {saved}, and it is {given}: set it as it was"
+        return f"they have other layers than {what} names: set it back"
+    return f"they started with {what} = {saved}, but it is {given}: set it back"
 
 
 def _peft_config(policy: Policy) -> Any:

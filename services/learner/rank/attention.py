@@ -19,15 +19,15 @@ from services.learner.rank.segment_places import SegmentPlaces
 
 NAME = "flotilla_segments"
 
-# Arguments that change what attention computes and that scaled dot product attention lacks.
+# Arguments that change attention's result and that scaled dot product attention lacks.
 _UNSUPPORTED = ("softcap", "s_aux", "position_bias")
 
 
 def register() -> None:
-    """Makes `attn_implementation=NAME` known to transformers; may be called again.
+    """Register `attn_implementation=NAME` with transformers; may be called again.
 
-    No mask goes with it, so transformers makes none: the segments carry all that it would say, and
-    to make it transformers would wait for the device in each pass."""
+    No mask is registered with it, so transformers makes none: the segments carry its content, and
+    making it would synchronise with the device in each pass."""
     AttentionInterface.register(NAME, _segment_attention)
 
 
@@ -46,7 +46,7 @@ def _segment_attention(
 ) -> tuple[Tensor, None]:
     """Causal attention of each segment with itself, and with all of its parent.
 
-    query [1, heads, tokens, head_dim], key and value with their own number of heads; the answer
+    query [1, heads, tokens, head_dim], key and value with their own number of heads; the result
     is [1, tokens, heads, head_dim]. Without `segment_places` all tokens are one segment.
     """
     for name in _UNSUPPORTED:
@@ -88,7 +88,7 @@ def _causal(
     if query.device.type == "cuda":
         shared = query.shape[1] // key.shape[1]
         key, value = (t.repeat_interleave(shared, dim=1) for t in (key, value))
-    # On a CPU no head of keys and values is copied for the queries' heads that share it.
+    # On a CPU, no key or value head is copied for the query heads that share it.
     grouped, length = key.shape[1] < query.shape[1], query.shape[2]
     if window is None or window >= length:
         return functional.scaled_dot_product_attention(

@@ -1,4 +1,4 @@
-"""The way of a batch from the service to each rank: through memory, or from rank to rank."""
+"""Transfer of a batch from the service to each rank: through memory, or from rank to rank."""
 
 from typing import Protocol
 
@@ -8,7 +8,7 @@ from services.learner.types import TrainBatch
 
 
 class BatchSource(Protocol):
-    """The source of a rank's batches."""
+    """Source of a rank's batches."""
 
     def read_batch(self, message: protocol.Message) -> TrainBatch:
         """Return the batch of a command."""
@@ -16,7 +16,7 @@ class BatchSource(Protocol):
 
 
 class SharedMemoryBatchSource:
-    """Batches that the service writes into shared memory: all ranks are on its machine."""
+    """Batches that the service writes into shared memory, for ranks on its machine."""
 
     def read_batch(self, message: protocol.Message) -> TrainBatch:
         """See `BatchSource`."""

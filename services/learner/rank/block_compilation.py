@@ -1,10 +1,10 @@
 """Decoder blocks that torch compiles, one graph or a few for all blocks of a class.
 
-What is compiled is a block's `forward` alone. Hooks around it stay as they are, such as those that
-gather the parameters of a split model, and so do the names of parameters, and what computes a block
-again in the backward pass. Attention is not compiled, nor are routers that follow an engine's
-(`torch.compiler.disable`): they have other Python values in each pass, and torch compiles anew for
-each. A block that cannot be compiled computes as it would without, and it is said why."""
+Only a block's `forward` is compiled. Hooks around it, such as those that gather the parameters of
+a split model, stay as they are, as do parameter names and the recomputation of a block in the
+backward pass. Attention and routers that follow an engine's are not compiled
+(`torch.compiler.disable`): their Python values differ in each pass, and torch would recompile for
+each. A block that cannot be compiled runs uncompiled, and the reason is logged."""
 
 import importlib
 import logging
@@ -28,22 +28,22 @@ from services.learner.rank.sharding import decoder_blocks
 
 CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 _SWITCHES = ("TORCHDYNAMO_DISABLE", "TORCH_COMPILE_DISABLE")
-# Variants of one piece of code: with and without gradients, of policy, reference and critic, of
-# one token and of many, of each kind of layer. Torch's own limit is 8.
+# Variants of one piece of code: with and without gradients, of policy, reference and critic, for
+# one token and for many, of each kind of layer. Torch's own limit is 8.
 _MOST_VARIANTS = 64
 _LONGEST_REASON = 300
 _Forward = Callable[..., Any]
-# The rank's log is what its process prints.
+# The process's output is the rank's log.
 _log = logging.getLogger(__name__)
 
 
 class CompiledBlocks:
-    """The decoder blocks of a rank's models, each compiled as it first computes something.
+    """Decoder blocks of a rank's models, each compiled when it first computes something.
 
-    A copy of a model has the blocks of the copy compiled, too."""
+    Copying a model also has the blocks of the copy compiled."""
 
     def __init__(self, device: torch.device) -> None:
-        """Make ready to compile for a device."""
+        """Prepare to compile for a device."""
         self._device = device
         self._compiled: dict[_Forward, _Forward] = {}
         self._ran: WeakSet[nn.Module] = WeakSet()
@@ -53,12 +53,12 @@ class CompiledBlocks:
         self.why_not: str | None = None
         os.environ.setdefault(CACHE_VARIABLE, str(default_cache()))
         _import_compiler()
-        # Torch then compiles nothing, and says nothing.
+        # With these switches torch silently compiles nothing.
         if switches := [name for name in _SWITCHES if os.environ.get(name) == "1"]:
-            self._say_why_not("every block", f"{switches[0]} is 1")
+            self._log_refusal("every block", f"{switches[0]} is 1")
 
     def add_model(self, model: nn.Module) -> None:
-        """Have the model's decoder blocks compiled. Raises ValueError where it has none."""
+        """Have the model's decoder blocks compiled. Raises ValueError if it has none."""
         blocks = decoder_blocks(model)
         if not blocks:
             raise ValueError(f"{type(model).__name__} names no decoder blocks")
@@ -67,11 +67,11 @@ class CompiledBlocks:
 
     @property
     def uncompiled(self) -> int:
-        """The number of blocks that compute uncompiled, for they could not be compiled."""
+        """Number of blocks that run uncompiled because they could not be compiled."""
         return len(self._refused)
 
     def take_graph_count(self) -> int:
-        """Return how many graphs this process has compiled since this was last asked."""
+        """Return how many graphs this process has compiled since the last call."""
         total = counters["stats"]["unique_graphs"]
         new, self._counted = total - self._counted, total
         return new
@@ -79,7 +79,7 @@ class CompiledBlocks:
     def _run_block(self, block: nn.Module, *arguments: Any, **named: Any) -> Any:
         own: _Forward = type(block).forward
         if self.why_not is not None and block not in self._ran:
-            # It would fail as the one before has, and take long to.
+            # It would fail like the previous one, after a long time.
             self._refused.add(block)
         if block in self._refused:
             return own(block, *arguments, **named)
@@ -98,50 +98,50 @@ class CompiledBlocks:
         return self._compiled[forward]
 
     def _refuse(self, block: nn.Module, error: Exception) -> None:
-        """Give up this block. Those that have computed compiled stay so: where the backward pass
-        computes a block again, it must as the forward pass did."""
+        """Stop compiling this block. Those that have run compiled stay compiled, because a block's
+        recomputation in the backward pass must match its forward pass."""
         self._refused.add(block)
         if self.why_not is None:
-            self._say_why_not(type(block).__name__, _describe_failure(error))
+            self._log_refusal(type(block).__name__, _describe_failure(error))
 
-    def _say_why_not(self, what: str, reason: str) -> None:
+    def _log_refusal(self, what: str, reason: str) -> None:
         self.why_not = reason
         _log.warning(
-            "learner.rank.compile: %s computes uncompiled, for torch cannot compile it: %s",
+            "learner.rank.compile: %s runs uncompiled, because torch cannot compile it: %s",
             what,
             reason,
         )
 
 
 class _ThreadSettings(threading.local):
-    """Torch's settings of its compiler, which each thread has its own of.
+    """Settings of torch's compiler, which are thread-local.
 
-    A GPU's backward pass, which may compute blocks again, runs in another."""
+    A GPU's backward pass, which may recompute blocks, runs in another thread."""
 
     applied = False
 
     def apply(self, device: torch.device) -> None:
-        """Apply them to the thread that calls, once."""
+        """Apply them to the calling thread, once."""
         if self.applied:
             return
         self.applied = True
         compiler = _import_compiler()
         dynamo_settings.recompile_limit = _MOST_VARIANTS
-        # It would else go on uncompiled, and say so where nobody looks.
+        # By default torch continues uncompiled, with an easily missed message.
         dynamo_settings.fail_on_recompile_limit_hit = True
-        # A backward pass that cannot be compiled fails with its forward pass, which has a way out.
+        # Makes an uncompilable backward pass fail with its forward pass, which can recover.
         autograd_settings.force_non_lazy_backward_lowering = True
         if device.type == "cpu":
             # Its other processes would wait for work that only GPUs have.
             compiler.compile_threads = 1
-            # They would lie in a folder of /tmp whose name anybody can tell.
+            # They would be in a folder of /tmp with a predictable name.
             compiler.cpp_cache_precompile_headers = False
 
 
 def default_cache() -> Path:
-    """Return the folder of compiled code, where the environment names none.
+    """Return the folder of compiled code for when the environment names none.
 
-    It is the user's own: what lies there is run."""
+    It belongs to the user, because its content is executed."""
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(home) / "flotilla" / "compiled"
 
@@ -156,7 +156,7 @@ def _import_compiler() -> Any:
 
 
 def _describe_failure(error: Exception) -> str:
-    """Return the error without torch's advice on debugging, in one line."""
+    """Return the error in one line, without torch's advice on debugging."""
     first = str(error).partition("\n\n")[0]
-    said = " ".join(first.split()) or type(error).__name__
-    return said[:_LONGEST_REASON]
+    text = " ".join(first.split()) or type(error).__name__
+    return text[:_LONGEST_REASON]

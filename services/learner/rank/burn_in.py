@@ -1,4 +1,4 @@
-"""A burn-in: the longest pack forward and backward, before the first step."""
+"""Burn-in: the longest pack forward and backward, before the first step."""
 
 import time
 from collections.abc import Generator
@@ -22,16 +22,16 @@ from services.learner.rank.step_preparation import TrainExample
 from services.learner.ranks.burn_in import BurnInMemoryError, BurnInPeaks, burn_in_lengths
 from services.learner.types import TrainSequence
 
-# What torch says where an operating system gives a CPU no more.
+# Torch's message when an operating system has no more memory for a CPU.
 _NO_MEMORY = "can't allocate memory"
 
 
 @dataclass(frozen=True, slots=True)
 class BurnIn:
-    """One pass of policy and critic that leaves parameters, moments and gradients as they were.
+    """One pass of policy and critic that leaves parameters, moments and gradients unchanged.
 
-    Every token is the policy's, and as much memory as the moments take is held meanwhile: what
-    passes here, a step can do."""
+    All tokens are policy tokens, and memory of the moments' size is held meanwhile, so that a step
+    can do whatever passes here."""
 
     policy: Policy
     critic: Critic | None
@@ -40,9 +40,9 @@ class BurnIn:
     rank: RankConfig
 
     def run(self, max_model_len: int) -> BurnInPeaks:
-        """Make the pass with sequences of at most so many tokens.
+        """Run the pass with sequences of at most so many tokens.
 
-        All ranks do so at once. Raises BurnInMemoryError."""
+        Collective. Raises BurnInMemoryError."""
         began = time.monotonic()
         tokens = self.rank.pack_tokens if self.policy.packable else 1
         lengths = burn_in_lengths(tokens, max_model_len)
@@ -61,7 +61,7 @@ class BurnIn:
     def _make_pass(self, lengths: list[int]) -> None:
         moments = [optimizer.reserve_moments() for optimizer in self._optimizers]
         examples = [self._make_example(index, length) for index, length in enumerate(lengths)]
-        # One pack on every rank, whatever the others compute, and no prompt in common.
+        # One pack on every rank, whatever the others compute, and no shared prompt.
         alone = replace(self.policy, shares_prompts=False)
         packer = RowPacker(alone, sum(lengths), Replicas())
         accumulator = GradientAccumulator(
@@ -96,7 +96,7 @@ class BurnIn:
         )
 
     def _release_memory(self) -> tuple[int, int]:
-        """Return the peaks of host and device; what the pass took is free again."""
+        """Return the peaks of host and device, and free the memory of the pass."""
         device = 0
         if self.policy.device.type == "cuda":
             device = torch.cuda.max_memory_allocated(self.policy.device)

@@ -3,10 +3,10 @@
 A checkpoint folder holds the tensors of all groups of state (`model`, `optimizer`, ...), each under
 `GROUP/NAME` and in float32, in the files of the ranks that hold them (see `tensor_shards`); the
 model's `config.json`; and `rank.json` with the step and the shapes of all tensors (see
-`run_files/rank_record.py`). Of a policy with adapters there are these
-alone, as `adapters/NAME`, with PEFT's configuration of them; `rank.json` says to which base they
-belong. The service adds a manifest with the SHA-256 of each file, by which it verifies them before
-ranks read any. A training step draws no random numbers, so there is no generator state to keep.
+`run_files/rank_record.py`). For a policy with adapters it holds only these, as `adapters/NAME`,
+with their PEFT configuration; `rank.json` names their base. The service adds a manifest with the
+SHA-256 of each file, and verifies the files before ranks read them. A training step draws no random
+numbers, so there is no generator state to keep.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -59,8 +59,8 @@ def write_run_files(
     shapes: Mapping[str, Sequence[int]],
     **facts: object,
 ) -> CheckpointFiles:
-    """Write and fsync what belongs to all ranks: descriptions of the state, which `describe` writes
-    and names, and the record with the step, and with the shapes of all ranks' tensors."""
+    """Write and fsync the files common to all ranks: descriptions of the state, which `describe`
+    writes and names, and the record with the step and the shapes of all ranks' tensors."""
     directory.mkdir(parents=True, exist_ok=True)
     names = [*describe(directory), RECORD_FILE]
     write_record(directory, shapes, **facts)
@@ -81,14 +81,14 @@ def read_step(directory: Path) -> int:
 
 def read_base(directory: Path) -> BaseRecord | None:
     """Return the base of a checkpoint's adapters; None for a checkpoint of a whole model."""
-    said = read_record(directory).get("base")
-    return None if said is None else BaseRecord(**said)
+    base = read_record(directory).get("base")
+    return None if base is None else BaseRecord(**base)
 
 
 def load_adapters(directory: Path, policy: Policy, base: BaseRecord) -> None:
-    """Give the policy the adapters of a checkpoint.
+    """Load the adapters of a checkpoint into the policy.
 
-    Raises CheckpointError when they are of another base, or of other ranks and layers."""
+    Raises CheckpointError if they have another base, or other ranks and layers."""
     saved = read_base(directory)
     if saved is None or saved.fingerprint != base.fingerprint:
         raise CheckpointError(f"{directory}: {describe_other_base(saved, base)}")
@@ -102,9 +102,9 @@ def load_adapters(directory: Path, policy: Policy, base: BaseRecord) -> None:
 def load_optimizer(
     directory: Path, optimizer: Optimizer, group: str = OPTIMIZER, prefix: str = ""
 ) -> None:
-    """Take over the optimizer's state, whose names in the group begin with the prefix.
+    """Load the optimizer's state, whose names in the group begin with the prefix.
 
-    Raises CheckpointError when it is of another model."""
+    Raises CheckpointError if it belongs to another model."""
     try:
         folder = ShardFolder(directory)
         saved = (name for name in folder.list_group(group) if name.startswith(prefix))
@@ -115,17 +115,17 @@ def load_optimizer(
 
 
 def load_critic_parameters(directory: Path, parameters: Mapping[str, Tensor]) -> None:
-    """Give a critic, or this rank's part of it, the parameters of a checkpoint.
+    """Load the parameters of a checkpoint into a critic, or this rank's part of it.
 
-    Raises CheckpointError when there are none, and when they are of another model."""
+    Raises CheckpointError if there are none, or if they belong to another model."""
     wanted = _prefix_names(parameters, MODEL_PREFIX)
     try:
         folder = ShardFolder(directory)
         saved = {name for name in folder.list_group(CRITIC) if name.startswith(MODEL_PREFIX)}
         if not saved:
-            raise CheckpointError(f"{directory} has no critic: the run was begun without it")
+            raise CheckpointError(f"{directory} has no critic: the run started without one")
         if saved != wanted.keys():
-            raise CheckpointError(f"{directory}: the critic's state is of another model")
+            raise CheckpointError(f"{directory}: the critic's state belongs to another model")
         folder.read_group(CRITIC, wanted)
     except TensorShardError as error:
         raise CheckpointError(f"{directory}: {error}") from error

@@ -25,7 +25,7 @@ T = TypeVar("T")
 class CheckpointWriter:
     """Writes one checkpoint at a time, in a thread, from a copy in host memory.
 
-    No rank waits for another: what it writes it alone has."""
+    Ranks do not wait for each other: each writes only its own parts."""
 
     def __init__(
         self,
@@ -34,8 +34,8 @@ class CheckpointWriter:
         describe: Callable[[Path], Sequence[str]],
         record: Mapping[str, object] = MappingProxyType({}),
     ) -> None:
-        """`describe` writes files into a folder and names them: the first rank does, once it has
-        written tensors. `record` goes to its own record beside the step."""
+        """Create it. `describe` writes files into a folder and names them: on the first rank, after
+        the tensors. `record` goes into its record beside the step."""
         self._rank = rank
         self._describe = describe
         self._record = record
@@ -46,18 +46,18 @@ class CheckpointWriter:
     @torch.no_grad()
     def begin_writing(self, directory: Path, groups: TensorGroups, step: int) -> None:
         """Copy this rank's parts of the state as of `step`, which may change once this returns, and
-        begin to write them.
+        start writing them.
 
         Raises CheckpointError while an earlier copy is not written yet."""
         if self._written is not None and not self._written.done():
-            raise CheckpointError("the checkpoint before is still being written: wait for it")
+            raise CheckpointError("the previous checkpoint is still being written: wait for it")
         tensors = flatten_groups(groups)
         copied = self._memory.copy_tensors(own_tensors(tensors, self._rank))
         shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
         self._written = self._thread.submit(self._write_files, directory, copied, shapes, step)
 
     def when_written(self, use: Callable[[CheckpointFiles], T]) -> Future[T]:
-        """Return what `use` makes of the newest checkpoint's files, once they are fsynced."""
+        """Return the result of `use` on the newest checkpoint's files, once they are fsynced."""
         written = self._written
         if written is None:
             raise CheckpointError("no checkpoint was begun")

@@ -1,4 +1,4 @@
-"""The rank's command `compare`."""
+"""Command `compare` of a rank."""
 
 from dataclasses import replace
 
@@ -12,7 +12,7 @@ from services.learner.types import Comparison, TrainBatch
 
 
 class CompareCommand:
-    """Compare engine and trainer scores, and look for the cause when asked to."""
+    """Compares engine and trainer scores, and looks for the cause on request."""
 
     def __init__(
         self, policy: Policy, slots: WeightSlots, config: PolicyConfig, rank: RankConfig
@@ -29,7 +29,7 @@ class CompareCommand:
     def run_comparison(self, batch: TrainBatch, version: int, *, diagnose: bool) -> Comparison:
         """Compare a batch; `version` is that of the weights in the model.
 
-        Raises ValueError for a batch that was made for other weights."""
+        Raises ValueError for a batch made for other weights."""
         if batch.step - 1 != version:
             raise ValueError(f"a batch for version {batch.step - 1}, the weights are {version}")
         found = self._comparer.compare_batch(batch)

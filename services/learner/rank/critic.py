@@ -1,4 +1,4 @@
-"""The value model of generalised advantage estimation."""
+"""Value model of generalised advantage estimation."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -16,7 +16,7 @@ from services.learner.rank.optimizer import Optimizer
 from services.learner.rank.packed_rows import Pack, PackTargets
 from services.learner.rank.sharding import ShardLayout, reshard_unless_grad
 
-# They begin the names of saved parameters and moments.
+# Prefixes in the names of saved parameters and moments.
 MODEL_PREFIX, OPTIMIZER_PREFIX = "model.", "optimizer."
 
 
@@ -24,8 +24,8 @@ class Critic:
     """A copy of the policy's body, or adapters beside the policy's, with a scalar head and an
     optimizer of its own.
 
-    The head begins at zero, so that the first advantages are those of a constant baseline. The
-    value of a token is read where the policy predicts it: of the state before it.
+    The head starts at zero, so that the first advantages are those of a constant baseline. The
+    value of a token is read from the state that predicts it, the one before it.
     """
 
     def __init__(
@@ -41,8 +41,8 @@ class Critic:
     ) -> None:
         """Build the critic; `optimizer` is the policy's: all but the learning rate comes from it.
 
-        `fill` gives the parameters other values than the first ones, before the optimizer copies
-        them. With a `layout` each rank keeps a part: of a policy without adapters, `body` is this
+        `fill` replaces the parameters' initial values before the optimizer copies
+        them. With a `layout` each rank keeps a part; for a policy without adapters, `body` is this
         rank's."""
         self.config = config
         self._body = make_critic_body(policy, body)
@@ -66,7 +66,7 @@ class Critic:
         return self._body.model
 
     def named_parameters(self) -> dict[str, nn.Parameter]:
-        """Parameters of body and head by name."""
+        """Return parameters of body and head by name."""
         head = self._head.named_parameters()
         return {
             **{f"body.{name}": value for name, value in self._body.named_parameters().items()},
@@ -101,7 +101,7 @@ class Critic:
     ) -> tuple[Tensor, Tensor]:
         """Add the gradient of a pack's weighted value loss.
 
-        Returns the loss, and the number of tokens clipped, both on the device."""
+        Return the loss and the number of tokens clipped, both on the device."""
         values = self.predict_values(pack, targets)
         found = clipped_value_loss(values, old, returns, self.config.value_clip)
         loss = (found.loss * weights).sum()

@@ -1,4 +1,4 @@
-"""The body under a critic's head: a copy of the policy's, or adapters beside the policy's own."""
+"""Body under a critic's head: a copy of the policy's, or adapters beside the policy's own."""
 
 import copy
 from collections.abc import Generator
@@ -14,7 +14,7 @@ from services.learner.rank.sharding import reshard_unless_grad
 
 
 class CriticBody(Protocol):
-    """What turns tokens into the states that values are read from."""
+    """Turns tokens into the states that values are read from."""
 
     @property
     def model(self) -> Any:
@@ -22,12 +22,12 @@ class CriticBody(Protocol):
         ...
 
     def named_parameters(self) -> dict[str, nn.Parameter]:
-        """Return what the critic trains of it, by name."""
+        """Return the parameters that the critic trains, by name."""
         ...
 
     @contextmanager
     def in_use(self) -> Generator[None]:
-        """Have passes be the critic's, backward ones too, for as long as the context lasts."""
+        """Make passes, including backward ones, the critic's while the context lasts."""
         ...
 
     def states(self, segments: Segments) -> Tensor:
@@ -39,12 +39,12 @@ class CopiedBody:
     """A copy of the policy's body, with parameters of its own. Implements `CriticBody`."""
 
     def __init__(self, policy: Policy, split: Any | None = None) -> None:
-        """Copy the policy's body, or take over `split`, one of which each rank has a part."""
+        """Copy the policy's body, or use `split`, of which each rank has a part."""
         self._policy = policy
         self._model: Any = copy.deepcopy(policy.model.base_model) if split is None else split
         self._is_split = split is not None
         if policy.compiled is not None and split is not None:
-            # The blocks of a copy are compiled as the policy's.
+            # The blocks of a copy are compiled like the policy's.
             policy.compiled.add_model(split)
 
     @property
@@ -58,7 +58,7 @@ class CopiedBody:
 
     @contextmanager
     def in_use(self) -> Generator[None]:
-        """See `CriticBody.in_use`: it is the critic's always."""
+        """See `CriticBody.in_use`: it is always the critic's."""
         yield
 
     def states(self, segments: Segments) -> Tensor:
@@ -72,7 +72,7 @@ class CopiedBody:
 
 
 class AdaptedBody:
-    """The policy's frozen base under adapters of the critic's. Implements `CriticBody`."""
+    """The policy's frozen base under the critic's adapters. Implements `CriticBody`."""
 
     def __init__(self, policy: Policy, adapters: Adapters) -> None:
         self._policy = policy
@@ -91,7 +91,7 @@ class AdaptedBody:
 
     @contextmanager
     def in_use(self) -> Generator[None]:
-        """See `CriticBody.in_use`: what is recomputed in a backward pass is the critic's, too."""
+        """See `CriticBody.in_use`: recomputation in a backward pass is the critic's, too."""
         with self._adapters.used(CRITIC_ADAPTER):
             yield
 
@@ -101,7 +101,7 @@ class AdaptedBody:
 
 
 def make_critic_body(policy: Policy, split: Any | None) -> CriticBody:
-    """Make the body that goes with a policy: adapters beside the policy's, or else `split`, or else
+    """Make the body for a policy: adapters beside the policy's if it has any, else `split`, else
     a copy."""
     if policy.adapters is not None:
         return AdaptedBody(policy, policy.adapters)

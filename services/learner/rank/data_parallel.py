@@ -1,4 +1,4 @@
-"""Data-parallel ranks: the assignment of sequences, and sums over what each rank computed."""
+"""Data-parallel ranks: assignment of sequences, and sums over the ranks' results."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
@@ -13,32 +13,32 @@ from services.common.config import ConfigModel
 from services.learner.algo.packing import spread_evenly
 from services.learner.rank.rendezvous_store import Store, connect_store
 
-# A rank may wait so long for the slowest; one that died is noticed by the service, in seconds.
+# Longest wait for the slowest rank; the service notices a dead one within seconds.
 _PATIENCE = timedelta(hours=1)
 
 
 class RankPlacement(ConfigModel):
-    """The place of a process among a run's ranks."""
+    """Place of a process among a run's ranks."""
 
     index: int
     count: int
-    # Where they meet, see `rendezvous_store`.
+    # Meeting point of the ranks, see `rendezvous_store`.
     rendezvous: str
-    # Which of its own machine's ranks, and of how many there.
+    # Index among its machine's ranks, and their number.
     slot: int
     slots: int
 
     @property
     def spans_machines(self) -> bool:
-        """True when some ranks are on other machines: they share no files and no memory."""
+        """True if some ranks are on other machines: they share no files and no memory."""
         return self.slots < self.count
 
 
 class Replicas:
-    """All ranks of a run, as one of them sees them. A single rank leaves every sum unchanged.
+    """All ranks of a run, as seen by one of them. A single rank leaves every sum unchanged.
 
-    All ranks must call the same methods in the same order. Sums are the same bits on every rank,
-    and in every run of as many ranks."""
+    All ranks must call the same methods in the same order. Sums have the same bits on every rank,
+    and in every run with as many ranks."""
 
     def __init__(self, index: int = 0, count: int = 1, device: torch.device | None = None) -> None:
         self.index = index
@@ -49,11 +49,11 @@ class Replicas:
     def join_process_group(
         place: RankPlacement, device: torch.device, store: Store | None = None
     ) -> "Replicas":
-        """Meet the other ranks: over gloo on CPUs, over NCCL on GPUs.
+        """Join the other ranks: over gloo on CPUs, over NCCL on GPUs.
 
         `store` is the one that this rank hosts for all, if it does."""
         dist.init_process_group(
-            # What is kept in host memory is summed there.
+            # Tensors in host memory are summed by gloo.
             "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
             store=store or connect_store(place.rendezvous, place.count),
             rank=place.index,
@@ -69,14 +69,14 @@ class Replicas:
         return spread_evenly(lengths, self.count)[self.index]
 
     def all_reduce(self, tensors: Iterable[Tensor]) -> None:
-        """Replace each tensor by its sum over all ranks."""
+        """Replace each tensor with its sum over all ranks."""
         if self.count == 1:
             return
         for tensor in tensors:
             dist.all_reduce(tensor)
 
     def broadcast_tensor(self, tensor: Tensor) -> None:
-        """Replace the tensor by the first rank's, whatever device it is on."""
+        """Replace the tensor with the first rank's, on any device."""
         if self.count == 1:
             return
         moved = tensor.to(self._device)
@@ -85,10 +85,10 @@ class Replicas:
             tensor.copy_(moved)
 
     def broadcast_bytes(self, data: bytes | None) -> bytes:
-        """Return what the first rank gives; the others give None."""
+        """Return the bytes that the first rank passes; the others pass None."""
         size = torch.tensor([len(data or b"")], dtype=torch.int64)
         self.broadcast_tensor(size)
-        # A buffer that is written to, and at least a byte long.
+        # The buffer must be writable, and at least a byte long.
         buffer = bytearray(data or bytes(int(size)))
         if buffer:
             self.broadcast_tensor(torch.frombuffer(buffer, dtype=torch.uint8))
@@ -113,8 +113,8 @@ class Replicas:
     ) -> dict[int, NDArray[np.float32]]:
         """Return arrays by key, from those that each rank computed; keys without any are left out.
 
-        `lengths` are the arrays', of all keys and in the same order on every rank. Values arrive
-        as they are, NaN too."""
+        `lengths` are those of all keys' arrays, in the same order on every rank. Values arrive
+        unchanged, including NaN."""
         if self.count == 1 or not lengths:
             return {key: own[key] for key in lengths if key in own}
         ends = np.cumsum(list(lengths.values()), dtype=np.int64)

@@ -1,4 +1,4 @@
-"""The way of a pack's numbers from the host to the device that computes with them."""
+"""Transfer of a pack's numbers from the host to the computing device."""
 
 from typing import Any
 
@@ -8,9 +8,9 @@ from torch import Tensor
 
 
 def to_device(values: NDArray[Any], device: torch.device) -> Tensor:
-    """Return the array as a tensor on the device; of a CPU it shares the array's memory.
+    """Return the array as a tensor on the device; on a CPU it shares the array's memory.
 
-    A GPU copies from locked memory by itself: the host goes on, to the pack after this one."""
+    A GPU copies from pinned memory asynchronously: the host proceeds to the next pack."""
     tensor = torch.from_numpy(values)
     if device.type != "cuda":
         return tensor.to(device)

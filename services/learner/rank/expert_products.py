@@ -1,8 +1,8 @@
-"""Products of a mixture of experts in the compute dtype, as all other matrix products.
+"""Products of a mixture of experts in the compute dtype, like all other matrix products.
 
-Autocast leaves torch's grouped product alone, and transformers takes the dtype of its weights: of
-masters in float32 it would be computed in float32, unlike the engine's, and unlike that of ranks
-that split the model."""
+Autocast does not cover torch's grouped product, and transformers uses the dtype of its weights:
+float32 masters would be multiplied in float32, unlike in the engine, and unlike on ranks that split
+the model."""
 
 from typing import Any
 
@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 from transformers.integrations.moe import ExpertsInterface, grouped_mm_experts_forward
 
-# As transformers calls it, and chooses it by itself.
+# Name by which transformers selects it by default.
 _NAME = "grouped_mm"
 
 
 def register() -> None:
-    """Have transformers compute experts so; may be called again."""
+    """Make transformers compute experts this way; may be called again."""
     ExpertsInterface.register(_NAME, _compute_experts)
 
 

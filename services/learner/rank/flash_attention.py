@@ -1,7 +1,7 @@
 """Attention of all segments of a pack by one call of torch's flash kernel, on a GPU.
 
-Its heads of keys serve several of queries each without copies, and what segments continue is met
-once for all of them. See `KernelPlaces` for who meets whom."""
+Its key heads serve several query heads each without copies, and a shared parent is read once for
+all segments that continue it. `KernelPlaces` describes which queries meet which keys."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -18,24 +18,24 @@ from services.learner.rank.segment_places import (
     Span,
 )
 
-# How many tokens before and after its own place a query sees, from the end of the keys: that is
-# where the kernel puts the last query ("lower right"; torch.nn.attention.bias says so, too).
+# Number of tokens before and after its own place that a query sees, from the end of the keys: the
+# kernel aligns the last query there ("lower right"; see torch.nn.attention.bias).
 _Sight = tuple[int, int]
 _EVERYTHING: _Sight = (-1, -1)
 _ALL_BEFORE: _Sight = (-1, 0)
 _DROPOUT = 0.0
 
-# What `torch.nn.attention.varlen.varlen_attn` calls, in torch 2.11 and 2.13 alike; its own backward
-# pass takes no merged answer.
+# The operator behind `torch.nn.attention.varlen.varlen_attn`, in torch 2.11 and 2.13 alike; its own
+# backward pass accepts no merged result.
 _flash = torch.ops.aten._flash_attention_forward
 _flash_backward = torch.ops.aten._flash_attention_backward
 
 
 def runs_on_flash(query: Tensor, key: Tensor, value: Tensor) -> bool:
-    """Return True when torch runs attention of these, [1, heads, tokens, head_dim], on its kernel.
+    """Return True if torch runs attention of these, [1, heads, tokens, head_dim], on its kernel.
 
-    That is in half precision, with heads of up to 256 numbers, on GPUs since Ampere. Scaled dot
-    product attention pads heads to a multiple of 8, which is not done here."""
+    That requires half precision, heads of up to 256 numbers, and a GPU since Ampere. Scaled dot
+    product attention pads heads to a multiple of 8; this code does not."""
     grouped = key.shape[1] < query.shape[1]
     given = torch.backends.cuda.SDPAParams(query, key, value, None, 0.0, True, grouped)
     return query.shape[3] % 8 == 0 and torch.backends.cuda.can_use_flash_attention(given)
@@ -51,15 +51,15 @@ def attend_at_once(
 ) -> Tensor:
     """Return causal attention of each segment with itself, and with all of its parent.
 
-    All are [1, heads, tokens, head_dim], key and value with a number of heads of their own; the
-    answer is [1, tokens, heads, head_dim]. `places` must serve the window."""
+    All are [1, heads, tokens, head_dim], key and value with their own number of heads; the
+    result is [1, tokens, heads, head_dim]. `places` must serve the window."""
     query, key, value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
     spans, prefixes, sight = places.own, places.prefixes, _ALL_BEFORE
     if window is not None and window < places.longest:
         sight = (window - 1, 0)
         if places.windowed is not None:
-            # A window moves with each query: one answer for a parent would not fit all that
-            # continue it. They share no more of it than the window is long.
+            # A window moves with each query, so one result for a parent would not fit all segments
+            # that continue it. They share no more of it than the window's length.
             key, value = (t.index_select(0, places.windowed.places) for t in (key, value))
             spans, prefixes = places.windowed.spans, None
     call = _KernelCall(spans, scaling, sight)
@@ -68,7 +68,7 @@ def attend_at_once(
 
 @dataclass(frozen=True, slots=True)
 class _KernelCall:
-    """What a call of the kernel is told beside its tensors."""
+    """Non-tensor arguments of a call of the kernel."""
 
     spans: KernelSpans
     scaling: float | None
@@ -77,7 +77,7 @@ class _KernelCall:
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return the answer, its log sums of exponentials [heads, queries] and the kernel's own."""
+        """Return the result, its log sums of exponentials [heads, queries] and the kernel's own."""
         return _flash(query, key, value, *self._places, False, **self._options)[:4]
 
     def backward(
@@ -102,7 +102,7 @@ class _KernelCall:
 class _FlashAttention(torch.autograd.Function):
     """Attention to segments themselves and to prefixes, merged by their sums of exponentials.
 
-    As with `_CascadeAttention` of CPUs, both backward passes are given the merged answer."""
+    Like in `_CascadeAttention` for CPUs, both backward passes receive the merged result."""
 
     @staticmethod
     def forward(
@@ -119,7 +119,7 @@ class _FlashAttention(torch.autograd.Function):
             shared, shared_total, *_ = _prefix_call(call, prefixes).forward(*_cut(given, prefixes))
             answer, total = _merge((answer, total), (shared, shared_total), prefixes.runs)
         ctx.save_for_backward(*given, answer, total, *own)
-        # The places are no saved tensors: what moves those to the host may leave the pack's own.
+        # Not saved tensors: hooks that move those to the host must not move the pack's places.
         ctx.call, ctx.prefixes = call, prefixes
         return answer
 
@@ -149,20 +149,20 @@ def _prefix_call(call: _KernelCall, prefixes: SharedPrefixes) -> _KernelCall:
 
 
 def _cut(given: Sequence[Tensor], prefixes: SharedPrefixes) -> list[Tensor]:
-    """Return the queries that continue something, and the keys and values of what they do."""
+    """Return the queries that continue a parent, and the parents' keys and values."""
     own, parents = ([run.own for run in prefixes.runs], [run.parent for run in prefixes.runs])
     places = (own, parents, parents)
     return [_join_spans(each, spans) for each, spans in zip(given, places, strict=True)]
 
 
 def _join_spans(tensor: Tensor, spans: Sequence[Span]) -> Tensor:
-    """Return spans of the first dimension end to end; of one alone, without a copy."""
+    """Concatenate spans of the first dimension; a single one without a copy."""
     parts = [tensor[start:end] for start, end in spans]
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def _add_back(whole: Tensor, part: Tensor, spans: Sequence[Span]) -> None:
-    """Add to each span its part."""
+    """Add its part to each span."""
     sizes = [end - start for start, end in spans]
     for (start, end), piece in zip(spans, part.split(sizes), strict=True):
         whole[start:end] += piece
@@ -171,9 +171,9 @@ def _add_back(whole: Tensor, part: Tensor, spans: Sequence[Span]) -> None:
 def _merge(
     own: tuple[Tensor, Tensor], shared: tuple[Tensor, Tensor], runs: tuple[PrefixRun, ...]
 ) -> tuple[Tensor, Tensor]:
-    """Return answers and sums over own and shared keys, each weighed by its exponentials.
+    """Return results and sums over own and shared keys, each weighted by its exponentials.
 
-    Those given stay as they are: recomputation of activations may have kept them."""
+    The inputs stay unchanged: recomputation of activations may have kept them."""
     answer, total = own[0].clone(), own[1].clone()
     sizes = [run.own[1] - run.own[0] for run in runs]
     pieces = zip(runs, shared[0].split(sizes), shared[1].split(sizes, 1), strict=True)

@@ -1,4 +1,4 @@
-"""Gradients of a mini-batch, added to the models a pack at a time."""
+"""Gradients of a mini-batch, added to the models one pack at a time."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, field, replace
@@ -27,7 +27,7 @@ class MiniBatchSums:
     value_loss: float = 0.0
     value_clipped: int = 0
     value_tokens: int = 0
-    # Of the rows that the policy was computed for, and what was computed: prompts may be shared.
+    # Tokens of the policy's rows, and tokens computed for them: prompts may be shared.
     row_tokens: int = 0
     computed_tokens: int = 0
     # See `RoutingDifferences`.
@@ -58,7 +58,7 @@ class MiniBatchSums:
         *plain, nested = astuple(self)
         own = (*plain, *nested)
         summed = replicas.sum_numbers(*own)
-        # Counts stay whole numbers.
+        # Counts stay integers.
         values = [type(mine)(total) for mine, total in zip(own, summed, strict=True)]
         objective = ObjectiveSums(*values[len(plain) :])
         return replace(MiniBatchSums(*values[: len(plain)]), objective=objective)
@@ -66,7 +66,7 @@ class MiniBatchSums:
 
 @dataclass(slots=True)
 class RankTokenStats:
-    """Logprobs and entropy that the policy gave to this rank's share of the rows."""
+    """Logprobs and entropy that the policy assigned to this rank's share of the rows."""
 
     logprobs: ByRow = field(default_factory=dict[int, NDArray[np.float32]])
     entropy: ByRow = field(default_factory=dict[int, NDArray[np.float32]])
@@ -164,15 +164,15 @@ class GradientAccumulator:
 
 @dataclass(frozen=True, slots=True)
 class _PolicyPack:
-    """A pack whose gradients are there, and its figures, which are still on the device.
+    """A pack whose gradients are done, with figures that are still on the device.
 
-    To read them is to wait for the device. The host prepares the next pack in that time."""
+    Reading them blocks on the device, and the host can prepare the next pack instead."""
 
     pack: Pack
     computed_tokens: int
-    # The loss, the sum of the entropies, and what the objective measured.
+    # Loss, sum of the entropies, and the objective's measurements.
     figures: Tensor
-    # By policy token.
+    # Per policy token.
     logprobs: Tensor
     entropy: Tensor
     # See `RoutingDifferences`.

@@ -1,20 +1,20 @@
-"""Parameters' copies in host memory, which an optimizer works on, and the way there and back.
+"""Copies of parameters in host memory, on which an optimizer works, and their transfer.
 
-Memory for copies and gradients is taken once. Of parameters on a GPU its pages are locked, so that
-the device itself copies, and one wait is enough for all tensors."""
+Memory for copies and gradients is allocated once. For parameters on a GPU its pages are pinned, so
+that the device itself copies, and one wait covers all tensors."""
 
 from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
 
-# Tensors begin at multiples of so many bytes.
+# Tensors start at multiples of this many bytes.
 _ALIGNMENT = 64
 _LARGEST_BLOCK = 2**30
 
 
 class HostParameters:
-    """Copies of parameters; gradients come to them, and values go back."""
+    """Copies of parameters; gradients are fetched to them, and values returned."""
 
     def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
         self._parameters = dict(parameters)
@@ -27,7 +27,7 @@ class HostParameters:
 
     @torch.no_grad()
     def fetch_gradients(self) -> None:
-        """Give the copies the parameters' gradients."""
+        """Copy the parameters' gradients to the copies."""
         for name, parameter in self._parameters.items():
             own = self._gradients[name]
             gradient = parameter.grad
@@ -40,10 +40,10 @@ class HostParameters:
 
     @torch.no_grad()
     def return_values(self) -> None:
-        """Give the parameters the copies' values.
+        """Copy the copies' values to the parameters.
 
-        Nothing waits: the device computes in the order in which it is asked, and what it still
-        reads is changed after the next gradients have come."""
+        Does not wait: the device works in order, and what it still reads changes only after the
+        next gradients have arrived."""
         for name, parameter in self._parameters.items():
             parameter.copy_(self.masters[name], non_blocking=True)
 
@@ -51,8 +51,8 @@ class HostParameters:
 def allocate_like(tensors: Mapping[str, Tensor], *, locked: bool) -> dict[str, Tensor]:
     """Return uninitialised tensors of these shapes and dtypes in host memory.
 
-    They share blocks whose sizes are powers of two: to lock pages torch rounds up to one, and
-    would so for each tensor."""
+    They share blocks whose sizes are powers of two, because torch rounds pinned memory up to one,
+    and would do so for each tensor."""
     sizes = {name: _aligned(tensor.nbytes) for name, tensor in tensors.items()}
     left = sum(sizes.values())
     found: dict[str, Tensor] = {}

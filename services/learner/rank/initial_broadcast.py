@@ -1,4 +1,4 @@
-"""The first rank's state, broadcast to ranks on other machines, which do not see its files.
+"""Broadcast of the first rank's state to ranks on other machines, which cannot read its files.
 
 All ranks call the same functions in the same order."""
 
@@ -18,7 +18,7 @@ from services.learner.rank.sharding import local_tensor
 
 @torch.no_grad()
 def broadcast_policy(policy: Policy, step: int, replicas: Replicas) -> int:
-    """Give the policy the first rank's parameters, or adapters; return the step behind them."""
+    """Load the first rank's parameters, or adapters, into the policy; return its step."""
     taken = torch.tensor([step], dtype=torch.int64)
     replicas.broadcast_tensor(taken)
     broadcast_tensors(policy.trained_parameters().values(), replicas)
@@ -27,9 +27,9 @@ def broadcast_policy(policy: Policy, step: int, replicas: Replicas) -> int:
 
 @torch.no_grad()
 def broadcast_optimizer_state(optimizer: Optimizer, replicas: Replicas) -> None:
-    """Give the optimizer the first rank's state; of what is split, the first machine's."""
-    said = json.dumps(list(optimizer.state_tensors())).encode() if replicas.index == 0 else None
-    names: list[str] = json.loads(replicas.broadcast_bytes(said))
+    """Load the first rank's state into the optimizer; for split tensors, the first machine's."""
+    own = json.dumps(list(optimizer.state_tensors())).encode() if replicas.index == 0 else None
+    names: list[str] = json.loads(replicas.broadcast_bytes(own))
     if not optimizer.state_tensors():
         optimizer.add_empty_state(names)
     state = optimizer.state_tensors()
@@ -38,8 +38,8 @@ def broadcast_optimizer_state(optimizer: Optimizer, replicas: Replicas) -> None:
 
 @torch.no_grad()
 def broadcast_tensors(tensors: Iterable[Tensor], replicas: Replicas) -> None:
-    """Replace each tensor by the first rank's; a part, by that of the rank of the first machine
-    with the same one."""
+    """Replace each tensor with the first rank's; a part, with that of the first machine's rank
+    that holds the same part."""
     for tensor in tensors:
         _broadcast_part(tensor, replicas)
 

@@ -1,4 +1,4 @@
-"""The weights that a run began with, read again from the model's files."""
+"""Initial weights of a run, read again from the model's files."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -12,7 +12,7 @@ from services.learner.rank.model_loading import find_own_files, read_model
 
 
 class FileTensors(Mapping[str, Tensor]):
-    """Tensors of safetensors files. Each is read when it is asked for, and none is kept."""
+    """Tensors of safetensors files. Each is read on access, and none is kept."""
 
     def __init__(self, files: Mapping[str, Path]) -> None:
         self._files = files
@@ -32,8 +32,8 @@ class FileTensors(Mapping[str, Tensor]):
 def open_initial_weights(config: PolicyConfig, names: Sequence[str]) -> Mapping[str, Tensor]:
     """Return the parameters of `policy.model` by these canonical names, in host memory or files.
 
-    In memory, all of them, where the files name them otherwise, as those of most models with
-    experts do. Raises ModelError."""
+    All of them are in memory if the files use other names, as for most models with experts.
+    Raises ModelError."""
     files = find_own_files(config)
     if all(name in files for name in names):
         return FileTensors({name: files[name] for name in names})

@@ -1,4 +1,4 @@
-"""Schedule of the learning rate, a function of the step."""
+"""Schedule of the learning rate as a function of the step."""
 
 import math
 
@@ -8,7 +8,7 @@ from services.learner.config.learner import OptimizerConfig
 def learning_rate(config: OptimizerConfig, step: int, total_steps: int) -> float:
     """Return the rate of step 1..total_steps: a linear rise over the warm-up, then the schedule.
 
-    `linear` and `cosine` would reach 0 one step after the last, so that no step is lost.
+    `linear` and `cosine` would reach 0 one step after the last, so that no step is wasted.
     """
     if step <= config.warmup_steps:
         return config.lr * step / config.warmup_steps

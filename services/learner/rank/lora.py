@@ -1,7 +1,7 @@
-"""LoRA: small matrices beside frozen weights are all that is trained, by PEFT.
+"""LoRA by PEFT: only small matrices beside frozen weights are trained.
 
-The base is kept as engines are given it at first: matrices in the dtype that they compute in, which
-halves it in bfloat16. It takes no updates, so nothing of it is lost below what that dtype holds."""
+The base is kept as engines first receive it: matrices in their compute dtype, which halves it in
+bfloat16. It gets no updates, so nothing below the precision of that dtype is lost."""
 
 import hashlib
 import math
@@ -23,18 +23,18 @@ if TYPE_CHECKING:
     from services.learner.rank.merged_linear import MergedLinear
 
 ADAPTER, CRITIC_ADAPTER = "default", "critic"
-# What PEFT's own files have before a module's name.
+# Prefix of a module's name in PEFT's own files.
 FILE_PREFIX = "base_model.model."
 
 
 @dataclass(frozen=True, slots=True)
 class Adapters:
-    """The adapters of a model, and the layers that have them."""
+    """Adapters of a model, and the layers that have them."""
 
     config: LoraConfig
-    # By the name that the linear layer had.
+    # By the name of the original linear layer.
     layers: Mapping[str, "MergedLinear"]
-    # Into the weights that engines are given. Else they are given the adapters alone.
+    # Merged into the weights that engines receive; otherwise they receive only the adapters.
     merged: bool = True
 
     def named_parameters(self, adapter: str = ADAPTER) -> dict[str, nn.Parameter]:
@@ -46,36 +46,36 @@ class Adapters:
         }
 
     def file_parameters(self) -> dict[str, nn.Parameter]:
-        """Parameters by the names that PEFT's files have for them."""
+        """Parameters by their names in PEFT's files."""
         return {FILE_PREFIX + name: value for name, value in self.named_parameters().items()}
 
     @torch.no_grad()
     def merge(self, name: str, base: Tensor) -> Tensor:
-        """Return the parameter that engines are given where `base` has this name.
+        """Return the parameter that engines receive for the base parameter of this name.
 
-        Of parameters that are split over ranks all ranks ask, and each gets its part."""
+        Collective for split parameters: each rank gets its part."""
         from services.learner.rank.merged_linear import merge_weight
 
         layer = self.layers.get(name.removesuffix(".weight"))
         if layer is None or not name.endswith(".weight"):
             return base
         down, up = layer.adapter_matrices(ADAPTER)
-        # Rows of B are split as those of the weight.
+        # Rows of B are split like those of the weight.
         merged = merge_weight(
             local_tensor(base), gather_tensor(down), local_tensor(up), layer.scaling[ADAPTER]
         )
         return with_part(base, merged)
 
     def scale(self, name: str, matrix: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return the adapter's matrix that engines are given where they are given no others: of B
-        alpha / rank times itself, so that B A is what they add."""
+        """Return the adapter's matrix as engines receive it without merging: B is multiplied by
+        alpha / rank, so that B A is what they add."""
         from services.learner.rank.merged_linear import scale_up
 
         is_up = name.endswith(f".{ADAPTER_MATRICES[1]}.weight")
         return scale_up(matrix, self._factor, dtype) if is_up else matrix
 
     def unscale(self, name: str, matrix: Tensor) -> Tensor:
-        """Return the adapter's own matrix of one that `scale` made; in float32."""
+        """Invert `scale`: return the adapter's own matrix, in float32."""
         is_up = name.endswith(f".{ADAPTER_MATRICES[1]}.weight")
         return matrix.float() / self._factor if is_up else matrix.float()
 
@@ -84,13 +84,13 @@ class Adapters:
         return self.config.alpha / self.config.rank
 
     def add(self, model: Any, adapter: str) -> None:
-        """Give the layers a further adapter unless they have it; of a model that is not split."""
+        """Add a further adapter to the layers unless they have it; the model must not be split."""
         if any(adapter not in layer.lora_A for layer in self.layers.values()):
             _inject(model, self.config, list(self.layers), adapter, merged=self.merged)
 
     @contextmanager
     def used(self, adapter: str | None, layers: Iterable[str] | None = None) -> Generator[None]:
-        """Have layers, by default all, compute with another adapter, or none, while this lasts."""
+        """Have layers, by default all, use another adapter, or none, while the context lasts."""
         names = self.layers if layers is None else [name for name in layers if name in self.layers]
         before = {name: self.layers[name].used_adapter for name in names}
         try:
@@ -103,9 +103,9 @@ class Adapters:
 
     @torch.no_grad()
     def reset(self, adapter: str = ADAPTER) -> None:
-        """Give the adapter its first values, alike on all ranks: the policy is the base's.
+        """Set the adapter to its initial values, equal on all ranks: the policy is the base's.
 
-        A is uniform and B zero, as PEFT has it."""
+        A is uniform and B zero, as in PEFT."""
         for name, parameter in self.named_parameters(adapter).items():
             whole = torch.zeros(parameter.shape)
             if ".lora_A." in name:
@@ -128,9 +128,9 @@ def add_adapters(
     *,
     merged: bool = True,
 ) -> Adapters:
-    """Freeze the model, and give it adapters, yet without values: see `Adapters.reset`.
+    """Freeze the model, and add adapters without values yet: see `Adapters.reset`.
 
-    The first of them is used. Raises ModelError for a layer that cannot have one."""
+    The first one is active. Raises ModelError for a layer that cannot have one."""
     freeze_model(model, dtype)
     chosen = _target_layers(model, config)
     for name in names:
@@ -148,7 +148,7 @@ def _inject(
     settings = _peft_config(config, layers)
     settings._register_custom_module({nn.Linear: MergedLinear if merged else SeparateLinear})
     with warnings.catch_warnings():
-        # A second adapter is meant.
+        # A second adapter is intended.
         warnings.filterwarnings("ignore", message="Already found a `peft_config`")
         inject_adapter_in_model(settings, model, name, low_cpu_mem_usage=True)
     for layer in layers:
@@ -156,9 +156,9 @@ def _inject(
 
 
 def freeze_model(model: nn.Module, dtype: torch.dtype) -> None:
-    """Freeze the model, and cast what autocast would cast anyway.
+    """Freeze the model, and cast the weights that autocast would cast anyway.
 
-    That is matrices, but no embedding and no norm."""
+    Those are matrices, but no embeddings or norms."""
     model.eval()
     embeddings = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
     for parameter in model.parameters():
@@ -168,11 +168,11 @@ def freeze_model(model: nn.Module, dtype: torch.dtype) -> None:
 
 
 def _make_room(layer: "MergedLinear", adapter: str) -> None:
-    """Give the adapter memory, in float32, unless the base itself has none yet."""
+    """Allocate memory for the adapter, in float32, unless the base itself has none yet."""
     base: Any = layer.get_base_layer()
     for matrices in (layer.lora_A, layer.lora_B):
         matrices[adapter].float().to_empty(device=base.weight.device)
-        # PEFT has one adapter train at a time.
+        # PEFT allows one adapter to train at a time.
         matrices.requires_grad_(True)
 
 
@@ -197,7 +197,7 @@ def _is_named(name: str, target: str) -> bool:
 
 
 def _describe_target(model: nn.Module, target: str, linear: Iterable[str]) -> str:
-    """Say why nothing of that name can have an adapter, and what can."""
+    """Explain why nothing of that name can have an adapter, and what can."""
     kinds = sorted({name.rpartition(".")[2] for name in linear})
     other = {
         "an expert's weight, and these are no linear layers": [

@@ -1,14 +1,14 @@
-"""Linear layers with LoRA adapters that compute as the engines do which are given them.
+"""Linear layers with LoRA adapters that compute like the engines that receive them.
 
-PEFT's own layer adds the adapter's product to the base layer's. An engine is given the sum of both
-weights, rounded to its dtype: in bfloat16 most of an update is below what a weight can hold, and
-the engine would sample another policy than the trainer differentiates. Here both use the merged
-weight, as in full fine-tuning. It lives for a product, and costs a few passes over the matrix.
+PEFT's own layer adds the adapter's product to the base layer's. An engine receives the sum of both
+weights, rounded to its dtype: in bfloat16 most of an update is below a weight's precision, and the
+engine would sample another policy than the trainer differentiates. Here both use the merged weight,
+as in full fine-tuning. It exists for one product, and costs a few passes over the matrix.
 
-An engine that is given adapters alone (`policy.adapter_rank`) adds their product, and then so does
+An engine that receives adapters alone (`policy.adapter_rank`) adds their product, and then so does
 the trainer.
 
-Imported where adapters are wanted alone: PEFT takes seconds."""
+Import this only where adapters are used: importing PEFT takes seconds."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 
 class MergedLinear(Linear):
-    """A linear layer, frozen, with adapters of which it uses one or none."""
+    """A frozen linear layer with adapters, of which it uses one or none."""
 
     def __init__(self, base_layer: nn.Module, adapter_name: str, **options: Any) -> None:
         super().__init__(base_layer, adapter_name, **options)
@@ -51,7 +51,7 @@ class MergedLinear(Linear):
 
 
 class SeparateLinear(MergedLinear):
-    """The same layer for engines that are given adapters alone: their product comes on top."""
+    """The same layer for engines that receive only adapters: it adds their product."""
 
     def _multiply(self, x: Tensor, base: Tensor, down: Tensor, up: Tensor, scale: float) -> Tensor:
         inner = nn.functional.linear(x, down.to(x.dtype))
@@ -60,17 +60,17 @@ class SeparateLinear(MergedLinear):
 
 
 def scale_up(up: Tensor, scale: float, dtype: torch.dtype) -> Tensor:
-    """Return scale * B in `dtype`, as engines that are given adapters compute with it.
+    """Return scale * B in `dtype`, as engines that receive adapters compute with it.
 
-    B is rounded to `dtype` before: so it arrives where it is split over ranks."""
+    B is first rounded to `dtype`, the form in which it arrives if it is split over ranks."""
     return (up.to(dtype).float() * scale).to(dtype)
 
 
 def merge_weight(base: Tensor, down: Tensor, up: Tensor, scale: float) -> Tensor:
     """Return base + scale * B A in the dtype of `base`: summed in float32, and rounded once.
 
-    A and B are rounded to that dtype before, as wherever adapters are computed with. A weight
-    that the adapter does not change keeps its bits, also those of -0.0."""
+    A and B are first rounded to that dtype, as in every computation with adapters. A weight
+    that the adapter does not change keeps its bits, including those of -0.0."""
     first, second = (matrix.to(base.dtype).float() for matrix in (down, up))
     with torch.autocast(base.device.type, enabled=False):
         change = (second @ first).mul_(scale)
@@ -78,7 +78,7 @@ def merge_weight(base: Tensor, down: Tensor, up: Tensor, scale: float) -> Tensor
 
 
 class _MergedProduct(torch.autograd.Function):
-    """x @ merged.T; the gradient passes through the rounding, and never takes the matrix's size."""
+    """x @ merged.T; the gradient passes through the rounding, and never has the matrix's size."""
 
     @staticmethod
     def forward(

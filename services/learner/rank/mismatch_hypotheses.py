@@ -1,4 +1,4 @@
-"""Hypotheses about why an engine disagrees: the trainer scores again with one thing changed."""
+"""Hypotheses about an engine's disagreement: the trainer scores again with one change."""
 
 import copy
 import math
@@ -28,7 +28,7 @@ _DTYPES = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
-# What published models use; a run that says nothing gets its model's own.
+# Values in published models; by default a run uses its model's own.
 _THETAS = (10_000.0, 100_000.0, 500_000.0, 1_000_000.0, 5_000_000.0, 10_000_000.0)
 _TEMPERATURES = (0.05, 20.0)
 _SEARCH_STEPS = 24
@@ -38,13 +38,13 @@ _LAYER = re.compile(r"(.*\.layers\.\d+)\.")
 
 @dataclass(frozen=True, slots=True)
 class SuspectModel:
-    """A model that disagrees with an engine, and what it was made from."""
+    """A model that disagrees with an engine, and its sources."""
 
     policy: Policy
     slots: WeightSlots
     config: PolicyConfig
     rank: RankConfig
-    # The version of the weights in the model.
+    # Version of the weights in the model.
     version: int
 
 
@@ -67,9 +67,9 @@ class _HypothesisTrials:
         yield from self._try_dtypes()
 
     def _try_temperatures(self) -> Iterator[Hypothesis]:
-        """Try temperature 1, or whichever fits best: the engine may report logprobs of it."""
+        """Try temperature 1, or the best fit: the engine may report logprobs at it."""
         hidden = self._hidden_states(self._policy)
-        # A canary, which is scored at 1, comes before what was sampled.
+        # A canary, which is scored at 1, comes before the samples.
         sampled = self._tokens.temperature == self._tokens.temperature[-1]
 
         def score_at(temperature: float) -> Tensor:
@@ -136,9 +136,9 @@ class _HypothesisTrials:
             yield self._make_hypothesis("weights", f"new but for {layer}, that of {owner}", scores)
 
     def _try_dtypes(self) -> Iterator[Hypothesis]:
-        """Try the whole model in another dtype, residual stream, norms and logits included.
+        """Try the whole model in another dtype, including residual stream, norms and logits.
 
-        Not of a split model, whose parameters arrive in one dtype."""
+        Skipped for a split model, whose parameters arrive in one dtype."""
         if self._policy.is_split:
             return
         for name, dtype in _DTYPES.items():
@@ -149,7 +149,7 @@ class _HypothesisTrials:
                 return own.to(dtype) if own.is_floating_point() else own
 
             with streamed_weights(self._policy, cast):
-                # No autocast: nothing is computed in any other dtype than this.
+                # No autocast: everything is computed in this dtype.
                 policy = replace(self._policy, compute_dtype=torch.float32)
                 hidden = self._hidden_states(policy).to(dtype)
                 scores = self._score_tokens(policy, hidden)
@@ -191,7 +191,7 @@ def evaluate_hypotheses(suspect: SuspectModel, batch: TrainBatch) -> tuple[Hypot
 
 
 def _group_by_layer(names: Iterable[str]) -> dict[str, list[str]]:
-    """Group parameters by their decoder layer; those in no layer stand alone."""
+    """Group parameters by their decoder layer; others form groups of one."""
     found: dict[str, list[str]] = {}
     for name in names:
         layer = _LAYER.match(name)
@@ -220,9 +220,9 @@ def _unscaled_rope(config: PolicyConfig) -> dict[str, Any]:
 
 @contextmanager
 def _replaced_rope(model: nn.Module, parameters: Mapping[str, Any]) -> Generator[bool]:
-    """Encode positions by other parameters while the block runs.
+    """Encode positions with other parameters while the block runs.
 
-    Yields False when the model has no module for it that can be rebuilt."""
+    Yields False if the model has no such module that can be rebuilt."""
     replaced: list[tuple[nn.Module, str, nn.Module]] = []
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):

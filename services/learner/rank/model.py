@@ -41,72 +41,72 @@ class Policy:
     """A loaded model.
 
     Parameters are float32 whatever the compute dtype: an update of 1e-6 would vanish in
-    bfloat16's 8 bits of mantissa. Matrix products run in `compute_dtype`; of a model that is split
-    over ranks all that is computed with a parameter does, for it arrives from them so.
+    bfloat16's 8 bits of mantissa. Matrix products run in `compute_dtype`. A model split over ranks
+    uses it for all computation with parameters, because they arrive in it.
     """
 
     model: PreTrainedModel
     config: Any
     compute_dtype: torch.dtype
     device: torch.device
-    # Several sequences in one forward pass give what each gives alone.
+    # Several sequences in one forward pass give the same results as each alone.
     packable: bool
     # So does a prompt that is computed once for several sequences in a pack.
     shares_prompts: bool = False
-    # Blocks' inputs wait in host memory for the backward pass.
+    # Blocks' inputs are kept in host memory until the backward pass.
     offload_activations: bool = False
-    # The longest sequence that the engines sample.
+    # Longest sequence that the engines sample.
     max_model_len: int | None = None
-    # What the head gives is logits once its input has been multiplied by this.
+    # Factor on the head's input that turns its output into logits.
     logit_scale: float = 1.0
     # Runs the body of a model that is split over ranks.
     run_body: Callable[[Segments, RoutedPass | None], Tensor] | None = None
-    # Where the routers of a mixture of experts follow the engine's, or are held beside them.
+    # Makes the routers of a mixture of experts follow the engine's, or compares them.
     routing: RoutingReplay | None = None
-    # With them the parameters are frozen, and these are trained.
+    # With adapters the parameters are frozen, and only the adapters are trained.
     adapters: Adapters | None = None
-    # Where decoder blocks are compiled: this model's, and those of others made from it.
+    # Compiles decoder blocks of this model, and of others made from it.
     compiled: CompiledBlocks | None = None
 
     @property
     def head(self) -> Tensor:
-        """The output head's weight [vocab, width]; the embedding's own when tied.
+        """Return the output head's weight [vocab, width]; the embedding's own if tied.
 
-        Whole: of a split model all ranks ask for it, and at the same time."""
+        The result is whole: for a split model this is collective."""
         output: Any = self.model.get_output_embeddings()
         return gather_tensor(output.weight)
 
     @property
     def vocabulary(self) -> int:
-        """The number of tokens that the head gives logits for."""
+        """Number of tokens that the head has logits for."""
         output: Any = self.model.get_output_embeddings()
         return output.weight.shape[0]
 
     @property
     def width(self) -> int:
-        """The length of a hidden state."""
+        """Length of a hidden state."""
         output: Any = self.model.get_output_embeddings()
         return output.weight.shape[1]
 
     @property
     def has_experts(self) -> bool:
-        """The model routes each token to some of its experts."""
+        """True if the model routes each token to some of its experts."""
         return any(".experts." in name for name in self.named_parameters())
 
     def named_parameters(self) -> dict[str, nn.Parameter]:
         """Parameters by canonical Hugging Face name, each once: a tied head is left out.
 
-        Without adapters; `published_tensor` has them in."""
+        Adapters are not included; `published_tensor` applies them."""
         return base_parameters(self.model)
 
     def trained_parameters(self) -> dict[str, nn.Parameter]:
-        """Parameters that the optimizer updates, by name: all, or the adapters'."""
+        """Parameters that the optimizer updates, by name: all, or only the adapters'."""
         return (
             self.named_parameters() if self.adapters is None else self.adapters.named_parameters()
         )
 
     def published_parameters(self) -> dict[str, nn.Parameter]:
-        """Parameters that engines are given, by name: the model's, or the adapters' alone."""
+        """Parameters that engines receive, by name: the model's, or only the adapters'."""
         if self.adapters is None or self.adapters.merged:
             return self.named_parameters()
         return self.adapters.file_parameters()
@@ -116,8 +116,8 @@ class Policy:
         return self.named_parameters() if self.adapters is None else self.adapters.file_parameters()
 
     def published_tensor(self, name: str, parameter: Tensor) -> Tensor:
-        """Return what engines are given for the parameter of this name: its adapter merged in, or
-        of an adapter's matrix what they compute with."""
+        """Return what engines receive for the parameter of this name: with its adapter merged, or
+        for an adapter's matrix the form that they compute with."""
         if self.adapters is None:
             return parameter
         if self.adapters.merged:
@@ -125,14 +125,14 @@ class Policy:
         return self.adapters.scale(name, parameter, self.compute_dtype)
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """The context in which the forward pass runs."""
+        """Return the context in which the forward pass runs."""
         if self.compute_dtype == torch.float32 or self.is_split:
             return nullcontext()
-        # A pass uses a weight once; the cache would hold all of them in the compute dtype, too.
+        # A pass uses a weight once; a cache would hold all of them in the compute dtype, too.
         return torch.autocast(self.device.type, self.compute_dtype, cache_enabled=False)
 
     def offload_context(self) -> AbstractContextManager[Any]:
-        """The context in which the forward pass of a body runs."""
+        """Return the context in which the forward pass of a body runs."""
         return activation_offload(self.device, enabled=self.offload_activations)
 
     def hidden_states(self, token_ids: Sequence[np.ndarray]) -> Tensor:
@@ -142,8 +142,8 @@ class Policy:
         return self.segment_states(Segments(token_ids))
 
     def segment_states(self, segments: Segments, routed: RoutedPass | None = None) -> Tensor:
-        """Return the same of segments, some of which may continue others, with the experts that
-        `routed` names."""
+        """Return the hidden states of segments, some of which may continue others, with the experts
+        of `routed`."""
         with self.autocast(), self.offload_context():
             states = self._body_states(segments, routed)
         if self.logit_scale != 1.0:
@@ -152,7 +152,7 @@ class Policy:
         return states.to(self.compute_dtype)
 
     def make_pass(self, segments: Segments) -> RoutedPass | None:
-        """Return the engine's experts of a pass over segments, where routers ask for them."""
+        """Return the engine's experts for a pass over segments, if routers need them."""
         if self.routing is None or segments.experts is None:
             return None
         return self.routing.make_pass(segments.experts, segments.lengths, self.device)
@@ -165,7 +165,7 @@ class Policy:
         return states
 
     def split_over_ranks(self, layout: ShardLayout) -> "Policy":
-        """Split the parameters over the ranks, unless the model was read so."""
+        """Split the parameters over the ranks, unless they were loaded split."""
 
         def run(model: Any, segments: Segments, routed: RoutedPass | None = None) -> Tensor:
             return body_states(model.base_model, segments, self.device, routed)
@@ -175,15 +175,15 @@ class Policy:
         return replace(self, run_body=add_forward(self.model, "run_body", run))
 
     def pass_idly(self, segments: Segments = IDLE_SEGMENTS) -> None:
-        """Take part in the other ranks' pass over a pack, without tokens of one's own: backward,
-        too, where gradients are wanted, all of them 0."""
+        """Take part in the other ranks' pass over a pack without own tokens; with gradients
+        enabled, also backward, with gradients of 0."""
         hidden, head = self.segment_states(segments), self.head
         if torch.is_grad_enabled():
             (0.0 * hidden.sum() + 0.0 * head[:1].sum()).backward()
 
     @property
     def is_split(self) -> bool:
-        """True when each rank holds a part of the parameters."""
+        """True if each rank holds a part of the parameters."""
         return self.run_body is not None
 
 
@@ -204,7 +204,7 @@ def body_states(
 
 
 def canary_token_ids(vocab_size: int) -> np.ndarray:
-    """Token ids [32] int32 that depend on the vocabulary's size alone, spread all over it."""
+    """Return token ids [32] int32, spread over the vocabulary; a function of its size."""
     golden = 0.6180339887498949
     spots = (np.arange(1, CANARY_TOKENS + 1, dtype=np.float64) * golden) % 1.0
     return (spots * vocab_size).astype(np.int32)
@@ -212,7 +212,7 @@ def canary_token_ids(vocab_size: int) -> np.ndarray:
 
 @torch.no_grad()
 def score_tokens(policy: Policy, token_ids: np.ndarray, *, chunk: int) -> np.ndarray:
-    """Return the logprobs [n - 1] of tokens 1..n-1 given those before them, at temperature 1.
+    """Return the logprobs [n - 1] of tokens 1..n-1 given their prefixes, at temperature 1.
 
     They are float32."""
     hidden = policy.hidden_states([token_ids])[:-1]

@@ -1,4 +1,4 @@
-"""A policy's model from its files: Hugging Face's safetensors, as it is served."""
+"""Model of a policy from its files: Hugging Face's safetensors, as engines serve it."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -24,11 +24,11 @@ from services.learner.rank.tensor_shards import TensorShardError
 
 
 class ModelError(Exception):
-    """The policy cannot be loaded or trained as configured; the message says what to change."""
+    """The policy cannot be loaded or trained as configured; the message gives the remedy."""
 
 
 def read_model(config: PolicyConfig, source: str | Path | None = None) -> PreTrainedModel:
-    """The model in host memory, float32, with its configured rope. Raises ModelError."""
+    """Return the model in host memory, float32, with its configured rope. Raises ModelError."""
     place = str(source or config.model)
     try:
         settings, options = _read_settings(config, source)
@@ -41,7 +41,7 @@ def read_model(config: PolicyConfig, source: str | Path | None = None) -> PreTra
         raise ModelError(f"policy.model {place!r} cannot be loaded: {error}") from error
     model, loading = loaded
     if loading["missing_keys"]:
-        # transformers would go on with random numbers in their place.
+        # transformers would continue with random numbers in their place.
         missing = sorted(loading["missing_keys"])
         raise ModelError(f"policy.model {place!r} has no weights for {', '.join(missing[:5])}")
     return model
@@ -56,9 +56,9 @@ def read_split_model(
 ) -> PreTrainedModel:
     """Read this rank's part of the model, float32, from its files to where it is kept.
 
-    The whole model, in host memory and not split, where the files name parameters otherwise than
-    the model does, as those of most models with experts do. `prepare` may change the parameters'
-    types before any of them is split. Raises ModelError."""
+    Returns the whole model, in host memory and not split, if the files name parameters differently
+    than the model, as for most models with experts. `prepare` may change the parameters' types
+    before any of them is split. Raises ModelError."""
     place = str(source or config.model)
     try:
         settings, options = _read_settings(config, source)
@@ -79,8 +79,8 @@ def read_split_model(
 
 
 def read_split_body(config: PolicyConfig, layout: ShardLayout) -> Any:
-    """Read this rank's part of `policy.model` without its head, as `read_split_model` reads all of
-    it. Raises ModelError."""
+    """Read this rank's part of `policy.model` without its head, like `read_split_model`. Raises
+    ModelError."""
     try:
         settings, options = _read_settings(config, None)
         model: Any = make_empty_model(settings, options)
@@ -103,7 +103,7 @@ def find_own_files(config: PolicyConfig) -> dict[str, Path]:
 
 
 def _local_folder(place: str, options: Mapping[str, Any]) -> Path:
-    """Return the folder of a model's files; of a model of the hub, that of its cache."""
+    """Return the folder of a model's files; for a model on the hub, its cache folder."""
     if Path(place).is_dir():
         return Path(place)
     found = cached_file(place, "config.json", revision=options.get("revision"))
@@ -112,7 +112,7 @@ def _local_folder(place: str, options: Mapping[str, Any]) -> Path:
 
 
 def _read_settings(config: PolicyConfig, source: str | Path | None) -> tuple[Any, dict[str, Any]]:
-    """Return the model's own configuration with the run's rope, and how to build it."""
+    """Return the model's own configuration with the run's rope, and the arguments to build it."""
     attention.register()
     expert_products.register()
     transformers_logging.disable_progress_bar()
@@ -127,7 +127,7 @@ def _read_settings(config: PolicyConfig, source: str | Path | None) -> tuple[Any
 
 
 def _refuse_pickle(folder: Path) -> None:
-    """Refuse a pickled checkpoint, which can run code of its own as it is loaded."""
+    """Refuse a pickled checkpoint, which can run its own code when it is loaded."""
     if any(folder.glob("*.safetensors")):
         return
     pickled = sorted(path.name for path in folder.glob("*.bin") if "model" in path.name)
@@ -140,7 +140,7 @@ def _refuse_pickle(folder: Path) -> None:
 
 
 def apply_rope_scaling(settings: Any, config: PolicyConfig) -> None:
-    """Lay `[policy.rope_scaling]` over the model's own rope parameters (theta stays)."""
+    """Apply `[policy.rope_scaling]` to the model's own rope parameters (theta stays)."""
     scaling = config.rope_scaling
     if scaling is None:
         return

@@ -20,52 +20,52 @@ from services.learner.rank.optimizer import Optimizer, OptimizerUpdate
 from services.learner.rank.packed_rows import ByRow
 from services.learner.rank.step_preparation import TrainExample
 
-# The rank's log is what its process prints.
+# The process's output is the rank's log.
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class UpdateOutcome:
-    """One mini-batch's update, or the attempt at it."""
+    """Update from one mini-batch, or the attempt at it."""
 
-    # On all ranks.
+    # Sums over all ranks.
     sums: MiniBatchSums
-    # None: nothing of the mini-batch had a gradient for it.
+    # None: nothing in the mini-batch had a gradient for the policy.
     policy: OptimizerUpdate | None
     critic: OptimizerUpdate | None
 
     @property
     def skipped(self) -> bool:
-        """True when the update was refused for a loss or gradient that is not finite."""
+        """True if the update was refused because of a non-finite loss or gradient."""
         return any(update.skipped for update in (self.policy, self.critic) if update is not None)
 
 
 @dataclass(slots=True)
 class UpdateHistory:
-    """A step's updates so far, and what this rank saw on the way."""
+    """A step's updates so far, and this rank's token statistics."""
 
     outcomes: list[UpdateOutcome] = field(default_factory=list[UpdateOutcome])
-    # How many of them are of the first epoch.
+    # Number of them in the first epoch.
     first_epoch: int = 0
-    # Logprobs of the rows that came before any update was made.
+    # Logprobs of the rows that were computed before any update.
     logprobs: ByRow = field(default_factory=dict[int, NDArray[np.float32]])
     # Nats, in the first epoch.
     entropy: ByRow = field(default_factory=dict[int, NDArray[np.float32]])
 
     @property
     def policy_changed(self) -> bool:
-        """True when the policy differs from the one at the step's start."""
+        """True if the policy differs from the one at the step's start."""
         updates = [outcome.policy for outcome in self.outcomes]
         return any(not update.skipped for update in updates if update is not None)
 
     @property
     def made_outcomes(self) -> list[UpdateOutcome]:
-        """The updates that were not refused."""
+        """Updates that were not refused."""
         return [outcome for outcome in self.outcomes if not outcome.skipped]
 
     @property
     def made_in_first_epoch(self) -> list[UpdateOutcome]:
-        """The updates of the first epoch that were not refused."""
+        """Updates of the first epoch that were not refused."""
         return [outcome for outcome in self.outcomes[: self.first_epoch] if not outcome.skipped]
 
     def add_outcome(
@@ -82,7 +82,7 @@ class UpdateHistory:
 
 
 class JointUpdater:
-    """Make one update of each model after another."""
+    """Updates both models together, one mini-batch after another."""
 
     def __init__(
         self,
@@ -99,9 +99,9 @@ class JointUpdater:
     def update_models(
         self, examples: Sequence[TrainExample], objective: Objective, lr: float, *, policy: bool
     ) -> tuple[UpdateOutcome, RankTokenStats] | None:
-        """Update the critic and, with `policy`, the policy too; None when there is nothing to do.
+        """Update the critic and, with `policy`, the policy; return None if there is nothing to do.
 
-        When anything about either is not finite, on any rank, neither is changed on any."""
+        If anything about either is not finite, on any rank, neither is changed anywhere."""
         moving = [example for example in examples if example.moves] if policy else []
         if not moving and (self._critic is None or not examples):
             return None

@@ -1,4 +1,4 @@
-"""AdamW, with updates that can be refused. Its rate is scheduled in `learning_rate`."""
+"""AdamW, with updates that can be refused. `learning_rate` schedules its rate."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ from services.learner.rank.sharding import gather_tensor
 
 @dataclass(frozen=True, slots=True)
 class OptimizerUpdate:
-    """The result of one optimizer update."""
+    """Result of one optimizer update."""
 
     # The gradient's norm before clipping.
     grad_norm: float
@@ -24,11 +24,11 @@ class OptimizerUpdate:
 
 
 class Optimizer:
-    """AdamW over named parameters. Weight decay (arXiv 1711.05101) on matrices alone.
+    """AdamW over named parameters. Weight decay (arXiv 1711.05101) on matrices only.
 
-    With `offload` the moments and the parameters that AdamW updates live in host memory; the
-    device holds a copy for the forward pass. 8 bytes a parameter less on the device, two copies
-    over its bus an update more, and the same arithmetic.
+    With `offload` the moments and the parameters that AdamW updates are in host memory; the device
+    holds a copy for the forward pass. That takes 8 bytes a parameter less on the device, two more
+    copies over its bus per update, and the same arithmetic.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class Optimizer:
     ) -> None:
         self._config = config
         self._parameters = dict(parameters)
-        # What AdamW updates: the parameters themselves, or their copies in host memory.
+        # Parameters that AdamW updates: the model's own, or their copies in host memory.
         self._host = HostParameters(parameters) if offload else None
         self._masters = self._host.masters if self._host else self._parameters
         decayed = [p for p in self._masters.values() if p.ndim >= 2]
@@ -53,28 +53,28 @@ class Optimizer:
             lr=config.lr,
             betas=config.betas,
             eps=config.eps,
-            # One pass over the memory, on CPUs and GPUs alike, where torch's own needs several.
+            # One pass over the memory, on CPUs and GPUs alike; torch's default needs several.
             fused=True,
         )
 
     @property
     def config(self) -> OptimizerConfig:
-        """The configuration that it was made from."""
+        """Configuration that it was made from."""
         return self._config
 
     @property
     def gradients(self) -> list[Tensor]:
-        """The accumulated gradients, of every parameter that has one."""
+        """Accumulated gradients of all parameters that have one."""
         return [p.grad for p in self._parameters.values() if p.grad is not None]
 
     def gradient_norm(self) -> Tensor:
-        """Return the norm of the whole accumulated gradient, not clipped."""
+        """Return the unclipped norm of the whole accumulated gradient."""
         return gather_tensor(torch.nn.utils.get_total_norm(self.gradients))
 
     def step(self, lr: float, norm: Tensor | None = None) -> OptimizerUpdate:
-        """Apply the accumulated gradients, whose norm may be known, and clear them.
+        """Apply the accumulated gradients, whose norm may be given, and clear them.
 
-        A gradient that is not finite is thrown away: parameters and moments stay as they were."""
+        A non-finite gradient is discarded: parameters and moments stay unchanged."""
         norm = self.gradient_norm() if norm is None else norm
         if not torch.isfinite(norm):
             return self.discard_gradients(float(norm))
@@ -83,17 +83,17 @@ class Optimizer:
         return OptimizerUpdate(float(norm), skipped=False)
 
     def discard_gradients(self, grad_norm: float = math.nan) -> OptimizerUpdate:
-        """Throw the accumulated gradients away."""
+        """Discard the accumulated gradients."""
         self._clear_gradients()
         return OptimizerUpdate(grad_norm, skipped=True)
 
     @torch.no_grad()
     def all_reduce_gradients(self, replicas: Replicas) -> None:
-        """Replace the accumulated gradients by their sums over all ranks.
+        """Replace the accumulated gradients with their sums over all ranks.
 
-        A parameter that no rank has a gradient of keeps none, as on a single rank."""
+        A parameter without a gradient on any rank keeps none, as on a single rank."""
         if replicas.count == 1 or any(isinstance(grad, DTensor) for grad in self.gradients):
-            # Those of parameters that are split were summed as they were made.
+            # Gradients of split parameters were already summed when they were made.
             return
         parameters = list(self._parameters.values())
         there = replicas.sum_numbers(*(float(p.grad is not None) for p in parameters))
@@ -121,7 +121,7 @@ class Optimizer:
             self._host.return_values()
 
     def reserve_moments(self) -> list[Tensor]:
-        """Return memory of the size that the first update will take for moments; none after it."""
+        """Return memory of the size of the first update's moments; none after it."""
         if self._adamw.state:
             return []
         return [torch.empty_like(m) for m in self._masters.values() for _ in range(2)]
@@ -129,7 +129,7 @@ class Optimizer:
     def state_tensors(self) -> dict[str, Tensor]:
         """Return the state's tensors as `{kind}.{parameter}`; empty before the first update.
 
-        Those of parameters that are split are split likewise."""
+        The state of split parameters is split likewise."""
         return {
             f"{kind}.{name}": value
             for name, master in self._masters.items()
@@ -137,13 +137,13 @@ class Optimizer:
         }
 
     def add_empty_state(self, names: Sequence[str]) -> None:
-        """Add zeros under names that `state_tensors` of another rank has, to be overwritten.
+        """Add zeros under names from another rank's `state_tensors`, to be overwritten.
 
-        Raises ValueError when they name parameters that this model does not have."""
+        Raises ValueError if they name parameters that this model does not have."""
         for key in names:
             kind, _, name = key.partition(".")
             if name not in self._parameters:
-                raise ValueError(f"the optimizer state is of another model: it has {name!r}")
+                raise ValueError(f"the optimizer state belongs to another model: it has {name!r}")
             master = self._masters[name]
             counts = torch.zeros((), dtype=torch.float32, device=master.device)
             self._adamw.state[master][kind] = counts if kind == "step" else torch.zeros_like(master)

@@ -1,4 +1,4 @@
-"""Sequences as they enter packs, and this rank's packs."""
+"""Sequences in the form that packs take, and this rank's packs."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -33,23 +33,23 @@ ByRow = dict[int, NDArray[np.float32]]
 class Row:
     """A sequence up to its last policy token; nothing after that token is trained on."""
 
-    # Its place in the batch.
+    # Place in the batch.
     index: int
     token_ids: NDArray[np.int32]
-    # Positions whose next token the policy wrote, one for each policy token.
+    # Positions whose next token the policy wrote, one per policy token.
     positions: NDArray[np.int64]
-    # Logprobs of the sampler, by policy token.
+    # Logprobs of the sampler, per policy token.
     behaviour: NDArray[np.float32]
     temperature: float
     staleness: int
-    # Of the engine, for the first so many tokens.
+    # Chosen by the engine, for the first tokens.
     experts: Experts | None = None
 
     @staticmethod
     def from_sequence(index: int, sequence: TrainSequence) -> "Row":
         """Cut a sequence after its last policy token.
 
-        Raises ValueError when the policy wrote the first token, which nothing predicts."""
+        Raises ValueError if the policy wrote the first token, which nothing predicts."""
         positions = predicting_positions(sequence.policy_mask)
         end = int(positions[-1]) + 2 if len(positions) else 0
         return Row(
@@ -65,7 +65,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class RowCluster:
-    """Rows whose first `prefix` tokens are the same, and computed once; 0 of a row alone.
+    """Rows whose first `prefix` tokens are the same, and computed once; 0 for a single row.
 
     None of these tokens is the policy's."""
 
@@ -74,13 +74,13 @@ class RowCluster:
 
     @property
     def segments(self) -> list[NDArray[np.int32]]:
-        """The prefix, if there is one, and what each row has after it."""
+        """The prefix, if there is one, and the rest of each row."""
         shared = [self.rows[0].token_ids[: self.prefix]] if self.prefix else []
         return [*shared, *(row.token_ids[self.prefix :] for row in self.rows)]
 
     @property
     def experts(self) -> list[Experts | None]:
-        """The engine's experts of each segment."""
+        """Engine's experts of each segment."""
         named = [row.experts for row in self.rows]
         first = named[0]
         shared = [None if first is None else first[: self.prefix]] if self.prefix else []
@@ -88,7 +88,7 @@ class RowCluster:
 
     @property
     def positions(self) -> list[NDArray[np.int64]]:
-        """Each row's positions among the tokens of the segments end to end."""
+        """Each row's positions among the concatenated tokens of the segments."""
         found: list[NDArray[np.int64]] = []
         before = 0
         for row in self.rows:
@@ -100,18 +100,18 @@ class RowCluster:
 
 @dataclass(frozen=True, slots=True)
 class Pack:
-    """Rows that are forwarded at once; none, where other ranks need this one for theirs."""
+    """Rows in one forward pass; empty if only other ranks have rows left."""
 
     clusters: Sequence[RowCluster] = ()
 
     @property
     def rows(self) -> list[Row]:
-        """The rows, in the order of their policy tokens."""
+        """Rows in the order of their policy tokens."""
         return [row for cluster in self.clusters for row in cluster.rows]
 
     @property
     def segments(self) -> Segments:
-        """The tokens to compute."""
+        """Tokens to compute."""
         token_ids: list[NDArray[np.int32]] = []
         parents: list[int | None] = []
         for cluster in self.clusters:
@@ -124,19 +124,19 @@ class Pack:
 
     @property
     def row_tokens(self) -> int:
-        """The tokens of all rows; a shared prompt counts for each."""
+        """Tokens of all rows; a shared prompt counts for each."""
         return sum(len(row.token_ids) for row in self.rows)
 
 
 @dataclass(frozen=True, slots=True)
 class PackTargets:
-    """The policy tokens of a pack; every tensor is [policy tokens]."""
+    """Policy tokens of a pack; every tensor is [policy tokens]."""
 
-    # In the pack, of the hidden states that predict them.
+    # Positions in the pack of the hidden states that predict them.
     positions: Tensor
     token_ids: Tensor
     temperature: Tensor
-    # Which of the pack's rows each belongs to.
+    # Index of each token's row in the pack.
     sequence: Tensor
 
     @staticmethod
@@ -163,24 +163,24 @@ class PackTargets:
 
 @dataclass(frozen=True, slots=True)
 class RowPacker:
-    """Cut rows up into the packs that this rank forwards at once."""
+    """Divides rows into the packs that this rank forwards."""
 
     policy: Policy
     pack_tokens: int
     replicas: Replicas
 
     def iter_packs(self, rows: Sequence[Row]) -> Iterator[Pack]:
-        """Yield this rank's share of the rows that have a policy token, a pack at a time.
+        """Yield this rank's share of the rows that have a policy token, one pack at a time.
 
-        Of a split policy every rank gets as many packs, for it takes all ranks to compute one: the
-        last may be empty, and are computed by `Policy.pass_idly`."""
+        With a split policy every rank gets the same number of packs, because computing one takes
+        all ranks: the last may be empty, and are computed by `Policy.pass_idly`."""
         filled = [row for row in rows if len(row.positions)]
         budget = self.pack_tokens if self.policy.packable else 1
         clusters = self._find_clusters(filled, budget)
         places = self.replicas.assign_sequences([cluster.tokens for cluster in clusters])
         own = [clusters[place] for place in places]
         packs = first_fit_decreasing([cluster.tokens for cluster in own], budget)
-        # Asked before the first is computed: all ranks do the same in the same order.
+        # Before the first is computed, because all ranks make the same calls in the same order.
         most = self.replicas.largest_number(len(packs)) if self.policy.is_split else len(packs)
         for pack in packs:
             members = [own[place] for place in pack]
@@ -192,28 +192,28 @@ class RowPacker:
         lengths = [len(row.token_ids) for row in rows]
         if not self.policy.shares_prompts:
             return [PrefixCluster((place,), 0, length) for place, length in enumerate(lengths)]
-        # The state before the first policy token is the same too, and predicts it for all.
+        # The state before the first policy token is also equal, and predicts it for all.
         prompted = [Prompted(self._token_keys(row), int(row.positions[0]) + 1) for row in rows]
         clusters = cluster_by_prefix(prompted, budget)
         return split_for_ranks(clusters, lengths, self.replicas.count)
 
     def _token_keys(self, row: Row) -> NDArray[np.integer[Any]]:
-        """Return what tells a row's tokens from those of others: the experts that they pass, too,
-        where those are replayed."""
+        """Return keys that distinguish a row's tokens from others, including their experts if those
+        are replayed."""
         if self.policy.routing is None or not self.policy.routing.replays:
             return row.token_ids
         return routed_token_keys(row.token_ids, row.experts)
 
     def gather_by_row(self, own: ByRow, rows: Sequence[Row]) -> ByRow:
-        """Return the values of all rows, whichever rank computed them."""
+        """Return the values of all rows, from all ranks."""
         lengths = {row.index: len(row.positions) for row in rows if len(row.positions)}
         return self.replicas.gather_arrays(own, lengths)
 
 
 def split_by_row(packs: Sequence[Tensor], rows: Sequence[Row]) -> ByRow:
-    """Split packs' values [policy tokens] into one float32 array for each row's index.
+    """Split packs' values [policy tokens] into one float32 array per row index.
 
-    All are read at once, for each reading waits for the device."""
+    All are read at once, because each read blocks on the device."""
     if not packs:
         return {}
     ends = np.cumsum([len(row.positions) for row in rows])[:-1]
@@ -222,9 +222,9 @@ def split_by_row(packs: Sequence[Tensor], rows: Sequence[Row]) -> ByRow:
 
 
 def split_groups(group_ids: Sequence[str], parts: int) -> list[list[int]]:
-    """At most `parts` mini-batches of whole groups, in the batch's order, as even as can be.
+    """Return at most `parts` mini-batches of whole groups, in batch order, as even as possible.
 
-    Each holds the places of its sequences in the batch.
+    Each lists the places of its sequences in the batch.
     """
     groups: dict[str, list[int]] = {}
     for place, group_id in enumerate(group_ids):

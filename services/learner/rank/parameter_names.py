@@ -1,4 +1,4 @@
-"""Names of a model's parameters, whether it has adapters or not."""
+"""Names of a model's parameters, with or without adapters."""
 
 from collections.abc import Mapping
 
@@ -8,7 +8,7 @@ ADAPTER_MATRICES = ("lora_A", "lora_B")
 
 
 def base_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Return the parameters without adapters', by the names that they have in a model without."""
+    """Return the parameters without adapters, by their names in a model without adapters."""
     named: Mapping[str, nn.Parameter] = dict(model.named_parameters())
     return {
         name.replace(".base_layer.", "."): parameter

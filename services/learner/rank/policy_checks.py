@@ -1,4 +1,4 @@
-"""Checks that a loaded policy computes what engines do, and what its packs may hold."""
+"""Checks that a loaded policy computes the same as engines, and of what its packs may hold."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,14 +12,14 @@ from services.learner.rank.model import CANARY_TOKENS, Policy, canary_token_ids,
 from services.learner.rank.model_loading import ModelError
 from services.learner.rank.sharding import reshard_unless_grad
 
-# What float32 (bfloat16) arithmetic in another order may change about a logprob.
+# Change of a logprob that reordered float32 (bfloat16) arithmetic may cause.
 _TOLERANCE: Mapping[torch.dtype, float] = {torch.float32: 1e-3, torch.bfloat16: 0.25}
-# And of a state's length about the state; one of another context is another by more than half.
+# The same for a state, relative to its length; another context changes it by more than half.
 _STATE_TOLERANCE: Mapping[torch.dtype, float] = {torch.float32: 1e-2, torch.bfloat16: 0.1}
 
 
 def _rope_types(model: nn.Module) -> set[str]:
-    """Return transformers' names of how the model's layers turn positions into angles."""
+    """Return transformers' names for how the model's layers turn positions into angles."""
     found: set[str] = set()
     for module in model.modules():
         kind: Any = getattr(module, "rope_type", None)
@@ -31,18 +31,18 @@ def _rope_types(model: nn.Module) -> set[str]:
 def check_rope(model: nn.Module) -> None:
     """Refuse dynamic scaling.
 
-    It keeps the angles of the longest sequence so far for those that follow."""
+    It reuses the angles of the longest sequence so far for later ones."""
     if any("dynamic" in name for name in _rope_types(model)):
         raise ModelError(
-            "this model's rope is scaled dynamically: what it gives a sequence depends on the "
+            "this model's rope is scaled dynamically: its result for a sequence depends on the "
             'sequences before it; set policy.rope_scaling, for example to rope_type = "yarn"'
         )
 
 
 def check_attention(settings: Any) -> None:
-    """Refuse attention within chunks of tokens, as Llama 4's.
+    """Refuse attention within chunks of tokens, like Llama 4's.
 
-    Ranks would let every token see all before it, as only short sequences have it."""
+    Ranks would let every token see all earlier ones, which is right only for short sequences."""
     text = settings.get_text_config()
     if "chunked_attention" in (getattr(text, "layer_types", None) or ()):
         raise ModelError(
@@ -53,7 +53,7 @@ def check_attention(settings: Any) -> None:
 
 @torch.no_grad()
 def check_head(policy: Policy) -> None:
-    """Check that the fused head gives what the model's own forward pass gives.
+    """Check that the fused head gives the same result as the model's own forward pass.
 
     It would not for a head with a bias, or with capped logits."""
     ids = canary_token_ids(policy.vocabulary)
@@ -65,7 +65,7 @@ def check_head(policy: Policy) -> None:
     if policy.is_split:
         reshard_unless_grad(policy.model)
     logits = output.logits[0, :-1].float()
-    # Summed as the fused head does: torch's log_softmax rounds away unlikely tokens on CPUs.
+    # Summed as in the fused head: torch's log_softmax rounds away unlikely tokens on CPUs.
     own = logits - logits.logsumexp(-1, keepdim=True)
     targets = torch.from_numpy(ids[1:].astype(np.int64)).to(policy.device)
     expected = own.gather(1, targets[:, None]).squeeze(1).cpu().numpy()
@@ -79,10 +79,10 @@ def check_head(policy: Policy) -> None:
 
 @torch.no_grad()
 def packs_are_exact(policy: Policy) -> bool:
-    """Return True when a segment's hidden states do not depend on the segment before it.
+    """Return True if a segment's hidden states do not depend on the segment before it.
 
     They do in models whose layers carry a state along the row (convolutions, linear attention),
-    and with longrope, whose angles are chosen by the largest position in the row."""
+    and with longrope, whose angles depend on the largest position in the row."""
     if "longrope" in _rope_types(policy.model):
         return False
     ids = canary_token_ids(policy.vocabulary)
@@ -94,7 +94,7 @@ def packs_are_exact(policy: Policy) -> bool:
 
 @torch.no_grad()
 def shared_prompts_are_exact(policy: Policy) -> bool:
-    """Return True when two segments that continue the same prompt are what they are with it."""
+    """Return True if segments that share a prompt give the same states as with their own copy."""
     ids = canary_token_ids(policy.vocabulary)
     prompt, *ends = ids[:12], ids[12:20], ids[20:]
     shared = policy.segment_states(Segments([prompt, *ends], [None, 0, 0]))[len(prompt) :]
@@ -104,6 +104,6 @@ def shared_prompts_are_exact(policy: Policy) -> bool:
 
 
 def _are_same(states: Tensor, expected: Tensor) -> bool:
-    """Return True when states [tokens, width] differ by no more than their dtype rounds."""
+    """Return True if states [tokens, width] differ by no more than the rounding of their dtype."""
     apart = (states.float() - expected.float()).norm(dim=-1)
     return bool((apart <= _STATE_TOLERANCE[states.dtype] * expected.float().norm(dim=-1)).all())

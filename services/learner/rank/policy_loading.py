@@ -1,4 +1,4 @@
-"""Loading of a policy, whole or this rank's part of it, ready to be trained."""
+"""Loading of a policy, whole or this rank's part of it, ready for training."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -41,9 +41,9 @@ def load_policy(
     source: str | Path | None = None,
     lora: LoraConfig | None = None,
 ) -> Policy:
-    """Load the policy's weights, from `source` (a checkpoint folder) instead where given.
+    """Load the policy's weights, from `source` (a checkpoint folder) if given.
 
-    With `lora` they are frozen and get adapters, which change nothing yet. Raises ModelError when
+    With `lora` they are frozen and get adapters, which have no effect yet. Raises ModelError if
     the model cannot be found, or would not be trained as it is served."""
     dtype = DTYPES[config.dtype]
     model = read_model(config, source)
@@ -61,9 +61,9 @@ def load_split_policy(
     lora: LoraConfig | None = None,
     adapter_names: Sequence[str] = (ADAPTER,),
 ) -> Policy:
-    """Load this rank's part of the policy, as `load_policy` loads all of it.
+    """Load this rank's part of the policy, like `load_policy` for the whole.
 
-    All adapters that it is to have are named now."""
+    All adapters that it will have must be named now."""
     dtype, added = DTYPES[config.dtype], list[Adapters]()
 
     def prepare(model: PreTrainedModel) -> None:
@@ -78,7 +78,7 @@ def load_split_policy(
 
 
 def load_split_body(config: PolicyConfig, rank: RankConfig, layout: ShardLayout) -> Any:
-    """Load this rank's part of `policy.model` without its head, ready to be trained."""
+    """Load this rank's part of `policy.model` without its head, ready for training."""
     body = read_split_body(config, layout)
     _switch_dropout_off(body)
     if rank.gradient_checkpointing != "auto":
@@ -101,7 +101,7 @@ def _follow_spec(policy: Policy, config: PolicyConfig) -> Policy:
 
 
 def _compile_blocks(policy: Policy, rank: RankConfig) -> Policy:
-    """Have the blocks compiled from now on, if at all: what was checked was the model's own."""
+    """Have the blocks compiled from now on, if configured: the checks were of the model's own."""
     if not rank.compile:
         return policy
     compiled = CompiledBlocks(policy.device)
@@ -117,7 +117,7 @@ def prepare_policy(
     layout: ShardLayout | None = None,
     adapters: Adapters | None = None,
 ) -> Policy:
-    """Make a loaded model trainable and check that its logprobs are what it itself computes.
+    """Make a loaded model trainable and check that its logprobs match its own computation.
 
     With a `layout` each rank keeps a part."""
     device = torch.device(rank.device)
@@ -153,14 +153,14 @@ def prepare_policy(
 def _switch_dropout_off(model: nn.Module) -> None:
     """Switch dropout off: behaviour logprobs were computed without it.
 
-    A ratio with dropout is noise."""
+    With dropout, a ratio is noise."""
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
 
 
 def _logit_scale(settings: Any) -> float:
-    """Return the factor of a model's logits, as Cohere's configs and Granite's have it."""
+    """Return the factor of a model's logits, as in the configs of Cohere and Granite."""
     factor = getattr(settings, "logit_scale", None)
     divisor = getattr(settings, "logits_scaling", None)
     return float(1.0 if factor is None else factor) / float(1.0 if divisor is None else divisor)

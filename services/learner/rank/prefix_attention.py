@@ -1,4 +1,4 @@
-"""Attention of several segments that continue the same prefix: its keys exist once for all."""
+"""Attention of several segments that continue the same prefix, whose keys exist only once."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention.bias import causal_lower_right
 
-# A tensor [1, heads, tokens, head_dim] each of query, key and value, or of key and value.
+# Tensors [1, heads, tokens, head_dim] for query, key and value, or for key and value.
 Projections = tuple[Tensor, Tensor, Tensor]
 KeyValue = tuple[Tensor, Tensor]
 
@@ -23,9 +23,9 @@ def attend_after_prefix(
     scaling: float | None,
     window: int | None,
 ) -> Tensor:
-    """Return what each of several segments, end to end, sees of itself and of their prefix.
+    """Return attention of several segments, end to end, to themselves and to their prefix.
 
-    Key and value may have fewer heads than the query. The answer is shaped like the query."""
+    Key and value may have fewer heads than the query. The result has the query's shape."""
     query, key, value = own
     longest = prefix[0].shape[2] + max(sizes)
     windowed = window is not None and window < longest
@@ -62,7 +62,7 @@ def _attend_lower_right(
     if window is not None:
         mask = banded_mask(queries, keys, window, query.device)
     if query.device.type == "cuda":
-        # No kernel for masks shares heads there.
+        # No masked kernel shares heads there.
         shared = query.shape[1] // key.shape[1]
         key, value = (t.repeat_interleave(shared, dim=1) for t in (key, value))
     return functional.scaled_dot_product_attention(
@@ -71,7 +71,7 @@ def _attend_lower_right(
 
 
 def cast_as_products(*tensors: Tensor) -> list[Tensor]:
-    """Cast as scaled dot product attention itself is cast by autocast, where that is on."""
+    """Cast as autocast, if enabled, casts scaled dot product attention."""
     kind = tensors[0].device.type
     if not torch.is_autocast_enabled(kind):
         return list(tensors)
@@ -81,8 +81,8 @@ def cast_as_products(*tensors: Tensor) -> list[Tensor]:
 class _CascadeAttention(torch.autograd.Function):
     """Attention to the prefix and to the segment itself, merged by their sums of exponentials.
 
-    The gradients of both parts are those of the merged answer: the kernels' backward passes need
-    of it but the answer and its sum."""
+    The gradients of both parts are those of the merged result: of it, the kernels' backward passes
+    need only the result and its sum."""
 
     @staticmethod
     def forward(

@@ -1,4 +1,4 @@
-"""A rank's setup message, and the models it builds from it."""
+"""Setup message of a rank, and the models built from it."""
 
 import logging
 from collections.abc import Mapping
@@ -40,14 +40,14 @@ from services.learner.rank.sharding import ShardLayout, local_tensor
 from services.learner.rank.split_loading import MODEL, saved_tensors
 from services.learner.rank.trainer import Trainer
 
-# The rank's log is what its process prints.
+# The process's output is the rank's log.
 _log = logging.getLogger(__name__)
 
 
 class RankSetup(ConfigModel):
-    """The message that a rank is given at its start."""
+    """Message that a rank receives at its start."""
 
-    # Begins the names of the files in `shm_dir`.
+    # Prefix of the file names in `shm_dir`.
     name: str
     shm_dir: Path
     total_steps: int
@@ -56,8 +56,8 @@ class RankSetup(ConfigModel):
     optimizer: OptimizerConfig
     rank: RankConfig
     lora: LoraConfig | None = None
-    # A checkpoint folder to continue from. Ranks of other machines than the first do not see it,
-    # and get everything from the first rank.
+    # Checkpoint folder to continue from. Only ranks on the first machine can read it; the others
+    # get everything from the first rank.
     checkpoint: Path | None = None
     place: RankPlacement
 
@@ -69,18 +69,18 @@ class RankModels:
     policy: Policy
     optimizer: Optimizer
     critic: Critic | None
-    # None where nothing is measured from it.
+    # None if no penalty or metric needs it.
     reference: ReferencePolicy | None
     trainer: Trainer
     replicas: Replicas
-    # The steps behind the parameters.
+    # Number of steps behind the parameters.
     step: int
-    # What the policy's adapters belong to, if it has any.
+    # Base of the policy's adapters, if it has any.
     base: BaseRecord | None = None
 
     @property
     def state(self) -> dict[str, Mapping[str, Tensor]]:
-        """The tensors that a checkpoint keeps, by group."""
+        """Tensors that a checkpoint keeps, by group."""
         groups: dict[str, Mapping[str, Tensor]] = {
             checkpoint.OPTIMIZER: self.optimizer.state_tensors()
         }
@@ -94,12 +94,12 @@ class RankModels:
 
     @property
     def record(self) -> dict[str, object]:
-        """What a checkpoint's record says beside the step."""
+        """Content of a checkpoint's record beside the step."""
         return {} if self.base is None else {"base": asdict(self.base)}
 
     @property
     def publication_marks(self) -> dict[str, Tensor]:
-        """What is published beside adapters: the fingerprint of the base that they belong to."""
+        """Tensors published beside adapters: the fingerprint of their base."""
         adapters = self.policy.adapters
         if self.base is None or adapters is None or adapters.merged:
             return {}
@@ -107,18 +107,18 @@ class RankModels:
         return {BASE_MARK: torch.frombuffer(raw, dtype=self.policy.compute_dtype)}
 
     def describe_state(self, directory: Path) -> list[str]:
-        """Write what a checkpoint needs beside tensors; return the names of the files."""
+        """Write a checkpoint's files other than tensors; return their names."""
         self.policy.config.save_pretrained(directory)
         if self.base is None:
             return [checkpoint.CONFIG_FILE]
         return [checkpoint.CONFIG_FILE, *save_adapter_config(self.policy, self.base, directory)]
 
     def initial_fingerprint(self) -> bytes | None:
-        """Return the fingerprint of the first policy, where it is still used: as the reference,
+        """Return the fingerprint of the first policy, if it is still used: as the reference,
         or under the adapters.
 
-        Of split models all ranks ask for it, and at the same time. None where adapters are
-        published alone: they carry the base's, and a checkpoint names it, too."""
+        Collective for split models. None if adapters are published alone: they carry the base's
+        fingerprint, and a checkpoint names it, too."""
         if self.base is not None and self.publication_marks:
             return None
         if self.base is not None:
@@ -127,7 +127,7 @@ class RankModels:
 
 
 def load_models(setup: RankSetup, store: Store | None = None) -> RankModels:
-    """Load the run's models, or continue from its checkpoint, and meet the other ranks.
+    """Load the run's models, or continue from its checkpoint, and join the other ranks.
 
     `store` is the one that this rank hosts for all, if it does. Raises ModelError,
     CheckpointError, and ValueError for an algorithm that cannot be run."""
@@ -177,14 +177,14 @@ def _select_device(setup: RankSetup) -> torch.device:
     if there < setup.place.slots:
         raise ModelError(
             f"learner.rank.processes is {setup.place.slots}, but this machine has {there} GPUs: "
-            "each rank needs one of its own"
+            "each rank needs its own"
         )
     torch.cuda.set_device(setup.place.slot)
     return torch.device("cuda", setup.place.slot)
 
 
 def _make_layout(setup: RankSetup, device: torch.device) -> ShardLayout | None:
-    """Return the split of the models; None where each rank has whole ones."""
+    """Return the split of the models; None if each rank has whole ones."""
     if not setup.rank.shard or setup.place.slots == 1:
         return None
     dtype, offload = DTYPES[setup.policy.dtype], setup.rank.offload_optimizer
@@ -194,7 +194,7 @@ def _make_layout(setup: RankSetup, device: torch.device) -> ShardLayout | None:
 def _fit_checkpointing(
     setup: RankSetup, policy: Policy, critic: Critic | None, replicas: Replicas
 ) -> None:
-    """Have the models keep what activations fit beside all else, the same on every rank."""
+    """Have the models keep the activations that fit beside all else, equally on every rank."""
     bodies = [policy.model.base_model, *([critic.body] if critic is not None else [])]
     trained = (p for body in bodies for p in body.parameters() if p.requires_grad)
     parts = sum(local_tensor(p).numel() for p in trained)
@@ -215,27 +215,27 @@ def _fit_checkpointing(
 
 
 def _try_compiling(policy: Policy, optimizer: Optimizer) -> None:
-    """Have the policy's blocks compiled now, which takes up to minutes, or refused.
+    """Have the policy's blocks compiled or refused now, which takes up to minutes.
 
-    All ranks do so at once."""
+    Collective."""
     policy.pass_idly(Segments([canary_token_ids(policy.vocabulary)]))
     optimizer.discard_gradients()
 
 
 def _model_source(setup: RankSetup) -> Path | None:
-    """Return the checkpoint that has the whole model; None where it is that of `policy.model`."""
+    """Return the checkpoint with the whole model; None for the files of `policy.model`."""
     source = setup.checkpoint
     if source is None or setup.lora is not None:
         return None
     if (base := checkpoint.read_base(source)) is not None:
         raise checkpoint.CheckpointError(
-            f"{source} holds adapters of {base} alone: give learner.lora as the run was begun with"
+            f"{source} holds only adapters of {base}: set learner.lora as at the start of the run"
         )
     return source
 
 
 def _load_adapters(setup: RankSetup, policy: Policy) -> BaseRecord | None:
-    """Give the policy the adapters of the checkpoint; return what they belong to."""
+    """Load the adapters of the checkpoint into the policy; return their base."""
     if policy.adapters is None:
         return None
     check_mergeable(policy, setup.policy)
@@ -260,7 +260,7 @@ def _load_reference(
 def _load_critic(
     setup: RankSetup, policy: Policy, replicas: Replicas, layout: ShardLayout | None
 ) -> Critic | None:
-    """Build the critic, of its saved state where there is one; None where none is needed."""
+    """Build the critic, from its saved state if there is one; None if none is needed."""
     if setup.algorithm.advantage != "gae":
         return None
     source, spans = setup.checkpoint, setup.place.spans_machines
@@ -291,7 +291,7 @@ def _load_critic(
 
 
 def _load_optimizer(setup: RankSetup, policy: Policy, replicas: Replicas) -> Optimizer:
-    # What is split lives in host memory itself.
+    # Split parameters are offloaded by their layout instead.
     offload = setup.rank.offload_optimizer and not policy.is_split
     optimizer = Optimizer(policy.trained_parameters(), setup.optimizer, offload=offload)
     if setup.checkpoint:

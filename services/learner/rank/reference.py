@@ -1,4 +1,4 @@
-"""The frozen policy that the KL penalty measures from."""
+"""Frozen policy that the KL penalty measures from."""
 
 import copy
 from collections.abc import Generator
@@ -19,19 +19,18 @@ from services.learner.rank.weight_slots import fingerprint_weights
 
 
 class ReferencePolicy:
-    """The policy that the run began with; it is never trained, saved or published.
+    """The run's initial policy; it is never trained, saved or published.
 
     Kept in the compute dtype: half of the policy's own size in bfloat16. Its logprobs are, bit
-    for bit, those of a policy that is still the initial one (but for rounding, where blocks are
-    compiled). It routes tokens by itself, whatever
-    experts the engine has chosen.
+    for bit, those of a policy that is still the initial one (except for rounding, if blocks are
+    compiled). It routes tokens by itself, whatever experts the engine has chosen.
     """
 
     def __init__(self, frozen: Policy, home: torch.device) -> None:
         self._policy = replace(frozen, routing=None)
         if frozen.compiled is not None:
             frozen.compiled.add_model(frozen.model)
-        # Where the parameters are when they are not used.
+        # Device of the parameters while they are not used.
         self._home = home
 
     @staticmethod
@@ -40,7 +39,7 @@ class ReferencePolicy:
     ) -> "ReferencePolicy":
         """Load the reference from `policy.model`, whatever checkpoint the policy continues from.
 
-        With a `layout` each rank reads and keeps its part, where the layout says."""
+        With a `layout` each rank reads and keeps its part, on the layout's device."""
         if layout is None:
             return _freeze_policy(read_model(config), policy, offload=offload)
         freeze = partial(freeze_model, dtype=policy.compute_dtype)
@@ -50,7 +49,7 @@ class ReferencePolicy:
 
     @staticmethod
     def copy_of(policy: Policy, *, offload: bool) -> "ReferencePolicy":
-        """Copy the policy as it is now; of one with adapters, take the model under these."""
+        """Copy the policy as it is now; for a policy with adapters, use the model under them."""
         if policy.adapters is not None:
             return BaseReference(policy, policy.adapters)
         return _freeze_policy(copy.deepcopy(policy.model), policy, offload=offload)
@@ -58,12 +57,12 @@ class ReferencePolicy:
     def weights_fingerprint(self) -> bytes:
         """Return the fingerprint under which these weights were published.
 
-        Of a split reference all ranks ask for it, and at the same time."""
+        Collective for a split reference."""
         return fingerprint_weights(self._policy.named_parameters(), self._policy.compute_dtype)
 
     @contextmanager
     def on_policy_device(self) -> Generator[Policy]:
-        """Keep the reference on the policy's device for as long as the context lasts."""
+        """Keep the reference on the policy's device while the context lasts."""
         if self._home == self._policy.device:
             yield self._policy
             return
@@ -76,7 +75,7 @@ class ReferencePolicy:
 
 
 def _freeze_policy(model: PreTrainedModel, policy: Policy, *, offload: bool) -> ReferencePolicy:
-    """Freeze `model`, one of the same architecture as `policy`."""
+    """Freeze `model`, which has the same architecture as `policy`."""
     freeze_model(model, policy.compute_dtype)
     home = torch.device("cpu") if offload else policy.device
     nn.Module.to(model, home)

@@ -1,6 +1,6 @@
 """Rendezvous of the ranks: a file on one machine, a port of the first rank's on several.
 
-As for `torchrun`: the first rank hosts a store, whose address the others are told."""
+Like with `torchrun`, the first rank hosts a store, whose address the others receive."""
 
 from datetime import timedelta
 
@@ -8,12 +8,12 @@ from torch import distributed as dist
 
 from services.common.tensors.tcp_store import host_tcp_store, join_tcp_store
 
-# What torch documents as part of `torch.distributed`, and does not declare there.
+# Documented as part of `torch.distributed`, but not declared there.
 Store = dist.Store  # pyright: ignore[reportPrivateImportUsage]
 FileStore = dist.FileStore  # pyright: ignore[reportPrivateImportUsage]
 
 FILE, TCP = "file://", "tcp://"
-# A rank that was told of a store finds it within this.
+# Time for a rank to reach a store whose address it has.
 _PATIENCE = timedelta(minutes=5)
 
 

@@ -1,10 +1,10 @@
-"""Experts that the engine chose, chosen again by the trainer ("Stabilizing MoE Reinforcement
+"""Replay of the engine's experts by the trainer ("Stabilizing MoE Reinforcement
 Learning by Aligning Training and Inference Routers", arXiv 2510.11370).
 
-Routers compute their own logits, and weigh the engine's experts by them: their gradients stay.
+Routers compute their own logits, and weight the engine's experts by them, so gradients remain.
 A router is any module whose output transformers records as router logits. While it runs, its
-call of `torch.topk` over all experts answers with the engine's; so each family's own arithmetic
-of scores, groups and weights stays what it is. `check_replay` tries it on the loaded model."""
+call of `torch.topk` over all experts returns the engine's; so each family's own arithmetic
+of scores, groups and weights stays as it is. `check_replay` tries it on the loaded model."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -21,7 +21,7 @@ from services.common.domain.trajectory import Experts
 from services.common.expert_models import count_experts
 from services.learner.types import ExpertShape
 
-# The argument of a decoder block that carries the pass to its router.
+# Argument of a decoder block that carries the pass to its router.
 _ARGUMENT = "routed_pass"
 _UNKNOWN = -1
 # Spreads token ids over 64 bits: 2^64 over the golden ratio.
@@ -31,9 +31,9 @@ _REFUSED = "policy.routing_replay: this model's routers do not follow the engine
 
 @dataclass(slots=True)
 class RoutedPass:
-    """Experts for the tokens of one forward pass, and where the routers choose others."""
+    """Experts for the tokens of one forward pass, and the routers' own choices."""
 
-    # [tokens, layers, experts of a token]; -1 for tokens whose experts are not known.
+    # [tokens, layers, experts of a token]; -1 for tokens with unknown experts.
     engine: Tensor
     replays: bool
     # The routers' own choices by layer, [tokens, experts of a token].
@@ -41,13 +41,13 @@ class RoutedPass:
 
     def choose(self, layer: int, own: Tensor) -> Tensor:
         """Return the experts to use in a layer whose router chooses `own`."""
-        # A block that is computed again in the backward pass says it twice.
+        # A block that is recomputed in the backward pass writes it twice.
         self.own[layer] = own
         engine = self.engine[:, layer]
         return torch.where(engine >= 0, engine, own) if self.replays else own
 
     def count_differences(self) -> "RoutingDifferences":
-        """Count where engine and routers differ; the order of a token's experts is nothing."""
+        """Count where engine and routers differ; the order of a token's experts is irrelevant."""
         known = self.engine[:, 0, 0] >= 0
         differs = [
             (own.sort(-1).values != self.engine[:, layer].sort(-1).values).any(-1) & known
@@ -64,8 +64,8 @@ class RoutedPass:
 
 @dataclass(frozen=True, slots=True)
 class RoutingDifferences:
-    """Tokens that the engine routed, and how many the trainer's routers would send elsewhere; and
-    the same of each token in each layer."""
+    """Tokens that the engine routed, and those that the trainer's routers would send elsewhere;
+    then the same per token and layer."""
 
     routed_tokens: int = 0
     rerouted_tokens: int = 0
@@ -75,7 +75,7 @@ class RoutingDifferences:
 
 @dataclass(frozen=True, slots=True)
 class RoutingReplay:
-    """The routers of a policy, ready for passes with the engine's experts."""
+    """Routers of a policy, ready for passes with the engine's experts."""
 
     shape: ExpertShape
     replays: bool
@@ -83,9 +83,9 @@ class RoutingReplay:
     def make_pass(
         self, experts: Sequence[Experts | None], lengths: Sequence[int], device: torch.device
     ) -> RoutedPass | None:
-        """Return the pass over segments end to end; None where no experts are known of any.
+        """Return the pass over segments end to end; None if no segment has known experts.
 
-        Of a segment those of its first tokens may be known alone."""
+        A segment may have known experts only for its first tokens."""
         if all(each is None for each in experts):
             return None
         size = (self.shape.layers, self.shape.chosen)
@@ -99,26 +99,26 @@ class RoutingReplay:
 
 
 def routed_token_keys(token_ids: NDArray[np.int32], experts: Experts | None) -> NDArray[np.uint64]:
-    """Return a number for each token, the same for tokens that pass the same experts in the same
-    order, and otherwise another but for one chance in 2^64."""
+    """Return a number for each token, equal for tokens that pass the same experts in the same
+    order, and otherwise different except for one chance in 2^64."""
     keys = token_ids.astype(np.uint64) * _MIX
     if experts is not None:
         known = experts[: len(token_ids)].reshape(min(len(experts), len(token_ids)), -1)
         factors = np.random.default_rng(0).integers(2**64, size=known.shape[1], dtype=np.uint64)
-        # An expert of id 0 is something else than none.
+        # Expert id 0 must differ from no expert.
         keys[: len(known)] ^= ((known.astype(np.uint64) + np.uint64(1)) * factors).sum(1)
     return keys
 
 
 def pass_arguments(routed: RoutedPass | None) -> dict[str, RoutedPass]:
-    """Return the arguments of a model's body that have its routers follow a pass."""
+    """Return the arguments that make the routers of a model's body follow a pass."""
     return {_ARGUMENT: routed} if routed is not None else {}
 
 
 def prepare_routers(model: Any, *, replays: bool) -> RoutingReplay:
-    """Have each decoder block take a pass along to its router. Once for each model.
+    """Have each decoder block hand a pass to its router. Call it once per model.
 
-    Raises ValueError for a model whose routers cannot be told."""
+    Raises ValueError for a model whose routers cannot be identified."""
     experts, chosen = count_experts(model.config.to_dict())
     blocks: Sequence[nn.Module] = getattr(model.base_model, "layers", ())
     kind = _router_class(model)
@@ -130,8 +130,7 @@ def prepare_routers(model: Any, *, replays: bool) -> RoutingReplay:
     }
     if not (experts and chosen and routers):
         raise ValueError(
-            f"policy.routing_replay: {type(model).__name__} has no routers that are known; set it"
-            ' to "off"'
+            f'policy.routing_replay: {type(model).__name__} has no known routers; set it to "off"'
         )
     for index, router in routers.items():
         state: Any = router
@@ -146,10 +145,10 @@ def prepare_routers(model: Any, *, replays: bool) -> RoutingReplay:
 def check_replay(
     routing: RoutingReplay, run: Callable[[RoutedPass | None], Tensor], device: torch.device
 ) -> None:
-    """Check on a few tokens that the model computes what it did with the experts of its own
-    choice, and something else with others. `run` returns states [tokens, width].
+    """Check on a few tokens that the model's states are unchanged with the experts of its own
+    choice, and differ with others. `run` returns states [tokens, width].
 
-    Raises ValueError where it does not."""
+    Raises ValueError if not."""
     plain = run(None)
     size = (len(plain), routing.shape.layers, routing.shape.chosen)
     free = RoutedPass(torch.full(size, _UNKNOWN, device=device), replays=True)
@@ -168,7 +167,7 @@ def check_replay(
 
 @dataclass(slots=True)
 class _RoutedLayer:
-    """What a router knows of its layer, and the pass that it is in."""
+    """A router's view of its layer and of the current pass."""
 
     index: int
     experts: int
@@ -180,7 +179,7 @@ def _router_class(model: Any) -> type[nn.Module] | None:
     """Return the class of the modules whose output transformers records as router logits."""
     recorded: Any = (getattr(model, "_can_record_outputs", None) or {}).get("router_logits")
     kind = getattr(recorded, "target_class", recorded)
-    # A plain linear layer makes logits alone: who chooses is another.
+    # A plain linear layer only makes logits: another module chooses.
     return kind if isinstance(kind, type) and kind is not nn.Linear else None
 
 
@@ -202,7 +201,7 @@ def _routed_layers(block: nn.Module) -> Iterator[_RoutedLayer]:
 
 @torch.compiler.disable
 def _route(router: Any, *arguments: Any, **named: Any) -> Any:
-    """Run a router's own `forward`, with the engine's experts where its pass has some."""
+    """Run a router's own `forward`, with the engine's experts if its pass has some."""
     state: _RoutedLayer = router.routed_layer
     own_forward = type(router).forward
     if state.routed is None:
@@ -212,7 +211,7 @@ def _route(router: Any, *arguments: Any, **named: Any) -> Any:
 
 
 class _GivenExperts(TorchFunctionMode):
-    """Answer of `topk` over all experts: those of a pass, with the scores that they have."""
+    """Result of `topk` over all experts: those of a pass, with their own scores."""
 
     def __init__(self, state: _RoutedLayer) -> None:
         super().__init__()
@@ -227,7 +226,7 @@ class _GivenExperts(TorchFunctionMode):
         scores, state = args[0], self._state
         tokens = scores.numel() // scores.shape[-1]
         if (scores.shape[-1], found.indices.shape[-1]) != (state.experts, state.chosen):
-            # Of groups of experts, or of the best in each.
+            # A call over groups of experts, or over the best in each.
             return found
         assert state.routed is not None
         own = found.indices.detach().reshape(tokens, state.chosen)

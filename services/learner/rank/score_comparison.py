@@ -29,19 +29,19 @@ from services.learner.types import (
     VersionMismatch,
 )
 
-# The tokens of a sequence, the positions that predict the policy's among them, and the engine's
+# Tokens of a sequence, the positions among them that predict the policy's, and the engine's
 # experts.
 _Piece = tuple[NDArray[np.int32], NDArray[np.int64], Experts | None]
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyTokens:
-    """The policy's tokens of some sequences, end to end; every tensor is [n]."""
+    """Policy tokens of some sequences, end to end; every tensor is [n]."""
 
     targets: Tensor
     behaviour: Tensor
     temperature: Tensor
-    # Of each token: its place in its sequence, and the sequence's place in the batch.
+    # Each token's place in its sequence, and the sequence's place in the batch.
     positions: NDArray[np.int64]
     sequence: NDArray[np.int64]
 
@@ -70,9 +70,9 @@ class PolicyTokens:
 
 @torch.no_grad()
 def predicting_states(policy: Policy, sequences: Sequence[TrainSequence], budget: int) -> Tensor:
-    """Return the hidden states [n, width] that predict the policy's tokens of each sequence.
+    """Return the hidden states [n, width] that predict the policy tokens of each sequence.
 
-    Sequences are computed in packs of at most `budget` tokens, where the model allows packs."""
+    Sequences are computed in packs of at most `budget` tokens, if the model allows packs."""
     parts: list[Tensor] = []
     for pack in _pack_neighbours(sequences, budget if policy.packable else 1):
         token_ids = [ids for ids, _, _ in pack]
@@ -90,7 +90,7 @@ def _pack_neighbours(sequences: Sequence[TrainSequence], budget: int) -> list[li
     room = 0
     for sequence in sequences:
         positions = predicting_positions(sequence.policy_mask)
-        # What follows the last of the policy's tokens changes nothing.
+        # Tokens after the last policy token change nothing.
         ids = sequence.token_ids[: int(positions[-1]) + 1]
         if not packs or len(ids) > room:
             packs.append([])
@@ -104,13 +104,13 @@ def _pack_neighbours(sequences: Sequence[TrainSequence], budget: int) -> list[li
 def swapped_weights(policy: Policy, tensors: Mapping[str, Tensor]) -> Generator[None]:
     """Have the policy compute with these weights in place of its own while the block runs.
 
-    They lie in host memory, and none is held beside the newest for longer than it is computed with.
-    Of parameters that are split over ranks, each rank's part is overwritten, and its newest values
-    wait in host memory. So are adapters that were published alone."""
+    They are in host memory, and each is on the device only while it is used. Parameters that are
+    split over ranks are overwritten, each rank's part separately, while their newest values wait in
+    host memory; so are adapters that were published alone."""
 
     def choose(name: str, own: Tensor) -> Tensor:
         other = tensors.get(name)
-        # Moved first: published weights may be of half as many bytes.
+        # Moved first: published weights may have half as many bytes.
         return own if other is None else other.to(own.device).to(own.dtype)
 
     with ExitStack() as stack:
@@ -127,8 +127,8 @@ def swapped_weights(policy: Policy, tensors: Mapping[str, Tensor]) -> Generator[
 def _swapped_adapters(
     adapters: Adapters, tensors: Mapping[str, Tensor]
 ) -> Generator[Mapping[str, Tensor]]:
-    """Have the adapters be those of `tensors`; yield the rest, in whose layers there are none: they
-    are merged into these weights."""
+    """Use the adapters in `tensors`; yield the rest, without adapters, since these are
+    merged into them."""
     own = adapters.file_parameters()
     beside = {name: adapters.unscale(name, tensors[name]) for name in tensors if name in own}
     rest = {name: tensor for name, tensor in tensors.items() if name not in own}
@@ -157,12 +157,12 @@ def _overwritten_parts(
 
 
 class ScoreComparer:
-    """Compare on one rank, and leave model and optimizer as they were."""
+    """Compares on one rank, and leaves model and optimizer unchanged."""
 
     def __init__(
         self, policy: Policy, slots: WeightSlots, rank: RankConfig, *, split: int | None
     ) -> None:
-        """Tell errors apart at position `split`, or at the median where it is None."""
+        """Create it; errors are split at position `split`, or at the median if None."""
         self._policy = policy
         self._slots = slots
         self._rank = rank
@@ -187,7 +187,7 @@ class ScoreComparer:
         return Comparison(versions, tuple(by_sequence), _error_bands(off, self._split))
 
     def score_tokens(self, sequences: Sequence[TrainSequence], tokens: PolicyTokens) -> Tensor:
-        """Return the logprobs of the policy's tokens [n] under the model's present weights."""
+        """Return the logprobs of the policy tokens [n] under the model's current weights."""
         return token_logprobs(
             predicting_states(self._policy, sequences, self._rank.pack_tokens),
             self._policy.head,
@@ -215,7 +215,7 @@ class ScoreComparer:
 def _error_bands(
     off: Sequence[tuple[NDArray[np.int64], NDArray[np.float64]]], split: int | None
 ) -> tuple[PositionBand, ...]:
-    """Return the mean error below and from a position on; one band where all lies on one side."""
+    """Return the mean error below a position and from it on; one band if one side is empty."""
     if not off:
         return ()
     positions = np.concatenate([where for where, _ in off])

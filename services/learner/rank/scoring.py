@@ -15,7 +15,7 @@ from services.learner.rank.packed_rows import ByRow, PackTargets, Row, RowPacker
 def score_rows(policy: Policy, rows: Sequence[Row], packer: RowPacker, *, chunk: int) -> ByRow:
     """Return the policy's logprobs of each row's policy tokens, at the row's temperature.
 
-    The result has every row with policy tokens, whichever rank computed it."""
+    The result has every row with policy tokens, from all ranks."""
     found: list[Tensor] = []
     own: list[Row] = []
     for pack in packer.iter_packs(rows):

@@ -1,4 +1,4 @@
-"""Places of a pack's segments as attention asks for them: made once a pack, for all layers."""
+"""Places of a pack's segments in the form that attention takes, made once a pack for all layers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,18 +11,18 @@ from torch import Tensor
 from services.learner.algo.packing import PackLayout
 from services.learner.rank.device_transfer import to_device
 
-# Where something begins in a pack, and where it ends.
+# Start and end in a pack.
 Span = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class KernelSpans:
-    """Which queries meet which keys, as kernels for segments of many lengths take it."""
+    """Pairs of query and key spans, in the form that variable-length kernels take."""
 
     # [spans + 1] int32 each, on the device: spans lie end to end among the queries, and the keys.
     queries: Tensor
     keys: Tensor
-    # The longest of each.
+    # Length of the longest span of each.
     most_queries: int
     most_keys: int
 
@@ -54,28 +54,28 @@ class SharedPrefixes:
 
 @dataclass(frozen=True, slots=True)
 class WindowedKeys:
-    """Keys of every segment behind those of its parent that lie within a window."""
+    """Keys of every segment, preceded by its parent's keys within a window."""
 
     window: int
-    # [keys] int64, on the device: where in the pack each is.
+    # [keys] int64, on the device: place of each in the pack.
     places: Tensor
     spans: KernelSpans
 
 
 @dataclass(frozen=True, slots=True)
 class KernelPlaces:
-    """The segments of a pack as a GPU's kernel takes them."""
+    """Segments of a pack in the form that a GPU's kernel takes."""
 
     # Each segment with itself.
     own: KernelSpans
-    # The longest segment with its parent.
+    # Length of the longest segment with its parent.
     longest: int
     prefixes: SharedPrefixes | None = None
-    # For models with a window that ends within a segment or its parent, where there are parents.
+    # For models with a window that ends within a segment or its parent, if there are parents.
     windowed: WindowedKeys | None = None
 
     def serves(self, window: int | None) -> bool:
-        """Return True when these are enough for layers with this window."""
+        """Return True if these suffice for layers with this window."""
         if window is None or window >= self.longest or self.prefixes is None:
             return True
         return self.windowed is not None and self.windowed.window == window
@@ -83,18 +83,18 @@ class KernelPlaces:
 
 @dataclass(frozen=True, slots=True)
 class SegmentPlaces:
-    """The segments of a pack; see `PackLayout`."""
+    """Segments of a pack; see `PackLayout`."""
 
     offsets: tuple[int, ...]
     parents: tuple[int | None, ...]
-    # On GPUs alone.
+    # On GPUs only.
     kernel: KernelPlaces | None = None
 
 
 def place_segments(layout: PackLayout, device: torch.device, window: int | None) -> SegmentPlaces:
-    """Return the places of a pack's segments for a model whose layers, or some, have a window.
+    """Return the places of a pack's segments for a model in which some layers may have a window.
 
-    A GPU gets them while the host goes on."""
+    Transfer to a GPU is asynchronous."""
     kernel = None if device.type != "cuda" else make_kernel_places(layout, device, window)
     return SegmentPlaces(layout.offsets, layout.parents, kernel)
 
@@ -115,7 +115,7 @@ def make_kernel_places(
 
 
 def _filled_segments(layout: PackLayout) -> list[tuple[Span, Span | None]]:
-    """Return where each segment with tokens lies, and its parent, where that has some."""
+    """Return the place of each segment with tokens, and of its parent if that has some."""
     spans = list(zip(layout.offsets, layout.offsets[1:], strict=False))
     parents = [None if parent is None else spans[parent] for parent in layout.parents]
     pairs = zip(spans, parents, strict=True)

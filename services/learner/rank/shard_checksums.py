@@ -1,7 +1,7 @@
-"""Checksums of tensors that ranks hold in parts: each rank sums its own part, where it lies.
+"""Checksums of tensors that ranks hold in parts: each rank sums its own part in place.
 
-The published file holds gathered bytes. Its checksums do not: a gather that loses a bit gives
-bytes that differ from them, and every engine refuses those."""
+The published file holds gathered bytes, but its checksums do not come from them: if a gather
+corrupts a bit, the bytes no longer match, and every engine refuses them."""
 
 import math
 from typing import Any
@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from services.common.tensors.tensor_checksum import CHECKSUM_MASK, checksum64
 from services.learner.rank.sharding import local_slices
 
-# A part may begin at any multiple of two words.
+# A part may start at any multiple of two words.
 _ALIGNMENT = 16
 _HALF = (1 << 32) - 1
 
@@ -24,7 +24,7 @@ class ShardChecksums:
 
     def __init__(self) -> None:
         self._parts: list[int] = []
-        # The ranks that hold the parts of one copy; None while no tensor is in parts.
+        # Ranks that hold the parts of one copy; None while no tensor is split.
         self._group: Any = None
         self._device = torch.device("cpu")
 
@@ -43,7 +43,7 @@ class ShardChecksums:
             self._parts.append(_checksum_bytes(whole) if first else 0)
 
     def sum_parts(self) -> list[int]:
-        """Return the checksum of each tensor. Collective where any tensor is in parts."""
+        """Return the checksum of each tensor. Collective if any tensor is split."""
         if self._group is None:
             return self._parts
         # Halves, so that no sum overflows.

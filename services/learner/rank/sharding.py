@@ -1,7 +1,7 @@
-"""Parameters that are split over the ranks (FSDP2): whole ones exist for a block at a time.
+"""Parameters split over the ranks (FSDP2): whole ones exist for one block at a time.
 
-A tensor that is not split passes through every function here unchanged, so that callers need not
-ask. Functions that gather are collective: all ranks call them in the same order."""
+A tensor that is not split passes through every function here unchanged, so that callers need no
+case distinction. Functions that gather are collective: all ranks call them in the same order."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -26,12 +26,12 @@ from services.learner.rank.data_parallel import RankPlacement
 
 @dataclass(frozen=True, slots=True)
 class ShardLayout:
-    """The split of modules over ranks that have met."""
+    """Split of modules over joined ranks."""
 
     mesh: DeviceMesh
-    # Of whole parameters and of the products with them. Parts and sums of gradients are float32.
+    # Dtype of whole parameters and their products. Parts and gradient sums are float32.
     compute_dtype: torch.dtype
-    # Parts live in host memory, and so do their gradients and moments.
+    # Keep parts, with their gradients and moments, in host memory.
     offload: bool = False
 
     @staticmethod
@@ -49,16 +49,16 @@ class ShardLayout:
 
     @property
     def device(self) -> torch.device:
-        """The device that computes."""
+        """Device that computes."""
         return torch.device(self.mesh.device_type)
 
     @property
     def home(self) -> torch.device:
-        """The device that holds the parts."""
+        """Device that holds the parts."""
         return torch.device("cpu") if self.offload else self.device
 
     def split_module(self, module: Any) -> None:
-        """Split a module, a decoder block at a time, the rest as one.
+        """Split a module, one decoder block at a time, and the rest as one unit.
 
         Gradients become sums over the ranks."""
         for block in decoder_blocks(module):
@@ -66,10 +66,10 @@ class ShardLayout:
         self._split_group(module)
         for part in module.modules():
             if hasattr(part, "set_gradient_divide_factor"):
-                # Losses are normalised over all ranks' tokens already.
+                # Losses are already normalised over all ranks' tokens.
                 part.set_gradient_divide_factor(1.0)
                 part.set_force_sum_reduction_for_comms(True)
-        # A rank without tokens, or whose tokens pass by a parameter, reduces zeros with the others.
+        # A rank without tokens, or whose tokens skip a parameter, reduces zeros with the others.
         module.set_reduce_scatter_unused_params(True)
 
     def _split_group(self, module: nn.Module) -> None:
@@ -87,16 +87,16 @@ class ShardLayout:
 
 
 def add_forward(module: Any, name: str, function: Any) -> Any:
-    """Add a method to a split module, which is whole while it runs as during `forward`."""
+    """Add a method to a split module, which is gathered while it runs, as during `forward`."""
     setattr(module, name, MethodType(function, module))
     register_fsdp_forward_method(module, name)
     return getattr(module, name)
 
 
 def reshard_unless_grad(*modules: Any) -> None:
-    """Let go of what a pass without gradients has made whole.
+    """Free the parameters that a pass without gradients has gathered.
 
-    It would else stay so, and as it is now, until a backward pass."""
+    Otherwise they stay gathered, with their current values, until a backward pass."""
     if not torch.is_grad_enabled():
         for module in modules:
             module.reshard()
@@ -113,18 +113,18 @@ def decoder_blocks(model: Any) -> list[nn.Module]:
 
 
 def gather_tensor(tensor: Tensor) -> Tensor:
-    """Return the whole tensor, on every rank, and on the device that computes."""
+    """Return the whole tensor, on every rank, on the computing device."""
     near: Any = bring_near(tensor)
     return near.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def bring_near(tensor: Tensor) -> Tensor:
-    """Return a split tensor with this rank's part on the device that computes."""
+    """Return a split tensor with this rank's part on the computing device."""
     return tensor.to(tensor.device_mesh.device_type) if isinstance(tensor, DTensor) else tensor
 
 
 def gather_named(tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-    """Yield whole tensors one after another: only one of them need exist at a time."""
+    """Yield whole tensors one after another, so that only one need exist at a time."""
     for name, tensor in tensors.items():
         yield name, gather_tensor(tensor)
 
@@ -143,7 +143,7 @@ def local_slices(tensor: DTensor) -> tuple[slice, ...]:
 
 
 def split_like(tensor: Tensor, whole: Tensor) -> Tensor:
-    """Return the split of a whole tensor, which every rank has, as `tensor` is split."""
+    """Split a whole tensor, which every rank has, like `tensor`."""
     if not isinstance(tensor, DTensor) or whole.ndim == 0:
         return whole
     part = torch.empty_like(tensor, dtype=whole.dtype)
@@ -152,7 +152,7 @@ def split_like(tensor: Tensor, whole: Tensor) -> Tensor:
 
 
 def with_part(tensor: Tensor, part: Tensor) -> Tensor:
-    """Return `part` as this rank's of a tensor that is split as `tensor` is."""
+    """Return a tensor split like `tensor`, with `part` as this rank's part."""
     if not isinstance(tensor, DTensor):
         return part
     return DTensor.from_local(

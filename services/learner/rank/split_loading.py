@@ -1,6 +1,6 @@
-"""Models that are built empty, and then filled from a checkpoint or from a model's files.
+"""Models that are built empty, then filled from a checkpoint or from a model's files.
 
-Of a model that is split, each rank reads its own part, so that no rank ever holds one."""
+For a split model each rank reads only its own part, so that no rank ever holds the whole."""
 
 import json
 from collections.abc import Generator, Mapping
@@ -24,17 +24,17 @@ _FILE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
 def make_empty_model(settings: Any, options: Mapping[str, Any]) -> PreTrainedModel:
-    """Build a model whose parameters take no memory; its buffers are there."""
+    """Build a model whose parameters take no memory; its buffers are allocated."""
     own = {name: value for name, value in options.items() if name != "revision"}
     with no_init_weights(), _unallocated_parameters():
         model: Any = AutoModelForCausalLM.from_config(settings, **own)
-    # Not above: what is registered there is never another module's.
+    # Not within the block above, where registered parameters never match another module's.
     model.tie_weights()
     return model
 
 
 def saved_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Return what a model's files hold, each tensor once: parameters, and buffers with a state."""
+    """Return the tensors in a model's files, each once: parameters and persistent buffers."""
     states = model.state_dict().keys()
     buffers = {name: buffer for name, buffer in model.named_buffers() if name in states}
     return {**dict(model.named_parameters()), **buffers}
@@ -43,7 +43,7 @@ def saved_tensors(model: nn.Module) -> dict[str, Tensor]:
 def read_saved_model(
     model: PreTrainedModel, checkpoint: Path, layout: ShardLayout | None
 ) -> PreTrainedModel:
-    """Give an empty model memory, and what a checkpoint holds of it: with a layout, this rank's
+    """Allocate an empty model, and fill it from a checkpoint; with a layout, with this rank's
     part.
 
     Raises TensorShardError."""
@@ -58,12 +58,12 @@ def _allocate(model: Any, layout: ShardLayout | None) -> None:
     home, device = (layout.home, layout.device) if layout else (torch.device("cpu"),) * 2
     model._apply(lambda t: torch.empty_like(t, device=home) if t.is_meta else t.to(device))
     if layout is None:
-        # They were one tensor, and have each got memory.
+        # Tied tensors were one, and have each been allocated.
         model.tie_weights()
 
 
 def find_tensor_files(folder: Path) -> dict[str, Path]:
-    """Return the file of each tensor of a model folder; empty where it has none as safetensors."""
+    """Return the file of each tensor of a model folder; empty if it has no safetensors."""
     if (folder / _INDEX).exists():
         names: Mapping[str, str] = json.loads((folder / _INDEX).read_text())["weight_map"]
         return {name: folder / file for name, file in names.items()}
@@ -74,10 +74,10 @@ def find_tensor_files(folder: Path) -> dict[str, Path]:
 
 
 def has_all_tensors(model: nn.Module, files: Mapping[str, Path]) -> bool:
-    """Return True when every parameter, and buffer with a state, lies in the files under its own
+    """Return True if the files contain every parameter and persistent buffer under its own
     name.
 
-    Where transformers converts as it loads, as for the experts of most models, some do not."""
+    If transformers converts while loading, as for the experts of most models, some are missing."""
     return all(name in files for name in saved_tensors(model))
 
 
@@ -85,8 +85,8 @@ def has_all_tensors(model: nn.Module, files: Mapping[str, Path]) -> bool:
 def read_parts(
     model: Any, files: Mapping[str, Path], layout: ShardLayout, prefix: str = ""
 ) -> None:
-    """Give the parameters of a split empty model memory, and this rank's part of the files;
-    buffers, which no rank splits, their whole state. `prefix` begins their names in the files.
+    """Allocate the parameters of a split empty model, and read this rank's part of the files;
+    buffers, which no rank splits, are read whole. `prefix` begins their names in the files.
 
     Raises ValueError for a tensor of another shape."""
     _allocate(model, layout)
@@ -107,14 +107,14 @@ def _read_part(tensor: Tensor, saved: Any, name: str) -> None:
             f"{name} has shape {list(saved.get_shape())}, the model's is {list(tensor.shape)}"
         )
     part: Tensor = local_tensor(tensor.detach())
-    # A rank may have no row of a small tensor.
+    # A rank may hold no row of a small tensor.
     if part.numel():
         part.copy_(saved[local_slices(tensor) if isinstance(tensor, DTensor) else ...])
 
 
 @contextmanager
 def _unallocated_parameters() -> Generator[None]:
-    """Put parameters on the meta device as they are registered while the block runs."""
+    """Put parameters on the meta device when they are registered while the block runs."""
     register = nn.Module.register_parameter
 
     def register_on_meta(self: nn.Module, name: str, param: nn.Parameter | None) -> None:

@@ -19,7 +19,7 @@ LENGTHS = (0.0, *np.exp2(np.arange(0.0, 20.5, 0.5)).tolist())
 def bin_values(values: Sequence[ArrayLike], edges: Sequence[float]) -> Histogram:
     """Count all values in the bins between `edges`; those outside count in the first or last bin.
 
-    Values that are not finite are left out."""
+    Non-finite values are left out."""
     found: NDArray[np.float64] = np.concatenate(
         [np.zeros(0), *(np.atleast_1d(np.asarray(part, np.float64)) for part in values)]
     )

@@ -1,7 +1,7 @@
 """Examples of a step's updates, decided on the whole batch before the first update.
 
-Every rank does the same here and gets the same: advantages, weights and mini-batches never depend
-on which rank computes what."""
+Every rank does the same here and gets the same result: advantages, weights and mini-batches never
+depend on the distribution of work."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -27,7 +27,7 @@ Values = NDArray[np.float64]
 
 
 class NotFiniteError(Exception):
-    """A training target is NaN or infinite; the message says which."""
+    """A training target is NaN or infinite; the message names it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,21 +36,21 @@ class TrainExample:
 
     row: Row
     advantages: Values
-    # Whether it has a gradient for the policy.
+    # True if it has a gradient for the policy.
     moves: bool
-    # Of each of its tokens in the losses.
+    # Weight of each of its tokens in the losses.
     weight: float = 0.0
-    # Logprobs of the policy as the step begins, and of the reference.
+    # Logprobs of the policy at the start of the step, and of the reference.
     proximal: NDArray[np.float32] | None = None
     reference: NDArray[np.float32] | None = None
-    # What the critic said before the step, and what it should have said.
+    # The critic's values before the step, and their targets.
     values: NDArray[np.float32] | None = None
     returns: Values | None = None
 
 
 @dataclass(slots=True)
 class _ModelScores:
-    """Scores of rows by each model, by place in the batch; empty where not asked for."""
+    """Scores of rows by each model, by place in the batch; empty if not needed."""
 
     proximal: ByRow = field(default_factory=dict[int, NDArray[np.float32]])
     reference: ByRow = field(default_factory=dict[int, NDArray[np.float32]])
@@ -61,29 +61,29 @@ class _ModelScores:
 class PreparedBatch:
     """A batch, ready for its updates."""
 
-    # Those that are trained on, by mini-batch: of whole groups, in the batch's order.
+    # Trained examples by mini-batch: whole groups, in batch order.
     mini_batches: list[list[TrainExample]]
-    # Of every sequence of the batch.
+    # For every sequence of the batch.
     advantages: list[Values]
 
     @property
     def examples(self) -> list[TrainExample]:
-        """The examples of all mini-batches."""
+        """Examples of all mini-batches."""
         return [example for part in self.mini_batches for example in part]
 
 
 @dataclass(frozen=True, slots=True)
 class BatchPreparer:
-    """Score a batch with every model that the algorithm asks for, and make examples of it."""
+    """Scores a batch with every model that the algorithm needs, and makes examples of it."""
 
     policy: Policy
     reference: ReferencePolicy | None
     critic: Critic | None
     algorithm: AlgorithmConfig
     packer: RowPacker
-    # Policy tokens whose logits exist at once.
+    # Policy tokens whose logits exist at the same time.
     chunk: int
-    # The constant of the reduction sequence_mean_token_sum_norm.
+    # Constant of the reduction sequence_mean_token_sum_norm.
     norm_tokens: int
 
     def prepare_batch(self, batch: TrainBatch, objective: Objective) -> PreparedBatch:
@@ -127,7 +127,7 @@ class BatchPreparer:
     def _batch_rewards(
         self, batch: TrainBatch, rows: Sequence[Row], scored: _ModelScores
     ) -> BatchRewards:
-        """Return the batch's rewards, less penalties for length and for leaving the reference."""
+        """Return the batch's rewards, minus penalties for length and for leaving the reference."""
         sequences = batch.sequences
         groups = [s.group_id for s in sequences]
         attempts = [s.attempt_index for s in sequences]
@@ -159,7 +159,7 @@ class BatchPreparer:
     def _mini_batches(
         self, batch: TrainBatch, examples: Mapping[int, TrainExample]
     ) -> list[list[TrainExample]]:
-        """The examples by mini-batch, with their weights in it; the others count for nothing."""
+        """Return the examples by mini-batch, weighted within it; the others count for nothing."""
         reduce = REDUCTIONS[self.algorithm.reduction]
         groups = [sequence.group_id for sequence in batch.sequences]
         counts = [

@@ -19,16 +19,16 @@ from services.learner.types import Histogram, Standing, StepTokens, TrainBatch, 
 
 @dataclass(frozen=True, slots=True)
 class TokenStats:
-    """Logprobs and entropy of the rows that are trained on; arrays [policy tokens], by row."""
+    """Logprobs and entropy of the trained rows; arrays [policy tokens], by row."""
 
-    # As the step began.
+    # At the start of the step.
     logprobs: ByRow
     # In the first epoch.
     entropy: ByRow
 
 
 def policy_metrics(history: UpdateHistory, mini_batches: int, lr: float) -> dict[str, float]:
-    """Metrics of the updates that were made.
+    """Return metrics of the updates that were made.
 
     - policy/loss: mean over the first epoch's mini-batches
     - policy/entropy: mean over the tokens trained on in it, in nats
@@ -36,9 +36,9 @@ def policy_metrics(history: UpdateHistory, mini_batches: int, lr: float) -> dict
     - policy/grad_norm: mean over updates, before clipping
     - policy/updates, policy/skipped: updates made, and refused
     - policy/shared_prompt_share: share of the sequences' tokens, over all updates, that were not
-      computed, for another sequence of the pack begins with the same prompt
-    - mismatch/masked_fraction, mismatch/masked_sequences, policy/correction_weight: of tokens and
-      sequences that a correction masked, and its mean weight"""
+      computed because another sequence of the pack begins with the same prompt
+    - mismatch/masked_fraction, mismatch/masked_sequences, policy/correction_weight: shares of
+      tokens and sequences that a correction masked, and its mean weight"""
     sums = _sum_outcomes(history.made_in_first_epoch)
     whole = _sum_outcomes(history.made_outcomes)
     seen, ever = sums.objective, whole.objective
@@ -63,10 +63,10 @@ def policy_metrics(history: UpdateHistory, mini_batches: int, lr: float) -> dict
 
 
 def compilation_metrics(compiled: CompiledBlocks | None) -> dict[str, float]:
-    """Metrics of blocks that are compiled, where they are to be.
+    """Return metrics of compiled blocks, if compilation is on.
 
     - policy/uncompiled_blocks: those that torch could not compile
-    - policy/compiled_graphs: graphs that were compiled since the step before"""
+    - policy/compiled_graphs: graphs that were compiled since the previous step"""
     if compiled is None:
         return {}
     return {
@@ -76,10 +76,11 @@ def compilation_metrics(compiled: CompiledBlocks | None) -> dict[str, float]:
 
 
 def routing_metrics(history: UpdateHistory) -> dict[str, float]:
-    """Engine's routers against the trainer's, in the first epoch, where the engine named experts.
+    """Compare the engine's routers with the trainer's, if the engine named experts.
 
-    - mismatch/rerouted_tokens: share of tokens that differ in any layer
-    - mismatch/rerouted_choices: share of the tokens of all layers"""
+    Shares in the first epoch:
+    - mismatch/rerouted_tokens: tokens that differ in any layer
+    - mismatch/rerouted_choices: tokens of all layers"""
     seen = _sum_outcomes(history.made_in_first_epoch)
     if not seen.routed_tokens:
         return {}
@@ -90,17 +91,18 @@ def routing_metrics(history: UpdateHistory) -> dict[str, float]:
 
 
 def kl_metrics(history: UpdateHistory) -> dict[str, float]:
-    """policy/kl: the estimate of KL(policy || reference), mean over the first epoch's tokens."""
+    """Return policy/kl: the estimate of KL(policy || reference), mean over the first epoch's
+    tokens."""
     seen = _sum_outcomes(history.made_in_first_epoch).objective
     return {"policy/kl": seen.kl / seen.tokens} if seen.tokens else {}
 
 
 def critic_metrics(history: UpdateHistory, examples: Sequence[TrainExample]) -> dict[str, float]:
-    """Metrics of the critic's updates.
+    """Return metrics of the critic's updates.
 
-    - policy/value_loss, policy/value_clip_ratio: as their namesakes of the policy
+    - policy/value_loss, policy/value_clip_ratio: like the policy's namesakes
     - policy/value_explained_variance: 1 - var(return - value) / var(return), over the tokens
-      trained on, with the values before the step; 0 where returns do not vary"""
+      trained on, with the values before the step; 0 if returns do not vary"""
     sums, ever = _sum_outcomes(history.made_in_first_epoch), _sum_outcomes(history.made_outcomes)
     updates = [outcome.critic for outcome in history.made_outcomes if outcome.critic is not None]
     returns = _concat_arrays([e.returns for e in examples if e.returns is not None])
@@ -118,7 +120,7 @@ def critic_metrics(history: UpdateHistory, examples: Sequence[TrainExample]) -> 
 def mismatch_metrics(
     evidence: TokenStats, examples: Mapping[int, TrainExample]
 ) -> dict[str, float]:
-    """Trainer, as the step began, against sampler; see `Mismatch.to_metrics`."""
+    """Compare trainer, at the start of the step, and sampler; see `Mismatch.to_metrics`."""
     logprobs, behaviour = _paired_logprobs(evidence.logprobs, examples)
     kept = torch.ones(len(logprobs), dtype=torch.bool)
     found = measure_mismatch(
@@ -129,7 +131,7 @@ def mismatch_metrics(
 
 
 def post_update_kl(before: ByRow, after: ByRow) -> float:
-    """The k3 estimate of KL(policy before || after) per token; 0 where nothing was scored."""
+    """Return the k3 estimate of KL(policy before || after) per token; 0 without scores."""
     indices = sorted(after)
     old, new = (_concat_arrays([scores[i] for i in indices]) for scores in (before, after))
     kept = torch.ones(len(old), dtype=torch.bool)
@@ -142,7 +144,7 @@ def version_mismatches(
 ) -> dict[int, VersionMismatch]:
     """Measure the mismatch of each version that began a sequence.
 
-    That version is the trainer's at the step's start less the sequence's lag."""
+    That version is the trainer's at the step's start minus the sequence's lag."""
     by_version: dict[int, list[int]] = {}
     for index in sorted(evidence.logprobs):
         version = batch.step - 1 - examples[index].row.staleness
@@ -163,11 +165,11 @@ def step_histograms(
     evidence: TokenStats,
     examples: Mapping[int, TrainExample],
 ) -> dict[str, Histogram]:
-    """Histograms by policy token, but for the lengths.
+    """Return histograms by policy token, except for the lengths.
 
-    - mismatch/logprob_abs_diff, mismatch/is_ratio: trainer, as the step began, against sampler
+    - mismatch/logprob_abs_diff, mismatch/is_ratio: trainer, at the step's start, against sampler
     - policy/token_entropy: nats, in the first epoch
-    - policy/advantage: of all sequences, those that are not trained on too
+    - policy/advantage: for all sequences, including untrained ones
     - policy/response_tokens: policy tokens of each attempt"""
     logprobs, behaviour = _paired_logprobs(evidence.logprobs, examples)
     difference = logprobs - behaviour
@@ -188,7 +190,7 @@ def step_histograms(
 def step_tokens(
     prepared: PreparedBatch, evidence: TokenStats, examples: Mapping[int, TrainExample]
 ) -> StepTokens:
-    """Return the numbers of every policy token of the batch."""
+    """Return the values for every policy token of the batch."""
     advantages = tuple(values.astype(np.float32) for values in prepared.advantages)
     unknown = [np.full(len(values), np.nan, np.float32) for values in advantages]
 
@@ -216,7 +218,7 @@ def _sum_outcomes(outcomes: Sequence[UpdateOutcome]) -> MiniBatchSums:
 def _paired_logprobs(
     logprobs: ByRow, examples: Mapping[int, TrainExample]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the trainer's and sampler's logprobs of the same tokens, in the batch's order."""
+    """Return the trainer's and sampler's logprobs of the same tokens, in batch order."""
     indices = sorted(logprobs)
     return (
         _concat_arrays([logprobs[index] for index in indices]),

@@ -1,9 +1,9 @@
-"""Tensors of all ranks in one folder, as torch.distributed.checkpoint (DCP) keeps them.
+"""Tensors of all ranks in one folder, in the format of torch.distributed.checkpoint (DCP).
 
-Each rank writes its own parts to safetensors files of its own, whose headers say where in the
-tensors the parts lie; any number of ranks then reads its parts. Planner, writer and reader are
-DCP's. What is left out of DCP are its collectives, which send pickles, and its `.metadata`, which
-is one: ranks need not wait for each other, and the headers say the same."""
+Each rank writes its own parts to separate safetensors files, whose headers give the parts' places
+in the tensors; any number of ranks can then read their parts. Planner, writer and reader are DCP's.
+Its collectives, which send pickles, and its `.metadata`, which is one, are not used: ranks need not
+wait for each other, and the headers hold the same information."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
@@ -27,23 +27,23 @@ from torch.distributed.tensor import DTensor, Replicate
 from services.learner.rank.sharding import local_tensor
 from services.learner.run_files.rank_record import RankRecordError, read_shapes
 
-# DCP holds all that goes to one file a second time while it writes it.
+# While DCP writes a file, it holds a second copy of its content.
 _FILE_BYTES = 1 << 30
-# What is mapped of files at once: it counts as this process's memory until they are closed.
+# Most bytes of files mapped at once: they count as this process's memory until closed.
 _MAPPED_BYTES = 64 << 20
 
 
-# Tensors by name, by the group that they belong to.
+# Tensors by name, by their group.
 TensorGroups = Mapping[str, Mapping[str, Tensor]]
 
 
 class TensorShardError(Exception):
-    """The tensors in a folder are not those that are asked for; the message says which."""
+    """A folder does not hold the requested tensors; the message names them."""
 
 
 @dataclass(frozen=True, slots=True)
 class SavedTensor:
-    """A whole tensor as it was saved, in however many parts."""
+    """A whole tensor as it was saved, in any number of parts."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -54,7 +54,7 @@ class HostMemory:
 
     def __init__(self, device: torch.device) -> None:
         self._cuda = device.type == "cuda"
-        # Pinned memory takes long to get, and so is kept; what else a CPU rank has is its model's.
+        # Pinned memory is slow to allocate, so it is kept; a CPU rank leaves memory to its model.
         self._stager = self._make_stager() if self._cuda else None
 
     def copy_tensors(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -75,7 +75,7 @@ class HostMemory:
 
 
 def flatten_groups(groups: TensorGroups) -> dict[str, Tensor]:
-    """Return the tensors of all groups as `GROUP/NAME`, as they are called in files."""
+    """Return the tensors of all groups as `GROUP/NAME`, their names in files."""
     return {
         f"{group}/{name}": tensor.detach()
         for group, tensors in groups.items()
@@ -84,7 +84,7 @@ def flatten_groups(groups: TensorGroups) -> dict[str, Tensor]:
 
 
 def own_tensors(tensors: Mapping[str, Tensor], rank: int) -> dict[str, Tensor]:
-    """Return those of which this rank writes a part; the first rank writes what all have whole."""
+    """Return the tensors of which this rank writes a part; the first rank writes unsplit ones."""
     return {name: tensor for name, tensor in tensors.items() if _is_own(tensor, rank)}
 
 
@@ -99,18 +99,18 @@ def _is_own(tensor: Tensor, rank: int) -> bool:
 
 
 def shard_pattern(rank: int) -> str:
-    """Return the pattern of the names of a rank's files."""
+    """Return the name pattern of a rank's files."""
     return f"shard-{rank + 1:05d}-*.safetensors"
 
 
 def write_parts(folder: Path, tensors: Mapping[str, Tensor], rank: int) -> None:
-    """Write and fsync this rank's parts of tensors in host memory, to files of its own."""
+    """Write and fsync this rank's parts of tensors in host memory, to its own files."""
     planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
     planner.set_up_planner(dict(tensors), is_coordinator=True)
     files = _assign_files(tensors)
     writer = HuggingFaceStorageWriter(str(folder), files, save_distributed=True)
     plan = writer.prepare_local_plan(planner.create_local_plan())
-    # The writer calls the files of the k-th plan those of the k-th rank.
+    # The writer names the files of the k-th plan after the k-th rank.
     plan = writer.prepare_global_plan([SavePlan([])] * rank + [plan])[rank]
     writer.write_data(planner.finish_plan(plan), planner).wait()
 
@@ -128,7 +128,7 @@ def _assign_files(tensors: Mapping[str, Tensor]) -> dict[str, int]:
 
 
 def _split_plan(plan: LoadPlan) -> Iterator[LoadPlan]:
-    """Yield parts of a plan, each to be read with the files opened anew."""
+    """Yield parts of a plan, each to be read with the files opened again."""
     items, size = list[ReadItem](), 0
     for item in plan.items:
         # Everything is float32.
@@ -142,7 +142,7 @@ def _split_plan(plan: LoadPlan) -> Iterator[LoadPlan]:
 
 
 class ShardFolder:
-    """The tensors in a folder."""
+    """Tensors in a folder."""
 
     def __init__(self, folder: Path) -> None:
         """Read the headers of its files. Raises TensorShardError."""
@@ -156,16 +156,16 @@ class ShardFolder:
     def list_group(self, group: str) -> dict[str, SavedTensor]:
         """Return the tensors of a group by name.
 
-        Raises TensorShardError when one is missing or incomplete."""
+        Raises TensorShardError if one is missing or incomplete."""
         shapes = self._read_shapes(group)
         found = self._check_complete(group, shapes, shapes)
         return {n: SavedTensor(shapes[n], saved.properties.dtype) for n, saved in found.items()}
 
     @torch.no_grad()
     def read_group(self, group: str, tensors: Mapping[str, Tensor]) -> None:
-        """Fill tensors, of which this rank may hold parts alone, with those of a group.
+        """Fill tensors, of which this rank may hold only parts, from a group.
 
-        Raises TensorShardError when one is missing, incomplete or of another shape."""
+        Raises TensorShardError if one is missing, incomplete or of another shape."""
         self._check_complete(group, tensors, self._read_shapes(group))
         targets = flatten_groups({group: tensors})
         planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
@@ -187,15 +187,15 @@ class ShardFolder:
     def _check_complete(
         self, group: str, names: Iterable[str], shapes: Mapping[str, tuple[int, ...]]
     ) -> dict[str, TensorStorageMetadata]:
-        """Return what the headers say of tensors, all parts of which are there.
+        """Return the header entries of tensors, all of whose parts exist.
 
-        DCP would leave what no file has as it is."""
+        DCP would leave a missing part as it is."""
         found: dict[str, TensorStorageMetadata] = {}
         for name in names:
             saved = self._metadata.state_dict_metadata.get(f"{group}/{name}")
             if name not in shapes or not isinstance(saved, TensorStorageMetadata):
                 raise TensorShardError(f"{self._folder} has no {group}/{name}")
             if sum(math.prod(part.sizes) for part in saved.chunks) != math.prod(shapes[name]):
-                raise TensorShardError(f"{self._folder} has not all parts of {group}/{name}")
+                raise TensorShardError(f"{self._folder} lacks parts of {group}/{name}")
             found[name] = saved
         return found

@@ -28,12 +28,12 @@ from services.learner.rank.step_preparation import (
 from services.learner.rank.step_report import TokenStats
 from services.learner.types import StepResult, TrainBatch
 
-# The rank's log is what its process prints.
+# The process's output is the rank's log.
 _log = logging.getLogger(__name__)
 
 
 class Trainer:
-    """Make the optimizer updates of a step. Deterministic given parameters, state and batch."""
+    """Makes the optimizer updates of a step. Deterministic given parameters, state and batch."""
 
     def __init__(
         self,
@@ -48,8 +48,8 @@ class Trainer:
     ) -> None:
         """Build the trainer.
 
-        A missing reference or critic that the algorithm needs is made of the policy as it is now.
-        Raises ValueError for what no plugin registers, and for what the algorithm lacks."""
+        A missing reference or critic that the algorithm needs is made from the current policy.
+        Raises ValueError for unregistered names, and for anything that the algorithm lacks."""
         _check_algorithm(algorithm)
         if reference is None and algorithm.kl.coefficient > 0:
             reference = ReferencePolicy.copy_of(policy, offload=rank.offload_reference)
@@ -74,11 +74,11 @@ class Trainer:
         self._updater = JointUpdater(optimizer, critic, accumulator, replicas)
 
     def train_step(self, batch: TrainBatch, lr: float) -> StepResult:
-        """Make the updates; `skipped` says whether any was refused for what is not finite.
+        """Make the updates; `skipped` is True if any was refused as not finite.
 
-        Groups without a signal take part in the normalisation and are not computed where their
-        gradient is 0. A mini-batch of nothing else makes no update. A reference, a critic or a
-        policy that gives what is not finite refuses the whole step."""
+        Groups without a signal take part in the normalisation, but are not computed if their
+        gradient is 0. A mini-batch of nothing else makes no update. Non-finite results of the
+        reference, the critic or the policy refuse the whole step."""
         started = time.monotonic()
         objective = Objective(self._algorithm, batch.settings)
         try:
@@ -128,7 +128,7 @@ class Trainer:
     def _gather_token_stats(
         self, examples: Mapping[int, TrainExample], history: UpdateHistory
     ) -> TokenStats:
-        """Gather the statistics of the rows that moved, whichever rank computed them."""
+        """Gather the statistics of the rows that moved, from all ranks."""
         rows = [example.row for example in examples.values() if example.moves]
         logprobs = self._packer.gather_by_row(history.logprobs, rows)
         scored = {
@@ -143,9 +143,9 @@ class Trainer:
     ) -> dict[str, float]:
         """Measure policy/post_update_kl: how far the step moved the policy on its own batch.
 
-        The only sign of a learning rate that is too low: with one update a step the clip sees
-        ratios of 1 at any rate. Sequences are taken in the batch's order up to the configured
-        number of tokens, so it may be a part of the batch."""
+        It is the only sign of a learning rate that is too low: with one update a step, the clip
+        sees ratios of 1 at any rate. Sequences are taken in batch order up to the configured
+        number of tokens, so this may cover a part of the batch."""
         budget = self._rank.post_update_tokens
         if budget == 0 or not evidence.logprobs:
             return {}
@@ -168,11 +168,11 @@ def _check_algorithm(algorithm: AlgorithmConfig) -> None:
 
 
 def _norm_tokens(algorithm: AlgorithmConfig, policy: Policy) -> int:
-    """The constant of the reduction sequence_mean_token_sum_norm; the others have no use for it."""
+    """Return the constant of the reduction sequence_mean_token_sum_norm; others ignore it."""
     if algorithm.norm_tokens is not None:
         return algorithm.norm_tokens
     if policy.max_model_len is not None:
         return policy.max_model_len
     if algorithm.reduction == "sequence_mean_token_sum_norm":
-        raise ValueError("algorithm.norm_tokens: the model has no max_model_len to take instead")
+        raise ValueError("algorithm.norm_tokens: set it, because the model has no max_model_len")
     return 1

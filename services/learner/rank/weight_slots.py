@@ -1,4 +1,4 @@
-"""Publication: weights as one safetensors file in a rotation of shared-memory slots."""
+"""Publication of weights as one safetensors file in a rotation of shared-memory slots."""
 
 import json
 import mmap
@@ -19,15 +19,15 @@ from services.learner.ranks.protocol import SLOT_COUNT, slot_paths
 _DTYPE_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 _SAFETENSORS_NAMES = {torch.float32: "F32", torch.bfloat16: "BF16"}
 _ALIGNMENT = 64
-# Never through a link, and never what another has made.
+# Never through a link, and never a file that another process has made.
 _NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
-# (name, parameter) to the tensor that is published under this name.
+# Maps (name, parameter) to the tensor that is published under this name.
 Merge = Callable[[str, Tensor], Tensor]
 
 
 class SharedMemoryError(Exception):
-    """The publications do not fit into shared memory; the message says what they need."""
+    """The publications do not fit into shared memory; the message gives the required size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +46,11 @@ class WeightSlots:
     """Weights in `{name}-slot{k}.safetensors`, version v in slot v mod 3.
 
     The newest two versions stay readable while the third slot is written. The files are made and
-    touched once, so that a publication causes no page fault. A reader that is overtaken sees
+    touched once, so that a publication causes no page faults. A reader that is overtaken sees
     bytes that do not match the checksums it was given.
 
-    Where parameters are split over ranks, all of them have slots of the same name, and `own` says
-    that this one's are the files; all write each version."""
+    If parameters are split over ranks, all of them have slots of the same name, all write each
+    version, and `own` marks the rank whose slots are the files."""
 
     def __init__(
         self,
@@ -63,9 +63,9 @@ class WeightSlots:
         merge: Merge = _as_it_is,
         marks: Mapping[str, Tensor] | None = None,
     ) -> None:
-        """Make the slots; `merge` gives what is published of each parameter, in its own shape.
+        """Make the slots; `merge` returns what is published for each parameter, in its own shape.
 
-        `marks` are no weights, and published beside them, so that the fingerprint covers them."""
+        `marks` are not weights, but published beside them, so that the fingerprint covers them."""
         self._marks = marks or {}
         self._parameters = {**parameters, **self._marks}
         self._merge = merge
@@ -77,18 +77,18 @@ class WeightSlots:
         if own:
             self._buffers = [_create_slot(path, header, self.total_bytes) for path in self.paths]
         self._inodes = [path.stat().st_ino for path in self.paths] if own else []
-        # The version in each slot that has been written.
+        # Version in each slot that has been written.
         self._written: dict[int, int] = {}
 
     @property
     def versions(self) -> tuple[int, ...]:
-        """The versions whose weights are still here, oldest first."""
+        """Versions whose weights are still here, oldest first."""
         return tuple(sorted(self._written.values()))
 
     def iter_tensors(self, version: int) -> Iterator[tuple[str, Tensor]]:
-        """Yield views of a version's weights by name, in the dtype that they were published in.
+        """Yield views of a version's weights by name, in the dtype of their publication.
 
-        Raises KeyError when the version is not in a slot any more."""
+        Raises KeyError if the version is no longer in a slot."""
         slot = version % SLOT_COUNT
         if self._written.get(slot) != version:
             raise KeyError(version)
@@ -100,13 +100,13 @@ class WeightSlots:
 
     @torch.no_grad()
     def write_version(self, version: int) -> tuple[Path, bytes, tuple[TensorEntry, ...]]:
-        """Write the weights as they are now; return path, fingerprint and manifest."""
+        """Write the current weights; return path, fingerprint and manifest."""
         slot = version % SLOT_COUNT
         buffer = self._buffers[slot]
         self._written.pop(slot, None)
         checksums = ShardChecksums()
         for place in self._places:
-            # Cast and checked where the parameters are; only the result is moved.
+            # Cast and checksum where the parameters are; only the result is moved.
             whole = _gather_as(self._published_tensor(place.name), self._dtype, checksums)
             buffer[place.start : place.end].copy_(whole.reshape(-1).view(torch.uint8))
         entries = _make_manifest(self._places, self._dtype, checksums)
@@ -115,7 +115,7 @@ class WeightSlots:
 
     @torch.no_grad()
     def join_version(self, version: int) -> None:
-        """Take part in the first rank's `write_version`, and read it from there afterwards."""
+        """Take part in the first rank's `write_version`; the version can then be read here."""
         slot = version % SLOT_COUNT
         self._written.pop(slot, None)
         checksums = ShardChecksums()
@@ -184,7 +184,7 @@ def _plan_file(
         for name, shape, start, end in relative
     }
     text = json.dumps({"__metadata__": {"format": "pt"}, **table}, separators=(",", ":")).encode()
-    # The format allows trailing spaces; they bring the first tensor to an aligned address.
+    # The format allows trailing spaces; they align the first tensor.
     text += b" " * (-(len(text) + 8) % _ALIGNMENT)
     base = len(text) + 8
     places = tuple(_TensorSpan(n, s, base + start, base + end) for n, s, start, end in relative)
@@ -199,8 +199,8 @@ def _map_slot(path: Path, size: int) -> Tensor:
 def _create_slot(path: Path, header: bytes, size: int) -> Tensor:
     """Map a new file of `size` bytes with every page present.
 
-    Raises SharedMemoryError where there is no room: without the allocation, the first touch of a
-    page that cannot be had would kill the process."""
+    Raises SharedMemoryError if there is no room: without the allocation, the first touch of an
+    unavailable page would kill the process."""
     # Never the file of a predecessor, which a reader may have mapped.
     path.unlink(missing_ok=True)
     with os.fdopen(os.open(path, _NEW, 0o600), "r+b") as file:

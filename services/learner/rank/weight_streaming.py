@@ -1,7 +1,7 @@
-"""Other weights that a model computes with in place of its own, a decoder block at a time.
+"""Substitute weights that a model computes with in place of its own, one decoder block at a time.
 
-The device never holds a second copy of the model: a block's other weights come as it is computed,
-and go with it. Nothing is written, so that the model's own need not be kept elsewhere."""
+The device never holds a second copy of the model: a block's substitutes arrive when it is computed,
+and are freed after it. The model's own weights are not overwritten, so they need no copy."""
 
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, contextmanager
@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from services.learner.rank.model import Policy
 from services.learner.rank.sharding import decoder_blocks
 
-# (canonical name, the model's own tensor) to what is computed with.
+# Maps (canonical name, the model's own tensor) to the tensor to compute with.
 TensorChoice = Callable[[str, Tensor], Tensor]
 
 
 class _Exchange:
-    """Tensors of a module, and what they hold while others are in their place."""
+    """Tensors of a module, and their own content while substitutes are in place."""
 
     def __init__(self, tensors: dict[str, Tensor], choose: TensorChoice) -> None:
         self._tensors = tensors
@@ -39,7 +39,7 @@ class _Exchange:
 def streamed_weights(policy: Policy, choose: TensorChoice) -> Generator[None]:
     """Have the policy compute with what `choose` returns while the block runs, without gradients.
 
-    It is asked again at every pass. The head's weights are there all the time."""
+    It is called again at every pass. The head's substitutes stay all the time."""
     head: Any = policy.model.get_output_embeddings()
     named = [*policy.named_parameters().items(), *policy.model.named_buffers()]
     left = {id(tensor): name for name, tensor in named}
@@ -47,7 +47,7 @@ def streamed_weights(policy: Policy, choose: TensorChoice) -> Generator[None]:
     with ExitStack() as stack:
         for unit, tensors in _computed_units(policy.model):
             exchange = _Exchange({left[id(t)]: t for t in tensors if id(t) in left}, choose)
-            # Before the hooks of others, and whatever happens in between.
+            # Before the hooks of others, and even if one of them fails.
             enter = unit.register_forward_pre_hook(exchange.put_others, prepend=True)
             leave = unit.register_forward_hook(exchange.restore_own, always_call=True)
             for handle in (enter, leave):
@@ -59,7 +59,7 @@ def streamed_weights(policy: Policy, choose: TensorChoice) -> Generator[None]:
 
 
 def _computed_units(model: Any) -> Iterator[tuple[nn.Module, list[Tensor]]]:
-    """Yield decoder blocks and their tensors, and modules around them with their own."""
+    """Yield decoder blocks and their tensors, and surrounding modules with their own."""
     blocks = decoder_blocks(model)
     inner = {id(module) for block in blocks for module in block.modules()}
     for block in blocks:

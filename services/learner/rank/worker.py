@@ -1,4 +1,4 @@
-"""The rank's commands: start, train; of the first rank also host, publish, compare and save."""
+"""Commands of a rank: start and train; for the first rank also host, publish, compare and save."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -23,10 +23,10 @@ from services.learner.ranks import protocol
 from services.learner.ranks.comparison_codec import encode_comparison
 from services.learner.types import ModelInfo, Publication, StepTokens
 
-# The rank's log is what its process prints.
+# The process's output is the rank's log.
 _log = logging.getLogger(__name__)
 
-# A future is answered when it ends; meanwhile other commands are.
+# A future is answered when it completes; other commands are served meanwhile.
 CommandResult = protocol.Message | Future[protocol.Message]
 Command = Callable[[protocol.Message], CommandResult]
 
@@ -58,8 +58,8 @@ class Rank:
         return ModelInfo(count, policy.vocabulary, self._step, fingerprint, experts)
 
     def describe_start(self) -> protocol.Message:
-        """Describe the loaded model, the most memory that loading it has taken here, and why its
-        blocks are not compiled if they should be."""
+        """Describe the loaded model, the peak memory of loading it here, and the reason if its
+        blocks are not compiled although they should be."""
         device, compiled = self._models.policy.device, self._models.policy.compiled
         cuda = device.type == "cuda"
         memory = {
@@ -80,12 +80,12 @@ class Rank:
         return trial.run(setup.policy.max_model_len).to_message()
 
     def train_step(self, message: protocol.Message) -> protocol.Message:
-        """Make the next step with the batch that the message describes.
+        """Run the next step with the batch that the message describes.
 
-        Raises OutOfOrderError when its step is not the one after the parameters'."""
+        Raises OutOfOrderError if its step is not the one after the parameters'."""
         batch = self._batches.read_batch(message)
         if batch.step != self._step + 1:
-            raise OutOfOrderError(f"step {batch.step} asked for, the next one is {self._step + 1}")
+            raise OutOfOrderError(f"step {batch.step} requested, but the next is {self._step + 1}")
         lr = learning_rate(self._setup.optimizer, batch.step, self._setup.total_steps)
         result = self._models.trainer.train_step(batch, lr)
         self._step = batch.step
@@ -94,13 +94,13 @@ class Rank:
         return protocol.encode_step_result(result)
 
     def _hand_out_tokens(self, step: int, tokens: StepTokens) -> Path | None:
-        """Write the step's numbers for the service; return None where there is no room."""
+        """Write the step's values for the service; return None if there is no room."""
         path = protocol.token_path(self._setup.shm_dir, self._setup.name, step)
         try:
             protocol.write_tokens(path, tokens)
         except (OSError, SafetensorError) as error:
             path.unlink(missing_ok=True)
-            _log.warning("step %d: its tokens' numbers are lost: %s", step, error)
+            _log.warning("step %d: its token values are lost: %s", step, error)
             return None
         return path
 
@@ -109,7 +109,7 @@ class Rank:
 
 
 class PublishingRank(Rank):
-    """A rank that takes part in what is done with all of the parameters."""
+    """A rank that takes part in operations on all parameters."""
 
     def __init__(self, setup: RankSetup, models: RankModels, *, own_slots: bool = True) -> None:
         super().__init__(setup, models)
@@ -133,12 +133,12 @@ class PublishingRank(Rank):
         return {**super().commands, "save": self.save_checkpoint, "saved": self.finish_checkpoint}
 
     def save_checkpoint(self, message: protocol.Message) -> protocol.Message:
-        """Copy this rank's part of a checkpoint, and begin to write it."""
+        """Copy this rank's part of a checkpoint, and start writing it."""
         self._saving.begin_writing(Path(message["directory"]), self._models.state, self._step)
         return {}
 
     def finish_checkpoint(self, _: protocol.Message) -> Future[protocol.Message]:
-        """Answer when this rank's part of the newest checkpoint is written."""
+        """Return a future that completes when this rank's part of the checkpoint is written."""
         return self._saving.when_written(protocol.encode_checkpoint)
 
 
@@ -157,10 +157,10 @@ class FirstRank(PublishingRank):
     def publish_weights(self, message: protocol.Message) -> protocol.Message:
         """Write the weights and score the canary.
 
-        Raises OutOfOrderError when the version is not the number of steps behind the weights."""
+        Raises OutOfOrderError if the version is not the number of steps behind the weights."""
         version, policy = message["version"], self._models.policy
         if version != self._step:
-            raise OutOfOrderError(f"version {version} asked for, the weights are {self._step}")
+            raise OutOfOrderError(f"version {version} requested, but the weights are {self._step}")
         path, fingerprint, manifest = self._slots.write_version(version)
         ids = canary_token_ids(policy.vocabulary)
         logprobs = score_tokens(policy, ids, chunk=self._setup.rank.head_chunk)
@@ -181,14 +181,14 @@ class FirstRank(PublishingRank):
 
 
 class JoiningRank(PublishingRank):
-    """A rank with a part of the parameters, without which the first one has not all of them."""
+    """A rank with a part of the parameters that the first one needs for the whole."""
 
     def __init__(self, setup: RankSetup, models: RankModels) -> None:
         super().__init__(setup, models, own_slots=False)
 
     @property
     def commands(self) -> Mapping[str, Command]:
-        """See `Rank.commands`; the first rank's answers count."""
+        """See `Rank.commands`; only the first rank's answers count."""
         return {
             **super().commands,
             "publish": self.join_publication,
@@ -211,7 +211,7 @@ class JoiningRank(PublishingRank):
 
 
 class CommandDispatcher:
-    """Answer messages; hold the rank from `start` on."""
+    """Answers messages; holds the rank from `start` on."""
 
     def __init__(self) -> None:
         self._rank: Rank | None = None

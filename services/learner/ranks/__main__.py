@@ -1,4 +1,4 @@
-"""A further machine of the learner: a Ray node, on which the learner places ranks."""
+"""Another machine of the learner: a Ray node, on which the learner places ranks."""
 
 from collections.abc import Awaitable, Callable
 
@@ -44,10 +44,10 @@ def _load_worker() -> Callable[[Runtime[LearnerConfig]], Awaitable[None]]:
 
 
 def _check_number(number: int, nodes: int) -> None:
-    """Raise ConfigError where `--replica` is none of the learner's further machines."""
+    """Raise ConfigError if `--replica` is not one of the learner's other machines."""
     if not 0 < number < nodes:
         raise ConfigError(
-            f"--replica {number}: learner.rank.nodes is {nodes}, so further machines of the learner"
+            f"--replica {number}: learner.rank.nodes is {nodes}, so the learner's other machines"
             f" have the numbers 1 to {nodes - 1}; 0 runs `python -m services.learner` itself"
         )
 

@@ -1,4 +1,4 @@
-"""The service's part of the ranks' burn-in: its size, and what to change where it fails."""
+"""The service's part of the ranks' burn-in: its size, and the remedy if it fails."""
 
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -7,22 +7,22 @@ from services.common.errors import ConfigError
 from services.learner.config.rank import RankConfig
 from services.learner.ports import RankError
 
-# How a process ends that the kernel has killed, as it does where memory is short.
+# Exit of a process that the kernel has killed, as when memory is short.
 _KILLED = "was killed by signal 9"
 
 
 class BurnInMemoryError(Exception):
-    """The longest pack takes more memory than there is."""
+    """The longest pack needs more memory than there is."""
 
 
 @dataclass(frozen=True, slots=True)
 class BurnInPeaks:
-    """What a rank's burn-in took, in bytes."""
+    """Memory used by a rank's burn-in, in bytes."""
 
     tokens: int
     seconds: float
     host: int
-    # Of tensors; 0 on a CPU.
+    # For tensors; 0 on a CPU.
     device: int
 
     def to_message(self) -> dict[str, Any]:
@@ -35,29 +35,29 @@ def burn_in_lengths(pack_tokens: int, max_model_len: int) -> list[int]:
     if max_model_len >= pack_tokens:
         return [max_model_len]
     whole, rest = divmod(pack_tokens, max_model_len)
-    # A row of one token has none that the policy wrote.
+    # A row of one token has no policy token.
     return [max_model_len] * whole + ([rest] if rest > 1 else [])
 
 
 def explain_failure(
     error: RankError, rank: RankConfig, max_model_len: int, *, fresh: bool
 ) -> Exception:
-    """Return the error for a burn-in that failed: ConfigError where it would fail again.
+    """Return the error of a failed burn-in: ConfigError if it would fail again.
 
-    A killed rank of a run that has made steps (not `fresh`) may have had bad luck."""
-    said = str(error)
-    # The end of the rank's log follows, which may tell of an earlier start.
-    first = said.partition("\n")[0]
+    A killed rank of a run that has made steps (not `fresh`) may have been bad luck."""
+    message = str(error)
+    # The end of the rank's log follows, which may describe an earlier start.
+    first = message.partition("\n")[0]
     if BurnInMemoryError.__name__ not in first and not (fresh and _KILLED in first):
         return error
     return ConfigError(
         "the burn-in (the longest pack, forward and backward) has too little memory;"
-        f" {smallest_change(rank, max_model_len)}: {said}"
+        f" {smallest_change(rank, max_model_len)}: {message}"
     )
 
 
 def smallest_change(rank: RankConfig, max_model_len: int) -> str:
-    """Name the change of the configuration that costs least and takes less memory."""
+    """Name the cheapest change of the configuration that takes less memory."""
     if rank.pack_tokens > max_model_len:
         return f"set learner.rank.pack_tokens = {max_model_len}, policy.max_model_len"
     if rank.gradient_checkpointing != "full":
@@ -68,4 +68,4 @@ def smallest_change(rank: RankConfig, max_model_len: int) -> str:
         return "set learner.rank.shard = true"
     if rank.device == "cuda" and not rank.offload_optimizer:
         return "set learner.rank.offload_optimizer = true"
-    return "lower policy.max_model_len, or take more memory"
+    return "lower policy.max_model_len, or use more memory"

@@ -5,7 +5,7 @@ from typing import BinaryIO
 
 
 def claim_channel() -> tuple[BinaryIO, BinaryIO]:
-    """Take stdin and stdout for the channel; later uses of them by others are harmless."""
+    """Take stdin and stdout for the channel; later use of them by other code is harmless."""
     commands = os.fdopen(os.dup(0), "rb")
     answers = os.fdopen(os.dup(1), "wb")
     empty = os.open(os.devnull, os.O_RDONLY)

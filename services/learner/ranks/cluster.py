@@ -1,4 +1,4 @@
-"""The ranks on a learner's further machines, as the learner reaches them: through Ray."""
+"""Ranks on a learner's other machines, reached through Ray."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -24,7 +24,7 @@ _log = get_logger(__name__)
 
 
 class DriverSession:
-    """One group of ranks, for as long as its Ray driver lives."""
+    """One group of ranks, for the lifetime of its Ray driver."""
 
     def __init__(self, driver: RankProcess) -> None:
         self._driver = driver
@@ -32,29 +32,29 @@ class DriverSession:
 
     @property
     def has_ended(self) -> bool:
-        """True when the driver is gone, and its ranks with it."""
+        """True if the driver is gone, and its ranks with it."""
         return self._driver.has_ended
 
     def send_command(self, command: str, arguments: Mapping[str, Any]) -> Answer:
-        """Send a command of the driver's own."""
+        """Send a command for the driver itself."""
         return self._driver.send_command(command, arguments)
 
     def kill(self) -> None:
-        """End the driver, upon which Ray ends the ranks."""
+        """Kill the driver, upon which Ray ends the ranks."""
         self._driver.kill()
 
     async def close(self) -> None:
-        """End ranks and driver in order. May be called again, by several at once."""
+        """End ranks and driver cleanly. May be called again, also concurrently."""
         if self._closing is None:
             self._closing = asyncio.create_task(self._driver.close())
         await asyncio.shield(self._closing)
 
 
 class RemoteRank:
-    """One rank of a further machine. Implements `ranks.pending_calls.RankHandle`."""
+    """One rank on another machine. Implements `ranks.pending_calls.RankHandle`."""
 
     def __init__(self, session: DriverSession, index: int) -> None:
-        """Make the handle of rank `index` among those of further machines."""
+        """Create the handle of rank `index` among those on other machines."""
         self._session = session
         self._index = index
         self._ended = False
@@ -73,7 +73,7 @@ class RemoteRank:
         return answer
 
     def kill(self) -> None:
-        """End the whole group: no other rank could go on."""
+        """Kill the whole group: no other rank could continue."""
         self._session.kill()
 
     async def close(self) -> None:
@@ -82,9 +82,9 @@ class RemoteRank:
 
     def _complete(self, answer: Answer, driven: Answer) -> None:
         error = driven.exception()
-        if error is None and "error" in (said := driven.result()):
-            self._ended = self._ended or said["ended"]
-            error = RankError(said["error"])
+        if error is None and "error" in (outcome := driven.result()):
+            self._ended = self._ended or outcome["ended"]
+            error = RankError(outcome["error"])
         if answer.done():
             return
         if error is None:
@@ -95,7 +95,7 @@ class RemoteRank:
 
 @dataclass(frozen=True, slots=True)
 class ClusterSite:
-    """The place of a run's cluster: `host` is this machine's address that all others reach."""
+    """Place of a run's cluster: `host` is this machine's address that all others reach."""
 
     run_id: str
     token: str
@@ -104,7 +104,7 @@ class ClusterSite:
 
 
 class RayCluster:
-    """The learner's head of a Ray cluster, and its groups of ranks, one after the other.
+    """The learner's head of a Ray cluster, and its groups of ranks, one after another.
 
     Implements `ranks.rendezvous.Rendezvous`."""
 
@@ -113,7 +113,7 @@ class RayCluster:
     def __init__(
         self, site: ClusterSite, policy: PolicyConfig, config: RankConfig, drain: asyncio.Event
     ) -> None:
-        """Plan a cluster; `drain` is set when one of its machines has to go."""
+        """Plan a cluster; `drain` is set when one of its machines is about to leave."""
         self._site = site
         self._policy = policy
         self._config = config
@@ -133,7 +133,7 @@ class RayCluster:
         )
         opened = await session.send_command("open", self._plan().to_message())
         names: list[str] = opened["names"]
-        _log.info("further machines have joined", ranks=names)
+        _log.info("other machines have joined", ranks=names)
         if names:
             self._watching = asyncio.create_task(self._drain_when_one_leaves(session))
         return [RemoteRank(session, index) for index in range(len(names))]
@@ -143,15 +143,15 @@ class RayCluster:
         return (await first.send_command("host", {"host": self._site.host}))["rendezvous"]
 
     async def dismiss_machines(self) -> None:
-        """Tell the machines that the learner has ended in order, and will not come back."""
+        """Notify the machines that the learner has ended normally, and will not come back."""
         if self._session is not None and not self._session.has_ended:
             try:
                 await self._session.send_command("dismiss", {})
             except RankError as error:
-                _log.warning("machines were not told that the run is over", why=str(error))
+                _log.warning("cannot notify machines of the run's end", why=str(error))
 
     async def close(self) -> None:
-        """End group and head."""
+        """Close group and head."""
         await self._end_group()
         if self._head is not None:
             await self._head.close()
@@ -186,10 +186,10 @@ class RayCluster:
         try:
             machine = (await session.send_command("leaving", {}))["machine"]
         except RankError:
-            # Whoever calls a rank hears of it.
+            # Callers of a rank get the error.
             return
         if machine is not None:
-            _log.warning("a machine has to go: draining", machine=machine)
+            _log.warning("a machine is about to leave: draining", machine=machine)
             self._drain.set()
 
     async def _end_group(self) -> None:
@@ -203,7 +203,7 @@ class RayCluster:
 
 @asynccontextmanager
 async def dismissed_at_end(cluster: RayCluster | None) -> AsyncGenerator[None]:
-    """Dismiss all further machines when the block ends well, else have them wait for the next
+    """Dismiss all other machines if the block ends normally, else let them wait for the next
     learner."""
     yield
     if cluster is not None:

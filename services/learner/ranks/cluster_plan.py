@@ -1,4 +1,4 @@
-"""Plans that the learner hands to its Ray driver, and the driver to its actors. No Ray."""
+"""Plans that the learner passes to its Ray driver, and the driver to its actors. No Ray."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -9,10 +9,10 @@ from services.common.ray_cluster.machine_resources import ExpectedMachines
 
 @dataclass(frozen=True, slots=True)
 class ClusterPlan:
-    """The group of ranks that a driver is to open on the cluster at `address`.
+    """Group of ranks for a driver to open on the cluster at `address`.
 
-    `machines` counts the learner's own, which has the first `processes` ranks itself. All others
-    have as many. With fewer than all, the group is opened after `join_s` if it has `min_ranks`."""
+    `machines` counts the learner's own, which runs the first `processes` ranks itself. All others
+    have as many. If machines are missing after `join_s`, the group is opened with `min_ranks`."""
 
     address: str
     token: str
@@ -31,7 +31,7 @@ class ClusterPlan:
 
     @property
     def expected(self) -> ExpectedMachines:
-        """The machines to wait for."""
+        """Machines to wait for."""
         return ExpectedMachines(
             machines=self.machines,
             workers=self.processes,
@@ -39,13 +39,13 @@ class ClusterPlan:
             join_s=self.join_s,
             program="services.learner.ranks",
             workers_key="learner.rank.processes",
-            remedy="set learner.rank.min_ranks or learner.rank.nodes to what there is",
+            remedy="set learner.rank.min_ranks or learner.rank.nodes to the number available",
         )
 
 
 @dataclass(frozen=True, slots=True)
 class ActorPlan:
-    """A rank that an actor is to run: slot `slot` of machine `machine`."""
+    """Rank for an actor to run: slot `slot` of machine `machine`."""
 
     machine: int
     slot: int

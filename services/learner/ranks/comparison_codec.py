@@ -1,4 +1,4 @@
-"""A comparison as JSON, on its way from a rank."""
+"""JSON encoding of a comparison, for its transfer from a rank."""
 
 from dataclasses import asdict
 from typing import Any
@@ -10,7 +10,7 @@ Message = dict[str, Any]
 
 def encode_comparison(comparison: Comparison) -> Message:
     return {
-        # JSON has no keys but strings.
+        # JSON keys are strings only.
         "versions": [[version, asdict(found)] for version, found in comparison.versions.items()],
         "sequences": list(comparison.sequences),
         "bands": [asdict(band) for band in comparison.bands],

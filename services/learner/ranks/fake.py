@@ -1,5 +1,5 @@
 """Ranks without tensors, for tests and for trying the loop: a few numbers that every batch
-changes in its own way, so that any difference in what was trained, or in what order, shows."""
+changes in its own way, so that any difference in training data or its order shows."""
 
 import asyncio
 import hashlib
@@ -27,7 +27,7 @@ CANARY = np.arange(5, dtype=np.int32)
 
 
 class FakeRanks:
-    """Ranks in process, deterministic. Implements `ports.Ranks`.
+    """Deterministic ranks in this process. Implements `ports.Ranks`.
 
     `before` is called with the name of each method before it does anything."""
 
@@ -44,7 +44,7 @@ class FakeRanks:
         self.parameters = np.zeros(_SIZE, dtype=np.uint64)
         self.step = 0
         self.trained: list[TrainBatch] = []
-        # How far every engine is off in every token, and what would explain it.
+        # Error of every engine in every token, and its explanations.
         self.abs_diff = 0.0
         self.hypotheses: tuple[Hypothesis, ...] = ()
 
@@ -56,7 +56,7 @@ class FakeRanks:
         return ModelInfo(parameters=_SIZE, vocab_size=VOCAB_SIZE, step=self.step)
 
     async def train_step(self, batch: TrainBatch) -> StepResult:
-        """Replace each parameter by a hash of the old ones and the batch."""
+        """Replace each parameter with a hash of the old ones and the batch."""
         self._before("train")
         await asyncio.sleep(self.train_s)
         digest = hashlib.sha256(self.parameters.tobytes())
@@ -115,7 +115,7 @@ class FakeRanks:
         return CheckpointFiles(directory, {"model.bin": hashlib.sha256(data).hexdigest()})
 
     async def close(self) -> None:
-        """Do nothing: nothing is held."""
+        """Do nothing: no resources are held."""
 
 
 def _write_synced(path: Path, data: bytes) -> None:

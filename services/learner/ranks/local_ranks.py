@@ -1,4 +1,4 @@
-"""The training ranks as child processes on this machine, and perhaps on others. Implements
+"""The training ranks as child processes on this machine, and possibly on others. Implements
 `ports.Ranks`."""
 
 import asyncio
@@ -27,7 +27,7 @@ from services.learner.types import (
     TrainBatch,
 )
 
-# When one rank has failed at a command, the others may take so long to fail or answer too.
+# After one rank has failed at a command, time for the others to fail or answer.
 _GRACE_SECONDS = 5.0
 _GIB = 2**30
 _log = get_logger(__name__)
@@ -36,7 +36,7 @@ _log = get_logger(__name__)
 class LocalRanks:
     """`learner.rank.processes` ranks here. All train; the first publishes and saves.
 
-    `name` begins the names of their files in `shm_dir`, a folder in shared memory. The first rank's
+    `name` is the prefix of their files in `shm_dir`, a folder in shared memory. The first rank's
     output goes to `log_path`, that of rank k to `{stem}-{k}{suffix}` beside it. `rendezvous`
     knows of ranks on other machines; without one there are none."""
 
@@ -60,7 +60,7 @@ class LocalRanks:
         self._elsewhere: Sequence[RankHandle] = ()
 
     async def start_ranks(self, checkpoint: Path | None) -> ModelInfo:
-        """Start the processes; ranks that ran before are ended first. See `ports.Ranks`."""
+        """Start the processes; earlier ranks are ended first. See `ports.Ranks`."""
         await self.close()
         protocol.remove_stale_files(self._shm_dir, self._name)
         for index in range(self._local_count):
@@ -75,7 +75,7 @@ class LocalRanks:
             if self._config.rank.burn_in.enabled:
                 await self.burn_in(fresh=checkpoint is None)
         except asyncio.CancelledError:
-            # A rank that loads a model listens to nobody, and has nothing to lose.
+            # A rank that is loading a model reads no commands, and has nothing to lose.
             for rank in self._all_ranks:
                 rank.kill()
             raise
@@ -96,16 +96,16 @@ class LocalRanks:
         )
         if uncompiled:
             _log.warning(
-                "learner.rank.compile: decoder blocks compute uncompiled",
+                "learner.rank.compile: decoder blocks run uncompiled",
                 ranks=len(uncompiled),
                 why=uncompiled[0],
             )
         return protocol.decode_model_info(answers[0])
 
     async def burn_in(self, *, fresh: bool) -> None:
-        """Have every rank try the longest pack, and say what it took.
+        """Have every rank try the longest pack, and log its memory use.
 
-        Raises ConfigError where the memory is too little, and RankError."""
+        Raises ConfigError if the memory is too small, and RankError."""
         try:
             found = await self._call_ranks("burn_in", [{}] * self._rank_count)
         except RankError as error:
@@ -127,15 +127,15 @@ class LocalRanks:
             arguments = await asyncio.to_thread(protocol.write_batch, path, batch)
         except (OSError, SafetensorError) as error:
             raise RankError(f"train: the batch cannot be written to {path}: {error}") from error
-        # Ranks elsewhere do not see the file: the first one sends it.
+        # Ranks elsewhere cannot read the file: the first one sends it.
         arguments["keep_tokens"] = self._config.dumps.enabled
-        told = [arguments] * self._local_count + [{}] * len(self._elsewhere)
-        answer, *_ = await self._call_ranks("train", told)
+        per_rank = [arguments] * self._local_count + [{}] * len(self._elsewhere)
+        answer, *_ = await self._call_ranks("train", per_rank)
         path.unlink(missing_ok=True)
         return protocol.decode_step_result(answer)
 
     async def compare_batch(self, batch: TrainBatch, *, diagnose: bool = False) -> Comparison:
-        """See `ports.Ranks`. The first rank alone computes it."""
+        """See `ports.Ranks`. Only the first rank computes it."""
         path = protocol.comparison_path(self._shm_dir, self._name)
         try:
             arguments = await asyncio.to_thread(protocol.write_batch, path, batch)
@@ -150,7 +150,7 @@ class LocalRanks:
         return protocol.decode_publication(await self._call_first("publish", {"version": version}))
 
     async def begin_checkpoint(self, directory: Path) -> Awaitable[CheckpointFiles]:
-        """See `ports.Ranks`. Every rank that holds parts of its own copies and writes them."""
+        """See `ports.Ranks`. Every rank that holds parts copies and writes them."""
         await self._call_first("save", {"directory": str(directory)})
         # Not in turn: other commands are answered meanwhile.
         written = [rank.send_command("saved", {}) for rank in self._all_ranks[: self._first_count]]
@@ -167,7 +167,7 @@ class LocalRanks:
 
     @property
     def _all_ranks(self) -> list[RankHandle]:
-        """All ranks, in the order of their numbers."""
+        """All ranks, in order of number."""
         return [*self._processes, *self._elsewhere]
 
     @property
@@ -180,7 +180,7 @@ class LocalRanks:
 
     @property
     def _first_count(self) -> int:
-        """The number of ranks that have all of the parameters together."""
+        """Number of ranks that together hold all parameters."""
         return self._local_count if self._config.rank.shard else 1
 
     def _setup_message(
@@ -188,7 +188,7 @@ class LocalRanks:
     ) -> protocol.Message:
         config, here = self._config, self._local_count
         place = {"index": index, "count": self._rank_count, "rendezvous": rendezvous}
-        # Only ranks on this machine see its files.
+        # Only ranks on this machine can read its files.
         seen = str(checkpoint) if checkpoint is not None and index < here else None
         return {
             "name": self._name,
@@ -209,15 +209,15 @@ class LocalRanks:
         if self._local_count == 1 and not spans_machines:
             return await RankProcess.spawn_rank("the training rank", self._log_path, environment)
         if not spans_machines:
-            # Ranks of one machine have no business on its network.
+            # Ranks on one machine need no network interface but loopback.
             environment |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
         log = self._log_path
         log = log.with_stem(f"{log.stem}-{index}") if index else log
         return await RankProcess.spawn_rank(f"training rank {index}", log, environment)
 
     async def _call_first(self, command: str, arguments: Mapping[str, Any]) -> protocol.Message:
-        """Return the first rank's answer to a command for it alone, or for all of this machine
-        where each has a part of the parameters. Raises RankError."""
+        """Return the first rank's answer to a command for it alone, or for this machine's ranks
+        if each has a part of the parameters. Raises RankError."""
         return (await self._call_ranks(command, [arguments] * self._first_count))[0]
 
     async def _call_ranks(
@@ -225,7 +225,7 @@ class LocalRanks:
     ) -> list[protocol.Message]:
         """Send a command to as many ranks as there are arguments; return their answers.
 
-        Raises RankError when any of them fails."""
+        Raises RankError if any of them fails."""
         async with self._turn:
             if not self._processes:
                 raise RankError(f"{command}: the rank has not been started")
@@ -249,21 +249,21 @@ class LocalRanks:
         if not failed:
             return [answer.result() for answer in answers]
         if len(failed) < len(ranks):
-            # Some went on and some did not: they no longer hold the same parameters.
+            # Some ranks proceeded and others did not: their parameters no longer agree.
             for rank in self._all_ranks:
                 rank.kill()
-        # That one died is why others could not go on.
+        # Dead ranks first: their end is why others could not continue.
         failed.sort(key=lambda pair: not pair[0].has_ended)
         raise failed[0][1]
 
 
 async def _collect_files(directory: Path, written: Sequence[Answer]) -> CheckpointFiles:
-    """Wait until every rank has written its files, or failed to: none writes any more.
+    """Wait until every rank has written its files or failed to, so that none writes any more.
 
     Raises the first one's RankError."""
-    said = await asyncio.gather(*written, return_exceptions=True)
+    answers = await asyncio.gather(*written, return_exceptions=True)
     sha256: dict[str, str] = {}
-    for answer in said:
+    for answer in answers:
         if isinstance(answer, BaseException):
             raise answer
         sha256 |= protocol.decode_checkpoint(answer).sha256

@@ -1,4 +1,4 @@
-"""Calls to a rank that are under way, wherever the rank is."""
+"""Pending calls to a rank on any machine."""
 
 import asyncio
 import itertools
@@ -16,19 +16,19 @@ class RankHandle(Protocol):
 
     @property
     def has_ended(self) -> bool:
-        """True when its process is gone."""
+        """True if its process is gone."""
         ...
 
     def send_command(self, command: str, arguments: Mapping[str, Any]) -> Answer:
-        """Send a command at once; the answer comes later, or RankError in its place."""
+        """Send a command at once; the answer, or RankError, comes later."""
         ...
 
     def kill(self) -> None:
-        """End it at once; `close` still has to be called."""
+        """Kill it at once; `close` must still be called."""
         ...
 
     async def close(self) -> None:
-        """End it in order, or by force when it does not listen."""
+        """End it cleanly, or by force if it does not respond."""
         ...
 
 
@@ -62,7 +62,7 @@ class PendingCalls:
             answer.set_exception(RankError(problem))
 
     def fail_all(self, problem: str) -> None:
-        """Fail every open call: nothing will be answered any more."""
+        """Fail every open call: no answers will come any more."""
         for call in list(self._waiting):
             self.fail_call(call, problem)
 

@@ -1,6 +1,6 @@
 """Messages between the learner service and its rank processes. No torch, no pickle.
 
-Frames are a little-endian uint32 length and that many bytes of JSON. Arrays go through one
+A frame is a little-endian uint32 length and that many bytes of JSON. Arrays go through one
 safetensors file in shared memory, rewritten for every batch and read by every rank."""
 
 import glob
@@ -36,18 +36,18 @@ from services.learner.types import (
 HEADER = struct.Struct("<I")
 # A manifest of 100,000 tensors fits; anything larger is a corrupted channel.
 MAX_FRAME_BYTES = 64 << 20
-# Of a child whose parent is gone.
+# Exit code of a child whose parent is gone.
 ORPHANED_EXIT_CODE = 3
 
 Message = dict[str, Any]
 
 
 class ChannelError(Exception):
-    """The other side sent something that is no frame."""
+    """The other side sent something that is not a frame."""
 
 
 def encode_frame(message: Mapping[str, Any]) -> bytes:
-    """One message as bytes."""
+    """Return one message as bytes."""
     body = json.dumps(message, separators=(",", ":")).encode()
     if len(body) > MAX_FRAME_BYTES:
         raise ChannelError(f"a message of {len(body)} bytes is over {MAX_FRAME_BYTES}")
@@ -55,15 +55,15 @@ def encode_frame(message: Mapping[str, Any]) -> bytes:
 
 
 def frame_length(header: bytes) -> int:
-    """The length of the body that follows; ChannelError when it cannot be one."""
+    """Return the length of the body that follows. Raises ChannelError if it is impossible."""
     (length,) = HEADER.unpack(header)
     if length > MAX_FRAME_BYTES:
-        raise ChannelError(f"a frame claims {length} bytes, the channel is corrupted")
+        raise ChannelError(f"a frame claims {length} bytes: the channel is corrupted")
     return length
 
 
 def decode_body(body: bytes) -> Message:
-    """The message in a frame's body."""
+    """Return the message in a frame's body."""
     message = json.loads(body)
     if not isinstance(message, dict):
         raise ChannelError("a frame holds no JSON object")
@@ -71,7 +71,7 @@ def decode_body(body: bytes) -> Message:
 
 
 def read_frame(stream: BinaryIO) -> Message | None:
-    """The next message, or None at the end of the stream, however it was cut."""
+    """Return the next message, or None at the end of the stream, even if it is cut off."""
     header = stream.read(HEADER.size)
     if len(header) < HEADER.size:
         return None
@@ -79,32 +79,32 @@ def read_frame(stream: BinaryIO) -> Message | None:
     return decode_body(body) if body.endswith(b"}") else None
 
 
-# A publication rotates through so many files.
+# Number of files through which publications rotate.
 SLOT_COUNT = 3
 
 
 def slot_paths(folder: Path, name: str) -> tuple[Path, ...]:
-    """The files that hold a run's publications; `name` is `shared_memory.shared_name`."""
+    """Return the files that hold a run's publications; `name` is `shared_memory.shared_name`."""
     return tuple(folder / f"{name}-slot{k}.safetensors" for k in range(SLOT_COUNT))
 
 
 def batch_path(folder: Path, name: str) -> Path:
-    """The shared-memory file that holds the batch on its way to the ranks."""
+    """Return the shared-memory file that holds the batch on its way to the ranks."""
     return folder / f"{name}-batch.safetensors"
 
 
 def comparison_path(folder: Path, name: str) -> Path:
-    """The same for a batch that is only compared."""
+    """Return the same for a batch that is only compared."""
     return folder / f"{name}-comparison.safetensors"
 
 
 def token_path(folder: Path, name: str, step: int) -> Path:
-    """The shared-memory file that holds a step's `StepTokens` on their way out of the rank."""
+    """Return the shared-memory file for a step's `StepTokens` on their way out of the rank."""
     return folder / f"{name}-tokens-{step}.safetensors"
 
 
 def rendezvous_path(folder: Path, name: str) -> Path:
-    """The file over which several ranks find each other; it must not exist when they start."""
+    """Return the file over which ranks meet; it must not exist when they start."""
     return folder / f"{name}-rendezvous"
 
 
@@ -149,17 +149,17 @@ def write_batch(path: Path, batch: TrainBatch) -> Message:
 
 
 def read_batch(message: Message) -> TrainBatch:
-    """The batch that `write_batch` described."""
+    """Return the batch that `write_batch` described."""
     return _assemble_batch(message, safetensors_numpy.load_file(message["path"]))
 
 
 def pack_batch(message: Message) -> bytes:
-    """The same batch, for ranks that do not see the file."""
+    """Return the same batch as bytes, for ranks that cannot read the file."""
     return encode_frame(message) + Path(message["path"]).read_bytes()
 
 
 def unpack_batch(packed: bytes) -> TrainBatch:
-    """The reverse of `pack_batch`."""
+    """Invert `pack_batch`."""
     end = HEADER.size + frame_length(packed[: HEADER.size])
     message = decode_body(packed[HEADER.size : end])
     return _assemble_batch(message, safetensors_numpy.load(packed[end:]))
@@ -196,7 +196,7 @@ def _split_array(joined: NDArray[Any], lengths: Sequence[int]) -> list[NDArray[A
 
 
 def write_tokens(path: Path, tokens: StepTokens) -> None:
-    """Write a step's numbers. Raises OSError and SafetensorError where there is no room."""
+    """Write a step's token values. Raises OSError and SafetensorError if there is no room."""
     arrays: dict[str, NDArray[Any]] = {
         "standings": np.array(tokens.standings, np.uint8),
         "lengths": np.array([len(values) for values in tokens.advantages], np.int64),
@@ -208,7 +208,7 @@ def write_tokens(path: Path, tokens: StepTokens) -> None:
 
 
 def read_tokens(path: Path) -> StepTokens:
-    """Read what `write_tokens` wrote."""
+    """Read the result of `write_tokens`."""
     arrays = safetensors_numpy.load_file(path)
     lengths = arrays["lengths"].tolist()
     columns = [
@@ -239,7 +239,7 @@ def encode_step_result(result: StepResult) -> Message:
         "seconds": result.seconds,
         "skipped": result.skipped,
         "histograms": {name: asdict(values) for name, values in result.histograms.items()},
-        # JSON has no keys but strings.
+        # JSON keys are strings only.
         "versions": [[version, asdict(found)] for version, found in result.versions.items()],
         "token_file": str(result.token_file) if result.token_file else None,
     }

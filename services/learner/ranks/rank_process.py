@@ -1,4 +1,4 @@
-"""One training rank as a child process, spoken to in frames over its stdin and stdout."""
+"""One training rank as a child process, reached by frames over its stdin and stdout."""
 
 import asyncio
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from services.learner.ranks.pending_calls import Answer, PendingCalls, failed_an
 
 RANK = "services.learner.rank"
 _CLOSE_SECONDS = 10.0
-# transformers asks the hub for further files of a model.
+# Used by transformers to fetch further files of a model from the hub.
 _HUB_TOKEN = "HF_TOKEN"
 
 
@@ -38,7 +38,7 @@ class RankProcess:
     async def spawn_rank(
         name: str, log_path: Path, environment: Mapping[str, str], module: str = RANK
     ) -> "RankProcess":
-        """Start a rank, or another `module` that is spoken to so; messages call it `name`."""
+        """Start a rank, or another `module` with the same protocol; messages call it `name`."""
         child = await LoggedChild.start_child(
             python_command("-m", module), log_path, _HUB_TOKEN, more=environment
         )
@@ -46,11 +46,11 @@ class RankProcess:
 
     @property
     def has_ended(self) -> bool:
-        """True when the process is gone."""
+        """True if the process is gone."""
         return self._child.exit_code is not None
 
     def send_command(self, command: str, arguments: Mapping[str, Any]) -> Answer:
-        """Send a command at once; the answer comes later, or RankError in its place."""
+        """Send a command at once; the answer, or RankError, comes later."""
         if self._child.exit_code is not None:
             return failed_answer(self._describe_exit(self._child.exit_code))
         call, answer = self._calls.begin_call(command)
@@ -58,18 +58,18 @@ class RankProcess:
         return answer
 
     def kill(self) -> None:
-        """End it at once; `close` still has to be called."""
+        """Kill it at once; `close` must still be called."""
         self._child.kill()
 
     async def close(self) -> None:
-        """End it in order, or by force when it does not listen."""
+        """End it cleanly, or by force if it does not respond."""
         if not self.has_ended:
             self._write_frame({"command": "close"})
         await self._child.end_within(_CLOSE_SECONDS)
         await self._reader
 
     async def _read_answers(self) -> None:
-        """Hand answers to those who wait for them, and bad news to all when the process ends."""
+        """Complete calls as answers arrive, and fail all when the process ends."""
         stdout = self._child.stdout
         try:
             while True:

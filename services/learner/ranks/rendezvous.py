@@ -1,4 +1,4 @@
-"""Rendezvous of a learner's ranks: which are on other machines, and how all find each other."""
+"""Rendezvous of a learner's ranks: those on other machines, and their meeting point."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,17 +9,17 @@ from services.learner.ranks.pending_calls import RankHandle
 
 
 class Rendezvous(Protocol):
-    """The way in which the ranks of one learner come together."""
+    """Way in which the ranks of one learner come together."""
 
     @property
     def spans_machines(self) -> bool:
-        """True where ranks may be on other machines, which share no memory with the learner."""
+        """True if ranks may be on other machines, which share no memory with the learner."""
         ...
 
     async def wait_for_remote_ranks(self) -> Sequence[RankHandle]:
-        """Wait for the ranks on other machines; return them in their order.
+        """Wait for the ranks on other machines; return them in order.
 
-        Raises RankError when one is missing."""
+        Raises RankError if one is missing."""
         ...
 
     async def open_address(self, first: RankHandle) -> str:

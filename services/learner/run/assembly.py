@@ -30,7 +30,7 @@ from services.learner.weights.weight_broadcast import CANARY_TOLERANCE, WeightBr
 
 @dataclass(frozen=True, slots=True)
 class RunState:
-    """State of a run that its API and its loop share."""
+    """State that a run's API and its loop share."""
 
     journal: Journal
     dispatcher: GroupDispatcher
@@ -49,7 +49,7 @@ async def build_run_state(
     dispatcher: GroupDispatcher,
     uploads: CheckpointUploads,
 ) -> RunState:
-    """Build the state, with what earlier starts left of it in the journal."""
+    """Build the state, restored from the journal of earlier starts."""
     config, policy = runtime.config, runtime.shared.policy
     broadcast = WeightBroadcast(
         canary_tolerance=CANARY_TOLERANCE[policy.dtype],
@@ -77,7 +77,7 @@ async def build_train_loop(
     state: RunState,
     eval_sets: Sequence[EvalSet],
 ) -> TrainLoop:
-    """Build the loop, each of its stages with what it needs; open the trackers."""
+    """Build the loop and its stages; open the trackers."""
     config, journal, dispatcher = runtime.config, state.journal, state.dispatcher
     tracked, dumps = await load_tracked_run(journal), vendors.dumps
     dumps.hold_in(journal.holds)
@@ -110,7 +110,7 @@ async def build_train_loop(
 async def _build_alarms(
     runtime: Runtime[LearnerConfig], vendors: LearnerDependencies, journal: Journal
 ) -> Alarms:
-    """Build the alarms; they hear of standstills and of damage, earlier damage included."""
+    """Build the alarms, which also report stalls and damage, including earlier damage."""
     config = runtime.config
     alarms = Alarms(
         config.alarms,

@@ -1,4 +1,4 @@
-"""A sampling anew, which the guard orders when engines have come to differ from the trainer."""
+"""Resampling of a batch, which the guard orders when engines have diverged from the trainer."""
 
 from dataclasses import replace
 
@@ -13,7 +13,7 @@ DROP_REASON = "mismatch"
 
 
 class EngineResync:
-    """Synchronises engines with the trainer again, and drops what they have sampled."""
+    """Resynchronises engines with the trainer, and discards what they have sampled."""
 
     def __init__(
         self, dispatcher: GroupDispatcher, broadcast: WeightBroadcast, max_staleness: int
@@ -23,10 +23,10 @@ class EngineResync:
         self._max_staleness = max_staleness
 
     async def resync_engines(self, batch: Batch, version: int) -> None:
-        """Sample anew, from engines that have loaded the newest policy again and shown it.
+        """Sample a batch again from engines that have reloaded the newest policy and proved it.
 
-        Leases end with what is under way on them: what the engines compute now may be as wrong
-        as what they have handed in.
+        Leases end with their work in progress: what the engines compute now may be as wrong as
+        what they have submitted.
         """
         dispatcher, policy = self._dispatcher, self._dispatcher.book.policy
         assert policy is not None, "a batch was sampled from some policy"
@@ -44,9 +44,9 @@ class EngineResync:
         self._broadcast.resync_all()
         await dispatcher.notify_changed()
         _log.warning(
-            "sampling begins anew, every engine reloads", version=version, dropped=len(ended)
+            "sampling again from scratch; every engine reloads", version=version, dropped=len(ended)
         )
 
     def _take_waiting(self, version: int) -> list[ReadyGroup]:
-        """Take every group out of the batcher: at this version each is as if too old."""
+        """Take every group out of the batcher, as if all were too old at this version."""
         return self._dispatcher.batcher.drop_stale(version + 1 + self._max_staleness)

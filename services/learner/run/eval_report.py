@@ -16,11 +16,11 @@ from services.learner.types import PASS_REWARD
 
 # The 97.5 % quantile of the normal distribution.
 _Z = 1.959963984540054
-# The set whose results are the run's: `eval/...` without a suffix.
+# Set whose results are the run's own: `eval/...` without a suffix.
 MAIN_SET = "heldout"
 
 
-# `eval_only` is the evaluation that a learner in mode `eval` exists for: of all sets.
+# `eval_only` is the evaluation of all sets in mode `eval`.
 Moment = EvalMoment | Literal["eval_only"]
 
 
@@ -57,7 +57,7 @@ class Evaluation:
         self.specs = [spec for chosen in self._sets for spec in self._make_groups(chosen)]
 
     def add_group(self, group: ReadyGroup) -> None:
-        """Take a finished group; those of other evaluations are ignored."""
+        """Add a finished group; groups of other evaluations are ignored."""
         group_id = group.spec.group_id
         if group_id not in self._set_of:
             return
@@ -106,14 +106,14 @@ class Evaluation:
 
 
 def summarize_results(results: Sequence[TaskResult]) -> dict[str, Any]:
-    """Compute `pass_at_k` for each k that all tasks have attempts for, `ci95`, `avg_score`,
-    `tasks`.
+    """Compute `pass_at_k` for each k for which all tasks have enough attempts, `ci95`,
+    `avg_score` and `tasks`.
 
     pass@k of a task with n attempts and c passes is 1 - C(n - c, k) / C(n, k): unbiased, see
-    arXiv 2107.03374 equation 1. `ci95` is of pass@1: the Wilson score interval with the number
-    of tasks as n, which is exact in kind for one attempt a task and conservative for more; the
-    same holds for those of the other k among the metrics. Figures are fractions; without tasks
-    there are none but the count."""
+    arXiv 2107.03374 equation 1. `ci95` belongs to pass@1: the Wilson score interval with the
+    number of tasks as n, exact in kind for one attempt a task and conservative for more; the
+    same holds for the intervals of other k among the metrics. Figures are fractions; without
+    tasks there is only the count."""
     if not results:
         return {"tasks": 0}
     report: dict[str, Any] = {"tasks": len(results)}
@@ -125,7 +125,7 @@ def summarize_results(results: Sequence[TaskResult]) -> dict[str, Any]:
 
 
 def pass_at_k(attempts: int, passed: int, k: int) -> float:
-    """Chance that k of the attempts, drawn without return, hold a pass."""
+    """Return the probability that k of the attempts, drawn without replacement, hold a pass."""
     if k > attempts:
         raise ValueError(f"pass@{k} needs {k} attempts, got {attempts}")
     return 1.0 - math.comb(attempts - passed, k) / math.comb(attempts, k)
@@ -141,7 +141,7 @@ def wilson_interval(fraction: float, count: int) -> tuple[float, float]:
 
 
 def eval_metrics(report: Mapping[str, Any]) -> dict[str, float]:
-    """A report under metric names: `eval/all/...`, `eval/{env}/...`, `eval_{set}/...`."""
+    """Name the figures of a report: `eval/all/...`, `eval/{env}/...`, `eval_{set}/...`."""
     metrics: dict[str, float] = {}
     for name, result in report.items():
         prefix = "eval" if name == MAIN_SET else f"eval_{name}"
@@ -163,7 +163,7 @@ def _flatten_metrics(prefix: str, result: Mapping[str, Any]) -> dict[str, float]
 
 
 def _ignore_progress() -> None:
-    """Ignore progress: nobody follows it."""
+    """Ignore progress."""
 
 
 def _task_result(group: ReadyGroup) -> TaskResult:

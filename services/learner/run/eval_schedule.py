@@ -1,4 +1,4 @@
-"""The evaluation that runs beside training, and the reports of those that have ended."""
+"""The evaluation that runs beside training, and the reports of earlier ones."""
 
 import asyncio
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ _log = get_logger(__name__)
 class EvalSchedule:
     """Schedule of evaluations, one at a time.
 
-    The result of one is in the journal when `is_running` is False again."""
+    A result is in the journal once `is_running` is False again."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class EvalSchedule:
         self._dumps = dumps
         self._watchdog = watchdog
         self._current: tuple[Evaluation, asyncio.Task[None]] | None = None
-        # By eval id, in order of version.
+        # By eval id, in version order.
         self.reports: dict[str, dict[str, Any]] = {}
 
     async def load_reports(self) -> None:
@@ -59,7 +59,7 @@ class EvalSchedule:
     def is_due(self, moment: Moment, version: int) -> bool:
         """Return True if this version's evaluation is configured and not in the journal.
 
-        `during` is due every `eval.every` steps of those between the first and the last."""
+        `during` is due every `eval.every` steps between the first and the last."""
         every = self._config.eval.every
         between = 0 < version < self._config.steps
         if moment == "during" and not (every and between and version % every == 0):
@@ -70,7 +70,7 @@ class EvalSchedule:
         return not any(row[0] == moment and row[2] == str(version) for row in rows)
 
     async def begin_evaluation(self, moment: Moment) -> None:
-        """Begin to evaluate the newest policy."""
+        """Start evaluating the newest policy."""
         policy = self._sinks.status.policy
         assert policy is not None, "an evaluation follows a publication"
         evaluation = Evaluation(moment, policy, self._eval_sets)
@@ -82,7 +82,7 @@ class EvalSchedule:
         self._current = (evaluation, task)
 
     async def wait_until_done(self) -> bool:
-        """Wait until all of it is done; the result helps to wait for this or something else."""
+        """Wait until it is done; return True, so that callers can race this with other waits."""
         if self._current:
             _, task = self._current
             await asyncio.shield(task)
@@ -90,9 +90,9 @@ class EvalSchedule:
         return True
 
     async def wait_at_most(self, seconds: float, drain: asyncio.Event) -> bool:
-        """Wait for the running evaluation; what is unfinished after `seconds` is missing.
+        """Wait for the running evaluation; after `seconds`, unfinished groups count as missing.
 
-        Return False if the drain came before its end: the run is to be left as it is."""
+        Return False if a drain came first: the run is then to be left as it is."""
         if self._current is None:
             return True
         evaluation, task = self._current
@@ -100,13 +100,13 @@ class EvalSchedule:
             if drain.is_set():
                 return False
             unfinished = evaluation.unfinished_groups
-            _log.warning("an evaluation held up publication too long", missing=len(unfinished))
+            _log.warning("evaluation delayed the publication too long", missing=len(unfinished))
             await self._dispatcher.drop_eval_groups(unfinished, "eval_hold")
             evaluation.done.set()
         return await self.wait_until_done()
 
     async def cancel_running(self) -> None:
-        """Leave the running evaluation for the next start."""
+        """Cancel the running evaluation; the next start resumes it."""
         if self._current:
             _, task = self._current
             await cancel_tasks([task])

@@ -1,4 +1,4 @@
-"""Announcement of a step's weights to the rollout workers, and what follows from it for leases."""
+"""Announcement of a step's weights to the rollout workers, and its effect on leases."""
 
 import asyncio
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ _log = get_logger(__name__)
 
 
 class PolicyPublisher:
-    """Publishes policies, each durable in the journal before any worker hears of it."""
+    """Publishes policies, each durable in the journal before any worker learns of it."""
 
     def __init__(
         self,
@@ -29,7 +29,7 @@ class PolicyPublisher:
         journal: Journal,
         servers: Sequence[SnapshotServer],
     ) -> None:
-        """Create it; `servers` are empty when every worker shares memory with the learner."""
+        """Create it; `servers` is empty when every worker shares memory with the learner."""
         self._config = config
         self._dispatcher = dispatcher
         self._broadcast = broadcast
@@ -45,14 +45,14 @@ class PolicyPublisher:
     async def publish_policy(
         self, publication: Publication, trained: Batch | None, *, train: bool
     ) -> PolicyId:
-        """Announce written weights, and free the slots of the step behind them.
+        """Announce written weights, and free the slots of the step that made them.
 
-        Without `train` nothing is leased but evaluations."""
+        Without `train`, only evaluations are leased."""
         version, lineage = publication.version, self._dispatcher.lineage
         policy = PolicyId(self._dispatcher.run_epoch, version, publication.fingerprint)
         known = lineage.fingerprints_of(version)
         if known and publication.fingerprint not in known:
-            _log.warning("the replay gave other weights than before", version=version)
+            _log.warning("replay produced other weights than the first time", version=version)
         await self._journal.add_publication(policy)
         for server in self._servers:
             await server.serve_publication(publication, policy)
@@ -67,13 +67,13 @@ class PolicyPublisher:
         return policy
 
     def _slots_left(self, version: int) -> int:
-        """Return the slots for TRAIN groups: fewer when the run needs no more than these."""
+        """Return the slots for TRAIN groups: fewer if the run needs fewer."""
         remaining = (self._config.steps - version) * self._config.groups_per_step
         return min(self._dispatcher.book.rules.train_slots, remaining)
 
     def _end_absent_leases(self, policy: PolicyId) -> None:
         for worker_id in self._broadcast.list_absent(policy):
             _log.warning(
-                "a worker has not loaded in time", worker=worker_id, version=policy.version
+                "worker did not load the policy in time", worker=worker_id, version=policy.version
             )
             self._dispatcher.book.end_leases_of(worker_id)

@@ -1,4 +1,4 @@
-"""Export of a learner's state to Prometheus, and of its progress to its watchdog."""
+"""Export of a learner's state to Prometheus and of its progress to its watchdog."""
 
 from collections.abc import Callable
 

@@ -9,7 +9,7 @@ from services.learner.run.status import LearnerStatus
 
 @dataclass(frozen=True, slots=True)
 class ResultSinks:
-    """Receivers of what a step or an evaluation gave."""
+    """Receivers of the result of a step or an evaluation."""
 
     tracker: Tracker
     alarms: Alarms

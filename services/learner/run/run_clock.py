@@ -1,4 +1,4 @@
-"""Clock of a run: how long it has worked, over all of its starts."""
+"""Clock of a run: its working time over all starts."""
 
 import time
 from collections.abc import Generator
@@ -10,7 +10,7 @@ from services.learner.journal.store import Journal
 
 @dataclass(slots=True)
 class RunClock:
-    """Seconds of the whole run; `seconds` is kept in the journal and survives a resume."""
+    """Seconds of the whole run; `seconds` is journaled and survives a resume."""
 
     total_before: float = 0.0
     train: float = 0.0
@@ -18,14 +18,14 @@ class RunClock:
     _started: float = field(default_factory=time.monotonic)
 
     def note_step(self, seconds: float) -> None:
-        """Note that an optimizer step has ended, `seconds` after the one before."""
+        """Record the end of an optimizer step, `seconds` after the one before."""
         self.train += seconds
         if self.to_first_step is None:
             self.to_first_step = self._total_seconds()
 
     @property
     def seconds(self) -> dict[str, float | None]:
-        """Seconds to the end of the first optimizer step, in steps, and in all."""
+        """Seconds to the end of the first optimizer step, in steps, and in total."""
         first = self.to_first_step
         return {"to_first_step": first, "train": self.train, "total": self._total_seconds()}
 
@@ -34,7 +34,7 @@ class RunClock:
 
 
 async def load_clock(journal: Journal) -> RunClock:
-    """Load the clock of a run as earlier starts left it; a new run begins at 0."""
+    """Load the clock as earlier starts left it; a new run starts at 0."""
     seconds = (await journal.read_meta()).get("seconds", {})
     return RunClock(
         seconds.get("total") or 0.0, seconds.get("train") or 0.0, seconds.get("to_first_step")
@@ -57,7 +57,7 @@ class Stopwatch:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - started
 
     def end_lap(self) -> tuple[dict[str, float], float]:
-        """Return the stages' seconds and the whole time since the last lap; start a new one."""
+        """Return the stages' seconds and the total time since the last lap; start a new lap."""
         now = time.monotonic()
         taken, whole = self.seconds, now - self._started
         self.seconds, self._started = {}, now

@@ -22,7 +22,7 @@ class Phase(StrEnum):
 
 @dataclass(slots=True)
 class LearnerStatus:
-    """The newest of everything."""
+    """Newest state of a run."""
 
     total_steps: int
     phase: Phase = Phase.LOADING
@@ -30,12 +30,12 @@ class LearnerStatus:
     policy: PolicyId | None = None
     metrics: dict[str, float] = field(default_factory=dict[str, float])
     error: str = ""
-    # What is raised, as metrics.
+    # Raised alarms, as metrics.
     flags: Callable[[], Mapping[str, float]] = dict
 
     @property
     def shown_metrics(self) -> dict[str, float]:
-        """Metrics, and what is raised now."""
+        """Metrics and raised alarms."""
         return {**self.metrics, **self.flags()}
 
     def enter_phase(self, phase: Phase) -> None:

@@ -20,8 +20,8 @@ _ALARMS_META = "alarms"
 
 
 async def load_tracked_run(journal: Journal) -> TrackedRun:
-    """Load the tracker id and the last step that earlier starts logged; a new run gets its id
-    here."""
+    """Load the tracker id and the last step that earlier starts logged; assign a new run its
+    id."""
     known = (await journal.read_meta()).get(_META)
     if known:
         return TrackedRun(known["id"], resumed=True, logged_step=known["step"])
@@ -31,12 +31,12 @@ async def load_tracked_run(journal: Journal) -> TrackedRun:
 
 
 async def load_alarm_memory(journal: Journal) -> dict[str, Any]:
-    """Load what the alarms of earlier starts remembered with the newest recorded step."""
+    """Load the alarms' state as stored with the newest recorded step."""
     return (await journal.read_meta()).get(_ALARMS_META, {})
 
 
 class StepRecorder:
-    """Records steps, and knows the newest one that was logged, over all starts of the run."""
+    """Records steps, and knows the newest logged one over all starts of the run."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class StepRecorder:
         checkpoint_metrics: Callable[[], Mapping[str, float]],
         launcher_metrics: Callable[[], Mapping[str, float]],
     ) -> None:
-        """Create it; `launcher_metrics` are what the launcher tells of the run: its costs."""
+        """Create it; `launcher_metrics` are the run's costs, as the launcher reports them."""
         self._tally = dispatcher.tally
         self._journal = journal
         self._sinks = sinks
@@ -73,8 +73,9 @@ class StepRecorder:
     ) -> None:
         """Record a finished step.
 
-        `base` is the version that the step began with, `lap` the seconds of its stages and of
-        all of it, `sync` those from the previous announcement to the last engine's report."""
+        `base` is the version at which the step started, `lap` the seconds of its stages and
+        their total, `sync` the seconds from the previous announcement to the last engine's
+        report."""
         tally, sinks = self._tally, self._sinks
         stages, whole = lap
         self._clock.note_step(whole)
@@ -100,17 +101,17 @@ class StepRecorder:
         await self._remember_step(base + 1)
 
     async def record_replayed(self, step: int, result: StepResult) -> None:
-        """Record a step that was trained again. If its first run ended before it was logged, it is
-        logged now, with the ranks' metrics alone: how its groups arrived is no longer known. Its
-        dumps replace those that are there."""
+        """Record a step that was trained again. If it was never logged, it is logged now with the
+        ranks' metrics alone, since the arrival of its groups is no longer known. Its dumps
+        replace existing ones."""
         self._dumps.offer_step(step, result)
         if step > self._logged_step:
             self._sinks.tracker.log_metrics(step, _rank_metrics(result), result.histograms)
             await self._remember_step(step)
 
     async def _remember_step(self, step: int) -> None:
-        """Store the logged step, after the trackers: a kill in between has the step logged again,
-        which trackers that keep files notice, and none is left out."""
+        """Store the logged step, after the trackers: a kill in between causes the step to be logged
+        again, which trackers with files detect, and none is lost."""
         self._logged_step = step
         logged = {"id": self._tracker_id, "step": step}
         seconds, alarms = self._clock.seconds, self._sinks.alarms.memory

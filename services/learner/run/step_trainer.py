@@ -1,4 +1,4 @@
-"""Training of a run's steps on its ranks: from the newest checkpoint on, by journaled plans."""
+"""Training of a run's steps on its ranks: from the newest checkpoint, by journaled plans."""
 
 from pathlib import Path
 
@@ -13,13 +13,13 @@ from services.learner.types import ModelInfo, Publication, StepResult, StepSetti
 
 
 class ReplayError(Exception):
-    """Something that is needed to replay a run is gone; the message says what."""
+    """Something that a replay needs is gone; the message names it."""
 
 
 class StepTrainer:
-    """Trains steps, each by a plan that is journaled first, and saves what the ranks have learnt.
+    """Trains steps, each by a plan that is journaled first, and saves the ranks' state.
 
-    `version` is the number of steps behind the weights that the ranks hold."""
+    `version` is the number of optimizer steps behind the ranks' weights."""
 
     def __init__(
         self, ranks: Ranks, checkpoints: Checkpoints, journal: Journal, dispatcher: GroupDispatcher
@@ -43,7 +43,7 @@ class StepTrainer:
         return info
 
     async def check_weights(self, info: ModelInfo) -> None:
-        """Raise ConfigError when the model is not the one that the run began with."""
+        """Raise ConfigError if the model is not the one that the run started with."""
         await check_weights_are_the_same(self._dispatcher.lineage, self._ranks, info)
 
     async def plans_to_replay(self) -> list[Plan]:
@@ -68,12 +68,12 @@ class StepTrainer:
         return plan
 
     async def train_plan(self, plan: Plan) -> StepResult:
-        """Train the step of a plan. Raises ReplayError when its trajectories are gone."""
+        """Train the step of a plan. Raises ReplayError if its trajectories are gone."""
         attempts = await self._journal.load_intact(plan.attempts)
         if not attempts:
             raise ReplayError(
-                f"no trajectory of step {plan.step} is what was journaled: restore the journal"
-                " from a copy, or start a new run"
+                f"every trajectory of step {plan.step} differs from what was journaled: restore the"
+                " journal from a copy, or start a new run"
             )
         if any(not attempt.sequences for attempt in attempts):
             raise ReplayError(
@@ -89,12 +89,12 @@ class StepTrainer:
         return await self._ranks.publish_weights(self.version)
 
     async def begin_checkpoint(self) -> None:
-        """Copy the ranks' state, which becomes the checkpoint of this version beside training."""
+        """Copy the ranks' state; it becomes the checkpoint of this version beside training."""
         await self._checkpoints.begin_save(self._ranks, self.version)
         self._saved_step = self.version
 
     async def finish_checkpoint(self) -> None:
-        """Wait until the checkpoint that was begun last, if any, is the newest."""
+        """Wait until the last checkpoint that was started, if any, is the newest."""
         await self._checkpoints.finish_save()
 
     @property

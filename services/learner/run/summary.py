@@ -1,4 +1,4 @@
-"""`summary.json`: what a run achieved, and how long it took. Fractions, not percents."""
+"""`summary.json`: a run's results and times. Fractions, not percents."""
 
 import json
 import os
@@ -15,8 +15,8 @@ SUMMARY_FILE = "summary.json"
 
 
 def eval_summary(report: Mapping[str, Any]) -> dict[str, Any]:
-    """One evaluation: the main set's figures, and pass@1 of the sets `greedy` and
-    `unseen_names` where they were evaluated."""
+    """Summarise one evaluation: the main set's figures, and pass@1 of the sets `greedy` and
+    `unseen_names` if evaluated."""
     main = report.get(MAIN_SET, {})
     by_env = {env: row.get("pass_at_1") for env, row in main.get("by_env", {}).items()}
     return {
@@ -31,7 +31,7 @@ def eval_summary(report: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class RunSummary:
-    """Writes the summary of one run, with the time that all of its starts took."""
+    """Writes the summary of one run, with times over all of its starts."""
 
     def __init__(self, run_dir: Path, seed: int, clock: RunClock, journal: Journal) -> None:
         self._run_dir = run_dir
@@ -40,7 +40,7 @@ class RunSummary:
         self._journal = journal
 
     async def write_summary(self, evals: Mapping[str, Mapping[str, Any]], *, steps: int) -> None:
-        """Replace the summary in one step; `evals` are reports by eval id."""
+        """Replace the summary atomically; `evals` are reports by eval id."""
         await self._journal.set_meta({"seconds": self._clock.seconds})
         by_moment = {eval_id.split("-")[0]: report for eval_id, report in evals.items()}
         summary = {

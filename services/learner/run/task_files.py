@@ -1,4 +1,4 @@
-"""Tasks that a run trains and is evaluated on, from the files and the selection of its spec."""
+"""Training and evaluation tasks, from the files and the selection of a run's spec."""
 
 from pathlib import Path
 

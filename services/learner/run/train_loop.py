@@ -6,9 +6,9 @@
 
 In mode `eval`: start ranks -> replay -> publish -> evaluate -> summary.
 
-Rollout workers sample all the while: what keeps them from running ahead are the lease slots,
-which a step frees when its policy is published. Evaluations run beside training; the next
-publication waits for them, so that they see one policy only.
+Rollout workers sample all the while; lease slots, which a step frees when its policy is
+published, keep them from running ahead. Evaluations run beside training; the next publication
+waits for them, so that they see one policy only.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ _log = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class LoopStages:
-    """The stages of the loop, each with what it needs of the run."""
+    """Stages of the loop."""
 
     trainer: StepTrainer
     publisher: PolicyPublisher
@@ -53,7 +53,7 @@ class LoopStages:
 
 
 class TrainLoop:
-    """One learner's part in a run; `run_until_done` returns when it is done or drained."""
+    """Training loop of one learner; `run_until_done` returns when it is done or drained."""
 
     def __init__(
         self,
@@ -79,10 +79,10 @@ class TrainLoop:
         self._stopwatch = Stopwatch()
 
     async def run_until_done(self, on_loaded: Callable[[ModelInfo], None]) -> bool:
-        """Run to the end. Return True when every step and evaluation is done, False when
-        drained before.
+        """Run to the end. Return True if every step and evaluation is done, False if drained
+        first.
 
-        `on_loaded` is told what the ranks loaded, before anything is published."""
+        `on_loaded` receives what the ranks loaded, before anything is published."""
         if not await self._load_and_replay(on_loaded):
             return await self._stop_early()
         await self._publish_policy(None)
@@ -105,8 +105,8 @@ class TrainLoop:
     async def _load_and_replay(self, on_loaded: Callable[[ModelInfo], None]) -> bool:
         """Load the newest checkpoint and replay the plans that were committed after it.
 
-        A policy on the way that should have been evaluated and was not is evaluated first:
-        there is no way back to it. Return False if the drain came before the end."""
+        A policy on the way whose evaluation is missing is evaluated first, since the run never
+        returns to it. Return False if a drain came before the end."""
         await self._evals.load_reports()
         checkpoint = await self._trainer.find_checkpoint()
         with self._watchdog.stage("start ranks"):
@@ -127,9 +127,9 @@ class TrainLoop:
         return True
 
     async def _catch_up_eval(self) -> bool:
-        """Do the evaluation of this version that an earlier start began.
+        """Finish the evaluation of this version that an earlier start began.
 
-        Return False when drained."""
+        Return False if drained."""
         if self._config.mode == "eval" or not self._evals.is_due(
             self._eval_moment, self._trainer.version
         ):
@@ -148,7 +148,7 @@ class TrainLoop:
     async def _judge_batch(self, batch: Batch) -> Ruling:
         """Compare a batch with the trainer before it is trained on.
 
-        Raises MismatchError when the run must not start, or, saved, must not go on."""
+        Raises MismatchError if the run must not start, or must stop after a checkpoint."""
         with self._watchdog.stage("compare"):
             ruling = await self._guard.before_step(batch, self._trainer.version)
         if ruling.stop:
@@ -159,8 +159,8 @@ class TrainLoop:
     async def _run_step(self, batch: Batch, settings: StepSettings) -> bool:
         """Train on a batch and publish the result.
 
-        Return False if the drain came while an evaluation held the publication back: the plan
-        is journaled, and the next start evaluates and then trains again."""
+        Return False if a drain came while an evaluation delayed the publication: the plan is
+        journaled, and the next start evaluates and then trains again."""
         base = self._trainer.version
         bind_process(step=base + 1)
         plan = await self._trainer.commit_plan(batch, settings)
@@ -182,7 +182,7 @@ class TrainLoop:
         return True
 
     async def _publish_policy(self, batch: Batch | None, *, train: bool = True) -> None:
-        """Publish the weights of this version; without `train`, for evaluations alone."""
+        """Publish the weights of this version; without `train`, only for evaluations."""
         self._status.enter_phase(Phase.PUBLISHING)
         stage = self._watchdog.stage("publish")
         span = trace.span("publish", {"step": self._trainer.version})
@@ -195,7 +195,7 @@ class TrainLoop:
             await self._trainer.begin_checkpoint()
 
     async def _finish_saving(self) -> None:
-        """Save this version unless it is saved, and wait until the checkpoint counts."""
+        """Save this version if needed, and wait until its checkpoint counts."""
         if not self._trainer.is_saved:
             await self._begin_checkpoint()
         with self._watchdog.stage("checkpoint"):
@@ -210,7 +210,7 @@ class TrainLoop:
         return await self._mark_done()
 
     async def _evaluate_only(self) -> bool:
-        """Evaluate the newest policy of the run on all sets: mode `eval`."""
+        """Evaluate the run's newest policy on all sets: mode `eval`."""
         if not self._evals.has_sets:
             raise ConfigError("learner.mode is eval, but learner.eval.sets has no set to evaluate")
         return await self._evaluate_to_the_end("eval_only")
@@ -228,7 +228,7 @@ class TrainLoop:
         return True
 
     async def _stop_early(self, *, save: bool = True) -> bool:
-        """Leave a drained run so that it can go on later."""
+        """Leave a drained run so that it can resume later."""
         self._status.enter_phase(Phase.DRAINING)
         await self._evals.cancel_running()
         if save and self._config.mode == "train":
@@ -238,7 +238,7 @@ class TrainLoop:
         return False
 
     async def _begin_eval(self) -> None:
-        """Begin to evaluate the policy that was just published, if it should be."""
+        """Start evaluating the policy that was just published, if that is due."""
         if self._evals.is_due(self._eval_moment, self._trainer.version):
             await self._evals.begin_evaluation(self._eval_moment)
 

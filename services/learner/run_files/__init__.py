@@ -1,2 +1,2 @@
-"""Files of a run that several rooms read, and what they tell of its progress: checkpoints'
-manifests and `metrics.jsonl`."""
+"""Files of a run that several rooms read to find its progress: checkpoint manifests and
+`metrics.jsonl`."""

@@ -3,8 +3,8 @@
     {"format": 2, "run_id": "demo-20260101-120000", "run_epoch": 2, "step": 40,
      "files": {"rank.json": {"sha256": "...", "bytes": 1234}, ...}}
 
-`files` holds every file of the folder but the manifest itself. A folder is intact when each of
-them has the size and SHA-256 that the manifest lists. Files are safetensors and JSON only."""
+`files` lists every file of the folder but the manifest itself. A folder is intact if each of
+them has the listed size and SHA-256. Files are safetensors and JSON only."""
 
 import hashlib
 import json
@@ -18,11 +18,12 @@ from services.common.durable_files import sha256_of, write_durably
 from services.common.errors import ConfigError
 
 MANIFEST = "manifest.json"
-# Of the folder: 1 had one file for the model and one for the optimizer, 2 has those of all ranks.
+# Format of the folder: 1 had one file for the model and one for the optimizer; 2 has the files
+# of all ranks.
 FORMAT = 2
-# What a file system gives a file, and Linux a path.
+# Limits of file systems on a name, and of Linux on a path.
 _NAME_BYTES, _PATH_BYTES = 255, 2048
-# What JSON of any other shape leads to, a number without an end and 100,000 brackets included.
+# Errors from JSON of any other shape, such as an endless number or 100,000 brackets.
 _MALFORMED = (
     *(ValueError, KeyError, TypeError, AttributeError),
     *(OverflowError, RecursionError),
@@ -34,8 +35,8 @@ class DamagedCheckpointError(Exception):
 
 
 class ForeignCheckpointError(ConfigError):
-    """A checkpoint is intact but from another version of the program; the message gives the
-    remedy."""
+    """A checkpoint is intact but was written by another version of the program; the message
+    gives the remedy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,7 @@ class FileEntry:
     def __post_init__(self) -> None:
         """Raises TypeError."""
         if type(self.sha256) is not str or type(self.bytes) is not int:
-            raise TypeError('"sha256" is a text and "bytes" an integer')
+            raise TypeError('"sha256" must be a string and "bytes" an integer')
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +75,7 @@ def write_manifest(directory: Path, manifest: Manifest) -> str:
 def parse_manifest(text: str | bytes, where: str) -> Manifest:
     """Parse a manifest.
 
-    Raises DamagedCheckpointError, or ForeignCheckpointError when a newer program wrote it."""
+    Raises DamagedCheckpointError, or ForeignCheckpointError if a newer program wrote it."""
     try:
         data: dict[str, Any] = json.loads(text)
         found = data["format"]
@@ -86,9 +87,9 @@ def parse_manifest(text: str | bytes, where: str) -> Manifest:
             numbers = int(data["run_epoch"]), int(data["step"])
             return Manifest(_text(data["run_id"]), *numbers, files)
     except _MALFORMED as error:
-        raise DamagedCheckpointError(f"{where} is no manifest: {error!r}") from error
+        raise DamagedCheckpointError(f"{where} is not a manifest: {error!r}") from error
     raise ForeignCheckpointError(
-        f"{where} has format {found}, this program reads and writes {FORMAT}: go on with the"
+        f"{where} has format {found}, but this program reads and writes {FORMAT}: use the"
         " version of the program that wrote it"
     )
 
@@ -117,12 +118,12 @@ def check_relative_name(name: str) -> str:
     path = PurePosixPath(name)
     elsewhere = path.is_absolute() or {"..", "."} & {*path.parts, name} or str(path) != name
     if elsewhere or not _fits(path):
-        raise ValueError(f"{name[:_NAME_BYTES]!r} is no name of a file below its folder")
+        raise ValueError(f"{name[:_NAME_BYTES]!r} is not the name of a file below its folder")
     return name
 
 
 def _fits(path: PurePosixPath) -> bool:
-    """Tells whether a file can be called so."""
+    """Return True if the file system allows the name."""
     try:
         lengths = [len(part.encode()) for part in path.parts]
     except UnicodeEncodeError:
@@ -133,14 +134,14 @@ def _fits(path: PurePosixPath) -> bool:
 def _text(value: object) -> str:
     if isinstance(value, str):
         return value
-    raise TypeError(f"{value!r} is no text")
+    raise TypeError(f"{value!r} is not a string")
 
 
 def _check_regular(path: Path) -> int:
-    """Return its size. To open a pipe would wait for who writes to it."""
+    """Return the size of a regular file. Opening a pipe would block until something writes."""
     found = path.stat()
     if not stat.S_ISREG(found.st_mode):
-        raise DamagedCheckpointError(f"{path} is no regular file")
+        raise DamagedCheckpointError(f"{path} is not a regular file")
     return found.st_size
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 
 def parse_points(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
-    """Yield the points in the lines, each with its `step`; damaged lines are left out."""
+    """Yield the points of the lines, each with its `step`; skip damaged lines."""
     for line in lines:
         try:
             point = json.loads(line)

@@ -1,4 +1,4 @@
-"""Evidence of a run's progress in its other files, for a journal and a mark that are both old."""
+"""Evidence of a run's progress in its other files, for when journal and mark are both old."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -26,20 +26,20 @@ class ProgressTrace:
 
     step: int
     path: Path
-    # Tries that it had acknowledged, at the least.
+    # Tries that it had acknowledged, at least.
     acknowledged: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class OrphanCheckpoint:
-    """An intact checkpoint that the journal does not know."""
+    """An intact checkpoint that is missing from the journal."""
 
     folder: Path
     manifest: Manifest
 
 
 def newest_trace(run_dir: Path, step: int) -> ProgressTrace | None:
-    """Return the newest trace of a step after `step`; None when the journal knows everything."""
+    """Return the newest trace of a step after `step`; None if the journal is complete."""
     orphans = [
         ProgressTrace(o.manifest.step, o.folder / MANIFEST) for o in orphans_after(run_dir, step)
     ]
@@ -59,13 +59,13 @@ def orphans_after(run_dir: Path, step: int) -> list[OrphanCheckpoint]:
 
 
 def step_of(folder: Path) -> int | None:
-    """Return the step in a checkpoint folder's name; None while it is being made."""
+    """Return the step in a checkpoint folder's name; None if it is not finished."""
     digits = folder.name.removeprefix("step-")
     return int(digits) if digits.isdecimal() else None
 
 
 def read_whole_manifest(folder: Path) -> Manifest | None:
-    """Return the manifest of a checkpoint that is intact and in the right folder, else None."""
+    """Return the manifest of an intact checkpoint in the right folder, else None."""
     try:
         manifest = verify_checkpoint(folder)
     except (DamagedCheckpointError, ConfigError):
@@ -74,8 +74,8 @@ def read_whole_manifest(folder: Path) -> Manifest | None:
 
 
 def _logged_traces(path: Path) -> Iterator[ProgressTrace]:
-    """Yield a trace for each logged step. A step that does not follow its predecessor is ignored:
-    a damaged digit must not stop a run."""
+    """Yield a trace for each logged step. Ignore a step that does not follow its predecessor: a
+    damaged digit must not stop a run."""
     before = 0
     for point in parse_points(_read_tail(path)):
         step = point["step"]

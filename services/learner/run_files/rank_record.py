@@ -1,9 +1,9 @@
-"""Record of a checkpoint, `rank.json`, as the first rank writes it.
+"""Record of a checkpoint, `rank.json`, written by the first rank.
 
     {"step": 40, "shapes": {"model/model.norm.weight": [64], ...}}
 
-`shapes` are those of all tensors of all ranks: the files of each rank say what lies in them, and
-not what another file should hold. So every reader knows when the part of some rank is missing."""
+`shapes` covers all tensors of all ranks: each rank's file lists its own tensors, but not those
+of other files. With the record, every reader notices when a rank's part is missing."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -38,7 +38,7 @@ def read_shapes(folder: Path, group: str) -> dict[str, tuple[int, ...]]:
     try:
         shapes = {name: tuple(shape) for name, shape in read_record(folder)["shapes"].items()}
     except (KeyError, AttributeError, TypeError) as error:
-        problem = f"{folder / RECORD_FILE} says no shapes of tensors: {error!r}"
+        problem = f"{folder / RECORD_FILE} has no tensor shapes: {error!r}"
         raise RankRecordError(problem) from error
     prefix = f"{group}/"
     return {n.removeprefix(prefix): shape for n, shape in shapes.items() if n.startswith(prefix)}

@@ -1,4 +1,4 @@
-"""Order of the tasks: `curriculum.py` draws the next task. `task_filter.py` says before the run
-which tasks of a file it may draw, `environment_mix.py` of which environment the next one is,
-`task_passes.py` which of that environment's, `difficulty.py` and `suspect_tasks.py` which ones are
-left out for now."""
+"""Order of the tasks: `curriculum.py` draws the next task. Before the run, `task_filter.py` selects
+the tasks of a file that it may draw. `environment_mix.py` chooses the environment of the next draw,
+`task_passes.py` the task in it, and `difficulty.py` and `suspect_tasks.py` exclude tasks for
+now."""

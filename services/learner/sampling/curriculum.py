@@ -1,11 +1,11 @@
-"""Order of the tasks: a function of the seed, the sequence number and the changes that the
-journal had committed before it.
+"""Order of the tasks: a function of the seed, the sequence number and the changes that were
+journaled before it.
 
-Draws are numbered from 0, in windows of as many as a step takes. The environment of a number
-depends on nothing but the seed (`environment_mix`); which of its tasks is drawn depends on how
-far the environment has come (`task_passes`) and on what is parked or quarantined. That changes
-only through `learn_from_outcomes` and `flush_condemned`, whose result is journaled before
-anything that is drawn after it."""
+Draws are numbered from 0, in windows of one step's groups. The environment of a number depends
+only on the seed (`environment_mix`); the task drawn from it depends on the environment's progress
+(`task_passes`) and on the parked or quarantined tasks. Those change only through
+`learn_from_outcomes` and `flush_condemned`, whose result is journaled before anything that is
+drawn after it."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -48,7 +48,7 @@ class Curriculum:
         stored: StoredCurriculum | None = None,
         seen: Iterable[str] = (),
     ) -> None:
-        """Create a curriculum; `window` is the number of groups of a step, `seen` are keys of
+        """Create a curriculum; `window` is the number of groups of a step, `seen` are the keys of
         tasks drawn before."""
         if not tasks:
             raise ValueError("a curriculum needs at least one task")
@@ -64,13 +64,13 @@ class Curriculum:
         self._window = window
         self._order: tuple[int, list[str]] = (-1, [])
         self._states = {s.task: self._adopt_state(s) for s in stored.tasks if s.task in self._index}
-        # How many tasks of each environment stand how; active ones only once they were judged.
+        # Number of tasks by environment and standing; active ones only once they were judged.
         self.standings = Counter((state.env, state.standing) for state in self._states.values())
         self._passes = {env: self._resume_passes(env, stored, seed) for env in self._tasks}
         self._seen = set(seen) & self._index.keys()
-        # The number of the next draw.
+        # Number of the next draw.
         self.number = stored.number
-        # Since the last change: events, tasks that are not as they were, tasks to quarantine.
+        # Since the last change: events, changed tasks, and tasks to quarantine.
         self._events: list[CurriculumEvent] = []
         self._dirty: dict[str, TaskState] = {}
         self._condemned: dict[str, str] = {}
@@ -79,7 +79,7 @@ class Curriculum:
     # --- drawing
 
     def draw_task(self) -> Task:
-        """Draw the task of group number `number`, which grows by one."""
+        """Draw the task of group number `number`, and increment `number`."""
         turn, place = divmod(self.number, self._window)
         if self._order[0] != turn:
             self._order = (turn, self._mixture.window_order(turn))
@@ -95,7 +95,7 @@ class Curriculum:
         return task
 
     def catch_up(self, number: int) -> None:
-        """Draw again what was drawn after the stored change, up to but without `number`."""
+        """Repeat the draws after the stored change, up to but excluding `number`."""
         while self.number < number:
             self.draw_task()
 
@@ -110,12 +110,12 @@ class Curriculum:
         return self._make_change(step)
 
     def condemn_task(self, task_key: str, reason: str) -> None:
-        """Have a task quarantined by the next change."""
+        """Mark a task for quarantine by the next change."""
         if task_key in self._index and self.standing_of(task_key) is not TaskStanding.QUARANTINED:
             self._condemned.setdefault(task_key, reason)
 
     def flush_condemned(self) -> CurriculumChange | None:
-        """Quarantine what was condemned, if anything.
+        """Quarantine the condemned tasks, if any.
 
         The caller journals the change before it draws."""
         if not self._condemned:
@@ -132,7 +132,7 @@ class Curriculum:
 
     @property
     def distinct_tasks(self) -> int:
-        """Number of tasks that were drawn at least once."""
+        """Number of tasks drawn at least once."""
         return len(self._seen)
 
     def standing_of(self, task_key: str) -> TaskStanding:
@@ -178,7 +178,7 @@ class Curriculum:
         if self._mixture.rates[env] and not passes.has_drawable:
             raise NoTasksError(
                 f"learner.tasks: all {passes.size} tasks of environment {env!r} are quarantined;"
-                " add others under new keys, or take it out of the mixture with a weight of 0"
+                " add others under new keys, or remove it from the mixture with a weight of 0"
             )
         return passes
 
@@ -239,8 +239,8 @@ class Curriculum:
         facts = {"task": state.task, "env": state.env, "reason": reason}
         if kind is EventKind.QUARANTINE_REFUSED:
             _log.error(
-                "a task was not quarantined: too many of its environment are already, so it is"
-                " rather the environment that does not work",
+                "a task was not quarantined: too many of its environment already are, so the"
+                " environment itself is more likely broken",
                 **facts,
             )
         elif kind is EventKind.QUARANTINED:

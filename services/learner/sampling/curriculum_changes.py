@@ -1,4 +1,4 @@
-"""Journaled part of the curriculum: where it stood, and what it thought of each task."""
+"""Journaled part of the curriculum: its position, and its judgement of each task."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -6,10 +6,10 @@ from enum import StrEnum
 
 
 class TaskStanding(StrEnum):
-    """Status of a task: how it is drawn, if at all."""
+    """Status of a task, which determines how it is drawn, if at all."""
 
     ACTIVE = "active"
-    # Parked: drawn now and then, to see whether it still is so.
+    # Parked: drawn occasionally, to see whether that still holds.
     SOLVED = "solved"
     IMPOSSIBLE = "impossible"
     # Never drawn again in this run.
@@ -27,14 +27,14 @@ class EventKind(StrEnum):
     PROBED = "probed"
     UNPARKED = "unparked"
     QUARANTINED = "quarantined"
-    # It should have been quarantined, but too many of its environment were already.
+    # It should have been quarantined, but too many of its environment already were.
     QUARANTINE_REFUSED = "quarantine_refused"
 
 
 @dataclass(slots=True)
 class TaskState:
-    """Knowledge about one task. `passes` and `attempts` are sums over its groups, each group
-    weighing `decay` times as much as the next."""
+    """Statistics of one task. `passes` and `attempts` are sums over its groups; each group has
+    `decay` times the weight of the next."""
 
     task: str
     env: str
@@ -44,8 +44,8 @@ class TaskState:
     attempts: float = 0.0
     # Its place among the parked tasks of its environment: the lowest is probed next.
     queued: int = 0
-    # The pass in which it was last parked, quarantined or taken back, and whether that pass had
-    # begun with it.
+    # Pass in which it was last parked, quarantined or taken back, and whether that pass had begun
+    # with it.
     turn: int = -1
     member: bool = True
 
@@ -57,7 +57,7 @@ class TaskState:
         self.standing = standing
 
     def in_pass(self, turn: int) -> bool:
-        """Return True if the pass in progress, `turn`, began with it."""
+        """Return True if the current pass, `turn`, began with it."""
         return self.member if self.turn == turn else self.standing is TaskStanding.ACTIVE
 
     @property
@@ -72,7 +72,7 @@ class CurriculumEvent:
     task: str
     env: str
     kind: EventKind
-    # In words, for people.
+    # Explanation for people.
     reason: str = ""
 
 
@@ -81,10 +81,10 @@ class PassCursor:
     """Progress of one environment through its tasks."""
 
     drawn: int = 0
-    # Which pass over its tasks, and the next place in it.
+    # Current pass over its tasks, and the next place in it.
     turn: int = 0
     position: int = 0
-    # How often a task was put at the end of those that are parked.
+    # Times that a task was put at the end of the parked ones.
     queued: int = 0
 
 
@@ -93,17 +93,17 @@ class CurriculumChange:
     """A change that is journaled at once: it holds for every draw from `number` on."""
 
     number: int
-    # Of the plan that it was committed with; None when it came between two.
+    # Step of the plan that it was committed with; None if it came between two.
     step: int | None
     cursors: Mapping[str, PassCursor]
-    # The tasks that are not as they were.
+    # The changed tasks.
     tasks: tuple[TaskState, ...] = ()
     events: tuple[CurriculumEvent, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class StoredCurriculum:
-    """The curriculum as the journal has it."""
+    """Curriculum as stored in the journal."""
 
     number: int = 0
     cursors: Mapping[str, PassCursor] = field(default_factory=dict[str, PassCursor])

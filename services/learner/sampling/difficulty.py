@@ -1,4 +1,4 @@
-"""Difficulty of tasks: those that the policy can learn nothing from now."""
+"""Difficulty of tasks: detection of those from which the policy can learn nothing now."""
 
 from services.learner.config.sampling import DifficultyConfig
 from services.learner.sampling.curriculum_changes import TaskStanding, TaskState
@@ -9,7 +9,7 @@ from services.learner.types import PASS_REWARD
 def update_difficulty(
     state: TaskState, outcome: GroupOutcome, config: DifficultyConfig
 ) -> TaskStanding:
-    """Add a group to what is known of its task; return how the task should stand.
+    """Add a group to its task's statistics; return the task's new standing.
 
     The pass rate is sum(decay^k passes_k) / sum(decay^k attempts_k) over its groups, k = 0 the
     newest: an exponentially weighted mean over attempts. A group with signal is never a reason

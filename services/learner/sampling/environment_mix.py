@@ -1,5 +1,5 @@
-"""Mixture of environments: how many groups each gets of every step-sized window of draws, and
-in which order.
+"""Mixture of environments: number and order of each one's groups in every step-sized window of
+draws.
 
 Stateless: a function of the seed, the sizes of the environments and the number of the window."""
 
@@ -13,7 +13,7 @@ from services.learner.config.sampling import SamplingConfig
 
 # Fractional part of the golden ratio: its multiples fill the unit interval most evenly.
 _GOLDEN = (sqrt(5) - 1) / 2
-# Float sums of rates that should be whole may miss it by so much.
+# Error allowed in float sums of rates that should be whole.
 _ROUNDING = 1e-9
 
 
@@ -22,7 +22,7 @@ class MixtureError(ValueError):
 
 
 class EnvironmentMix:
-    """Environments in windows of `window` draws; raises MixtureError when they do not fit."""
+    """Environments in windows of `window` draws; raises MixtureError if they do not fit."""
 
     def __init__(
         self, sizes: Mapping[str, int], config: SamplingConfig, *, window: int, seed: int
@@ -77,8 +77,8 @@ def _resolve_weights(sizes: Mapping[str, int], config: SamplingConfig) -> dict[s
     unknown, missing = sorted(config.weights.keys() - sizes), sorted(sizes - config.weights.keys())
     if unknown:
         raise MixtureError(
-            f"learner.sampling.weights names {', '.join(unknown)}, which learner.tasks does not"
-            f" have; it has {', '.join(sorted(sizes))}"
+            f"learner.sampling.weights names {', '.join(unknown)}, but learner.tasks"
+            f" has only {', '.join(sorted(sizes))}"
         )
     if missing:
         raise MixtureError(
@@ -90,8 +90,8 @@ def _resolve_weights(sizes: Mapping[str, int], config: SamplingConfig) -> dict[s
 def _window_rates(weights: Mapping[str, float], window: int, least: int) -> dict[str, float]:
     """Return expected groups of a window: proportional to the weights, at least `least` each.
 
-    If the minimum is more than an environment's weight gives it, the others share what is left
-    in proportion to theirs."""
+    If the minimum exceeds an environment's share by weight, the others divide the rest in
+    proportion to theirs."""
     floored: set[str] = set()
     while True:
         free = {name: weight for name, weight in weights.items() if name not in floored}

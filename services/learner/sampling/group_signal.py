@@ -1,4 +1,4 @@
-"""Signal of a group: whether its rewards differ, so that something can be learned from it."""
+"""Signal of a group: whether its rewards differ, so that the policy can learn from it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class GroupOutcome:
-    """The rewards of one group's graded attempts."""
+    """Rewards of one group's graded attempts."""
 
     task: str
     rewards: Sequence[float]

@@ -1,5 +1,5 @@
-"""Environments and tasks that the env_gateway will not have, told from those that merely fail; and
-runs in which nothing ever works."""
+"""Detection of environments and tasks that the env_gateway refuses, as opposed to failing ones,
+and of runs in which nothing ever works."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -8,22 +8,22 @@ from enum import StrEnum
 from services.common.domain.attempts import FailureKind
 from services.common.domain.trajectory import Trajectory
 
-# Tasks that must be refused before an environment counts as refused, where it has so many; and that
-# must fail for one reason before it counts as one that cannot work.
+# Tasks that must be refused before an environment of that size counts as refused, and tasks that
+# must fail for one reason before it counts as broken.
 _TASKS, _FAILED_TASKS = 8, 3
-# Of an environment, its verifiers or the engine; others are troubles of our own, that may pass.
+# Faults of an environment, its verifiers or the engine; others are our own, and may pass.
 _CONCLUSIVE = (FailureKind.ENV_LOST, FailureKind.NO_GRADE, FailureKind.ENGINE_ERROR)
-# The gateway itself is away, and started anew; or others have all places.
+# The gateway itself is unavailable, or others have all places.
 _TRANSIENT = (
     *("UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED", "DRAINING", "QUEUE_FULL", "EPISODE_LOST"),
     *("throttled", "no_place"),
 )
-# Ids, digests and seconds differ from try to try.
+# Ids, digests and seconds, which differ from try to try.
 _NUMBERS = re.compile(r"[0-9a-f]{8,}|\d+")
 
 
 class Refusal(StrEnum):
-    """Reasons of `OpenEpisode` that do not change on a retry; a rollout worker begins the
+    """Reasons of `OpenEpisode` that do not change on a retry; a rollout worker starts the
     detail of a failed try with them."""
 
     UNKNOWN_ENVIRONMENT = "UNKNOWN_ENVIRONMENT"
@@ -31,7 +31,7 @@ class Refusal(StrEnum):
 
 
 def common_refusal(tries: Sequence[Trajectory]) -> tuple[Refusal, str] | None:
-    """Return why the gateway refused all of these tries, with its words; None if it did not."""
+    """Return why the gateway refused all of these tries, with its message; None if it did not."""
     found = [_parse_refusal(trajectory) for trajectory in tries]
     if not found or found[0] is None or any(other != found[0] for other in found):
         return None
@@ -46,15 +46,15 @@ class RefusalHistory:
         episode."""
         self._sizes = sizes
         self._opened = set(opened)
-        # When the first task of an environment was refused, and which ones were.
+        # Time of an environment's first refusal, and its refused tasks.
         self._refused: dict[str, tuple[float, set[str]]] = {}
-        # Whether anything was ever graded; and by environment when the first of the groups failed
-        # that all failed for this reason, and their tasks.
+        # True once anything was graded; then, by environment, the time of the first group that
+        # failed for this one reason, and the tasks of all such groups.
         self._worked = bool(self._opened)
         self._failed: dict[str, tuple[float, str, set[str]]] = {}
 
     def note_attempt(self, env: str, trajectory: Trajectory) -> None:
-        """Note what a try says about its environment."""
+        """Record what a try shows about its environment."""
         if trajectory.reward is not None or trajectory.counts.open_s or trajectory.counts.turns:
             self._opened.add(env)
             self._refused.pop(env, None)
@@ -64,10 +64,10 @@ class RefusalHistory:
     def note_refused(
         self, env: str, task: str, refusal: Refusal, detail: str, *, at: float, open_since: float
     ) -> str:
-        """Note that a task was refused at `at`; return why the run cannot go on, or nothing.
+        """Record that a task was refused at `at`; return why the run cannot continue, or "".
 
-        A group that is at work since before the first refusal, `open_since`, may still show
-        that the environment has good tasks too."""
+        A group in progress since before the first refusal, `open_since`, may still show that the
+        environment has good tasks too."""
         if env in self._opened:
             return ""
         first, tasks = self._refused.setdefault(env, (at, set()))
@@ -81,14 +81,14 @@ class RefusalHistory:
             return ""
         return (
             f"env_gateway: refuses the tasks of environment {env!r}, and no episode of it was ever"
-            f" opened in this run: of {task!r} it says {detail}"
+            f" opened in this run: its reason for {task!r} is {detail}"
         )
 
     def note_failed(
         self, env: str, task: str, tries: Sequence[Trajectory], *, at: float, open_since: float
     ) -> str:
-        """Note that every try of a group failed, the last at `at`; return why the run cannot go
-        on, or nothing. `open_since`: see `note_refused`."""
+        """Record that every try of a group failed, the last at `at`; return why the run cannot
+        continue, or "". `open_since`: see `note_refused`."""
         reason = _same_reason(tries)
         if self._worked or not reason:
             return ""
@@ -102,7 +102,7 @@ class RefusalHistory:
         last = tries[-1]
         what = f"{last.failure}: {last.no_grade}: " if last.no_grade else f"{last.failure}: "
         return (
-            f"nothing of this run was ever graded, and all tries at {len(tasks)} tasks of"
+            f"no attempt of this run was ever graded, and all tries at {len(tasks)} tasks of"
             f" environment {env!r} failed for the same reason: {what}{last.detail}"
         )
 

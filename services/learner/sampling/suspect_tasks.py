@@ -1,19 +1,19 @@
-"""Blame for a task without grades: on the task, or on the world around it. No own clock.
+"""Blame for a task without grades: the task itself, or its surroundings. No own clock.
 
-A task that failed is given up. It is quarantined only when another task of its environment was
-graded by a try that was under way in the meantime: while a gateway or an environment is down,
-nothing is, and no task is to blame."""
+A task that failed is given up. It is quarantined only if a try under way in the meantime graded
+another task of its environment: while a gateway or an environment is down, no task is graded, and
+none is to blame."""
 
 from collections import OrderedDict, deque
 from dataclasses import dataclass
 
-# Tasks of one environment that wait for a witness; more come back in the next pass.
+# Most tasks of one environment that wait for a witness; more come back in the next pass.
 _WAITING = 256
 
 
 @dataclass(frozen=True, slots=True)
 class SuspectTask:
-    """A task that was given up, and from when to when it was tried, in monotonic seconds."""
+    """A task that was given up, and the time during which it was tried, in monotonic seconds."""
 
     task: str
     began: float
@@ -21,15 +21,15 @@ class SuspectTask:
 
 
 class Witnesses:
-    """Tasks that were graded lately, and those that wait for one to be, by environment."""
+    """Recently graded tasks, and those that wait for a witness, by environment."""
 
     def __init__(self) -> None:
-        # When a try of a task was graded last: of the two tasks that were last.
+        # Time of the last graded try, for the two tasks graded most recently.
         self._graded: dict[str, OrderedDict[str, float]] = {}
         self._waiting: dict[str, deque[SuspectTask]] = {}
 
     def note_graded(self, env: str, task: str, began: float, ended: float) -> list[SuspectTask]:
-        """Note a graded try; return the tasks that it shows to be at fault themselves."""
+        """Record a graded try; return the tasks that it shows to be at fault themselves."""
         lately = self._graded.setdefault(env, OrderedDict())
         lately[task] = ended
         lately.move_to_end(task)
@@ -43,7 +43,7 @@ class Witnesses:
         return guilty
 
     def judge_suspect(self, env: str, suspect: SuspectTask) -> bool:
-        """Return True if a task is itself at fault; otherwise `note_graded` may tell later."""
+        """Return True if the task itself is at fault; `note_graded` may find out later."""
         lately = self._graded.get(env, {})
         if any(task != suspect.task and at >= suspect.began for task, at in lately.items()):
             return True

@@ -1,10 +1,8 @@
-"""Filter of a file's tasks for a run: `[learner.select]`. `curriculum.py` draws from what it
-leaves.
+"""Filter of a file's tasks for a run: `[learner.select]`. `curriculum.py` draws from the result.
 
 Filters look at one task each, so they leave the same tasks whatever else is in the file. The
-`max_tasks` that are taken in the end are those with the lowest hashes of seed and key: another
-order of the file changes nothing, and a task that is added takes the place of at most one
-other."""
+final `max_tasks` are those with the lowest hashes of seed and key: the order of the file does not
+matter, and an added task replaces at most one other."""
 
 import hashlib
 import json
@@ -15,17 +13,17 @@ from services.common.config import did_you_mean
 from services.learner.config.sampling import SelectConfig
 from services.learner.sampling.tasks import Task, modality_of
 
-# Values that an error message lists.
+# Most values that an error message lists.
 _SHOWN = 12
 
 
 class TaskFilterError(ValueError):
-    """`[learner.select]` names what the task file does not have; the message says what it has."""
+    """`[learner.select]` names a value missing from the task file; the message lists its values."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Filter:
-    """One key of the section: what it asks for, and what a task has of it."""
+    """One key of the section: the requested values, and a reader of a task's."""
 
     key: str
     wanted: Sequence[str]
@@ -46,26 +44,26 @@ def filter_tasks(
 
 
 def filter_eval_tasks(tasks: Sequence[Task], config: SelectConfig, *, path: str) -> list[Task]:
-    """Return all tasks of the file `path` that pass, with the tools that are offered for each.
+    """Return all tasks of the file `path` that pass, each with the tools on offer.
 
     Raises TaskFilterError if none does."""
     left = list(tasks)
-    told: list[str] = []
+    details: list[str] = []
     for each in _active_filters(config):
         before, left = left, [task for task in left if each.value_of(task) in each.wanted]
-        told.append(f"  {each.key} = {', '.join(each.wanted)}: {len(left)} of {len(before)}")
+        details.append(f"  {each.key} = {', '.join(each.wanted)}: {len(left)} of {len(before)}")
         if not left:
-            told[-1] += f"; these have {_format_values(each, before)}"
+            details[-1] += f"; these have {_format_values(each, before)}"
             raise TaskFilterError(
                 "\n".join(
-                    [f"learner.select leaves none of the {len(tasks)} tasks of {path}", *told]
+                    [f"learner.select leaves none of the {len(tasks)} tasks of {path}", *details]
                 )
             )
     return [_offer_tools(task, config) for task in left]
 
 
 def _active_filters(config: SelectConfig) -> list[_Filter]:
-    """Return the filters that are set, in the order in which they are applied."""
+    """Return the filters that are set, in order of application."""
     facts = [
         _Filter("modality", [config.modality or ""], lambda task: modality_of(task.json)),
         _Filter("env_keys", config.env_keys, lambda task: task.env_key),

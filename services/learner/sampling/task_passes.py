@@ -1,8 +1,8 @@
 """Order of one environment's tasks: pass after pass, each a permutation of its own.
 
-A pass begins with the tasks that are active then, and leaves out what is parked or quarantined
-when its turn comes. No draw looks at more than one task, except a pass's first, which shuffles
-those of the pass."""
+A pass begins with the tasks that are active then, and skips those that are parked or quarantined
+when their turn comes. No draw looks at more than one task, except a pass's first, which shuffles
+its tasks."""
 
 import random
 from collections import OrderedDict
@@ -30,11 +30,11 @@ class TaskPasses:
         self._probe_share = probe_share
         self._drawn, self._turn, self._position = cursor.drawn, cursor.turn, cursor.position
         self._queued = cursor.queued
-        # 1 for what is left out, by task.
+        # 1 for each task that is left out.
         self._out = bytearray(size)
         self._active = size
-        # The pass that is under way: its tasks in order, the place of each, and 1 for those that
-        # were left out meanwhile.
+        # Current pass: its tasks in order, the place of each, and 1 for those that were left out
+        # meanwhile.
         self._order: list[int] = []
         self._place: dict[int, int] = {}
         self._skipped = bytearray()
@@ -50,7 +50,7 @@ class TaskPasses:
         return bool(self._active or self._parked)
 
     def draw_index(self) -> tuple[int, int | None]:
-        """Draw the next task; also return where it is queued again if it was a parked one."""
+        """Draw the next task; also return its new queue position if it was parked."""
         self._drawn += 1
         share = self._probe_share
         due = int(self._drawn * share) > int((self._drawn - 1) * share)
@@ -60,7 +60,7 @@ class TaskPasses:
         return self._next_in_pass(), None
 
     def park_task(self, index: int) -> int:
-        """Draw a task only now and then; return its place among those that are parked."""
+        """Draw a task only occasionally; return its place among the parked ones."""
         self._leave_out(index)
         return self._queue_parked(index)
 
@@ -100,7 +100,7 @@ class TaskPasses:
         return self._order[place]
 
     def _restore_pass(self, states: Mapping[int, TaskState]) -> None:
-        """Restore the pass in progress, and the tasks that are left out."""
+        """Restore the current pass, and the tasks that are left out."""
         turn = self._turn
         self._begin_pass(
             [i for i in range(self.size) if i not in states or states[i].in_pass(turn)]
@@ -112,7 +112,7 @@ class TaskPasses:
         self._parked = OrderedDict.fromkeys(index for _, index in parked)
 
     def _begin_pass(self, members: list[int]) -> None:
-        """Begin a pass over these tasks, which are in order."""
+        """Begin a pass over these tasks, given in order."""
         random.Random(f"{self._seed}/{self.env}/{self._turn}").shuffle(members)
         self._order = members
         self._place = {index: place for place, index in enumerate(members)}

@@ -1,4 +1,4 @@
-"""Tasks and the files that they come in."""
+"""Tasks and their files."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -7,7 +7,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-# Capability of a worker whose engine and prompts take images, and the tasks that need it.
+# Capability of a worker whose engine and prompts accept images, and of tasks that need it.
 IMAGES = "images"
 _WITH_IMAGES = ("computer_use", "browser_use")
 
@@ -18,7 +18,7 @@ class TaskFileError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One task, its JSON as the file has it."""
+    """One task, with its JSON as in the file."""
 
     key: str
     env_key: str
@@ -26,7 +26,7 @@ class Task:
 
     @property
     def needs(self) -> frozenset[str]:
-        """Capabilities that a worker must have for it, in the words of LeaseGroup."""
+        """Capabilities that a worker must have for it, as named in LeaseGroup."""
         return _required_capabilities(self.json)
 
 

@@ -1,4 +1,4 @@
-"""A tracker in its own thread, so that a slow or broken one never holds up training."""
+"""Tracker in its own thread, so that a slow or broken one never delays training."""
 
 import queue
 import threading
@@ -14,7 +14,7 @@ _Point = tuple[int, Mapping[str, float], Mapping[str, Histogram]]
 
 
 class BackgroundTracker:
-    """Hands points to another tracker through a bounded queue. Implements `Tracker`.
+    """Passes points to another tracker through a bounded queue. Implements `Tracker`.
 
     Points that find the queue full, or on which the tracker fails, are lost and counted. The
     loss is logged once, and once more when points get through again."""
@@ -22,7 +22,7 @@ class BackgroundTracker:
     def __init__(
         self, tracker: Tracker, name: str, *, capacity: int = 1024, close_s: float = 30.0
     ) -> None:
-        """Take `close_s`, which bounds how long the end of a run waits for the remaining points."""
+        """Create it; `close_s` bounds how long the end of a run waits for the remaining points."""
         self._tracker = tracker
         self._name = name
         self._queue: queue.Queue[_Point | None] = queue.Queue(capacity)
@@ -53,7 +53,7 @@ class BackgroundTracker:
             return
         if not self._stop_thread():
             _log.warning(
-                "a tracker does not come to its end; the newest points may be missing",
+                "a tracker does not finish; the newest points may be missing",
                 tracker=self._name,
                 queued=self._queue.qsize(),
             )
@@ -80,7 +80,7 @@ class BackgroundTracker:
         try:
             self._tracker.close()
         except Exception as error:  # noqa: BLE001 - the same, and the run is over and well
-            _log.warning("a tracker failed at its end", tracker=self._name, error=repr(error)[:500])
+            _log.warning("a tracker failed to close", tracker=self._name, error=repr(error)[:500])
 
     def _note_lost(self, step: int, why: str) -> None:
         with self._lock:
@@ -88,7 +88,7 @@ class BackgroundTracker:
             first, self._failing = not self._failing, True
         if first:
             _log.warning(
-                "a tracker loses points; training goes on without it",
+                "a tracker loses points; training continues without it",
                 tracker=self._name,
                 since_step=step,
                 error=why,
@@ -99,7 +99,7 @@ class BackgroundTracker:
             again, self._failing = self._failing, False
         if again:
             _log.info(
-                "a tracker takes points again",
+                "a tracker accepts points again",
                 tracker=self._name,
                 since_step=step,
                 lost=self.dropped,

@@ -1,4 +1,4 @@
-"""A tracker made of several."""
+"""Tracker composed of several."""
 
 from collections.abc import Mapping, Sequence
 

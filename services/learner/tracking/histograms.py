@@ -11,7 +11,7 @@ _BINS = 32
 
 
 def build_histogram(values: Iterable[float], bins: int = _BINS) -> Histogram | None:
-    """Count values in equal bins between the smallest and the largest; return None when there are
+    """Count values in equal bins between the smallest and the largest; return None if there are
     none.
 
     Whole numbers close together get bins of width one. Non-finite values are left out."""
@@ -23,17 +23,17 @@ def build_histogram(values: Iterable[float], bins: int = _BINS) -> Histogram | N
     if np.equal(found, np.round(found)).all() and high - low < bins:
         edges = np.arange(low, high + 2.0)
     else:
-        # The greatest value belongs into the last bin, whose upper edge is open.
+        # The greatest value belongs to the last bin, whose upper edge is open.
         edges = np.linspace(low, np.nextafter(high, np.inf) if high > low else low + 1.0, bins + 1)
     counts, _ = np.histogram(found, edges)
     return Histogram(tuple(edges.tolist()), tuple(counts.tolist()))
 
 
 def step_histograms(groups: Sequence[ReadyGroup], version: int) -> dict[str, Histogram]:
-    """Histograms over the step's graded attempts, including those of filtered groups.
+    """Return histograms over the step's graded attempts, including those of filtered groups.
 
     - reward/distribution: r
-    - environment/turns, environment/policy_tokens: turns and tokens of the policy's own
+    - environment/turns, environment/policy_tokens: turns and the policy's own tokens
     - environment/episode_seconds: opening, generating, tools and grading
     - async/staleness: `version` minus the oldest version that wrote any of it"""
     records = [record for group in groups for record in group.graded]

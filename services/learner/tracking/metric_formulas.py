@@ -28,14 +28,14 @@ class StepTimes:
     publish: float
     # From the last announcement before this step until every engine served it.
     sync: float | None
-    # Holding the publication back for an evaluation of the policy before it.
+    # Delay of the publication by an evaluation of the previous policy.
     eval_wait: float
     checkpoint: float
     step: float
 
 
 def reward_metrics(groups: Sequence[ReadyGroup]) -> dict[str, float]:
-    """`reward/*`, over all groups of the step, those without signal included.
+    """Return `reward/*`, over all groups of the step, including those without signal.
 
     - avg_pass_at_{n}: fraction of groups with a pass, n the largest group's size
     - avg_pass_at_1: mean over groups of the fraction of attempts that pass
@@ -66,13 +66,13 @@ def reward_metrics(groups: Sequence[ReadyGroup]) -> dict[str, float]:
 def environment_metrics(
     groups: Sequence[ReadyGroup], tries: Mapping[str, int], no_grade: Mapping[str, int]
 ) -> dict[str, float]:
-    """`environment/{env}/*` over the step's graded attempts.
+    """Return `environment/{env}/*` over the step's graded attempts.
 
     - avg_turns, avg_tool_calls, avg_policy_tokens: means over attempts
-    - avg_thinking_tokens, avg_acting_tokens: of a turn, means over all turns
+    - avg_thinking_tokens, avg_acting_tokens: per turn, means over all turns
     - tool_error_rate: calls with an outcome other than ok / calls
     - repeat_rate: calls that repeat an earlier one / calls
-    - no_grade_rate: tries without a known grade / tries, since the step before
+    - no_grade_rate: tries without a known grade / tries, since the previous step
     - open_seconds_p50/p95: until the episode was ready
     - call_seconds_p50/p95: a turn's time in tools
     """
@@ -104,7 +104,7 @@ def environment_metrics(
 
 
 def staleness_metrics(batch: Batch, version: int, tally: Tally) -> dict[str, float]:
-    """`async/*` except the counts of dropped groups.
+    """Return `async/*` except the counts of dropped groups.
 
     Staleness of an attempt: the trainer's version at the step's start minus the oldest version
     that wrote any of it. `drop_bias_ks` is the Kolmogorov-Smirnov distance between the lengths
@@ -121,8 +121,8 @@ def staleness_metrics(batch: Batch, version: int, tally: Tally) -> dict[str, flo
 
 
 def failure_metrics(counters: StepCounters) -> dict[str, float]:
-    """`failures/{kind}`: failed tries by kind, those of them that the env_gateway refused to open,
-    dropped groups by reason, and tasks that were given up, since last time."""
+    """Return `failures/{kind}`: failed tries by kind, those that the env_gateway refused to open,
+    dropped groups by reason, and tasks that were given up, since the previous step."""
     metrics = {f"failures/{kind}": float(n) for kind, n in counters.failures.items()}
     for reason, count in counters.dropped_groups.items():
         metrics[f"failures/group_{reason}"] = float(count)
@@ -133,10 +133,10 @@ def failure_metrics(counters: StepCounters) -> dict[str, float]:
 
 
 def timing_metrics(times: StepTimes) -> dict[str, float]:
-    """`timing/*` in seconds, and shares of the step.
+    """Return `timing/*` in seconds, and shares of the step.
 
     `idle_share` is 1 - (train + publish + checkpoint) / step, not below 0: the part of the step
-    in which the trainer did nothing.
+    in which the trainer was idle.
     """
     busy = times.train + times.publish + times.checkpoint
     metrics = {
@@ -155,17 +155,17 @@ def timing_metrics(times: StepTimes) -> dict[str, float]:
 
 
 def train_throughput(batch: Batch, times: StepTimes) -> dict[str, float]:
-    """Tokens of all trained sequences, including prompts, per second of training."""
+    """Return tokens of all trained sequences, including prompts, per second of training."""
     trained = sum(r.total_tokens for group in batch.groups for r in group.graded)
     return {"throughput/tokens_per_sec_train": trained / max(times.train, 1e-9)}
 
 
 def cost_metrics(batch: Batch, counters: StepCounters) -> dict[str, float]:
-    """`cost/*`, in tokens that a policy wrote, since the step before.
+    """Return `cost/*`, in tokens that a policy wrote, since the previous step.
 
-    - sampled_tokens: received, those of evaluations and of failed tries included
-    - trained_tokens: of the attempts that the step trains on
-    - dropped_tokens: of groups that were dropped, for whatever reason
+    - sampled_tokens: received ones, including those of evaluations and of failed tries
+    - trained_tokens: those of the attempts that the step trains on
+    - dropped_tokens: those of groups that were dropped for any reason
     """
     trained = sum(r.policy_tokens for group in batch.groups for r in group.graded)
     return {
@@ -176,7 +176,7 @@ def cost_metrics(batch: Batch, counters: StepCounters) -> dict[str, float]:
 
 
 def ks_distance(first: Iterable[float], second: Iterable[float]) -> float:
-    """Two-sample Kolmogorov-Smirnov statistic; 0 when either sample is empty."""
+    """Return the two-sample Kolmogorov-Smirnov statistic; 0 if either sample is empty."""
     a, b = np.sort(np.fromiter(first, float)), np.sort(np.fromiter(second, float))
     if not len(a) or not len(b):
         return 0.0

@@ -1,4 +1,4 @@
-"""A few episodes of a step's dump, for a table of a tracker. Reads a bounded part of the file."""
+"""Sampled episodes of a step's dump, for a tracker's table. Reads a bounded part of the file."""
 
 import json
 import os
@@ -9,15 +9,15 @@ from statistics import fmean
 from typing import Any, BinaryIO
 
 ROWS = 8
-# Of each of a row's texts, in characters; a longer one keeps its end, where an episode is decided.
+# Most characters of each text; a longer one keeps its end, where an episode is decided.
 TEXT_CHARACTERS = 4000
-# A longer line is left out: it would hold up other threads while it is parsed.
+# A longer line is left out, because parsing it would block other threads.
 _LINE_BYTES = 8 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class SampledEpisode:
-    """One row of the table. `reward` is None without a grade, `advantage` where the trainer
+    """One row of the table. `reward` is None without a grade, `advantage` if the trainer
     computed none."""
 
     step: int
@@ -33,8 +33,8 @@ class SampledEpisode:
 class EpisodeSchedule:
     """Chooses the steps of a run whose episodes are shown: every `every`-th, 0 for none.
 
-    A step's dump is written after the step was logged, by another process. So a step is due from
-    then on until its file is there, or until the next one is due."""
+    Another process writes a step's dump after the step was logged. So a step is due from then on
+    until its file exists, or until the next one is due."""
 
     def __init__(self, run_dir: Path, every: int) -> None:
         self._folder = run_dir / "rollouts"
@@ -43,7 +43,7 @@ class EpisodeSchedule:
         self._newest = 0
 
     def begin_after(self, step: int) -> None:
-        """Leave out what earlier starts showed: steps up to this one."""
+        """Skip the steps that earlier starts showed, up to this one."""
         self._shown = self._newest = step
 
     def take_due(self, step: int = 0) -> list[SampledEpisode]:
@@ -55,15 +55,15 @@ class EpisodeSchedule:
         path = self._folder / f"step_{due}.jsonl"
         if due <= self._shown or not path.exists():
             return []
-        # Before it is read: a damaged file fails once.
+        # Set before reading, so that a damaged file fails once.
         self._shown = due
         return sample_episodes(path)
 
 
 def sample_episodes(path: Path) -> list[SampledEpisode]:
-    """Read up to `ROWS` episodes, from places spread evenly over a dump of a step.
+    """Read up to `ROWS` episodes, from places spread evenly over a step's dump.
 
-    Raises OSError, and ValueError for a line that is no episode."""
+    Raises OSError, and ValueError for a line that is not an episode."""
     with path.open("rb") as file:
         return [_parse_episode(line) for line in _spread_lines(file)]
 
@@ -73,7 +73,7 @@ def _spread_lines(file: BinaryIO) -> Iterator[bytes]:
     start = -1
     for part in range(ROWS):
         place = size * part // ROWS
-        # The line that begins at the place or after it, and after the one before.
+        # The line that begins at or after the place, and after the previous one.
         file.seek(max(place - 1, 0))
         if place:
             file.readline()
@@ -99,7 +99,7 @@ def _parse_episode(line: bytes) -> SampledEpisode:
             advantage=_mean_advantage(row["sequences"]),
         )
     except (KeyError, TypeError) as error:
-        raise ValueError(f"no episode: {error!r} in {line[:100]!r}") from error
+        raise ValueError(f"not an episode: {error!r} in {line[:100]!r}") from error
 
 
 def _mean_advantage(sequences: list[dict[str, Any]]) -> float | None:

@@ -11,15 +11,15 @@ _log = get_logger(__name__)
 
 
 def sampling_metrics(curriculum: Curriculum, step: int, batch: Batch) -> dict[str, float]:
-    """`sampling/*` of one step.
+    """Return `sampling/*` of one step.
 
-    - epoch: see `Curriculum.epoch`; distinct_tasks: tasks drawn at least once in the run
+    - epoch: see `Curriculum.epoch_at`; distinct_tasks: tasks drawn at least once in the run
     - parked, probed, unparked, quarantined, quarantine_refused: tasks since the previous step
     - replaced_groups: groups without signal that were replaced by other samples
-    - lacking_groups: places of the step that were still taken by groups without signal
-    - by environment share and trained_share: its part of all groups of the step, and of those
-      that are trained on; passes: whole passes over its tasks; parked_tasks and
-      quarantined_tasks: how many there are now; quarantine_refused as above"""
+    - lacking_groups: places of the step still taken by groups without signal
+    - by environment share and trained_share: its part of all groups of the step, and of the
+      trained ones; passes: whole passes over its tasks; parked_tasks and quarantined_tasks:
+      their current number; quarantine_refused as above"""
     counts, standings = curriculum.take_counts(), curriculum.standings
     metrics = {
         "sampling/epoch": curriculum.epoch_at(step),

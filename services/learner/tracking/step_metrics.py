@@ -43,7 +43,7 @@ def step_times(
 def step_facts(
     step: int, batch: Batch, metrics: Mapping[str, float], counters: StepCounters
 ) -> StepFacts:
-    """Facts about a step that the alarms judge."""
+    """Return the facts about a step that the alarms judge."""
     signal: dict[str, tuple[int, int]] = {}
     tokens: dict[str, list[int]] = {}
     attempts: dict[str, list[Trajectory]] = {}
@@ -71,7 +71,7 @@ def step_facts(
 
 
 class StepMetrics:
-    """Computes metrics, including those over several steps, from the earlier ones."""
+    """Computes metrics, including those over several steps."""
 
     def __init__(self, dispatcher: GroupDispatcher) -> None:
         self._dispatcher = dispatcher
@@ -80,8 +80,8 @@ class StepMetrics:
     def compute_metrics(
         self, batch: Batch, version: int, times: StepTimes, counters: StepCounters
     ) -> dict[str, float]:
-        """Compute all metrics of the step that `batch` made out of `version`; `counters` are what
-        arrived since the previous step."""
+        """Compute all metrics of the step that `batch` made out of `version`; `counters` cover
+        everything since the previous step."""
         tally = self._dispatcher.tally
         groups = batch.all_groups
         return {

@@ -44,7 +44,7 @@ async def test_a_checkpoint_that_cannot_be_written_leaves_everything_as_it_was(
     folder = run.run_dir / "checkpoints" / "step-000002.tmp-1"
     assert folder in checkpoint_files(run.run_dir, 2, 1)
     injection = Injection(CALLS[calls], [folder / name], effect, "1+")
-    await fails(run, injection, [message, "resume the run when this is mended"])
+    await fails(run, injection, [message, "fix this, then resume the run"])
     assert list((run.run_dir / "checkpoints").iterdir()) == []
     assert (await run.finish()).good
 

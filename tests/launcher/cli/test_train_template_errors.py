@@ -41,7 +41,7 @@ async def test_train_ends_with_the_template_error_as_its_reason(tmp_path: Path) 
     assert code == FAILED
     screen = output[output.index("error: run fake-") :]
     assert "learner-0 exited with code 2" in screen
-    reason = "rollout: what the policy should read cannot be rendered, in groups of 3 different"
+    reason = "rollout: the policy's input cannot be rendered, in groups of 3 different"
     assert reason in screen
     assert WORDS in screen
     assert 'rollout.dialect.name = "full"' in screen

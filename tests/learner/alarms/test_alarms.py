@@ -75,7 +75,7 @@ def test_damage_on_disk_is_an_alarm_that_stays() -> None:
     raiser.judge_step(facts(41))
     assert heard.names == ["+damaged_checkpoint/all"]
     assert "step-000040" in heard.alarms[0].verdict.cause
-    assert "the checkpoint before it" in heard.alarms[0].verdict.fix
+    assert "the previous checkpoint" in heard.alarms[0].verdict.fix
 
 
 @pytest.mark.parametrize(("level", "severity"), [(1, Severity.WARNING), (2, Severity.ERROR)])

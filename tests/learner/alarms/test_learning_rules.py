@@ -27,7 +27,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, float], str]] = {
     "stale_drops/all": ({"stale": (4, 12)}, {}, "16 of 48 (33%) groups"),
     "skipped_update/all": ({}, {"policy/skipped": 1.0}, "loss or gradient is not finite"),
     "given_up_tasks/shop": ({"given_up": {"shop": 1}}, {}, "3 of its tasks"),
-    "refused_tasks/shop": ({"refused": {"shop": 8}}, {}, "would not open 16 tries"),
+    "refused_tasks/shop": ({"refused": {"shop": 8}}, {}, "refused to open 16 tries"),
     "mismatch_guard/all": ({}, {"mismatch/guard_level": 1.0}, "far off get no gradient"),
     "upload_failing/all": ({}, {"checkpoint/upload_failures": 2.0}, "2 uploads of checkpoints"),
     "staleness_over/all": ({}, {"async/staleness_max": 2.0}, "2 versions old; the bound is 1"),

@@ -93,7 +93,7 @@ def test_a_name_that_nobody_registered_is_refused_with_those_there_are() -> None
 def test_a_name_is_given_once() -> None:
     registry: Registry[int] = Registry("thing")
     registry.register("one")(1)
-    with pytest.raises(ValueError, match="thing 'one' is registered already"):
+    with pytest.raises(ValueError, match="thing 'one' is already registered"):
         registry.register("one")(2)
     assert registry.get("one") == 1
     assert registry.names == ("one",)

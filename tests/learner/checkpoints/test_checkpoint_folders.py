@@ -164,7 +164,9 @@ async def test_a_checkpoint_of_a_newer_program_is_refused(checkpoints: Checkpoin
     await save(checkpoints, 1)
     folder = checkpoints.folder / "step-000001"
     rewrite(folder, format=3)
-    with pytest.raises(ForeignCheckpointError, match="has format 3, this program reads and writes"):
+    with pytest.raises(
+        ForeignCheckpointError, match="has format 3, but this program reads and writes"
+    ):
         verify_checkpoint(folder)
 
 
@@ -173,7 +175,7 @@ async def test_what_is_no_manifest_is_damage(checkpoints: Checkpoints, text: str
     await save(checkpoints, 1)
     folder = checkpoints.folder / "step-000001"
     (folder / MANIFEST).write_text(text)
-    with pytest.raises(DamagedCheckpointError, match="is no manifest"):
+    with pytest.raises(DamagedCheckpointError, match="is not a manifest"):
         verify_checkpoint(folder)
 
 

@@ -56,7 +56,7 @@ async def test_a_damaged_newest_checkpoint_is_replaced_by_a_replay_and_told_of(
     await start(tmp_path, steps=6, checkpoint=EVERY)
     assert parameters(tmp_path, 6) == whole
     out, err = capfd.readouterr()
-    assert "a checkpoint is damaged, trying the one before" in out + err
+    assert "a checkpoint is damaged, trying the previous one" in out + err
     assert [step for (step,) in query(tmp_path, "SELECT step FROM checkpoints")] == [4, 6]
 
 

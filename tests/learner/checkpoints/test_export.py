@@ -222,7 +222,7 @@ async def test_the_command_exports_a_kept_checkpoint_and_refuses_others(
     assert command.main([str(run_dir), "--step", "5", "--out", str(out)]) == 0
     assert "Exported step 5 of run" in capsys.readouterr().out
     refusals = {
-        ("--out", str(out)): "is there already",
+        ("--out", str(out)): "already exists",
         (
             "--out",
             str(tmp_path / "b"),

@@ -150,7 +150,7 @@ async def test_nothing_is_restored_where_every_checkpoint_is_damaged(
     store.remove([f"checkpoints/{Stamp(1, 10)}/ranks/sub/more.bin"])
     with pytest.raises(RestoreError) as caught:
         restore(store, tmp_path / "new", name="test")
-    for why in ("has no checkpoint that is whole", "spec.json is not what was", "bin is missing"):
+    for why in ("has no intact checkpoint", "spec.json differs from what was", "bin is missing"):
         assert why in str(caught.value)
     assert os.listdir(tmp_path / "new") == []
 
@@ -170,7 +170,7 @@ async def test_a_run_that_is_here_already_is_not_overwritten(
     machine = UploadingMachine(tmp_path / RUN_ID, store)
     await machine.upload(20)
     await machine.make(30)
-    with pytest.raises(RestoreError, match=f"go on with it by `--resume {RUN_ID}`"):
+    with pytest.raises(RestoreError, match=f"resume it with `--resume {RUN_ID}`"):
         restore(store, tmp_path, name="test")
     assert query(machine.run_dir, "SELECT max(step) FROM checkpoints") == [(30,)]
 
@@ -184,7 +184,7 @@ async def test_two_do_not_restore_the_same_run_to_the_same_folder_at_once(
     handle = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)
-        with pytest.raises(RestoreError, match="is being restored there already"):
+        with pytest.raises(RestoreError, match="another process is restoring this run there"):
             restore(store, tmp_path / "new", name="test")
     finally:
         os.close(handle)
@@ -201,7 +201,7 @@ def edit_manifest(store: FsspecStore, stamp: Stamp, **fields: Any) -> None:
 async def test_a_journal_of_another_schema_is_refused(store: FsspecStore, tmp_path: Path) -> None:
     stamp = (await UploadingMachine(tmp_path / "old", store).upload(20)).stamp
     edit_manifest(store, stamp, schema_version="999")
-    with pytest.raises(RestoreError, match="its journal has schema 999, this learner reads"):
+    with pytest.raises(RestoreError, match="its journal has schema 999, but this learner reads"):
         restore(store, tmp_path / "new", name="test")
 
 
@@ -218,7 +218,7 @@ async def test_a_run_id_that_could_leave_the_folder_is_refused(
 ) -> None:
     stamp = (await UploadingMachine(tmp_path / "old", store).upload(20)).stamp
     edit_manifest(store, stamp, run_id=run_id)
-    with pytest.raises(RestoreError, match="is no run id"):
+    with pytest.raises(RestoreError, match="is not a run id"):
         restore(store, tmp_path / "new", name="test")
 
 
@@ -257,7 +257,7 @@ async def test_a_journal_that_puts_its_checkpoint_elsewhere_is_damage(
     with closing(sqlite3.connect(staged.folder / JOURNAL_FILE)) as db, db:
         db.execute("UPDATE checkpoints SET directory = '/runs/run/checkpoints/..'")
     machine.uploader.upload(staged)
-    with pytest.raises(RestoreError, match="is no name of a file below its folder"):
+    with pytest.raises(RestoreError, match="is not the name of a file below its folder"):
         restore(store, tmp_path / "new", name="test")
     assert list((tmp_path / "new").iterdir()) == []
 
@@ -281,7 +281,7 @@ async def test_the_command_restores_from_s3_and_says_what(
     assert json.loads(capsys.readouterr().out)["step"] == 20
     assert (tmp_path / "new" / RUN_ID / "journal.sqlite").exists()
     assert command.main([s3.url, *arguments]) == 2
-    assert "is there already" in capsys.readouterr().err
+    assert "already exists" in capsys.readouterr().err
     assert command.main(["s3://no-such-bucket/x", *arguments]) == 2
     assert "cannot resume from s3://no-such-bucket/x" in capsys.readouterr().err
 

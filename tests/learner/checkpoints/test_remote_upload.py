@@ -317,9 +317,12 @@ def _receive(db: sqlite3.Connection, group: str, index: int) -> None:
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        ({"format": 2}, "format 2, this learner reads 1"),
-        ({"files": {"../../etc/passwd": {"sha256": "", "size_bytes": 1}}}, "is no name of a file"),
-        ({"files": {"/etc/passwd": {"sha256": "", "size_bytes": 1}}}, "is no name of a file"),
+        ({"format": 2}, "format 2, but this learner reads 1"),
+        (
+            {"files": {"../../etc/passwd": {"sha256": "", "size_bytes": 1}}},
+            "is not the name of a file",
+        ),
+        ({"files": {"/etc/passwd": {"sha256": "", "size_bytes": 1}}}, "is not the name of a file"),
         ({"stamp": {"run_epoch": 9, "step": 9}}, "is the manifest of e000009-s000009"),
         ({"files": []}, "not a manifest"),
         ({"run_id": None, "acknowledged": "many"}, "not a manifest"),

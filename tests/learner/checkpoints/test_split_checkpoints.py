@@ -57,7 +57,7 @@ def test_a_tensor_of_which_one_ranks_part_is_missing_is_named(
     parts = split_checkpoint(saved, tmp_path / "parts", 3)
     (path,) = parts.glob(shard_pattern(lost))
     path.unlink()
-    incomplete = r"parts has not all parts of model/model\.\S+$"
+    incomplete = r"parts lacks parts of model/model\.\S+$"
     with pytest.raises(TensorShardError, match=incomplete):
         load_group(parts, MODEL)
     with pytest.raises(ModelError, match=incomplete):
@@ -71,8 +71,8 @@ def test_a_record_without_the_shapes_of_tensors_is_refused(
     saved: Path, policy: PolicyConfig, tmp_path: Path
 ) -> None:
     for text, why in (
-        ('{"step": 1}', r"rank\.json says no shapes of tensors: KeyError\('shapes'\)"),
-        ('{"step": 1, "shapes": 3}', r"rank\.json says no shapes of tensors: "),
+        ('{"step": 1}', r"rank\.json has no tensor shapes: KeyError\('shapes'\)"),
+        ('{"step": 1, "shapes": 3}', r"rank\.json has no tensor shapes: "),
         ("[]", r"rank\.json is not a JSON object"),
         ("{", r"cannot read .*rank\.json: Expecting"),
     ):
@@ -93,5 +93,5 @@ def test_a_tensor_that_no_file_has_is_named(
     (saved / RECORD_FILE).write_text(json.dumps(record))
     with pytest.raises(TensorShardError, match=r"has no model/more$"):
         load_group(saved, MODEL)
-    with pytest.raises(ExportError, match=r"has not all parts of model/more$"):
+    with pytest.raises(ExportError, match=r"lacks parts of model/more$"):
         export_model(saved, Path(policy.model), policy, tmp_path / "model")

@@ -26,7 +26,7 @@ def problem(**learner: object) -> str:
             {"rank": {"compile": True, "gradient_checkpointing": "selective"}},
             'gradient_checkpointing to "off" or "full"',
         ),
-        ({"rank": {"shard_within_node": True}}, "nothing without learner.rank.shard"),
+        ({"rank": {"shard_within_node": True}}, "no effect without learner.rank.shard"),
     ],
 )
 def test_what_does_not_go_together_is_refused_with_the_fix(

@@ -100,7 +100,7 @@ async def test_more_headers_than_the_room_holds_do_not_wait() -> None:
     waiting = [Holder(room, "a", 100, header=0), *(Holder(room, "a", 100, 50) for _ in range(2))]
     await settle()
     async with AsyncExitStack() as stack:
-        with pytest.raises(IntakeFullError, match="2 trajectories wait"):
+        with pytest.raises(IntakeFullError, match="2 trajectories are already waiting"):
             await stack.enter_async_context(room.reserve_bytes("b", 1, header=1))
     await end(*waiting)
     assert room.taken_bytes == 0

@@ -122,7 +122,7 @@ async def test_an_environment_is_not_emptied_by_quarantine(
         kinds = [kind for _, kind in events(tmp_path)]
         assert kinds == ["quarantined", "quarantine_refused"]
     out, err = capfd.readouterr()
-    assert "too many of its environment are already" in out + err
+    assert "too many of its environment already are" in out + err
 
 
 async def test_a_task_that_the_gateway_refuses_is_not_tried_again(tmp_path: Path) -> None:
@@ -190,7 +190,7 @@ DOWN = "connect: http://127.0.0.1:{}/mcp cannot be reached: Connection refused"
 
 async def test_a_run_of_which_everything_fails_for_one_reason_ends_with_it(tmp_path: Path) -> None:
     said = await outcome(tmp_path, [DOWN.format(port) for port in (8001, 8002, 8003)])
-    assert "nothing of this run was ever graded, and all tries at 3 tasks" in said
+    assert "no attempt of this run was ever graded, and all tries at 3 tasks" in said
     assert f"failed for the same reason: env_lost: {DOWN.format(8003)}" in said
 
 

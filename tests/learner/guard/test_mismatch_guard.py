@@ -84,7 +84,7 @@ async def test_a_run_that_disagrees_at_its_start_trains_nothing(tmp_path: Path) 
     assert "the run does not start" in text
     assert "mean of version 0 is 0.5, the bound 0.0001" in text
     assert "without policy.rope_scaling" in text
-    assert "policy.rope_scaling laid over it" in text, "the fix"
+    assert "policy.rope_scaling applied" in text, "the fix"
     assert query(tmp_path, "SELECT * FROM plans") == []
     assert query(tmp_path, "SELECT * FROM checkpoints") == []
     written = report(tmp_path)

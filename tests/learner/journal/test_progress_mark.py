@@ -191,7 +191,7 @@ ROWS = {
     ),
     "a deleted group": (
         "DELETE FROM groups WHERE group_id = 'g000004r0'",
-        "2 trajectories are of group g000004r0, which is missing",
+        "2 trajectories belong to group g000004r0, which is missing",
     ),
     "a deleted plan": ("DELETE FROM plans WHERE step = 5", "plans has 4 rows instead of 5"),
     "a changed plan": (
@@ -204,11 +204,11 @@ ROWS = {
     ),
     "a dropped try": (
         "UPDATE trajectories SET dropped = 'late' WHERE group_id = 'g000004r0'",
-        "rows of trajectories are not what was written",
+        "rows of trajectories differ from what was written",
     ),
     "a lost array": (
         "UPDATE trajectories SET payload = NULL WHERE group_id = 'g000015r0'",
-        "rows of trajectories are not what was written",
+        "rows of trajectories differ from what was written",
     ),
     "another fork": ("UPDATE epochs SET forked_version = 1", "rows of epochs"),
     "another lease": ("UPDATE leases SET worker_id = 'w1'", "rows of leases"),
@@ -242,7 +242,9 @@ def test_an_index_that_disagrees_with_its_table_is_refused(run_dir: Path) -> Non
     at = data.index(b"g000004r0", (page - 1) * 4096, page * 4096)
     data[at + 6] ^= 4
     path.write_bytes(data)
-    refused(run_dir, f"{path} is damaged: 2 trajectories are of group g000004r0, which is missing")
+    refused(
+        run_dir, f"{path} is damaged: 2 trajectories belong to group g000004r0, which is missing"
+    )
 
 
 async def test_an_old_journal_is_refused(run_dir: Path, tmp_path: Path) -> None:
@@ -340,7 +342,7 @@ async def test_a_journal_whose_commits_went_another_way_is_refused(
 async def test_the_mark_of_another_run_is_refused(run_dir: Path, tmp_path: Path) -> None:
     await open_journal(tmp_path / "other").close()
     shutil.copyfile(tmp_path / "other" / MARK, run_dir / MARK)
-    refused(run_dir, f"{run_dir / MARK} is of another journal than {run_dir / JOURNAL_FILE}")
+    refused(run_dir, f"{run_dir / MARK} belongs to another journal than {run_dir / JOURNAL_FILE}")
 
 
 def test_a_checkpoint_that_is_damaged_or_a_line_that_is_is_no_sign_of_a_loss(run_dir: Path) -> None:

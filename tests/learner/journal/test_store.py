@@ -17,7 +17,7 @@ async def test_a_journal_of_another_schema_is_refused_and_left_as_it_is(tmp_path
         db.execute("CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL)")
         db.execute("INSERT INTO meta VALUES ('schema_version', '1')")
         db.commit()
-    message = f"has schema 1, this learner reads and writes {SCHEMA_VERSION}: go on with"
+    message = f"has schema 1, but this learner reads and writes {SCHEMA_VERSION}: use"
     for _ in range(2):
         with pytest.raises(JournalError, match=message):
             open_journal(tmp_path)

@@ -123,5 +123,5 @@ def test_a_tensor_of_which_a_part_is_missing_is_refused(tmp_path: Path) -> None:
 
 def test_optimizer_state_of_another_model_is_refused(saved: Path) -> None:
     other = Optimizer({"weight": nn.Parameter(torch.ones(1))}, OptimizerConfig())
-    with pytest.raises(CheckpointError, match="of another model"):
+    with pytest.raises(CheckpointError, match="another model"):
         checkpoint.load_optimizer(saved, other)

@@ -158,7 +158,7 @@ def test_a_checkpoint_of_a_run_without_a_critic_is_refused(
     policy, adamw, trainer = make_trainer(model_folder)
     trainer.train_step(make_batch(policy), lr=1e-2)
     write_checkpoint(tmp_path / "checkpoint", policy, adamw, 1)
-    with pytest.raises(CheckpointError, match=r"has no critic: .*begun without it"):
+    with pytest.raises(CheckpointError, match=r"has no critic: .*started without one"):
         load_models(setup(model_folder, tmp_path, tmp_path / "checkpoint"))
 
 
@@ -176,6 +176,6 @@ def test_the_state_of_another_critic_is_refused(
         del own["head.bias"]
     else:
         own["head.more" if change == "more" else "head.bias"] = torch.zeros(2)
-    why = "Size mismatch" if change == "wider" else "the critic's state is of another model"
+    why = "Size mismatch" if change == "wider" else "the critic's state belongs to another model"
     with pytest.raises(CheckpointError, match=why):
         load_critic_parameters(tmp_path / "checkpoint", own)

@@ -239,9 +239,9 @@ def saved(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"lora": None}, "holds adapters of .* alone: give learner.lora"),
-        ({"lora": {"rank": 8, "alpha": 8}}, "begun with learner.lora.rank = 4, and it is 8"),
-        ({"lora": {"rank": 4, "alpha": 4}}, "begun with learner.lora.alpha = 8.0, and it is 4.0"),
+        ({"lora": None}, "holds only adapters of .*: set learner.lora"),
+        ({"lora": {"rank": 8, "alpha": 8}}, "started with learner.lora.rank = 4, but it is 8"),
+        ({"lora": {"rank": 4, "alpha": 4}}, "started with learner.lora.alpha = 8.0, but it is 4.0"),
         (
             {"lora": {"rank": 4, "alpha": 8, "target_modules": "q_proj"}},
             "other layers than learner.lora.target_modules",
@@ -266,7 +266,7 @@ def test_a_checkpoint_of_another_base_is_refused(
 def test_a_checkpoint_of_a_whole_model_is_refused(model_folder: Path, tmp_path: Path) -> None:
     models = load_models(setup(model_folder, tmp_path, lora=None))
     write_models(tmp_path / "whole", models, 0)
-    with pytest.raises(CheckpointError, match="begun without learner"):
+    with pytest.raises(CheckpointError, match="started without learner"):
         load_models(setup(model_folder, tmp_path, tmp_path / "whole"))
 
 

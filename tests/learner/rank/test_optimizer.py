@@ -62,5 +62,5 @@ def test_a_bad_gradient_is_thrown_away(poison: float) -> None:
 
 def test_state_of_another_model_is_refused() -> None:
     optimizer = Optimizer({"weight": nn.Parameter(torch.ones(2, 2))}, OptimizerConfig())
-    with pytest.raises(ValueError, match="of another model: it has 'other'"):
+    with pytest.raises(ValueError, match="another model: it has 'other'"):
         optimizer.add_empty_state(["exp_avg.other"])

@@ -243,7 +243,9 @@ def test_the_reference_policy_routes_by_itself(sparse_folder: Path) -> None:
 
 
 def test_a_dense_model_is_refused(model_folder: Path) -> None:
-    with pytest.raises(ModelError, match=r"policy\.routing_replay: .* has no routers.*\"off\""):
+    with pytest.raises(
+        ModelError, match=r"policy\.routing_replay: .* has no known routers.*\"off\""
+    ):
         load(model_folder)
 
 

@@ -85,7 +85,7 @@ def test_the_change_that_costs_least_comes_first() -> None:
         "set learner.rank.offload_activations = true",
         "set learner.rank.shard = true",
         "set learner.rank.offload_optimizer = true",
-        "lower policy.max_model_len, or take more memory",
+        "lower policy.max_model_len, or use more memory",
     ]
 
 

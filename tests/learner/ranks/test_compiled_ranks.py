@@ -67,7 +67,7 @@ async def test_one_without_a_compiler_says_so_as_it_loads(
         changes = {"compile": True, "algorithm": "everything"}
         results, _, _ = await trained_by(model, tmp_path, 2, **changes)
     (warned,) = [entry for entry in logs if entry["log_level"] == "warning"]
-    assert warned["event"] == "learner.rank.compile: decoder blocks compute uncompiled"
+    assert warned["event"] == "learner.rank.compile: decoder blocks run uncompiled"
     assert warned["ranks"] == 2 and "compiler" in warned["why"]
     # Two of the policy, of the reference and of the critic.
     assert results[-1].metrics["policy/uncompiled_blocks"] == 3 * 2

@@ -93,9 +93,9 @@ async def test_refusals_leave_the_rank_in_service(make_ranks: Start, tmp_path: P
     stale, foreign = stale_and_foreign(tmp_path / "shm-run")
     await ranks.start_ranks(None)
     assert (stale.exists(), foreign.exists()) == (False, True)
-    with pytest.raises(RankError, match="step 5 asked for, the next one is 1"):
+    with pytest.raises(RankError, match="step 5 requested, but the next is 1"):
         await ranks.train_step(make_batch(step=5))
-    with pytest.raises(RankError, match="version 3 asked for, the weights are 0"):
+    with pytest.raises(RankError, match="version 3 requested, but the weights are 0"):
         await ranks.publish_weights(3)
     batch = make_batch(step=1)
     broken = replace(batch.sequences[0], reward=float("inf"))
@@ -145,7 +145,7 @@ async def test_two_ranks_train_and_one_goes_on_from_their_checkpoint(
 ) -> None:
     pair, alone = make_ranks("pair", 2), make_ranks("alone")
     assert (await pair.start_ranks(None)).step == 0
-    with pytest.raises(RankError, match="step 5 asked for, the next one is 1"):
+    with pytest.raises(RankError, match="step 5 requested, but the next is 1"):
         await pair.train_step(make_batch(step=5))
     result = await pair.train_step(make_batch(step=1))
     files = await save_ranks(pair, tmp_path / "checkpoint")

@@ -55,7 +55,7 @@ async def test_two_machines_make_the_step_of_one_with_as_many_ranks(
     async with head(tmp_path, model_folder, config_of(2)) as learner:
         machine = await learner.machine()
         assert (await learner.ranks.start_ranks(None)).step == 0
-        with pytest.raises(RankError, match="step 5 asked for, the next one is 1"):
+        with pytest.raises(RankError, match="step 5 requested, but the next is 1"):
             await learner.ranks.train_step(make_batch(step=5))
         result = await learner.ranks.train_step(make_batch(step=1))
         published = await learner.ranks.publish_weights(1)

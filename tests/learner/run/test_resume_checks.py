@@ -40,7 +40,7 @@ async def test_another_order_of_tasks_is_used_with_a_warning(
     finally:
         await journal.close()
     out, err = capfd.readouterr()
-    assert ("tasks come in another order from here on" in out + err) == warns
+    assert ("task order changes from here on" in out + err) == warns
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ async def test_another_order_of_tasks_is_used_with_a_warning(
     [
         (0, b"other", None, "no checkpoint yet"),
         (5, b"other", None, None),
-        (5, b"other", b"reference", "its KL penalty or its adapters build on them"),
+        (5, b"other", b"reference", "its KL penalty or its adapters depend on them"),
         (5, b"reference", b"reference", None),
         (5, None, b"reference", None),
     ],
@@ -62,7 +62,7 @@ async def test_other_initial_weights_are_refused_where_they_matter(
     if problem is None:
         await checked
     else:
-        with pytest.raises(ConfigError, match=f"not those that this run began with, .*{problem}"):
+        with pytest.raises(ConfigError, match=f"not those that this run started with, .*{problem}"):
             await checked
 
 

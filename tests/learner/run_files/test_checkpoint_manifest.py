@@ -32,7 +32,7 @@ def manifest(*names: str) -> str:
     ],
 )
 def test_a_name_that_leads_elsewhere_is_refused(name: str) -> None:
-    with pytest.raises(DamagedCheckpointError, match="is no name of a file below its folder"):
+    with pytest.raises(DamagedCheckpointError, match="is not the name of a file below its folder"):
         parse_manifest(manifest(name), "manifest.json")
 
 
@@ -48,7 +48,7 @@ def test_a_name_that_leads_elsewhere_is_refused(name: str) -> None:
     ],
 )
 def test_what_is_no_manifest_is_told(text: str) -> None:
-    with pytest.raises(DamagedCheckpointError, match=r"manifest\.json is no manifest"):
+    with pytest.raises(DamagedCheckpointError, match=r"manifest\.json is not a manifest"):
         parse_manifest(text, "manifest.json")
 
 
@@ -58,7 +58,7 @@ def test_a_pipe_or_a_device_is_no_file_of_a_checkpoint(tmp_path: Path, name: str
     if name != MANIFEST:
         (tmp_path / MANIFEST).write_text(manifest(name).replace('"bytes": 7', '"bytes": 0'))
     os.mkfifo(tmp_path / name)
-    with pytest.raises(DamagedCheckpointError, match=f"{name} is no regular file"):
+    with pytest.raises(DamagedCheckpointError, match=f"{name} is not a regular file"):
         verify_checkpoint(tmp_path)
 
 

@@ -67,7 +67,7 @@ def test_an_environment_is_refused_when_all_of_a_small_one_are() -> None:
     refusals = RefusalHistory({"shop": 2}, ())
     assert refused(refusals, "a") == ""
     assert refused(refusals, "a") == ""
-    assert "'b' it says why" in refused(refusals, "b")
+    assert "its reason for 'b' is why" in refused(refusals, "b")
 
 
 def test_a_group_that_is_at_work_since_before_may_still_show_that_it_works() -> None:

@@ -120,7 +120,7 @@ async def test_three_groups_of_different_tasks_end_the_run_with_that_reason(
     tmp_path: Path,
 ) -> None:
     said = await ends(tmp_path, 12, [True, False, True, False, True], wait_s=10)
-    assert said.startswith("rollout: what the policy should read cannot be rendered")
+    assert said.startswith("rollout: the policy's input cannot be rendered")
     assert SAID in said
     assert 'rollout.dialect.name = "full"' in said
     check_balance(tmp_path, failed=3, dropped__template_error=6, queued=8)

@@ -81,8 +81,8 @@ def test_a_tracker_that_fails_loses_its_points_and_says_so_once() -> None:
         tracker.close()
     assert sink.steps == [5]
     assert [line["event"] for line in lines] == [
-        "a tracker loses points; training goes on without it",
-        "a tracker takes points again",
+        "a tracker loses points; training continues without it",
+        "a tracker accepts points again",
         "a tracker lost points",
     ]
     assert lines[0]["error"] == "OSError('disk full')"

@@ -56,5 +56,5 @@ def test_what_is_asked_for_and_not_offered_is_not_chosen() -> None:
 def test_over_a_public_network_none_are_sent() -> None:
     assert chosen("auto", ON_GPU, near=False, network="public") is None
     for transfer in ("gloo", "nccl", "ipc"):
-        with pytest.raises(ValidationError, match="neither encrypts nor asks who is there"):
+        with pytest.raises(ValidationError, match="neither encrypts nor authenticates"):
             chosen(transfer, ON_GPU, near=False, network="public")

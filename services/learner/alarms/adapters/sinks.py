@@ -13,7 +13,7 @@ ALARMS_FILE = "alarms.jsonl"
 def build_alarm_sinks(config: AlarmsConfig, run_id: str, run_dir: Path) -> list[AlarmSink]:
     """Build the alarm sinks of a run.
 
-    Raises ConfigError when the webhook names a variable that holds no URL."""
+    Raises ConfigError if the webhook names a variable that holds no URL."""
     sinks: list[AlarmSink] = [JsonlAlarmSink(run_dir / ALARMS_FILE)]
     if config.webhook is not None:
         sinks.append(WebhookAlarmSink(webhook_url(config.webhook), run_id))

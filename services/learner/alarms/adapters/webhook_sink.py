@@ -21,13 +21,12 @@ _TOO_MANY_REQUESTS = 429
 
 
 def webhook_url(configured: str) -> str:
-    """Return the URL, or the content of the variable that is named; it is masked in logs from now
-    on.
+    """Return the URL, or the content of the named variable; logs mask it from now on.
 
     Raises ConfigError."""
     url = configured
     if configured.startswith("$"):
-        # Taken out: what a tracker starts inherits our environment.
+        # Removed, because a tracker's child processes inherit our environment.
         url = os.environ.pop(configured[1:], "")
         if not url.startswith(("http://", "https://")):
             raise ConfigError(
@@ -73,7 +72,7 @@ class WebhookAlarmSink:
             self._count_lost("the queue is full")
 
     def close(self) -> None:
-        """Give each queued message one more try."""
+        """Try each queued message once more."""
         self._closing.set()
         deadline = time.monotonic() + self._close_s
         try:
@@ -104,7 +103,7 @@ class WebhookAlarmSink:
     def _post_once(self, client: httpx.Client, text: str) -> tuple[str, bool]:
         """Post once; return the problem, if any, and whether a retry may succeed."""
         try:
-            # Its status says all: none of its content is read.
+            # The status suffices, so the content is not read.
             with client.stream("POST", self._url, json={"text": text}) as answer:
                 pass
         except httpx.HTTPError as error:
@@ -117,5 +116,5 @@ class WebhookAlarmSink:
     def _count_lost(self, why: str) -> None:
         self.dropped += 1
         if not self._failing:
-            _log.warning("the webhook takes no alarms; they are in the log", error=why)
+            _log.warning("the webhook accepts no alarms; they are in the log", error=why)
         self._failing = True

@@ -16,12 +16,12 @@ from services.common.redaction import add_secret, redact
 from services.learner.config.learner import REMOTE_OPTIONS_VARIABLE
 from services.learner.ports import RemoteStoreError, RemoteStoreRefusedError
 
-# Largest part of a file in memory, and how many of them at once. S3 allows 10,000 parts a file.
+# Size of a part of a file in memory; the number of parts at once. S3 allows 10,000 parts a file.
 _PART_BYTES = 16 << 20
 _PARTS_AT_ONCE = 4
 _MAX_PARTS = 5_000
-# Errors of vendors by the name of their class: no credentials at all. A TypeError is an option that
-# the file system does not know.
+# Vendors' errors for missing credentials, by class name. A TypeError is an option that the file
+# system does not know.
 _REFUSALS = {"NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError"}
 _S3 = ("s3", "s3a")
 
@@ -46,7 +46,7 @@ class FsspecStore:
             try:
                 found: list[str] = self._files.find(self._full_path(folder))
             except FileNotFoundError:
-                # S3 says so of a bucket, everybody else of a folder.
+                # S3 raises this for a bucket, all others for a folder.
                 if self._is_s3:
                     raise
                 return []
@@ -117,7 +117,7 @@ class FsspecStore:
         return f"{self._root}/{name}"
 
     def _make_parent(self, name: str) -> None:
-        """Create the parent folder only where folders are real: elsewhere it would make a
+        """Create the parent folder only where folders are real: elsewhere this would create a
         bucket."""
         if not self._is_s3:
             self._files.makedirs(self._files._parent(self._full_path(name)), exist_ok=True)
@@ -133,9 +133,9 @@ class FsspecStore:
             ) from error
         except FileNotFoundError as error:
             raise RemoteStoreRefusedError(
-                f"{self._url_of(name)} is not there: {_error_text(error)}"
+                f"{self._url_of(name)} does not exist: {_error_text(error)}"
             ) from error
-        # Every vendor has exceptions of its own, with no base class in common.
+        # Every vendor has its own exceptions, without a common base class.
         except Exception as error:
             refused = isinstance(error, TypeError) or type(error).__name__ in _REFUSALS
             kind = RemoteStoreRefusedError if refused else RemoteStoreError

@@ -1,4 +1,4 @@
-"""The policy's files other than its weights, in a local folder or on the Hugging Face hub."""
+"""Files of the policy other than its weights, in a local folder or on the Hugging Face hub."""
 
 from pathlib import Path
 
@@ -28,8 +28,8 @@ def assets_of(policy: PolicyConfig) -> Path:
 
 
 def folder_under(checkpoint: Path, policy: PolicyConfig) -> Path:
-    """Return the folder with all that an export of a checkpoint takes from the model: its weights,
-    too, where the checkpoint holds adapters alone. Raises ConfigError."""
+    """Return the folder with everything that an export takes from the model: also its weights if
+    the checkpoint holds only adapters. Raises ConfigError."""
     if has_adapters(checkpoint):
         return stage_model(policy.model, policy.revision)
     return assets_of(policy)

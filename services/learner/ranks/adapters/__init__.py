@@ -1,1 +1,1 @@
-"""The learner as a further machine reaches it."""
+"""Adapters by which other machines reach the learner."""

@@ -1,4 +1,4 @@
-"""One rank on a further machine, as the actor that Ray places there."""
+"""Rank on another machine, as the actor that Ray places there."""
 
 import asyncio
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from services.learner.ranks.rank_process import RankProcess
 
 
 class RankActor(NodeActor):
-    """A rank in a child process of the actor's: neither's libraries meet the other's."""
+    """A rank in a child process of the actor, so that their libraries never meet."""
 
     def __init__(self, plan: ActorPlan) -> None:
         super().__init__()
@@ -38,6 +38,6 @@ class RankActor(NodeActor):
             return {"error": str(error), "ended": self._rank.has_ended}
 
     async def close_rank(self) -> None:
-        """End the rank in order."""
+        """Shut the rank down cleanly."""
         if self._rank is not None:
             await self._rank.close()

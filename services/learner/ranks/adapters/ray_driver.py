@@ -1,8 +1,8 @@
-"""Driver of the ranks on further machines: `python -m services.learner.ranks.adapters.ray_driver`.
+"""Driver of the ranks on other machines: `python -m services.learner.ranks.adapters.ray_driver`.
 
-Not for use by hand. A child of the learner, spoken to in the frames of `ranks/protocol.py`: Ray's
-threads, handlers and connections stay out of the service. When it ends, however it does, Ray ends
-its actors, and with them their ranks."""
+Not for use by hand. A child of the learner that uses the frames of `ranks/protocol.py`, so that
+Ray's threads, handlers and connections stay out of the service. However it ends, Ray then ends its
+actors, and with them their ranks."""
 
 import asyncio
 import os
@@ -24,16 +24,16 @@ _CLOSE_S = 8.0
 
 
 class GroupError(Exception):
-    """The group cannot be opened; the message names the fix."""
+    """The group cannot be opened; the message gives the fix."""
 
 
 class RayDriver:
-    """One group of ranks: a placement group with an actor for each."""
+    """One group of ranks: a placement group with an actor per rank."""
 
     def __init__(self) -> None:
         self._actors: list[Any] = []
         self._names: list[str] = []
-        # The first actor of each machine, by its number.
+        # First actor of each machine, by machine number.
         self._first: dict[int, Any] = {}
 
     async def open(self, arguments: Mapping[str, Any]) -> protocol.Message:
@@ -41,7 +41,7 @@ class RayDriver:
 
         Raises GroupError, MachinesMissingError."""
         plan = ClusterPlan(**arguments)
-        # Read as Ray is imported.
+        # Ray reads these when it is imported.
         os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": plan.token}
         import ray
 
@@ -76,7 +76,7 @@ class RayDriver:
         return answer
 
     async def leaving(self, _: Mapping[str, Any]) -> protocol.Message:
-        """Wait until a machine has to go; return its number."""
+        """Wait until a machine is about to leave; return its number."""
         waits = {
             number: asyncio.ensure_future(actor.wait_until_leaving.remote())
             for number, actor in self._first.items()
@@ -86,12 +86,12 @@ class RayDriver:
         return {"machine": ended[0] if ended else None}
 
     async def dismiss(self, _: Mapping[str, Any]) -> protocol.Message:
-        """Tell all machines that the learner has ended in order."""
+        """Notify all machines that the learner has ended normally."""
         await asyncio.gather(*(actor.dismiss_node.remote() for actor in self._first.values()))
         return {}
 
     async def close(self) -> None:
-        """End the ranks in order, as far as they answer."""
+        """End the ranks cleanly, as far as they answer."""
         import ray
 
         closing = [asyncio.ensure_future(actor.close_rank.remote()) for actor in self._actors]
@@ -143,7 +143,7 @@ async def _place_group(plan: ClusterPlan, numbers: Sequence[int]) -> Any:
 
 
 async def serve_commands(commands: BinaryIO, answers: BinaryIO) -> None:
-    """Serve until `close` is said."""
+    """Serve until the command `close`."""
     driver, inbox = RayDriver(), asyncio.Queue[protocol.Message]()
     loop = asyncio.get_running_loop()
     threading.Thread(
@@ -177,7 +177,7 @@ async def _answer_message(driver: RayDriver, message: protocol.Message, answers:
         outcome: protocol.Message = {
             "result": await handlers[message["command"]](message["arguments"])
         }
-    # The boundary of the process: whatever went wrong, the learner must hear of it.
+    # Boundary of the process: the learner must learn of any failure.
     except Exception as error:  # noqa: BLE001
         say(traceback.format_exc(), end="", file=sys.stderr)
         outcome = {"error": f"{type(error).__name__}: {error}"}
@@ -186,9 +186,9 @@ async def _answer_message(driver: RayDriver, message: protocol.Message, answers:
 
 
 def main() -> None:
-    """Serve the learner, and end without the exit handlers of Ray."""
+    """Serve the learner, and end without Ray's exit handlers."""
     commands, answers = claim_channel()
-    # Ray has workers import from the driver's folder, too.
+    # Ray makes workers import from the driver's folder, too.
     os.chdir("/")
     asyncio.run(serve_commands(commands, answers))
     os._exit(0)

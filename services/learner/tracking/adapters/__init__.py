@@ -1,1 +1,1 @@
-"""One tracker each: console, JSON lines, TensorBoard, Weights & Biases."""
+"""Adapters to trackers, one each: console, JSON lines, TensorBoard, Weights & Biases."""

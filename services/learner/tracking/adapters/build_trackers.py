@@ -23,7 +23,7 @@ def build_trackers(
 ) -> CompositeTracker:
     """Build the trackers of a run.
 
-    Raises ConfigError for a package that is not installed and a file that is not writable."""
+    Raises ConfigError for a missing package or an unwritable file."""
 
     def build_tracker(backend: Backend) -> Tracker:
         match backend:
@@ -64,6 +64,6 @@ def _needed_package(vendor: str, extra: str) -> Generator[None]:
         yield
     except ImportError as error:
         raise ConfigError(
-            f"learner.tracking.backends: {vendor} is not installed ({error}); install it by"
+            f"learner.tracking.backends: {vendor} is not installed ({error}); install it with"
             f" `pip install 'flotilla[{extra}]'`, or leave {vendor!r} out"
         ) from error

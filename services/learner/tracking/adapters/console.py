@@ -20,7 +20,7 @@ _SHOWN = {
 
 
 class ConsoleTracker:
-    """Logs main metrics of each step. Implements `Tracker`."""
+    """Logs the main metrics of each step. Implements `Tracker`."""
 
     def open_run(self, run: TrackedRun) -> None:
         """Do nothing: the log is already set up."""

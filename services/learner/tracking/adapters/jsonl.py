@@ -22,11 +22,11 @@ _TAIL_BYTES = 4 << 20
 class JsonlTracker:
     """Appends to one file, so that a resumed run continues it. Implements `Tracker`.
 
-    Metrics that the file already has for a step are not written again; a partial last line,
-    from a kill in the middle of a write, is cut off. Histograms are objects {edges, counts}."""
+    Metrics already in the file for a step are not written again; a partial last line, left by a
+    kill during a write, is cut off. Histograms are objects {edges, counts}."""
 
     def __init__(self, path: Path) -> None:
-        """Open the file. Raises ConfigError when it cannot be written."""
+        """Open the file. Raises ConfigError if it is not writable."""
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._known = _cut_torn_line(path)
@@ -42,7 +42,7 @@ class JsonlTracker:
     def log_metrics(
         self, step: int, metrics: Mapping[str, float], histograms: Mapping[str, Histogram]
     ) -> None:
-        """Write one line. Non-finite values become null: JSON knows neither NaN nor infinity."""
+        """Write one line. Non-finite values become null: JSON has neither NaN nor infinity."""
         point: dict[str, Any] = {
             name: value if math.isfinite(value) else None for name, value in sorted(metrics.items())
         }
@@ -62,7 +62,7 @@ class JsonlTracker:
 
 
 def _cut_torn_line(path: Path) -> OrderedDict[int, set[str]]:
-    """Cut off a partial last line; return the names that the last points have, by step."""
+    """Cut off a partial last line; return the metric names of the last points, by step."""
     known: OrderedDict[int, set[str]] = OrderedDict()
     if not path.exists():
         return known

@@ -21,7 +21,7 @@ from services.learner.types import Histogram
 _log = get_logger(__name__)
 _URI = "MLFLOW_TRACKING_URI"
 _TAG = "flotilla.tracker_id"
-# MLflow's own bounds of one request.
+# MLflow's own limits on one request.
 _METRICS, _PARAMS, _KEY, _VALUE = 1000, 100, 250, 6000
 # Newest points of a metric that a resumed run may log again.
 _REMEMBERED = 64
@@ -29,15 +29,15 @@ _REFUSED = re.compile(r"[^\w\-. :/]", re.ASCII)
 
 
 class MlflowTracker:
-    """One run of an experiment, found by its tag in every later start. Implements `Tracker`.
+    """One run of an experiment, found by its tag at every later start. Implements `Tracker`.
 
-    MLflow knows no histograms: they are left out. A server is spoken to by the tracker's thread
-    alone, so that one that is down costs points and not the start of a run."""
+    MLflow has no histograms: they are left out. Only the tracker's thread contacts a server, so
+    that an unavailable one costs points but not the start of a run."""
 
     def __init__(
         self, config: TrackingConfig, name: str, folder: Path, spec: Mapping[str, Any]
     ) -> None:
-        """Take `spec`, which is shown as the run's parameters and holds no secrets.
+        """Create it; `spec` is shown as the run's parameters and holds no secrets.
 
         Raises ImportError without the package."""
         self._config = config
@@ -51,12 +51,12 @@ class MlflowTracker:
         self._client: Any = None
         self._run: TrackedRun | None = None
         self._run_id = ""
-        # Steps that an earlier start logged last, by metric; empty for a run that is new.
+        # Steps that an earlier start logged last, by metric; empty for a new run.
         self._known: dict[str, set[int]] = {}
         self._continued = False
 
     def open_run(self, run: TrackedRun) -> None:
-        """Begin or continue the run, on a server later. Raises ConfigError when MLflow refuses
+        """Begin or continue the run; for a server, later. Raises ConfigError if MLflow refuses
         its store, or cannot write it."""
         self._run = run
         try:
@@ -68,13 +68,13 @@ class MlflowTracker:
                 f"learner.tracking: mlflow cannot open {_without_login(self._uri)}: {error};"
                 f" make it writable, or correct {_URI}"
             ) from error
-        _log.info("mlflow keeps metrics", store=_without_login(self._uri))
+        _log.info("mlflow stores the metrics", store=_without_login(self._uri))
 
     def log_metrics(
         self, step: int, metrics: Mapping[str, float], histograms: Mapping[str, Histogram]
     ) -> None:
-        """Write a point, without the metrics that the run has for its step. Raises what MLflow
-        raises."""
+        """Write a point, without the metrics that the run already has for its step. Raises
+        MLflow's errors."""
         if not self._run_id:
             self._begin_run()
         now = int(time.time() * 1000)
@@ -89,7 +89,7 @@ class MlflowTracker:
             self._client.log_batch(self._run_id, metrics=part, synchronous=True)
 
     def close(self) -> None:
-        """Mark the run as finished; a later start continues it all the same."""
+        """Mark the run as finished; a later start can still continue it."""
         if self._run_id:
             self._client.set_terminated(self._run_id)
 
@@ -128,7 +128,7 @@ class MlflowTracker:
             self._client.log_batch(run.info.run_id, params=part, synchronous=True)
 
     def _steps_of(self, name: str) -> set[int]:
-        """Return the newest steps that earlier starts logged of a metric."""
+        """Return the newest steps of a metric that earlier starts logged."""
         if not self._continued:
             return set()
         if name not in self._known:
@@ -138,8 +138,8 @@ class MlflowTracker:
 
 
 def _import_mlflow() -> Any:
-    """Import MLflow without its telemetry, which begins as it is imported, and with its files,
-    which it keeps behind a switch since it prefers databases."""
+    """Import MLflow without its telemetry, which starts on import, and with its file store,
+    which is behind a switch because MLflow prefers databases."""
     os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
     os.environ["MLFLOW_ALLOW_FILE_STORE"] = "true"
     return importlib.import_module("mlflow")

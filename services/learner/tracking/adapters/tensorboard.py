@@ -19,7 +19,7 @@ summary_pb2: Any = _summary_pb2
 
 
 class TensorboardTracker:
-    """Writes into one folder, a new file for each start of a run. Implements `Tracker`."""
+    """Writes to one folder, a new file for each start of a run. Implements `Tracker`."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -27,9 +27,9 @@ class TensorboardTracker:
         self._writer: Any = None
 
     def open_run(self, run: TrackedRun) -> None:
-        """Begin a file, and have readers discard what earlier files hold of steps from here on.
+        """Begin a file, and make readers discard the steps from here on in earlier files.
 
-        Raises ConfigError when the folder cannot be written."""
+        Raises ConfigError if the folder is not writable."""
         try:
             self._writer = EventFileWriter(str(self._folder))
         except OSError as error:
@@ -59,12 +59,14 @@ class TensorboardTracker:
 
     def _add_event(self, step: int, **what: Any) -> None:
         self._writer.add_event(event_pb2.Event(wall_time=time.time(), step=step, **what))
-        # What is only buffered would be lost with the process.
+        # Buffered points would be lost with the process.
         self._writer.flush()
 
 
 def _histogram_to_proto(shape: Histogram) -> Any:
-    """TensorBoard's form: `bucket[i]` values up to `bucket_limit[i]`; moments from bin centres."""
+    """Convert to TensorBoard's form: `bucket[i]` values up to `bucket_limit[i]`.
+
+    Moments are computed from bin centres."""
     centres = [(low + high) / 2 for low, high in zip(shape.edges, shape.edges[1:], strict=False)]
     return summary_pb2.HistogramProto(
         min=shape.edges[0],

@@ -25,8 +25,8 @@ _REMEMBERED = 64
 class TrackioTracker:
     """One run of a project, continued under its id by every start. Implements `Tracker`.
 
-    Writes each point into the store itself: `trackio.log` would do so in a thread of its own,
-    where a failure is a warning and loses points that nothing counts."""
+    Writes each point to the store itself: `trackio.log` would do so in its own thread, where a
+    failure is only a warning and loses points uncounted."""
 
     def __init__(
         self, config: TrackingConfig, name: str, folder: Path, spec: Mapping[str, Any]
@@ -34,7 +34,7 @@ class TrackioTracker:
         """Open the store: `folder`, unless TRACKIO_DIR names another. `spec` is shown as the
         run's config and holds no secrets.
 
-        Raises ImportError without the package, and ConfigError when the store cannot be written or
+        Raises ImportError without the package, and ConfigError if the store is not writable or
         Trackio refuses the project's name."""
         self._project = config.project
         self._name = name
@@ -45,12 +45,12 @@ class TrackioTracker:
             "_Group": config.group,
         }
         self._id = ""
-        # Names that the newest points of earlier starts have, by step.
+        # Metric names in the newest points of earlier starts, by step.
         self._known: dict[int, set[str]] = {}
         self._store, self._histogram_type = _import_trackio(self._folder)
         try:
             self._store.validate_project_name(self._project)
-            # The name of a Space or bucket in the environment would have this download it.
+            # The name of a Space or bucket in the environment would make this download it.
             with seen_by_children():
                 self._store.init_db(self._project)
         except ValueError as error:
@@ -61,17 +61,17 @@ class TrackioTracker:
             ) from error
 
     def open_run(self, run: TrackedRun) -> None:
-        """Read what earlier starts logged last."""
+        """Read the last points of earlier starts."""
         self._id = run.tracker_id
         if run.resumed:
             self._known = self._read_known()
-        _log.info("trackio keeps metrics", folder=str(self._folder), project=self._project)
+        _log.info("trackio stores the metrics", folder=str(self._folder), project=self._project)
 
     def log_metrics(
         self, step: int, metrics: Mapping[str, float], histograms: Mapping[str, Histogram]
     ) -> None:
-        """Write a point, without the names that the store has for its step. Raises what the store
-        raises."""
+        """Write a point, without the metrics that the store already has for its step. Raises the
+        store's errors."""
         point: dict[str, Any] = dict(metrics)
         for name, shape in histograms.items():
             point[name] = {
@@ -91,7 +91,7 @@ class TrackioTracker:
             steps=[step],
             config=self._config,
         )
-        # The store has it from the first point on.
+        # The store has the config from the first point on.
         self._config = None
 
     def close(self) -> None:
@@ -112,7 +112,7 @@ class TrackioTracker:
 
 def _import_trackio(folder: Path) -> tuple[Any, str]:
     """Import the store and the name of its histograms. Trackio reads its folder from the
-    environment, once, as it is imported."""
+    environment, once, on import."""
     before = os.environ.get(_FOLDER)
     os.environ[_FOLDER] = str(folder)
     try:

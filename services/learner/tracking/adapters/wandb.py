@@ -25,7 +25,7 @@ from services.learner.types import Histogram
 _log = get_logger(__name__)
 _CONNECT_S = 3.0
 _INIT_S = 30.0
-# What a kill may cost of an offline run; wandb's own default is 15.
+# Seconds of an offline run that a kill may cost; wandb's own default is 15.
 _FLUSH_S = 0.5
 
 
@@ -33,12 +33,12 @@ class WandbTracker:
     """One run of a project, continued under its id by every start. Implements `Tracker`.
 
     Points are plotted over the metric `step`, which is ours, not over wandb's own call count: a
-    value logged later for an earlier step is kept, and nothing is held back until the next."""
+    value logged later for an earlier step is kept, and no point waits for the next."""
 
     def __init__(
         self, config: TrackingConfig, name: str, folder: Path, spec: Mapping[str, Any]
     ) -> None:
-        """Take `spec`, which is shown as the run's config and holds no secrets."""
+        """Create it; `spec` is shown as the run's config and holds no secrets."""
         self._config = config
         self._name = name
         self._folder = folder
@@ -49,7 +49,7 @@ class WandbTracker:
             wandb.setup()
 
     def open_run(self, run: TrackedRun) -> None:
-        """Start the run. Raises ConfigError when mode `online` is impossible, or wandb refuses its
+        """Start the run. Raises ConfigError if mode `online` is impossible, or wandb refuses its
         settings."""
         wanted = self._config.mode
         offline = "" if wanted == "online" else self._why_offline()
@@ -63,7 +63,7 @@ class WandbTracker:
             offline = str(error)
             self._run = self._init_run(run, "offline")
         except (wandb.errors.Error, ValueError) as error:
-            raise ConfigError(f"learner.tracking: wandb refuses: {error}") from error
+            raise ConfigError(f"learner.tracking: wandb refuses the run: {error}") from error
         if offline:
             _log.info(
                 "wandb is offline",
@@ -89,7 +89,7 @@ class WandbTracker:
         if self._run is None:
             return
         try:
-            # The dump of the last step is there by now.
+            # The dump of the last step is complete by now.
             self._log_episodes(self._episodes.take_due())
         finally:
             self._run.finish()
@@ -122,7 +122,7 @@ class WandbTracker:
             dir=str(self._folder),
             config=dict(self._spec),
             mode="offline" if mode == "offline" else "online",
-            # Offline there is nothing to resume: `wandb sync` puts the parts of an id together.
+            # Offline there is nothing to resume: `wandb sync` joins the parts of an id.
             resume=None if mode == "offline" else "allow",
             settings=_make_settings(),
         )
@@ -142,11 +142,11 @@ def _make_settings() -> wandb.Settings:
 
 
 def _error_prefix(mode: str) -> str:
-    return f'learner.tracking: wandb cannot go {mode}, as mode = "{mode}" asks'
+    return f'learner.tracking: wandb cannot go {mode}, as mode = "{mode}" requires'
 
 
 def _why_no_key() -> str:
-    """Return why this machine has no key; empty when there is one."""
+    """Return why this machine has no key; empty if there is one."""
     settings = wandb.setup().settings
     host = urlsplit(str(settings.base_url)).hostname or ""
     if settings.api_key or settings.identity_token_file or _has_login(host):
@@ -155,7 +155,7 @@ def _why_no_key() -> str:
 
 
 def _has_login(host: str) -> bool:
-    """Return True when `wandb login` left a key for this host."""
+    """Return True if `wandb login` left a key for this host."""
     path = os.environ.get("NETRC") or Path("~/.netrc").expanduser()
     try:
         return netrc.netrc(path).authenticators(host) is not None
@@ -164,7 +164,7 @@ def _has_login(host: str) -> bool:
 
 
 def _why_unreachable() -> str:
-    """Return why the server does not accept a connection; empty when it does."""
+    """Return why the server does not accept a connection; empty if it does."""
     url = urlsplit(str(wandb.setup().settings.base_url))
     port = url.port or (80 if url.scheme == "http" else 443)
     try:

@@ -88,7 +88,7 @@ def test_a_server_that_never_does_better_costs_the_message_and_is_told_of_once()
         wait_for(lambda: hook.dropped == 3)
         hook.close()
     assert len(texts) == 15
-    told = [line for line in lines if line["event"].startswith("the webhook takes no")]
+    told = [line for line in lines if line["event"].startswith("the webhook accepts no")]
     assert [line["error"] for line in told] == ["HTTP 500"]
 
 
