@@ -17,7 +17,7 @@ _HEAD = """\
 ```
 flotilla plan   deploy/runs/qwen3-8b.toml --gpus 4x80GB    # one machine, refused if it does not fit
 flotilla plan   deploy/runs/qwen3-32b.toml                 # the machines in the spec
-flotilla doctor deploy/runs/qwen3-8b.toml                  # and everything else that would make it fail
+flotilla doctor deploy/runs/qwen3-8b.toml                  # and all other causes of failure
 ```
 
 These commands check whether a spec fits on GPUs that are not here. A spec that does not fit is
