@@ -20,8 +20,8 @@ GPU_LINES: Mapping[str, Mapping[str, tuple[str, str]]] = {
     },
     "services/common/tensors/shared_buffers.py": {
         'return f"GPU-{torch.cuda.get_device_properties(device).uuid}"': (
-            "learner and engine find out that they are on one GPU, for weights that go over ipc",
-            "the host stands for its memory (`tests/rollout/adapters/test_vllm_transfer.py`)",
+            "learner and engine detect that they share a GPU, for weights over ipc",
+            "host memory stands in for it (`tests/rollout/adapters/test_vllm_transfer.py`)",
         ),
         'there = [torch.device("cuda", index) for index in range(torch.cuda.device_count())]': (
             "the sender offers buffers on its GPUs",
@@ -55,32 +55,32 @@ GPU_LINES: Mapping[str, Mapping[str, tuple[str, str]]] = {
     },
     "services/learner/weights/adapters/weight_sender.py": {
         'device = torch.device("cuda") if self._opening.backend == "nccl" else data.device': (
-            "they are brought to the sender's GPU a piece at a time",
-            "they are sent as they lie in shared memory (the same tests)",
+            "they are copied to the sender's GPU piece by piece",
+            "they are sent from shared memory (the same tests)",
         ),
     },
     "services/learner/rank/data_parallel.py": {
         '"cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",': (
-            "ranks sum over NCCL, and what is offloaded over gloo",
+            "ranks sum over NCCL, and offloaded parts over gloo",
             "gloo alone, 1 to 4 ranks (`tests/learner/ranks`)",
         ),
     },
     "services/learner/rank/device_transfer.py": {
         'if device.type != "cuda":': (
-            "a pack's numbers come from locked memory while the host goes on",
+            "a pack's numbers are copied from pinned memory while the host continues",
             "that no number is read between packs (`tests/learner/rank/test_device_transfer.py`)",
         ),
     },
     "services/learner/rank/host_parameters.py": {
         'if device.type == "cuda":': (
-            "gradients come to locked host memory all at once, and one wait is for all",
-            "memory that is not locked (`tests/learner/rank/test_host_parameters.py`)",
+            "all gradients are copied to pinned host memory, with one wait",
+            "memory that is not pinned (`tests/learner/rank/test_host_parameters.py`)",
         ),
         "torch.cuda.current_stream(device).synchronize()": ("the same", "the same tests"),
     },
     "services/learner/rank/sharding.py": {
         'offload_policy=CPUOffloadPolicy(pin_memory=self.device.type == "cuda")': (
-            "parts that are offloaded lie in pinned memory",
+            "offloaded parts are in pinned memory",
             "memory that is not pinned (`tests/learner/ranks/test_sharded_ranks.py`)",
         ),
     },
@@ -89,7 +89,7 @@ GPU_LINES: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "torch.cuda.set_device(setup.place.slot)": ("a rank takes its GPU", "`tests/gpu`"),
         'return torch.device("cuda", setup.place.slot)': ("the same", "`tests/gpu`"),
         'if setup.rank.gradient_checkpointing == "auto" and device.type == "cuda":': (
-            "activations are kept as far as the GPU has room for them",
+            "activations are kept as far as the GPU has room",
             "each choice (`tests/learner/rank/test_activation_checkpointing.py`)",
         ),
         "size = torch.cuda.get_device_properties(policy.device).total_memory": (
@@ -101,13 +101,13 @@ GPU_LINES: Mapping[str, Mapping[str, tuple[str, str]]] = {
     },
     "services/learner/rank/activation_offload.py": {
         'return save_on_cpu(pin_memory=device.type == "cuda") if enabled else nullcontext()': (
-            "blocks' inputs come to pinned host memory",
+            "blocks' inputs are copied to pinned host memory",
             "they stay where they are (`tests/learner/rank/test_activation_offload.py`)",
         ),
     },
     "services/learner/rank/segment_places.py": {
         'kernel = None if device.type != "cuda" else make_kernel_places(layout, device, window)': (
-            "the places of all segments come to the GPU, once a pack",
+            "the places of all segments are copied to the GPU, once per pack",
             "the same places, on a CPU (`tests/learner/rank/test_flash_attention.py`)",
         ),
     },
@@ -125,30 +125,36 @@ GPU_LINES: Mapping[str, Mapping[str, tuple[str, str]]] = {
     },
     "services/learner/rank/attention.py": {
         'if query.device.type == "cuda":': (
-            "in float32, heads of keys are copied for those of queries that share them",
+            "in float32, key heads are copied for the query heads that share them",
             "kernels that share them (`tests/learner/rank/test_model.py`)",
         ),
     },
     "services/learner/rank/prefix_attention.py": {
         'if query.device.type == "cuda":': (
-            "the same behind a prefix, which each segment's keys follow in a copy",
+            "the same after a prefix, which is copied before each segment's keys",
             "segments with windows, and one prefix for all without"
             " (`tests/learner/rank/test_prompt_sharing.py`)",
         ),
     },
     "services/learner/rank/burn_in.py": {
         'if self.policy.device.type == "cuda":': (
-            "the most memory that the burn-in took of a GPU is told",
-            "0 is told",
+            "the burn-in reports its peak GPU memory",
+            "it reports 0",
         ),
-        "device = torch.cuda.max_memory_allocated(self.policy.device)": ("the same", "0 is told"),
-        "torch.cuda.empty_cache()": ("an engine on the same GPU has that memory again", "nothing"),
+        "device = torch.cuda.max_memory_allocated(self.policy.device)": (
+            "the same",
+            "it reports 0",
+        ),
+        "torch.cuda.empty_cache()": ("an engine on the same GPU gets that memory back", "nothing"),
     },
     "services/learner/rank/worker.py": {
-        'cuda = device.type == "cuda"': ("what loading took of a GPU is told", "0 is told"),
+        'cuda = device.type == "cuda"': (
+            "a rank reports the GPU memory of loading",
+            "it reports 0",
+        ),
         '"device": torch.cuda.max_memory_reserved(device) if cuda else 0,': (
             "the same",
-            "0 is told",
+            "it reports 0",
         ),
     },
     "services/learner/rank/tensor_shards.py": {
@@ -158,11 +164,11 @@ GPU_LINES: Mapping[str, Mapping[str, tuple[str, str]]] = {
         ),
     },
     "services/rollout/adapters/vllm_weights.py": {
-        'if worker.device.type != "cuda":': ("what an engine takes of a GPU is told", "0 is told"),
-        "free, total = torch.cuda.mem_get_info(worker.device)": ("the same", "0 is told"),
+        'if worker.device.type != "cuda":': ("an engine reports its GPU memory", "it reports 0"),
+        "free, total = torch.cuda.mem_get_info(worker.device)": ("the same", "it reports 0"),
         "back = torch.cuda.max_memory_reserved(worker.device) - torch.cuda.memory_reserved(": (
             "the same",
-            "0 is told",
+            "it reports 0",
         ),
     },
     "services/launcher/doctor/adapters/ring_probe.py": {
@@ -171,11 +177,11 @@ GPU_LINES: Mapping[str, Mapping[str, tuple[str, str]]] = {
             "gloo (`tests/launcher/doctor/test_ring.py`)",
         ),
         "has_gpu = assignment.gpu is not None and torch.cuda.device_count() > assignment.gpu": (
-            "a rank of the ring tells the others of its GPU",
-            "it tells that it sees none (the same tests)",
+            "a rank of the ring reports its GPU to the others",
+            "it reports none (the same tests)",
         ),
         'device = torch.device("cuda", assignment.gpu or 0) if backend == _NCCL else None': (
-            "tensors of the ring lie on GPUs",
+            "tensors of the ring are on GPUs",
             "in host memory (the same tests)",
         ),
     },

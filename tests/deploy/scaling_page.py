@@ -14,31 +14,30 @@ PAGE = ROOT / "docs" / "scaling.md"
 _HEAD = """\
 # Scaling
 
-Which spec trains which model on how many GPUs, with the memory that the doctor computes. The
-command `python -m tests.deploy.scaling_page` writes this page from the tables that the tests try,
-`tests/deploy/layouts.py` and `tests/deploy/gpu_lines.py`. Figures are computed, not measured.
-
-Learner and rollout have GPUs of their own and work at the same time: the learner's ranks, one to a
-GPU, split the model among them (`learner.rank.shard`,
-[running.md](running.md#more-than-one-gpu-or-core-for-training)); each rollout replica has a whole
-one, or one split over `rollout.engine.tensor_parallel` GPUs. These say whether a spec fits into
-GPUs that are not here:
-
 ```
 flotilla plan   deploy/runs/qwen3-8b.toml --gpus 4x80GB    # one machine, refused if it does not fit
-flotilla plan   deploy/runs/qwen3-32b.toml                 # the machines that the spec asks for
-flotilla doctor deploy/runs/qwen3-8b.toml                  # and all else that would make it fail
+flotilla plan   deploy/runs/qwen3-32b.toml                 # the machines in the spec
+flotilla doctor deploy/runs/qwen3-8b.toml                  # and all other causes of failure
 ```
 
-What does not fit is refused, with the smallest change after which it would.
+These commands check whether a spec fits on GPUs that are not here. A spec that does not fit is
+refused, with the smallest change that makes it fit. The table below lists which spec trains which
+model on how many GPUs, with the memory that the doctor computes. All figures are computed, not
+measured: `python -m tests.deploy.scaling_page` writes this page from the tables of the tests,
+`tests/deploy/layouts.py` and `tests/deploy/gpu_lines.py`.
+
+Learner and rollout have separate GPUs and work at the same time. The learner's ranks, one per GPU,
+split the model (`learner.rank.shard`,
+[running.md](running.md#more-than-one-gpu-or-core-for-training)). Each rollout replica has a full
+copy on one GPU, or one split over `rollout.engine.tensor_parallel` GPUs.
 
 ## Memory of a GPU
 
-GiB of each GPU of the learner: a rank's part of parameters, gradients and AdamW's moments, with
-what is whole at once of them; what a pass over the longest sequence keeps, and the logits of one
-chunk. Beside it, of each GPU of a rollout replica, its engine: weights, and how many sequences of
-full length its KV cache holds at once. `host` is what the learner's machine holds: offloaded
-parts, and a checkpoint while it is written.
+GiB per GPU. For the learner: a rank's part of parameters, gradients and AdamW's moments, including
+the blocks gathered at one time; the activations of a pass over the longest sequence and the logits
+of one chunk. For a rollout replica: the engine's weights, and how many sequences of full length fit
+into its KV cache at once. `host` is the memory of the learner's machine for offloaded parts and a
+checkpoint in progress.
 
 """
 _LAYOUT_COLUMNS = (
@@ -49,34 +48,33 @@ _LAYOUT_COLUMNS = (
     "gradients",
     "moments",
     "activations",
-    "**in all**",
+    "**total**",
     "host",
     "engine: weights",
     "sequences",
 )
 _LINES = """
-## What no machine without GPUs executes
+## Code that only GPUs execute
 
-Tests and figures of this repository come from machines without GPUs, but for what
-[running.md](running.md#on-a-gpu) and [mismatch.md](mismatch.md) say of an H100. These are the lines
-of the services that only a GPU reaches, or that do something else there; what stands in for them
-elsewhere is in the last column. `make test-full` on a machine with a GPU runs `tests/gpu`, too.
-Several GPUs have run none of it.
+Tests and figures of this repository come from machines without GPUs, except those on an H100 in
+[running.md](running.md#on-one-gpu) and [mismatch.md](mismatch.md). This table lists the lines of
+the services that only a GPU reaches, or that behave differently there; the last column is the test
+without one. On a machine with a GPU, `make test-full` also runs `tests/gpu`. Nothing has been run
+on several GPUs.
 
 """
 _BEYOND = """
-Without a line of their own, and only on GPUs: torch's kernels in bfloat16 (attention, AdamW,
-autocast), FSDP2's copies on streams of their own, and all of vLLM's GPU worker, with its tensor
-parallelism, which CPUs try with two workers, its record of experts (`policy.routing_replay`), for
-which a recorder of ours stands in (`tests/rollout/adapters/test_vllm_experts.py`), and its kernels
-for adapters (`policy.adapter_rank`), which CPUs compute in torch
-(`tests/e2e/test_adapter_publication.py`).
+Some GPU code has no line in the services: torch's bfloat16 kernels (attention, AdamW, autocast),
+FSDP2's copies on separate streams, and vLLM's GPU worker. Of the latter, CPUs test tensor
+parallelism with two workers, the record of experts (`policy.routing_replay`) with Flotilla's
+recorder (`tests/rollout/adapters/test_vllm_experts.py`), and adapters (`policy.adapter_rank`) in
+torch (`tests/e2e/test_adapter_publication.py`).
 
-Not here, for it takes several GPUs: how long weights take over NCCL, and what would be saved if
-each part of a split model went straight to the engine's worker that needs it, as vLLM's `nccl_m2n`
-has it. The learner's ranks gather a split model tensor by tensor and write it whole into shared
-memory; the sender reads it there, whatever the backend. Where those gathers turn out to take most
-of a publication, m2n is what to measure against them.
+Two measurements need several GPUs and are missing: the time of weights over NCCL, and the gain if
+each part of a split model went directly to the engine worker that needs it, as in vLLM's
+`nccl_m2n`. Today the learner's ranks gather a split model tensor by tensor and write it to shared
+memory, where the sender reads it, with every backend. If these gathers take most of a publication,
+compare them with m2n.
 """
 
 
@@ -127,7 +125,7 @@ def _footnotes() -> dict[Layout, int]:
 
 
 def _explain() -> Iterator[str]:
-    yield "\nWith these on the command line, the others as they are:\n\n"
+    yield "\nMarked rows use these overrides:\n\n"
     for layout, number in _footnotes().items():
         yield f"- [{number}] `{' '.join(layout.overrides)}`\n"
 

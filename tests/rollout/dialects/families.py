@@ -125,7 +125,7 @@ _COMMAND = (
 )
 _LARGE = "a large integer and a small fraction"
 _FLOATS = "vLLM's parser reads numbers as floats"
-_SPELLS_END = "it spells the end of an argument, which nothing tells from one"
+_SPELLS_END = "it contains the end mark of an argument, which is indistinguishable"
 _XML_REFUSED = {f"ends of XML in an argument, {n}": _SPELLS_END for n in (1, 2, 3)}
 _IM_END = ("<|im_end|>",)
 _QWEN_35 = (*_CHATML, *_THINK, *_TOOL_CALL, *_TOOL_RESPONSE)
@@ -541,7 +541,7 @@ REFUSALS = (
         "Gemma 3",
         "trl/gemma3.jinja",
         "Conversation roles must alternate",
-        "the template knows no tools and no answers of theirs",
+        "the template supports neither tools nor their results",
         control_tokens=("<start_of_turn>", "<end_of_turn>"),
     ),
     Refusal(
@@ -555,7 +555,7 @@ REFUSALS = (
         "Phi-3.5",
         "trl/phi3_5.jinja",
         "the chat template leaves out a tool message where 1 follow a turn",
-        "the template knows no tools and no answers of theirs",
+        "the template supports neither tools nor their results",
         control_tokens=("<|user|>", "<|assistant|>", "<|end|>", "<|system|>"),
     ),
     Refusal(
@@ -577,21 +577,21 @@ REFUSALS = (
         "Functionary 3.1",
         "llama-cpp/meetkai-functionary-medium-v3.1.jinja",
         "a call that the chat template writes is not read again",
-        "nothing reads its calls",
+        "no parser reads its calls",
         control_tokens=_HEADERS,
     ),
     Refusal(
         "Functionary 3.2",
         "llama-cpp/meetkai-functionary-medium-v3.2.jinja",
         "a call that the chat template writes is not read again",
-        "nothing reads its calls",
+        "no parser reads its calls",
         control_tokens=_HEADERS,
     ),
     Refusal(
         "Nemotron Nano v2",
         "llama-cpp/NVIDIA-Nemotron-Nano-v2.jinja",
         "a call that the chat template writes is not read again",
-        "nothing reads its calls",
+        "no parser reads its calls",
         control_tokens=("<SPECIAL_10>", "<SPECIAL_11>", "<SPECIAL_12>", *_THINK),
     ),
     Refusal(
@@ -615,7 +615,7 @@ REFUSALS = (
         "Firefunction 2",
         "llama-cpp/fireworks-ai-llama-3-firefunction-v2.jinja",
         "'functions' is undefined",
-        "the template wants functions, and knows no tools",
+        "the template expects functions and does not support tools",
         control_tokens=_HEADERS,
         plays_full=False,
     ),
@@ -623,7 +623,7 @@ REFUSALS = (
         "Command R7B",
         "llama-cpp/CohereForAI-c4ai-command-r7b-12-2024-tool_use.jinja",
         "the chat template rewrites, repeats or leaves out earlier turns",
-        "the template shows what a policy says in another way than it was said",
+        "the template rewrites the policy's turns",
         parser="cohere_command3",
         control_tokens=_COMMAND,
         plays_full=False,

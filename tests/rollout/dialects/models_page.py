@@ -10,53 +10,52 @@ PAGE = ROOT / "docs" / "models.md"
 _HEAD = """\
 # Models
 
-How each family of models is tried, and what is refused. The command
-`python -m tests.rollout.dialects.models_page` writes this page from the table that the tests play,
-`tests/rollout/dialects/families.py` and, of what is trained, `tests/support/architectures.py`.
+This page lists the model families that are tested, and those that are refused.
+`python -m tests.rollout.dialects.models_page` writes it from the tables of the tests,
+`tests/rollout/dialects/families.py` and, for training, `tests/support/architectures.py`.
 
 ## Played
 
-Native calls of each family are spelled by its own published chat template, in the token ids of its
-tokenizer or of one with its control tokens. Every call must be executed with exactly its arguments:
-nested objects, other scripts, quotes, lines, numbers and texts that look like them, and what looks
-like control tokens or ends of calls. A call in ordinary tokens, in a thinking, or cut short is
-none. What tools answer must be shown as the template shows it, and the dialect must pass its
-rehearsal. vLLM's own parsers read the same calls of 15 families, but for those that are traps.
-Templates and tokenizers come from public packages (`make zoo`).
+For each family, the tests write native calls with its published chat template, in the token ids of
+its tokenizer or of one with its control tokens. Every call must be executed with exactly its
+arguments: nested objects, other scripts, quotes, line breaks, numbers and texts that look like
+numbers, and texts that look like control tokens or ends of calls. A call in ordinary tokens, within
+a thinking, or cut short must not be executed. Tool results must appear as in the template, and the
+dialect must pass its rehearsal. For 15 families, vLLM's own parsers read the same calls, except
+deliberate traps. Templates and tokenizers come from public packages (`make zoo`).
 
-The last column says whether `rollout.dialect.retention = "tool_cycle"` is accepted: whether the
-template shows two turns that think, call and are answered as they were played. Where it does not,
-that is refused before anything is started, and `"all"`, the default, keeps every thinking.
+The last column shows whether `rollout.dialect.retention = "tool_cycle"` is accepted, that is,
+whether the template shows two turns of thinking, call and result as they were played. Otherwise
+`"tool_cycle"` is refused before anything starts; `"all"`, the default, keeps every thinking.
 
 """
 _TAIL = """
-What a family refuses is read as a parse error, which the policy is told:
+Some arguments are refused as parse errors, and the policy gets the error:
 
 """
 _REFUSED = """
 ## Refused
 
-These are refused before anything is started, with the message below. Where the last column says
+These models are refused before anything starts, with the message below. If the last column says
 yes, `rollout.dialect.name = "full"` plays the model, without native calls.
 
 """
 _TRAINED = f"""
 ## Trained
 
-A tiny model of each of these architectures, of random weights in float32, with the template and the
-tokenizer named here, is trained for two steps by the whole `flotilla train`, vLLM on a CPU
-included. Rewards are forced, so that both updates are real. At every token that the engine samples,
-before and after each of them, its logprob and the trainer's differ by {TOLERANCE:g} at most, and
-no attempt is lost. Where the last column says so, two tensor-parallel workers sample, too. The
-command `pytest tests/e2e/test_zoo.py` runs all of it.
+`pytest tests/e2e/test_zoo.py` trains a tiny model of each architecture for two steps with the whole
+`flotilla train`, including vLLM on a CPU. Weights are random, in float32; template and tokenizer are
+those in the table. Rewards are forced, so both updates are real. Before and after each update, the
+logprobs of engine and trainer differ by at most {TOLERANCE:g} at every sampled token, and no
+attempt is lost. If the last column lists 2, two tensor-parallel workers are tested as well.
 
 Gemma 3's weights are drawn with a standard deviation of 0.1, the others' with 0.2: its embeddings
 are scaled up and tied, and at 0.2 every attempt repeats its first token.
 
-On CPUs, rollouts compute the logprobs of sampled tokens themselves. vLLM takes them from
-`torch.log_softmax`, which rounds away part of the unlikely tokens there: enough, in Gemma's
-vocabulary of 262,144, to bring a likely token near the bound above or beyond it. What is left is
-the rounding of the logits (`pytest tests/rollout/adapters/test_vllm_logprobs.py`).
+On CPUs, rollouts compute the logprobs of sampled tokens themselves. vLLM uses `torch.log_softmax`,
+which rounds away part of the unlikely tokens there. In Gemma's vocabulary of 262,144 that is enough
+to move a likely token close to this tolerance or beyond it. The remaining error is the rounding of the
+logits (`pytest tests/rollout/adapters/test_vllm_logprobs.py`).
 
 """
 _COLUMNS = (
