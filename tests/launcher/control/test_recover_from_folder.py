@@ -69,7 +69,7 @@ async def test_a_run_whose_folder_or_journal_is_gone_is_not_begun_anew(tmp_path:
         shutil.move(run_dir, tmp_path / "moved")
         assert f"its folder {run_dir} is gone" in await refusal(served, run_id)
         run_dir.symlink_to(tmp_path / "moved")
-        assert "is a link to another folder" in await refusal(served, run_id)
+        assert "is a symbolic link" in await refusal(served, run_id)
 
 
 @pytest.mark.parametrize("run_id", ["../../etc", "/etc", "-x", "a/b", "a\0b", "A", "x" * 300])
