@@ -1,2 +1,2 @@
-"""The launcher: turns one run spec into running services, keeps them running, and tells them
-where their peers are."""
+"""The launcher: turns one run spec into running services, keeps them running, and gives them
+the addresses of their peers."""

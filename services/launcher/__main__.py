@@ -1,5 +1,5 @@
-"""Entry point of a launcher: `python -m services.launcher`. `flotilla train` starts one by
-itself."""
+"""Entry point of a launcher: `python -m services.launcher`. `flotilla train` starts one
+automatically."""
 
 import argparse
 import asyncio
@@ -45,27 +45,27 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m services.launcher",
         description="Starts, watches and ends runs; serves RunService and RegistryService.",
-        epilog="SIGTERM drains all runs and exits; a second one ends them at once.",
+        epilog="SIGTERM drains all runs and exits; a second SIGTERM kills them at once.",
     )
     parser.add_argument("--runs", type=Path, default=Path("runs"), help="folder of all runs")
     parser.add_argument(
         "--listen",
         default="127.0.0.1:0",
-        help="host:port; port 0 is any free. Beyond loopback launcher.json holds a certificate too",
+        help="host:port; port 0: any free port. Beyond loopback, launcher.json holds a certificate",
     )
     parser.add_argument(
-        "--advertise", metavar="HOST[:PORT]", help="where clients reach it, if not at --listen"
+        "--advertise", metavar="HOST[:PORT]", help="address that clients use, if not --listen"
     )
     parser.add_argument(
-        "--idle-exit", type=float, metavar="SECONDS", help="exit when no run was active for so long"
+        "--idle-exit", type=float, metavar="SECONDS", help="exit after this long without a run"
     )
     return parser
 
 
 @contextmanager
 def hold_folder_lock(runs: Path) -> Generator[bool]:
-    """Hold the folder's lock; yield False if another launcher has it. A dead one's lock is
-    free."""
+    """Hold the folder's lock; yield False if another launcher holds it. The lock of a dead
+    launcher is free."""
     with (runs / "launcher.lock").open("a") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -77,7 +77,7 @@ def hold_folder_lock(runs: Path) -> Generator[bool]:
 
 @dataclass(frozen=True, slots=True)
 class ServeOptions:
-    """Settings with which a launcher serves."""
+    """Settings of a serving launcher."""
 
     runs: Path
     listen: str
@@ -88,7 +88,7 @@ class ServeOptions:
 
 
 async def serve_launcher(options: ServeOptions) -> None:
-    """Take over what a dead launcher left, then serve until told to stop."""
+    """Take over the runs of a dead launcher, then serve until a stop signal."""
     stop, runs = asyncio.Event(), options.runs
     store = Ledger(runs / "launcher.sqlite")
     # Registries need the launcher, which needs registries.
@@ -114,7 +114,7 @@ async def serve_launcher(options: ServeOptions) -> None:
 
 @asynccontextmanager
 async def _serve_runs(options: ServeOptions, launcher: Launcher) -> AsyncGenerator[None]:
-    """Serve RunService, with launcher.json for its clients; beyond loopback under TLS."""
+    """Serve RunService and publish launcher.json for its clients; beyond loopback use TLS."""
     own = certificates.load_launcher_identity(options.runs)
     add_secret(own.token)
     server = rpc.server(token=own.token)
@@ -131,7 +131,7 @@ async def _serve_runs(options: ServeOptions, launcher: Launcher) -> AsyncGenerat
 
 
 async def serve_and_notify(options: ServeOptions) -> None:
-    """Serve, and notify people of what becomes of the runs, the last message included."""
+    """Serve, and notify people about the runs, up to the last message."""
     async with open_notifier(options.runs, make_sink) as notifier:
         hooks = replace(options.hooks, observers=(*options.hooks.observers, notifier))
         await serve_launcher(replace(options, hooks=hooks))
@@ -143,7 +143,7 @@ def add_registry(launcher: Launcher, run_id: str, server: grpc.aio.Server) -> No
 
 
 def backend_factories(runs: Path) -> BackendFactories:
-    """Make the table of backends that `launcher.backend` may name."""
+    """Return a factory for each value of `launcher.backend`."""
     return {"local": lambda: LocalBackend(runs), "sky": lambda: _make_sky_backend(runs)}
 
 
@@ -151,7 +151,7 @@ def _make_sky_backend(runs: Path) -> Backend:
     from services.launcher.backends.sky.backend import SkyBackend
     from services.launcher.backends.sky.sdk import SkyClient
 
-    # An installed launcher has no repository of its own: the one that it was started in counts.
+    # An installed launcher has no repository of its own; use the one it was started in.
     here = Path.cwd()
     root = here if (here / ".git").exists() else Path(__file__).parents[2]
     return SkyBackend(runs, root=root, client=SkyClient())
@@ -174,7 +174,7 @@ async def _wait_until_stopped_or_idle(
 def main() -> int:
     """Run a launcher and return its exit code.
 
-    Exit codes: 0 stopped as told, 1 another launcher has the folder, or it cannot be kept."""
+    Exit codes: 0 stopped on request; 1 another launcher holds the folder, or a bad setup."""
     given = build_parser().parse_args()
     runs = Path(given.runs).resolve()
     runs.mkdir(parents=True, exist_ok=True)
@@ -192,7 +192,7 @@ def main() -> int:
             hooks=LauncherHooks(pin=pin_model, gate=doctor_gate, meter=meter_cost),
         )
         try:
-            # Before the runs of a dead launcher are taken over.
+            # Check the address before taking over the runs of a dead launcher.
             advertised_address(split_host_port(given.listen, "listen")[0], 0, given.advertise)
             asyncio.run(serve_and_notify(options))
         except (BackendError, ConfigError, LedgerError) as error:

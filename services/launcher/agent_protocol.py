@@ -1,4 +1,4 @@
-"""Reports of the agents on other machines, and the commands that answer them."""
+"""Reports from agents on other machines, and the commands sent in reply."""
 
 import re
 from dataclasses import dataclass
@@ -6,12 +6,12 @@ from enum import StrEnum
 
 from services.launcher.state import LEARNER, ExitStatus, ReplicaKey
 
-# Of a watcher whose machine is taken away.
+# Exit code of a watcher whose machine was preempted.
 EXIT_PREEMPTED = 75
 
 
 class ReplicaCommand(StrEnum):
-    """Command to a replica, in the answer to its heartbeat."""
+    """Command to a replica, in the reply to its heartbeat."""
 
     NONE = "none"
     DRAIN = "drain"
@@ -38,20 +38,21 @@ class UnitReport:
 
 
 def key_of_node(key: ReplicaKey, node: int) -> ReplicaKey:
-    """Return the key of a replica's machine: for the first one, 0, the replica's own key."""
+    """Return the key of a replica's machine; machine 0 has the replica's own key."""
     return (f"{_name_of(key)}-node", node) if node else key
 
 
 def _name_of(key: ReplicaKey) -> str:
-    """Return what logs of a replica's machines and children begin with: a run has one learner."""
+    """Return the log name prefix of a replica. A run has one learner, so it has no number."""
     return key[0] if key[0] == LEARNER else f"{key[0]}-{key[1]}"
 
 
 def is_side_log(key: ReplicaKey, node: int, name: str) -> bool:
-    """Tell whether that is a log which a service may keep beside its own on that machine.
+    """Return whether a service may keep a log of this name beside its own on that machine.
 
-    A learner does so for its ranks: `learner-rank-0`, and `learner-node-1-rank-2` on a
-    further machine; a rollout for its engine's: `rollout-0-node-0-worker-0` on the first."""
+    A learner keeps logs of its ranks: `learner-rank-0`, and `learner-node-1-rank-2` on a
+    further machine. A rollout keeps logs of its engine's workers:
+    `rollout-0-node-0-worker-0` on the first machine."""
     service, number = key_of_node(key, node)
     own = _name_of(key)
     prefixes = (f"{service}-{number}",) if node else (key[0], own, f"{own}-node-0")

@@ -1,5 +1,5 @@
-"""The launcher's clock: seconds since the epoch, so that deadlines outlive a launcher. It
-does not jump while the launcher lives."""
+"""The launcher's clock: seconds since the epoch, so deadlines survive a launcher restart. It
+is monotonic within one process."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""The launcher's ports: the backends that run processes, and those whom it asks and informs."""
+"""The launcher's ports: registries, and the hooks that it calls for a run."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,31 +20,31 @@ class Registry(Protocol):
     def address(self) -> str: ...
 
     def secrets_for(self, service: str) -> Mapping[str, str]:
-        """Return the secrets that a replica of this service needs, by variable: the run's
-        token, its part of TLS."""
+        """Return the secrets of a replica of this service by variable name: the run's token
+        and the service's TLS material."""
         ...
 
 
 class RegistryHost(Protocol):
-    """Host that serves a registry for each run, which only the run's own processes may call."""
+    """Host that serves one registry per run. Only the run's own processes may call it."""
 
     async def open_registry(self, run_id: str, config: LauncherConfig, remembered: str) -> Registry:
-        """Serve a run, at its remembered address if that is still free. A run keeps the
-        token that it had, or gets a new one."""
+        """Serve a run, at its remembered address if that is still free. A run keeps its
+        token; a run without one gets a new one."""
         ...
 
     async def close(self, run_id: str, *, forget: bool) -> None:
-        """Stop serving it; with `forget` its token and certificates are gone for ever."""
+        """Stop serving it; with `forget`, delete its token and certificates."""
         ...
 
 
 class RunRefusedError(Exception):
-    """A run must not start. The message says what is wrong and how to fix it."""
+    """A run must not start. The message states the cause and the fix."""
 
 
 @dataclass(frozen=True, slots=True)
 class PendingRun:
-    """Run that is about to start, before anything costs money."""
+    """Run that is about to start, before it costs money."""
 
     run: Run
     run_dir: Path
@@ -54,24 +54,22 @@ class PendingRun:
 
 
 class StartGate(Protocol):
-    """Check that is called in PREFLIGHT, and again by a successor of a launcher that died
-    there."""
+    """Check called in PREFLIGHT. If the launcher dies there, its successor calls it again."""
 
     async def __call__(self, intent: PendingRun) -> Sequence[str]:
-        """Let the run start and return what people should know of it. Raises
-        RunRefusedError."""
+        """Admit the run and return notes for people. Raises RunRefusedError."""
         ...
 
 
 class RunObserver(Protocol):
-    """Observer of everything that happens to a run, once it is committed, in order.
+    """Observer of a run's committed events, in order.
 
-    Delivery is at least once: events that a launcher did not see through are repeated by its
-    successor. RunEvent.number identifies an event of a run. `progress` events are not
+    Delivery is at least once: a successor repeats events that a dead launcher may not have
+    delivered. RunEvent.number identifies an event of a run. `progress` events are not
     delivered."""
 
     async def __call__(self, stored: StoredRun, event: RunEvent) -> None:
-        """Handle one event. An exception is logged, and the event counts as delivered."""
+        """Handle one event. If it raises, the error is logged and the event counts as delivered."""
         ...
 
 
@@ -84,31 +82,31 @@ class MeterTick:
     prices: Mapping[str, float]
     cost: Cost
     passed_s: float
-    # Since the run was begun.
+    # Seconds since the run began.
     age_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class MeterVerdict:
-    """Cost of a run so far; with `stop` the run is drained towards that outcome."""
+    """Cost of a run so far. If `stop` is set, the run is drained towards that outcome."""
 
     cost: Cost
     stop: Outcome | None = None
-    # For people, in the run's events.
+    # Message for people, recorded in the run's events.
     note: str = ""
 
 
 class CostMeter(Protocol):
-    """Cost meter, called every minute and whenever a replica comes or goes. Pure."""
+    """Cost meter, called every minute and whenever a replica starts or ends. Pure."""
 
     def __call__(self, tick: MeterTick) -> MeterVerdict: ...
 
 
 class ModelPin(Protocol):
-    """Resolver of a spec's model, called once before a run is begun."""
+    """Resolver of a spec's model revision, called once before a run begins."""
 
     async def __call__(self, plan: RunPlan) -> str | None:
-        """Return the commit that the run is to keep; None where there is none."""
+        """Return the commit to pin for the run; None if the model has no commit."""
         ...
 
 

@@ -16,14 +16,14 @@ from services.launcher.security.certificates import identity_folder
 from services.launcher.state import LEARNER, ROLLOUT, ReplicaKey, RunMode
 from services.launcher.store.run_files import SPEC_FILE
 
-# Of each service whose replica may be several machines: the module that runs on further ones, and
-# the table that says how many machines there are, and at which port Ray joins them.
+# For each service whose replica may span several machines: the module that runs on the further
+# machines, and the table that sets the number of machines and the port for Ray.
 _SPANNING = {LEARNER: ("ranks", "rank"), ROLLOUT: ("nodes", "engine")}
 _LIMITS = TextLimits(bytes=2**21, values=2**16)
 
 
 class BadSpecError(ValueError):
-    """The spec cannot be run; the message says which key and why."""
+    """The spec cannot be run; the message names the key and the cause."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class RunPlan:
     config: LauncherConfig
 
     def machines_of(self, service: str) -> int:
-        """Return of how many machines one replica of a service is."""
+        """Return the number of machines of one replica of a service."""
         return count_machines(self.spec, service)
 
     @property
@@ -45,8 +45,8 @@ class RunPlan:
 
 
 def count_machines(spec: Mapping[str, Any], service: str) -> int:
-    """Return of how many machines one replica of a service is, by a spec that its service has
-    checked."""
+    """Return the number of machines of one replica of a service. The service must have
+    checked the spec."""
     if not may_span(service):
         return 1
     _, table = _SPANNING[service]
@@ -55,24 +55,24 @@ def count_machines(spec: Mapping[str, Any], service: str) -> int:
 
 
 def may_span(service: str) -> bool:
-    """Return whether one replica of a service may be several machines."""
+    """Return whether one replica of a service may span several machines."""
     return service in _SPANNING
 
 
 def machines_key(service: str) -> str:
-    """Return the key that says of how many machines one replica of a service is."""
+    """Return the key that sets the number of machines of one replica of a service."""
     _, table = _SPANNING[service]
     return f"{service}.{table}.nodes"
 
 
 def ray_port_key(service: str) -> str:
-    """Return the key of the port where Ray joins the machines of one replica of a service."""
+    """Return the key that sets the Ray port of a replica's machines."""
     _, table = _SPANNING[service]
     return f"{service}.{table}.ray_port"
 
 
 def parse_spec(text: str) -> RunPlan:
-    """Parse what the launcher needs of a spec. Raises BadSpecError or ConfigError."""
+    """Parse the parts of a spec that the launcher reads. Raises BadSpecError or ConfigError."""
     try:
         spec = parse_json(text, _LIMITS, strict=True)
     except TooLargeError as error:
@@ -89,14 +89,13 @@ def parse_spec(text: str) -> RunPlan:
 
 
 def pin_revision(plan: RunPlan, commit: str) -> RunPlan:
-    """Return the plan with the commit of the hub that its model is at."""
+    """Return the plan with its model pinned to a commit of the hub."""
     policy = {**plan.spec["policy"], "revision": commit}
     return parse_spec(canonical_json({**plan.spec, "policy": policy}))
 
 
 def make_run_id(name: str, now: datetime, taken: Collection[str]) -> str:
-    """Make a run id of the spec name and the UTC time; a number is appended where that is
-    taken."""
+    """Make a run id from the spec name and the UTC time; append a number if it is taken."""
     first = f"{name}-{now:%Y%m%d-%H%M%S}"
     if first not in taken:
         return first
@@ -109,10 +108,9 @@ def make_run_id(name: str, now: datetime, taken: Collection[str]) -> str:
 def check_command(
     modules: Mapping[str, str], service: str, overrides: Sequence[str] = ()
 ) -> tuple[str, ...]:
-    """Return the command by which a service validates its own part of a spec, with overrides.
+    """Return the command that makes a service validate its own part of a spec, with overrides.
 
-    The spec goes to its standard input: a file would stay behind if the launcher were
-    killed."""
+    The spec goes to its standard input: a killed launcher would leave a file behind."""
     entry = modules.get(service, f"services.{service}")
     return python_command("-m", entry, "--config", "-", "--check-config", *overrides)
 
@@ -120,7 +118,7 @@ def check_command(
 def replica_command(
     config: LauncherConfig, key: ReplicaKey, run_dir: Path, registry: str, mode: RunMode
 ) -> tuple[str, ...]:
-    """Return the command of one replica. Secrets are not part of it: anybody can read a
+    """Return the command of one replica. It holds no secrets: any local user can read a
     command line."""
     service, index = key
     command = (
@@ -145,8 +143,9 @@ def further_machine_module(config: LauncherConfig, service: str) -> str:
 
 
 def _address_arguments(config: LauncherConfig, service: str, run_dir: Path) -> tuple[str, ...]:
-    """Return where a replica of this machine listens, and the certificates that it shows if any
-    of the run's is reached from beyond. The backend adds this machine's own address."""
+    """Return the listen and TLS arguments of a replica on this machine. It gets certificates if
+    any replica of the run is reached from other machines; the backend then adds this machine's
+    own address."""
     if not config.encrypted:
         return ("--listen", "127.0.0.1:0")
     folder = identity_folder(run_dir.parent, run_dir.name) / service

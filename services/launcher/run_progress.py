@@ -1,5 +1,5 @@
 """Progress and alarms of a run, as its replicas report them, and the signal that wakes
-whoever waits for a change."""
+waiters on a change."""
 
 import asyncio
 from collections.abc import Iterable, Mapping
@@ -10,7 +10,7 @@ from services.launcher.state import LEARNER, ReplicaKey
 
 
 class ChangeSignal:
-    """Signal that wakes everybody who waits for the next change."""
+    """Signal that wakes all waiters on the next change."""
 
     def __init__(self) -> None:
         self._event = asyncio.Event()
@@ -21,8 +21,8 @@ class ChangeSignal:
 
     @property
     def next_change(self) -> asyncio.Event:
-        """Event of the next change. Take it *before* looking, then wait for it: no change is
-        missed."""
+        """Event of the next change. Take it *before* reading the state, then wait for it, so
+        that no change is missed."""
         return self._event
 
 
@@ -33,7 +33,7 @@ class Alarm:
     rule: str
     scope: str = "all"
     severity: str = "warning"
-    # Of the run, when it was raised.
+    # The run's step when the alarm was raised.
     step: int = 0
     cause: str = ""
     fix: str = ""
@@ -48,12 +48,12 @@ class Progress:
     step: int = 0
     total_steps: int = 0
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
-    # Of all services.
+    # Alarms of all services.
     alarms: tuple[Alarm, ...] = ()
 
     def with_metrics_of(self, known: "Progress") -> "Progress":
-        """Add the metrics that only earlier learners reported: a learner that evaluates
-        reports nothing of training."""
+        """Add metrics that only earlier learners reported: an evaluating learner reports no
+        training metrics."""
         return replace(self, metrics={**known.metrics, **self.metrics})
 
     def to_dict(self) -> dict[str, Any]:
@@ -66,10 +66,9 @@ class RaisedAlarms:
     every heartbeat."""
 
     def __init__(self, known: Iterable[Alarm]) -> None:
-        """Start from the `known` alarms, those that an earlier launcher was told.
+        """Start from the `known` alarms, those reported to an earlier launcher.
 
-        The replica that raised each shows once the replicas report for themselves. Until
-        then it is taken for the service's first."""
+        Until the replicas report again, each is attributed to the service's first replica."""
         self._by_replica: dict[ReplicaKey, tuple[Alarm, ...]] = {}
         for alarm in known:
             key = (alarm.service, 0)
@@ -77,8 +76,8 @@ class RaisedAlarms:
 
     @property
     def all_alarms(self) -> tuple[Alarm, ...]:
-        """All alarms, the learner's first. Of those with one name only one is kept: several
-        gateways may see the same."""
+        """All alarms, the learner's first. Alarms with the same rule and scope appear once:
+        several gateways may raise the same."""
         ordered = sorted(self._by_replica, key=lambda key: (key[0] != LEARNER, key))
         named: dict[tuple[str, str], Alarm] = {}
         for key in ordered:
@@ -87,8 +86,8 @@ class RaisedAlarms:
         return tuple(named.values())
 
     def replace_alarms(self, key: ReplicaKey, alarms: Iterable[Alarm], step: int) -> None:
-        """Replace all that a replica has raised. Only the learner knows at which step of the
-        run that was."""
+        """Replace the alarms of a replica. Only the learner's alarms carry a step; others get
+        the run's `step`."""
         if key[0] == LEARNER:
             self._by_replica[key] = tuple(alarms)
             return

@@ -1,8 +1,7 @@
-"""State of a run as the launcher sees it: what is known of it and what is wanted of it.
-Pure.
+"""Known and wanted state of a run. Pure.
 
-`transitions.py` defines how events change the state, `reconcile.py` compares what is known
-with what is wanted. The clock is an argument: seconds since the epoch."""
+`transitions.py` defines how events change the state, `reconcile.py` compares the known state
+with the wanted one. The clock is an argument: seconds since the epoch."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -12,12 +11,12 @@ LEARNER, ROLLOUT, GATEWAY = "learner", "rollout", "env_gateway"
 SERVICES = (GATEWAY, LEARNER, ROLLOUT)
 # Rollouts go first: they hand leases back to the learner and close episodes at the gateway.
 DRAIN_STAGES: tuple[frozenset[str], ...] = (frozenset({ROLLOUT}), frozenset({LEARNER, GATEWAY}))
-# The phase a learner reports when nothing is left to do.
+# The phase that a learner reports when nothing is left to do.
 PHASE_DONE = "done"
 EXIT_BAD_CONFIG = 2
-# A kill that has not ended a process is repeated after this long.
+# Wait before repeating a kill that did not end a process.
 KILL_AGAIN_S = 2.0
-# For so long launchers look again for what a run may have left; then it is for people.
+# Launchers search for the remains of a run for this long; after that, people must.
 SUSPECTED_FOR_S = 24 * 3600.0
 
 ReplicaKey = tuple[str, int]
@@ -42,7 +41,7 @@ class RunState(StrEnum):
 
 
 class Outcome(StrEnum):
-    """Reason why a run ended, independent of what became of its machines."""
+    """Reason why a run ended, independent of the cleanup of its machines."""
 
     NONE = ""
     COMPLETED = "completed"
@@ -51,7 +50,7 @@ class Outcome(StrEnum):
     BUDGET = "budget"
     DEADLINE = "deadline"
     CAPACITY = "capacity"
-    # Before its services were started, or by one that cannot work as it is configured.
+    # Refused before its services started, or by a service that cannot run as configured.
     REFUSED = "refused"
 
 
@@ -73,7 +72,7 @@ class Cost:
     by_service: Mapping[str, float] = field(default_factory=dict[str, float])
 
 
-# The state that a run drained towards an outcome ends in.
+# Final state of a run that was drained towards an outcome.
 FINAL_STATES = {
     Outcome.COMPLETED: RunState.COMPLETED,
     Outcome.FAILED: RunState.FAILED,
@@ -109,8 +108,7 @@ class ReplicaState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """One started replica as its backend finds it again: by name, by (pid, start time), by
-    `ref`.
+    """Handle by which a backend finds a started replica again: name, (pid, start time), `ref`.
 
     `ref` belongs to the backend: a job's number, a cluster's name."""
 
@@ -125,9 +123,9 @@ class ExitStatus:
     """Exit of a unit: its exit code (negative: killed by that signal) and its last log
     lines.
 
-    The code is None if nobody saw it, as of a process that outlived its launcher.
-    `preempted`: its machine was taken away, which is no failure of its own. `unready`: its
-    machine was there, and its setup failed. If it never `began`, `tail` says why."""
+    The code is None if it is unknown: the process outlived its launcher. `preempted`: its
+    machine was taken away, which is no failure of the unit. `unready`: the setup of its
+    machine failed. If it never `began`, `tail` holds the cause."""
 
     code: int | None
     tail: str = ""
@@ -140,11 +138,11 @@ class ExitStatus:
 class Replica:
     """One process of a service.
 
-    `due` depends on the state. STARTING: must serve by then; RESTARTING: start again then;
+    `due` depends on the state. STARTING: must serve by then; RESTARTING: starts again then;
     DRAINING: killed then. `failures` are the times of recent failures. `attempt` is the
-    number of the request for a machine that is under way or next. `setups` counts the setups
-    that failed since it last served. `price` is the price of its machines in US dollars per
-    hour, if it is known."""
+    number of the current or next request for a machine. `setups` counts the setups that
+    failed since it last served. `price` is the known price of its machines in US dollars per
+    hour."""
 
     service: str
     index: int
@@ -159,15 +157,15 @@ class Replica:
     setups: int = 0
     price: float | None = None
     due: float = 0.0
-    # When it was last killed in vain.
+    # Time of the last kill, which did not end it.
     killed: float = -KILL_AGAIN_S
-    # Its watcher has said that it ended; the backend may need minutes more to see it. Not in the
-    # ledger: a launcher that was not told waits for the backend.
+    # Its watcher has reported its end; the backend may take minutes longer to notice. Not in the
+    # ledger: a launcher without that report waits for the backend.
     exited: bool = False
 
     @property
     def is_live(self) -> bool:
-        """True while it is started and incurs cost."""
+        """True while it is started and costs money."""
         return self.unit is not None
 
     @property
@@ -189,12 +187,12 @@ class LifecyclePolicy:
     backoff_max_s: float = 30.0
     start_timeout_s: float = 600.0
     drain_s: float = 60.0
-    # Requests for a machine that nobody has, and the wait before the second one.
+    # Requests for a machine before giving up, and the wait before the second one.
     attempts: int = 4
     attempt_backoff_s: float = 120.0
-    # Machines that may turn out not to become ready.
+    # Machines whose setup may fail before giving up.
     setups: int = 2
-    # How long it is looked for what an ended run may have left.
+    # How long to search for the remains of an ended run.
     clean_s: float = 600.0
 
     def restart_delay_s(self, failures: int) -> float:
@@ -208,8 +206,8 @@ class LifecyclePolicy:
 class Run:
     """Known and wanted state of a run.
 
-    `outcome` is what it drains towards, `drain_by` is when draining ends at the latest.
-    `clean_at` is the time of the next look for its remains, `clean_by` that of the last."""
+    A draining run drains towards `outcome`, until `drain_by` at the latest. `clean_at` is the
+    time of the next search for its remains, `clean_by` that of the last."""
 
     run_id: str
     name: str
@@ -225,9 +223,9 @@ class Run:
     clean_at: float = 0.0
     clean_by: float = 0.0
     error: str = ""
-    # Why the backend cannot be asked at present.
+    # Why the backend is unreachable at present; empty if it is reachable.
     unreachable: str = ""
-    # What it cost up to `metered`.
+    # Cost up to `metered`.
     cost: Cost = field(default_factory=Cost)
     metered: float = 0.0
     replicas: Mapping[ReplicaKey, Replica] = field(default_factory=dict[ReplicaKey, Replica])

@@ -1,1 +1,1 @@
-"""HTTP answers, bounded in bytes and time, for the adapters of every room."""
+"""HTTP responses, bounded in bytes and time, for the adapters of every room."""

@@ -1,5 +1,5 @@
-"""Answers over HTTP, read no further than there is reason to: a server that is not the one meant,
-or not what it was, fills no memory and takes no more time than it is given."""
+"""HTTP responses, bounded in bytes and time: a wrong or broken server cannot exhaust memory or
+block the caller."""
 
 import asyncio
 import math
@@ -9,14 +9,14 @@ import httpx
 
 from services.common.parsing import TextLimits, parse_json_aside
 
-# Nobody whom a launcher asks by the minute has more to say.
+# Ample for every API that a launcher polls.
 ANSWERS = TextLimits(bytes=2**20, values=2**14)
 _WHOLE_S = 30.0
 _LONGEST_WAIT_S = 3600.0
 
 
 class AnswerError(httpx.HTTPError):
-    """An answer that is not read; the message says why."""
+    """A response that was not read; the message states the cause."""
 
 
 async def ask(
@@ -28,9 +28,9 @@ async def ask(
     whole_s: float = _WHOLE_S,
     **request: Any,
 ) -> httpx.Response:
-    """Return the answer to one request, with all of its content. Raises httpx.HTTPError, also when
-    the whole takes longer than `whole_s`, however steadily it comes."""
-    # A few bytes could unfold to any number of them.
+    """Send one request and return the complete response. Raises httpx.HTTPError, also if the
+    whole response takes longer than `whole_s` seconds."""
+    # A few compressed bytes could expand without bound.
     headers = {**request.pop("headers", {}), "Accept-Encoding": "identity"}
     try:
         async with (
@@ -39,19 +39,19 @@ async def ask(
         ):
             content = await _content(answer, limits.bytes)
     except TimeoutError:
-        raise httpx.ReadTimeout(f"no whole answer within {whole_s:g} s") from None
+        raise httpx.ReadTimeout(f"no complete response within {whole_s:g} s") from None
     return httpx.Response(
         answer.status_code, headers=answer.headers, content=content, request=answer.request
     )
 
 
 async def json_of(answer: httpx.Response, limits: TextLimits = ANSWERS) -> Any:
-    """Return the value that an answer holds. Raises ValueError."""
+    """Return the JSON value of a response. Raises ValueError."""
     return await parse_json_aside(answer.content, limits)
 
 
 async def object_of(answer: httpx.Response, limits: TextLimits = ANSWERS) -> dict[str, Any]:
-    """Return the JSON object that an answer holds. Raises ValueError."""
+    """Return the JSON object of a response. Raises ValueError."""
     value = await json_of(answer, limits)
     if not isinstance(value, dict):
         raise ValueError(f"a JSON {type(value).__name__} instead of an object")  # noqa: TRY004
@@ -59,21 +59,20 @@ async def object_of(answer: httpx.Response, limits: TextLimits = ANSWERS) -> dic
 
 
 def retry_after(answer: httpx.Response) -> float:
-    """Return the seconds that a server asks us to wait, an hour at most; a few where it does not
-    say."""
+    """Return the server's Retry-After in seconds, an hour at most; 5 s if it sends none."""
     try:
-        told = float(answer.headers.get("retry-after", ""))
+        wait_s = float(answer.headers.get("retry-after", ""))
     except ValueError:
-        told = math.nan
-    return min(told, _LONGEST_WAIT_S) if told >= 0 else 5.0
+        wait_s = math.nan
+    return min(wait_s, _LONGEST_WAIT_S) if wait_s >= 0 else 5.0
 
 
 async def _content(answer: httpx.Response, most: int) -> bytes:
     if answer.headers.get("content-encoding", "identity") != "identity":
-        raise AnswerError("an answer that is compressed, which was not asked for")
+        raise AnswerError("the response is compressed, though the request forbids it")
     content = bytearray()
     async for piece in answer.aiter_raw():
         content += piece
         if len(content) > most:
-            raise AnswerError(f"an answer of more than {most} bytes")
+            raise AnswerError(f"the response has more than {most} bytes")
     return bytes(content)

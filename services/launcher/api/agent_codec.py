@@ -1,4 +1,4 @@
-"""Conversion between Protobuf and what agents and the launcher tell each other."""
+"""Conversion between Protobuf and the messages of agents and launcher."""
 
 from collections.abc import Mapping
 
@@ -19,12 +19,12 @@ PHASES: Mapping[UnitPhase, "registry_pb.UnitPhase.ValueType"] = {
 
 
 def command_from_pb(wire: "registry_pb.Command.ValueType") -> ReplicaCommand:
-    """Read a command. One that only a newer launcher knows commands nothing."""
+    """Read a command. An unknown one, from a newer launcher, is NONE."""
     known = {value: key for key, value in COMMANDS.items()}
     return known.get(wire, ReplicaCommand.NONE)
 
 
 def phase_from_pb(wire: "registry_pb.UnitPhase.ValueType") -> UnitPhase:
-    """Read a phase. What a newer agent may say beyond these, it says of a machine that runs."""
+    """Read a phase. An unknown one, from a newer agent, is RUNNING."""
     known = {value: key for key, value in PHASES.items()}
     return known.get(wire, UnitPhase.RUNNING)

@@ -1,4 +1,4 @@
-"""The part of RegistryService that watchers on other machines call."""
+"""RPCs of RegistryService that watchers on other machines call."""
 
 from pathlib import Path
 
@@ -14,14 +14,14 @@ from services.launcher.control.supervisor import Supervisor
 from services.launcher.store.log_spool import MAX_CHUNK_BYTES, LogGapError, LogSpool
 from services.launcher.store.run_files import log_path
 
-# Of logs that were pushed last; what is known of a log stands beside it.
+# Spools kept open, the latest ones; the index of a log is stored beside it.
 _MOST_SPOOLS = 1024
 
 
 def handle_report(
     supervisor: Supervisor, request: registry_pb.ReportUnitRequest
 ) -> registry_pb.ReportUnitResponse:
-    """Record a watcher's report; the answer renews its lease. Raises ReplacedError."""
+    """Record a watcher's report; the reply renews its lease. Raises ReplacedError."""
     key = (request.service, request.replica)
     phase = agent_codec.phase_from_pb(request.phase)
     how = state.ExitStatus(request.exit_code, request.tail) if phase is UnitPhase.EXITED else None
@@ -39,20 +39,20 @@ def handle_report(
 
 
 class PushedLogs:
-    """Logs that are pushed to this launcher."""
+    """Logs that watchers push to this launcher."""
 
     def __init__(self, launcher: Launcher) -> None:
         self._launcher = launcher
         self._open: dict[Path, LogSpool] = {}
 
     def push_logs(self, request: registry_pb.PushLogsRequest) -> registry_pb.PushLogsResponse:
-        """Append a piece; what it has twice is skipped. A run's last lines come after its
-        end."""
+        """Append a chunk, without the bytes already received. A run's last lines arrive after
+        its end."""
         if len(request.chunk) > MAX_CHUNK_BYTES:
-            message = f"{len(request.chunk)} bytes: push at most {MAX_CHUNK_BYTES} at a time"
+            message = f"the chunk has {len(request.chunk)} bytes; send at most {MAX_CHUNK_BYTES}"
             raise refusal_error(StatusCode.INVALID_ARGUMENT, "BAD_LOG", message)
         if request.position < 0:
-            message = f"position {request.position}: 0 is where an incarnation begins"
+            message = f"position {request.position} is negative; an incarnation begins at 0"
             raise refusal_error(StatusCode.INVALID_ARGUMENT, "BAD_LOG", message)
         spool = self._open_spool(request)
         try:
@@ -82,12 +82,12 @@ class PushedLogs:
 
 
 def _checked_log_name(request: registry_pb.PushLogsRequest) -> str:
-    """Return the name of the log file after a check: no way out of the folder, and no
-    replica's or machine's own log."""
+    """Return the name of the log file. Refuse a path out of the folder, and the own log of a
+    replica or machine."""
     key, name = (request.service, request.replica), request.beside
     if not is_side_log(key, request.node, name):
         service, number = key_of_node(key, request.node)
         prefix = f"{service}-{number}" if request.node else service
-        message = f"beside {name!r}: say {prefix}-NAME, with a name of a-z, 0-9 and -"
+        message = f"beside {name!r} is no side log: use {prefix}-NAME, NAME of a-z, 0-9 and -"
         raise refusal_error(StatusCode.INVALID_ARGUMENT, "BAD_LOG", message)
     return name

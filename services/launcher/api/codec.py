@@ -57,13 +57,12 @@ SEVERITIES: Mapping[str, "alarm_pb.AlarmSeverity.ValueType"] = {
     "error": alarm_pb.ALARM_SEVERITY_ERROR,
 }
 _NAME_CHARACTERS, _TEXT_CHARACTERS = 200, 1_000
-# The metrics of a run in a list of many.
+# Metrics of a run in a list of runs.
 _HEADLINES = ("eval/all/pass_at_1", "reward/avg_pass_at_1")
 
 
 def mode_from_pb(wire: "run_pb.RunMode.ValueType") -> RunMode:
-    """Read the mode. An unspecified one means training, and so does one that only a newer
-    client knows."""
+    """Read the mode. An unspecified or unknown one, from a newer client, is TRAIN."""
     known = {value: key for key, value in MODES.items()}
     return known.get(wire, RunMode.TRAIN)
 
@@ -81,7 +80,7 @@ def replica_to_pb(body: Mapping[str, Any]) -> run_pb.ServiceReplica:
 
 
 def run_to_pb(stored: StoredRun, folder: Path, *, brief: bool = False) -> run_pb.Run:
-    """Convert a run as it is now; `brief` leaves out its spec and metrics."""
+    """Convert the current state of a run; `brief` omits its spec and most metrics."""
     found = stored.run
     bodies = [replica_body(found.replicas[key]) for key in sorted(found.replicas)]
     return run_pb.Run(
@@ -178,7 +177,7 @@ def progress_from_pb(request: registry_pb.HeartbeatRequest) -> Progress:
 
 
 def _alarm_from_pb(wire: alarm_pb.Alarm) -> Alarm:
-    """Read an alarm and make it fit to be shown, whoever reports it."""
+    """Read an alarm and make its texts printable: any replica may report one."""
     known = {value: key for key, value in SEVERITIES.items()}
     rule, scope = (one_line(text, _NAME_CHARACTERS) for text in (wire.rule, wire.scope))
     cause, fix = (one_line(text, _TEXT_CHARACTERS) for text in (wire.cause, wire.fix))

@@ -1,4 +1,4 @@
-"""A registry server for each run: on a port of its own, opened by the run's own token alone."""
+"""Registry server of each run: on its own port, accepting only the run's own token."""
 
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ _log = log.get_logger(__name__)
 @dataclass(frozen=True, slots=True)
 class GrpcRegistry:
     """Address at which a run's replicas register, and the secrets that admit them.
-    `encrypted`: something of the run is reached beyond this machine, so that they need
+    `encrypted`: parts of the run are reached from other machines, so replicas need
     certificates."""
 
     address: str
@@ -41,7 +41,7 @@ class GrpcRegistry:
 
 
 class GrpcRegistryHost:
-    """Host of the runs' registries. `add` puts the registry of a run on its server."""
+    """Host of the runs' registries. `add` adds the registry of a run to its server."""
 
     def __init__(self, runs: Path, add: "Callable[[str, grpc.aio.Server], None]") -> None:
         self._runs = runs
@@ -77,8 +77,8 @@ class GrpcRegistryHost:
         member: RunIdentity,
         port: int,
     ) -> str:
-        """Serve, on another port if somebody has taken the remembered one meanwhile.
-        Replicas that do not find their launcher there drain and are started again."""
+        """Serve, on another port if the remembered one is taken. Replicas that then cannot
+        reach their launcher drain and are restarted."""
         local = config.backend == "local"
         host = "127.0.0.1" if local else "0.0.0.0"
         for wanted in dict.fromkeys((port or config.sky.registry_port, 0)):
@@ -109,7 +109,7 @@ def _own_host() -> str:
         return route_address()
     except OSError as error:
         raise ConfigError(
-            "cannot tell by which address machines reach this launcher: set launcher.sky.advertise"
+            "cannot determine the address of this launcher: set launcher.sky.advertise"
         ) from error
 
 

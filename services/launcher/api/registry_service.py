@@ -1,4 +1,4 @@
-"""RegistryService: what the replicas and agents of runs tell the launcher, and learn from it."""
+"""RegistryService: the launcher's RPCs for replicas and agents of runs."""
 
 import time
 from collections.abc import AsyncIterator
@@ -17,15 +17,15 @@ from services.launcher.control.launcher import Launcher, refusal_error
 from services.launcher.control.supervisor import Supervisor
 from services.launcher.store.roster import ReplacedError, TooManyMembersError, UnregisteredError
 
-# Of what a replica says of itself.
+# Longest incarnation or address of a replica.
 _TEXT_CHARACTERS = 512
 
 Context = Any
 
 
 class RegistryService(registry_service_pb2_grpc.RegistryServiceServicer):
-    """Service that tells services where their peers are, and what to do; with `run_id` those
-    of one run."""
+    """Registry that gives replicas their peers' addresses and their commands; with `run_id`,
+    only those of one run."""
 
     def __init__(
         self, launcher: Launcher, stream_age_s: float = STREAM_AGE_S, *, run_id: str = ""
@@ -41,7 +41,7 @@ class RegistryService(registry_service_pb2_grpc.RegistryServiceServicer):
             message = f"no run {run_id!r} is active here"
             raise refusal_error(StatusCode.NOT_FOUND, "UNKNOWN_RUN", message)
         if service not in supervisor.run.wanted:
-            message = f"no service {service!r}; there are {', '.join(supervisor.run.wanted)}"
+            message = f"no service {service!r}; the run has {', '.join(supervisor.run.wanted)}"
             raise refusal_error(StatusCode.INVALID_ARGUMENT, "BAD_SERVICE", message)
         return supervisor
 
@@ -83,7 +83,7 @@ class RegistryService(registry_service_pb2_grpc.RegistryServiceServicer):
         self, request: registry_service_pb2.ResolvePeersRequest, context: Context
     ) -> AsyncIterator[registry_service_pb2.ResolvePeersResponse]:
         deadline = time.monotonic() + self._stream_age_s
-        told: list[registry_service_pb2.Peer] | None = None
+        sent: list[registry_service_pb2.Peer] | None = None
         while True:
             supervisor = self._find_supervisor(request.run_id, request.service)
             change = supervisor.changed.next_change
@@ -91,8 +91,8 @@ class RegistryService(registry_service_pb2_grpc.RegistryServiceServicer):
                 codec.peer_to_pb(found)
                 for found in supervisor.roster.serving_members(request.service)
             ]
-            if peers != told:
-                told = peers
+            if peers != sent:
+                sent = peers
                 yield registry_service_pb2.ResolvePeersResponse(peers=peers)
             if time.monotonic() >= deadline:
                 return
@@ -112,28 +112,28 @@ class RegistryService(registry_service_pb2_grpc.RegistryServiceServicer):
         self, request: registry_service_pb2.PushLogsRequest, context: Context
     ) -> registry_service_pb2.PushLogsResponse:
         if self._run_id not in ("", request.run_id):
-            # Its token is of this registry's run, whatever it names.
+            # The caller's token belongs to this registry's run, not to the one it names.
             message = f"this is not the registry of run {request.run_id!r}"
             raise refusal_error(StatusCode.NOT_FOUND, "UNKNOWN_RUN", message)
         return self._spools.push_logs(request)
 
 
 def _check_reachable(request: registry_service_pb2.RegisterRequest) -> None:
-    """Refuse a registration without what peers need: they are told of whoever registers."""
+    """Refuse a registration that peers cannot use: they receive every registered replica."""
     host, _, port = request.address.rpartition(":")
     texts = (request.incarnation, request.address, request.metrics_address)
     if max(map(len, texts)) > _TEXT_CHARACTERS:
-        message = f"incarnation and addresses may have {_TEXT_CHARACTERS} characters"
+        message = f"incarnation and addresses may have at most {_TEXT_CHARACTERS} characters"
         raise refusal_error(StatusCode.INVALID_ARGUMENT, "BAD_ADDRESS", message)
     if request.incarnation and host and port.isdecimal():
         return
-    who = f"{request.service}-{request.replica}"
-    message = f"{who} needs an incarnation and an address host:port, not {request.address!r}"
+    label = f"{request.service}-{request.replica}"
+    message = f"{label} needs an incarnation and an address host:port, not {request.address!r}"
     raise refusal_error(StatusCode.INVALID_ARGUMENT, "BAD_ADDRESS", message)
 
 
 def _not_taken(request: Any, error: ReplacedError | TooManyMembersError) -> ServiceError:
     if isinstance(error, TooManyMembersError):
         return refusal_error(StatusCode.RESOURCE_EXHAUSTED, "TOO_MANY_REPLICAS", str(error))
-    message = f"another process is {request.service}-{request.replica} by now: exit"
+    message = f"another process has replaced this {request.service}-{request.replica}: exit"
     return refusal_error(StatusCode.FAILED_PRECONDITION, "REPLACED", message)

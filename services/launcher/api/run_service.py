@@ -1,4 +1,4 @@
-"""RunService: what people ask of the launcher, by its gRPC contract."""
+"""RunService: the launcher's RPCs for people and their tools."""
 
 import time
 from collections.abc import AsyncIterator
@@ -24,7 +24,7 @@ Context = Any
 
 
 class RunService(run_service_pb2_grpc.RunServiceServicer):
-    """Service that starts runs, shows them and ends them."""
+    """RPCs that start, show and end runs."""
 
     def __init__(self, launcher: Launcher, stream_age_s: float = STREAM_AGE_S) -> None:
         self._launcher = launcher
@@ -92,10 +92,10 @@ class RunService(run_service_pb2_grpc.RunServiceServicer):
     ) -> AsyncIterator[run_service_pb2.TailLogsResponse]:
         stored = self._launcher.get_run(request.run_id)
         if request.service and request.service not in stored.run.wanted:
-            message = f"no service {request.service!r}; there are {', '.join(stored.run.wanted)}"
+            message = f"no service {request.service!r}; the run has {', '.join(stored.run.wanted)}"
             raise refusal_error(StatusCode.INVALID_ARGUMENT, "BAD_SERVICE", message)
         if negative := [name for name, at in request.after_bytes.items() if at < 0]:
-            message = f"after_bytes of {negative[0]} is negative: 0 is a log's beginning"
+            message = f"after_bytes of {negative[0]} is negative; a log begins at 0"
             raise refusal_error(StatusCode.INVALID_ARGUMENT, "BAD_POSITION", message)
         tail = LogTail(dict(request.after_bytes), request.lines)
         run_dir = self._launcher.folder / request.run_id

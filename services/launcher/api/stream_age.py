@@ -1,4 +1,4 @@
-"""Waits of a stream that ends at a certain age, after which its client asks again."""
+"""Waits within a stream of limited age, after which its client reconnects."""
 
 import asyncio
 import time
@@ -8,17 +8,17 @@ from grpc import StatusCode
 
 from services.launcher.control.launcher import refusal_error
 
-# A stream ends after this long, and the client asks again: nothing hangs for ever.
+# Longest life of a stream. The client reconnects, so neither side hangs for ever.
 STREAM_AGE_S = 300.0
 _FOLLOW_S = 0.2
 
 
 async def wait_for_change(change: asyncio.Event, deadline: float) -> None:
-    """Wait for a change. A stream past its age ends with UNAVAILABLE, and the client asks
-    again."""
+    """Wait for a change. A stream past its age ends with UNAVAILABLE, and the client
+    reconnects."""
     _check_age(deadline)
     with suppress(TimeoutError):
-        # Not wait_for: that one loses a cancellation which comes together with the event.
+        # Not wait_for: it loses a cancellation that coincides with the event.
         async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
             await change.wait()
 
@@ -30,5 +30,5 @@ async def wait_to_poll(deadline: float) -> None:
 
 def _check_age(deadline: float) -> None:
     if time.monotonic() >= deadline:
-        message = "this stream has reached its age; go on from where it ended"
+        message = "this stream reached its maximum age; reconnect and continue where it ended"
         raise refusal_error(StatusCode.UNAVAILABLE, "STREAM_AGE", message)

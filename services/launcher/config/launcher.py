@@ -1,6 +1,6 @@
 """The launcher's own part of a run spec: `[launcher]`.
 
-`drain_s` bounds the drain that `services/common/service_lifecycle.py` begins in a service."""
+`drain_s` bounds the drain that `services/common/service_lifecycle.py` performs in a service."""
 
 from typing import Literal
 
@@ -15,41 +15,41 @@ from services.launcher.state import GATEWAY, LEARNER, ROLLOUT, LifecyclePolicy
 
 
 class ServiceShape(ConfigModel):
-    """Number of a service's processes, and of the GPUs each sees (0: what is there)."""
+    """Number of a service's processes, and of the GPUs that each sees (0: all)."""
 
     replicas: int = Field(default=1, ge=1, le=256)
     gpus: int = Field(default=0, ge=0, le=64)
 
 
 class LearnerShape(ConfigModel):
-    """The learner is one process; its GPUs are shared out among its ranks."""
+    """The learner's shape: one process, whose GPUs are divided among its ranks."""
 
     gpus: int = Field(default=0, ge=0, le=64)
 
 
 class LauncherConfig(ConfigModel):
-    """Settings of how a run is started, watched and ended."""
+    """Settings for starting, watching and ending a run."""
 
     # `local`: processes of this machine. `sky`: machines that SkyPilot finds.
     backend: Literal["local", "sky"] = "local"
     local: LocalConfig = LocalConfig()
     sky: SkyConfig = SkyConfig()
-    # US dollars, and hours since the run was begun: what is reached first drains and stops it.
+    # US dollars, and hours since the run began. The limit reached first drains and stops it.
     max_cost: float | None = Field(default=None, gt=0, le=1e9)
     max_hours: float | None = Field(default=None, gt=0, le=10 * 8766)
     notify: NotifyConfig = NotifyConfig()
     # Probes of `flotilla doctor` to leave out, by name.
     skip_probes: tuple[str, ...] = ()
-    # Each service serves Prometheus at a free port of its machine's loopback; `flotilla status`
-    # says where.
+    # Each service serves Prometheus on a free loopback port of its machine; `flotilla status`
+    # shows the address.
     metrics: bool = False
     env_gateway: ServiceShape = ServiceShape()
     rollout: ServiceShape = ServiceShape()
     learner: LearnerShape = LearnerShape()
     # Modules to start in place of `services.X`: another implementation of the same contract. They
-    # are installed, or on PYTHONPATH; the working directory is not looked at.
+    # must be installed or on PYTHONPATH; the working directory is not searched.
     modules: dict[str, str] = Field(default_factory=dict)
-    # Failures of one replica within the window before the launcher gives it up.
+    # Restarts of one replica within the window before the launcher gives it up.
     max_restarts: int = Field(default=5, ge=0, le=10_000)
     restart_window_s: Seconds = 600.0
     backoff_s: Seconds = 1.0
@@ -58,12 +58,12 @@ class LauncherConfig(ConfigModel):
     start_timeout_s: Seconds = 1800.0
     # How long draining may take before processes are killed.
     drain_s: Seconds = 60.0
-    # How long it is looked for what a run may have left, before a leak is suspected.
+    # How long to search for the remains of a run before a leak is suspected.
     clean_s: float = Field(default=600.0, ge=0, le=7 * 86400)
     heartbeat_interval_s: Seconds = 1.0
-    # A replica silent for so long is reported; only the end of its process counts as its death.
+    # A replica silent for this long is reported; only the end of its process counts as its death.
     silent_after_s: Seconds = 30.0
-    # Services drain by themselves when the launcher has been silent for so long.
+    # Services drain on their own when the launcher has been silent for this long.
     orphan_after_s: Seconds = 60.0
 
     def to_policy(self) -> LifecyclePolicy:
@@ -83,15 +83,15 @@ class LauncherConfig(ConfigModel):
     def patience_s(self) -> float:
         """Return how long services continue without hearing from the launcher.
 
-        On other machines it is their watcher that ends them, and a launcher that comes back
-        sooner finds them as they were."""
+        On other machines their watcher ends them. A launcher that returns sooner finds them
+        still running."""
         if self.backend == "sky":
             return max(self.orphan_after_s, self.sky.unit_lease_s)
         return self.orphan_after_s
 
     @property
     def encrypted(self) -> bool:
-        """True where anything of a run is reached from beyond this machine: all speak TLS then."""
+        """True if any replica is reached from other machines: all services then use TLS."""
         return self.backend != "local" or self.local.network != "loopback"
 
     def replica_counts(self) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""`[launcher.local]`: processes of this machine, and who reaches them."""
+"""`[launcher.local]`: processes on this machine, and the network that reaches them."""
 
 from typing import Literal
 
@@ -6,10 +6,10 @@ from services.common.config import ConfigModel
 
 
 class LocalConfig(ConfigModel):
-    """A run whose replicas are processes of this machine."""
+    """Settings of a run whose replicas are processes on this machine."""
 
-    # `loopback`: nobody beyond this machine reaches the run. `private`: further machines of a
-    # replica do (`learner.rank.nodes` above 1), in a network without strangers. The run's services
-    # speak TLS then, and those that may have such machines listen at this machine's own address:
-    # FLOTILLA_ADDRESS, or else the one of its default route.
+    # `loopback`: no other machine reaches the run. `private`: further machines of a replica do
+    # (`learner.rank.nodes` above 1), over a trusted network. The run's services then use TLS, and
+    # those that may span machines listen on this machine's own address: FLOTILLA_ADDRESS, else the
+    # address of its default route.
     network: Literal["loopback", "private"] = "loopback"

@@ -1,4 +1,4 @@
-"""`[launcher.notify]`: the people who are notified of a run."""
+"""`[launcher.notify]`: notifications about a run."""
 
 from pydantic import Field
 
@@ -8,7 +8,7 @@ from services.common.config import ConfigModel
 class SlackConfig(ConfigModel):
     """Messages in one thread per run. The token is read from the environment, never from a spec."""
 
-    # Without a channel nothing is sent.
+    # Without a channel, no message is sent.
     channel: str | None = None
     token_env: str = "SLACK_BOT_TOKEN"
     api_url: str = "https://slack.com/api"
@@ -19,7 +19,7 @@ class NotifyConfig(ConfigModel):
 
     slack: SlackConfig = SlackConfig()
     disable_slack: bool = False
-    # Every message as JSON, to a URL in this environment variable.
+    # Name of the environment variable with the URL that receives every message as JSON.
     webhook_env: str | None = None
-    # Lines of the log that a message about a failure carries.
+    # Log lines quoted in a message about a failure.
     tail_lines: int = Field(default=20, ge=0, le=200)

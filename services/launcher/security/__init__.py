@@ -1,2 +1,2 @@
-"""Tokens, certificates and secrets: how they are made, sealed, handed over and kept from others;
-and where clients find a launcher with its token, `launcher_address.py`."""
+"""Tokens, certificates and secrets: minting, sealing, delivery and protection. Clients find a
+launcher and its token by `launcher_address.py`."""

@@ -1,8 +1,8 @@
 """Identities in a run: its token, its CA, and a certificate for each of its services.
 
-The CA's key signs once and is forgotten: nobody can add a member to a run later, and nothing
-that is stored could. Everything lies in runs/.identity/RUN_ID/, readable by its owner alone.
-The launcher has an identity too, for the clients that ask it for runs."""
+The CA's key is discarded after signing, so no member can be added to a run later, not even
+with access to the stored files. They lie in runs/.identity/RUN_ID/, readable by their owner
+alone. The launcher has an identity of its own for its clients."""
 
 import os
 import secrets
@@ -27,12 +27,12 @@ LAUNCHER = "launcher"
 CLIENT = "client"
 MEMBERS = (LAUNCHER, GATEWAY, LEARNER, ROLLOUT)
 VALIDITY = timedelta(days=60)
-# No run's id begins so: what ends a run cannot take this for its remains.
+# No run id begins with an underscore, so cleanup cannot mistake this for a run's remains.
 LAUNCHER_ID = "_launcher"
-# What a launcher's certificate has left, at least, when it starts: it is not exchanged while it
-# serves, and would lock out the clients of runs that last longer.
+# Minimum validity left when a launcher starts. Its certificate is not renewed while it serves; an
+# expired one would lock out the clients of longer runs.
 _LEFT = timedelta(days=30)
-# Machines whose clocks are behind are members too.
+# Tolerance for machines whose clocks are behind.
 _SKEW = timedelta(minutes=5)
 _FOLDER = ".identity"
 _TOKEN_FILE = "token"
@@ -41,15 +41,15 @@ _log = log.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class RunIdentity:
-    """Credentials by which a run's processes know each other; `members` holds a Tls for each
-    service."""
+    """Credentials by which a run's processes authenticate each other; `members` holds one Tls
+    per service."""
 
     run_id: str
     token: str = field(repr=False)
     members: Mapping[str, Tls]
 
     def tls_for(self, service: str) -> Tls:
-        """Return the Tls of `service`: as files for --tls-dir, or by `to_text()` in
+        """Return the Tls of `service`, to pass as files by --tls-dir or as `to_text()` in
         FLOTILLA_TLS."""
         return self.members[service]
 
@@ -57,15 +57,15 @@ class RunIdentity:
 def mint_identity(
     run_id: str, services: Sequence[str] = MEMBERS, *, now: datetime | None = None
 ) -> RunIdentity:
-    """Mint a new identity, stored nowhere."""
+    """Mint a new identity without storing it."""
     authority = _Authority(run_id, now or datetime.now(UTC))
     members = {service: authority.issue_member(service) for service in services}
     return RunIdentity(run_id, secrets.token_urlsafe(32), members)
 
 
 def load_launcher_identity(runs: Path, *, now: datetime | None = None) -> RunIdentity:
-    """Return the identity of the launcher itself and of the clients of launcher.json, of which
-    there are copies: the stored one, or a new one where there is none or it expires soon.
+    """Return the identity of the launcher and of its clients, who hold it in launcher.json: the
+    stored one, or a new one if there is none or it expires soon.
 
     Only the holder of the folder's lock may call this. Raises ConfigError."""
     now = now or datetime.now(UTC)
@@ -75,9 +75,9 @@ def load_launcher_identity(runs: Path, *, now: datetime | None = None) -> RunIde
             return known
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError(
-            f"the launcher's identity cannot be read ({error}): remove"
-            f" {identity_folder(runs, LAUNCHER_ID)}, and"
-            " copy runs/launcher.json again to wherever there is a copy of it"
+            f"cannot read the launcher's identity: {error}. Remove"
+            f" {identity_folder(runs, LAUNCHER_ID)}, restart the launcher, and replace all copies"
+            " of runs/launcher.json"
         ) from error
     minted = mint_identity(LAUNCHER_ID, (LAUNCHER, CLIENT), now=now)
     store_identity(runs, minted)
@@ -86,7 +86,7 @@ def load_launcher_identity(runs: Path, *, now: datetime | None = None) -> RunIde
 
 
 def store_identity(runs: Path, identity: RunIdentity) -> None:
-    """Store an identity, whole or not at all."""
+    """Store an identity atomically."""
     place = identity_folder(runs, identity.run_id)
     draft = place.with_name(f".{identity.run_id}.{os.getpid()}")
     shutil.rmtree(draft, ignore_errors=True)
@@ -104,7 +104,7 @@ def store_identity(runs: Path, identity: RunIdentity) -> None:
 
 
 def load_identity(runs: Path, run_id: str) -> RunIdentity | None:
-    """Return the stored identity of a run; None if it has none (any more)."""
+    """Return the stored identity of a run; None if there is none."""
     place = identity_folder(runs, run_id)
     try:
         token = (place / _TOKEN_FILE).read_text()
@@ -116,8 +116,7 @@ def load_identity(runs: Path, run_id: str) -> RunIdentity | None:
 
 
 def find_identities(runs: Path) -> list[tuple[str, Path]]:
-    """List the runs that have an identity, with its folder: those that are under way, the one
-    that began or went on last first."""
+    """List the runs under way and their identity folders, the latest start or resume first."""
     found = [path for path in (runs / _FOLDER).glob("[!._]*") if (path / _TOKEN_FILE).exists()]
     return [(path.name, path) for path in sorted(found, key=_changed_at, reverse=True)]
 
@@ -130,18 +129,18 @@ def _changed_at(folder: Path) -> float:
 
 
 def remove_identity(runs: Path, run_id: str) -> None:
-    """Remove the identity of a run whose processes are all gone. May be called again."""
+    """Remove the identity of a run whose processes are all gone. Idempotent."""
     shutil.rmtree(identity_folder(runs, run_id), ignore_errors=True)
 
 
 def identity_folder(runs: Path, run_id: str) -> Path:
-    """Return where an identity is stored; the folder in it named as a service fits --tls-dir."""
+    """Return the folder of an identity; its subfolder of a service can be a --tls-dir."""
     return runs / _FOLDER / run_id
 
 
 def _earliest_expiry(identity: RunIdentity) -> datetime:
-    """Return when the identity's first certificate expires. Raises ValueError for one that is
-    no certificate, KeyError where one is gone."""
+    """Return the earliest expiry of the identity's certificates. Raises ValueError for an
+    invalid certificate, KeyError for a missing one."""
     shown = (identity.tls_for(member).certificate for member in (LAUNCHER, CLIENT))
     return min(x509.load_pem_x509_certificate(each).not_valid_after_utc for each in shown)
 
@@ -162,13 +161,13 @@ def _member_name(service: str, run_id: str) -> str:
 
 
 class _Authority:
-    """CA for as long as one run is minted. P-256: gRPC's TLS takes no Ed25519 certificates."""
+    """CA that lives while one run is minted. P-256: gRPC's TLS rejects Ed25519 certificates."""
 
     def __init__(self, run_id: str, now: datetime) -> None:
         self._run_id = run_id
         self._now = now
         self._key = ec.generate_private_key(ec.SECP256R1())
-        # X.509 allows a common name 64 characters; run ids may be longer, and nobody compares it.
+        # X.509 limits common names to 64 characters; run ids may be longer. It is never compared.
         self._subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "flotilla run CA")])
         authority = self._start_certificate(self._subject, self._key.public_key()).add_extension(
             x509.BasicConstraints(ca=True, path_length=0), critical=True
@@ -178,7 +177,7 @@ class _Authority:
         )
 
     def issue_member(self, service: str) -> Tls:
-        """Issue a certificate for a server that is a client too, as all are."""
+        """Issue a certificate for both server and client use."""
         key, name = ec.generate_private_key(ec.SECP256R1()), _member_name(service, self._run_id)
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, service)])
         purposes = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]

@@ -1,7 +1,7 @@
-"""Filter of the launcher's own variables that the processes of a run get, beyond what any
-process of ours gets (`services.common.child_environment`).
+"""Filter of the launcher's environment: the variables that a run's processes get in addition
+to those of every child (`services.common.child_environment`).
 
-A rented machine gets the secrets of its service and no others; processes of this machine follow
+A rented machine gets the secrets of its service and no others; processes on this machine follow
 the same table."""
 
 from collections.abc import Mapping
@@ -12,31 +12,31 @@ from services.launcher.security import secret_names
 from services.launcher.security.launcher_address import REMOTE_VARIABLE
 from services.launcher.state import LEARNER, SERVICES
 
-# Of clouds, as SkyPilot and the launcher read them.
+# Cloud credentials, as SkyPilot and the launcher read them.
 CLOUD_VARIABLES = (
     *("LAMBDA_API_KEY", "RUNPOD_API_KEY", "VAST_API_KEY", "PRIME_INTELLECT_API_KEY"),
     *("NEBIUS_CREDENTIALS_JSON", "NEBIUS_TENANT_ID"),
 )
-# What only the launcher itself has a use for.
+# Variables that only the launcher itself needs.
 LAUNCHERS_OWN = ("SLACK_BOT_TOKEN", REMOTE_VARIABLE, *CLOUD_VARIABLES)
-# How a store of any vendor is found and opened.
+# Variables by which stores of all vendors are configured.
 STORE_VARIABLES = (
     *(*secret_names.STORE_SECRETS, "AWS_*", "S3_*", "GOOGLE_*", "GCS_*", "GCLOUD_*", "CLOUDSDK_*"),
     *("AZURE_*", "FSSPEC_*"),
 )
 HUB_VARIABLE = secret_names.HUB_TOKEN
-# What trackers read, by their names in a spec.
+# Variables that trackers read, by the tracker's name in a spec.
 _TRACKER_VARIABLES = {"wandb": "WANDB_*", "mlflow": "MLFLOW_*", "trackio": "TRACKIO_DIR"}
 
 
 def inherited_variables(
     spec: Mapping[str, Any], config: LauncherConfig, service: str
 ) -> tuple[str, ...]:
-    """Return the names of variables that a service is given.
+    """Return the names of the variables that a service inherits.
 
-    These are the variables that its part of the spec and `launcher.sky.secrets` ask for, and
-    those of a store, the hub and trackers where the run uses them. The run's own identity comes
-    another way, and another's has no business there."""
+    These are the variables that its part of the spec and `launcher.sky.secrets` require, and
+    those of the store, hub and trackers that the run uses. Identity variables are excluded: the
+    run's own identity is passed separately, and another run's must not leak in."""
     named = {
         *secret_names.required_secrets(spec, config, service),
         *secret_names.optional_secrets(spec, service),
@@ -48,8 +48,8 @@ def inherited_variables(
 
 
 def variables_of_any_service(spec: Mapping[str, Any], config: LauncherConfig) -> tuple[str, ...]:
-    """Return what any service of the run is given: for the commands that prepare it, which
-    fetch from where the services do, and from the hub."""
+    """Return the variables of all services of the run, for its prepare commands: they use the
+    same sources, and the hub."""
     named = (name for service in SERVICES for name in inherited_variables(spec, config, service))
     return tuple(sorted({HUB_VARIABLE, *named}))
 

@@ -20,8 +20,8 @@ _LOOPBACK_OF_WILDCARD = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 @dataclass(frozen=True, slots=True)
 class LauncherAddress:
-    """Address and process of a running launcher. `tls` is a client's, for a launcher that
-    serves beyond loopback; `listen` is what it was told to listen on."""
+    """Address and process of a running launcher. `tls` is the client's, for a launcher that
+    serves beyond loopback; `listen` is its --listen argument."""
 
     address: str
     token: str
@@ -32,10 +32,10 @@ class LauncherAddress:
 
     @property
     def local_address(self) -> str:
-        """Address for the processes beside it. Others may come by way of another machine, or
-        through a firewall."""
+        """Address for processes on the launcher's machine. The advertised address may lead
+        through another machine or a firewall."""
         host, port = split_host_port(self.listen or self.address, "listen")
-        # Any free port is known only from the address.
+        # With port 0, only the address holds the actual port.
         return join_host_port(
             _LOOPBACK_OF_WILDCARD.get(host, host),
             port or split_host_port(self.address, "launcher")[1],
@@ -46,8 +46,7 @@ class LauncherAddress:
 def published_address(
     runs: Path, address: str, token: str, tls: Tls | None = None, *, listen: str = ""
 ) -> Generator[None]:
-    """Keep the file in place, readable by its owner alone, for as long as the launcher
-    serves."""
+    """Publish launcher.json, readable by its owner alone, while the launcher serves."""
     started = psutil.Process().create_time()
     content = {"address": address, "token": token, "pid": os.getpid(), "started": started}
     if tls is not None:
@@ -66,10 +65,10 @@ def published_address(
 
 
 def address_from_environment() -> LauncherAddress | None:
-    """Read the address of a launcher elsewhere from FLOTILLA_LAUNCHER, which holds the
-    content of its launcher.json.
+    """Read the address of a remote launcher from FLOTILLA_LAUNCHER, which holds the content of
+    its launcher.json.
 
-    Raises ConfigError for anything else, without showing it: it holds secrets."""
+    Raises ConfigError for anything else, without quoting it: it may hold secrets."""
     text = os.environ.get(REMOTE_VARIABLE, "").strip()
     if not text:
         return None
@@ -86,8 +85,8 @@ def address_from_environment() -> LauncherAddress | None:
 
 
 def read_address(runs: Path) -> LauncherAddress | None:
-    """Return the launcher of a runs folder; None if none runs. A dead one's file counts for
-    nothing.
+    """Return the launcher of a runs folder; None if none runs. The file of a dead launcher is
+    ignored.
 
     Raises ConfigError if its certificate has expired."""
     try:

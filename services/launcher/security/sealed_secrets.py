@@ -1,7 +1,7 @@
-"""Sealed secrets on their way to a machine: SkyPilot carries them sealed, and the key goes with
-the code.
+"""Sealed secrets for machines: SkyPilot carries the sealed values, the key travels with the
+code.
 
-SkyPilot keeps a task's secrets in its database and in files, and on Slurm it writes them on the
+SkyPilot stores a task's secrets in its database and in files. On Slurm it puts them on the
 command line of `srun`, which every user of the node can read."""
 
 from collections.abc import Mapping, MutableMapping
@@ -14,12 +14,12 @@ from services.common.errors import ConfigError
 # In the folder of code that the machines get.
 KEY_FILE = ".seal-key"
 _MARK = "sealed:"
-# Read by SkyPilot itself: the password of a registry of images, for one.
+# Read by SkyPilot itself, such as the password of an image registry.
 _OF_SKYPILOT = "SKYPILOT_"
 
 
 def load_or_make_key(folder: Path) -> bytes:
-    """Return the key of the run whose code this is, made when it is first asked for."""
+    """Return the key of the run with this code folder; make it on first use."""
     path = folder / KEY_FILE
     if not path.exists():
         draft = path.with_name(f"{KEY_FILE}.draft")
@@ -30,12 +30,12 @@ def load_or_make_key(folder: Path) -> bytes:
 
 
 def forget_key(folder: Path) -> None:
-    """Remove the key, so that nobody can open what SkyPilot still has."""
+    """Remove the key, which makes SkyPilot's sealed copies useless."""
     (folder / KEY_FILE).unlink(missing_ok=True)
 
 
 def seal_secrets(values: Mapping[str, str], key: bytes) -> dict[str, str]:
-    """Seal the values: the same names, with values that are worthless without the key."""
+    """Return the same names with sealed values, which are useless without the key."""
     fernet = Fernet(key)
     return {
         name: value if name.startswith(_OF_SKYPILOT) else _MARK + _encrypt_value(fernet, value)
@@ -48,8 +48,8 @@ def _encrypt_value(fernet: Fernet, value: str) -> str:
 
 
 def unseal_secrets(environ: MutableMapping[str, str], key_file: Path | None) -> tuple[str, ...]:
-    """Open sealed variables in place; return their names. Raises ConfigError if the key is not
-    that of the run."""
+    """Open sealed variables in place; return their names. Raises ConfigError if the key is
+    missing or belongs to another run."""
     sealed = {name: value for name, value in environ.items() if value.startswith(_MARK)}
     if not sealed:
         return ()
@@ -61,10 +61,10 @@ def unseal_secrets(environ: MutableMapping[str, str], key_file: Path | None) -> 
         opened = {name: fernet.decrypt(value[len(_MARK) :]) for name, value in sealed.items()}
     except OSError as error:
         raise ConfigError(
-            f"{names} came sealed, and --seal-key {key_file} cannot be read ({error.strerror}); the"
-            " launcher puts it into the folder of code that machines get"
+            f"{names} came sealed, but --seal-key {key_file} cannot be read ({error.strerror}); the"
+            " launcher puts it into the code folder of each machine"
         ) from error
     except (InvalidToken, ValueError) as error:
-        raise ConfigError(f"{names} came sealed by another key than {key_file}") from error
+        raise ConfigError(f"{names} came sealed with another key than {key_file}") from error
     environ.update({name: value.decode() for name, value in opened.items()})
     return tuple(opened)

@@ -1,8 +1,8 @@
-"""Secret files that bring secrets from the watcher's environment to the service, in a private
+"""Secret files that pass secrets from the watcher's environment to the service, in a private
 folder.
 
-An environment is inherited by every child, and shown by crash handlers and debuggers; a file is
-read once, by the process that was given its name."""
+Every child inherits an environment, and crash handlers and debuggers show it. A file is read
+once, by the process that gets its name."""
 
 import os
 import shutil
@@ -19,7 +19,7 @@ from services.common.tls import CA_FILE, CERTIFICATE_FILE, KEY_FILE, Tls, read_t
 
 @dataclass(frozen=True, slots=True)
 class SecretFiles:
-    """Secrets of this unit, and the arguments by which its service finds them."""
+    """Secrets of this unit, and the service arguments that refer to them."""
 
     token: str
     tls: Tls | None
@@ -29,9 +29,9 @@ class SecretFiles:
 
 @contextmanager
 def secrets_in_files() -> Generator[SecretFiles]:
-    """Move token and TLS from the environment into files, for as long as the block runs.
+    """Move token and TLS from the environment into files while the block runs.
 
-    Raises ConfigError where there is no token, or where a value is no secret of a run."""
+    Raises ConfigError if the token is missing or a value is invalid."""
     token, tls = read_token(None), read_tls(None)
     del os.environ[TOKEN_VARIABLE]
     add_secret(token)

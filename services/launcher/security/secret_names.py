@@ -1,4 +1,4 @@
-"""Names of the secrets that the machines of a service get; their values never come here."""
+"""Names of the secrets that the machines of a service get, without their values."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import PurePath
@@ -10,20 +10,20 @@ from services.common.tls import TLS_VARIABLE
 from services.launcher.config.launcher import LauncherConfig
 from services.launcher.state import GATEWAY, LEARNER, ROLLOUT
 
-# What every service gets from the launcher: who it is within the run.
+# Every service's identity within the run, from the launcher.
 IDENTITY_VARIABLES = (TOKEN_VARIABLE, TLS_VARIABLE)
 _FLEET_DEFAULT, _WANDB = "FLEET_API_KEY", "WANDB_API_KEY"
-# Backends whose `api_key_env` is that unless the spec says otherwise.
+# Backends whose `api_key_env` defaults to FLEET_API_KEY.
 _AT_FLEET = ("fleet", "fleet_openenv")
-# What a store may want, none of it for certain.
+# Secrets that a store may need; all are optional.
 STORE_SECRETS = (
     *("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"),
     "FLOTILLA_REMOTE_OPTIONS",
 )
 HUB_TOKEN = "HF_TOKEN"
-# Where a server of MLflow is, and how it is opened.
+# Address and credentials of an MLflow server.
 MLFLOW_SECRETS = tuple(f"MLFLOW_TRACKING_{n}" for n in ("URI", "USERNAME", "PASSWORD", "TOKEN"))
-# Who has use for what is known by name, wherever it runs.
+# Services that may get each secret with a fixed name.
 SECRET_OWNERS: Mapping[str, tuple[str, ...]] = {
     _FLEET_DEFAULT: (GATEWAY,),
     _WANDB: (LEARNER,),
@@ -35,8 +35,8 @@ SECRET_OWNERS: Mapping[str, tuple[str, ...]] = {
 def required_secrets(
     spec: Mapping[str, Any], config: LauncherConfig, service: str
 ) -> tuple[str, ...]:
-    """Return the names in order: the identity, those in the service's section, those that the
-    spec adds."""
+    """Return the names in order: the identity, those in the service's section, then
+    `launcher.sky.secrets`."""
     section: Mapping[str, Any] = spec.get(service, {})
     named = [*find_references(section)]
     if service == GATEWAY:
@@ -47,8 +47,8 @@ def required_secrets(
 
 
 def optional_secrets(spec: Mapping[str, Any], service: str) -> tuple[str, ...]:
-    """Return further names, which the service's machine gets where the launcher has them: a
-    store may be open by other means, and a model to everybody; MLflow needs no server."""
+    """Return the names of secrets that the service's machine gets only if the launcher has them:
+    a store may have other credentials, a model may be public, and MLflow may need no server."""
     learner: Mapping[str, Any] = spec.get(LEARNER, {})
     checkpoint: Mapping[str, Any] = learner.get("checkpoint") or {}
     named = (*STORE_SECRETS,) if checkpoint.get("remote") else ()
@@ -65,8 +65,8 @@ def tracker_backends(section: Mapping[str, Any]) -> Sequence[str]:
 
 
 def _is_at_hub(spec: Mapping[str, Any]) -> bool:
-    """Return whether the policy is `NAME` or `OWNER/NAME` of the hub, as far as its name shows:
-    a folder may have such a name too."""
+    """Return whether the policy's name looks like the hub's `NAME` or `OWNER/NAME`. A folder may
+    have such a name too."""
     model = str(spec.get("policy", {}).get("model", ""))
     made = [table.get("creates") for table in spec.get("prepare", [])]
     parts = PurePath(model).parts
@@ -75,7 +75,7 @@ def _is_at_hub(spec: Mapping[str, Any]) -> bool:
 
 
 def _backend_keys(section: Mapping[str, Any]) -> list[str]:
-    """Return the API keys of the environments that are used; one served by a command of ours
+    """Return the API key variables of the environments in use. A backend with its own `command`
     needs none."""
     environments: Mapping[str, Mapping[str, Any]] = section.get("environments", {})
     used = {section.get("backend"), *(e.get("backend") for e in environments.values())}

@@ -1,6 +1,6 @@
-"""Token pipe of a replica on this machine: a pipe that is empty once the token was read.
+"""Token pipe of a replica on this machine, empty once the token is read.
 
-An environment is inherited by every child, and can be read for as long as the process lives."""
+Every child inherits an environment, which stays readable while the process lives."""
 
 import os
 from collections.abc import Generator, Mapping
@@ -12,7 +12,7 @@ from services.common.arguments import TOKEN_VARIABLE
 
 @dataclass(frozen=True, slots=True)
 class TokenPipe:
-    """Additions to the command's start: further arguments, and descriptors that stay open."""
+    """Additions to a command: further arguments, and descriptors to keep open."""
 
     arguments: tuple[str, ...] = ()
     descriptors: tuple[int, ...] = ()
@@ -20,15 +20,14 @@ class TokenPipe:
 
 @contextmanager
 def token_in_pipe(secrets: Mapping[str, str]) -> Generator[TokenPipe]:
-    """Provide a pipe for the start of a process, which may read the token in `secrets`, if
-    there is one."""
+    """Provide a pipe from which a new process reads the token in `secrets`, if there is one."""
     token = secrets.get(TOKEN_VARIABLE)
     if token is None:
         yield TokenPipe()
         return
     reader, writer = os.pipe()
     try:
-        # Less than a pipe holds, so this does not wait for a reader.
+        # A token fits into the pipe's buffer, so this does not block.
         os.write(writer, token.encode())
     finally:
         os.close(writer)

@@ -1,1 +1,1 @@
-"""The launcher's ledger in SQLite, the roster of who serves where, and the logs of replicas."""
+"""The launcher's ledger in SQLite, the roster of serving replicas, and their logs."""

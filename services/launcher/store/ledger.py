@@ -1,8 +1,7 @@
-"""The launcher's ledger: runs, replicas, what happened to them and what was requested, in
-one SQLite file.
+"""The launcher's ledger: runs, replicas, their events and the requests to backends, in one
+SQLite file.
 
-WAL with synchronous=FULL: what was written survives a loss of power, which ends no machine
-elsewhere."""
+WAL with synchronous=FULL: commits must survive a power loss, because machines elsewhere do."""
 
 import json
 import sqlite3
@@ -20,12 +19,12 @@ from services.launcher.store.schema import LedgerError, prepare_schema
 
 __all__ = ["PROGRESS_KEPT", "Ledger", "LedgerError", "RunEvent", "StoredRun", "Transition"]
 
-# Progress events kept per run; transitions and messages are kept for ever.
+# Progress events kept per run; all other events are kept for ever.
 PROGRESS_KEPT = 5_000
 
 
 class Ledger:
-    """Access to the ledger. Calls take a millisecond or a few and block.
+    """Access to the ledger. Calls block for a few milliseconds.
 
     Raises LedgerError for a ledger of an unknown version."""
 
@@ -45,20 +44,19 @@ class Ledger:
 
     @contextmanager
     def transaction(self) -> Generator[None]:
-        """Run the block as one transaction, and commit all that is written inside it
-        together."""
+        """Run the block as one transaction; roll back on any exception."""
         self._db.execute("BEGIN IMMEDIATE")
         try:
             yield
             self._db.execute("COMMIT")
         except BaseException:
-            # SQLite rolls back by itself where the disk is full.
+            # SQLite has already rolled back if the disk is full.
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
             raise
 
     def get_request(self, request_id: str) -> tuple[str, str] | None:
-        """Return the digest and run of a StartRun that was answered before."""
+        """Return the digest and run id of an answered StartRun."""
         row = self._db.execute(
             "SELECT digest, run_id FROM requests WHERE request_id = ?", (request_id,)
         ).fetchone()
@@ -71,8 +69,7 @@ class Ledger:
     def begin_run(
         self, run: Run, spec_json: str, now: float, prices: Mapping[str, float] | None = None
     ) -> None:
-        """Write a run that starts, for the first time or again. What it has cost stays
-        counted."""
+        """Write a run that starts or resumes. Its accrued cost is kept."""
         self._db.execute(
             "INSERT INTO runs (run_id, name, state, mode, spec_json, error, wanted_json, created)"
             " VALUES (?, ?, ?, ?, ?, '', '{}', ?) ON CONFLICT (run_id) DO UPDATE SET"
@@ -88,8 +85,7 @@ class Ledger:
         self.save_run(run, [], None)
 
     def save_run(self, run: Run, replicas: Iterable[Replica], ended: float | None) -> None:
-        """Write a run's head and those of its replicas that changed. The time of its end is
-        set only once."""
+        """Write a run's row and its changed replicas. The end time is set only once."""
         columns = ", ".join(f"{column} = ?" for column in row_codec.RUN_COLUMNS)
         self._db.execute(
             f"UPDATE runs SET {columns},"
@@ -103,16 +99,16 @@ class Ledger:
         )
 
     def save_progress(self, run_id: str, progress: Progress) -> None:
-        """Keep the newest of what a learner has reported of itself."""
-        told = (json.dumps(dict(progress.metrics)), row_codec.alarms_to_json(progress.alarms))
+        """Store the latest progress that a learner reported."""
+        latest = (json.dumps(dict(progress.metrics)), row_codec.alarms_to_json(progress.alarms))
         self._db.execute(
             "UPDATE runs SET metrics_json = ?, alarms_json = ?, step = ?, total_steps = ?"
             " WHERE run_id = ?",
-            (*told, progress.step, progress.total_steps, run_id),
+            (*latest, progress.step, progress.total_steps, run_id),
         )
 
     def save_registry(self, run_id: str, address: str) -> None:
-        """Remember where the run's services look for their registry."""
+        """Store the address of the run's registry."""
         self._db.execute("UPDATE runs SET registry = ? WHERE run_id = ?", (address, run_id))
 
     def add_transitions(self, run_id: str, now: float, found: Iterable[Transition]) -> None:
@@ -130,7 +126,7 @@ class Ledger:
         return [Transition(r["subject"], r["old"], r["new"], r["cause"], r["time"]) for r in found]
 
     def add_event(self, run_id: str, now: float, kind: str, body: Mapping[str, Any]) -> int:
-        """Append an event and return its number; old progress makes room."""
+        """Append an event and return its number; drop the oldest progress events."""
         row = self._db.execute(
             "UPDATE runs SET next_event = next_event + 1 WHERE run_id = ?"
             " RETURNING next_event - 1 AS event",
@@ -157,7 +153,7 @@ class Ledger:
         return [RunEvent(r["event"], r["time"], r["kind"], json.loads(r["body"])) for r in found]
 
     def has_trained(self, run_id: str) -> bool:
-        """Tell whether the run's learner ever reported a step."""
+        """Return whether the run's learner ever reported a step."""
         row = self._db.execute(
             "SELECT 1 FROM events WHERE run_id = ? AND kind = 'progress'"
             " AND json_extract(body, '$.step') > 0 LIMIT 1",
@@ -171,7 +167,7 @@ class Ledger:
         return {row["run_id"]: row["told"] for row in found}
 
     def mark_published(self, run_id: str, number: int) -> None:
-        """Record that observers have been told of this event, and of all before it."""
+        """Record that observers have received this event and all before it."""
         self._db.execute("UPDATE runs SET told = ? WHERE run_id = ?", (number, run_id))
 
     def get_run(self, run_id: str) -> StoredRun | None:
@@ -186,12 +182,12 @@ class Ledger:
         return [self._load_stored_run(row) for row in found]
 
     def list_unended(self) -> list[StoredRun]:
-        """Return the runs that go on, however long ago they first began."""
+        """Return the runs that have not ended, of any age."""
         found = self._db.execute("SELECT * FROM runs WHERE ended IS NULL").fetchall()
         return [self._load_stored_run(row) for row in found]
 
     def list_suspects(self, backend: str) -> list[StoredRun]:
-        """Return the ended runs of which something may be left."""
+        """Return the ended runs that may have left resources behind."""
         found = self._db.execute(
             "SELECT * FROM runs WHERE backend = ? AND cleanup = ? AND ended IS NOT NULL",
             (backend, Cleanup.LEAK_SUSPECTED),

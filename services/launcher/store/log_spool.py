@@ -1,10 +1,10 @@
 """The launcher's copy of the log of a replica on another machine: every byte once.
 
-A watcher pushes what its replica wrote, from positions of its own, and repeats itself when
-an answer was lost. The log itself records how far that has come: a segment of it belongs to
-one incarnation of the watcher, so that its length says what is known of it, and a killed
-launcher's successor knows as much as the log holds. Only the starts of the segments are
-written to a file beside it."""
+A watcher pushes its replica's output with its own positions, and repeats a push whose reply
+was lost. The log itself records the progress: each segment belongs to one incarnation of the
+watcher, and its length is the position reached. A killed launcher's successor therefore
+continues from the log. Only the starts of the segments are stored, in an index file beside
+it."""
 
 import json
 import os
@@ -15,19 +15,19 @@ MAX_CHUNK_BYTES = 256 * 1024
 
 
 class LogGapError(Exception):
-    """The part before this piece is missing; `position` is where to go on."""
+    """The bytes before this chunk are missing; resume at `position`."""
 
     def __init__(self, position: int) -> None:
-        super().__init__(f"go on from position {position}")
+        super().__init__(f"bytes before this chunk are missing: resume at position {position}")
         self.position = position
 
 
 @dataclass(frozen=True, slots=True)
 class LogSegment:
-    """Segment of the log: from `offset` on it is what `incarnation` wrote from its
+    """Segment of the log: from `offset` on, it holds the output of `incarnation` from its
     `position` on.
 
-    `pad` line ends come first, if the segment before stopped in the middle of a line."""
+    It begins with `pad` newlines if the segment before it stopped within a line."""
 
     incarnation: str
     position: int
@@ -40,16 +40,16 @@ class LogSegment:
 
 
 class LogSpool:
-    """Log of one replica. Nobody else writes to it while it is pushed."""
+    """Log of one replica. It has no other writer while it is pushed."""
 
     def __init__(self, log: Path) -> None:
         self._log = log
         self._index = log.with_suffix(".stretches.json")
-        self._stretches = _read_segments(self._index)
+        self._segments = _read_segments(self._index)
 
     def append_chunk(self, incarnation: str, position: int, chunk: bytes) -> int:
-        """Append the new part of a piece; return the position where its incarnation goes on.
-        Raises LogGapError."""
+        """Append the new bytes of a chunk; return its incarnation's next position. Raises
+        LogGapError."""
         self._log.parent.mkdir(parents=True, exist_ok=True)
         with self._log.open("ab") as file:
             size = file.seek(0, os.SEEK_END)
@@ -63,24 +63,23 @@ class LogSpool:
         return known + len(news)
 
     def _known_position(self, incarnation: str, size: int) -> int:
-        """Return the position that an incarnation has reached. Its newest segment ends where
-        the next one begins."""
+        """Return the position that an incarnation has reached, from its newest segment."""
         end = size
-        for stretch in reversed(self._stretches):
-            if stretch.incarnation == incarnation:
-                return stretch.position_at(end)
-            end = stretch.offset
+        for segment in reversed(self._segments):
+            if segment.incarnation == incarnation:
+                return segment.position_at(end)
+            end = segment.offset
         return 0
 
     def _begin_segment(self, incarnation: str, position: int, size: int) -> int:
         """Ensure that the log's last segment belongs to this incarnation; return the number
-        of line ends that it lacks."""
-        last = self._stretches[-1] if self._stretches else None
+        of newlines still to write."""
+        last = self._segments[-1] if self._segments else None
         if last is None or last.incarnation != incarnation or size < last.offset:
             pad = 0 if _ends_a_line(self._log, size) else 1
             last = LogSegment(incarnation, position, size, pad)
-            self._stretches.append(last)
-            _write_segments(self._index, self._stretches)
+            self._segments.append(last)
+            _write_segments(self._index, self._segments)
         return max(0, last.offset + last.pad - size)
 
 
@@ -98,8 +97,8 @@ def _read_segments(path: Path) -> list[LogSegment]:
     return [LogSegment(**found) for found in json.loads(path.read_text(encoding="utf-8"))]
 
 
-def _write_segments(path: Path, stretches: list[LogSegment]) -> None:
+def _write_segments(path: Path, segments: list[LogSegment]) -> None:
     """Write the index atomically: a launcher may be killed at any moment."""
     draft = path.with_suffix(".draft")
-    draft.write_text(json.dumps([asdict(stretch) for stretch in stretches]), encoding="utf-8")
+    draft.write_text(json.dumps([asdict(segment) for segment in segments]), encoding="utf-8")
     draft.replace(path)

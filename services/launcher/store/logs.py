@@ -1,18 +1,18 @@
-"""Reader of the log files of a run: the last lines, and on from a position."""
+"""Reader of a run's log files: their last lines, and lines from a position on."""
 
 from dataclasses import dataclass
 from pathlib import Path
 
 from services.common.redaction import redact
 
-# As long as a log line may be; what is longer comes in pieces.
+# Longest log line; longer ones are split.
 LINE_BYTES = 16 * 1024
 _BLOCK = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class LogLine:
-    """One line of a log; `end` is the position behind it."""
+    """One line of a log; `end` is the position after it."""
 
     source: str
     text: str
@@ -30,12 +30,12 @@ def list_sources(run_dir: Path, service: str = "") -> dict[str, Path]:
 
 
 def read_last_lines(path: Path, count: int = 15, limit: int = 4_000) -> str:
-    """Return the last lines of a log for an error message, at most `limit` characters,
-    without secrets: messages go further than logs."""
+    """Return the last lines of a log for an error message, at most `limit` characters.
+    Secrets are redacted: messages travel further than logs."""
     if not path.exists():
         return ""
     lines = read_lines(path, find_tail_position(path, count), 10 * _BLOCK)
-    # Before the cut, which could leave half of one.
+    # Redact before the cut: it could leave half of a secret.
     return redact("\n".join(line.text for line in lines))[-limit:]
 
 
@@ -45,7 +45,7 @@ def find_tail_position(path: Path, count: int) -> int:
         return path.stat().st_size
     with path.open("rb") as file:
         position = file.seek(0, 2)
-        # A newline at the very end closes the last line, it does not begin another.
+        # A newline at the very end closes the last line; it does not begin another.
         wanted = count + 1 if _ends_with_newline(path, position) else count
         while position > 0:
             size = min(_BLOCK, position)
@@ -77,9 +77,9 @@ def read_lines(
 ) -> list[LogLine]:
     """Return the lines from `position` on, about `limit` bytes of them.
 
-    An unfinished last line is returned only when `final`: nobody will write its rest."""
+    An unfinished last line is returned only if `final`: no more output will come."""
     lines: list[LogLine] = []
-    # Followers ask several times a second, and mostly in vain.
+    # Followers poll several times a second, mostly without news.
     if path.stat().st_size <= position:
         return lines
     with path.open("rb") as file:

@@ -1,5 +1,5 @@
-"""Operations that the launcher requests of backends, recorded before the request: after a
-crash it is known what may be under way. Arguments carry no secrets."""
+"""Operations that the launcher requests from backends, recorded before the request, so that
+after a crash the open ones are known. Arguments carry no secrets."""
 
 import json
 import sqlite3
@@ -12,8 +12,8 @@ from services.launcher import clock
 
 
 class OperationState(StrEnum):
-    """Stages of an operation. One that is not over when a launcher dies is looked for by
-    name before anything is requested again."""
+    """Stages of an operation. If a launcher dies before an operation is over, its successor
+    looks for the result by name before it repeats the request."""
 
     INTENT = "intent"
     SENT = "sent"
@@ -27,7 +27,7 @@ class OperationState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One request to a backend, made or about to be made."""
+    """One request to a backend, sent or about to be sent."""
 
     number: int
     kind: str
@@ -44,7 +44,7 @@ class OperationLog:
         self._db = db
 
     def record_intent(self, run_id: str, kind: str, name: str, **arguments: Any) -> int:
-        """Record what will be requested; return the number of the operation."""
+        """Record a request before it is sent; return the operation's number."""
         now = clock.now()
         cursor = self._db.execute(
             "INSERT INTO operations"

@@ -1,32 +1,32 @@
-"""Roster of the replicas that serve, and their addresses. Pure; one roster per run, the
-newest incarnation wins."""
+"""Roster of a run's serving replicas and their addresses. Pure; the newest incarnation of a
+replica wins."""
 
 from collections import deque
 from dataclasses import dataclass, replace
 
 from services.launcher.state import ReplicaKey
 
-# Incarnations that were replaced, and are told so should they come back.
+# Replaced incarnations to remember, so that they are refused if they return.
 REMEMBERED = 4096
-# Far more than any run has.
+# Far more replicas than any run has.
 MOST_MEMBERS = 4096
 
 
 class TooManyMembersError(Exception):
-    """More replicas than any run has are registered already."""
+    """Raised when more replicas register than any run has."""
 
 
 class ReplacedError(Exception):
-    """Another incarnation has this replica."""
+    """Raised when another incarnation has replaced the caller."""
 
 
 class UnregisteredError(Exception):
-    """A heartbeat of a replica that has not registered."""
+    """Raised for a heartbeat of an unregistered replica."""
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One replica that has announced itself."""
+    """One registered replica."""
 
     service: str
     replica: int
@@ -42,7 +42,7 @@ class Member:
 
 
 class Roster:
-    """The replicas of one run. `version` grows with every change that a peer can see."""
+    """Replicas of one run. `version` grows with every change that is visible to peers."""
 
     def __init__(self) -> None:
         self._members: dict[ReplicaKey, Member] = {}
@@ -65,7 +65,7 @@ class Roster:
     def record_heartbeat(
         self, key: ReplicaKey, incarnation: str, serving: bool, now: float
     ) -> bool:
-        """Record a heartbeat. False: this incarnation has yet to register (again)."""
+        """Record a heartbeat. Return False if this incarnation must register (again) first."""
         known = self._members.get(key)
         if incarnation in self._replaced:
             raise ReplacedError(incarnation)

@@ -45,7 +45,7 @@ class Transition:
 
 @dataclass(frozen=True, slots=True)
 class StoredRun:
-    """A run as the ledger has it. Times are seconds since the epoch.
+    """A run as stored in the ledger. Times are seconds since the epoch.
 
     `begun` is its newest start, `created` its first.
     """
@@ -63,7 +63,7 @@ class StoredRun:
     total_steps: int = 0
 
 
-# The columns of a run that change while it runs, in the order of `run_values`.
+# Columns of a run that change while it runs, in the order of `run_to_values`.
 RUN_COLUMNS = (
     *("state", "outcome", "drain_by", "cleanup", "cleanup_detail", "cleanings", "clean_at"),
     *("clean_by", "error", "unreachable", "wanted_json", "cost_json", "metered"),

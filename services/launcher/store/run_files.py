@@ -1,4 +1,4 @@
-"""Names of the files in a run's folder, and the check that a run has what it goes on from."""
+"""Names of the files in a run's folder, and the check that a run can resume from them."""
 
 import re
 from pathlib import Path
@@ -7,7 +7,7 @@ from services.launcher.state import ReplicaKey
 
 RUN_ID_PATTERN = re.compile(r"[a-z0-9][a-z0-9._-]{0,127}")
 SPEC_FILE = "spec.json"
-# The learner's: what a run has once its learner has begun, and what it goes on from.
+# The learner's files: the lock exists once a learner has begun; runs resume from the journal.
 _LOCK, JOURNAL = "journal.lock", "journal.sqlite"
 
 
@@ -17,13 +17,13 @@ def log_path(run_dir: Path, key: ReplicaKey) -> Path:
 
 
 def describe_missing(runs: Path, run_id: str) -> str:
-    """Describe what a run lacks and cannot go on without; empty if it has all. A run that
-    was given up before its learner began has nothing to lose."""
+    """Describe the missing files without which a run cannot resume; empty if none is missing.
+    A run that ended before its learner began needs none."""
     run_dir = runs / run_id
     if run_dir.is_symlink():
-        return f"{run_dir} is a link to another folder: put the run's own folder there"
+        return f"{run_dir} is a symbolic link: put the run's own folder there"
     if not run_dir.is_dir():
         return f"its folder {run_dir} is gone"
     if (run_dir / _LOCK).exists() and not (run_dir / JOURNAL).exists():
-        return f"its journal {run_dir / JOURNAL} is gone (--accept-loss goes on without it)"
+        return f"its journal {run_dir / JOURNAL} is gone (--accept-loss resumes without it)"
     return ""

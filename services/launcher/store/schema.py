@@ -1,4 +1,4 @@
-"""The ledger's tables, and the migration of older ledgers to the current version."""
+"""Tables of the ledger, and the migration of older ledgers to the current version."""
 
 import sqlite3
 
@@ -25,7 +25,7 @@ CREATE TABLE IF NOT EXISTS requests (
   request_id TEXT PRIMARY KEY, digest TEXT NOT NULL, run_id TEXT NOT NULL
 );
 """
-# What made version 2 of version 1, which had no number.
+# Migration from version 1, which had no version number, to 2.
 _SECOND = """
 ALTER TABLE runs ADD COLUMN backend TEXT NOT NULL DEFAULT 'local';
 ALTER TABLE runs ADD COLUMN outcome TEXT NOT NULL DEFAULT '';
@@ -67,7 +67,7 @@ ALTER TABLE replicas ADD COLUMN setups INTEGER NOT NULL DEFAULT 0;
 _FOURTH = """
 ALTER TABLE replicas ADD COLUMN price REAL;
 """
-# Alarms were metrics, and messages without a cause.
+# Until version 4, alarms were metrics and messages without a cause.
 _FIFTH = """
 ALTER TABLE runs ADD COLUMN alarms_json TEXT NOT NULL DEFAULT '[]';
 ALTER TABLE runs ADD COLUMN step INTEGER NOT NULL DEFAULT 0;
@@ -80,7 +80,7 @@ UPDATE runs SET metrics_json = (
   WHERE key NOT LIKE 'alarms/%/%'
 );
 """
-# What makes today's of a ledger of that version; 0 is none, or the first.
+# Migrations to the current version by the found version; 0: a new ledger, or version 1.
 _STEPS = {
     0: f"{_BASE}{_SECOND}{_THIRD}{_FOURTH}{_FIFTH}",
     2: f"{_THIRD}{_FOURTH}{_FIFTH}",
@@ -90,7 +90,7 @@ _STEPS = {
 
 
 class LedgerError(Exception):
-    """The ledger cannot be used; the message says why, and what to do."""
+    """The ledger cannot be used; the message states the cause and the fix."""
 
 
 def prepare_schema(db: sqlite3.Connection, path: str) -> None:
@@ -103,7 +103,7 @@ def prepare_schema(db: sqlite3.Connection, path: str) -> None:
     db.execute("PRAGMA journal_mode=WAL")
     db.execute("BEGIN IMMEDIATE")
     try:
-        # Another process may have been faster.
+        # Another process may have migrated it in the meantime.
         if (found := _read_version(db)) != SCHEMA_VERSION:
             for statement in _STEPS[found].split(";\n"):
                 db.execute(statement)
@@ -121,7 +121,6 @@ def _read_version(db: sqlite3.Connection) -> int:
 def _refuse_unknown(found: int, path: str) -> None:
     if found not in _STEPS:
         raise LedgerError(
-            f"{path} is a ledger of version {found}, and this flotilla knows version"
-            f" {SCHEMA_VERSION}:"
-            " use the flotilla that wrote it, or another --runs folder"
+            f"{path} is a ledger of version {found}, but this flotilla supports version"
+            f" {SCHEMA_VERSION}: use the flotilla that wrote it, or another --runs folder"
         )

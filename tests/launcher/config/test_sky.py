@@ -38,6 +38,6 @@ def test_a_secret_that_is_no_name_of_a_variable_is_refused(name: str) -> None:
     with pytest.raises(ValidationError) as refused:
         SkyConfig(secrets=("MY_KEY", name))
     assert (
-        f"{name!r} is no name of an environment variable: each is handed over by its name"
+        f"{name!r} is not the name of an environment variable: list each variable by name"
         in str(refused.value)
     )

@@ -121,7 +121,7 @@ def test_a_launchers_identity_that_cannot_be_read_is_refused_by_its_folder(
         path.write_text("")
     else:
         path.rename(tmp_path / "away")
-    with pytest.raises(ConfigError, match=f"remove {folder}, and copy runs/launcher.json again"):
+    with pytest.raises(ConfigError, match=f"Remove {folder}, restart the launcher, and replace"):
         certificates.load_launcher_identity(tmp_path)
 
 
