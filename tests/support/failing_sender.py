@@ -1,40 +1,24 @@
-"""A sender of weights that fails as it sends: with the run `kill-3` it is killed at the third piece
-of its life, with `stop-3` it is stopped there."""
+"""A sender of weights that is killed or stopped as it sends.
 
-import os
-import signal
+The run says how and where: `kill-3` at the third piece of its life; `stop-/FOLDER` at the stage
+that a file in the folder is named after, once there is one."""
+
 import sys
-from collections.abc import Callable
-from typing import Any
+from pathlib import Path
 
-from torch import Tensor
-
-from services.common.tensors.buffer_group import BufferSender
-from services.common.tensors.transfer_group import CollectiveGroup
 from services.learner.weights.adapters import weight_sender
 from services.learner.weights.sender_config import WeightSenderConfig
-
-SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
+from tests.support.transfer_faults import SENDER_STAGES, fail_at_piece, fail_at_stage
 
 
 def main() -> None:
     line = sys.stdin.buffer.readline()
-    name, count = WeightSenderConfig.from_line(line).run_id.split("-")
-    left = [int(count)]
-
-    def fail_later(kind: Any) -> None:
-        begin = kind.begin_broadcast
-
-        def begin_or_fail(self: Any, tensor: Tensor) -> Callable[[], object]:
-            left[0] -= 1
-            if left[0] == 0:
-                os.kill(os.getpid(), SIGNALS[name])
-            return begin(self, tensor)
-
-        kind.begin_broadcast = begin_or_fail
-
-    fail_later(CollectiveGroup)
-    fail_later(BufferSender)
+    how, where = WeightSenderConfig.from_line(line).run_id.split("-", 1)
+    if where.isdecimal():
+        fail_at_piece(int(where), how)
+    else:
+        for stage in SENDER_STAGES:
+            fail_at_stage(SENDER_STAGES, stage, how, armed=Path(where, stage))
     weight_sender.serve_engines(line)
 
 

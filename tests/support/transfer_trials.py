@@ -112,9 +112,9 @@ class Receiver:
 
 
 @asynccontextmanager
-async def sending(folder: Path, way: Way) -> AsyncGenerator[LiveSender]:
+async def sending(folder: Path, way: Way, run: str = "r") -> AsyncGenerator[LiveSender]:
     shares = way.backend == "ipc"
-    config = WeightSenderConfig("r", shares_devices=shares, settings=SETTINGS)
+    config = WeightSenderConfig(run, shares_devices=shares, settings=SETTINGS)
     sender = LiveSender(config, folder / "sender.log")
     sender.start_soon()
     try:
