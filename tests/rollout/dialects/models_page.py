@@ -44,8 +44,8 @@ _TRAINED = f"""
 ## Trained
 
 `pytest tests/e2e/test_zoo.py` trains a tiny model of each architecture for two steps with the whole
-`flotilla train`, including vLLM on a CPU. Weights are random, in float32; template and tokenizer are
-those in the table. Rewards are forced, so both updates are real. Before and after each update, the
+`flotilla train`, including vLLM on a CPU. Weights are random, in float32; the table lists template
+and tokenizer. Rewards are forced, so both updates are real. Before and after each update, the
 logprobs of engine and trainer differ by at most {TOLERANCE:g} at every sampled token, and no
 attempt is lost. If the last column lists 2, two tensor-parallel workers are tested as well.
 
@@ -54,8 +54,8 @@ are scaled up and tied, and at 0.2 every attempt repeats its first token.
 
 On CPUs, rollouts compute the logprobs of sampled tokens themselves. vLLM uses `torch.log_softmax`,
 which rounds away part of the unlikely tokens there. In Gemma's vocabulary of 262,144 that is enough
-to move a likely token close to this tolerance or beyond it. The remaining error is the rounding of the
-logits (`pytest tests/rollout/adapters/test_vllm_logprobs.py`).
+to move a likely token close to this tolerance or beyond it. The remaining error is the rounding of
+the logits (`pytest tests/rollout/adapters/test_vllm_logprobs.py`).
 
 """
 _COLUMNS = (
