@@ -6,10 +6,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from services.learner.algo.losses import log_ratio
 from services.learner.types import VersionMismatch
 
-# exp() of a larger log-ratio carries no information but "far off" and overflows in sums.
-_MAX_LOG_RATIO = 20.0
 _TAIL = 0.999
 
 
@@ -52,7 +51,7 @@ def measure_mismatch(logprobs: Tensor, behaviour: Tensor, kept: Tensor) -> Misma
     (joschu.net/blog/kl-approx.html)."""
     if logprobs.numel() == 0:
         return Mismatch()
-    delta = _log_ratio(logprobs, behaviour)
+    delta = log_ratio(logprobs.double(), behaviour.double())
     ratio = delta.exp()
     return Mismatch(
         tokens=logprobs.numel(),
@@ -72,7 +71,7 @@ def measure_version_mismatch(logprobs: Tensor, behaviour: Tensor) -> VersionMism
     if not bool(torch.isfinite(difference).all()):
         worst = float("inf")
         return VersionMismatch(logprobs.numel(), worst, worst, worst, worst)
-    delta = _log_ratio(logprobs, behaviour)
+    delta = log_ratio(logprobs.double(), behaviour.double())
     size = difference.abs()
     return VersionMismatch(
         tokens=size.numel(),
@@ -81,11 +80,6 @@ def measure_version_mismatch(logprobs: Tensor, behaviour: Tensor) -> VersionMism
         abs_diff_tail=_exact_quantile(size, _TAIL),
         abs_diff_max=float(size.max()),
     )
-
-
-def _log_ratio(logprobs: Tensor, behaviour: Tensor) -> Tensor:
-    """log(trainer / behaviour), bounded, float64."""
-    return (logprobs.double() - behaviour.double()).clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO)
 
 
 def _exact_quantile(values: Tensor, q: float) -> float:

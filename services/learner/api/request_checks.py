@@ -1,6 +1,6 @@
 """Checks for every call to the learner, and its refusals."""
 
-from collections.abc import Generator, Sequence
+from collections.abc import Collection, Generator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -72,21 +72,20 @@ def check_names(**names: str) -> None:
 
 
 def check_capabilities(found: frozenset[str]) -> None:
-    longest = max(map(len, found), default=0)
-    if len(found) > _MOST_CAPABILITIES or longest > _NAME_CHARACTERS:
-        message = (
-            f"{len(found)} capabilities of up to {longest} characters; at most"
-            f" {_MOST_CAPABILITIES}, of {_NAME_CHARACTERS}"
-        )
-        raise refuse(grpc.StatusCode.INVALID_ARGUMENT, "MALFORMED_REQUEST", message)
+    """Refuse more capabilities than any worker has, and overlong names."""
+    _check_name_list("capabilities", found, _MOST_CAPABILITIES)
 
 
 def check_devices(identities: Sequence[str]) -> None:
-    """Refuse more devices than an engine has, and malformed device names."""
-    longest = max(map(len, identities), default=0)
-    if len(identities) > _MOST_DEVICES or longest > _NAME_CHARACTERS:
+    """Refuse more devices than an engine has, and overlong names."""
+    _check_name_list("device_ids", identities, _MOST_DEVICES)
+
+
+def _check_name_list(field: str, names: Collection[str], most: int) -> None:
+    longest = max(map(len, names), default=0)
+    if len(names) > most or longest > _NAME_CHARACTERS:
         message = (
-            f"{len(identities)} device_ids of up to {longest} characters; at most {_MOST_DEVICES},"
+            f"{len(names)} {field} of up to {longest} characters; at most {most},"
             f" of {_NAME_CHARACTERS}"
         )
         raise refuse(grpc.StatusCode.INVALID_ARGUMENT, "MALFORMED_REQUEST", message)

@@ -21,7 +21,8 @@ from services.learner.journal.connection import JournalError
 from services.learner.journal.lost_history import JournalBehindError, LostHistoryError
 from services.learner.journal.progress_mark import MARK_FILE as MARK
 from services.learner.journal.progress_mark import ProgressMark
-from services.learner.journal.row_codec import count_fates, replayed_version
+from services.learner.journal.row_codec import count_fates
+from services.learner.journal.run_progress import newest_epoch, replayed_version
 from services.learner.journal.schema import JOURNAL_FILE, LOST_WITH_DISK, CheckpointRow
 from services.learner.journal.startup_check import check_journal
 from services.learner.journal.store import create_journal, lock_journal, write_and_reseal
@@ -115,7 +116,7 @@ def _adopt_orphans(db: sqlite3.Connection, run_dir: Path, loss: LostHistoryError
         lost=max(0, loss.acknowledged - count_fates(db)["acknowledged"]),
         lost_steps=max(0, known - step),
         newest_epoch=max(
-            [loss.run_epoch, _newest_epoch(db), *(o.manifest.run_epoch for o in orphans)]
+            [loss.run_epoch, newest_epoch(db), *(o.manifest.run_epoch for o in orphans)]
         ),
     )
     note_loss(db, restored)
@@ -135,10 +136,6 @@ def _drop_unfinished(db: sqlite3.Connection) -> None:
         " AND (state = 'open' OR state = 'filtered' AND step IS NULL)",
         (LOST_WITH_DISK,),
     )
-
-
-def _newest_epoch(db: sqlite3.Connection) -> int:
-    return int(db.execute("SELECT coalesce(max(run_epoch), 0) FROM epochs").fetchone()[0])
 
 
 if __name__ == "__main__":

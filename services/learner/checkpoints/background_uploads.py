@@ -11,7 +11,7 @@ from pathlib import Path
 from services.common.log import get_logger
 from services.learner.checkpoints import remote_staging
 from services.learner.checkpoints.remote_layout import Progress, Stamp
-from services.learner.checkpoints.remote_staging import ACKNOWLEDGED, Staged
+from services.learner.checkpoints.remote_staging import Staged
 from services.learner.checkpoints.remote_target import RemoteTarget
 from services.learner.checkpoints.remote_upload import (
     FencedError,
@@ -20,6 +20,7 @@ from services.learner.checkpoints.remote_upload import (
     Uploader,
 )
 from services.learner.journal.connection import connect_journal
+from services.learner.journal.run_progress import acknowledged_tries, planned_step
 from services.learner.journal.schema import CheckpointRow
 from services.learner.ports import RemoteStoreError, RemoteStoreRefusedError
 
@@ -214,9 +215,8 @@ class BackgroundUploads:
         try:
             self._uploader.check_fence()
             with closing(connect_journal(self._journal, read_only=True)) as db:
-                (acknowledged,) = db.execute(ACKNOWLEDGED).fetchone()
-                (step,) = db.execute("SELECT coalesce(max(step), 0) FROM plans").fetchone()
-            now = Progress(self._who.run_epoch, acknowledged, step)
+                reached = acknowledged_tries(db), planned_step(db)
+            now = Progress(self._who.run_epoch, *reached)
             self._place.store.write(now.name, now.encode())
         except FencedError as error:
             self._fence(error)

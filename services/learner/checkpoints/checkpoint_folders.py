@@ -23,7 +23,7 @@ from pathlib import Path
 
 from services.common.concurrency import cancel_tasks
 from services.common.durable_files import sha256_of, sync_path
-from services.learner.journal.row_codec import replayed_version
+from services.learner.journal.run_progress import replayed_version
 from services.learner.journal.schema import CheckpointRow
 from services.learner.journal.store import Journal
 from services.learner.ports import RankError, Ranks

@@ -9,7 +9,6 @@ Adapters are merged into their base model; `export_adapters` writes them separat
 import asyncio
 import fnmatch
 import json
-import math
 import os
 import shutil
 from collections.abc import Callable, Generator, Mapping
@@ -24,7 +23,7 @@ from services.common.log import get_logger
 from services.common.spec import PolicyConfig
 from services.learner.checkpoints.merged_model import ADAPTER_CONFIG, write_merged_model
 from services.learner.checkpoints.number_formats import SERVED_DTYPES, to_bfloat16
-from services.learner.checkpoints.tensor_files import ITEM_BYTES, TensorSpan
+from services.learner.checkpoints.tensor_files import TensorSpan, encode_header
 from services.learner.checkpoints.tensor_parts import ADAPTERS, find_tensors
 from services.learner.checkpoints.tensor_parts import MODEL as TRAINED
 from services.learner.journal.store import Journal
@@ -129,18 +128,12 @@ async def export_newest(
 
 def _write_tensors(checkpoint: Path, group: str, target: Path, dtype: str) -> None:
     tensors, kind = find_tensors(checkpoint, group), SERVED_DTYPES[dtype]
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    at = 0
-    for name, tensor in tensors.items():
-        stored = kind if tensor.dtype == "F32" else tensor.dtype
-        size = math.prod(tensor.shape) * ITEM_BYTES[stored]
-        header[name] = {"dtype": stored, "shape": tensor.shape, "data_offsets": [at, at + size]}
-        at += size
-    text = json.dumps(header).encode()
-    # Data starts at a multiple of 8 bytes.
-    text += b" " * (-len(text) % 8)
+    header = encode_header(
+        (name, kind if tensor.dtype == "F32" else tensor.dtype, tensor.shape)
+        for name, tensor in tensors.items()
+    )
     with target.open("wb") as write:
-        write.write(len(text).to_bytes(8, "little") + text)
+        write.write(header)
         for part in (part for tensor in tensors.values() for part in tensor.parts):
             with part.path.open("rb") as read:
                 _copy_part(read, write, part.span, kind)

@@ -4,11 +4,10 @@ Computed as the ranks do (`rank/merged_linear.py`): base, A and B in the dtype o
 base + scale * B A in float32, rounded once. One tensor is held at a time."""
 
 import json
-import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +18,7 @@ from services.learner.checkpoints.number_formats import (
     encode_numbers,
     round_numbers,
 )
-from services.learner.checkpoints.tensor_files import ITEM_BYTES, TensorFileError, read_header
+from services.learner.checkpoints.tensor_files import TensorFileError, encode_header, read_header
 from services.learner.checkpoints.tensor_parts import (
     ADAPTERS,
     SplitTensor,
@@ -50,7 +49,12 @@ def write_merged_model(checkpoint: Path, base: Path, target: Path, dtype: str) -
             " export with --adapters, and merge with PEFT"
         )
     with target.open("wb") as write:
-        _write_header(write, saved, kind)
+        write.write(
+            encode_header(
+                (name, kind if tensor.dtype in _FLOATS else tensor.dtype, tensor.shape)
+                for name, tensor in saved.items()
+            )
+        )
         for name, tensor in saved.items():
             layer = name.removesuffix(".weight")
             if layer in layers and name.endswith(".weight"):
@@ -80,20 +84,6 @@ def _converted(tensor: SplitTensor, kind: str) -> bytes:
     if own == kind or own not in _FLOATS:
         return data
     return encode_numbers(decode_numbers(data, own), kind)
-
-
-def _write_header(write: BinaryIO, saved: Mapping[str, SplitTensor], kind: str) -> None:
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    at = 0
-    for name, tensor in saved.items():
-        stored = kind if tensor.dtype in _FLOATS else tensor.dtype
-        size = math.prod(tensor.shape) * ITEM_BYTES[stored]
-        header[name] = {"dtype": stored, "shape": tensor.shape, "data_offsets": [at, at + size]}
-        at += size
-    text = json.dumps(header).encode()
-    # Data starts at a multiple of 8 bytes.
-    text += b" " * (-len(text) % 8)
-    write.write(len(text).to_bytes(8, "little") + text)
 
 
 def _base_tensors(folder: Path) -> dict[str, SplitTensor]:

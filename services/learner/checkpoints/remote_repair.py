@@ -14,6 +14,7 @@ from services.learner.checkpoints.remote_claim import KNOWN_MARKERS, RESTORED
 from services.learner.journal.connection import connect_journal
 from services.learner.journal.progress_mark import MARK_FILE as MARK
 from services.learner.journal.progress_mark import ProgressMark
+from services.learner.journal.run_progress import lost_tries, planned_step
 from services.learner.journal.schema import LOST_WITH_DISK
 from services.learner.journal.store import write_and_reseal
 from services.learner.run_files.checkpoint_manifest import check_relative_name
@@ -49,7 +50,7 @@ class JournaledSteps:
 def read_steps(path: Path) -> JournaledSteps:
     """Read the last steps in a restored journal. Raises sqlite3.Error, ValueError."""
     with closing(connect_journal(path, read_only=True)) as db:
-        (planned,) = db.execute("SELECT coalesce(max(step), 0) FROM plans").fetchone()
+        planned = planned_step(db)
         tracker = db.execute("SELECT value FROM meta WHERE key = 'tracker'").fetchone()
     return JournaledSteps(planned, int(json.loads(tracker[0])["step"]) if tracker else 0)
 
@@ -70,8 +71,7 @@ def note_loss(db: sqlite3.Connection, restored: Restored) -> None:
         " (SELECT step FROM plans UNION SELECT step FROM checkpoints)",
         (restored.newest_epoch, time.time()),
     )
-    before = db.execute("SELECT value FROM meta WHERE key = ?", (LOST_WITH_DISK,)).fetchone()
-    lost = restored.lost + (int(json.loads(before[0])) if before else 0)
+    lost = restored.lost + lost_tries(db)
     put_meta(db, {LOST_WITH_DISK: lost, RESTORED: asdict(restored)})
 
 

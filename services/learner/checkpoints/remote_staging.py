@@ -12,15 +12,11 @@ from pathlib import Path
 
 from services.learner.checkpoints.remote_layout import JOURNAL, RANK_FOLDER, SPEC, Stamp
 from services.learner.journal.connection import connect_journal
-from services.learner.journal.schema import LOST_WITH_DISK, SCHEMA_VERSION, CheckpointRow
+from services.learner.journal.run_progress import acknowledged_tries
+from services.learner.journal.schema import SCHEMA_VERSION, CheckpointRow
 
 FOLDER = "uploads"
 
-# Total number of tries that the run acknowledged.
-ACKNOWLEDGED = f"""
-SELECT (SELECT count(*) FROM trajectories)
-  + coalesce((SELECT CAST(value AS INTEGER) FROM meta WHERE key = '{LOST_WITH_DISK}'), 0)
-"""
 # Removes arrays that the checkpoint contains; samples not trained by then are kept.
 _STRIP = """
 UPDATE trajectories SET payload = NULL WHERE payload IS NOT NULL AND group_id IN (
@@ -78,7 +74,7 @@ def snapshot(journal: Path, target: Path, step: int, held: Callable[[], None]) -
     the transaction that is open when `held` is called."""
     with closing(connect_journal(journal, read_only=True)) as source, closing(_new(target)) as copy:
         source.execute("BEGIN")
-        (acknowledged,) = source.execute(ACKNOWLEDGED).fetchone()
+        acknowledged = acknowledged_tries(source)
         held()
         source.backup(copy)
         # One file: the copy has inherited the journal's write-ahead mode.

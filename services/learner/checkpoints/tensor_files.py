@@ -1,11 +1,11 @@
-"""Headers of safetensors files, read and checked before any of their data is touched.
+"""Headers of safetensors files, written, or read and checked before any data is touched.
 
 A file is: the header's length (8 bytes, little-endian), the header (JSON: name to dtype, shape
 and the [begin, end) of its data), the data. The format allows neither gaps nor overlaps."""
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -88,6 +88,20 @@ def _read_json_header(path: Path) -> tuple[dict[str, Any], int, int]:
     if not isinstance(header, dict):
         raise TensorFileError(f"{path}: not safetensors: its header is not a JSON object")
     return header, _LENGTH_BYTES + length, size
+
+
+def encode_header(tensors: Iterable[tuple[str, str, Sequence[int]]]) -> bytes:
+    """Return the start of a file up to its data, for (name, dtype, shape) in order of data."""
+    header: dict[str, Any] = {_METADATA: {"format": "pt"}}
+    at = 0
+    for name, dtype, shape in tensors:
+        size = math.prod(shape) * ITEM_BYTES[dtype]
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [at, at + size]}
+        at += size
+    text = json.dumps(header).encode()
+    # Data starts at a multiple of 8 bytes.
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
 
 
 def check_dtype(path: Path, dtype: str) -> None:

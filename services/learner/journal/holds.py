@@ -16,6 +16,7 @@ from typing import Any
 
 from services.common.log import get_logger
 from services.common.number_ranges import MOST_STEPS
+from services.learner.journal.run_progress import planned_step
 
 FOLDER = "holds"
 # Most groups kept by one hold, and by all dumps together; the newest ones.
@@ -73,7 +74,7 @@ class JournalHolds:
         found = set(_groups_where(db, f"{_COUNTED} IN {_places(steps)}", tuple(steps)))
         found.update(_groups_where(db, f"eval_id IN {_places(evals)}", tuple(evals)))
         if self.kept_steps:
-            (newest,) = db.execute("SELECT coalesce(max(step), 0) FROM plans").fetchone()
+            newest = planned_step(db)
             found.update(_newest(db, newest - self.kept_steps + 1, newest))
         for hold in self._read_holds(time.time()):
             found.update(hold.groups[:MOST_GROUPS])

@@ -8,6 +8,7 @@ from typing import Any
 from services.common.domain.attempts import AttemptKey, Purpose
 from services.common.domain.policy import PolicyId
 from services.learner.group_types import GroupSpec
+from services.learner.journal.run_progress import acknowledged_tries, lost_tries
 from services.learner.journal.schema import LOST_WITH_DISK, StoredGroup
 from services.learner.journal.trajectory_tables import keys_of, trajectories_of
 from services.learner.sampling.tasks import Task
@@ -48,14 +49,6 @@ def next_sequence_number(db: sqlite3.Connection) -> int:
     return int(db.execute(sql).fetchone()[0])
 
 
-def replayed_version(db: sqlite3.Connection) -> int:
-    """Return the version at which a start from this journal takes over, after replaying all
-    plans."""
-    (planned,) = db.execute("SELECT coalesce(max(step), 0) FROM plans").fetchone()
-    (saved,) = db.execute("SELECT coalesce(max(step), 0) FROM checkpoints").fetchone()
-    return max(planned, saved)
-
-
 def count_fates(db: sqlite3.Connection) -> dict[str, int]:
     """Count acknowledged tries by fate (I2); the fates sum to `acknowledged`."""
     sql = """
@@ -67,11 +60,9 @@ def count_fates(db: sqlite3.Connection) -> dict[str, int]:
                 ELSE 'queued' END AS fate, count(*)
     FROM trajectories t JOIN groups g USING (group_id) GROUP BY fate"""
     fates = dict(db.execute(sql).fetchall())
-    (received,) = db.execute("SELECT count(*) FROM trajectories").fetchone()
-    query = "SELECT CAST(value AS INTEGER) FROM meta WHERE key = ?"
-    (lost,) = db.execute(query, (LOST_WITH_DISK,)).fetchone() or (0,)
+    lost = lost_tries(db)
     gone = {LOST_WITH_DISK: lost} if lost else {}
-    return {**fates, **gone, "acknowledged": received + lost}
+    return {**fates, **gone, "acknowledged": acknowledged_tries(db)}
 
 
 def _stored_groups(db: sqlite3.Connection, condition: str) -> list[StoredGroup]:

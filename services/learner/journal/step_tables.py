@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from services.common.domain.policy import PolicyId
 from services.learner.journal.curriculum_tables import CurriculumSnapshot, put_snapshot
 from services.learner.journal.plan_tables import plans_after, put_plan
-from services.learner.journal.row_codec import replayed_version
+from services.learner.journal.run_progress import newest_epoch, replayed_version
 from services.learner.journal.schema import Plan
 from services.learner.journal.table_access import TableAccess
 
@@ -20,8 +20,7 @@ class StepTables(TableAccess):
         will end."""
 
         def insert_epoch(db: sqlite3.Connection) -> int:
-            (last,) = db.execute("SELECT coalesce(max(run_epoch), 0) FROM epochs").fetchone()
-            epoch = max(at_least, last + 1)
+            epoch = max(at_least, newest_epoch(db) + 1)
             fork = replayed_version(db)
             db.execute("INSERT INTO epochs VALUES (?, ?, ?)", (epoch, fork, time.time()))
             return epoch

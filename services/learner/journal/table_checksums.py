@@ -14,8 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from services.learner.journal.progress_mark import Position
-from services.learner.journal.row_codec import replayed_version
-from services.learner.journal.schema import LOST_WITH_DISK
+from services.learner.journal.run_progress import lost_tries, newest_epoch, replayed_version
 
 # Summed columns of each table. Trajectories are sealed row by row (see record_digests).
 SEALED: Mapping[str, tuple[str, ...]] = {
@@ -109,12 +108,9 @@ def load_seal(db: sqlite3.Connection) -> Seal:
 
 def current_position(db: sqlite3.Connection, seal: Seal) -> Position:
     """Return the position of a journal with this seal."""
-    (epoch,) = db.execute("SELECT coalesce(max(run_epoch), 0) FROM epochs").fetchone()
-    query = "SELECT CAST(value AS INTEGER) FROM meta WHERE key = ?"
-    (lost,) = db.execute(query, (LOST_WITH_DISK,)).fetchone() or (0,)
-    acknowledged = seal.totals["trajectories"].rows + lost
-    step = replayed_version(db)
-    return Position(seal.journal, seal.commits, seal.chain, epoch, step, acknowledged)
+    acknowledged = seal.totals["trajectories"].rows + lost_tries(db)
+    reached = newest_epoch(db), replayed_version(db), acknowledged
+    return Position(seal.journal, seal.commits, seal.chain, *reached)
 
 
 def sum_table(db: sqlite3.Connection, table: str) -> TableTotal:

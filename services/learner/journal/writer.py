@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 
 from services.learner.journal.connection import JournalError, StaleEpochError, connect_journal
 from services.learner.journal.progress_mark import ProgressMark
+from services.learner.journal.run_progress import newest_epoch
 from services.learner.journal.table_checksums import BrokenSealError, SealUpdater
 
 T = TypeVar("T")
@@ -40,7 +41,7 @@ class JournalWriter:
         self._mark = mark
         with closing(connect_journal(path, read_only=True)) as db:
             # Newest epoch when this writer started, and after its own last commit.
-            self._epoch = _newest_epoch(db)
+            self._epoch = newest_epoch(db)
         self._queue: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
         self._failure: JournalError | None = None
         # Fails with the JournalError when the disk refuses.
@@ -110,7 +111,7 @@ class JournalWriter:
                     raise
                 except Exception as error:  # noqa: BLE001 - it belongs to the caller of this work
                     future.set_exception(error)
-            epoch, position = _newest_epoch(connection), sealing.seal_transaction()
+            epoch, position = newest_epoch(connection), sealing.seal_transaction()
             connection.execute("COMMIT")
             if position:
                 self._mark.note_commit(position)
@@ -128,7 +129,7 @@ class JournalWriter:
                 future.set_result(result)
 
     def _check_epoch(self, connection: sqlite3.Connection) -> None:
-        newest = _newest_epoch(connection)
+        newest = newest_epoch(connection)
         if newest != self._epoch:
             raise StaleEpochError(
                 f"another learner took over {self._path.parent} in epoch {newest}: this one, of"
@@ -143,12 +144,6 @@ class JournalWriter:
         for _, future in batch:
             if not future.done():
                 future.set_exception(self._failure)
-
-
-def _newest_epoch(connection: sqlite3.Connection) -> int:
-    """Return the newest run epoch; 0 before the first."""
-    (newest,) = connection.execute("SELECT coalesce(max(run_epoch), 0) FROM epochs").fetchone()
-    return int(newest)
 
 
 def _run_in_savepoint(
